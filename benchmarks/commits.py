@@ -23,15 +23,21 @@ class Commit:
 
 
 class Judgement(NamedTuple):
-    """All but the first two should be zero."""
+    """What a trace says. Lost units are looked for only in steps that a whole group wrote down."""
 
     commits: int
     steps: int
+    steps_not_judged: int  # for lost units: a member died between holding the result and writing it down
     hash_violations: int
     step_regressions: int
     units_doubled: int
     units_lost: int
     steps_missing: int
+
+    @property
+    def violations(self) -> int:
+        """Count all that should be zero."""
+        return sum(self._replace(commits=0, steps=0, steps_not_judged=0))
 
 
 def read_commits(trace: Path) -> list[Commit]:
@@ -63,13 +69,14 @@ def judge(commits: list[Commit], units: int) -> Judgement:
         by_step[one.step].append(one)
         regressions += one.step <= last.get(one.pid, 0)
         last[one.pid] = one.step
-    doubled = lost = violations = 0
+    doubled = lost = violations = unjudged = 0
     for members in by_step.values():
         violations += len({one.digest for one in members}) > 1
         counted = [unit for one in members for unit in one.units]
         doubled += len(counted) - len(set(counted))
         together = len({one.generation for one in members}) == 1 and len(members) == members[0].world
-        if together:  # nobody died between holding the result and writing it down
+        unjudged += not together
+        if together:
             lost += (members[0].of or units) - len(set(counted))
     missing = (max(by_step) - min(by_step) + 1 - len(by_step)) if by_step else 0
-    return Judgement(len(commits), len(by_step), violations, regressions, doubled, lost, missing)
+    return Judgement(len(commits), len(by_step), unjudged, violations, regressions, doubled, lost, missing)

@@ -29,9 +29,9 @@ LOOK_SECONDS = 0.0005
 
 def sent_bytes() -> int:
     """What this rank's mover has sent so far, over all links."""
-    from barnraise.collectives.client import current_mover
+    from barnraise.collectives.client import current_comm_process
 
-    return int(current_mover().statistics().values["bytes_sent"])
+    return int(current_comm_process().statistics().values["bytes_sent"])
 
 
 def _issue(kind: str, size: int) -> Any:

@@ -23,18 +23,18 @@ import msgspec
 import psutil
 
 from barnraise.collectives.algorithms.cost_model import CostTable
-from barnraise.collectives.comm_process.decode import decoded
+from barnraise.collectives.comm_process.decode import decode_peer
 from barnraise.collectives.comm_process.group import JoinBody
-from barnraise.collectives.comm_process.links.handshakes import HandshakeSecurity, LinkRequest, Steps, accept
+from barnraise.collectives.comm_process.links.handshakes import HandshakeSecurity, SocketWait, Steps, accept
 from barnraise.collectives.messages import Failure, OperationSpec, encode_specification
 from barnraise.core.errors import BarnraiseError, IdentityError, ProtocolError
 from barnraise.identity import NodeKey, delegate, read_worker
 from barnraise.transport.ipc.messages import IncomingConnection
 from barnraise.transport.links.frames import BULK, HEADER_BYTES, FrameHeader, FrameKind, parse_header
-from barnraise.transport.links.memory import MemoryLink
 from barnraise.transport.listener import preface
 from benchmarks.hostile_peer import Session, mutated
 from benchmarks.report import environment_line, last_line, table
+from tests.memory_link import MemoryLink
 
 _GROUP = 100  # cases per seed
 _SECRET = bytes(range(32))
@@ -93,7 +93,7 @@ def body_cases(random: Random) -> None:
         kind, good = random.choice(bodies)
         data = mutated(random, good) if random.random() < 0.9 else random.randbytes(random.randrange(60))
         with contextlib.suppress(ProtocolError):
-            decoded(data, kind)
+            decode_peer(data, kind)
 
 
 def preface_cases(random: Random) -> None:
@@ -158,7 +158,7 @@ def _drive(steps: Steps) -> None:
     try:
         while reads < 3:
             _, want = next(steps)
-            reads += want is LinkRequest.READ
+            reads += want is SocketWait.READ
         steps.close()
     except StopIteration as finished:
         finished.value.socket.close()

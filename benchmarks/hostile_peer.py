@@ -30,7 +30,7 @@ from barnraise.collectives.messages import (
     encode_specification,
 )
 from barnraise.transport.links.frames import BULK, MAX_CONTROL, MAX_PAYLOAD, FrameHeader, FrameKind
-from barnraise.transport.links.memory import memory_pair
+from tests.memory_link import memory_pair
 
 VICTIM, FRIEND, HOSTILE = b"V" * 16, b"F" * 16, b"H" * 16
 RUN = "run"

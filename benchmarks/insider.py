@@ -22,15 +22,7 @@ from barnraise.agent.cluster import link_probe
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import AdmitMember, RevokeMember, TrustLog, _signed, decode_entry, encode_entry
-from barnraise.membership.messages import (
-    CatchUpRequest,
-    DecisionMessage,
-    Goodbye,
-    Heartbeat,
-    Message,
-    TrustProposal,
-)
-from barnraise.membership.paxos import (
+from barnraise.membership.consensus.paxos import (
     PaxosAccept,
     PaxosAccepted,
     PaxosBallot,
@@ -38,6 +30,14 @@ from barnraise.membership.paxos import (
     PaxosPrepare,
     PaxosPromise,
     PaxosReject,
+)
+from barnraise.membership.messages import (
+    CatchUpRequest,
+    DecisionMessage,
+    Goodbye,
+    Heartbeat,
+    Message,
+    TrustProposal,
 )
 from barnraise.membership.view import MembershipView, PresentMember, decide, read_view
 from barnraise.topology import LinkFacts
@@ -344,7 +344,7 @@ async def guest_greets(keep: str, agents: Agents, names: int) -> Result:
     addresses = tuple(f"192.0.2.{number}" for number in range(16))
     for number in range(names):
         name = f"\x1b[31mh{number}\x07" if number % 4 == 3 else f"guest {number}"
-        greeting = protocol.encode_greeting(protocol.PeerHello(name, "9.9", addresses, 9, 4096))
+        greeting = protocol.encode_hello(protocol.PeerHello(name, "9.9", addresses, 9, 4096))
         for node in guest.agents:
             await guest.say(node, [greeting])
         await guest.live(0.01, 0.01)

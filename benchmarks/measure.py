@@ -187,7 +187,7 @@ def issued(
             wrong += tensor[0].item() != dist.get_world_size(groups[name])
             if turn >= 0:
                 finished = getattr(work, "finished_at_ns", None) or seen
-                started = getattr(work, "issued_at_ns", None) or start
+                started = getattr(work, "submitted_at_ns", None) or start
                 times[f"{mode} {name}"].append([started, finished, seen, cpu])
     return {"times": times, "wrong": wrong}
 

@@ -109,9 +109,21 @@ class Spread:
         )
 
 
-def p95(values: Sequence[float]) -> float:
-    """0 of nothing."""
-    return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))] if values else 0.0
+def p95(values: Sequence[float]) -> float | None:
+    """Give the 95th percentile; None of nothing."""
+    return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))] if values else None
+
+
+def median(values: Sequence[float]) -> float | None:
+    """Give the median; None of nothing, which is not the same as a very good figure."""
+    return statistics.median(values) if values else None
+
+
+def at_most(value: float | None, goal: float) -> str:
+    """Say whether a goal is met. What was not measured meets none."""
+    if value is None:
+        return "not measured"
+    return "met" if value <= goal else "missed"
 
 
 def durations(answers: Sequence[Any], name: str, start: int = 0, end: int = 1) -> list[float]:
@@ -124,10 +136,10 @@ def durations(answers: Sequence[Any], name: str, start: int = 0, end: int = 1) -
 
 
 def slope(values: Sequence[float]) -> float:
-    """Least-squares growth per step of an evenly sampled series."""
+    """Give the least-squares growth per step of an evenly sampled series of two at least."""
     count = len(values)
     if count < 2:
-        return 0.0
+        raise ValueError("one value has no growth")
     middle = (count - 1) / 2
     mean = statistics.fmean(values)
     spread = sum((index - middle) ** 2 for index in range(count))

@@ -24,7 +24,7 @@ from functools import partial
 from typing import NamedTuple
 
 from barnraise.identity.trust import encode_entry
-from barnraise.membership.paxos import is_quorum
+from barnraise.membership.consensus.quorum import is_quorum
 from benchmarks.simulated_cluster import Cluster, Node, Violation, keys
 
 _CHAOS_S = 10.0
@@ -169,7 +169,7 @@ def _heal(cluster: Cluster, rng: random.Random) -> tuple[float, str | None]:
     newest = max((member.record.decided for member in members), key=lambda decided: decided.position)
     if is_quorum(newest.voters, [member.me.node for member in members]):
         return 0.0, "no agreement after everything had healed"
-    if any(member.is_member and member.standing(cluster.now).decides for member in members):
+    if any(member.is_member and member.quorum_status(cluster.now).decides for member in members):
         return 0.0, "somebody pretends that it could decide"
     return 0.0, None
 

@@ -1,11 +1,12 @@
 """What a session costs when nothing fails, what unequal machines bring, and how a newcomer is healed.
 
-    python -m benchmarks.session --quick     about 8 minutes
+    python -m benchmarks.session --quick     about 15 minutes
     python -m benchmarks.session             more rounds
 
-On four lab hosts at 1 Gbit/s, in turns: the same loop with a session, with DDP on our backend (an unmodified
-program under `barnraise run`), and with DDP on Gloo (torchrun, in the clear). Unequal: the hosts wait 1, 1, 2
-and 4 times as long for each sample, which stands for slower devices; DDP, with equal shares, for comparison.
+On four lab hosts at 1 Gbit/s, in turns, another one first in each round: the same loop with a session, with
+DDP on our backend (an unmodified program under `barnraise run`), and with DDP on Gloo (torchrun, in the
+clear). Unequal: the hosts wait 1, 1, 2 and 4 times as long for each sample, which stands for slower devices;
+DDP, with equal shares, for comparison.
 Throttled: all are equally fast, until in the middle of the run they become as unequal as that.
 Healing: a worker is killed, returns and gets 500 MB while the others train steps that stand for device work.
 The last line is one JSON object of figures.
@@ -23,12 +24,13 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.commits import Commit, read_commits
 from benchmarks.machines import Machines
-from benchmarks.report import environment_line, last_line, table
+from benchmarks.report import Spread, environment_line, last_line, table
 from benchmarks.runs import CommandLine, figures_in, start_torchrun
 from lab import Lab
 
@@ -54,22 +56,29 @@ class Bench:
         self._room = room
 
     def steps(self, rounds: int) -> dict[str, list[float]]:
-        """Medians of step times, by way, in turns."""
-        found: dict[str, list[float]] = {"session": [], "ddp ours": [], "ddp gloo": []}
-        for _ in range(rounds):
-            found["session"].append(self._under_barnraise("session", STEPS="24")["median"])
-            found["ddp ours"].append(self._under_barnraise("ddp", STEPS="24")["median"])
-            found["ddp gloo"].append(self._under_torchrun(STEPS="24")["median"])
+        """Take medians of step times, by way, in turns; in each round another way is first."""
+        ways: dict[str, Callable[[], dict[str, Any]]] = {
+            "session": lambda: self._under_barnraise("session", STEPS="24"),
+            "ddp ours": lambda: self._under_barnraise("ddp", STEPS="24"),
+            "ddp gloo": lambda: self._under_torchrun(STEPS="24"),
+        }
+        found: dict[str, list[float]] = {way: [] for way in ways}
+        for number in range(rounds):
+            for way in rotated(list(ways), number):
+                found[way].append(ways[way]()["median"])
         return found
 
     def unequal(self) -> tuple[list[float], float, float]:
-        """Samples per second: of each host alone, of a session on all, and of DDP on all."""
+        """Samples per second: of each host alone, of a session on all, and of DDP on all.
+
+        All train in units of four samples, and twelve steps of each are measured.
+        """
         solos = []
         for place in range(HOSTS):
-            found = self._under_barnraise("session", on=f"h{place}", UNIT="8", STEPS="6", WARM="2", **SMALL)
+            found = self._under_barnraise("session", on=f"h{place}", UNIT="4", STEPS="15", WARM="2", **SMALL)
             solos.append(256 / found["median"])
-        ours = self._under_barnraise("session", UNIT="4", STEPS="30", WARM="8", **SMALL)
-        ddp = self._under_barnraise("ddp", STEPS="12", **SMALL)
+        ours = self._under_barnraise("session", UNIT="4", STEPS="21", WARM="8", **SMALL)
+        ddp = self._under_barnraise("ddp", STEPS="15", WARM="2", **SMALL)
         return solos, 256 / ours["median"], 256 / ddp["median"]
 
     def throttled(self) -> list[float]:
@@ -118,6 +127,24 @@ class Bench:
         return figures_in(started[0].output())
 
 
+def rotated(ways: Sequence[str], number: int) -> list[str]:
+    """Give the ways in the order of a round: each is first, and last, equally often."""
+    first = number % len(ways)
+    return [*ways[first:], *ways[:first]]
+
+
+def _compared(found: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Compare a session's steps with DDP's, round by round: medians with quartiles."""
+    rows = [[way, len(many), min(many), Spread.of(many).text(), max(many)] for way, many in found.items()]
+    print(table(["seconds of a step", "rounds", "least", "median [quartiles]", "most"], rows))
+    figures: dict[str, Any] = {}
+    for name, way in (("step_over_ddp_ours", "ddp ours"), ("step_over_ddp_gloo", "ddp gloo")):
+        ratios = [mine / other for mine, other in zip(found["session"], found[way], strict=True)]
+        spread = Spread.of(ratios)
+        figures[name], figures[f"{name}_quartiles"] = spread.median, [spread.low, spread.high]
+    return figures
+
+
 def _steps(trace: Path, since: float = 0.0) -> int:
     return sum(one.rank == 0 and one.at > since for one in read_commits(trace))
 
@@ -137,7 +164,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", choices=["steps", "unequal", "throttled", "heal"])
     options = parser.parse_args()
-    figures: dict[str, float] = {}
+    figures: dict[str, Any] = {}
     print(environment_line())
     with (
         tempfile.TemporaryDirectory(prefix="by-session-") as room,
@@ -149,12 +176,7 @@ def main() -> int:
         machines.until(lambda: _is_measured(machines), 300.0, "the agents have measured what they measure")
         bench = Bench(machines, Path(room))
         if options.only in (None, "steps"):
-            found = bench.steps(2 if options.quick else 6)
-            rows = [[way, statistics.median(many), min(many), max(many)] for way, many in found.items()]
-            print(table(["seconds of a step", "median", "least", "most"], rows))
-            middle = {way: statistics.median(many) for way, many in found.items()}
-            figures["step_over_ddp_ours"] = middle["session"] / middle["ddp ours"]
-            figures["step_over_ddp_gloo"] = middle["session"] / middle["ddp gloo"]
+            figures |= _compared(bench.steps(5 if options.quick else 9))
         if options.only in (None, "unequal"):
             solos, ours, ddp = bench.unequal()
             print("samples per second alone:", ", ".join(f"{one:.0f}" for one in solos))

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import Role, TrustLog, decode_entry, encode_entry
+from barnraise.membership.consensus.paxos import AcceptorState, founded
 from barnraise.membership.effects import Effect, LogNote, SaveState, SendMessage, ViewChanged
 from barnraise.membership.node import TICK_S, MembershipNode
-from barnraise.membership.paxos import AcceptorState, founded
 from barnraise.membership.view import MembershipView, PresentMember, decide, first, nowhere
 from benchmarks.fake_clock import FakeClock
 

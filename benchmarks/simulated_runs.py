@@ -417,7 +417,7 @@ def four_hosts(measured: Measurement, dots: list[Dot]) -> dict[str, Any]:
     for mbps in dict.fromkeys(one.mbps for one in compared):
         found, at = left_to_the_planner(mbps)
         print(
-            f"{mbps} Mbit/s, left to the planner: {found.sync.sentence()} after {at:.0f} s; "
+            f"{mbps} Mbit/s, left to the planner: {found.sync.describe()} after {at:.0f} s; "
             f"{found.step_s:.3f} s a batch",
             flush=True,
         )

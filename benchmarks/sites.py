@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from barnraise.planning import ModelSize, PlanCluster, PlanLimits, StepTimes, make_plans
 from barnraise.planning.inputs.codecs import EXACT
-from barnraise.training.autotune.tuner import cluster_at
+from barnraise.training.autotune.tuner import cluster_of_group
 from benchmarks.machines import Machines
 from benchmarks.plans import Bench
 from benchmarks.report import environment_line, last_line, table
@@ -59,7 +59,9 @@ def measure(hosts: int, codec: str) -> list[Found]:
         bench = Bench(machines, Path(room))
         graph = bench.graph()
         nodes = [facts.node for facts in graph.nodes]
-        cluster = cluster_at(graph, ModelSize(parameters=PARAMETERS), nodes, [1 / SAMPLE_S] * len(nodes))
+        cluster = cluster_of_group(
+            graph, ModelSize(parameters=PARAMETERS), nodes, [1 / SAMPLE_S] * len(nodes)
+        )
         everybody = ",".join(f"h{one}" for one in range(2 * hosts))
 
         def run(strategy: str, batches: int) -> tuple[float, int]:

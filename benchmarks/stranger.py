@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from barnraise.agent.cluster.pairing_server import join_by
+from barnraise.agent.cluster.join import pair_with
 from barnraise.core.errors import BarnraiseError
 from barnraise.discovery.datagrams import Datagram, encode_datagram
 from barnraise.discovery.mdns import MdnsFinder
@@ -53,7 +53,7 @@ async def join(code: str, host: str, port: int, keep: str = "", name: str = "fri
     me = PeerIntroduction(name=name, platform="Linux x86_64", addresses=("192.0.2.9",), port=9)
     begin = time.monotonic()
     try:
-        joined = await join_by(Joiner(secret, key, me), secret, host, port)
+        joined = await pair_with(Joiner(secret, key, me), secret, host, port)
     except BarnraiseError as error:
         return {"joined": False, "words": error.message, "seconds": time.monotonic() - begin}
     if keep:

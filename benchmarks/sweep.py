@@ -24,7 +24,7 @@ SIZES = (*(1024 * 4**step for step in range(9)), 256_000_000)
 SMALL = 64 * 1024
 RATES = ("20mbit", "100mbit", "1gbit")
 DELAYS = ("0ms", "20ms")
-STRATEGIES = ("ring", "tree", "doubling", "exchange", "direct", "star")
+ALGORITHMS = ("ring", "tree", "doubling", "exchange", "direct", "star")
 NONE = ""  # what Gloo reports
 HOPELESS = 2.5
 GOAL = 1.10
@@ -46,7 +46,7 @@ class Point:
     @property
     def best(self) -> tuple[str, float]:
         """The fastest of the strategies that ran as they were told."""
-        forced = {name: self.seconds[name] for name in STRATEGIES if self.used.get(name) in (name, NONE)}
+        forced = {name: self.seconds[name] for name in ALGORITHMS if self.used.get(name) in (name, NONE)}
         name = min(forced, key=lambda one: forced[one])
         return name, forced[name]
 
@@ -73,7 +73,7 @@ class Field:
             history = self.behind.setdefault(name, [])
             history.append(point.seconds[name] / best)
             worse = len(history) > 1 and history[-1] >= 0.95 * history[-2] > HOPELESS
-            if name in STRATEGIES and worse:
+            if name in ALGORITHMS and worse:
                 self.names.remove(name)
 
 
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def entrants(engines: Sequence[str]) -> list[Contender]:
     if "barnraise" not in engines:
         return [Contender(name, "gloo", {}) for name in ("auto", "ring", "gloo")]
-    ours = [Contender(name, "barnraise", {STRATEGY: name}) for name in ("auto", *STRATEGIES)]
+    ours = [Contender(name, "barnraise", {STRATEGY: name}) for name in ("auto", *ALGORITHMS)]
     return [*ours, Contender("gloo", "gloo", {})]
 
 
@@ -145,7 +145,7 @@ def measured(
             pooled[name] += durations(answers, label)
         medians = {name: Spread.of(values).median for name, values in pooled.items()}
         used = {name: answers[0]["used"][label] for name, label in labels.items()}
-        if not any(used.get(name) in (name, NONE) for name in STRATEGIES):
+        if not any(used.get(name) in (name, NONE) for name in ALGORITHMS):
             raise SystemExit(f"{STRATEGY} was set for each group, but none obeyed it: {used}")
         point = Point(rate, delay, crew.size, size, len(pooled["auto"]), medians, used, first)
         first = first or point.auto_over_best
@@ -187,7 +187,7 @@ def conclude(points: Sequence[Point], output: Path) -> dict[str, Any]:
 
 def _not_used(point: Point) -> int:
     """Contenders that did not run what they were told to: their figures say nothing."""
-    return sum(point.used.get(name, NONE) not in (name, NONE) for name in STRATEGIES)
+    return sum(point.used.get(name, NONE) not in (name, NONE) for name in ALGORITHMS)
 
 
 def _panels(points: Sequence[Point], relative: bool) -> list[list[plot.Panel]]:

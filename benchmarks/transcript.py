@@ -49,7 +49,7 @@ _SAID_OR_NOT = (
     r"^barnraise: \w+: (fetching|waiting|it has not answered yet)\n",
     r"^(\w+ )?member \d+ is too slow to be waited for .*\n",
     # where another machine has a newer one
-    r"^\w+ going on from the checkpoint of step .*\n",
+    r"^\w+ resuming from the checkpoint of step .*\n",
     # where it takes more than a moment
     r"^barnraise: stopping: .*\n",
     # where workers do not end within one moment

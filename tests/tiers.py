@@ -1,7 +1,8 @@
 """The tiers of the checks: a table that says where each test runs. The first row that fits a test decides.
 
 A tier holds all tests of the tiers before it: ``fast``, ``gate``, ``deep``. A test that no row names is
-fast, or of the gate if it carries the marker ``slow`` or ``lab``. Rows are chosen by measured durations.
+fast, or of the gate if it carries the marker ``slow`` or ``lab``. Most rows come from measured
+durations; the rows for whole folders of tests with processes are a judgement.
 
 Others move and rename test files: `tests/arch/test_development.py` notices a row that names no test any more.
 """
@@ -25,7 +26,8 @@ class Row:
     file: str  # below tests; * stands for anything, also for several folders
     test: str = "*"  # the function's name
     where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # parameters and their values
-    marked: str = ""  # only what carries this marker
+    marked: str = ""  # only tests with this marker
+    fixture: str = ""  # only tests that use this fixture
 
 
 TABLE = (
@@ -53,21 +55,41 @@ TABLE = (
     Row("deep", "lab/*"),
     # Numerics: our backend, groups of one and three, the common dtypes. Gloo is the control.
     Row("deep", "numerics/*", where={"pool": ("gloo",)}),
-    Row("gate", "numerics/test_training.py", "test_ddp", {"world": (3,)}),
-    Row("gate", "numerics/test_training.py", "test_fsdp2", {"world": (2,)}),
-    Row("gate", "numerics/test_strategies.py", "test_small", {"world": (3,)}),
+    Row("gate", "numerics/test_training.py", "test_ddp_matches_single_process", {"world": (3,)}),
+    Row("gate", "numerics/test_training.py", "test_fsdp2_matches_single_process", {"world": (2,)}),
+    Row("gate", "numerics/test_algorithms.py", "test_small_operations_match_expectation", {"world": (3,)}),
     Row("deep", "numerics/*", marked="slow"),
     Row("deep", "numerics/*", where={"world": (4, 5)}),
+    Row("fast", "numerics/test_harness.py"),
+    Row("gate", "numerics/*"),
     # Simulations: see --one-seed-in.
     Row("deep", "sim/test_commit.py", where={"block": tuple(range(2, 10))}),
+    Row("gate", "sim/test_membership.py", marked="slow"),
+    Row("fast", "sim/test_membership.py"),
+    Row("gate", "sim/*"),
     # Failures of real processes.
     Row("deep", "failure/test_hostile.py"),
-    Row("deep", "failure/test_leaving.py", "test_a_thousand_rebuilds_leak_nothing"),
+    Row("deep", "failure/test_leaving.py", "test_thousand_group_rebuilds_leak_no_resources"),
     Row("gate", "failure/*"),
-    # Whole programs, real waits of many seconds.
+    # Whole programs, and real waits of many seconds.
     Row("deep", "unit/training/test_examples.py", marked="slow"),
     Row("deep", "unit/cli/*test_site.py"),
     Row("deep", "unit/hub/*test_clock*.py", marked="slow"),
+    Row("gate", "unit/hub/*test_store.py", "test_members_take_from_the_store_what_was_committed"),
+    Row("deep", "unit/hub/*test_store.py", fixture="scene"),
+    # A hub in a process of its own: 1 to 20 s each.
+    Row("gate", "unit/hub/*", fixture="scene"),
+    Row("gate", "unit/hub/*", fixture="hub"),
+    Row("gate", "unit/hub*test_client.py"),
+    Row("gate", "unit/cli/*hub*.py"),
+    # Many threads or processes with torch in them.
+    Row("gate", "unit/checkpoint/*test_sharded.py"),
+    Row("gate", "unit/compression/test_groups.py"),
+    Row("gate", "unit/training/*"),
+    # Processes that start an interpreter for each test.
+    Row("gate", "unit/agent/test_shipper.py"),
+    Row("gate", "unit/agent/test_warden*.py"),
+    Row("gate", "unit/worker/*"),
 )
 
 # Most tests in these folders wait for sockets, processes or clocks: they get the marker ``clocks``.
@@ -108,4 +130,5 @@ def _fits(row: Row, file: str, item: pytest.Item) -> bool:
         and fnmatchcase(getattr(item, "originalname", None) or item.name, row.test)
         and all(name in given and given[name] in values for name, values in row.where.items())
         and (not row.marked or item.get_closest_marker(row.marked) is not None)
+        and (not row.fixture or row.fixture in getattr(item, "fixturenames", ()))
     )

@@ -91,7 +91,7 @@ def main() -> None:
     first, last = settled[0 if len(settled) < 3 else 1], settled[-1]
     seconds = (last[0] - first[0]) / (last[1] - first[1])
     if run.is_main:
-        speeds = run._pace.shares  # what the session's own plans begin with
+        speeds = run._throughput.speeds  # what the session's own plans begin with
         print("FIGURES", json.dumps({"step_s": seconds, "speeds": speeds}), flush=True)
 
 

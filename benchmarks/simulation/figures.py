@@ -14,7 +14,7 @@ from barnraise.planning.inputs.codecs import LOSSY
 from barnraise.runs.sharding import DataOrder
 from barnraise.topology.graph import LinkFacts, NodeFacts, TopologyGraph, build_graph
 from barnraise.training.autotune import tuner
-from barnraise.training.autotune.tuner import GroupSample, SyncTuner, Wish
+from barnraise.training.autotune.tuner import GroupSample, SyncMode, SyncTuner
 from barnraise.training.sync import Sync
 from benchmarks.simulation.network import Link
 from benchmarks.simulation.training import Committed, Costs, Training
@@ -84,7 +84,7 @@ class PlanningAtOnce(SyncTuner):
 
 @contextmanager
 def chosen_while_training(
-    training: Training, model: ModelSize, profile: StepTimes, wish: Wish, graph: TopologyGraph
+    training: Training, model: ModelSize, profile: StepTimes, wish: SyncMode, graph: TopologyGraph
 ) -> Iterator[None]:
     """The first member plans after commits, as `Session` has it do."""
     nodes = [facts.node for facts in graph.nodes]
@@ -99,9 +99,9 @@ def chosen_while_training(
     chooser = PlanningAtOnce(lambda: graph, model, profile, wish, want, rest, overlaps=training.overlaps)
 
     def note(made: Committed) -> None:
-        speeds = tuple(training.pace.shares) if training.pace.is_known else ()
+        speeds = tuple(training.pace.speeds) if training.pace.is_known else ()
         machines = tuple(nodes[one] for one in training.members)
-        chooser.note(
+        chooser.observe(
             GroupSample(training.generation, training.sync, speeds, machines, made.seconds / made.batches)
         )
 
@@ -109,7 +109,7 @@ def chosen_while_training(
     # Codecs are as fast on simulated machines as the planner believes at first, whatever this one does.
     with (
         mock.patch.object(tuner, "time", SimpleNamespace(monotonic=lambda: training.clock.now)),
-        mock.patch.object(tuner, "measured_codecs", lambda codecs: codecs),
+        mock.patch.object(tuner, "measure_codecs", lambda codecs: codecs),
     ):
         yield
 

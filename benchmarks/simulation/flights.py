@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from barnraise.runs.sharding import MicroBatch, fingerprint
-from barnraise.training.steps.commit_vote import CommitVote, read_held
+from barnraise.training.steps.commit_vote import CommitVote, check_votes
 from barnraise.training.sync import Sync
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.network import Network
@@ -82,7 +82,7 @@ class StepSum:
         """That this member holds the result, and more."""
         mine = fingerprint(self.parts[self._setting.members[rank]])
         speed = self._speeds[rank]
-        word = CommitVote(self.step, self.digest, newest, speed, {}, samples=self._samples, units=mine)
+        word = CommitVote(self.step, self.digest, newest, speed, {}, samples=self._samples, microbatches=mine)
         self._said[rank] = msgspec.msgpack.encode(word)
 
     def _hold(self, rank: int) -> None:
@@ -109,5 +109,5 @@ class StepSum:
         """As every member reads them: RunError unless each unit was in just one part."""
         if not self._words:
             said = [self._said[rank] for rank in range(len(self._setting.members))]
-            self._words = read_held(said, step=self.step, units=len(self.units), mixed=False)
+            self._words = check_votes(said, step=self.step, microbatches=len(self.units), mixed=False)
         return self._words

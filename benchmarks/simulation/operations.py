@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 
-from barnraise.collectives.algorithms import compile_program
+from barnraise.collectives.algorithms.compile import compile_schedule
 from barnraise.collectives.algorithms.schedule import BufferLayout, IndexedSchedule
 from benchmarks.simulation.network import Network
 
@@ -13,7 +13,7 @@ from benchmarks.simulation.network import Network
 @lru_cache(maxsize=64)
 def compiled(kind: str, strategy: str, world: int, layout: BufferLayout) -> tuple[IndexedSchedule, ...]:
     """Of every rank."""
-    return tuple(compile_program(kind, strategy, rank, world, layout).index for rank in range(world))
+    return tuple(compile_schedule(kind, strategy, rank, world, layout).index for rank in range(world))
 
 
 class Operation:
@@ -41,7 +41,7 @@ class Operation:
         self._end(rank, one)
 
     def _send(self, rank: int, one: _Rank, number: int) -> None:
-        send = one.program.program.sends[number]
+        send = one.program.steps.sends[number]
         arrived = partial(self._arrive, send.peer, rank)
         self._network.send(self._owner, self._hosts[rank], self._hosts[send.peer], send.hi - send.lo, arrived)
         for other in one.program.read_unlocks[number]:
@@ -86,5 +86,5 @@ class _Rank:
         self.receive_waits = list(program.receive_waits)
         self.heard: dict[int, int] = {}  # messages by sender
         self.arrived: set[int] = set()  # receives whose bytes are here and not yet applied
-        self.unsent, self.unapplied = len(program.program.sends), len(program.program.receives)
+        self.unsent, self.unapplied = len(program.steps.sends), len(program.steps.receives)
         self.has_begun = self.has_ended = False

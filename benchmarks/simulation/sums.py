@@ -11,10 +11,10 @@ from barnraise.collectives.algorithms.schedule import (
     MAX_SEGMENT_BYTES,
     BufferLayout,
     IndexedSchedule,
-    StepKind,
+    OperationKind,
 )
 from barnraise.compression import Codec
-from barnraise.compression.allreduce.sharded import PIECE, cut
+from barnraise.compression.allreduce.sharded import CHUNK_NUMBERS, cut
 from barnraise.core.errors import ConfigError
 from barnraise.planning.inputs.codecs import LOSSY
 from barnraise.planning.inputs.codecs import PlanCodec as Known
@@ -99,14 +99,14 @@ class StagedSum(Summing):
         self._places = {
             rank: (site, place) for site, ranks in enumerate(sites) for place, rank in enumerate(ranks)
         }
-        chains = [_along(StepKind.REDUCE, "ring", size, len(ranks)) for ranks in sites]
-        backwards = [_along(StepKind.BROADCAST, "ring", size, len(ranks)) for ranks in sites]
+        chains = [_along(OperationKind.REDUCE, "ring", size, len(ranks)) for ranks in sites]
+        backwards = [_along(OperationKind.BROADCAST, "ring", size, len(ranks)) for ranks in sites]
         self._inward = [
             self._among(ranks, programs, partial(self._summed, site))
             for site, (ranks, programs) in enumerate(zip(sites, chains, strict=True))
         ]
         leaders = [ranks[0] for ranks in sites]
-        programs = _along(StepKind.ALL_REDUCE, across, size, len(leaders))
+        programs = _along(OperationKind.ALL_REDUCE, across, size, len(leaders))
         self._across = self._among(leaders, programs, lambda site: self._outward[site].begin(0))
         self._outward = [
             self._among(ranks, programs, partial(self._came_back, ranks))
@@ -147,7 +147,7 @@ class CodedSum(Summing):
             sizes = [codec.payload_bytes(numbers)]
             self._shares: list[Operation] = []
         else:
-            spans = [min(PIECE, numbers - first) for first in range(0, numbers, PIECE)]
+            spans = [min(CHUNK_NUMBERS, numbers - first) for first in range(0, numbers, CHUNK_NUMBERS)]
             shards = [max(part.stop - part.start for part in cut(one, world, codec.grain)) for one in spans]
             sizes = [codec.payload_bytes(one) for one in shards]
             self._shares = [
@@ -182,7 +182,7 @@ def make_sum(
         return StagedSum(*given, links=links, numbers=numbers, across=links.across)
     if not sync.is_encoded:
         return ExactSum(*given, links=links, numbers=numbers)
-    codec = sync.made_codec()
+    codec = sync.make_codec()
     if not isinstance(codec, Codec):
         raise ConfigError(f"{sync.codec} is not simulated", hint="Take one of the other codecs.")
     codec_s = seconds_of(sync.codec, links.codecs, numbers)
@@ -199,7 +199,7 @@ def all_reduce(size: int, hosts: Sequence[int], links: Links) -> tuple[IndexedSc
     world = len(hosts)
     sites = _ranks_by_site(hosts, links)
     choice = choose(
-        StepKind.ALL_REDUCE,
+        OperationKind.ALL_REDUCE,
         size,
         world,
         links.table,
@@ -210,7 +210,7 @@ def all_reduce(size: int, hosts: Sequence[int], links: Links) -> tuple[IndexedSc
     # Segments of a group this large would be tiny, and millions; what a link carries is the same.
     segment = MAX_SEGMENT_BYTES if sites and world > MANY else choice.segment
     layout = BufferLayout(sizes=(size,), item=_FLOAT, segment=segment, arity=choice.arity, sites=sites)
-    return compiled(StepKind.ALL_REDUCE, choice.strategy, world, layout)
+    return compiled(OperationKind.ALL_REDUCE, choice.algorithm, world, layout)
 
 
 def _ranks_by_site(hosts: Sequence[int], links: Links) -> tuple[tuple[int, ...], ...]:
@@ -229,11 +229,11 @@ def _along(kind: str, strategy: str, size: int, world: int) -> tuple[IndexedSche
 
 def all_gather(block: int, hosts: Sequence[int], links: Links) -> tuple[IndexedSchedule, ...]:
     world = len(hosts)
-    choice = choose(StepKind.ALL_GATHER, block * world, world, links.table, limit=MAX_SEGMENT_BYTES)
+    choice = choose(OperationKind.ALL_GATHER, block * world, world, links.table, limit=MAX_SEGMENT_BYTES)
     layout = BufferLayout(sizes=(block,) * world, segment=choice.segment)
-    return compiled(StepKind.ALL_GATHER, choice.strategy, world, layout)
+    return compiled(OperationKind.ALL_GATHER, choice.algorithm, world, layout)
 
 
 def _all_to_all(block: int, world: int) -> tuple[IndexedSchedule, ...]:
     layout = BufferLayout(sizes=(block,) * (2 * world), segment=MAX_SEGMENT_BYTES)
-    return compiled(StepKind.ALL_TO_ALL, "direct", world, layout)
+    return compiled(OperationKind.ALL_TO_ALL, "direct", world, layout)

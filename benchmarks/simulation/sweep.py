@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from barnraise.collectives.algorithms.cost_model import segment_bytes
-from barnraise.collectives.algorithms.schedule import MAX_SEGMENT_BYTES, BufferLayout, StepKind
+from barnraise.collectives.algorithms.schedule import MAX_SEGMENT_BYTES, BufferLayout, OperationKind
 from barnraise.core.units import parse_rate
 from benchmarks.simulation.operations import Operation, compiled
 from benchmarks.simulation.worlds import lab_world
@@ -50,14 +50,16 @@ def swept(points: Path) -> Iterator[Sum]:
 
 def all_reduce_s(mbps: float, delay_ms: float, size: int, strategy: str) -> float:
     world = lab_world(HOSTS, mbps, delay_ms, 1.0)
-    segment = segment_bytes(StepKind.ALL_REDUCE, strategy, size, HOSTS, world.links.table, MAX_SEGMENT_BYTES)
+    segment = segment_bytes(
+        OperationKind.ALL_REDUCE, strategy, size, HOSTS, world.links.table, MAX_SEGMENT_BYTES
+    )
     layout = BufferLayout(sizes=(size,), item=_FLOAT, segment=segment)
     ended: list[float] = []
     operation = Operation(
         world.network,
         "sum",
         range(HOSTS),
-        compiled(StepKind.ALL_REDUCE, strategy, HOSTS, layout),
+        compiled(OperationKind.ALL_REDUCE, strategy, HOSTS, layout),
         lambda rank: ended.append(world.clock.now),
     )
     for rank in range(HOSTS):

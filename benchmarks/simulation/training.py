@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from barnraise.runs.commit import CommitDecision, MemberState, conclude
 from barnraise.runs.sharding import DataOrder, MicroBatch, cut, lease
-from barnraise.training.steps.commit_vote import CommitVote, is_outdated
-from barnraise.training.steps.load_balancing import Leased, deal_to_all
-from barnraise.training.steps.progress import Deal, StepProgress, may_go_ahead
+from barnraise.training.steps.commit_vote import CommitVote, is_newer_group_known
+from barnraise.training.steps.load_balancing import Assignment, assign_all
+from barnraise.training.steps.progress import Assign, StepProgress, may_overlap
 from barnraise.training.steps.throughput import Throughput
-from barnraise.training.sync import Sync, heard
+from barnraise.training.sync import Sync, next_sync
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.flights import Flight, Setting, StepSum
 from benchmarks.simulation.network import Network
@@ -99,8 +99,8 @@ class _Member:
         return MemberState(
             fresh=self.is_fresh,
             done=done if self.is_fresh else self.done,
-            held=hand.held,
-            units=tuple(sorted(hand.claimed)),
+            held=hand.result_digest,
+            units=tuple(sorted(hand.completed)),
             nursed=self.is_fresh,
             speed=self.speed,
             ahead=tuple(sorted(hand.ahead)),
@@ -140,7 +140,7 @@ class Training:
         self._came: set[int] = set()  # who waits for it
         self._states = {0: _State()}  # by commits; the last two
         self._sums: dict[int, StepSum] = {}  # by step, in this group
-        self._dealt: dict[int, Leased] = {}  # the same
+        self._dealt: dict[int, Assignment] = {}  # the same
         self._computing_s = 0.0
         self._is_broken = self._is_meeting = False
         self._last_commit = 0.0
@@ -153,13 +153,13 @@ class Training:
     @property
     def holders(self) -> set[int]:
         """Who has the result of the step at hand."""
-        return {one.machine for one in self._group if one.at_hand.held}
+        return {one.machine for one in self._group if one.at_hand.result_digest}
 
     @property
     def in_hand(self) -> int:
         """Units that the living have computed and that no commit has counted yet."""
         hands = [(one.at_hand, one.done == self._done) for one in self._living()]
-        return sum(len(hand.ahead) + len(hand.claimed) * is_newest for hand, is_newest in hands)
+        return sum(len(hand.ahead) + len(hand.completed) * is_newest for hand, is_newest in hands)
 
     @property
     def _done(self) -> int:
@@ -235,7 +235,7 @@ class Training:
         for one in self._group:
             if verdict.apply and not one.is_fresh and one.done < verdict.done:
                 self._apply(one, (), _nothing)
-        self.pace.begin_group(verdict.speeds)
+        self.pace.start_group(verdict.speeds)
         self._sums, self._dealt = {}, {}
         for rank, one in enumerate(self._group):
             self._take_up(one, rank, verdict)
@@ -243,10 +243,10 @@ class Training:
             self._go_on(one)
 
     def _take_up(self, one: _Member, rank: int, verdict: CommitDecision) -> None:
-        one.is_fresh, one.done, one.at_hand.held = False, verdict.done, b""
-        one.at_hand.take_up(verdict, rank)
+        one.is_fresh, one.done, one.at_hand.result_digest = False, verdict.done, b""
+        one.at_hand.resume_from(verdict, rank)
         units = self._units(self._states[one.done])
-        one.at_hand.begin(units, dict(enumerate(verdict.claimed)), partial(self._deal, one.done, rank))
+        one.at_hand.start_step(units, dict(enumerate(verdict.claimed)), partial(self._deal, one.done, rank))
 
     # units
 
@@ -259,11 +259,11 @@ class Training:
         """The same for all: whoever comes first has it found out."""
         if step not in self._dealt:
             world = len(self.members)
-            self._dealt[step], _ = deal_to_all(units, claimed, self.pace, world, _remembered_lease)
+            self._dealt[step], _ = assign_all(units, claimed, self.pace, world, _remembered_lease)
         return [units[number] for number in self._dealt[step][rank]]
 
     def _go_on(self, one: _Member) -> None:
-        """As `Session.units_of`."""
+        """As `Session.microbatches`."""
         if not one.at_hand.pending:
             self._finish(one)
             return
@@ -276,11 +276,11 @@ class Training:
             return
         self.ledger.computed += 1
         self.ledger.ahead += one.at_hand.is_ahead
-        one.at_hand.claim(unit.number)
+        one.at_hand.add_microbatch(unit.number)
         self._computing_s += seconds
         one.busy_s += seconds
         one.samples += unit.size
-        if one.at_hand.is_due(has_landed=one.flight is not None and one.flight.has_ended):
+        if one.at_hand.is_due(has_arrived=one.flight is not None and one.flight.has_ended):
             self._finish(one)
         else:
             self._go_on(one)
@@ -288,7 +288,7 @@ class Training:
     # steps
 
     def _finish(self, one: _Member) -> None:
-        """As `Steps.finish`."""
+        """As `StepLoop.finish_step`."""
         if one.flight is None:
             self._depart(one)
         else:
@@ -302,22 +302,22 @@ class Training:
         else:
             step_sum = self._sum_of(one, state.sync)
             if rank == 0 and self.wanted is not None and self.pace.is_known:
-                step_sum.wish = self.wanted.dealt(self.course.batch, len(self.members))
-            step_sum.begin(rank, flight, frozenset(one.at_hand.claimed), one.speed)
+                step_sum.wish = self.wanted.with_inner_batch(self.course.batch, len(self.members))
+            step_sum.begin(rank, flight, frozenset(one.at_hand.completed), one.speed)
         following = self._after(state)
         if self._may_go_ahead(state, following):
-            one.at_hand.go_ahead(self._units(following), partial(self._deal, one.done + 1, rank))
+            one.at_hand.start_next_step(self._units(following), partial(self._deal, one.done + 1, rank))
             self._go_on(one)
         else:
             self._await(one, flight)
 
     def _may_go_ahead(self, state: _State, following: _State) -> bool:
-        is_possible = may_go_ahead(world=len(self.members), sync=state.sync, coming=state.coming)
+        is_possible = may_overlap(world=len(self.members), sync=state.sync, coming=state.coming)
         return self.overlaps and is_possible and self.course.may_go_ahead(following.covered)
 
     def _after(self, state: _State, word: Sync | None = None) -> _State:
         """``word``: of the first member, in the sum that is committed."""
-        due, coming = heard(state.sync, state.coming, word)
+        due, coming = next_sync(state.sync, state.coming, word)
         covered = state.covered + self.course.steps(state.covered, state.sync.period)
         return _State(covered, due or state.sync, coming)
 
@@ -325,7 +325,7 @@ class Training:
         """That of the step at hand; the first member who is ready begins it."""
         if one.done not in self._sums:
             setting = Setting(self.clock, self.network, self.links, self._owner, self.members)
-            units = one.at_hand.units
+            units = one.at_hand.microbatches
             self._sums[one.done] = StepSum(
                 setting, one.done, units, sync, self.numbers, self._hold, self._landed
             )
@@ -333,7 +333,7 @@ class Training:
 
     def _hold(self, step_sum: StepSum, rank: int) -> None:
         one = self._group[rank]
-        one.at_hand.held = step_sum.digest
+        one.at_hand.result_digest = step_sum.digest
         newest = self.generation + (set(self.members) != self._comers)
         step_sum.say(rank, newest)
 
@@ -348,10 +348,10 @@ class Training:
     def _wake(self, one: _Member) -> None:
         """What it waits for has ended; whoever computes will see it after the unit."""
         if one.is_waiting and one.is_alive and one.flight is not None:
-            self._settle(one, one.flight)
+            self._complete(one, one.flight)
 
-    def _settle(self, one: _Member, flight: Flight) -> None:
-        """As `Steps.settle`."""
+    def _complete(self, one: _Member, flight: Flight) -> None:
+        """As `StepLoop.wait_in_flight`."""
         one.flight, one.is_waiting = None, False
         if flight.has_failed:
             self._meet(one)
@@ -364,12 +364,12 @@ class Training:
     def _follow_up(self, one: _Member, words: Sequence[CommitVote]) -> None:
         if not one.is_alive:
             return
-        if is_outdated(words, self.generation):
+        if is_newer_group_known(words, self.generation):
             self._meet(one)
         else:
             self._go_on(one)
 
-    def _apply(self, one: _Member, words: Sequence[CommitVote], deal: Deal) -> None:
+    def _apply(self, one: _Member, words: Sequence[CommitVote], deal: Assign) -> None:
         """``words``: as this member has heard them; none if its group broke before that."""
         if one.done + 1 not in self._states:
             self._count(self._sums[one.done], words)
@@ -380,7 +380,7 @@ class Training:
         """The first member commits it: from here on the step counts."""
         self.ledger.commit(step_sum.units, step_sum.parts)
         if words:
-            self.pace.learn([word.speed for word in words], 0)
+            self.pace.update([word.speed for word in words], 0)
         step, state = step_sum.step, self._states[step_sum.step]
         self._states = {step: state, step + 1: self._after(state, step_sum.wish)}
         del self._sums[step]
@@ -404,7 +404,7 @@ def _remembered_lease(
     claimed: Mapping[int, frozenset[int]],
     shares: Sequence[float],
     tried: frozenset[int],
-) -> Leased:
+) -> Assignment:
     """`lease`, of which thousands of members take seconds: the next step is often dealt like the last."""
     span = units[-1].last - units[0].first
     return _leased(span, units[0].size, tuple(claimed.items()), tuple(shares), tried)
@@ -417,7 +417,7 @@ def _leased(
     claimed: tuple[tuple[int, frozenset[int]], ...],
     shares: tuple[float, ...],
     tried: frozenset[int],
-) -> Leased:
+) -> Assignment:
     return lease(cut(0, span, unit), dict(claimed), shares, tried)
 
 

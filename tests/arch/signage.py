@@ -65,32 +65,33 @@ announce answer append apply approve arm ask assemble assert assign attach attem
 await balance ban begin benchmark bind block bound broadcast build buffer cache calculate call
 cancel cap carry catch change check choose classify clean clear clip close collect combine commit
 compare compile complete compress compute concatenate configure confirm connect construct consume
-contribute control convert copy correct count cover create cut deal decide declare decline decode
-decompress decrypt deduct deduplicate defer define delay delegate delete deliver deny derive
+continue contribute control convert copy correct count cover create cut deal decide declare decline
+decode decompress decrypt deduct deduplicate defer define delay delegate delete deliver deny derive
 describe deserialize destroy detach detect determine dial discard disable discover dispatch display
-distribute divide download drain draw drop dump emit empty enable encode encrypt end enforce enqueue
-ensure enter estimate evaluate evict exchange exclude execute exit expand expect expire explain
-export expose extend extract fail feed fetch fill filter find finish fire fit fix flatten flush fold
-follow force forget fork format forward free freeze gather generate get give go grant group grow
-guard guess halt handle hash have hold identify ignore import include increase index inform inherit
-initialize insert inspect install interpolate interpret interrupt introduce invoke issue iterate
-join judge keep kill label launch lease leave let limit link list listen load locate lock log look
-lower make map mark match measure merge migrate mirror modify monitor mount move multiply name
-negotiate normalize note notify number observe offer omit open order overwrite pack pair park parse
-partition pass patch pause perform permit pick pin ping place plan poll pop post predict prefer
-prefetch prepare print probe process produce profile promise propagate propose protect prove provide
-prune publish pull purge push put query queue raise randomize rank rate reach read rearrange rebuild
-receive recompute reconcile reconfigure reconnect record recover reduce refer refill refresh refuse
-register reject relay release reload rely remember remove rename render reopen repeat replace replay
-reply report represent request require reroute rescale reserve reset resend resize resolve respond
-restart restore restrict resume retire retrieve retry return reuse reverse revert revoke rewrite
-ring roll rotate round route run sample sanitize save scale scan schedule search seed select send
-separate serialize serve set settle share shift show shrink shut shuffle sign signal simulate skip
-sleep solve sort spawn split spread stage stamp start stop store stream strip submit subscribe
-subtract sum supervise supply suspend swap switch synchronize tag take tell terminate test throttle
-time tokenize track train transfer transform translate transmit traverse treat trim truncate try
-turn type undo unflatten uninstall unlink unlock unpack unregister unwrap update upgrade upload use
-validate verify view visit vote wait wake walk warn watch weigh withdraw wrap write yield zero
+distribute divide do download drain draw drop dump emit empty enable encode encrypt end enforce
+enqueue ensure enter estimate evaluate evict exchange exclude execute exit expand expect expire
+explain export expose extend extract fail feed fetch fill filter find finish fire fit fix flatten
+flush fold follow force forget fork format forward free freeze gather generate get give go grant
+group grow guard guess halt handle hash have hold identify ignore import include increase index
+inform inherit initialize insert inspect install interpolate interpret interrupt introduce invoke
+issue iterate join judge keep kill label launch lease leave let limit link list listen load locate
+lock log look lower make manage map mark match measure merge migrate mirror modify monitor mount
+move multiply name negotiate normalize note notify number observe offer omit open order overwrite
+pack pair park parse partition pass patch pause perform permit pick pin ping place plan poll pop
+post predict prefer prefetch prepare print probe process produce profile promise propagate propose
+protect prove provide prune publish pull purge push put query queue raise randomize rank rate reach
+read rearrange rebuild receive recompute reconcile reconfigure reconnect record recover reduce refer
+refill refresh refuse register reject relay release reload rely remember remove rename render reopen
+repeat replace replay reply report represent request require reroute rescale reserve reset resend
+resize resolve respond restart restore restrict resume retire retrieve retry return reuse reverse
+revert revoke rewrite ring roll rotate round route run sample sanitize save scale scan schedule
+search seed select send separate serialize serve set settle share shift show shrink shut shuffle
+sign signal simulate skip sleep solve sort spawn split spread stage stamp start stop store stream
+strip submit subscribe subtract sum supervise supply suspend swap switch sync synchronize tag take
+tell terminate test throttle time tokenize track train transfer transform translate transmit
+traverse treat trim truncate try turn type undo unflatten uninstall unlink unlock unpack unregister
+unwrap update upgrade upload use validate verify view visit vote wait wake walk warn watch weigh
+withdraw wrap write yield zero
 """
 VERBS = frozenset(_VERBS.split())
 
@@ -130,6 +131,8 @@ def _sentences(text: str) -> list[str]:
         if any(line.strip().startswith(("|", ">>>")) for line in lines):
             continue
         block: list[str] = []
+        if not any(re.match(r"\s*([-*]|\d+\.)\s", line) for line in lines):
+            lines = [line for line in lines if not line.startswith("  ")]  # an example, or a table
         for line in lines:
             if re.match(r"\s*([-*]|\d+\.)\s", line) and block:
                 prose.append(" ".join(block))
@@ -167,7 +170,7 @@ def _docstring_findings(file: Path) -> Iterator[Finding]:
         for word in sorted(BANNED_WORDS.intersection(lowered)):
             yield Finding("banned word", place, f"{word}: {first}")
         for phrase in BANNED_PHRASES:
-            if phrase in " ".join(lowered):
+            if f" {phrase} " in f" {' '.join(lowered)} ":
                 yield Finding("banned phrase", place, f"{phrase}: {first}")
         for sentence in _sentences(text):
             if len(_words(sentence)) > MOST_WORDS:

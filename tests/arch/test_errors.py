@@ -30,7 +30,7 @@ FROZEN = {
     "IdentityError": "identity",
     "ListenerError": "listener",
     "MembershipError": "membership",
-    "MoverLost": "mover-lost",
+    "CommProcessLost": "comm-process-lost",
     "OperationAborted": "operation-aborted",
     "OperationMismatch": "operation-mismatch",
     "OperationTimeout": "operation-timeout",

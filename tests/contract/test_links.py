@@ -1,4 +1,4 @@
-"""What every link promises. One suite; memory, plaintext and TLS must all pass it."""
+"""Contract of every link: in memory, plaintext and TLS pass one suite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from barnraise.transport.links.frames import HEADER_BYTES, MAX_PAYLOAD, FrameHeader, FrameKind
-from tests.contract.ends import KINDS, Pair
+from tests.contract.link_pairs import KINDS, Pair
 
 MEBI = 1 << 20
 
@@ -31,7 +31,7 @@ def arrived(pair: Pair) -> list[int]:
 
 
 def fill(pair: Pair) -> None:
-    """Write until the link takes no more, while nobody reads."""
+    """Write until the link takes no more, while the other end does not read."""
     before = -1
     while pair.left.flush() and pair.left.bytes_out != before:
         before = pair.left.bytes_out
@@ -73,7 +73,7 @@ def test_control_frames_pass_between_bulk_frames(pair: Pair) -> None:
     assert order == list(range(8))
 
 
-def test_payload_is_received_straight_into_the_owners_memory(pair: Pair) -> None:
+def test_payload_is_received_straight_into_memory_of_owner(pair: Pair) -> None:
     tensor = bytearray(300_000)
     place = memoryview(tensor)[1000:201_000]
     pair.receiver.places[0] = place
@@ -87,7 +87,7 @@ def test_payload_is_received_straight_into_the_owners_memory(pair: Pair) -> None
     assert pair.receiver.payloads[0].obj is tensor
 
 
-def test_payload_is_read_from_the_owners_memory_when_it_leaves(pair: Pair) -> None:
+def test_payload_is_read_from_memory_of_owner_when_sent(pair: Pair) -> None:
     first, second = bytearray(MEBI), bytearray(MEBI)
     bulk(pair, 0, first)
     bulk(pair, 1, second)
@@ -96,14 +96,14 @@ def test_payload_is_read_from_the_owners_memory_when_it_leaves(pair: Pair) -> No
     assert pair.receiver.frames[1][1] == bytes(second)
 
 
-def test_the_largest_frame_passes(pair: Pair) -> None:
+def test_largest_frame_arrives(pair: Pair) -> None:
     data = random.Random(3).randbytes(MAX_PAYLOAD)
     bulk(pair, 0, data)
     pair.pump(lambda: len(pair.receiver.frames) == 1)
     assert pair.receiver.frames[0][1] == data
 
 
-def test_an_empty_payload_is_a_frame(pair: Pair) -> None:
+def test_empty_payload_is_a_frame(pair: Pair) -> None:
     bulk(pair, 0, b"")
     bulk(pair, 1, b"x")
     pair.pump(lambda: len(pair.receiver.frames) == 2)
@@ -111,7 +111,7 @@ def test_an_empty_payload_is_a_frame(pair: Pair) -> None:
     assert pair.sender.tokens == [0, 1]
 
 
-def test_a_payload_without_a_place_is_thrown_away(pair: Pair) -> None:
+def test_payload_without_target_is_discarded(pair: Pair) -> None:
     for number in range(12):
         if number % 3:
             pair.receiver.places[number] = None
@@ -123,7 +123,7 @@ def test_a_payload_without_a_place_is_thrown_away(pair: Pair) -> None:
         assert header.kind is FrameKind.PING or payload == bytes([header.first]) * (header.first * 20_000)
 
 
-def test_tokens_come_back_once_and_only_when_handed_over(pair: Pair) -> None:
+def test_sent_token_is_reported_once_after_sending(pair: Pair) -> None:
     for number in range(10):
         bulk(pair, number, bytes(MEBI))
     fill(pair)
@@ -136,7 +136,7 @@ def test_tokens_come_back_once_and_only_when_handed_over(pair: Pair) -> None:
     assert pair.left.bytes_out == pair.right.bytes_in == 10 * (MEBI + HEADER_BYTES)
 
 
-def test_a_slow_reader_holds_the_writer_back(pair: Pair) -> None:
+def test_slow_reader_holds_writer_back(pair: Pair) -> None:
     payload = bytearray(MEBI)
     for number in range(200):
         bulk(pair, number, payload)
@@ -149,7 +149,7 @@ def test_a_slow_reader_holds_the_writer_back(pair: Pair) -> None:
     assert sum(len(view) for view in pair.left.writer.chunks()) <= MEBI + HEADER_BYTES
 
 
-def test_what_is_forgotten_is_not_sent_and_what_began_is_finished_from_a_copy(pair: Pair) -> None:
+def test_forgotten_frames_are_dropped_and_started_one_is_finished_from_copy(pair: Pair) -> None:
     memory = [bytearray([number + 1]) * MEBI for number in range(6)]
     other = bytearray(b"\x77" * MEBI)
     for number, payload in enumerate(memory):
@@ -181,7 +181,7 @@ def test_forgetting_another_group_changes_nothing(pair: Pair) -> None:
     assert pair.sender.tokens == [0, 1, 2]
 
 
-def test_memory_that_is_forgotten_is_not_written_any_more(pair: Pair) -> None:
+def test_forgotten_memory_is_not_written(pair: Pair) -> None:
     tensor = bytearray(MEBI)
     pair.receiver.places[0] = memoryview(tensor)
     bulk(pair, 0, b"\x55" * MEBI)
@@ -196,7 +196,7 @@ def test_memory_that_is_forgotten_is_not_written_any_more(pair: Pair) -> None:
     assert pair.receiver.frames[-1][1] == b"next"
 
 
-def test_closing_says_why(pair: Pair) -> None:
+def test_close_keeps_its_reason(pair: Pair) -> None:
     pair.right.close("it was time")
     assert pair.right.closed == "it was time"
     pair.right.close("again")
@@ -206,7 +206,7 @@ def test_closing_says_why(pair: Pair) -> None:
     assert pair.right.flush() is False
 
 
-def test_a_peer_that_vanishes_is_noticed_by_reading(pair: Pair) -> None:
+def test_lost_peer_is_noticed_by_reading(pair: Pair) -> None:
     pair.left.send(FrameHeader(FrameKind.PING, first=1))
     pair.left.flush()
     pair.left.close("gone")
@@ -216,7 +216,7 @@ def test_a_peer_that_vanishes_is_noticed_by_reading(pair: Pair) -> None:
     assert arrived(pair) == [1], "what it said before is heard"
 
 
-def test_a_peer_that_vanishes_is_noticed_by_writing(pair: Pair) -> None:
+def test_lost_peer_is_noticed_by_writing(pair: Pair) -> None:
     pair.left.close("gone")
     for number in range(40):
         pair.right.send_bulk(
@@ -242,7 +242,7 @@ def test_a_peer_that_vanishes_is_noticed_by_writing(pair: Pair) -> None:
     ],
     ids=["unknown kind", "flags", "reserved", "bulk too long", "control too long"],
 )
-def test_a_peer_that_breaks_the_protocol_is_cut_off(pair: Pair, raw: bytes) -> None:
+def test_peer_that_breaks_protocol_is_disconnected(pair: Pair, raw: bytes) -> None:
     pair.left.send(FrameHeader(FrameKind.PING, first=1))
     pair.left.writer._control.append(raw)
     pair.left.send(FrameHeader(FrameKind.PING, first=2))
@@ -253,7 +253,7 @@ def test_a_peer_that_breaks_the_protocol_is_cut_off(pair: Pair, raw: bytes) -> N
     pair.pump(lambda: pair.left.closed is not None)
 
 
-def test_a_frame_that_its_owner_refuses_ends_the_link(pair: Pair) -> None:
+def test_frame_that_owner_rejects_closes_link(pair: Pair) -> None:
     pair.receiver.refuse = lambda header: header.first == 3
     for number in range(6):
         bulk(pair, number, bytes(30_000))
@@ -262,7 +262,7 @@ def test_a_frame_that_its_owner_refuses_ends_the_link(pair: Pair) -> None:
     assert arrived(pair) == [0, 1, 2]
 
 
-def test_a_payload_that_does_not_fit_its_place_ends_the_link(pair: Pair) -> None:
+def test_payload_that_does_not_fit_target_closes_link(pair: Pair) -> None:
     pair.receiver.places[0] = memoryview(bytearray(10))
     bulk(pair, 0, bytes(11))
     pair.pump(lambda: pair.right.closed is not None)
@@ -270,7 +270,7 @@ def test_a_payload_that_does_not_fit_its_place_ends_the_link(pair: Pair) -> None
     assert "does not fit" in pair.right.closed
 
 
-def test_the_description_says_whether_it_is_encrypted(pair: Pair, request: pytest.FixtureRequest) -> None:
+def test_description_names_encryption(pair: Pair, request: pytest.FixtureRequest) -> None:
     kind = request.node.callspec.params["pair"]
     word = {"memory": "memory", "plaintext": "PLAINTEXT", "tls": "TLS_AES"}[kind]
     assert word in pair.left.description

@@ -1,1 +1,1 @@
-"""Real processes that die, sleep, disagree or lie. The workers are forked from one nursery (``nursery``)."""
+"""Tests with real processes that die, stop, disagree or attack. Workers are forked from one fork server."""

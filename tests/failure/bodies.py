@@ -1,4 +1,4 @@
-"""What a worker does when told. Results are plain JSON; errors that a test is about are results too."""
+"""Functions that workers execute on request. Results are plain JSON, and so are errors under test."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _groups: list[Any] = []
 
 
 def prepare() -> dict[str, Any]:
-    """Be ready to join: the backend is registered and the mover runs."""
-    from barnraise.collectives.client import current_mover
+    """Register the backend and start the communication process, ready to join."""
+    from barnraise.collectives.client import current_comm_process
     from barnraise.collectives.torch_patch.autoload import register
 
     register()
-    mover = current_mover()
-    member = mover.member
-    return {"mover": mover.pid, "worker": member.worker.hex(), "port": member.port}
+    comm_process = current_comm_process()
+    member = comm_process.member
+    return {"comm_process": comm_process.pid, "worker": member.worker.hex(), "port": member.port}
 
 
 def join(place: str, rank: int, world: int, timeout: float = 60.0) -> float:
@@ -47,7 +47,7 @@ def leave() -> None:
 
 
 def leave_all() -> None:
-    """Whatever was joined or made, well or failed."""
+    """Leave all groups, healthy or failed."""
     for group in _groups:
         group.shutdown()
     _groups.clear()
@@ -68,7 +68,7 @@ def described(error: BaseException | None) -> dict[str, Any]:
 
 
 def outcome(call: Callable[[], Any]) -> dict[str, Any]:
-    """How a call ended and when."""
+    """Run a call and return how it ended and when."""
     try:
         call()
     except Exception as error:
@@ -80,7 +80,7 @@ def outcome(call: Callable[[], Any]) -> dict[str, Any]:
 
 
 def checked(seed: int = 1, count: int = 10_007) -> bool:
-    """An all-reduce of integers whose every element is known beforehand."""
+    """Run an all-reduce of integers whose every element is known beforehand."""
     return _is_right(dist.group.WORLD, seed, count)
 
 
@@ -103,7 +103,7 @@ def _pattern(index: torch.Tensor, rank: int, seed: int) -> torch.Tensor:
 
 
 def all_reduces_until_error(elements: int, begun: str) -> dict[str, Any]:
-    """One after another until one fails; after the first a file is there."""
+    """Run all-reduces until one fails. Create a file after the first."""
     count = 0
 
     def run() -> None:
@@ -122,18 +122,18 @@ def one_all_reduce(elements: int = 1000) -> dict[str, Any]:
 
 
 def pending_receive() -> dict[str, Any]:
-    """Wait for a message that nobody sends."""
+    """Wait for a message that is never sent."""
     return outcome(lambda: dist.recv(torch.ones(1000)))
 
 
 def pending_works(count: int) -> list[dict[str, Any]]:
-    """Several operations in flight at once, none of which can end."""
+    """Start several operations, none of which can complete."""
     works = [dist.all_reduce(torch.ones(100_000), async_op=True) for _ in range(count)]
     return [outcome(work.wait) for work in works]
 
 
 def abort_after(seconds: float, elements: int) -> dict[str, Any]:
-    """Another thread aborts the group while the main thread waits for an operation that cannot end."""
+    """Abort the group on another thread while the main thread waits for an operation."""
     group = _backend(dist.group.WORLD)
     called: list[int] = []
 
@@ -150,12 +150,12 @@ def abort_after(seconds: float, elements: int) -> dict[str, Any]:
 
 
 def _backend(group: Any) -> Any:
-    """Our object behind torch's handle, whichever of the two torch gave out."""
-    return group if hasattr(group, "_issuer") else group._get_backend(torch.device("cpu"))
+    """Return our process group behind torch's handle."""
+    return group if hasattr(group, "_submitter") else group._get_backend(torch.device("cpu"))
 
 
 def _calls() -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
-    """What most ranks call, and what the odd one calls."""
+    """Return the call of most ranks and the call of the odd rank, by case."""
 
     def reduce(elements: int = 100, dtype: torch.dtype = torch.float32, op: Any = dist.ReduceOp.SUM) -> Any:
         return lambda group: dist.all_reduce(torch.ones(elements, dtype=dtype), op=op, group=group)
@@ -175,7 +175,7 @@ def _calls() -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
 
 
 def disagree(case: str, odd: bool) -> dict[str, Any]:
-    """On a group of its own; afterwards the default group must still be right."""
+    """Run mismatched calls on a separate group. Afterwards the default group must still work."""
     made: list[Any] = []
 
     def run() -> None:
@@ -201,7 +201,7 @@ def monitored(seconds: float, missing: bool) -> dict[str, Any]:
 
 
 def late_operation(seconds: float, missing: bool) -> dict[str, Any]:
-    """A per-operation time in a group whose own is long."""
+    """Run an operation with a short timeout in a group with a long one."""
     if missing:
         time.sleep(seconds + 1.0)
         return described(None)
@@ -212,7 +212,7 @@ def late_operation(seconds: float, missing: bool) -> dict[str, Any]:
 
 
 def make_group(place: str, rank: int, world: int, generation: int, timeout: float = 30.0) -> dict[str, Any]:
-    """A group of a generation, without torch's registry."""
+    """Create a group of a generation, without torch's registry."""
     from barnraise.collectives.process_group import create_group
 
     prepare()
@@ -227,7 +227,10 @@ def use_group(number: int = -1) -> dict[str, Any]:
 
 
 def spin(elements: int, seconds: float) -> dict[str, Any]:
-    """Issue, then hold Python's lock in pure Python; when the mover had the last byte, and when we looked."""
+    """Submit, then hold Python's GIL in pure Python.
+
+    Return when the communication process had the last byte, and when this thread looked.
+    """
     tensor = torch.ones(elements)
     work = dist.all_reduce(tensor, async_op=True)
     issued = time.monotonic_ns()
@@ -251,10 +254,10 @@ def spin(elements: int, seconds: float) -> dict[str, Any]:
 
 
 def held() -> dict[str, list[int]]:
-    from barnraise.collectives.client import current_mover
+    from barnraise.collectives.client import current_comm_process
 
     gc.collect()
-    return {"worker": _held_by(os.getpid()), "mover": _held_by(current_mover().pid)}
+    return {"worker": _held_by(os.getpid()), "comm_process": _held_by(current_comm_process().pid)}
 
 
 def _held_by(pid: int) -> list[int]:
@@ -263,7 +266,7 @@ def _held_by(pid: int) -> list[int]:
 
 
 def rebuild(place: str, rank: int, world: int, times: int, every: int) -> dict[str, Any]:
-    """Make, use and destroy the group over and over; what the two processes hold meanwhile."""
+    """Create, use and destroy the group repeatedly. Return the open descriptors of the two processes."""
     samples, wrong, started = [], 0, time.monotonic()
     for turn in range(times):
         join(f"{place}-{turn}", rank, world)
@@ -278,7 +281,10 @@ def rebuild(place: str, rank: int, world: int, times: int, every: int) -> dict[s
 
 
 def checked_loop(stop: str) -> dict[str, Any]:
-    """Checked all-reduces until the file is there; all ranks agree on the last one through the sum itself."""
+    """Run checked all-reduces until the file exists.
+
+    The ranks agree on the last one through the sum itself.
+    """
     turns, slowest, wrong = 0, 0.0, 0
 
     def run() -> None:
@@ -298,12 +304,12 @@ def checked_loop(stop: str) -> dict[str, Any]:
 
 
 def group_tag() -> int:
-    """The number that stands for the default group on the wire."""
-    return int(_backend(dist.group.WORLD)._issuer.group)
+    """Return the number of the default group on the wire."""
+    return int(_backend(dist.group.WORLD)._submitter.group)
 
 
 def links() -> list[str]:
-    """What carries the default group, in words."""
+    """Return descriptions of the default group's links."""
     return list(_backend(dist.group.WORLD).links)
 
 
@@ -311,7 +317,7 @@ def links() -> list[str]:
 
 
 def train(steps: int, kill_at: int = -1, seed: int = 0) -> dict[str, Any]:
-    """DDP steps on the default group; the parameters go on from where this process left them."""
+    """Run DDP steps on the default group, starting from this process's parameters."""
     model = _model()
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01)

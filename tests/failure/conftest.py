@@ -1,4 +1,4 @@
-"""One crew for all of these tests; each test takes the workers it needs."""
+"""Fixtures: one worker pool for all tests, from which each test takes its workers."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.failure.crew import PATIENT_CLOCKS, Crew, Worker
+from tests.failure.worker_pool import PATIENT_CLOCKS, Worker, WorkerPool
 
 if sys.platform == "win32":
     collect_ignore_glob = ["test_*.py"]  # fork, SIGSTOP and SIGKILL are not there; nobody has run these on it
 
 
 @pytest.fixture(scope="package")
-def crew() -> Iterator[Crew]:
+def worker_pool() -> Iterator[WorkerPool]:
     # a ring for every size: then most survivors are not the dead rank's neighbours
-    made = Crew({**PATIENT_CLOCKS, "BARNRAISE_COLLECTIVES_STRATEGY": "ring"})
+    made = WorkerPool({**PATIENT_CLOCKS, "BARNRAISE_COLLECTIVES_STRATEGY": "ring"})
     yield made
     made.close()
 
 
 @pytest.fixture
-def take(crew: Crew) -> Iterator[Callable[[int], list[Worker]]]:
-    yield crew.take
-    crew.give_back()
+def take(worker_pool: WorkerPool) -> Iterator[Callable[[int], list[Worker]]]:
+    yield worker_pool.take
+    worker_pool.release_all()
 
 
 @pytest.fixture
-def four(crew: Crew, take: Callable[[int], list[Worker]]) -> list[Worker]:
+def four(worker_pool: WorkerPool, take: Callable[[int], list[Worker]]) -> list[Worker]:
     """Four workers in one group."""
     workers = take(4)
-    crew.join(workers)
+    worker_pool.join(workers)
     return workers

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.failure.crew import NOTICE_S, Crew, Worker, answers, ask_all
+from tests.failure.worker_pool import NOTICE_S, Worker, WorkerPool, answers, ask_all
 
 _LATE_S = 4.0  # longer than a busy machine lets one of the others stand still: it would be late, too
 _ODD = 2
@@ -30,7 +30,7 @@ def _check_late(end: dict[str, object], seconds: float, most: float = _LATE_S) -
 
 
 @pytest.mark.parametrize("by", ["late_operation", "monitored"])
-def test_a_late_rank_is_late_not_lost(crew: Crew, four: list[Worker], by: str) -> None:
+def test_late_rank_is_reported_late_not_lost(worker_pool: WorkerPool, four: list[Worker], by: str) -> None:
     since = time.monotonic_ns()
     for rank, worker in enumerate(four):
         worker.tell(by, seconds=_LATE_S, missing=rank == _ODD)
@@ -44,10 +44,12 @@ def test_a_late_rank_is_late_not_lost(crew: Crew, four: list[Worker], by: str) -
     assert time.monotonic() - started < NOTICE_S
 
 
-def test_the_timeout_of_the_group_counts(crew: Crew, take: Callable[[int], list[Worker]]) -> None:
+def test_group_timeout_applies_to_operations(
+    worker_pool: WorkerPool, take: Callable[[int], list[Worker]]
+) -> None:
     workers = take(4)
     most = 1.5 * _LATE_S  # for joining as well, which is more work
-    crew.join(workers, timeout=most)
+    worker_pool.join(workers, timeout=most)
     since = time.monotonic_ns()
     others = [worker for rank, worker in enumerate(workers) if rank != _ODD]
     for end in ask_all(others, "one_all_reduce"):
@@ -55,8 +57,8 @@ def test_the_timeout_of_the_group_counts(crew: Crew, take: Callable[[int], list[
 
 
 @pytest.mark.parametrize("case", _CALLED)
-def test_who_calls_something_else_is_named_with_what_it_called(
-    crew: Crew, four: list[Worker], case: str
+def test_mismatched_call_names_rank_and_operation(
+    worker_pool: WorkerPool, four: list[Worker], case: str
 ) -> None:
     for rank, worker in enumerate(four):
         worker.tell("disagree", case=case, odd=rank == _ODD)
@@ -68,15 +70,15 @@ def test_who_calls_something_else_is_named_with_what_it_called(
         assert end["right_after"], "another group of the same ranks was harmed"
 
 
-def test_a_stale_generation_is_refused(crew: Crew, take: Callable[[int], list[Worker]]) -> None:
-    """Generation 5 ends what was there; after it nobody may form a group of an older one."""
+def test_stale_generation_is_rejected(worker_pool: WorkerPool, take: Callable[[int], list[Worker]]) -> None:
+    """Generation 5 fails the existing group. After it no group of an older generation can form."""
     workers = take(3)
     old, new = workers[:2], workers[:2]
-    place = crew.meeting()
+    place = worker_pool.meeting()
     for rank, worker in enumerate(old):
         worker.tell("make_group", place=place, rank=rank, world=2, generation=4)
     assert [worker.answer()["error"] for worker in old] == [None, None]
-    place = crew.meeting()
+    place = worker_pool.meeting()
     for rank, worker in enumerate(new):
         worker.tell("make_group", place=place, rank=rank, world=2, generation=5)
     assert [worker.answer()["error"] for worker in new] == [None, None]
@@ -85,7 +87,7 @@ def test_a_stale_generation_is_refused(crew: Crew, take: Callable[[int], list[Wo
         assert end["error"] == "OperationAborted", end
         assert "generation 4 is over" in end["text"]
     # one who slept through it all, and one who was there: both are refused, in words
-    place = crew.meeting()
+    place = worker_pool.meeting()
     pair = [workers[2], workers[0]]
     for rank, worker in enumerate(pair):
         worker.tell("make_group", place=place, rank=rank, world=2, generation=3)
@@ -95,19 +97,19 @@ def test_a_stale_generation_is_refused(crew: Crew, take: Callable[[int], list[Wo
         assert "generation 3 is over, this run is at 5" in end["text"], end
     assert time.monotonic() - started < NOTICE_S, "they waited for their group's time to run out"
     assert [end["value"] for end in ask_all(new, "use_group", number=1)] == [2.0, 2.0]
-    for worker in workers:  # its mover stays at generation 5, where other tests cannot use it
-        crew.end(worker)
+    for worker in workers:  # its communication process stays at generation 5, where other tests cannot use it
+        worker_pool.end(worker)
 
 
 @pytest.mark.slow
-def test_a_spinning_trainer_does_not_hold_up_its_operation(
-    crew: Crew, take: Callable[[int], list[Worker]]
+def test_busy_trainer_does_not_delay_its_operation(
+    worker_pool: WorkerPool, take: Callable[[int], list[Worker]]
 ) -> None:
-    """The mover ends it while the main thread holds Python's lock."""
+    """The communication process ends it while the main thread holds Python's lock."""
     workers = take(2)
-    crew.join(workers)
+    worker_pool.join(workers)
     ask_all(workers, "checked")
-    for _ in range(6):  # two who spin may leave no core for the movers; then another time
+    for _ in range(6):  # two who spin may leave no core for the communication processes; then another time
         ends = ask_all(workers, "spin", elements=1_000_000, seconds=2.0)
         assert [end["v"] for end in ends] == [2.0, 2.0]
         if all(end["completed"] and end["issued"] < end["finished"] < end["ends"] - 0.5e9 for end in ends):

@@ -1,4 +1,4 @@
-"""A rank dies in the middle of a collective: every survivor is told who, at once, and goes on without it."""
+"""A rank dies in the middle of a collective: every survivor gets its rank at once and continues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.failure.crew import NOTICE_S, Crew, Worker, answers, ask_all, is_running, until
+from tests.failure.worker_pool import NOTICE_S, Worker, WorkerPool, answers, ask_all, is_running, until
 
 
 def check_named(ends: list[dict[str, Any]], victim: int, since_ns: int) -> None:
@@ -23,38 +23,40 @@ def check_named(ends: list[dict[str, Any]], victim: int, since_ns: int) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_trainer_is_named_and_the_survivors_rebuild(
-    crew: Crew, four: list[Worker], victim: int
+def test_killed_trainer_is_named_and_survivors_rebuild(
+    worker_pool: WorkerPool, four: list[Worker], victim: int
 ) -> None:
     survivors = [worker for rank, worker in enumerate(four) if rank != victim]
-    crew.set_to_work(four, 1_000_000)
+    worker_pool.start_all_reduces(four, 1_000_000)
     since = time.monotonic_ns()
     four[victim].kill()
     ends = answers(survivors)
     check_named(ends, victim, since)
     assert min(end["operations"] for end in ends) > 0
     ask_all(survivors, "leave")
-    crew.join(survivors)
+    worker_pool.join(survivors)
     assert all(ask_all(survivors, "checked", seed=3))
-    assert until(lambda: not is_running(four[victim].mover), 60.0), "the dead trainer's mover lives on"
+    assert until(lambda: not is_running(four[victim].comm_process), 60.0), (
+        "the dead trainer's communication process lives on"
+    )
 
 
-def test_a_killed_mover_is_a_lost_peer_elsewhere_and_a_lost_mover_here(
-    crew: Crew, four: list[Worker]
+def test_killed_comm_process_is_reported_here_and_as_lost_peer_elsewhere(
+    worker_pool: WorkerPool, four: list[Worker]
 ) -> None:
-    crew.set_to_work(four, 1_000_000)
+    worker_pool.start_all_reduces(four, 1_000_000)
     since = time.monotonic_ns()
-    os.kill(four[1].mover, signal.SIGKILL)
+    os.kill(four[1].comm_process, signal.SIGKILL)
     ends = answers(four)
     check_named([end for rank, end in enumerate(ends) if rank != 1], 1, since)
-    assert ends[1]["error"] == "MoverLost"
+    assert ends[1]["error"] == "CommProcessLost"
     assert (ends[1]["at_ns"] - since) / 1e9 <= NOTICE_S
     ask_all(four, "leave")
-    crew.join(four)  # all four: the worker starts itself a new mover
+    worker_pool.join(four)  # all four: the worker starts itself a new communication process
     assert all(ask_all(four, "checked", seed=4))
 
 
-def test_who_was_idle_learns_it_at_the_next_call(crew: Crew, four: list[Worker]) -> None:
+def test_idle_rank_sees_lost_peer_at_next_call(worker_pool: WorkerPool, four: list[Worker]) -> None:
     assert all(ask_all(four, "checked"))
     four[3].kill()
     time.sleep(0.3)
@@ -62,8 +64,8 @@ def test_who_was_idle_learns_it_at_the_next_call(crew: Crew, four: list[Worker])
     check_named(ask_all(four[:3], "one_all_reduce"), 3, since)
 
 
-def test_everything_pending_ends_whoever_it_waited_for(crew: Crew, four: list[Worker]) -> None:
-    """A receive from anybody and a queue of works, although the dead rank had no part in them yet."""
+def test_pending_operations_fail_after_rank_loss(worker_pool: WorkerPool, four: list[Worker]) -> None:
+    """A receive from any rank and a queue of works fail, although the dead rank had no part in them."""
     four[0].tell("pending_receive")
     four[1].tell("pending_works", count=5)
     time.sleep(0.3)
@@ -73,8 +75,8 @@ def test_everything_pending_ends_whoever_it_waited_for(crew: Crew, four: list[Wo
     check_named([received, *works], 2, since)
 
 
-def test_two_die_at_once(crew: Crew, four: list[Worker]) -> None:
-    crew.set_to_work(four, 1_000_000)
+def test_two_ranks_lost_at_once(worker_pool: WorkerPool, four: list[Worker]) -> None:
+    worker_pool.start_all_reduces(four, 1_000_000)
     since = time.monotonic_ns()
     four[1].kill()
     four[2].kill()
@@ -84,17 +86,16 @@ def test_two_die_at_once(crew: Crew, four: list[Worker]) -> None:
         assert end["peer"] in (1, 2), end
         assert (end["at_ns"] - since) / 1e9 <= NOTICE_S
     ask_all(survivors, "leave")
-    crew.join(survivors)
+    worker_pool.join(survivors)
     assert all(ask_all(survivors, "checked", seed=5))
 
 
-def test_training_goes_on_after_a_rank_died(crew: Crew, take: Callable[[int], list[Worker]]) -> None:
-    """DDP's C++ sees the failure, the process lives, and the model is wrapped anew.
-
-    torch turns errors that pass through its C++ futures into RuntimeError with our text in it.
-    """
+def test_training_continues_after_rank_loss(
+    worker_pool: WorkerPool, take: Callable[[int], list[Worker]]
+) -> None:
+    """DDP's C++ sees the failure, the process survives, and the model is wrapped again."""
     workers = take(3)
-    crew.join(workers)
+    worker_pool.join(workers)
     for rank, worker in enumerate(workers):
         worker.tell("train", steps=1000, kill_at=5 if rank == 1 else -1)
     ends = [workers[rank].answer() for rank in (0, 2)]
@@ -105,14 +106,16 @@ def test_training_goes_on_after_a_rank_died(crew: Crew, take: Callable[[int], li
         assert end["steps"] == 5
     survivors = [workers[0], workers[2]]
     ask_all(survivors, "leave")
-    crew.join(survivors)
+    worker_pool.join(survivors)
     again = ask_all(survivors, "train", steps=5, seed=1)
     assert [end["error"] for end in again] == [None, None]
     assert again[0]["sum"] == again[1]["sum"], "the replicas differ"
     assert again[0]["sum"] != ends[0]["sum"], "nothing was learnt"
 
 
-def test_an_abort_from_another_thread_ends_operations_everywhere(crew: Crew, four: list[Worker]) -> None:
+def test_abort_from_other_thread_fails_operations_on_all_ranks(
+    worker_pool: WorkerPool, four: list[Worker]
+) -> None:
     """Rank 3 never calls, so nothing but the abort can end what the others wait for."""
     four[0].tell("abort_after", seconds=0.5, elements=1000)
     for worker in four[1:3]:
@@ -125,5 +128,5 @@ def test_an_abort_from_another_thread_ends_operations_everywhere(crew: Crew, fou
     since = time.monotonic_ns()
     check_named([four[3].ask("one_all_reduce")], 0, since)
     ask_all(four, "leave")
-    crew.join(four)
+    worker_pool.join(four)
     assert all(ask_all(four, "checked", seed=6))

@@ -10,8 +10,8 @@ import pytest
 
 from barnraise.identity import NodeKey
 from barnraise.identity.secret import load_secret
-from tests.failure.crew import QUICK_CLOCKS, Crew, Worker, answers, ask_all, until
-from tests.failure.strangers import ATTACKS, WAIT_S, Target
+from tests.failure.hostile_peers import ATTACKS, WAIT_S, Target
+from tests.failure.worker_pool import QUICK_CLOCKS, Worker, WorkerPool, answers, ask_all, until
 
 _GENERATION = 3
 _MOST_GROWTH = 24 << 20
@@ -34,38 +34,41 @@ class Besieged:
 
 
 @pytest.fixture(scope="module")
-def besieged(crew: Crew) -> Iterator[Besieged]:
+def besieged(worker_pool: WorkerPool) -> Iterator[Besieged]:
     # Who says nothing is borne no longer than so; an attacker's own handshake must fit in, too.
     quick = {**QUICK_CLOCKS, "BARNRAISE_NETWORK_CONNECT_TIMEOUT_S": "4"}
     settings = {"BARNRAISE_GENERATION": str(_GENERATION), **quick}
-    workers = [crew.fork(settings, label="besieged") for _ in range(3)]
+    workers = [worker_pool.fork(settings, label="besieged") for _ in range(3)]
     members = ask_all(workers, "prepare")
     for worker, member in zip(workers, members, strict=True):
-        worker.mover = member["mover"]
-    crew.join(workers)
+        worker.comm_process = member["comm_process"]
+    worker_pool.join(workers)
     assert all(ask_all(workers, "checked", count=100_000))
-    standing = crew.standing()
+    standing = worker_pool.standing()
     target = Target(
         port=standing.port,
         worker=bytes.fromhex(members[1]["worker"]),
-        secret=load_secret(crew.state / "secret"),
-        key=NodeKey.load_or_create(crew.state / "node.key"),
-        friend=crew.friend,
+        secret=load_secret(worker_pool.state / "secret"),
+        key=NodeKey.load_or_create(worker_pool.state / "node.key"),
+        friend=worker_pool.friend,
         member=bytes.fromhex(members[0]["worker"]),
         run="default",
         generation=_GENERATION,
         group=workers[0].ask("group_tag"),
     )
-    processes = {f"mover {rank}": psutil.Process(worker.mover) for rank, worker in enumerate(workers)}
+    processes = {
+        f"communication process {rank}": psutil.Process(worker.comm_process)
+        for rank, worker in enumerate(workers)
+    }
     processes["listener"] = psutil.Process(standing.pid)
     yield Besieged(workers, target, processes)
     for worker in workers:
-        crew.end(worker)
+        worker_pool.end(worker)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_the_group_does_not_notice(crew: Crew, besieged: Besieged, attack: str) -> None:
-    stop = crew.directory / f"stop {attack}"
+def test_attacks_do_not_affect_the_group(worker_pool: WorkerPool, besieged: Besieged, attack: str) -> None:
+    stop = worker_pool.directory / f"stop {attack}"
     descriptors, memory = besieged.descriptors(), besieged.memory()
     for worker in besieged.workers:
         worker.tell("checked_loop", stop=str(stop))

@@ -13,8 +13,18 @@ import psutil
 import pytest
 
 from barnraise.agent_client.client import ListenerClient
-from tests.failure.crew import NOTICE_S, REPOSITORY, Crew, Worker, answers, ask_all, is_running, living, until
 from tests.failure.test_deaths import check_named
+from tests.failure.worker_pool import (
+    NOTICE_S,
+    REPOSITORY,
+    Worker,
+    WorkerPool,
+    answers,
+    ask_all,
+    is_running,
+    running_processes,
+    until,
+)
 
 _LASTING = {"node.key", "secret", "openssl.cnf", "listener.lock", "listener.log", "listener.start"}
 _SCRIPT = """
@@ -31,7 +41,9 @@ assert tensor[0] == 8
 """
 
 
-def test_who_destroys_its_group_is_named_to_those_who_still_call(crew: Crew, four: list[Worker]) -> None:
+def test_rank_that_destroyed_group_is_named_in_later_calls(
+    worker_pool: WorkerPool, four: list[Worker]
+) -> None:
     assert all(ask_all(four, "checked"))
     four[2].ask("leave")
     since = time.monotonic_ns()
@@ -41,7 +53,9 @@ def test_who_destroys_its_group_is_named_to_those_who_still_call(crew: Crew, fou
     assert "closed the group" in ends[0]["text"]
 
 
-def test_a_destroyed_group_ends_what_others_wait_for(crew: Crew, four: list[Worker]) -> None:
+def test_destroyed_group_fails_pending_operations_of_others(
+    worker_pool: WorkerPool, four: list[Worker]
+) -> None:
     assert all(ask_all(four, "checked"))
     others = four[:3]
     for worker in others:
@@ -53,14 +67,14 @@ def test_a_destroyed_group_ends_what_others_wait_for(crew: Crew, four: list[Work
     four[3].answer()
 
 
-def test_who_has_done_its_part_may_leave_at_once(crew: Crew, four: list[Worker]) -> None:
-    """The last operation of a program: nobody waits for the slowest rank before it destroys the group."""
+def test_rank_may_leave_after_its_part_of_last_operation(worker_pool: WorkerPool, four: list[Worker]) -> None:
+    """In the last operation no rank waits for the slowest one before it destroys the group."""
     for turn in range(5):
         assert all(ask_all(four, "checked_and_leave", seed=turn))
-        crew.join(four)
+        worker_pool.join(four)
 
 
-def test_an_ordinary_exit_tells_the_others(crew: Crew, four: list[Worker]) -> None:
+def test_ordinary_exit_is_reported_to_others(worker_pool: WorkerPool, four: list[Worker]) -> None:
     assert all(ask_all(four, "checked"))
     for worker in four[1:]:
         worker.tell("one_all_reduce")
@@ -70,15 +84,15 @@ def test_an_ordinary_exit_tells_the_others(crew: Crew, four: list[Worker]) -> No
     ends = answers(four[1:])
     assert max(end["at_ns"] - since for end in ends) / 1e9 <= 2 * NOTICE_S  # the interpreter has to end first
     assert {(end["error"], end["peer"]) for end in ends} == {("PeerLost", 0)}
-    assert until(lambda: not is_running(four[0].pid) and not is_running(four[0].mover), 60.0)
+    assert until(lambda: not is_running(four[0].pid) and not is_running(four[0].comm_process), 60.0)
     four[0].kill()
-    assert four[0].words() == "", "it did not leave quietly"
+    assert four[0].log_tail() == "", "it did not leave quietly"
 
 
 @pytest.fixture
-def house(crew: Crew) -> Path:
+def house(worker_pool: WorkerPool) -> Path:
     """A state directory of its own, and a directory for temporary files."""
-    directory = crew.directory / f"house-{time.monotonic_ns()}"
+    directory = worker_pool.directory / f"house-{time.monotonic_ns()}"
     (directory / "tmp").mkdir(parents=True)
     return directory
 
@@ -93,7 +107,7 @@ def _check_nothing_is_left(house: Path, pids: list[int]) -> None:
     assert until(lambda: not any(is_running(pid) for pid in pids), 60.0), (
         f"left: {[psutil.Process(pid) for pid in pids if is_running(pid)]}"
     )
-    assert until(lambda: not living(house / "state"), 60.0, every=0.3), "the listener does not end"
+    assert until(lambda: not running_processes(house / "state"), 60.0, every=0.3), "the listener does not end"
     files = {path.name for path in (house / "state").rglob("*")}
     assert files <= _LASTING, files - _LASTING
     assert list((house / "tmp").iterdir()) == []
@@ -101,25 +115,25 @@ def _check_nothing_is_left(house: Path, pids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
-def test_nothing_is_left_behind(crew: Crew, house: Path, how: str) -> None:
-    workers = [crew.fork(_settings(house)) for _ in range(2)]
-    crew.join(workers)
+def test_exit_leaves_no_processes_or_files(worker_pool: WorkerPool, house: Path, how: str) -> None:
+    workers = [worker_pool.fork(_settings(house)) for _ in range(2)]
+    worker_pool.join(workers)
     assert all(ask_all(workers, "checked"))
-    movers = [worker.ask("prepare")["mover"] for worker in workers]
+    comm_processes = [worker.ask("prepare")["comm_process"] for worker in workers]
     with ListenerClient.connect(house / "state", timeout=60.0) as client:
         listener = client.standing().pid
     for worker in workers:
         if how == "exit":
             worker.ask("exit")
         worker.kill()
-    _check_nothing_is_left(house, [*movers, listener, *(worker.pid for worker in workers)])
+    _check_nothing_is_left(house, [*comm_processes, listener, *(worker.pid for worker in workers)])
 
 
 @pytest.mark.slow
-def test_a_script_that_just_ends_ends_well(crew: Crew, house: Path) -> None:
+def test_script_without_destroy_exits_with_zero(worker_pool: WorkerPool, house: Path) -> None:
     """No destroy_process_group: exit code 0, no word on standard error, nothing left."""
     environment = {**os.environ, **_settings(house), "PYTHONPATH": str(REPOSITORY / "src")}
-    place = crew.meeting()
+    place = worker_pool.meeting()
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", _SCRIPT, place, str(rank)],
@@ -144,7 +158,7 @@ def _check_growth(held: list[dict[str, list[dict[str, list[int]]]]], times: int)
     """The first third warms up caches and allocators; a leak goes on after it."""
     for answer in held:
         assert answer["wrong"] == 0
-        for who in ("worker", "mover"):
+        for who in ("worker", "comm_process"):
             rows = [sample[who] for sample in answer["samples"]]
             settled = rows[len(rows) // 3 :]
             descriptors, threads, memory = zip(*settled, strict=True)
@@ -154,18 +168,22 @@ def _check_growth(held: list[dict[str, list[dict[str, list[int]]]]], times: int)
             assert per_rebuild < 8.0, f"{who}: {per_rebuild:.1f} KiB each time: {memory}"
 
 
-def _rebuild(crew: Crew, workers: list[Worker], times: int) -> None:
-    place = crew.meeting()
+def _rebuild(worker_pool: WorkerPool, workers: list[Worker], times: int) -> None:
+    place = worker_pool.meeting()
     for rank, worker in enumerate(workers):
         worker.tell("rebuild", place=place, rank=rank, world=len(workers), times=times, every=times // 30)
     _check_growth(answers(workers, 120.0 + times / 5), times)
 
 
-def test_rebuilding_leaks_nothing(crew: Crew, take: Callable[[int], list[Worker]]) -> None:
-    _rebuild(crew, take(2), 200)
+def test_group_rebuild_leaks_no_resources(
+    worker_pool: WorkerPool, take: Callable[[int], list[Worker]]
+) -> None:
+    _rebuild(worker_pool, take(2), 200)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_thousand_rebuilds_leak_nothing(crew: Crew, take: Callable[[int], list[Worker]]) -> None:
-    _rebuild(crew, take(3), 1000)
+def test_thousand_group_rebuilds_leak_no_resources(
+    worker_pool: WorkerPool, take: Callable[[int], list[Worker]]
+) -> None:
+    _rebuild(worker_pool, take(3), 1000)

@@ -69,7 +69,7 @@ def test_the_third_machine_goes_on_alone_from_its_copy(machines: Machines, tmp_p
     resumed = line.run(2, "resume", run, folder=tmp_path, timeout=200)
     assert resumed.returncode == 0, resumed.stderr
     assert f"from step {manifest.step}, which is on h2" in resumed.stderr
-    words = rf"going on from the checkpoint of step {manifest.step} of run {run}"
+    words = rf"resuming from the checkpoint of step {manifest.step} of run {run}"
     assert re.search(words, resumed.stdout + resumed.stderr)
     after = read_commits(trace)[len(before) :]
     assert [one.step for one in after[:3]] == [manifest.step + 1 + place for place in range(3)]

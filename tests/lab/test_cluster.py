@@ -47,6 +47,7 @@ def _members(machines: Machines, place: int) -> list[str]:
 
 
 def test_a_coordinator_that_dies_or_stops_is_replaced_and_comes_back(four: tuple[Lab, Machines]) -> None:
+    """An agent that was stopped by a busy machine loses its place: only that, in this window, excuses."""
     _, machines = four
     machines.kill(0)
     taken = machines.until(lambda: machines.agree([1, 2, 3]), 90.0, "h0 is replaced")

@@ -66,10 +66,10 @@ def test_a_guest_starts_no_run(yard: Yard, tmp_path: Path) -> None:
         before = yard.runs(0)
         done = yard.line.run(GUEST, "run", "--on", "h0", "train.py", folder=tmp_path)
         assert done.returncode != 0
-        assert "this machine is a guest of its cluster and starts no run" in done.stderr
+        assert "guests cannot start runs" in done.stderr
         assert "Traceback" not in done.stderr
         asked = StartRunRequest(command=("-c", "pass"), folder=bytes(32), on=("h0",))
-        with pytest.raises(BarnraiseError, match="starts no run"):
+        with pytest.raises(BarnraiseError, match="cannot start runs"):
             yard.machines.ask(GUEST, asked, RunStarted)
         stopped = yard.line.run(GUEST, "stop", yard.run)
         assert stopped.returncode != 0
@@ -98,7 +98,7 @@ def test_a_guests_worker_starts_no_run(yard: Yard, tmp_path: Path) -> None:
         assert accepted.returncode == 0, accepted.stderr
         yard.machines.until(lambda: yard.phase(run) == "ended", 90.0, "it has ended")
         # The guest's machine may be slower than ours, which knows already.
-        yard.machines.until(lambda: "starts no run" in yard.said(run, 1), 30.0, "it was refused")
+        yard.machines.until(lambda: "cannot start runs" in yard.said(run, 1), 30.0, "it was refused")
         assert "told 0" not in yard.said(run, 1)
         accepted = yard.machines.state(GUEST) / "runs" / run / "accepted"
         yard.machines.until(lambda: not accepted.exists(), 30.0, "consent was for once")
@@ -392,11 +392,11 @@ def test_a_guest_gets_no_checkpoint_of_others(yard: Yard) -> None:
 OFFERS = {
     "another run": "it belongs to run another-run",
     "another step": "it was changed after it was signed",
-    "another state": "it is another checkpoint than was asked for",
+    "another state": "the fetched files are another checkpoint than the requested one",
     "a stranger's signature": "it is signed by nobody of this cluster",
     "changed afterwards": "it was changed after it was signed",
     "a terabyte": "",
-    "the run's own folder": "it is no checkpoint",
+    "the run's own folder": "the fetched files are not a checkpoint",
 }
 
 
@@ -480,7 +480,7 @@ def test_a_guests_pickles_are_not_read(yard: Yard, tmp_path: Path) -> None:
             )
         said = [yard.said(run, rank) for rank in range(3)]
     for rank, text in enumerate(said):
-        assert "h2 takes part in this group as a guest" in text
+        assert "h2 is a guest in this group" in text
         assert "Send tensors instead" in text
         assert "not read" in text
         assert ("['word 0', 'word 1']" in text) == (rank < 2)

@@ -371,7 +371,7 @@ def test_a_run_that_was_stopped_goes_on_elsewhere_and_is_exported(
     assert resumed.returncode == 0, resumed.stderr
     assert f"goes on with {run} on h1, h0" in resumed.stderr
     assert re.search(
-        rf"going on from the checkpoint of step \d+ of run {run}", resumed.stdout + resumed.stderr
+        rf"resuming from the checkpoint of step \d+ of run {run}", resumed.stdout + resumed.stderr
     )
     check_equal(finals(resumed.stdout), alone(**options))
     newest = machines.ask(1, RunsRequest(), RunsResponse).runs[-1].run

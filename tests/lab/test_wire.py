@@ -15,7 +15,16 @@ import pytest
 from barnraise.identity import NodeKey
 from lab import Host, Lab
 from lab.janitor import NETNS
-from tests.failure.crew import NOTICE_S, QUICK_CLOCKS, SILENCE_S, Crew, Worker, answers, ask_all, until
+from tests.failure.worker_pool import (
+    NOTICE_S,
+    QUICK_CLOCKS,
+    SILENCE_S,
+    Worker,
+    WorkerPool,
+    answers,
+    ask_all,
+    until,
+)
 
 _WORLD = 4
 
@@ -25,12 +34,12 @@ class Wire:
     """One worker on each host of a lab, all forked from one nursery outside."""
 
     lab: Lab
-    crew: Crew
+    worker_pool: WorkerPool
     workers: list[Worker]
 
     def group(self) -> None:
         ask_all(self.workers, "leave_all")
-        self.crew.join(self.workers)
+        self.worker_pool.join(self.workers)
 
     def heal(self, *cut: tuple[Host, Host]) -> None:
         """Plug all in again, once the clock of every silent link has run out at both ends."""
@@ -39,7 +48,7 @@ class Wire:
         assert gone, "a silent link is kept"
 
     def busy(self) -> None:
-        self.crew.set_to_work(self.workers, 200_000)
+        self.worker_pool.start_all_reduces(self.workers, 200_000)
 
     def ends(self) -> list[dict[str, Any]]:
         return answers(self.workers)
@@ -67,27 +76,31 @@ def _identity(state: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wire() -> Iterator[Wire]:
-    crew = Crew({**QUICK_CLOCKS, "BARNRAISE_COLLECTIVES_STRATEGY": "ring"})
-    secret = crew.directory / "secret"
+    worker_pool = WorkerPool({**QUICK_CLOCKS, "BARNRAISE_COLLECTIVES_STRATEGY": "ring"})
+    secret = worker_pool.directory / "secret"
     secret.write_text(secrets.token_hex(32) + "\n")
     secret.chmod(0o600)
-    nodes = [_identity(crew.directory / f"h{number}") for number in range(_WORLD)]
+    nodes = [_identity(worker_pool.directory / f"h{number}") for number in range(_WORLD)]
     with Lab(hosts=_WORLD, rate="1gbit") as lab:
         workers = [
-            crew.fork(_settings(crew, number, host.address, nodes, secret), str(NETNS / host.namespace))
+            worker_pool.fork(
+                _settings(worker_pool, number, host.address, nodes, secret), str(NETNS / host.namespace)
+            )
             for number, host in enumerate(lab.hosts)
         ]
         for worker, ready in zip(workers, ask_all(workers, "prepare"), strict=True):
-            worker.mover = ready["mover"]
-        yield Wire(lab, crew, workers)
+            worker.comm_process = ready["comm_process"]
+        yield Wire(lab, worker_pool, workers)
         for worker in workers:
-            crew.end(worker)
-    crew.close()
+            worker_pool.end(worker)
+    worker_pool.close()
 
 
-def _settings(crew: Crew, number: int, address: str, nodes: list[str], secret: Path) -> dict[str, str]:
+def _settings(
+    worker_pool: WorkerPool, number: int, address: str, nodes: list[str], secret: Path
+) -> dict[str, str]:
     return {
-        "BARNRAISE_STATE_DIRECTORY": str(crew.directory / f"h{number}"),
+        "BARNRAISE_STATE_DIRECTORY": str(worker_pool.directory / f"h{number}"),
         "BARNRAISE_NETWORK_ADDRESSES": address,
         "BARNRAISE_NETWORK_CONNECT_TIMEOUT_S": "4",
         "BARNRAISE_NETWORK_RETRIES": "1",
@@ -156,7 +169,7 @@ def test_an_unplugged_machine_is_lost_and_the_rest_goes_on(wire: Wire) -> None:
         _check(ends[3:], {0, 1, 2}, since)
         rest = wire.workers[:3]
         ask_all(rest, "leave")
-        wire.crew.join(rest)
+        wire.worker_pool.join(rest)
         assert all(ask_all(rest, "checked", seed=4))
     finally:
         wire.heal(*((hosts[3], host) for host in hosts[:3]))
@@ -166,7 +179,7 @@ def test_an_unplugged_machine_is_lost_and_the_rest_goes_on(wire: Wire) -> None:
 
 def test_a_machine_that_cannot_be_reached_is_named(wire: Wire) -> None:
     """It is alive and in the store, but no cable leads to it: forming the group says so in words."""
-    place = wire.crew.meeting()
+    place = wire.worker_pool.meeting()
     ask_all(wire.workers, "leave_all")
     for other in wire.lab.hosts[1:]:
         wire.lab.cut(wire.lab.hosts[0], other)
@@ -186,26 +199,26 @@ def test_a_machine_that_cannot_be_reached_is_named(wire: Wire) -> None:
 
 def test_a_machine_with_another_key_is_refused_and_disturbs_nobody(wire: Wire) -> None:
     """It has the secret, the store and the run, but no machine here trusts its key."""
-    crew, host = wire.crew, wire.lab.hosts[3]
+    worker_pool, host = wire.worker_pool, wire.lab.hosts[3]
     ask_all(wire.workers, "leave_all")
     loyal, asked = wire.workers[1:], wire.workers[0]
-    crew.join(loyal)
-    stop = crew.directory / "stop-stranger"
+    worker_pool.join(loyal)
+    stop = worker_pool.directory / "stop-stranger"
     for worker in loyal:
         worker.tell("checked_loop", stop=str(stop))
-    node = _identity(crew.directory / "stranger")
-    settings = _settings(crew, 3, host.address, [node], crew.directory / "secret")
-    settings["BARNRAISE_STATE_DIRECTORY"] = str(crew.directory / "stranger")
-    stranger = crew.fork(settings, str(NETNS / host.namespace), label="stranger")
+    node = _identity(worker_pool.directory / "stranger")
+    settings = _settings(worker_pool, 3, host.address, [node], worker_pool.directory / "secret")
+    settings["BARNRAISE_STATE_DIRECTORY"] = str(worker_pool.directory / "stranger")
+    stranger = worker_pool.fork(settings, str(NETNS / host.namespace), label="stranger")
     try:
-        place = crew.meeting()
+        place = worker_pool.meeting()
         for rank, worker in enumerate((asked, stranger)):
             worker.tell("make_group", place=place, rank=rank, world=2, generation=0, timeout=8.0)
         refused = answers((asked, stranger))
     finally:
         stop.touch()
         ends = answers(loyal)
-        crew.end(stranger)
+        worker_pool.end(stranger)
     for end in refused:
         assert end["error"] in ("PeerLost", "OperationTimeout"), refused
     assert any("trust" in end["text"] for end in refused), refused

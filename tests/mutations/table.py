@@ -22,35 +22,35 @@ class Mutation(NamedTuple):
 MEMBERSHIP = (
     Mutation(
         "quorum-of-half",
-        "return 2 * yes > len(counting) or (2 * yes == len(counting) and counting[0] in agreeing)",
-        "return 2 * yes >= len(counting)",
-        ("membership/test_paxos.py",),
+        "return 2 * yes > len(counted) or (2 * yes == len(counted) and counted[0] in agreeing)",
+        "return 2 * yes >= len(counted)",
+        ("membership/consensus/test_quorum.py",),
     ),
     Mutation(
         "accept-below-a-promise",
         "    if record.promised is not None and question.ballot < record.promised:\n"
-        "        return Answer(Refuse(after, question.ballot, record.promised), None)",
+        "        return PaxosReply(PaxosReject(after, question.ballot, record.promised), None)",
         "",
-        ("membership/test_paxos.py",),
+        ("membership/consensus/test_paxos.py",),
     ),
     Mutation(
         "promise-below-a-promise",
         "    if record.promised is not None and question.ballot < record.promised:\n"
-        "        return Answer(Refuse(question.after, question.ballot, record.promised), None)",
+        "        return PaxosReply(PaxosReject(question.after, question.ballot, record.promised), None)",
         "",
-        ("membership/test_paxos.py",),
+        ("membership/consensus/test_paxos.py",),
     ),
     Mutation(
         "lowest-vote",
         "self._highest is None or vote.ballot > self._highest",
         "self._highest is None or vote.ballot < self._highest",
-        ("membership/test_paxos.py",),
+        ("membership/consensus/test_paxos.py",),
     ),
     Mutation(
         "forgotten-vote",
         "kept = msgspec.structs.replace(record, promised=question.ballot, accepted=vote)",
         "kept = msgspec.structs.replace(record, promised=question.ballot)",
-        ("membership/test_paxos.py",),
+        ("membership/consensus/test_paxos.py",),
     ),
     Mutation(
         "one-witness-of-a-death",

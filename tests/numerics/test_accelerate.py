@@ -76,7 +76,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ],
     ids=["gloo", "barnraise"],
 )
-def test_unmodified_script(before: list[str], group: str, alone: dict[str, Any], tmp_path: Path) -> None:
+def test_unmodified_script_trains_on_backend(
+    before: list[str], group: str, alone: dict[str, Any], tmp_path: Path
+) -> None:
     pytest.importorskip("accelerate")
     together = _run(before, WORLD, 4, tmp_path)
     assert together["group"] == group

@@ -29,12 +29,12 @@ def _same(digests: list[Any]) -> None:
 @pytest.mark.parametrize("world", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("form", list(FORMS))
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_matches_the_whole_batch(pool: Pool, dtype: str, form: str, world: int) -> None:
+def test_sync_batch_norm_matches_whole_batch(pool: Pool, dtype: str, form: str, world: int) -> None:
     for spatial in SHAPES:
         _same(pool.run("batch_norms:matches", world=world, spatial=spatial, dtype=dtype, **FORMS[form]))
 
 
-def test_in_ddp(pool: Pool) -> None:
+def test_sync_batch_norm_inside_ddp(pool: Pool) -> None:
     _same(pool.run("batch_norms:in_ddp", world=4))
 
 
@@ -45,13 +45,13 @@ def test_too_few_values_raise_on_every_rank(pool: Pool) -> None:
 class TestAlone:
     """Without a process group it is ordinary batch normalisation."""
 
-    def test_equals_batch_norm(self) -> None:
+    def test_single_rank_equals_batch_norm(self) -> None:
         plain, ours = nn.BatchNorm2d(4), SyncBatchNorm.convert(nn.BatchNorm2d(4))
         batch = torch.randn(6, 4, 3, 3)
         assert torch.equal(plain(batch), ours(batch))
         assert torch.equal(plain.eval()(batch), ours.eval()(batch))
 
-    def test_convert_goes_everywhere_and_keeps_parameters(self) -> None:
+    def test_convert_replaces_all_norms_and_keeps_parameters(self) -> None:
         inner = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
         model = nn.ModuleDict({"a": inner, "b": nn.BatchNorm1d(3, affine=False, track_running_stats=False)})
         weight, state = inner[1].weight, list(model.state_dict())
@@ -71,6 +71,6 @@ class TestAlone:
         ours.load_state_dict(plain.state_dict())
         plain.load_state_dict(ours.state_dict())
 
-    def test_lazy_norms_are_refused_with_a_way_out(self) -> None:
+    def test_convert_rejects_lazy_norms_with_hint(self) -> None:
         with pytest.raises(UnsupportedOperation, match="one batch"):
             SyncBatchNorm.convert(nn.Sequential(nn.LazyBatchNorm2d()))

@@ -45,7 +45,7 @@ def _same(digests: list[object]) -> None:
 
 @pytest.mark.parametrize(("dtype", "world"), _kinds())
 @pytest.mark.parametrize("collective", REDUCTIONS)
-def test_reduction(pool: Pool, collective: str, dtype: str, world: int) -> None:
+def test_reduction_matches_expected_values(pool: Pool, collective: str, dtype: str, world: int) -> None:
     results = pool.run(f"reductions:{collective}", world=world, dtype=dtype)
     if collective == "all_reduce":
         _same(results)
@@ -53,13 +53,13 @@ def test_reduction(pool: Pool, collective: str, dtype: str, world: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "world"), _kinds())
 @pytest.mark.parametrize("collective", MOVEMENTS)
-def test_movement(pool: Pool, collective: str, dtype: str, world: int) -> None:
+def test_movement_matches_expected_values(pool: Pool, collective: str, dtype: str, world: int) -> None:
     pool.run(f"movement:{collective}", world=world, dtype=dtype)
 
 
 @pytest.mark.parametrize("world", _worlds())
 @pytest.mark.parametrize("dtype", ["float32", "int16", "float8_e4m3fn"])
-def test_all_gather_takes_uneven_lists(ours: Pool, dtype: str, world: int) -> None:
+def test_all_gather_accepts_uneven_lists(ours: Pool, dtype: str, world: int) -> None:
     ours.run("movement:all_gather_uneven", world=world, dtype=dtype)
 
 
@@ -73,7 +73,7 @@ def test_sums_that_round(pool: Pool, dtype: str, world: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3, 4, 5])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_large_sums(pool: Pool, dtype: str, world: int) -> None:
+def test_large_sums_match_expected_values(pool: Pool, dtype: str, world: int) -> None:
     """Below, at and above a mebibyte, where the strategy may change, and some megabytes."""
     sizes = [262_144, 262_145, 700_001]
     _same(pool.run("reductions:all_reduce_rough", world=world, dtype=dtype, sizes=sizes))
@@ -81,7 +81,7 @@ def test_large_sums(pool: Pool, dtype: str, world: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3, 4, 5])
-def test_large_movements(pool: Pool, world: int) -> None:
+def test_large_movements_match_expected_values(pool: Pool, world: int) -> None:
     pool.run("movement:large", world=world, megabytes=3)
 
 
@@ -91,7 +91,7 @@ def test_many_calls_in_flight(pool: Pool, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", _worlds())
-def test_barrier(pool: Pool, world: int) -> None:
+def test_barrier_waits_for_last_rank(pool: Pool, world: int) -> None:
     pool.run("movement:barrier", world=world)
 
 
@@ -101,11 +101,11 @@ def test_average_of_halves_does_not_overflow(ours: Pool, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 5])
-def test_not_a_number_reaches_everyone(ours: Pool, world: int) -> None:
+def test_nan_reaches_all_ranks(ours: Pool, world: int) -> None:
     _same(ours.run("reductions:not_numbers", world=world))
 
 
 @pytest.mark.parametrize("tensor_factor", [False, True])
 @pytest.mark.parametrize("factor", [0.3, -2.0])
-def test_premultiplied_sum(ours: Pool, factor: float, tensor_factor: bool) -> None:
+def test_premultiplied_sum_matches_expected_values(ours: Pool, factor: float, tensor_factor: bool) -> None:
     ours.run("reductions:premultiplied_by", world=3, factor=factor, tensor_factor=tensor_factor)

@@ -28,13 +28,13 @@ def test_disagreement_raises_on_every_rank(ours: Pool, case: str) -> None:
         assert "rank 1 " in message, f"does not say who differs: {message}"
 
 
-def test_monitored_barrier_passes(ours: Pool) -> None:
+def test_monitored_barrier_passes_with_all_ranks(ours: Pool) -> None:
     for world in (1, 2, 5):
         ours.run("disagreements:monitored_barrier_passes", world=world)
 
 
 @pytest.mark.parametrize("missing", [[2], [1, 4]])
-def test_monitored_barrier_names_the_missing(ours: Pool, missing: list[int]) -> None:
+def test_monitored_barrier_names_missing_ranks(ours: Pool, missing: list[int]) -> None:
     messages = ours.run("disagreements:monitored_barrier_names", missing=missing)
     for rank, message in enumerate(messages):
         if rank not in missing:
@@ -43,5 +43,5 @@ def test_monitored_barrier_names_the_missing(ours: Pool, missing: list[int]) -> 
 
 
 @pytest.mark.slow
-def test_the_other_has_its_own_monitored_barrier(gloo: Pool) -> None:
+def test_gloo_group_rejects_our_monitored_barrier(gloo: Pool) -> None:
     gloo.run("disagreements:gloo_monitored_barrier", world=3)

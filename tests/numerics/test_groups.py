@@ -10,24 +10,24 @@ WORLDS = [1, 3, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=p
 
 
 @pytest.mark.parametrize("body", ["sub_groups", "enumerated", "interleaved"])
-def test_new_groups(pool: Pool, body: str) -> None:
+def test_new_groups_compute_right_sums(pool: Pool, body: str) -> None:
     pool.run(f"groups:{body}")
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("body", ["futures", "many_kinds_in_flight"])
-def test_asynchronous(pool: Pool, body: str, world: int) -> None:
+def test_asynchronous_operations_complete(pool: Pool, body: str, world: int) -> None:
     pool.run(f"groups:{body}", world=world)
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_objects(pool: Pool, world: int) -> None:
+def test_object_collectives_return_objects(pool: Pool, world: int) -> None:
     pool.run("objects:everything", world=world)
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("body", ["plain", "coalesced", "coalesced_in_place", "differentiable"])
-def test_functional(pool: Pool, body: str, world: int) -> None:
+def test_functional_collectives_match_expected_values(pool: Pool, body: str, world: int) -> None:
     pool.run(f"functional:{body}", world=world)
 
 

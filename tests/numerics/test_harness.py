@@ -12,7 +12,7 @@ from tests.numerics.harness.pool import Pool, PoolError
 
 
 @pytest.mark.parametrize("dtype", list(values.DTYPES))
-def test_inputs_tell_ranks_calls_and_elements_apart(dtype: str) -> None:
+def test_inputs_differ_by_rank_call_and_element(dtype: str) -> None:
     for make in (
         lambda *at: values.inputs(dtype, "SUM", 64, *at),
         lambda *at: values.raw_inputs(dtype, 64, *at),
@@ -38,7 +38,7 @@ def test_float_inputs_add_exactly_in_any_order(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", list(values.INTEGERS))
 @pytest.mark.parametrize("operation", ["SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"])
-def test_the_oracle_wraps_integers_as_python_says(dtype: str, operation: str) -> None:
+def test_expected_values_wrap_integers(dtype: str, operation: str) -> None:
     parts = [values.inputs(dtype, operation, 50, rank, 0) for rank in range(5)]
     got = values.reduced(dtype, operation, parts)
     step = {
@@ -60,15 +60,15 @@ def test_the_oracle_wraps_integers_as_python_says(dtype: str, operation: str) ->
 
 @pytest.mark.slow
 class TestPool:
-    def test_reports_the_failing_rank_and_its_trace(self, gloo: Pool) -> None:
+    def test_pool_reports_failing_rank_and_trace(self, gloo: Pool) -> None:
         with pytest.raises(PoolError, match=r"rank 2 raised(.|\n)*on purpose"):
             gloo.run("faults:raise_on", world=3, rank=2)
 
-    def test_reports_failed_checks(self, gloo: Pool) -> None:
+    def test_pool_reports_failed_checks(self, gloo: Pool) -> None:
         with pytest.raises(PoolError, match=r"rank 1: .*noted on purpose"):
             gloo.run("faults:note_on", world=2, rank=1)
 
-    def test_names_who_hung_and_where_and_starts_again(self) -> None:
+    def test_pool_names_hung_rank_and_restarts(self) -> None:
         pool = Pool("gloo")
         try:
             with pytest.raises(PoolError, match=r"rank 1 hung(.|\n)*in sleep_on"):

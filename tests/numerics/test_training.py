@@ -27,29 +27,29 @@ def _same(digests: list[Any]) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ",".join(options) or "plain")
-def test_ddp(pool: Pool, options: dict[str, Any], world: int) -> None:
+def test_ddp_matches_single_process(pool: Pool, options: dict[str, Any], world: int) -> None:
     _same(pool.run("training:ddp", world=world, options=options))
 
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("name", list(VARIANTS))
-def test_ddp_variant(pool: Pool, name: str, world: int) -> None:
+def test_ddp_variant_matches_single_process(pool: Pool, name: str, world: int) -> None:
     _same(pool.run("training:variant", world=world, name=name))
 
 
 @pytest.mark.parametrize("reshard", [True, False])
 @pytest.mark.parametrize("world", [2, 4, 5])
-def test_fsdp2(pool: Pool, world: int, reshard: bool) -> None:
+def test_fsdp2_matches_single_process(pool: Pool, world: int, reshard: bool) -> None:
     _same(pool.run("sharding:fsdp", sharded_over=world, reshard=reshard))
 
 
 @pytest.mark.parametrize("body", ["hsdp", "fsdp_bfloat16", "fsdp_accumulated_and_clipped", "mesh_groups"])
-def test_fsdp2_forms(pool: Pool, body: str) -> None:
+def test_fsdp2_variant_matches_single_process(pool: Pool, body: str) -> None:
     _same(pool.run(f"sharding:{body}"))
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_tensor_parallel(pool: Pool, world: int) -> None:
+def test_tensor_parallel_matches_single_process(pool: Pool, world: int) -> None:
     _same(pool.run("sharding:tensor_parallel", sharded_over=world))
 
 
@@ -58,18 +58,18 @@ def test_fsdp2_with_tensor_parallel(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("shape", [[2], [4], [5], [2, 2]])
-def test_dtensor_redistribute(pool: Pool, shape: list[int]) -> None:
+def test_dtensor_redistribute_keeps_values(pool: Pool, shape: list[int]) -> None:
     pool.run("sharding:redistribute", shape=shape)
 
 
 @pytest.mark.parametrize("world", [2, 5])
-def test_dtensor_partial(pool: Pool, world: int) -> None:
+def test_dtensor_partial_sums_are_exact(pool: Pool, world: int) -> None:
     pool.run("sharding:partial", sharded_over=world)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
-def test_pipeline(pool: Pool, schedule: str, world: int) -> None:
+def test_pipeline_matches_single_process(pool: Pool, schedule: str, world: int) -> None:
     pool.run("pipelines:run", world=world, schedule=schedule)
 
 

@@ -7,13 +7,13 @@ from random import Random
 
 import numpy as np
 
-from barnraise.collectives.algorithms import STRATEGIES
-from barnraise.collectives.algorithms.schedule import StepKind, block_bounds
+from barnraise.collectives.algorithms.compile import ALGORITHMS
+from barnraise.collectives.algorithms.schedule import OperationKind, block_bounds
 from barnraise.collectives.messages import OperationSpec
 from barnraise.collectives.ops.dtypes import by_code, numpy_dtype
 
-REDUCING = (StepKind.ALL_REDUCE, StepKind.REDUCE, StepKind.REDUCE_SCATTER)
-ROOTED = (StepKind.REDUCE, StepKind.BROADCAST, StepKind.GATHER, StepKind.SCATTER)
+REDUCING = (OperationKind.ALL_REDUCE, OperationKind.REDUCE, OperationKind.REDUCE_SCATTER)
+ROOTED = (OperationKind.REDUCE, OperationKind.BROADCAST, OperationKind.GATHER, OperationKind.SCATTER)
 DTYPES = (6, 8, 1)  # uint8, int32, float32; every sum below is exact whatever its order
 Region = tuple[int, bytes]
 
@@ -41,16 +41,16 @@ class Message:
 
 
 def collective(random: Random, world: int) -> Collective:
-    kind = random.choice(list(StepKind))
-    strategy = random.choice(list(STRATEGIES[kind]))
+    kind = random.choice(list(OperationKind))
+    algorithm = random.choice(list(ALGORITHMS[kind]))
     dtype = random.choice(DTYPES)
     item = by_code(dtype).size
     root = random.randrange(world)
-    if kind is StepKind.ALL_TO_ALL:
+    if kind is OperationKind.ALL_TO_ALL:
         return _all_to_all(random, world, dtype, item)
-    if kind is StepKind.BARRIER:
+    if kind is OperationKind.BARRIER:
         sizes: tuple[int, ...] = ()
-    elif kind in (StepKind.ALL_REDUCE, StepKind.REDUCE, StepKind.BROADCAST):
+    elif kind in (OperationKind.ALL_REDUCE, OperationKind.REDUCE, OperationKind.BROADCAST):
         sizes = (_size(random, item),)
     else:
         sizes = tuple(_size(random, item, world) for _ in range(world))
@@ -60,14 +60,14 @@ def collective(random: Random, world: int) -> Collective:
         dtype,
         reduction,
         root if kind in ROOTED else -1,
-        strategy,
+        algorithm,
         sizes,
         _segment(random, sum(sizes), item),
         random.choice((2, 3)),
     )
     bounds = block_bounds(sizes)
     lengths = [sum(sizes)] * world
-    if kind in (StepKind.GATHER, StepKind.SCATTER):
+    if kind in (OperationKind.GATHER, OperationKind.SCATTER):
         lengths = [sum(sizes) if rank == root else sizes[rank] for rank in range(world)]
     before = tuple(_values(random, dtype, length) for length in lengths)
     after = tuple(_after(kind, reduction, dtype, root, rank, bounds, before) for rank in range(world))
@@ -75,7 +75,7 @@ def collective(random: Random, world: int) -> Collective:
 
 
 def _after(
-    kind: StepKind,
+    kind: OperationKind,
     reduction: str,
     dtype: int,
     root: int,
@@ -89,19 +89,19 @@ def _after(
         for array in arrays[1:]:
             total = np.add(total, array) if reduction == "sum" else np.maximum(total, array)
         whole = total.tobytes()
-        if kind is StepKind.ALL_REDUCE:
+        if kind is OperationKind.ALL_REDUCE:
             return ((0, whole),)
-        if kind is StepKind.REDUCE:
+        if kind is OperationKind.REDUCE:
             return ((0, whole),) if rank == root else ()
         return ((bounds[rank], whole[bounds[rank] : bounds[rank + 1]]),)
-    if kind is StepKind.BROADCAST:
+    if kind is OperationKind.BROADCAST:
         return ((0, before[root]),)
-    if kind is StepKind.ALL_GATHER:
+    if kind is OperationKind.ALL_GATHER:
         return tuple((bounds[a], before[a][bounds[a] : bounds[a + 1]]) for a in range(len(before)))
-    if kind is StepKind.GATHER and rank == root:
+    if kind is OperationKind.GATHER and rank == root:
         own = (bounds[root], before[root][bounds[root] : bounds[root + 1]])
         return (own, *((bounds[a], before[a]) for a in range(len(before)) if a != root))
-    if kind is StepKind.SCATTER and rank != root:
+    if kind is OperationKind.SCATTER and rank != root:
         return ((0, before[root][bounds[rank] : bounds[rank + 1]]),)
     return ()
 

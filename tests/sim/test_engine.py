@@ -123,8 +123,8 @@ def test_every_result_is_right(run: Callable[[Scenario, int], None]) -> None:
                 assert not group.running
                 assert not group.early
                 assert not any(group.early_bytes.values())
-                assert group.parcels.pending() == []
-                assert group.parcels.offers == []
+                assert group.point_to_point.pending() == []
+                assert group.point_to_point.offers == []
 
     run(scenario, 300)
 

@@ -11,10 +11,18 @@ import msgspec
 import pytest
 
 from barnraise.identity.trust import encode_entry
-from barnraise.membership import history, paxos
+from barnraise.membership import history
+from barnraise.membership import node as node_module
+from barnraise.membership.consensus import paxos
+from barnraise.membership.consensus.paxos import (
+    BRANCH_BITS,
+    AcceptorState,
+    PaxosPrepare,
+    PaxosPromise,
+    PaxosReply,
+)
 from barnraise.membership.effects import LogNote
 from barnraise.membership.messages import DecisionMessage
-from barnraise.membership.paxos import BRANCH_BITS, AcceptorState, PaxosPrepare, PaxosPromise, PaxosReply
 from benchmarks.schedules import forming_time, message_cost, run_many, run_schedule
 from benchmarks.simulated_cluster import Cluster, keys
 
@@ -52,6 +60,7 @@ def test_two_halves_that_both_decide_are_found(monkeypatch: pytest.MonkeyPatch) 
         return 2 * sum(node in agreeing for node in voters) >= len(voters)
 
     monkeypatch.setattr(paxos, "is_quorum", half)
+    monkeypatch.setattr(node_module, "is_quorum", half)
     assert any("two views" in fault for fault in _faults())
 
 
@@ -84,7 +93,7 @@ def test_only_the_right_side_of_a_split_goes_on(sides: tuple[list[int], list[int
     right = sides[0] if len(sides[0]) > 1 else sides[1]
     for node in cluster.nodes:
         assert node.member is not None
-        standing = node.member.standing(cluster.now)
+        standing = node.member.quorum_status(cluster.now)
         if node.index in right:
             assert [cluster.by_raw[raw].index for raw in node.member.view.nodes] == right
             assert standing.decides
@@ -113,7 +122,7 @@ def test_two_machines_survive_the_death_of_either() -> None:
     cluster.run(4.0)
     assert junior.member is not None
     assert junior.member.view.nodes == (senior.raw, junior.raw)
-    assert junior.member.standing(cluster.now).needed == (senior.raw,)
+    assert junior.member.quorum_status(cluster.now).needed == (senior.raw,)
     cluster.perform(junior, junior.member.go_on_without, [senior.raw])
     assert junior.member.view.nodes == (junior.raw,)
     assert junior.member.record.decided.branch >> BRANCH_BITS == 1
@@ -255,7 +264,7 @@ def test_a_stall_brings_back_nobody_who_is_off() -> None:
     cluster.stall(senior, 1.3)
     cluster.run(10.0)
     assert len(senior.member.view.nodes) == 2
-    assert senior.member.standing(cluster.now).decides
+    assert senior.member.quorum_status(cluster.now).decides
 
 
 @pytest.mark.parametrize(("count", "back"), [(2, [0]), (4, [0, 3]), (5, [1, 2, 4])])
@@ -270,7 +279,7 @@ def test_those_who_come_back_after_a_power_cut_go_on_if_they_may(count: int, bac
     assert cluster.agreed()
     member = cluster.nodes[back[0]].member
     assert member is not None
-    assert member.standing(cluster.now).decides
+    assert member.quorum_status(cluster.now).decides
 
 
 def test_a_guest_cannot_stop_the_cluster() -> None:
@@ -302,7 +311,7 @@ def test_a_guest_cannot_stop_the_cluster() -> None:
         cluster.run(0.5)
     assert cluster.nodes[2].raw not in first.member.view.nodes
     assert {node.raw for node in cluster.nodes[:2]} <= set(first.member.view.nodes)
-    assert first.member.standing(cluster.now).decides
+    assert first.member.quorum_status(cluster.now).decides
 
 
 def test_two_words_on_two_sides_end_in_one_branch() -> None:
@@ -370,7 +379,7 @@ def test_a_large_cluster_knows_when_it_is_cut() -> None:
     cluster.run(8.0)
     for node in cluster.nodes:
         assert node.member is not None
-        assert node.member.standing(cluster.now).decides == (node.index in many)
+        assert node.member.quorum_status(cluster.now).decides == (node.index in many)
     cluster.heal()
     for one in few:
         for other in many:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from barnraise.collectives.algorithms.schedule import BufferLayout, StepKind
+from barnraise.collectives.algorithms.schedule import BufferLayout, OperationKind
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.planning import ModelSize, StepTimes
 from barnraise.runs.commit import CommitDecision, MemberState, conclude
@@ -85,7 +85,7 @@ def test_a_ring_takes_what_the_formula_says(world: int) -> None:
     network = Network(clock, lambda a, b: Way((out[a], into[b]), 0.01))
     ended: dict[int, float] = {}
     programs = compiled(
-        StepKind.ALL_REDUCE, "ring", world, BufferLayout(sizes=(size,), item=4, segment=1 << 18)
+        OperationKind.ALL_REDUCE, "ring", world, BufferLayout(sizes=(size,), item=4, segment=1 << 18)
     )
     operation = Operation(
         network, "test", range(world), programs, lambda rank: ended.setdefault(rank, clock.now)
@@ -248,17 +248,17 @@ def test_deaths_at_every_moment_of_rounds_that_overlap(monkeypatch: pytest.Monke
 
 def _others_are_not_asked(hand: StepProgress, verdict: CommitDecision, rank: int) -> None:
     """Wrong: what others have computed ahead would be dealt again."""
-    hand.claimed, hand.ahead = set(verdict.claimed[rank]), set(verdict.ahead[rank])
+    hand.completed, hand.ahead = set(verdict.claimed[rank]), set(verdict.ahead[rank])
 
 
 def _both_steps_are_one(hand: StepProgress, number: int) -> None:
     """Wrong: what is computed ahead is not of the step at hand."""
-    hand.claimed.add(number)
+    hand.completed.add(number)
     hand.pending = [one for one in hand.pending if one.number != number]
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong"), [("take_up", _others_are_not_asked), ("claim", _both_steps_are_one)]
+    ("name", "wrong"), [("resume_from", _others_are_not_asked), ("add_microbatch", _both_steps_are_one)]
 )
 def test_a_wrong_rule_is_found(
     name: str, wrong: Callable[..., None], monkeypatch: pytest.MonkeyPatch

@@ -31,7 +31,7 @@ from barnraise.collectives.messages import (
     WaitingFor,
 )
 from barnraise.transport.links.link import Link
-from barnraise.transport.links.memory import MemoryLink, memory_pair
+from tests.memory_link import MemoryLink, memory_pair
 from tests.sim.operations import Collective, Message, Region
 
 POISON = 0xDB

@@ -1,4 +1,4 @@
-"""Members of a group as processes: forked, so that torch is loaded once."""
+"""Forked processes as members of a group, so that torch is imported once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 
 def fork_all(members: Iterable[Callable[[], None]]) -> int:
-    """0 if each of them comes to its end; what another one raised is printed."""
+    """Run all members in forked processes; return 0 if each succeeds. Print errors."""
     children = []
     for member in members:
         child = os.fork()

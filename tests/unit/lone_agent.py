@@ -1,4 +1,4 @@
-"""An agent that knows no other, as a process of its own."""
+"""A single agent without a cluster, as a process of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOURCE = str(Path(barnraise.__file__).parents[1])
 
 
 def unsettled(**variables: str) -> dict[str, str]:
-    """This process's environment without what would lead to other agents and groups."""
+    """Return this process's environment without variables that lead to other agents and groups."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("BARNRAISE_", "MASTER_"))
     }
@@ -30,7 +30,7 @@ def unsettled(**variables: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def lone_agent() -> Iterator[Path]:
-    """Its state directory."""
+    """Run an agent until the context exits, and yield its state directory."""
     port = str(free_port())
     with tempfile.TemporaryDirectory(prefix="by-") as directory:
         state = Path(directory) / "state"

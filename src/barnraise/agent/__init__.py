@@ -1,5 +1,6 @@
-"""The daemon of a machine: finds peers, pairs, keeps the view, serves the command line and the workers.
+"""The daemon of a machine: finds peers, pairs, keeps the membership view, and serves command line and
+workers.
 
-The composition root of the machine wing: it builds concrete things across packages and connects them. May
-import everything below it that is free of torch.
+The composition root of everything that runs without torch: it builds concrete services of other packages and
+connects them. It may import every package below it that is free of torch.
 """

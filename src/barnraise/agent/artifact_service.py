@@ -1,5 +1,6 @@
-"""Carries folders and data sets between agents: asks for the pieces that are missing here, serves those that
-others may have. Everything that touches the disk or hashes runs in threads: the loop also carries heartbeats.
+"""Transfers folders and data sets between agents: requests missing pieces, serves pieces to allowed machines.
+
+Disk access and hashing run in threads, because the event loop also carries heartbeats.
 """
 
 from __future__ import annotations
@@ -38,30 +39,32 @@ PATIENCE_S = 120.0
 _ASK_MANIFEST_S = 6.0
 _TICK_S = 1.0
 _REPORT_S = 0.2
-_WRITE_AT_ONCE = 16 << 20
-_MOST_UNWRITTEN = 128 << 20
+_WRITE_BATCH = 16 << 20
+_MAX_UNWRITTEN = 128 << 20
 
 _log = logging.getLogger(__name__)
 
 
 class ArtifactCarrier(Protocol):
-    """What the shipper needs of the agent: bulk messages to other agents."""
+    """Connection port of the transfer service: bulk messages to other agents."""
 
     @property
-    def me(self) -> NodeId: ...
+    def me(self) -> NodeId:
+        """Return the id of this machine."""
 
     def send_ship(self, node: NodeId, body: bytes) -> None:
-        """Dropped if there is no link."""
+        """Send a message; it is dropped if the machine is not connected."""
 
-    def linked(self, node: NodeId) -> bool: ...
+    def linked(self, node: NodeId) -> bool:
+        """Tell whether a machine is connected."""
 
     def drained(self, node: NodeId) -> Awaitable[None]:
-        """Until little of what was sent still waits here; BarnraiseError if the link is gone or stuck."""
+        """Wait until the send buffer is nearly empty; raise BarnraiseError if the connection is lost."""
 
 
 @dataclass(frozen=True)
 class TransferProgress:
-    """How far a fetch is; ``waits_for`` names who has not answered yet."""
+    """Progress of a fetch; ``waits_for``: machines that have not answered yet."""
 
     done_bytes: int
     all_bytes: int
@@ -73,6 +76,8 @@ OnProgress = Callable[[TransferProgress], None]
 
 @dataclass(frozen=True)
 class _PendingWrite:
+    """One received piece that is not on disk yet."""
+
     fetch: _Fetch
     node: NodeId
     name: PieceName
@@ -80,7 +85,7 @@ class _PendingWrite:
 
 
 class ArtifactService:
-    """Runs while the agent runs; everything but its threads is on the agent's loop."""
+    """Sends and receives the pieces of artifacts while the agent runs."""
 
     def __init__(
         self, store: ArtifactStore, carrier: ArtifactCarrier, *, patience_s: float = PATIENCE_S
@@ -95,8 +100,6 @@ class ArtifactService:
         self._writer: asyncio.Task[None] | None = None
         self._closed = False
 
-    # what the agent asks
-
     async def fetch(
         self,
         manifest: bytes,
@@ -105,30 +108,33 @@ class ArtifactService:
         limits: FolderLimits,
         progress: OnProgress = lambda _: None,
     ) -> FolderManifest:
-        """Until all of it is in the store. Every receiver must be given the same sources and receivers.
+        """Fetch all pieces of a manifest into the store, and return the manifest.
 
-        ShippingError if it cannot be had; what has come by then is kept, and need not come again.
+        Every receiver must be given the same sources and receivers. Raise ShippingError if the fetch fails;
+        received pieces are kept.
         """
         fetch = self._fetches.get(manifest)
         if fetch is None:
             fetch = self._fetches[manifest] = _Fetch(self, manifest, list(sources), set(receivers), limits)
         elif fetch.limits != limits:
-            raise ShippingError("the same files are being fetched with other limits", hint="Run it again.")
-        return await fetch.joined(progress)
+            raise ShippingError(
+                "the same files are already being fetched with other limits", hint="Run it again."
+            )
+        return await fetch.wait(progress)
 
     def allow(self, manifest: bytes, nodes: Iterable[NodeId]) -> None:
-        """These nodes may have what is in it, now and when more of it has come."""
+        """Let these machines read the manifest's pieces, also those that arrive later."""
         self.serving.allow(manifest, nodes)
 
     def withdraw(self, manifest: bytes) -> None:
-        """Nobody may have it from us any more, unless it is in another manifest."""
+        """Stop serving a manifest; pieces that another manifest names are still served."""
         self.serving.withdraw(manifest)
 
     async def close(self) -> None:
-        """End all fetches, and answer nobody any more."""
+        """Cancel all fetches and stop serving."""
         self._closed = True
         tasks: list[asyncio.Task[FolderManifest] | asyncio.Task[None]] = [
-            one.task for one in self._fetches.values()
+            fetch.task for fetch in self._fetches.values()
         ]
         if self._writer is not None:
             tasks.append(self._writer)
@@ -137,20 +143,25 @@ class ArtifactService:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.serving.close()
 
-    # what the links tell
-
     def link_up(self, node: NodeId) -> None:
+        """Resume fetches from a machine that is connected again."""
         for fetch in list(self._fetches.values()):
-            fetch.happened(swarm_scheduler.PeerUp(node))
+            fetch.handle(swarm_scheduler.PeerUp(node))
 
     def link_down(self, node: NodeId) -> None:
-        """What was on the way is lost; it must be told also when only the bulk link broke."""
+        """Schedule the pieces of a lost machine again.
+
+        Call it also if only the bulk connection broke.
+        """
         self.serving.forget(node)
         for fetch in list(self._fetches.values()):
-            fetch.happened(swarm_scheduler.PeerDown(node))
+            fetch.handle(swarm_scheduler.PeerDown(node))
 
     def received(self, node: NodeId, body: bytes | memoryview) -> None:
-        """ProtocolError if it is no message of ours; what nobody asked for is dropped."""
+        """Handle a message of a machine; raise ProtocolError if it cannot be decoded.
+
+        Pieces that were not requested are dropped.
+        """
         message = messages.decode(body)
         match message:
             case WantPieces():
@@ -161,23 +172,25 @@ class ArtifactService:
                 self._on_pieces(node, message)
             case LacksPieces():
                 for fetch in list(self._fetches.values()):
-                    fetch.happened(swarm_scheduler.PieceRefused(node, message.names))
+                    fetch.handle(swarm_scheduler.PieceRefused(node, message.names))
             case PieceSoon():
                 for fetch in list(self._fetches.values()):
-                    fetch.happened(swarm_scheduler.PiecePromised(node))
+                    fetch.handle(swarm_scheduler.PiecePromised(node))
             case ManifestIs():
                 if (waiting := self._fetches.get(message.id)) is not None:
-                    waiting.manifest_came(node, message.data)
+                    waiting.manifest_received(node, message.data)
 
-    # pieces on their way to the disk
+    # writes to disk
 
     def _on_pieces(self, node: NodeId, message: PieceList) -> None:
         for piece in message.pieces:
-            fetch = next((one for one in self._fetches.values() if one.needs(node, piece.name)), None)
+            fetch = next(
+                (candidate for candidate in self._fetches.values() if candidate.needs(node, piece.name)), None
+            )
             if fetch is None:
                 continue
-            if self._unwritten_bytes + len(piece.data) > _MOST_UNWRITTEN:
-                fetch.happened(swarm_scheduler.PieceRefused(node, [piece.name]))
+            if self._unwritten_bytes + len(piece.data) > _MAX_UNWRITTEN:
+                fetch.handle(swarm_scheduler.PieceRefused(node, [piece.name]))
                 continue
             fetch.writing.add((node, piece.name))
             self._unwritten.append(_PendingWrite(fetch, node, piece.name, piece.data))
@@ -190,85 +203,87 @@ class ArtifactService:
             while self._unwritten:
                 batch = self._next_batch()
                 arrivals = [
-                    PartialObject(one.fetch.objects[one.name.object], one.name.number, one.data)
-                    for one in batch
+                    PartialObject(write.fetch.objects[write.name.object], write.name.number, write.data)
+                    for write in batch
                 ]
                 try:
                     outcomes = await asyncio.to_thread(self.store.write_pieces, arrivals)
                 except ShippingError as error:
-                    for fetch in {one.fetch for one in batch}:
+                    for fetch in {write.fetch for write in batch}:
                         fetch.fail(error)
                     continue
                 finally:
-                    self._unwritten_bytes -= sum(len(one.data) for one in batch)
-                    for one in batch:
-                        one.fetch.writing.discard((one.node, one.name))
+                    self._unwritten_bytes -= sum(len(write.data) for write in batch)
+                    for write in batch:
+                        write.fetch.writing.discard((write.node, write.name))
                 self._written(batch, outcomes)
         finally:
             self._writer = None
 
     def _next_batch(self) -> list[_PendingWrite]:
         size = count = 0
-        for one in self._unwritten:
-            size += len(one.data)
+        for write in self._unwritten:
+            size += len(write.data)
             count += 1
-            if size >= _WRITE_AT_ONCE:
+            if size >= _WRITE_BATCH:
                 break
         batch, self._unwritten = self._unwritten[:count], self._unwritten[count:]
         return batch
 
     def _written(self, batch: list[_PendingWrite], outcomes: list[ShippingError | None]) -> None:
-        good: dict[NodeId, list[PieceName]] = {}
-        for one, error in zip(batch, outcomes, strict=True):
+        valid: dict[NodeId, list[PieceName]] = {}
+        for write, error in zip(batch, outcomes, strict=True):
             if error is None:
-                good.setdefault(one.node, []).append(one.name)
+                valid.setdefault(write.node, []).append(write.name)
             else:
-                one.fetch.lied(one.node, error)
-        for node, names in good.items():
+                write.fetch.distrust(write.node, error)
+        for node, names in valid.items():
             self.serving.here(names)
             for fetch in list(self._fetches.values()):
-                fetch.happened(swarm_scheduler.PieceReceived(node, names))
+                fetch.handle(swarm_scheduler.PieceReceived(node, names))
 
     def _is_coming(self, name: PieceName) -> bool:
         return any(fetch.is_coming(name) for fetch in self._fetches.values())
 
-    def ended(self, manifest: bytes, fetch: _Fetch) -> None:
+    def fetch_done(self, manifest: bytes, fetch: _Fetch) -> None:
+        """Forget a fetch that has finished or was cancelled."""
         if self._fetches.get(manifest) is fetch:
             del self._fetches[manifest]
 
 
 class _Fetch:
-    """One manifest and all that is in it."""
+    """The fetch of one manifest and its pieces; several callers can wait for it."""
 
     def __init__(
         self,
-        shipper: ArtifactService,
+        service: ArtifactService,
         name: bytes,
         sources: list[NodeId],
         receivers: Collection[NodeId],
         limits: FolderLimits,
     ) -> None:
-        self._shipper = shipper
+        self._service = service
         self._name = name
         self._sources = sources
         self._receivers = receivers
         self.limits = limits
         self.objects: dict[bytes, FileEntry] = {}
-        self.writing: set[tuple[NodeId, PieceName]] = set()  # who sent what is on its way to the disk
+        self.writing: set[tuple[NodeId, PieceName]] = set()  # pieces on their way to the disk
         self._loop = asyncio.get_running_loop()
-        self._spread: SwarmScheduler | None = None
+        self._scheduler: SwarmScheduler | None = None
         self._all_bytes = 0
         self._heard_at = self._loop.time()
-        self._asked: NodeId | None = None  # for the manifest
-        self._manifest_came: asyncio.Future[bytes] | None = None
+        self._asked_node: NodeId | None = None  # for the manifest
+        self._manifest_future: asyncio.Future[bytes] | None = None
         self._failed: ShippingError | None = None
-        self._moved = asyncio.Event()
+        self._progressed = asyncio.Event()
         self._listeners: list[OnProgress] = []
         self.task = self._loop.create_task(self._run())
-        # Whoever waited may have left in the same moment: its failure is then nobody's.
+        # The last caller may have left at the same moment: then the error has no reader.
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
-    async def joined(self, progress: OnProgress) -> FolderManifest:
+    async def wait(self, progress: OnProgress) -> FolderManifest:
+        """Wait for the result; cancel the fetch when the last caller leaves."""
         self._listeners.append(progress)
         try:
             return await asyncio.shield(self.task)
@@ -276,74 +291,82 @@ class _Fetch:
             self._listeners.remove(progress)
             if not self._listeners:
                 self.task.cancel()
-                self._shipper.ended(self._name, self)
+                self._service.fetch_done(self._name, self)
 
     # events
 
     def needs(self, node: NodeId, name: PieceName) -> bool:
+        """Tell whether this piece is expected from this machine."""
         return (
-            self._spread is not None and (node, name) not in self.writing and self._spread.wants(node, name)
+            self._scheduler is not None
+            and (node, name) not in self.writing
+            and self._scheduler.wants(node, name)
         )
 
     def is_coming(self, name: PieceName) -> bool:
-        return self._spread is not None and self._spread.lacks(name)
+        """Tell whether this piece is still missing here."""
+        return self._scheduler is not None and self._scheduler.lacks(name)
 
-    def happened(self, event: swarm_scheduler.Event) -> None:
-        if self._spread is None or self._failed is not None:
+    def handle(self, event: swarm_scheduler.Event) -> None:
+        """Pass an event to the scheduler, and send the requests that it returns."""
+        if self._scheduler is None or self._failed is not None:
             return
         if isinstance(event, swarm_scheduler.PieceReceived):
             self._heard_at = self._loop.time()
-        for ask in self._spread.handle(event, self._loop.time()):
-            self._shipper.carrier.send_ship(ask.node, messages.encode(WantPieces(ask.names, ask.hold)))
-        if self._spread.done:
-            self._moved.set()
+        for ask in self._scheduler.handle(event, self._loop.time()):
+            self._service.carrier.send_ship(ask.node, messages.encode(WantPieces(ask.names, ask.hold)))
+        if self._scheduler.done:
+            self._progressed.set()
 
-    def manifest_came(self, node: NodeId, data: bytes) -> None:
-        """From whoever was asked: others could keep us from its answer."""
-        if self._manifest_came is not None and node == self._asked and not self._manifest_came.done():
-            self._manifest_came.set_result(data)
+    def manifest_received(self, node: NodeId, data: bytes) -> None:
+        """Accept the manifest from the machine that was asked, and from no other."""
+        if (
+            self._manifest_future is not None
+            and node == self._asked_node
+            and not self._manifest_future.done()
+        ):
+            self._manifest_future.set_result(data)
 
-    def lied(self, node: NodeId, error: ShippingError) -> None:
-        """It sent bytes with another hash: nothing that it sends is of use."""
-        _log.warning("node %s is not asked again: %s", node.short, error.message)
-        self.happened(swarm_scheduler.PeerDistrusted(node))
-        if self._spread is not None and not self._spread.has_trusted_source():
+    def distrust(self, node: NodeId, error: ShippingError) -> None:
+        """Stop requesting from a machine that sent bytes with a wrong hash."""
+        _log.warning("not requesting from node %s any more: %s", node.short, error.message)
+        self.handle(swarm_scheduler.PeerDistrusted(node))
+        if self._scheduler is not None and not self._scheduler.has_trusted_source():
             self.fail(ShippingError(f"node {node.short} sent wrong bytes: {error.message}", hint=error.hint))
 
     def fail(self, error: ShippingError) -> None:
+        """Fail the fetch with its first error."""
         self._failed = self._failed or error
-        self._moved.set()
-
-    # the work
+        self._progressed.set()
 
     async def _run(self) -> FolderManifest:
-        store = self._shipper.store
+        store = self._service.store
         try:
             manifest = await self._get_manifest()
             linked = self._linked()
             state = await asyncio.to_thread(self._prepare, manifest, linked)
-            self._spread = state
+            self._scheduler = state
             for node in linked ^ self._linked():  # they changed meanwhile
-                self.happened(
+                self.handle(
                     swarm_scheduler.PeerDown(node) if node in linked else swarm_scheduler.PeerUp(node)
                 )
-            self._shipper.serving.manifest_here()
+            self._service.serving.manifest_here()
             if not state.done:
                 await asyncio.to_thread(store.check_room, state.left)
                 await self._get_pieces(state)
             self._report()
             return manifest
         finally:
-            self._shipper.ended(self._name, self)
+            self._service.fetch_done(self._name, self)
 
     def _linked(self) -> set[NodeId]:
-        carrier = self._shipper.carrier
+        carrier = self._service.carrier
         peers = {*self._sources, *self._receivers} - {carrier.me}
         return {node for node in peers if carrier.linked(node)}
 
     def _prepare(self, manifest: FolderManifest, linked: set[NodeId]) -> SwarmScheduler:
-        """In a thread: it looks at every file of the store that is named, and hashes what is half here."""
-        missing = self._shipper.store.missing(manifest)
+        """Return a scheduler for the missing pieces; runs in a thread, because it hashes partial files."""
+        missing = self._service.store.missing(manifest)
         self.objects = manifest.objects()
         pieces = [
             PieceSized(PieceName(name, number), entry.piece_size(number))
@@ -353,71 +376,73 @@ class _Fetch:
         wanted = {PieceName(name, number) for name, numbers in missing.items() for number in numbers}
         self._all_bytes = sum(piece.size for piece in pieces)
         return SwarmScheduler(
-            self._shipper.carrier.me, self._sources, self._receivers, pieces, wanted, linked
+            self._service.carrier.me, self._sources, self._receivers, pieces, wanted, linked
         )
 
     async def _get_pieces(self, state: SwarmScheduler) -> None:
         self._heard_at = self._loop.time()
         ticked = self._loop.time()
-        self.happened(swarm_scheduler.SwarmTick())
+        self.handle(swarm_scheduler.SwarmTick())
         while not state.done:
-            self._moved.clear()
+            self._progressed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), _REPORT_S)
+                await asyncio.wait_for(self._progressed.wait(), _REPORT_S)
             if self._failed is not None:
                 raise self._failed
             now = self._loop.time()
             if now - ticked >= _TICK_S:
                 ticked = now
-                self.happened(swarm_scheduler.SwarmTick())
-            if now - self._heard_at > self._shipper.patience_s:
-                raise self._nobody(f"no piece came for {self._shipper.patience_s:g} s", state.waits_for())
+                self.handle(swarm_scheduler.SwarmTick())
+            if now - self._heard_at > self._service.patience_s:
+                raise self._no_progress_error(
+                    f"no piece received for {self._service.patience_s:g} s", state.waits_for()
+                )
             self._report()
 
     def _report(self) -> None:
-        if self._spread is not None:
-            waits_for = () if self._spread.done else tuple(self._spread.waits_for())
-            progress = TransferProgress(self._all_bytes - self._spread.left, self._all_bytes, waits_for)
+        if self._scheduler is not None:
+            waits_for = () if self._scheduler.done else tuple(self._scheduler.waits_for())
+            progress = TransferProgress(self._all_bytes - self._scheduler.left, self._all_bytes, waits_for)
             for listener in list(self._listeners):
                 listener(progress)
 
     async def _get_manifest(self) -> FolderManifest:
-        store = self._shipper.store
+        store = self._service.store
         data = await asyncio.to_thread(store.encoded_manifest, self._name)
         if data is not None:
             return await asyncio.to_thread(decode_manifest, data, self.limits)
-        until = self._loop.time() + self._shipper.patience_s
+        until = self._loop.time() + self._service.patience_s
         while self._loop.time() < until:
             data = await self._ask_manifest()
             if data is not None:
                 manifest = await asyncio.to_thread(decode_manifest, data, self.limits)
                 await asyncio.to_thread(store.put_manifest, manifest)
                 return manifest
-            await asyncio.sleep(min(_TICK_S, self._shipper.patience_s / 4))
-        raise self._nobody("the list of files did not come", self._sources)
+            await asyncio.sleep(min(_TICK_S, self._service.patience_s / 4))
+        raise self._no_progress_error("no machine sent the list of files", self._sources)
 
     async def _ask_manifest(self) -> bytes | None:
-        """Ask each that can be reached, once."""
-        carrier = self._shipper.carrier
+        """Ask each connected machine once for the manifest; return None if none has it."""
+        carrier = self._service.carrier
         for node in dict.fromkeys((*self._sources, *sorted(self._receivers))):
             if node == carrier.me or not carrier.linked(node):
                 continue
-            self._asked, self._manifest_came = node, self._loop.create_future()
+            self._asked_node, self._manifest_future = node, self._loop.create_future()
             carrier.send_ship(node, messages.encode(WantManifest(self._name)))
             try:
-                data = await asyncio.wait_for(self._manifest_came, _ASK_MANIFEST_S)
+                data = await asyncio.wait_for(self._manifest_future, _ASK_MANIFEST_S)
             except TimeoutError:
                 continue
             if data and await asyncio.to_thread(manifest_id, data) == self._name:
                 return data
             if data:
-                _log.warning("node %s sent a list of files with another hash", node.short)
+                _log.warning("node %s sent a list of files with a wrong hash", node.short)
         return None
 
-    def _nobody(self, what: str, nodes: Iterable[NodeId]) -> ShippingError:
+    def _no_progress_error(self, what: str, nodes: Iterable[NodeId]) -> ShippingError:
         names = ", ".join(node.short for node in nodes)
         return ShippingError(
-            f"{what}; waiting for {names or 'nobody'}",
-            hint="Check with `barnraise status` that these machines are on, then run it again: what has come "
-            "is kept.",
+            f"{what}; waiting for {names or 'no machine'}",
+            hint="Check with `barnraise status` that these machines are on, then run it again: received "
+            "files are kept.",
         )

@@ -1,4 +1,4 @@
-"""The agent of a machine: builds its parts and connects them. What they decide is decided elsewhere."""
+"""The agent of a machine: builds its services and connects them. Decisions are made by the services."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from barnraise.agent.cluster.link_probe import LinkProber
 from barnraise.agent.cluster.pairing_server import PairingServer
 from barnraise.agent.cluster.peer_store import PeerStore
 from barnraise.agent.diagnostics.reachability import ReachabilityProber
-from barnraise.agent.naming import machine_name
 from barnraise.agent.power.suspend_events import watch_sleep
 from barnraise.agent.runs.service import RunService
 from barnraise.core.config import Settings, state_directory
@@ -32,14 +31,14 @@ from barnraise.core.errors import AgentError, MembershipError, ProtocolError
 from barnraise.core.flow.events import ChangeEvent
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.private_file import private_directory
-from barnraise.identity.trust import SignedEntry, TrustLog, check_name, encode_entry
+from barnraise.identity.trust import NAME_LENGTH, SignedEntry, TrustLog, check_name, encode_entry
+from barnraise.membership.consensus.paxos import AcceptorState, founded
 from barnraise.membership.effects import Effect, LogNote, SaveState, SendMessage, ViewChanged
 from barnraise.membership.node import TICK_S, MembershipNode
-from barnraise.membership.paxos import AcceptorState, founded
 from barnraise.membership.storage import MembershipStorage
 from barnraise.membership.view import PresentMember, first
 from barnraise.topology import Machine, NodeFacts
-from barnraise.transport.addresses import own_addresses
+from barnraise.transport.addresses import own_addresses as machine_addresses
 from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlConnection
 from barnraise.transport.listener.acceptor import ConnectionRefusal
 from barnraise.transport.listener.listener import Listener
@@ -47,7 +46,7 @@ from barnraise.transport.listener.preface import ROUTE_AGENT_BULK, ROUTE_AGENT_S
 
 _NAME_FACT = "name"
 _GOODBYE_S = 2.0
-_HANDOVER_S = 0.4  # whoever keeps the board next may need our copy of it
+_HANDOVER_S = 0.4  # the next primary of the store may need our copy
 _KEPT_EVENTS = 200
 _SHORT_LINK_S = 3.0
 _AGAIN_S = 2.0
@@ -56,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class Agent:
-    """Between ``start`` and ``stop`` this machine is part of its cluster."""
+    """One machine's agent; between ``start`` and ``stop`` the machine is part of its cluster."""
 
     def __init__(self, settings: Settings, *, witness: bool = False) -> None:
         self.settings = settings
@@ -67,22 +66,20 @@ class Agent:
         self.events: deque[str] = deque(maxlen=_KEPT_EVENTS)
         self.on_event: Callable[[str], None] | None = None
         self.on_question: Callable[[bytes], Awaitable[bytes]] | None = None
-        self.ended = asyncio.Event()
-        self.changing = asyncio.Lock()  # who lets somebody in does not leave for another cluster meanwhile
+        self.stop_requested = asyncio.Event()
+        self.membership_lock = asyncio.Lock()  # no admission while this machine joins another cluster
         self.removed_by = ""
-        self.leaves_for_good = False
+        self.leaves_cluster = False
         self._broken = False
         self._epoch = 0
-        self.hosts_alone = False  # with a pre-shared key, and nobody found yet
+        self.is_alone_with_psk = False  # with a pre-shared key, and no machine found yet
         self._works = not witness
         self._tasks: set[asyncio.Future[None]] = set()
-        self._news = ChangeEvent()
+        self._view_event = ChangeEvent()
         self._linked_at: dict[NodeId, float] = {}
 
-    # its life
-
     async def start(self) -> None:
-        """Listen, look for the others, and take part. ListenerError if another agent is at work here."""
+        """Start all services; raise ListenerError if another agent runs here."""
         self._loop = asyncio.get_running_loop()
         self.started = self._loop.time()
         self.incarnation = secrets.token_bytes(16)
@@ -90,84 +87,85 @@ class Agent:
         if renew_lost_key(self.directory, self.storage):
             self.key = NodeKey.load_or_create(self.directory / "node.key")
             self.me = self.key.id
-            self.say("cluster.db is missing, so this machine starts anew under a new node id")
-        kept = self.storage.fact(_NAME_FACT)
-        self.name = kept.decode() if kept is not None else machine_name()
+            self.report_event("cluster.db is missing: this machine starts as a new one, with a new node id")
+        saved_name = self.storage.fact(_NAME_FACT)
+        self.name = saved_name.decode() if saved_name is not None else machine_name()
         log, record = self.storage.log(), self.storage.record()
         is_new = log is None or record is None
         if log is None or record is None:
             log = TrustLog.found(self.key, self.name)
             record = founded(first(self.me.raw, self.incarnation, len(log)))
-        self.places = PeerStore(self.storage)
+        self.peer_store = PeerStore(self.storage)
         self.build_member(log, record)
         tls = AgentTls(delegate(self.key, run=AGENT_RUN, worker=self.incarnation), lambda: self.log.members)
-        self.links = AgentConnections(self.me, tls, self)
-        self.knocker = ReachabilityProber(tls, self._place, self.secret_for, self.links.get)
+        self.connections = AgentConnections(self.me, tls, self)
+        self.reachability = ReachabilityProber(tls, self._address_of, self.secret_for, self.connections.get)
         self.pairing = PairingServer(self.key, lambda: self.name, partial(admit, self))
-        self.surveyor = LinkProber(self, self.directory)
-        self.board = KvService(self)
+        self.link_prober = LinkProber(self, self.directory)
+        self.kv = KvService(self)
         self.runs = RunService(self)
         await self.listener.start()
         if is_new:
             self.storage.replace_cluster(record, tuple(map(encode_entry, log.entries)))
-        self.search = PeerDiscovery(self)
-        await self.search.start()
+        self.discovery = PeerDiscovery(self)
+        await self.discovery.start()
         self.spawn(self._tick())
         self.runs.load()
-        for job in (*self.surveyor.jobs(), self.board.run, *self.runs.jobs()):
+        for job in (*self.link_prober.jobs(), self.kv.run, *self.runs.jobs()):
             self.spawn(job())
-        self.spawn(watch_sleep(self.fall_asleep, self.wake))
-        self.say(f"{self.name} ({self.me.short}) is up in cluster {self.cluster_name}")
+        self.spawn(watch_sleep(self.suspend, self.resume))
+        self.report_event(f"{self.name} ({self.me.short}) is up in cluster {self.cluster_name}")
 
     async def stop(self) -> None:
-        """Say goodbye, hand over, and end; never longer than a few seconds."""
+        """Leave running groups, send goodbye and stop all services, within a few seconds."""
         others = [node for node in self.member.view.nodes if node != self.me.raw]
-        in_company = others and self.links.linked() and not self._broken
-        if in_company:
+        has_peers = others and self.connections.linked() and not self._broken
+        if has_peers:
             await self.runs.leave()
         await self.runs.stop()
-        if in_company:
-            await self._say_goodbye()
+        if has_peers:
+            await self._send_goodbye()
             await asyncio.sleep(_HANDOVER_S)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.pairing.close()
-        await self.knocker.close()
-        await self.links.close("the agent ends")
-        await self.search.stop()
+        await self.reachability.close()
+        await self.connections.close("the agent stops")
+        await self.discovery.stop()
         await self.listener.stop()
-        self.places.flush(float("inf"))
+        self.peer_store.flush(float("inf"))
         self.storage.close()
 
-    async def fall_asleep(self) -> None:
-        """The system is about to sleep: hand over first."""
-        self.say("this machine goes to sleep")
+    async def suspend(self) -> None:
+        """Leave running groups and send goodbye before the system sleeps."""
+        self.report_event("this machine is going to sleep")
         await self.runs.leave()
-        await self._say_goodbye()
+        await self._send_goodbye()
 
-    async def _say_goodbye(self) -> None:
+    async def _send_goodbye(self) -> None:
         self._perform(self.member.leave(self._loop.time()))
         deadline = self._loop.time() + _GOODBYE_S
-        while self.member.is_member and self.links.linked() and self._loop.time() < deadline:
-            await self.news_within(deadline - self._loop.time())
+        while self.member.is_member and self.connections.linked() and self._loop.time() < deadline:
+            await self.wait_for_change(deadline - self._loop.time())
 
-    async def wake(self) -> None:
-        self.say("this machine is awake again")
+    async def resume(self) -> None:
+        """Join the cluster again after the system slept."""
+        self.report_event("this machine is awake again")
         self._perform(self.member.stay(self._loop.time()))
-
-    # what it knows
 
     @property
     def log(self) -> TrustLog:
+        """Return the trust log of the cluster."""
         return self.member.log
 
     @property
     def cluster_name(self) -> str:
+        """Return the short name of the cluster."""
         return self.log.cluster.hex()[:8]
 
     def name_of(self, node: NodeId) -> str:
-        """What people call it; where two are called alike, the beginning of the id tells them apart."""
+        """Return the name of a machine; if two have the same name, the id is appended."""
         name = self._own_name(node)
         alike = [other for other in self.log.members if other != node and self._own_name(other) == name]
         return f"{name}-{node.short[:4].lower()}" if alike else name
@@ -176,191 +174,213 @@ class Agent:
         if node == self.me:
             return self.name
         listed = self.log.members.get(node) or self.log.revoked.get(node)
-        return self.places[node].name or (listed.name if listed is not None else node.short)
+        return self.peer_store[node].name or (listed.name if listed is not None else node.short)
 
     def find(self, text: str) -> NodeId:
-        """A node by name, short id or whole id; MembershipError if it is not exactly one."""
-        wanted = text.strip().lower()
-        found = [
+        """Return the machine with this name or id; raise MembershipError unless exactly one matches."""
+        name = text.strip().lower()
+        matches = [
             node
             for node in self.log.members
-            if wanted in (self.name_of(node).lower(), str(node).lower(), node.short.lower())
+            if name in (self.name_of(node).lower(), str(node).lower(), node.short.lower())
         ]
-        if len(found) == 1:
-            return found[0]
+        if len(matches) == 1:
+            return matches[0]
         names = ", ".join(f"{self.name_of(node)} ({node.short})" for node in self.log.members)
-        what = "more than one machine is" if found else "no machine of this cluster is"
-        raise MembershipError(f"{what} called {text!r}", hint=f"Choose by the id in brackets: {names}.")
+        problem = "more than one machine is" if matches else "no machine of this cluster is"
+        raise MembershipError(f"{problem} called {text!r}", hint=f"Choose by the id in brackets: {names}.")
 
-    def say(self, text: str) -> None:
-        """For the log, the display and `status`."""
+    def report_event(self, text: str) -> None:
+        """Write one line to the log, the display and `barnraise status`."""
         _log.info("%s", text)
         self.events.append(text)
         if self.on_event is not None:
             self.on_event(text)
 
-    # changes that people ask for
-
     def rename(self, name: str) -> None:
+        """Change the name of this machine."""
         self.name = name
         self.storage.keep_fact(_NAME_FACT, name.encode())
-        self._greet_all()
+        self._send_hello()
 
-    async def decide(self, make: Callable[[TrustLog], SignedEntry | None], patience_s: float = 30.0) -> None:
-        """Have an entry in the trust log, signed anew whenever another came first; None means it is there."""
+    async def commit_entry(
+        self, make: Callable[[TrustLog], SignedEntry | None], patience_s: float = 30.0
+    ) -> None:
+        """Append an entry to the trust log; sign it again if another entry came first.
+
+        ``make`` returns the signed entry for the current log, or None if the log has it already. Raise
+        MembershipError if the cluster does not decide in time.
+        """
         deadline = self._loop.time() + patience_s
         while (entry := make(self.log)) is not None:
             if self._loop.time() > deadline:
-                why = self.waiting() or "other changes came first"
-                raise MembershipError(f"the cluster did not decide in {patience_s:g} s: {why}")
+                reason = self.blocked_reason() or "other changes came first"
+                raise MembershipError(f"the cluster did not decide in {patience_s:g} s: {reason}")
             if self.log.role(self.me) != "owner":
                 raise MembershipError(
-                    "this machine is a guest of the cluster and decides nothing",
+                    "guests cannot change the cluster",
                     hint="Do it on a machine that `barnraise nodes` shows as owner.",
                 )
             length = len(self.log)
             self._perform(self.member.wish(encode_entry(entry), self._loop.time()))
-            again = min(deadline, self._loop.time() + _AGAIN_S)
-            while len(self.log) == length and self._loop.time() < again:
-                await self.news_within(again - self._loop.time())
+            retry_at = min(deadline, self._loop.time() + _AGAIN_S)
+            while len(self.log) == length and self._loop.time() < retry_at:
+                await self.wait_for_change(retry_at - self._loop.time())
 
-    def go_on_without(self, nodes: list[NodeId]) -> None:
+    def continue_without(self, nodes: list[NodeId]) -> None:
+        """Let the cluster decide without these machines."""
         self._perform(self.member.go_on_without([node.raw for node in nodes], self._loop.time()))
 
-    def waiting(self) -> str:
-        """For whom a decision waits, in words; empty if for nobody."""
+    def blocked_reason(self) -> str:
+        """Return why the cluster cannot decide now; empty if it can."""
         if self.removed_by:
-            return f"{self.removed_by} says that this machine was removed; `barnraise leave` starts anew"
-        standing = self.member.standing(self._loop.time())
+            return f"{self.removed_by} reports that this machine was removed: run `barnraise leave`"
+        standing = self.member.quorum_status(self._loop.time())
         if standing.decides:
             return ""
         if not standing.needed:
             return "this machine is not in the cluster's view yet"
         names = [self.name_of(NodeId(raw)) for raw in standing.needed]
-        one = "one of " if len(names) > 1 else ""
-        return f"waiting for {one}{', '.join(names)}: without it this side is no majority"
+        choice = "one of " if len(names) > 1 else ""
+        return f"waiting for {choice}{', '.join(names)}: there is no majority without it"
 
-    # what the house asks (see agent.house)
-
+    # ListenerHost
     def pairing_key(self, target: bytes) -> bytes | None:
+        """Return the preface key of an open offer, or None."""
         return self.pairing.key_for(target)
 
     def deliver_pairing(
         self, preface: Preface, connection: socket.socket, address: str
     ) -> ConnectionRefusal | None:
+        """Start to pair with a machine, or return why it is refused."""
         return self.pairing.deliver(preface, connection, address)
 
     def deliver_agent(self, preface: Preface, connection: socket.socket, address: str) -> None:
-        self.links.accept(connection, preface, address)
+        """Accept a connection of another agent."""
+        self.connections.accept(connection, preface, address)
 
     async def answer(self, question: bytes) -> bytes:
+        """Answer a request of a process on this machine."""
         if self.on_question is None:
             raise AgentError("the agent is still starting", hint="Ask again in a moment.")
         return await self.on_question(question)
 
-    # what the links tell (see agent.links)
+    # what the links tell (see agent.connections)
 
     def link_up(self, node: NodeId, link: ControlConnection) -> None:
-        link.send(self._greeting())
-        self.surveyor.tell(node)
-        self.search.remember()
+        """Send hello and measurements to a machine whose first control connection is up."""
+        link.send(self._hello())
+        self.link_prober.send_measured(node)
+        self.discovery.remember()
         self.runs.link_up(node)
         self._linked_at[node] = self._loop.time()
         self._perform(self.member.link_up(node.raw, self._loop.time()))
 
     def link_down(self, node: NodeId, why: str) -> None:
+        """Dial a machine again whose last control connection is lost."""
         _log.debug("the link to %s is down: %s", self.name_of(node), why)
-        self.search.remember()
+        self.discovery.remember()
         self.runs.link_down(node)
         self.member.link_down(node.raw)
-        # At once, as a refusal would be evidence that its agent has ended; but not again and again.
+        # At once: a refusal would prove that its agent has stopped. But not in a loop.
         if self._loop.time() - self._linked_at.get(node, 0.0) > _SHORT_LINK_S:
-            self.links.dial(node, at_once=True)
+            self.connections.dial(node, at_once=True)
 
     def route_down(self, node: NodeId, route: int) -> None:
+        """Tell the transfer service that its route to a machine is lost."""
         if route == ROUTE_AGENT_SHIP:
-            self.runs.files_down(node)
+            self.runs.artifact_route_down(node)
 
     def refused(self, node: NodeId) -> None:
+        """Tell the failure detector that no agent listens on a machine."""
         self._perform(self.member.refused(node.raw, self._loop.time()))
 
     def received(self, link: ControlConnection, message: bytes) -> None:
+        """Dispatch a message of another agent; raise ProtocolError if it is not of a member."""
         node, kind, body = link.peer.node, message[:1], memoryview(message)[1:]
         if self.log.role(node) is None:
-            raise ProtocolError(f"{node.short} is not a member of this cluster any more")
+            raise ProtocolError(f"{node.short} is no longer a member of this cluster")
         if kind == protocol.MEMBERSHIP:
             self._perform(self.member.receive(node.raw, protocol.decode_membership(body), self._loop.time()))
         elif kind == protocol.GREETING:
-            self._greeted(node, link, protocol.decode_greeting(body))
+            self._on_hello(node, link, protocol.decode_hello(body))
         elif kind == protocol.BOARD:
-            self.board.received(node, body)
+            self.kv.received(node, body)
         elif kind in (protocol.RUN, protocol.SHIP, protocol.GUEST_BOARD):
             self.runs.received(node, kind, body)
         elif kind == protocol.TRAIN:
-            self.surveyor.received(node, body)
+            self.link_prober.received(node, body)
         elif kind == protocol.SURVEY:
-            self.knocker.received(link, body)
+            self.reachability.received(link, body)
         elif kind == protocol.REMOVED and self.log.role(node) == "owner":
             self.removed_by = self.name_of(node)
-            self.say(
-                f"this machine was removed from the cluster, says {self.removed_by}: see `barnraise leave`"
+            self.report_event(
+                f"{self.removed_by} reports that this machine was removed from the cluster: "
+                "run `barnraise leave`"
             )
         else:
             raise ProtocolError(f"{node.short} sent a message of an unknown kind")
 
     def secret_for(self, node: NodeId | None, epoch: int) -> bytes:
+        """Return the cluster secret of an epoch, or the newest known one before it."""
         known = self.log.secrets
         return known[min(epoch, len(known)) - 1]
 
-    # what the surveyor asks (see agent.surveyor)
+    # what the surveyor asks (see agent.link_prober)
 
     def linked_nodes(self) -> list[NodeId]:
-        return self.links.linked()
+        """Return the machines to which there is a control connection."""
+        return self.connections.linked()
 
-    def trip(self, node: NodeId) -> tuple[float, float] | None:
+    def round_trip(self, node: NodeId) -> tuple[float, float] | None:
+        """Return the least recent round-trip time and its deviation, in seconds."""
         peer = self.member.peers.get(node.raw)
-        if peer is None or not peer.health.trips or self.links.get(node) is None:
+        if peer is None or not peer.health.trips or self.connections.get(node) is None:
             return None
-        # The least of the last ones: busy machines add to the others.
+        # The minimum: a busy machine adds to the others.
         return min(peer.health.trips), max(0.0, peer.health.trip.deviation)
 
-    def address(self, node: NodeId) -> str:
-        link = self.links.get(node)
+    def link_address(self, node: NodeId) -> str:
+        """Return the address that the control connection uses; empty if there is none."""
+        link = self.connections.get(node)
         return link.address if link is not None else ""
 
-    def facts(self) -> list[NodeFacts]:
+    def node_facts(self) -> list[NodeFacts]:
+        """Return name and hardware of every machine of the cluster."""
         return [
             NodeFacts(node=node.raw.hex(), name=self.name_of(node), machine=self.machine_of(node))
             for node in self.log.members
         ]
 
     def send_bulk(self, node: NodeId, message: bytes) -> None:
-        self.links.send_on(ROUTE_AGENT_BULK, node, message)
+        """Send a message on the bulk route; it is dropped if the machine is not connected."""
+        self.connections.send_on(ROUTE_AGENT_BULK, node, message)
 
     def machine_changed(self) -> None:
-        self._greet_all()
+        """Send this machine's new hardware facts to all connected machines."""
+        self._send_hello()
 
     def machine_of(self, node: NodeId) -> Machine | None:
+        """Return the hardware facts of a machine, or None if they are unknown."""
         if node == self.me:
-            return self.surveyor.machine
+            return self.link_prober.machine
         try:
-            return msgspec.msgpack.decode(self.places[node].machine, type=Machine)
+            return msgspec.msgpack.decode(self.peer_store[node].machine, type=Machine)
         except (msgspec.DecodeError, ValueError, RecursionError):
             return None
 
-    # how it is done
-
-    def _greet_all(self) -> None:
-        for node in self.links.linked():
-            self.links.send(node, self._greeting())
+    def _send_hello(self) -> None:
+        for node in self.connections.linked():
+            self.connections.send(node, self._hello())
 
     def build_member(self, log: TrustLog, record: AcceptorState) -> None:
+        """Start a new membership state for this trust log."""
         role = log.role(self.me)
         me = PresentMember(self.me.raw, self.incarnation, votes=role == "owner", works=self._works)
         self.member = MembershipNode(me, record, log, random.Random(), asyncio.get_running_loop().time())
 
     def _perform(self, effects: list[Effect]) -> None:
-        if self._broken:  # what we hold in memory is not on disk: not a word of it may leave
+        if self._broken:  # memory is ahead of the disk: nothing may be sent
             return
         for effect in effects:
             match effect:
@@ -369,79 +389,88 @@ class Agent:
                         self.storage.save(effect.record, effect.log_from, effect.entries)
                     except MembershipError as error:
                         self._broken = True
-                        self.say(f"the agent ends: {error.message}")
-                        self.ended.set()
+                        self.report_event(f"the agent stops: {error.message}")
+                        self.stop_requested.set()
                         return
                 case SendMessage():
-                    self.links.send(NodeId(effect.to), protocol.encode_membership(effect.message))
+                    self.connections.send(NodeId(effect.to), protocol.encode_membership(effect.message))
                 case ViewChanged():
-                    self._changed(effect.why)
+                    self._on_view(effect.why)
                 case LogNote():
-                    self.say(effect.text)
+                    self.report_event(effect.text)
 
-    def _changed(self, why: str) -> None:
+    def _on_view(self, why: str) -> None:
         view = self.member.record.decided
         names = ", ".join(self.name_of(NodeId(raw)) for raw in self.member.view.nodes)
         reason = why
         for node in (*self.log.members, *self.log.revoked):
             reason = reason.replace(node.raw.hex()[:8], self.name_of(node))
-        self.say(f"view {view.number}: {names} ({reason})")
-        for node in self.links.linked():
+        self.report_event(f"view {view.number}: {names} ({reason})")
+        for node in self.connections.linked():
             if node not in self.log.members:
-                self.links.send(node, protocol.REMOVED)
-                self.links.cut(node, "it was removed from the cluster")
-        self.places.keep_only(set(self.log.members))
-        self.search.retag()
-        self.search.dial_all()
+                self.connections.send(node, protocol.REMOVED)
+                self.connections.disconnect(node, "it was removed from the cluster")
+        self.peer_store.keep_only(set(self.log.members))
+        self.discovery.update_tags()
+        self.discovery.dial_all()
         if len(self.log.secrets) != self._epoch:
             self._epoch = len(self.log.secrets)
-            self._greet_all()
-        self.board.view_changed()
-        self._news.announce()
+            self._send_hello()
+        self.kv.view_changed()
+        self._view_event.announce()
 
-    async def news_within(self, seconds: float) -> None:
-        await self._news.wait(seconds)
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait for a change of the membership view, at most ``seconds``."""
+        await self._view_event.wait(seconds)
 
     async def _tick(self) -> None:
         while True:
             self._perform(self.member.tick(self._loop.time()))
-            self.search.retag()
-            self.places.flush(self._loop.time())
+            self.discovery.update_tags()
+            self.peer_store.flush(self._loop.time())
             await asyncio.sleep(TICK_S)
 
-    def _greeting(self) -> bytes:
-        greeting = protocol.PeerHello(
+    def _hello(self) -> bytes:
+        hello = protocol.PeerHello(
             name=self.name,
             version=__version__,
-            addresses=tuple(self.addresses()[:8]),
+            addresses=tuple(self.own_addresses()[:8]),
             port=self.listener.port,
             epoch=len(self.log.secrets),
-            machine=msgspec.msgpack.encode(self.surveyor.machine),
+            machine=msgspec.msgpack.encode(self.link_prober.machine),
         )
-        return protocol.encode_greeting(greeting)
+        return protocol.encode_hello(hello)
 
-    def _greeted(self, node: NodeId, link: ControlConnection, greeting: protocol.PeerHello) -> None:
-        check_name(greeting.name)
-        if not greeting.version.isprintable():
-            raise ProtocolError(f"{node.short} names a version that cannot be shown")
-        self.places.greeted(node, greeting, link.address)
-        place = self.places.place(node)
+    def _on_hello(self, node: NodeId, link: ControlConnection, hello: protocol.PeerHello) -> None:
+        check_name(hello.name)
+        if not hello.version.isprintable():
+            raise ProtocolError(f"{node.short} sent a version with unprintable characters")
+        self.peer_store.apply_hello(node, hello, link.address)
+        place = self.peer_store.address_of(node)
         if place is not None:
-            self.links.learn(node, place)
+            self.connections.learn(node, place)
 
-    def _place(self, node: NodeId) -> PeerAddress | None:
-        return self.links.place(node) or self.places.place(node)
+    def _address_of(self, node: NodeId) -> PeerAddress | None:
+        return self.connections.address_of(node) or self.peer_store.address_of(node)
 
-    def addresses(self) -> list[str]:
-        return list(self.settings.network.addresses) or own_addresses()
+    def own_addresses(self) -> list[str]:
+        """Return the addresses at which this machine can be dialled."""
+        return list(self.settings.network.addresses) or machine_addresses()
 
     def spawn(self, work: Coroutine[object, object, None] | Awaitable[None]) -> None:
+        """Run work in the background; the agent stops if it fails."""
         task = asyncio.ensure_future(work, loop=self._loop)
         self._tasks.add(task)
-        task.add_done_callback(self._over)
+        task.add_done_callback(self._task_done)
 
-    def _over(self, task: asyncio.Future[None]) -> None:
+    def _task_done(self, task: asyncio.Future[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            _log.error("a part of the agent failed", exc_info=task.exception())
-            self.ended.set()
+            _log.error("a background task of the agent failed", exc_info=task.exception())
+            self.stop_requested.set()
+
+
+def machine_name() -> str:
+    """Return the first part of the host name, as the name of a machine that has no other yet."""
+    name = "".join(letter for letter in socket.gethostname().split(".")[0] if letter.isprintable()).strip()
+    return name[:NAME_LENGTH].strip() or "machine"

@@ -1,4 +1,4 @@
-"""What agents send each other: one byte says whose message it is, the rest is that package's own."""
+"""Envelope of messages between agents: one byte names the service, the rest is its own format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 
 class PeerHello(msgspec.Struct, frozen=True, array_like=True):
-    """Who I am to people, and where else I can be reached. ``epoch``: how many discovery secrets I know."""
+    """First message of a connection: name, version, addresses and hardware of the sender.
+
+    ``epoch``: number of discovery secrets that the sender knows.
+    """
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     version: Annotated[str, Meta(max_length=64)]
@@ -41,21 +44,25 @@ _greetings = msgspec.msgpack.Decoder(PeerHello)
 
 
 def encode_membership(message: Message) -> bytes:
+    """Encode a membership message with its kind byte."""
     return MEMBERSHIP + _encoder.encode(message)
 
 
-def encode_greeting(greeting: PeerHello) -> bytes:
-    return GREETING + _encoder.encode(greeting)
+def encode_hello(hello: PeerHello) -> bytes:
+    """Encode a hello message with its kind byte."""
+    return GREETING + _encoder.encode(hello)
 
 
 def decode_membership(data: bytes | memoryview) -> Message:
+    """Decode a membership message; raise ProtocolError if it is invalid."""
     return decode(_messages, data)
 
 
-def decode_greeting(data: bytes | memoryview) -> PeerHello:
+def decode_hello(data: bytes | memoryview) -> PeerHello:
+    """Decode a hello message; raise ProtocolError if it is invalid."""
     return decode(_greetings, data)
 
 
 def decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
-    """ProtocolError for anything that is not of the decoder's type."""
+    """Decode a message; raise ProtocolError if it is not of the decoder's type."""
     return decoding.decode(decoder, data, "a message between agents cannot be read")

@@ -98,7 +98,7 @@ def start_agent(settings: Settings, options: Sequence[str] = ()) -> int | None:
 
 
 def standing_of(directory: Path) -> ListenerStanding | None:
-    """What the listener of this state directory says of itself; None if there is none."""
+    """Return what the listener of this state directory reports of itself; None if there is none."""
     try:
         with ListenerClient.connect(directory, timeout=_PROBE_S) as client:
             return client.standing()
@@ -109,7 +109,7 @@ def standing_of(directory: Path) -> ListenerStanding | None:
 
 
 def _is_absence(error: ListenerError) -> bool:
-    """Whether nobody was there, in contrast to somebody who refused."""
+    """Tell whether no listener was there, in contrast to one that refused."""
     return isinstance(error.__cause__, OSError)
 
 
@@ -159,7 +159,7 @@ def _command(settings: Settings) -> list[str]:
 
 
 def child_environment() -> dict[str, str]:
-    """Lets the child import us when we run from a source tree that is not installed."""
+    """Return an environment in which a child can import us, even from a source tree without install."""
     environment = dict(os.environ)
     root = str(Path(barnraise.__file__).parents[1])
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):

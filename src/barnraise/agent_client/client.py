@@ -39,7 +39,9 @@ class ListenerClient:
 
     @classmethod
     def connect(cls, state_dir: Path, timeout: float = 5.0) -> ListenerClient:
-        """ListenerError if no listener of ours answers there; ``timeout`` also bounds each question."""
+        """Connect to the listener of a state directory. Raise ListenerError if none answers. ``timeout`` also
+        limits each request.
+        """
         connection, token = dial_local(state_dir, timeout)
         return cls(IpcChannel(connection, takes_sockets=True), token, timeout)
 
@@ -53,16 +55,17 @@ class ListenerClient:
         return reply
 
     def standing(self) -> ListenerStanding:
-        """How the listener is doing; only before `register`."""
+        """Return the listener's state; only before `register`."""
         reply = self._ask(ListenerStatus(token=self._token))
         if not isinstance(reply, ListenerStanding):
             raise ProtocolError(f"the listener answered {type(reply).__name__} instead of its standing")
         return reply
 
     def ask(self, question: bytes, timeout: float) -> bytes:
-        """What the agent of this machine answers; AgentError if there is none or it refuses.
+        """Return the response of this machine's agent. Raise AgentError if there is no agent or it refuses.
 
-        Only before `register`. After silence the connection is closed: a late answer would confuse.
+        Call this only before `register`. After a timeout the connection is closed: a late response would
+        confuse.
         """
         if len(question) > LARGEST_BODY:
             raise AgentError(
@@ -95,9 +98,10 @@ class ListenerClient:
         return reply.answer
 
     def receive(self) -> tuple[IncomingConnection, socket.socket] | None:
-        """A connection that was routed to us, not blocking; call until None whenever `fileno` is readable.
+        """Return a connection that was routed to this process, or None. Call until None whenever `fileno` is
+        readable.
 
-        ListenerError once the listener is gone: links that exist go on, new ones cannot come.
+        Raise ListenerError once the listener is gone: existing links continue, new ones cannot arrive.
         """
         try:
             delivery = self._channel.receive()

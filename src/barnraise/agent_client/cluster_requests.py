@@ -1,4 +1,4 @@
-"""What the command line asks of this machine's agent, and what it is told. Pure."""
+"""Requests of the command line to this machine's agent, and the responses. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Role = Literal["owner", "guest"]
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag="status?"):
-    """How is the cluster?"""
+    """Request for the state of the cluster."""
 
 
 class PairRequest(msgspec.Struct, frozen=True, tag="pair?"):
@@ -26,7 +26,7 @@ class PairRequest(msgspec.Struct, frozen=True, tag="pair?"):
 
 
 class OfferRequest(msgspec.Struct, frozen=True, tag="offer?"):
-    """What became of the code? ``withdraw`` closes it."""
+    """Request for the state of a pairing code; ``withdraw`` closes the code."""
 
     withdraw: bool = False
 
@@ -41,7 +41,7 @@ class JoinClusterRequest(msgspec.Struct, frozen=True, tag="join?"):
 
 
 class UnpairRequest(msgspec.Struct, frozen=True, tag="unpair?"):
-    """Remove a machine for ever."""
+    """Request to remove a machine permanently."""
 
     node: Text
 
@@ -69,7 +69,7 @@ class MeasureRequest(msgspec.Struct, frozen=True, tag="measure?"):
 
 
 class CheckRequest(msgspec.Struct, frozen=True, tag="check?"):
-    """What does the agent find wrong?"""
+    """Request for the problems that the agent finds."""
 
 
 class LeaveRequest(msgspec.Struct, frozen=True, tag="leave?"):
@@ -134,7 +134,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerLinkRow(msgspec.Struct, frozen=True):
-    """A measured pair."""
+    """Measured link between two machines."""
 
     a: str
     b: str
@@ -185,7 +185,7 @@ class RequestDone(msgspec.Struct, frozen=True, tag="done"):
 
 
 class CheckRow(msgspec.Struct, frozen=True):
-    """One check of the doctor: fine, or what is wrong and what mends it."""
+    """One check of the doctor: fine, or a problem with its fix."""
 
     name: str
     state: Literal["ok", "warn", "fail"]
@@ -195,7 +195,7 @@ class CheckRow(msgspec.Struct, frozen=True):
 
 
 class CheckResponse(msgspec.Struct, frozen=True, tag="check"):
-    """What the agent sees from inside."""
+    """Checks that only the agent can make."""
 
     rows: tuple[CheckRow, ...]
 

@@ -1,7 +1,7 @@
-"""The board of the cluster, as a process of this machine uses it: blocking, from any thread, with deadlines.
+"""Client of the cluster's key-value store: blocking, thread-safe, with deadlines.
 
-Each call goes to this machine's agent. A connection that is lost is opened again and the same write is
-repeated under the same number until its deadline, so that it happens once or is reported as unknown.
+Each call goes to this machine's agent. A lost connection is opened again. The same write is repeated under
+the same number until its deadline, so it happens once or is reported as unknown.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MOST_NAMED = 5
 
 
 class KvRequester(Protocol):
-    """A connection to the agent. Errors whose cause is an OSError mean that nobody was there."""
+    """Connection to the agent. Errors whose cause is an OSError mean that no agent was there."""
 
     def ask(self, question: bytes, timeout: float) -> bytes: ...
 
@@ -54,12 +54,12 @@ _Kind = Callable[..., messages.Operation | messages.WatchKey]
 
 
 def agent_at(state_dir: Path) -> Connect:
-    """Connections to the agent of this state directory."""
+    """Return a function that connects to the agent of this state directory."""
     return lambda: ListenerClient.connect(state_dir)
 
 
 def ask_cluster(connect: Connect, timeout_s: float = 5.0) -> ClusterResponse:
-    """How many machines take work; AgentError or ListenerError if no agent answers here."""
+    """Return how many machines take work. Raise AgentError or ListenerError if no agent answers here."""
     asker = connect()
     try:
         answer = decode_answer(asker.ask(encode(ClusterRequest()), timeout_s))
@@ -121,7 +121,9 @@ class KvClient:
         return self._do(messages.AddToKey, (key, amount), f"add to {key!r}", timeout_s).count
 
     def compare_set(self, key: str, expected: bytes, desired: bytes, timeout_s: float | None = None) -> bytes:
-        """The value that the key has now; ``expected`` may be empty for a key that is not there."""
+        """Set a key if it has the expected value, and return its value now. ``expected`` may be empty for a
+        missing key.
+        """
         _check(key, expected + desired)
         done = self._do(messages.CompareAndSet, (key, expected, desired), f"set {key!r}", timeout_s)
         return done.value or b""
@@ -131,12 +133,12 @@ class KvClient:
         self._do(messages.AppendToKey, (key, value), f"append to {key!r}", timeout_s)
 
     def delete(self, key: str, timeout_s: float | None = None) -> bool:
-        """Whether it was there."""
+        """Delete a key; return True if it existed."""
         _check(key)
         return self._do(messages.DeleteKey, (key,), f"delete {key!r}", timeout_s).count > 0
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes], timeout_s: float | None = None) -> None:
-        """All of them, but not at one instant if they are too large for one message."""
+        """Set all keys, but not atomically if they are too large for one message."""
         if len(keys) != len(values):
             raise AgentError(
                 f"{len(keys)} keys come with {len(values)} values", hint="Give each key a value."
@@ -153,23 +155,23 @@ class KvClient:
         self._do(messages.PushToQueue, (key, value), f"push to {key!r}", timeout_s)
 
     def pop(self, key: str, timeout_s: float | None = None) -> bytes | None:
-        """The first value of the queue; None if it is empty."""
+        """Remove and return the first value of the queue; None if it is empty."""
         _check(key)
         return self._do(messages.PopFromQueue, (key,), f"pop from {key!r}", timeout_s).value
 
     def drop(self, timeout_s: float | None = None) -> None:
-        """Forget the scope: its generation has ended for everybody."""
+        """Delete the namespace: its generation is over on all machines."""
         self._do(messages.DropNamespace, (), f"drop {self.scope}", timeout_s)
 
     # reads
 
     def get(self, key: str, timeout_s: float | None = None) -> bytes | None:
-        """The value, not waiting for it; None if there is none."""
+        """Return the value without waiting; None if there is none."""
         _check(key)
         return self._do(messages.GetKey, (key,), f"get {key!r}", timeout_s).value
 
     def missing(self, keys: Sequence[str], timeout_s: float | None = None) -> tuple[str, ...]:
-        """Those of the keys that are not there now, or the first of them if they are many."""
+        """Return the keys that are missing now, or the first of them if they are many."""
         for start, end in _parts([_check(key) for key in keys]):
             some = tuple(keys[start:end])
             done = self._do(messages.CheckKeys, (some,), f"look for {_some(some)}", timeout_s)
@@ -178,11 +180,11 @@ class KvClient:
         return ()
 
     def count(self, timeout_s: float | None = None) -> int:
-        """How many keys there are, queues not counted."""
+        """Return the number of keys, without queues."""
         return self._do(messages.CountResult, (), "count the keys", timeout_s).count
 
     def length(self, key: str, timeout_s: float | None = None) -> int:
-        """How many values a queue has."""
+        """Return the number of values in a queue."""
         _check(key)
         return self._do(messages.QueueLength, (key,), f"measure {key!r}", timeout_s).count
 
@@ -191,7 +193,7 @@ class KvClient:
         self._wait(keys, timeout_s, fetch=False)
 
     def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
-        """The values once all keys are there; OperationTimeout names those that are not."""
+        """Return the values once all keys exist. Raise OperationTimeout with the missing keys."""
         return self._wait(keys, timeout_s, fetch=True)
 
     def _wait(self, keys: Sequence[str], timeout_s: float | None, *, fetch: bool) -> list[bytes]:
@@ -207,7 +209,7 @@ class KvClient:
         return values
 
     def _watch(self, keys: tuple[str, ...], *, fetch: bool, deadline: float) -> KvDone:
-        """An answer without missing keys; at the deadline a last look, so that the error can name them."""
+        """Wait until all keys exist. At the deadline, look once more to name the missing ones."""
         given, what = max(0.0, deadline - time.monotonic()), f"wait for {_some(keys)}"
         while True:
             left = deadline - time.monotonic()
@@ -258,7 +260,7 @@ class KvClient:
                 time.sleep(min(_PAUSE_S, left))
 
     def _ask(self, lane: _Lane, question: KvRequest) -> KvDone | KvDenied | ListenerError | AgentError:
-        """The result, or the error if nobody was there; whoever is there and refuses is believed."""
+        """Return the result, or the error if no agent was there; a refusal of an agent is final."""
         try:
             if lane.asker is None:
                 lane.asker = self._connect()
@@ -290,7 +292,7 @@ class KvClient:
 
 
 def _check(key: str, value: bytes = b"") -> int:
-    """How many bytes both take; AgentError if that is too much."""
+    """Return the bytes of key and value. Raise AgentError if they are too many."""
     try:
         length = len(key.encode())
     except UnicodeEncodeError as error:
@@ -306,7 +308,7 @@ def _check(key: str, value: bytes = b"") -> int:
 
 
 def _parts(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ranges that each fit into one question."""
+    """Yield ranges that each fit into one request."""
     start, size = 0, 0
     for place, one in enumerate(sizes):
         if place > start and size + one + 16 > _ASK_BYTES:

@@ -1,8 +1,7 @@
-"""What a process asks of the cluster's board through its agent, and what it is told. Pure.
+"""Requests of a process to the cluster's key-value store, and the responses. Pure.
 
-The board is a small key-value store that every agent of the cluster holds a copy of. A scope of it belongs
-to one generation of one run. Whoever writes numbers its writes: one that is repeated after a lost answer is
-recognised and not done twice.
+Every agent of the cluster holds a replica of the store. A namespace belongs to one generation of one run. A
+client numbers its writes: a write that is repeated after a lost response is recognised and not applied twice.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Seconds = Annotated[float, Meta(ge=0, le=3600)]
 
 
 class Namespace(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Whose keys: one generation of one run."""
+    """Namespace of keys: one generation of one run."""
 
     run: RunName
     generation: Generation
@@ -201,12 +200,15 @@ class KvResponse(msgspec.Struct, frozen=True, tag="board"):
 
 
 class ClusterRequest(msgspec.Struct, frozen=True, tag="cluster"):
-    """How many are we?"""
+    """Request for the number of machines that take work."""
 
 
 class ClusterResponse(msgspec.Struct, frozen=True, tag="cluster"):
-    """``world`` machines of the view take work (0: this machine is in no view yet); ``node_index`` is this
-    one's place among its members, -1 if it is none."""
+    """Number of machines that take work, and the position of this one.
+
+    ``world``: machines of the view that take work; 0 if this machine is in no view yet. ``node_index``:
+    position of this machine among them; -1 if it does not take work.
+    """
 
     world: Annotated[int, Meta(ge=0, le=65535)]
     node_index: Annotated[int, Meta(ge=-1, le=65535)]
@@ -226,7 +228,7 @@ def encode(message: Question | Answer) -> bytes:
 
 
 def decode_question(data: bytes) -> Question:
-    """ProtocolError unless it is one of ours and within its bounds."""
+    """Decode a request to the store. Raise ProtocolError unless it is one of ours and within its limits."""
     return decode(_questions, data, "a question about the board cannot be read")
 
 
@@ -235,7 +237,7 @@ def decode_answer(data: bytes) -> Answer:
 
 
 def weight(operation: Operation | WatchKey) -> int:
-    """About how many bytes it takes on the wire."""
+    """Estimate the bytes of an operation on the wire."""
     match operation:
         case SetKey(value=value) | AppendToKey(value=value) | PushToQueue(value=value):
             return 400 + len(value)

@@ -39,12 +39,12 @@ class _Lines:
 
 @dataclass
 class LogTail:
-    """Of several workers at once, through all generations."""
+    """Position in the output of several workers, through all generations."""
 
     _lines: dict[int, _Lines] = field(default_factory=dict)
 
     def wanted(self, told: WatchResponse, ranks: Sequence[int]) -> tuple[FollowPosition, ...]:
-        """These ranks' output from where we are, and the rest of workers that are no more."""
+        """Return the requests for these ranks' new output, and for the rest of workers that have stopped."""
         sources = _sources(told)
         unfinished = [rank for rank, lines in self._lines.items() if not lines.is_over]
         wanted = []
@@ -61,7 +61,7 @@ class LogTail:
         return tuple(wanted)
 
     def heard(self, told: WatchResponse) -> Iterator[tuple[int, str]]:
-        """Each new line with its rank."""
+        """Yield each new line with its rank."""
         for heard in told.heard:
             lines = self._lines[heard.rank]
             over = told.row.phase == "ended" or told.row.generation > heard.generation
@@ -70,8 +70,7 @@ class LogTail:
                 yield heard.rank, line
 
     def is_complete(self, told: WatchResponse) -> bool:
-        """Whether all output that is followed was shown to its end; also of who has a rank since the last
-        time we asked, because the one before has died."""
+        """Tell whether all output was read to its end, including that of replaced workers."""
         if told.workers and not self._lines:  # it was over before we looked for the first time
             return False
         sources = _sources(told)

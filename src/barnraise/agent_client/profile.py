@@ -1,4 +1,4 @@
-"""What a dry run has measured of a script's steps, written down for the command line. Pure."""
+"""Measurements of a dry run, written for the command line. Pure."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """What is trained, how a step of it is cut, and how fast each worker was.
+    """Measured step of a script: the model, the micro-batches, and the speed of each worker.
 
-    ``parameters`` are those that are trained, ``frozen_bytes`` the others. ``steps_s`` are the steps that all
-    took together, after the first one.
+    ``parameters``: trained ones. ``frozen_bytes``: size of the others. ``steps_s``: seconds of the steps that
+    all workers took together, after the first one.
     """
 
     parameters: Count

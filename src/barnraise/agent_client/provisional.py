@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from barnraise.core.files import write_whole
+from barnraise.core.files import write_atomically
 
 _NOTE, _DROPPED = "provisional", "dropped"
 
@@ -22,12 +22,12 @@ class _Note(msgspec.Struct, frozen=True):
 
 
 def note_steps(home: Path, began: int, done: int) -> None:
-    """After each step: ``began`` had been agreed upon."""
-    write_whole(home / _NOTE, msgspec.json.encode(_Note(began, done)))
+    """Record a step without a quorum; ``began``: last step that was agreed upon."""
+    write_atomically(home / _NOTE, msgspec.json.encode(_Note(began, done)))
 
 
 def settle_steps(home: Path, *, counts: bool) -> None:
-    """A quorum is there again."""
+    """Decide the provisional steps, once there is a quorum again."""
     with contextlib.suppress(FileNotFoundError):
         if counts:
             (home / _NOTE).unlink()
@@ -36,7 +36,7 @@ def settle_steps(home: Path, *, counts: bool) -> None:
 
 
 def take_dropped(home: Path) -> int:
-    """How many were dropped since this was asked last."""
+    """Return how many steps were dropped since the last call."""
     try:
         note = msgspec.json.decode((home / _DROPPED).read_bytes(), type=_Note)
         (home / _DROPPED).unlink()

@@ -1,4 +1,4 @@
-"""What the command line asks of the agent about runs, and what it is told. Pure."""
+"""Requests about runs to this machine's agent, and the responses. Pure."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class ResumeRunRequest(msgspec.Struct, frozen=True, kw_only=True, tag="resume?")
 
 
 class GraphRequest(msgspec.Struct, frozen=True, tag="graph?"):
-    """What was measured of the machines, and which of them would a run use? ``on``: of those named."""
+    """Request for the measurements of the machines that a run would use. ``on``: only the named ones."""
 
     on: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
 
 
 class RunsRequest(msgspec.Struct, frozen=True, tag="runs?"):
-    """Which runs are known?"""
+    """Request for the list of known runs."""
 
 
 class FollowPosition(msgspec.Struct, frozen=True, array_like=True):
@@ -77,7 +77,9 @@ class FollowPosition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WatchRequest(msgspec.Struct, frozen=True, kw_only=True, tag="watch?"):
-    """How is this run, and what did these workers say? Waits a little for news, if ``version`` is known."""
+    """Request for the state of a run and the output of its workers. Waits a little for news if ``version`` is
+    current.
+    """
 
     run: RunName
     version: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
@@ -94,7 +96,7 @@ class StopRunRequest(msgspec.Struct, frozen=True, tag="stop?"):
 
 
 class AcceptRunRequest(msgspec.Struct, frozen=True, tag="accept?"):
-    """What would this run do here? With ``yes``: let it."""
+    """Request for what a run would do here; with ``yes``: accept it."""
 
     run: RunName
     yes: bool = False
@@ -126,7 +128,7 @@ class GroupRequest(msgspec.Struct, frozen=True, tag="circle?"):
 
 
 class DroppedStepsRequest(msgspec.Struct, frozen=True, tag="dropped?"):
-    """A worker with a session: so many steps that this machine trained alone count no more."""
+    """Report of a worker: the number of steps trained here without a quorum that were discarded."""
 
     run: RunName
     steps: Step
@@ -144,15 +146,16 @@ class SignRequest(msgspec.Struct, frozen=True, tag="seal?"):
 
 
 class SignersRequest(msgspec.Struct, frozen=True, tag="signers?"):
-    """Whose signature under a checkpoint of this run counts?"""
+    """Request for the nodes whose signature under a checkpoint of this run counts."""
 
     run: RunName
 
 
 class NewestCheckpointRequest(msgspec.Struct, frozen=True, tag="newest?"):
-    """Which is the newest checkpoint of this run on any machine in reach? ``earlier``: or of those that it
-    goes on with. Those that turned out to be of no use are passed over. ``awaiting``: and which of these
-    machines are not in reach?
+    """Request for the newest checkpoint of this run on any machine in reach.
+
+    ``earlier``: runs that this one continues; their checkpoints count, too. Unusable checkpoints are skipped.
+    ``awaiting``: machines to report if they are not in reach.
     """
 
     run: RunName
@@ -202,7 +205,7 @@ class GraphResponse(msgspec.Struct, frozen=True, kw_only=True, tag="graph"):
 
 
 class PartRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine's part."""
+    """Part of one machine in a run."""
 
     name: str
     stage: str
@@ -247,7 +250,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunsResponse(msgspec.Struct, frozen=True, tag="runs"):
-    """The newest last."""
+    """List of runs, the newest last."""
 
     runs: tuple[RunRow, ...]
 
@@ -263,7 +266,7 @@ class LogChunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WatchResponse(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
-    """A run now. ``findings`` are lines about the machines' environments."""
+    """State of a run now. ``findings``: lines about the machines' environments."""
 
     row: RunRow
     parts: tuple[PartRow, ...]
@@ -275,7 +278,7 @@ class WatchResponse(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
 
 
 class AcceptRunResponse(msgspec.Struct, frozen=True, kw_only=True, tag="accept"):
-    """What a guest is asked to run."""
+    """Description of a run that a guest is asked to accept."""
 
     sentence: str
     by: str
@@ -310,14 +313,14 @@ class GroupResponse(msgspec.Struct, frozen=True, kw_only=True, tag="circle"):
 
 
 class SignResponse(msgspec.Struct, frozen=True, tag="seal"):
-    """This machine's signature."""
+    """Signature of this machine under a checkpoint."""
 
     node: Node
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
 class SignersResponse(msgspec.Struct, frozen=True, tag="signers"):
-    """Node ids."""
+    """Node ids of the valid signers."""
 
     nodes: tuple[Node, ...]
 
@@ -338,7 +341,7 @@ class NewestCheckpointResponse(msgspec.Struct, frozen=True, tag="newest"):
 
 
 class FetchCheckpointResponse(msgspec.Struct, frozen=True, tag="bring"):
-    """Whether it is here, and whole; else how much of it is."""
+    """Result of a fetch: whether the checkpoint is here and complete; else how much of it is."""
 
     here: bool
     done_bytes: int = 0

@@ -1,6 +1,8 @@
-"""How a working folder and data sets get from one machine onto many: packed, by hash, each byte sent once.
+"""Distribution of working folders and data sets to many machines: packed, by content hash, each byte sent
+once.
 
-May import ``local``, ``transport``, ``identity`` and ``core``; never torch.
+``packing`` reads and writes folders, ``store`` keeps contents, ``transfer`` moves pieces between agents.
+Connections belong in ``agent``. Never imports torch.
 """
 
 from barnraise.artifacts.packing.changes import changed_since

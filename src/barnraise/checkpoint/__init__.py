@@ -1,10 +1,11 @@
-"""The state of a training as bytes: taken apart, hashed, sent, saved and put together again.
+"""Checkpoints: the training state as bytes, hashed, signed, saved to files and restored.
 
-May import ``collectives``, ``runs`` and what is below them, and torch; never pickles.
+It may import ``collectives``, ``runs``, what is below them, and torch. It never pickles. When to save is
+decided in `training.state`.
 """
 
 from barnraise.checkpoint.files import CheckpointInfo, Checkpoints
-from barnraise.checkpoint.serialization import FlatState, assemble, digest, dismantle
+from barnraise.checkpoint.serialization import FlatState, digest, flatten, unflatten
 from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
 
 __all__ = [
@@ -13,7 +14,7 @@ __all__ = [
     "CheckpointSigner",
     "Checkpoints",
     "FlatState",
-    "assemble",
     "digest",
-    "dismantle",
+    "flatten",
+    "unflatten",
 ]

@@ -1,7 +1,7 @@
-"""``python -m barnraise.checkpoint STATE RUN TARGET``: the newest whole checkpoint's model, as safetensors.
+"""``python -m barnraise.checkpoint STATE RUN TARGET``: exports the newest checkpoint's model as safetensors.
 
-A process of its own, because the command line does not import torch. ``STATE`` is the agent's directory; the
-checkpoint is there by now. Prints what was found as JSON.
+It is a separate process, because the command line does not import torch. ``STATE`` is the agent's directory,
+where the checkpoint is already. It prints a JSON object.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from pathlib import Path
 import msgspec
 
 from barnraise.checkpoint.files import Checkpoints, write_model
-from barnraise.checkpoint.serialization import assemble
+from barnraise.checkpoint.serialization import unflatten
 from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
 from barnraise.core.errors import BarnraiseError, RunError
 
 
-def export(folder: Path, run: str, target: Path, notary: CheckpointSigner) -> dict[str, object]:
-    """Write ``model.safetensors``, whole or not at all; returns where it comes from."""
-    found = Checkpoints(folder, run, notary).newest()
-    if found is None:
-        raise RunError(f"no whole checkpoint of run {run} is in {folder}", hint="Try its other machines.")
-    manifest, parts = found
-    model = assemble(parts.skeleton, parts.tensors)["model"]
+def export(folder: Path, run: str, target: Path, signer: CheckpointSigner) -> dict[str, object]:
+    """Write ``model.safetensors`` to the target folder, atomically. Return facts about the checkpoint."""
+    newest = Checkpoints(folder, run, signer).newest()
+    if newest is None:
+        raise RunError(
+            f"no complete checkpoint of run {run} in {folder}", hint="Try the other machines of the run."
+        )
+    manifest, parts = newest
+    model = unflatten(parts.skeleton, parts.tensors)["model"]
     target.mkdir(parents=True, exist_ok=True)
     write_model(model, target / "model.safetensors", {"run": run, "steps": str(manifest.step)})
     return {
@@ -36,14 +38,15 @@ def export(folder: Path, run: str, target: Path, notary: CheckpointSigner) -> di
 
 
 def main() -> int:
+    """Run the command and return the exit code."""
     state, run, target = sys.argv[1:]
     try:
         folder = Path(state) / "runs" / run / "checkpoints"
-        facts = export(folder, run, Path(target), AgentCheckpointSigner(Path(state), run))
+        description = export(folder, run, Path(target), AgentCheckpointSigner(Path(state), run))
     except (BarnraiseError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    sys.stdout.write(msgspec.json.encode(facts).decode())
+    sys.stdout.write(msgspec.json.encode(description).decode())
     return 0
 
 

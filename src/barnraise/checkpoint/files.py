@@ -1,7 +1,7 @@
-"""Checkpoints on a disk: each a folder that appears when it is whole and signed (see `runs.checkpoints`).
+"""Checkpoint files: each checkpoint is a folder that appears atomically, complete and signed.
 
-What is torn, edited, of another run or signed by a stranger is refused with the reason, and the one before it
-is tried.
+See `runs.checkpoint_manifest`. A checkpoint that is incomplete, modified, of another run or wrongly signed is
+skipped with a warning. The one before it is used instead.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from barnraise.artifacts.store.disk import remove_tree
 from barnraise.artifacts.store.linked_files import entry_of
 from barnraise.checkpoint.serialization import FlatState, digest
 from barnraise.checkpoint.signer import CheckpointSigner
 from barnraise.core.errors import BarnraiseError, RunError
-from barnraise.core.files import sync_path
+from barnraise.core.files import remove_tree, sync_path
 from barnraise.runs.checkpoint_manifest import (
     MANIFEST,
     SEAL,
@@ -46,13 +45,13 @@ from barnraise.runs.record import MOST_MACHINES
 log = logging.getLogger("barnraise.checkpoint")
 
 _DRAFT = ".draft-"
-_OLDER = "An older one is taken instead."
+_OLDER = "An older checkpoint is used instead."
 
 T = TypeVar("T")
 
 
 class CheckpointInfo(NamedTuple):
-    """What a checkpoint says of itself."""
+    """Facts about a checkpoint that its manifest states."""
 
     step: int
     generation: int
@@ -61,55 +60,58 @@ class CheckpointInfo(NamedTuple):
 
 
 class Checkpoints:
-    """Of one run, in one folder. Saving happens on a thread of its own; one at a time."""
+    """Checkpoints of one run in one folder. A background thread saves, one at a time."""
 
-    def __init__(self, folder: Path, run: str, notary: CheckpointSigner) -> None:
+    def __init__(self, folder: Path, run: str, signer: CheckpointSigner) -> None:
         self.run = run
         self._folder = folder
-        self._notary = notary
+        self._signer = signer
         self._writing: threading.Thread | None = None
         self._failure = ""
         self._last: str | None = None
 
     @property
     def is_busy(self) -> bool:
+        """Return True while a checkpoint is being written."""
         return self._writing is not None and self._writing.is_alive()
 
-    def save(self, parts: FlatState, facts: CheckpointInfo) -> None:
-        """Begin; the state is copied first, so training goes on at once. Nothing while one is written."""
+    def save(self, parts: FlatState, info: CheckpointInfo) -> None:
+        """Copy the state and start to write it. Do nothing while another one is being written."""
         if self.is_busy:
             return
         if self._failure:
             log.warning("the last checkpoint was not written: %s", self._failure)
             self._failure = ""
         copy = FlatState(parts.skeleton, [tensor.detach().to("cpu", copy=True) for tensor in parts.tensors])
-        self._writing = threading.Thread(target=self._write, args=(copy, facts), name="barnraise-checkpoint")
+        self._writing = threading.Thread(target=self._write, args=(copy, info), name="barnraise-checkpoint")
         self._writing.start()
 
     def wait(self) -> None:
-        """Until what is being written is on the disk."""
+        """Wait until the current checkpoint is on the disk."""
         if self._writing is not None:
             self._writing.join()
 
     def newest(self) -> tuple[CheckpointManifest, FlatState] | None:
-        """The newest that is whole, provisional ones last; what is passed over is named with the reason."""
+        """Return the newest valid checkpoint, provisional ones last. Log why others are skipped."""
         known = []
         for place in self._folder.iterdir() if self._folder.is_dir() else ():
             if step_of(place.name) is not None:
-                manifest = self._tried(place, self._manifest)
+                manifest = self._try(place, self._manifest)
                 known += [(held_of(manifest), place)] if manifest is not None else []
         for _, place in sorted(known, key=lambda one: (one[0].agreed, one[0].age), reverse=True):
-            found = self._tried(place, self.read)
+            found = self._try(place, self.read)
             if found is not None:
                 return found
         return None
 
     def read(self, place: Path) -> tuple[CheckpointManifest, FlatState]:
-        """RunError if it is not what it says, not of this run, or signed by nobody who may."""
+        """Read a checkpoint from its folder. Raise RunError if it is damaged, of another run, or not validly
+        signed.
+        """
         manifest = self._manifest(place)
         try:
             if entry_of(place / STATE, STATE).object.hex() != manifest.file:
-                raise RunError("its contents do not have the hash that it names", hint=_OLDER)
+                raise RunError("its contents do not have the hash of its manifest", hint=_OLDER)
             skeleton = base64.b64decode(manifest.skeleton, validate=True)
             found = load_file(place / STATE)
             tensors = [found[f"t{number}"] for number in range(len(found))]
@@ -118,19 +120,20 @@ class Checkpoints:
         return manifest, FlatState(skeleton, tensors)
 
     def _manifest(self, place: Path) -> CheckpointManifest:
-        return manifest_in(place, self.run, self._notary.signers(self.run))
+        return manifest_in(place, self.run, self._signer.signers(self.run))
 
-    def _tried(self, place: Path, reading: Callable[[Path], T]) -> T | None:
+    def _try(self, place: Path, reading: Callable[[Path], T]) -> T | None:
+        """Return the result, or None with a warning if the checkpoint is invalid."""
         try:
             return reading(place)
         except RunError as error:
-            log.warning("%s is not used: %s", place.name, error.message)
+            log.warning("%s is skipped: %s", place.name, error.message)
             return None
 
-    def _write(self, parts: FlatState, facts: CheckpointInfo) -> None:
-        draft = self._folder / f"{_DRAFT}{facts.step:08}"
+    def _write(self, parts: FlatState, info: CheckpointInfo) -> None:
+        draft = self._folder / f"{_DRAFT}{info.step:08}"
         try:
-            for left in self._folder.glob(f"{_DRAFT}*"):  # by one that was killed meanwhile
+            for left in self._folder.glob(f"{_DRAFT}*"):  # of a killed process
                 remove_tree(left)
             draft.mkdir(parents=True)
             tensors = {f"t{number}": _dense(tensor) for number, tensor in enumerate(parts.tensors)}
@@ -138,49 +141,49 @@ class Checkpoints:
             name = digest(parts).hex()
             manifest = CheckpointManifest(
                 run=self.run,
-                step=facts.step,
-                generation=facts.generation,
+                step=info.step,
+                generation=info.generation,
                 digest=name,
                 previous=self._last,
                 file=entry_of(draft / STATE, STATE).object.hex(),
                 skeleton=base64.b64encode(parts.skeleton).decode(),
-                provisional=facts.provisional,
-                copies=max(1, min(facts.copies, MOST_MACHINES)),
+                provisional=info.provisional,
+                copies=max(1, min(info.copies, MOST_MACHINES)),
             )
             data = encode(manifest)
             (draft / MANIFEST).write_bytes(data)
-            (draft / SEAL).write_bytes(encode(self._notary.seal(facts.step, fingerprint(data))))
+            (draft / SEAL).write_bytes(encode(self._signer.sign(info.step, fingerprint(data))))
             for file in draft.iterdir():
                 sync_path(file)
-            target = self._folder / folder_name(facts.step)
+            target = self._folder / folder_name(info.step)
             remove_tree(target)
             draft.rename(target)
             sync_path(self._folder)
             self._last = name
-            for old in out_of_date(written_in(self._folder), keep=facts.step):
+            for old in out_of_date(written_in(self._folder), keep=info.step):
                 remove_tree(self._folder / old)
-        except (OSError, SafetensorError, BarnraiseError) as error:  # the second, too, where the disk is full
-            words = getattr(error, "strerror", None) or getattr(error, "message", None) or error
-            self._failure = f"{words} in {self._folder}"
+        except (OSError, SafetensorError, BarnraiseError) as error:  # also raised when the disk is full
+            reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
+            self._failure = f"{reason} in {self._folder}"
             remove_tree(draft)
 
 
-def write_model(tensors: Mapping[str, torch.Tensor], path: Path, facts: Mapping[str, str]) -> None:
-    """Parameters and buffers as safetensors; whole or not at all.
+def write_model(tensors: Mapping[str, torch.Tensor], path: Path, info: Mapping[str, str]) -> None:
+    """Write parameters and buffers as safetensors, atomically.
 
-    Several machines may write the same file, in a folder that they share.
+    Several machines may write the same file in a shared folder.
     """
     ours = f"{path.name}.draft-{platform.node()}-"
-    for left in path.parent.glob(f"{glob.escape(ours)}*"):  # by one that was killed meanwhile
+    for left in path.parent.glob(f"{glob.escape(ours)}*"):  # of a killed process
         writer = left.name.removeprefix(ours)
         if writer.isdecimal() and not psutil.pid_exists(int(writer)):
             left.unlink(missing_ok=True)
     draft = path.with_name(f"{ours}{os.getpid()}")
     dense = {name: _dense(tensor.detach().cpu()) for name, tensor in tensors.items()}
-    save_file(dense, draft, metadata=dict(facts))
+    save_file(dense, draft, metadata=dict(info))
     sync_path(draft)
     draft.replace(path)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().clone()  # safetensors refuses tensors that share memory
+    return tensor.contiguous().clone()  # safetensors rejects tensors that share memory

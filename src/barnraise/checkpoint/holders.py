@@ -1,6 +1,6 @@
-"""Which step was saved last, and by which machines: what a member remembers that saves nothing itself.
+"""Note of the last checkpoint and its holders, on machines that do not save it themselves.
 
-After everybody died it knows for whom to wait, instead of beginning anew.
+After all workers died, such a machine knows which machines to wait for, instead of starting from zero.
 """
 
 from __future__ import annotations
@@ -10,29 +10,30 @@ from pathlib import Path
 
 import msgspec
 
-from barnraise.core.files import write_whole
+from barnraise.core.files import write_atomically
 from barnraise.runs.checkpoint_manifest import Step
 from barnraise.runs.record import Node, Version
 
 
 class HolderNote(msgspec.Struct, frozen=True, array_like=True):
-    """Of step 0: nothing was saved."""
+    """The newest step that was saved, and the machines that hold it; step 0: nothing was saved."""
 
     step: Step = 0
     holders: tuple[Node, ...] = ()
-    generation: Version = 0  # in which it was
+    generation: Version = 0  # in which it was saved
 
 
-UNREADABLE = HolderNote(1)  # something was saved, and nobody here knows by whom
+UNREADABLE = HolderNote(1)  # something was saved, but the holders are unknown
 
 
-def note_saved(path: Path, step: int, holders: Sequence[bytes], generation: int) -> None:
+def write_note(path: Path, step: int, holders: Sequence[bytes], generation: int) -> None:
+    """Write the note atomically."""
     content = msgspec.msgpack.encode(HolderNote(step, tuple(holders), generation))
-    write_whole(path, content, synced=True)
+    write_atomically(path, content, synced=True)
 
 
-def read_saved(path: Path) -> HolderNote:
-    """`UNREADABLE` if there is a note that cannot be read: that is not the same as none."""
+def read_note(path: Path) -> HolderNote:
+    """Read the note from disk. Return `UNREADABLE` if it is damaged, which differs from a missing note."""
     try:
         return _notes.decode(path.read_bytes())
     except FileNotFoundError:

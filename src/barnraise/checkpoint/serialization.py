@@ -1,21 +1,23 @@
-"""A nested state of plain values and tensors, taken apart into a small skeleton and a list of tensors."""
+"""Serialization of a nested state: flattened into a small skeleton and a list of tensors, without pickle."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy
 import torch
 from blake3 import blake3
+from msgspec import Meta
 
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError, RunError
 
-_MOST_DEPTH = 64
-_MOST_TENSORS = 1 << 20
+_MAX_DEPTH = 64
+_MAX_TENSORS = 1 << 20
+_MAX_SHORT_SKELETON = 4096
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -28,63 +30,64 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 class FlatState(NamedTuple):
-    """``skeleton`` says what it is made of, ``tensors`` are its contents in order, on the CPU or not."""
+    """A state as a skeleton, which describes its structure, and its tensors in order, on any device."""
 
     skeleton: bytes
     tensors: list[torch.Tensor]
 
 
-def dismantle(state: Any) -> FlatState:
-    """RunError, with the place, for anything that is neither plain nor a dense tensor."""
+def flatten(state: Any) -> FlatState:
+    """Flatten a nested state. Raise RunError, with the path, for a value that cannot be serialized."""
     tensors: list[torch.Tensor] = []
-    tree = _take_apart(state, tensors, "state", 0)
+    tree = _flatten(state, tensors, "state", 0)
     return FlatState(msgspec.msgpack.encode(tree), tensors)
 
 
 def shapes(skeleton: bytes) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    """What tensors belong to it, so that room can be made for them; ProtocolError if it is no skeleton."""
-    found: dict[int, tuple[torch.dtype, tuple[int, ...]]] = {}
+    """Return dtype and shape of all tensors of a skeleton. Raise ProtocolError if it is invalid."""
+    forms: dict[int, tuple[torch.dtype, tuple[int, ...]]] = {}
 
     def note(place: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        found[place] = (dtype, shape)
+        forms[place] = (dtype, shape)
 
-    _put_together(_decoded(skeleton), note, 0)
-    if sorted(found) != list(range(len(found))):
-        raise ProtocolError("a state names its tensors in a wrong way")
-    return [found[place] for place in range(len(found))]
+    _unflatten(_decode_tree(skeleton), note, 0)
+    if sorted(forms) != list(range(len(forms))):
+        raise ProtocolError("the tensors of a state are not numbered from 0")
+    return [forms[place] for place in range(len(forms))]
 
 
-def assemble(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> Any:
-    """What was taken apart."""
+def unflatten(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> Any:
+    """Rebuild a nested state. Raise ProtocolError if tensors and skeleton do not match."""
 
     def take(place: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         if place >= len(tensors) or tensors[place].dtype != dtype or tuple(tensors[place].shape) != shape:
-            raise ProtocolError(f"tensor {place} of a state is not what its skeleton says")
+            raise ProtocolError(f"tensor {place} of a state does not match its skeleton")
         return tensors[place]
 
-    return _put_together(_decoded(skeleton), take, 0)
+    return _unflatten(_decode_tree(skeleton), take, 0)
 
 
 def digest(parts: FlatState) -> bytes:
-    """Of every byte; the same on machines that hold the same bits."""
+    """Hash every byte of a state; equal on machines that hold the same bits."""
     hasher = blake3(parts.skeleton)
     for tensor in parts.tensors:
-        hasher.update(as_bytes(tensor))
+        hasher.update(tensor_bytes(tensor))
     return hasher.digest()
 
 
-def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """The contents of a tensor, without a copy where it is dense and on the CPU."""
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor, without a copy if it is contiguous and on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a flat view of a contiguous tensor as bytes."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _take_apart(value: Any, tensors: list[torch.Tensor], where: str, depth: int) -> Any:
-    if depth > _MOST_DEPTH:
+def _flatten(value: Any, tensors: list[torch.Tensor], where: str, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
         raise RunError(f"{where} is nested too deeply to be saved", hint="Flatten it.")
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or str(value.dtype).removeprefix("torch.") not in _DTYPES:
@@ -94,14 +97,14 @@ def _take_apart(value: Any, tensors: list[torch.Tensor], where: str, depth: int)
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str | int) or isinstance(key, bool):
-                raise RunError(f"{where} has the key {key!r}", hint="Use words or numbers as keys.")
+                raise RunError(f"{where} has the key {key!r}", hint="Use strings or integers as keys.")
         pairs = value.items()
-        return ["d", [[key, _take_apart(one, tensors, f"{where}[{key!r}]", depth + 1)] for key, one in pairs]]
+        return ["d", [[key, _flatten(one, tensors, f"{where}[{key!r}]", depth + 1)] for key, one in pairs]]
     if isinstance(value, list | tuple):
         named = ((f"{where}[{place}]", one) for place, one in enumerate(value))
-        parts = [_take_apart(one, tensors, name, depth + 1) for name, one in named]
+        parts = [_flatten(one, tensors, name, depth + 1) for name, one in named]
         return ["l" if isinstance(value, list) else "u", parts]
-    if isinstance(value, numpy.generic):  # some are floats, too, but not for msgspec
+    if isinstance(value, numpy.generic):  # msgspec cannot encode it, even if it is a float
         value = value.item()
     if isinstance(value, _PLAIN):
         return ["p", value]
@@ -111,32 +114,61 @@ def _take_apart(value: Any, tensors: list[torch.Tensor], where: str, depth: int)
     )
 
 
-def _put_together(tree: Any, take: Any, depth: int) -> Any:
-    if depth > _MOST_DEPTH or not isinstance(tree, list) or len(tree) < 2:
+def _unflatten(tree: Any, take: Any, depth: int) -> Any:
+    if depth > _MAX_DEPTH or not isinstance(tree, list) or len(tree) < 2:
         raise ProtocolError("a state cannot be read")
     match tree:
-        case ["t", int(place), str(name), list(shape)] if name in _DTYPES and 0 <= place < _MOST_TENSORS:
+        case ["t", int(place), str(name), list(shape)] if name in _DTYPES and 0 <= place < _MAX_TENSORS:
             if not all(isinstance(one, int) and one >= 0 for one in shape) or math.prod(shape) > 1 << 42:
-                raise ProtocolError("a tensor of a state has a wrong shape")
+                raise ProtocolError("a tensor of a state has an invalid shape")
             return take(place, _DTYPES[name], tuple(shape))
         case ["d", list(pairs)] if all(_is_pair(one) for one in pairs):
-            return {key: _put_together(one, take, depth + 1) for key, one in pairs}
+            return {key: _unflatten(one, take, depth + 1) for key, one in pairs}
         case ["l", list(items)]:
-            return [_put_together(one, take, depth + 1) for one in items]
+            return [_unflatten(one, take, depth + 1) for one in items]
         case ["u", list(items)]:
-            return tuple(_put_together(one, take, depth + 1) for one in items)
+            return tuple(_unflatten(one, take, depth + 1) for one in items)
         case ["p", value]:
             return value
         case _:
-            raise ProtocolError("a state has a part of an unknown kind")
+            raise ProtocolError("a state has a value of an unknown kind")
 
 
 def _is_pair(one: Any) -> bool:
     return isinstance(one, list) and len(one) == 2 and isinstance(one[0], str | int)
 
 
-def _decoded(skeleton: bytes) -> Any:
+def _decode_tree(skeleton: bytes) -> Any:
     return decode(_trees, skeleton, "a state cannot be read")
 
 
 _trees: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
+
+
+# single tensors, as workers gather them
+
+
+class _EncodedTensor(msgspec.Struct, frozen=True, array_like=True):
+    skeleton: Annotated[bytes, Meta(max_length=_MAX_SHORT_SKELETON)]
+    content: bytes  # limited by the size of a gathered message
+
+
+def encode_tensor(value: torch.Tensor) -> bytes:
+    """Encode a tensor as a message for other workers."""
+    parts = flatten([value])
+    return msgspec.msgpack.encode(_EncodedTensor(parts.skeleton, tensor_bytes(parts.tensors[0]).tobytes()))
+
+
+def decode_tensor(data: bytes) -> torch.Tensor:
+    """Decode another worker's tensor. Raise ProtocolError if size and shape do not match."""
+    encoded = decode(_encoded_tensors, data, "a gathered tensor cannot be read")
+    forms = shapes(encoded.skeleton)
+    if len(forms) != 1 or len(encoded.content) != math.prod(forms[0][1]) * forms[0][0].itemsize:
+        raise ProtocolError("a gathered message is not one tensor of the announced size")
+    dtype, shape = forms[0]
+    if not encoded.content:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(encoded.content), dtype=dtype).reshape(shape)
+
+
+_encoded_tensors = msgspec.msgpack.Decoder(_EncodedTensor)

@@ -1,10 +1,10 @@
-"""The files of sharded checkpoints: what one machine has on its disk, and what several have between them.
+"""Files of sharded checkpoints: what one machine has on its disk, and what several machines have together.
 
     step-00000042/__0_0.distcp ..    the shards of some ranks, as DCP writes them
     step-00000042/.metadata          DCP's own list of all shards
     step-00000042/manifest.json      every file of the whole checkpoint, with size and hash; written last
 
-No machine needs to have all files of a checkpoint. Machines are numbered by their places in a ring.
+No machine needs all files of a checkpoint. Machines are numbered by their position in a ring.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
-from barnraise.artifacts.store.disk import remove_tree
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError, RunError
-from barnraise.core.files import sync_path
+from barnraise.core.files import remove_tree, sync_path
 from barnraise.runs.checkpoint_manifest import Step, folder_name, step_of
 
 log = logging.getLogger("barnraise.checkpoint")
@@ -36,17 +35,17 @@ SHARDED = "sharded"  # the folder of them among a run's checkpoints
 DRAFT = ".draft-"
 _MANIFEST = "manifest.json"
 _BAD = ".bad-"
-_LARGEST_MANIFEST = 16 << 20
-_MOST_FILES = 1 << 16
+_MAX_MANIFEST = 16 << 20
+_MAX_FILES = 1 << 16
 
 Start = Annotated[int, Meta(ge=0, le=1 << 40)]
 _Name = Annotated[str, Meta(pattern=r"^(\.metadata|__[0-9]{1,6}_[0-9]{1,6}\.distcp)\Z")]
 _Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-_Number = Annotated[int, Meta(ge=0, lt=_MOST_FILES)]
+_Number = Annotated[int, Meta(ge=0, lt=_MAX_FILES)]
 
 
 class ShardFile(msgspec.Struct, frozen=True):
-    """One file of a checkpoint, on whichever machines have it."""
+    """One file of a checkpoint, which one or more machines hold."""
 
     name: _Name
     size: Annotated[int, Meta(ge=0, le=1 << 46)]
@@ -54,23 +53,26 @@ class ShardFile(msgspec.Struct, frozen=True):
 
 
 class ShardManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole checkpoint, the same on every machine. ``start``: how often the program was restarted."""
+    """Manifest of a whole sharded checkpoint, equal on every machine.
+
+    ``start``: how often the program was restarted.
+    """
 
     format: Annotated[int, Meta(ge=1, le=1)] = 1
     step: Step
     start: Start
-    files: Annotated[tuple[ShardFile, ...], Meta(min_length=1, max_length=_MOST_FILES)]
+    files: Annotated[tuple[ShardFile, ...], Meta(min_length=1, max_length=_MAX_FILES)]
 
 
 class HeldShards(msgspec.Struct, frozen=True, array_like=True):
-    """A checkpoint of which a machine has these files, by their places in the manifest."""
+    """The files of a checkpoint that a machine holds, by their index in the manifest."""
 
-    manifest: Annotated[bytes, Meta(max_length=_LARGEST_MANIFEST)]
-    files: Annotated[tuple[_Number, ...], Meta(max_length=_MOST_FILES)]
+    manifest: Annotated[bytes, Meta(max_length=_MAX_MANIFEST)]
+    files: Annotated[tuple[_Number, ...], Meta(max_length=_MAX_FILES)]
 
 
 class FoundShards(NamedTuple):
-    """A checkpoint that somebody here knows of; ``holders``: for each file, the machines that have it."""
+    """A known checkpoint; ``holders``: for each file, the machines that hold it."""
 
     manifest: ShardManifest
     data: bytes
@@ -78,6 +80,7 @@ class FoundShards(NamedTuple):
 
     @property
     def missing(self) -> list[str]:
+        """Return the files that no machine holds."""
         return [file.name for file, held in zip(self.manifest.files, self.holders, strict=True) if not held]
 
     @property
@@ -85,22 +88,22 @@ class FoundShards(NamedTuple):
         return folder_name(self.manifest.step)
 
     def held_by(self, held: Sequence[Collection[int]]) -> FoundShards:
-        """The same, if these are the files that each machine has."""
+        """Return a copy with the files that each machine holds."""
         owned = [frozenset(one) for one in held]
         numbers = range(len(self.manifest.files))
         holders = [[place for place, own in enumerate(owned) if number in own] for number in numbers]
         return self._replace(holders=holders)
 
 
-Plan = Mapping[tuple[int, int], Sequence[ShardFile]]
-"""Which files go from which machine to which."""
+TransferPlan = Mapping[tuple[int, int], Sequence[ShardFile]]
+"""The files to send, by (source machine, target machine)."""
 
 
-# what follows from what all machines have said
+# decisions from the lists of all machines
 
 
 def all_files(listed: Sequence[Sequence[ShardFile]]) -> tuple[ShardFile, ...]:
-    """Of the whole checkpoint; RunError if two machines have a file of one name."""
+    """Return the files of the whole checkpoint. Raise RunError if two machines have a file of one name."""
     files = sorted((file for own in listed for file in own), key=lambda file: file.name)
     for one, other in pairwise(files):
         if one.name == other.name:
@@ -108,15 +111,15 @@ def all_files(listed: Sequence[Sequence[ShardFile]]) -> tuple[ShardFile, ...]:
     return tuple(files)
 
 
-def neighbours_copies(listed: Sequence[Sequence[ShardFile]], copies: int) -> Plan:
-    """Each machine's files go to the next ones in the ring, so that ``copies`` have them."""
+def plan_copies(listed: Sequence[Sequence[ShardFile]], copies: int) -> TransferPlan:
+    """Plan to send each machine's files to the next ones in the ring, for ``copies`` copies."""
     count = len(listed)
     shifts = range(1, min(copies, count))
     return {(one, (one + shift) % count): listed[one] for one in range(count) for shift in shifts}
 
 
 def newest_first(inventories: Sequence[Sequence[HeldShards]]) -> list[FoundShards]:
-    """What the machines have between them. Of one step, what a later start of the program saved counts."""
+    """Return the known checkpoints. Of one step, the one of the later program start comes first."""
     held: dict[bytes, list[tuple[int, ...]]] = {}
     for place, inventory in enumerate(inventories):
         for one in inventory:
@@ -125,16 +128,16 @@ def newest_first(inventories: Sequence[Sequence[HeldShards]]) -> list[FoundShard
     return sorted(found, key=lambda one: (one.manifest.step, one.manifest.start, one.data), reverse=True)
 
 
-def out_of_date(inventories: Sequence[Sequence[HeldShards]], place: int, newest: bytes) -> list[str]:
-    """The folders that a machine can do without: whole checkpoints stay if they are the last few."""
+def outdated_folders(inventories: Sequence[Sequence[HeldShards]], place: int, newest: bytes) -> list[str]:
+    """Return the folders that a machine can delete; the last few complete checkpoints stay."""
     whole = [one.data for one in newest_first(inventories) if not one.missing]
     kept = {newest, *whole[:KEPT]}
     own = [one.manifest for one in inventories[place] if one.manifest not in kept]
     return [folder_name(read_manifest(data).step) for data in own]
 
 
-def missing_files(found: FoundShards, wanted: Sequence[Collection[str]]) -> Plan:
-    """From whom each machine gets what it wants and lacks; those who have it take turns."""
+def plan_missing_files(found: FoundShards, wanted: Sequence[Collection[str]]) -> TransferPlan:
+    """Plan from which machine each one gets the files that it wants; holders take turns."""
     plan: dict[tuple[int, int], list[ShardFile]] = {}
     for file, holders in zip(found.manifest.files, found.holders, strict=True):
         for place, names in enumerate(wanted):
@@ -144,18 +147,20 @@ def missing_files(found: FoundShards, wanted: Sequence[Collection[str]]) -> Plan
 
 
 def encode_manifest(manifest: ShardManifest) -> bytes:
+    """Encode a manifest as JSON."""
     return msgspec.json.encode(manifest)
 
 
 def read_manifest(data: bytes) -> ShardManifest:
+    """Decode a manifest from JSON. Raise ProtocolError if it is invalid."""
     return decode(_manifests, data, "the manifest of a checkpoint cannot be read")
 
 
-# what is on this machine
+# files of this machine
 
 
-def earlier_homes(environment: Mapping[str, str], folder: str | Path) -> list[Path]:
-    """Where the runs that this one goes on with kept theirs, the newest run first."""
+def earlier_folders(environment: Mapping[str, str], folder: str | Path) -> list[Path]:
+    """Return the folders of the runs that this run resumes, newest first."""
     kept, runs = environment.get("BARNRAISE_CHECKPOINTS", ""), environment.get("BARNRAISE_RESUMES", "")
     if not kept or not runs or Path(folder).is_absolute():
         return []
@@ -163,8 +168,8 @@ def earlier_homes(environment: Mapping[str, str], folder: str | Path) -> list[Pa
     return [own.parent.parent / run / own.name / SHARDED / folder for run in runs.split(",")]
 
 
-def adopt(root: Path, earlier: Sequence[Path]) -> None:
-    """A run that has none goes on with those of the last one that has; its own stay what they are."""
+def link_earlier_checkpoints(root: Path, earlier: Sequence[Path]) -> None:
+    """Link the checkpoints of the last earlier run that has any, if this run has none."""
     if any(step_of(place.name) is not None for place in root.iterdir()):
         return
     for home in earlier:
@@ -181,12 +186,12 @@ def adopt(root: Path, earlier: Sequence[Path]) -> None:
 
 
 def list_files(draft: Path) -> list[ShardFile]:
-    """What was written there; reads all of it."""
+    """Return the files of a draft with size and hash; this reads all of them."""
     return [ShardFile(path.name, path.stat().st_size, _hash_of(path)) for path in draft.iterdir()]
 
 
-def keep(draft: Path, step: int, manifest: bytes) -> None:
-    """The draft becomes a checkpoint of this machine."""
+def commit_draft(draft: Path, step: int, manifest: bytes) -> None:
+    """Turn a draft into a checkpoint, atomically."""
     (draft / _MANIFEST).write_bytes(manifest)
     sync_path(draft / _MANIFEST)
     sync_path(draft)
@@ -196,16 +201,16 @@ def keep(draft: Path, step: int, manifest: bytes) -> None:
     sync_path(target.parent)
 
 
-def make_room(place: Path, found: FoundShards) -> None:
-    """For files of a checkpoint that this machine may know nothing of yet."""
+def prepare_folder(place: Path, found: FoundShards) -> None:
+    """Create the folder for a checkpoint that this machine does not have yet."""
     if not _is_of(place, found):
         draft = place.with_name(f"{DRAFT}{secrets.token_hex(8)}")
         draft.mkdir(mode=0o700)
-        keep(draft, found.manifest.step, found.data)
+        commit_draft(draft, found.manifest.step, found.data)
 
 
-def inventory(root: Path) -> list[HeldShards]:
-    """Files count by their sizes; those of which the manifest cannot be read are named."""
+def list_held_shards(root: Path) -> list[HeldShards]:
+    """List the checkpoints on this machine. Files count by size; invalid manifests are logged."""
     found = []
     for place in sorted(root.iterdir()):
         step = step_of(place.name)
@@ -215,9 +220,9 @@ def inventory(root: Path) -> list[HeldShards]:
             data = _manifest_data(place)
             manifest = read_manifest(data)
             if manifest.step != step:
-                raise ProtocolError(f"its manifest is that of step {manifest.step}")
+                raise ProtocolError(f"its manifest is for step {manifest.step}")
         except (OSError, ProtocolError) as error:
-            log.warning("%s on this machine is not used: %s", place.name, getattr(error, "message", error))
+            log.warning("%s on this machine is skipped: %s", place.name, getattr(error, "message", error))
             continue
         sizes = {path.name: path.stat().st_size for path in place.iterdir()}
         here = [number for number, file in enumerate(manifest.files) if sizes.get(file.name) == file.size]
@@ -225,8 +230,8 @@ def inventory(root: Path) -> list[HeldShards]:
     return found
 
 
-def whole_files(place: Path, found: FoundShards) -> list[int]:
-    """Which files of it are here with the right hash; others are named and set aside."""
+def verified_files(place: Path, found: FoundShards) -> list[int]:
+    """Return the indexes of files with the right hash; others are renamed and logged."""
     if not _is_of(place, found):
         return []
     whole = []
@@ -234,15 +239,18 @@ def whole_files(place: Path, found: FoundShards) -> list[int]:
         path = place / file.name
         if not path.exists():
             continue
-        if is_whole(path, file):
+        if is_valid(path, file):
             whole.append(number)
         else:
-            log.warning("%s of %s on this machine is not as it was saved", file.name, place.name)
+            log.warning(
+                "%s of %s on this machine does not have the hash of its manifest", file.name, place.name
+            )
             path.replace(path.with_name(f"{_BAD}{file.name}"))
     return whole
 
 
-def is_whole(path: Path, file: ShardFile) -> bool:
+def is_valid(path: Path, file: ShardFile) -> bool:
+    """Tell whether a file has the size and hash of its manifest entry."""
     return path.stat().st_size == file.size and _hash_of(path) == file.hash
 
 
@@ -251,7 +259,7 @@ def _is_of(place: Path, found: FoundShards) -> bool:
 
 
 def _manifest_data(place: Path) -> bytes:
-    if (place / _MANIFEST).stat().st_size > _LARGEST_MANIFEST:
+    if (place / _MANIFEST).stat().st_size > _MAX_MANIFEST:
         raise ProtocolError("its manifest is too large")
     return (place / _MANIFEST).read_bytes()
 
@@ -259,7 +267,7 @@ def _manifest_data(place: Path) -> bytes:
 def _link(path: Path, target: Path) -> None:
     try:
         os.link(path, target)
-    except OSError:  # a disk that knows no links
+    except OSError:  # a file system without hard links
         shutil.copyfile(path, target)
 
 

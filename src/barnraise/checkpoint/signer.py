@@ -1,4 +1,4 @@
-"""This machine's agent, as far as checkpoints need it: it signs them, knows who may, and brings others'."""
+"""Client of the local agent for checkpoints: signs them, lists valid signers, and fetches them."""
 
 from __future__ import annotations
 
@@ -26,33 +26,35 @@ from barnraise.runs.checkpoint_manifest import CheckpointSignature
 
 log = logging.getLogger("barnraise.checkpoint")
 
-_ANSWER_S = 30.0
-_SAY_S = 10.0
+_REQUEST_S = 30.0
+_REPORT_S = 10.0
 
 T = TypeVar("T", bound=Told)
 
 
 class CheckpointSigner(Protocol):
-    """What checkpoints need of the agent. Every method may raise a BarnraiseError, from any thread."""
+    """Interface to the agent. Every method may raise BarnraiseError, and may be called from any thread."""
 
-    def seal(self, step: int, fingerprint: bytes) -> CheckpointSignature:
-        """The machine's signature under a manifest of this worker's run."""
+    def sign(self, step: int, fingerprint: bytes) -> CheckpointSignature:
+        """Return this machine's signature of a manifest of this worker's run."""
 
     def signers(self, run: str) -> Collection[bytes]:
-        """Whose signature counts for a run."""
+        """Return the node ids whose signatures are valid for a run."""
 
     def newest(
         self, passing_over: Collection[tuple[str, int]], awaiting: Sequence[bytes]
     ) -> NewestCheckpointResponse:
-        """The newest of this run, and of those that it goes on with, on any machine in reach; and which of
-        those that are awaited are not."""
+        """Return the newest checkpoint on any reachable machine, and which awaited machines are unreachable.
 
-    def bring(self, run: str, step: int) -> None:
-        """Until it is on this machine's disk."""
+        Checkpoints of the runs that this run resumes count as well; those in ``passing_over`` do not.
+        """
+
+    def fetch(self, run: str, step: int) -> None:
+        """Block until the checkpoint is on this machine's disk."""
 
 
 class AgentCheckpointSigner:
-    """Asks over the local interface; each question on a connection of its own."""
+    """Implementation over the agent's local API, with one connection per request."""
 
     def __init__(self, state: Path, run: str, local_rank: int = 0, start: int = 0) -> None:
         self._state = state
@@ -60,30 +62,32 @@ class AgentCheckpointSigner:
         self._local_rank = local_rank
         self._start = start
 
-    def seal(self, step: int, fingerprint: bytes) -> CheckpointSignature:
-        question = SignRequest(self._run, self._local_rank, self._start, step, fingerprint)
-        told = self._ask(question, SignResponse, _ANSWER_S)
-        return CheckpointSignature(told.node, told.signature)
+    def sign(self, step: int, fingerprint: bytes) -> CheckpointSignature:
+        request = SignRequest(self._run, self._local_rank, self._start, step, fingerprint)
+        response = self._ask(request, SignResponse, _REQUEST_S)
+        return CheckpointSignature(response.node, response.signature)
 
     def signers(self, run: str) -> Collection[bytes]:
-        return self._ask(SignersRequest(run), SignersResponse, _ANSWER_S).nodes
+        return self._ask(SignersRequest(run), SignersResponse, _REQUEST_S).nodes
 
     def newest(
         self, passing_over: Collection[tuple[str, int]], awaiting: Sequence[bytes]
     ) -> NewestCheckpointResponse:
-        question = NewestCheckpointRequest(self._run, True, tuple(passing_over), tuple(awaiting))
-        return self._ask(question, NewestCheckpointResponse, _ANSWER_S)
+        request = NewestCheckpointRequest(self._run, True, tuple(passing_over), tuple(awaiting))
+        return self._ask(request, NewestCheckpointResponse, _REQUEST_S)
 
-    def bring(self, run: str, step: int) -> None:
+    def fetch(self, run: str, step: int) -> None:
         while not (
-            told := self._ask(FetchCheckpointRequest(run, step, _SAY_S), FetchCheckpointResponse, _ANSWER_S)
+            response := self._ask(
+                FetchCheckpointRequest(run, step, _REPORT_S), FetchCheckpointResponse, _REQUEST_S
+            )
         ).here:
-            done, size = format_size(told.done_bytes), format_size(told.all_bytes)
-            log.warning("waiting for the checkpoint of step %d: %s of %s are here", step, done, size)
+            done, size = format_size(response.done_bytes), format_size(response.all_bytes)
+            log.warning("waiting for the checkpoint of step %d: received %s of %s", step, done, size)
 
-    def _ask(self, question: RunQuestion, expected: type[T], timeout_s: float) -> T:
+    def _ask(self, request: RunQuestion, expected: type[T], timeout_s: float) -> T:
         with ListenerClient.connect(self._state) as client:
-            told = decode_told(client.ask(encode(question), timeout_s))
-        if not isinstance(told, expected):
-            raise AgentError(f"the agent answered {type(told).__name__} to a {type(question).__name__}")
-        return told
+            response = decode_told(client.ask(encode(request), timeout_s))
+        if not isinstance(response, expected):
+            raise AgentError(f"the agent answered {type(request).__name__} with {type(response).__name__}")
+        return response

@@ -1,5 +1,5 @@
-"""What a person types: one file per verb, put together in ``main``.
+"""The command line: one module per command, put together in ``main``.
 
-May import every torch-free package; each verb imports what it needs when it runs, so that the start stays
-fast and torch is never loaded into this process.
+May import every torch-free package. Each command imports what it needs when it runs: the start stays fast,
+and torch is never loaded into this process.
 """

@@ -1,4 +1,4 @@
-"""How a verb reaches this machine's agent, and what it does when there is none."""
+"""Requests of a command to this machine's agent, and the offer to start the agent if none runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ask(
     timeout_s: float = _ANSWER_S,
     offer_start: bool = True,
 ) -> T:
-    """What the agent answers; if none runs, a person at a terminal is offered to start it."""
+    """Return the agent's response. If no agent runs, offer to start one to a person at a terminal."""
     settings = load_settings()
     try:
         client = ListenerClient.connect(state_directory(settings))
@@ -45,12 +45,12 @@ def ask(
 
 
 def print_json(answer: Told) -> None:
-    """For programs: one object, with every field that people are shown."""
+    """Print a response for programs: one JSON object with every field that people see."""
     click.echo(json.dumps(msgspec.to_builtins(answer), indent=2))
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns as wide as they must be; the last one runs free."""
+    """Format rows in columns; the last column has no limit."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""A process that a command keeps: under a warden of its own, so that it ends whenever the command does."""
+"""A child process of a command, under its own supervisor, which stops the child with the command."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ChildProcess:
     def __init__(self, log: Path) -> None:
         self.ended: WorkerExited | None = None
         self._log, self._shown = log, 0
-        self._warden: SupervisorClient | None = None
+        self._supervisor: SupervisorClient | None = None
 
     @classmethod
     async def start(
@@ -54,13 +54,13 @@ class ChildProcess:
         kept = cls(room / f"{name}.output")
         worker = WorkerLaunch(0, 0, command, str(folder), dict(environment), str(kept._log))
         limits = QUIET if quiet else WorkerLimits()
-        kept._warden = await SupervisorClient.start(
+        kept._supervisor = await SupervisorClient.start(
             LaunchRequest(name, 0, (worker,), str(room), limits, grace_s=_GRACE_S), kept._hear
         )
         return kept
 
     def show(self) -> None:
-        """What it has written since the last time."""
+        """Print the child's output since the last call."""
         part = read_log(self._log, self._shown, _READ_BYTES)
         self._shown = part.start + len(part.data)
         if part.data:
@@ -68,20 +68,20 @@ class ChildProcess:
             sys.stdout.flush()
 
     async def until_ended(self) -> None:
-        """By itself; what it writes is shown meanwhile."""
+        """Wait until the child stops by itself, and print its output meanwhile."""
         while self.ended is None:
             self.show()
             await asyncio.sleep(LOOK_S)
 
     async def stop(self) -> None:
-        if self._warden is not None:
-            await self._warden.stop()
-            await self._warden.ended()
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+            await self._supervisor.wait()
         self.show()
 
     @property
     def code(self) -> int:
-        """Of the command that kept it: its own if there is one."""
+        """Return the exit code for the command: the child's own code if it has one."""
         if self.ended is None:
             return LEFT
         return self.ended.code if self.ended.code is not None else 1

@@ -59,7 +59,7 @@ def _up(detach: bool, psk_file: Path | None, witness: bool) -> int:
 @app.command("down")
 @_as_json
 def _down(as_json: bool) -> int:
-    """Say goodbye to the others and end this machine's agent."""
+    """Stop this machine's agent, after it has left the cluster properly."""
     from barnraise.cli.cluster import members
 
     return members.down(as_json=as_json)
@@ -70,7 +70,7 @@ def _down(as_json: bool) -> int:
 @_flag("--graph", "Draw the machines and their links.")
 @_flag("--measure", "Measure this machine's links again first (at most a second of traffic each).")
 def _status(as_json: bool, graph: bool, measure: bool) -> int:
-    """Show the cluster: machines, links, who coordinates."""
+    """Show the cluster: machines, links and the coordinator."""
     from barnraise.cli.cluster import status
 
     return status.run(as_json=as_json, graph=graph, measure=measure)
@@ -121,7 +121,7 @@ def _join(code: str | None, **options: Any) -> int:
 @_flag("--yes", "Do not ask.")
 @_as_json
 def _unpair(node: str, yes: bool, as_json: bool) -> int:
-    """Remove NODE (its name or id) from the cluster for ever."""
+    """Remove NODE (its name or id) from the cluster permanently."""
     from barnraise.cli.cluster import members
 
     return members.unpair(node=node, yes=yes, as_json=as_json)
@@ -161,7 +161,7 @@ def _continue(without: tuple[str, ...], as_json: bool) -> int:
 
 @app.group("psk")
 def _psk() -> None:
-    """Pre-shared keys, for machines where nobody types a code."""
+    """Manage pre-shared keys, for machines without a person to type a code."""
 
 
 @_psk.command("new")
@@ -169,7 +169,7 @@ def _psk() -> None:
 @click.option("--output", type=click.Path(path_type=Path), help="Write it to this new file (mode 0600).")
 @_as_json
 def _psk_new(guest: bool, output: Path | None, as_json: bool) -> int:
-    """Make a key of 256 bits: whoever has it may join while this agent runs."""
+    """Create a key of 256 bits; a machine that has it may join while this agent runs."""
     from barnraise.cli.cluster import members
 
     return members.new_psk(guest=guest, output=output, as_json=as_json)
@@ -178,7 +178,7 @@ def _psk_new(guest: bool, output: Path | None, as_json: bool) -> int:
 @app.command("doctor")
 @_as_json
 def _doctor(as_json: bool) -> int:
-    """Find what keeps machines from working, and what mends it."""
+    """Find what keeps machines from working, and how to fix it."""
     from barnraise.cli.doctor import doctor
 
     return doctor.run(as_json=as_json)
@@ -247,7 +247,7 @@ def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
 @_on
 @planning_options
 def _plan(on: tuple[str, ...], **options: Any) -> int:
-    """Say which machines to train on, how, and how fast that will be. Starts nothing.
+    """Predict which machines to train on, how, and how fast. Starts nothing.
 
     From the size of a model; `barnraise run --dry-run` measures your own script instead.
     """
@@ -329,7 +329,7 @@ def _export(run: str, folder: Path) -> int:
 @_flag("--refuse", "Say no.")
 @_as_json
 def _accept(run: str, yes: bool, refuse: bool, as_json: bool) -> int:
-    """On a guest: see what RUN would do here, and let it."""
+    """Show what RUN would do on this guest machine, and accept or refuse it."""
     from barnraise.cli.runs import runs
 
     return runs.accept(run=run, yes=yes, refuse=refuse, as_json=as_json)
@@ -372,7 +372,7 @@ def _service_remove(as_json: bool) -> int:
 @_service.command("status")
 @_as_json
 def _service_status(as_json: bool) -> int:
-    """Say whether the service is installed and running."""
+    """Show whether the service is installed and running."""
     from barnraise.cli.services import service
 
     return service.status(as_json=as_json)

@@ -1,7 +1,8 @@
 """The ``barnraise`` c10d backend: torch's collectives over authenticated links, run by a helper process.
 
-May import ``runs``, ``planning`` and everything below them. The mover and what it uses never import torch.
-Importing this package does not either: what needs torch is loaded at its first use.
+May import ``runs``, ``planning`` and everything below them. The communication process and the modules it
+uses never import torch. Importing this package does not import torch either: modules that need torch are
+loaded at their first use.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from barnraise.core.errors import (
     CollectiveError,
-    MoverLost,
+    CommProcessLost,
     OperationAborted,
     OperationMismatch,
     OperationTimeout,
@@ -30,7 +31,7 @@ __all__ = [
     "BarnraiseProcessGroup",
     "BarnraiseWork",
     "CollectiveError",
-    "MoverLost",
+    "CommProcessLost",
     "OperationAborted",
     "OperationMismatch",
     "OperationTimeout",

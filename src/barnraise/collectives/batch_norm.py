@@ -1,7 +1,7 @@
-"""Batch normalisation over the batches of all ranks, on any device a group can reach.
+"""Synchronised batch normalisation over the batches of all ranks, on any device.
 
-torch's own ``SyncBatchNorm`` refuses CPU and MPS tensors. This one needs nothing from a device but
-arithmetic, and nothing from the group but ``all_gather`` and ``all_reduce``, so it runs on every backend.
+torch's own ``SyncBatchNorm`` refuses CPU and MPS tensors. This one needs only arithmetic from a device, and
+only ``all_gather`` and ``all_reduce`` from the group. It runs on every backend.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from barnraise.core.errors import UnsupportedOperation
 
 
 class SyncBatchNorm(_BatchNorm):
-    """``BatchNorm1d/2d/3d`` whose statistics are those of all ranks' batches together, whatever their sizes.
+    """``BatchNorm1d/2d/3d`` with the statistics of all ranks' batches together. Batch sizes may differ.
 
     Outputs, input gradients and running statistics equal those of one process that holds the whole batch.
-    The gradients of weight and bias are this rank's part of the sum, as DDP expects them.
-    Without a process group, and in evaluation, it is ordinary batch normalisation.
+    The gradients of weight and bias are this rank's part of the sum, as DDP expects them. Without a process
+    group, and in evaluation, it is ordinary batch normalisation.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert(cls, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
-        """Replace every batch normalisation inside ``module`` (and itself, if it is one); returns the result.
+        """Replace every batch normalisation inside ``module``, and ``module`` itself if it is one. Return it.
 
-        Parameters and buffers are taken over, not copied, so an optimizer made before stays valid.
+        Parameters and buffers are reused, not copied, so an existing optimizer stays valid.
         """
         if isinstance(module, _BatchNorm):
             return cls._from(module, process_group)
@@ -68,7 +68,7 @@ class SyncBatchNorm(_BatchNorm):
                 "a lazy batch normalisation has no size yet, so it cannot be converted",
                 hint="Run one batch through the model first, then convert it.",
             )
-        made = cls(
+        result = cls(
             norm.num_features,
             norm.eps,
             norm.momentum,
@@ -76,14 +76,14 @@ class SyncBatchNorm(_BatchNorm):
             track_running_stats=False,
             process_group=process_group,
         )
-        made.affine, made.track_running_stats = norm.affine, norm.track_running_stats
-        made.weight, made.bias = norm.weight, norm.bias
+        result.affine, result.track_running_stats = norm.affine, norm.track_running_stats
+        result.weight, result.bias = norm.weight, norm.bias
         # Registered, not assigned: a buffer that was None must stay a buffer.
-        made.register_buffer("running_mean", norm.running_mean)
-        made.register_buffer("running_var", norm.running_var)
-        made.register_buffer("num_batches_tracked", norm.num_batches_tracked)
-        made.training = norm.training
-        return made
+        result.register_buffer("running_mean", norm.running_mean)
+        result.register_buffer("running_var", norm.running_var)
+        result.register_buffer("num_batches_tracked", norm.num_batches_tracked)
+        result.training = norm.training
+        return result
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -92,7 +92,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected {self.num_features} channels, got {input.size(1)}")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise ``input`` (batch, channels, ...)."""
+        """Normalize ``input`` (batch, channels, ...)."""
         if not self._synchronises():
             return super().forward(input)
         self._check_input_dim(input)
@@ -122,7 +122,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Normalise(torch.autograd.Function):
-    """Normalisation with the statistics of all ranks, differentiable once with respect to all of them."""
+    """Normalisation with the statistics of all ranks, differentiable once."""
 
     @staticmethod
     def forward(
@@ -161,9 +161,9 @@ class _Normalise(torch.autograd.Function):
         for_bias = sums[0].to(weight.dtype) if ctx.needs_input_grad[2] else None
         for_input = None
         if ctx.needs_input_grad[0]:
-            everyone = sums.clone()
-            dist.all_reduce(everyone, group=ctx.group)
-            averages = everyone / total
+            global_sums = sums.clone()
+            dist.all_reduce(global_sums, group=ctx.group)
+            averages = global_sums / total
             centred = gradient - _spread(averages[0], input) - normalised * _spread(averages[1], input)
             factor = scale if weight is None else scale * weight.to(wide)
             for_input = (centred * _spread(factor, input)).to(input.dtype)
@@ -171,7 +171,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Half types are summed in float32; MPS has nothing wider."""
+    """Return the dtype of the sums: float32 for half types, because MPS has no wider one."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -180,32 +180,32 @@ def _reduced_dimensions(input: Tensor) -> list[int]:
 
 
 def _spread(per_channel: Tensor, input: Tensor) -> Tensor:
-    """One number per channel, shaped to meet ``input``."""
+    """Return one number per channel in a shape that broadcasts with ``input``."""
     return per_channel.reshape(1, -1, *([1] * (input.dim() - 2)))
 
 
 def _statistics(values: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, biased variance and number of values per channel over all ranks.
+    """Return mean, biased variance and number of values per channel over all ranks.
 
-    Ranks exchange their own mean and squared deviations from it (Chan's formula): sums of squares would lose
-    the variance of a channel whose mean is large. All ranks combine the same numbers in the same order, so
-    the result is the same to the bit everywhere. A rank with an empty batch counts for nothing.
+    Ranks exchange their own mean and squared deviations from it (Chan's formula). Sums of squares would
+    lose the variance of a channel whose mean is large. All ranks combine the same numbers in the same
+    order, so the result is bitwise equal everywhere. A rank with an empty batch has no weight.
     """
     channels = values.size(1)
     count = values.numel() // channels if channels else 0
-    mine = values.new_zeros(2 * channels + 1)
+    own = values.new_zeros(2 * channels + 1)
     if count:
         variance, mean = torch.var_mean(values, dim=_reduced_dimensions(values), correction=0)
-        mine[:channels], mine[channels:-1] = mean, variance * count
-    mine[-1] = count
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, mine, group=group)
-    everyone = torch.stack(gathered)
-    counts = everyone[:, -1:]
+        own[:channels], own[channels:-1] = mean, variance * count
+    own[-1] = count
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, own, group=group)
+    rows = torch.stack(gathered)
+    counts = rows[:, -1:]
     total = counts.sum()
     if float(total) < 2:
         raise ValueError(f"expected more than 1 value per channel over all ranks, got {int(total)}")
-    means, deviations = everyone[:, :channels], everyone[:, channels:-1]
+    means, deviations = rows[:, :channels], rows[:, channels:-1]
     mean = (means * counts).sum(0) / total
     variance = (deviations + counts * (means - mean) ** 2).sum(0) / total
     return mean, variance, total

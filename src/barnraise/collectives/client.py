@@ -1,4 +1,7 @@
-"""The worker's side of its mover: sends commands, hands replies to whoever waits. Torch-free."""
+"""Client of the communication process: sends commands and dispatches replies to waiting callers.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,13 @@ from typing import Any
 
 from barnraise.collectives import completion_thread
 from barnraise.collectives.algorithms.cost_model import CostTable
-from barnraise.collectives.failures import error_of, refusal_of
+from barnraise.collectives.failures import to_error, to_start_error
 from barnraise.collectives.messages import (
     AbortGroup,
     Alive,
     AskStatistics,
     CloseGroup,
     Command,
-    CommandRefused,
     CommProcessReady,
     Failure,
     GroupMember,
@@ -37,33 +39,34 @@ from barnraise.collectives.messages import (
     OperationFailed,
     OperationFinished,
     Reply,
+    StartRefused,
     Statistics,
     UnmapSegment,
     WaitingFor,
     encode,
 )
 from barnraise.collectives.shm.segment import SharedSegment
-from barnraise.collectives.spawn import start_mover
+from barnraise.collectives.spawn import start_comm_process
 from barnraise.core import errors, metrics
 from barnraise.core.config import Settings, load_settings
 
 log = logging.getLogger("barnraise.collectives")
 
-_START_S = 60.0  # eight movers starting at once on two cores need their time
-_ANSWER_S = 5.0
+_START_S = 60.0  # enough for eight processes that start at once on two cores
+_REPLY_S = 5.0
 _CLOSE_S = 2.0
-_LAST_CALLBACKS_S = 2.0
-_CHUNK = 256 << 10
-_QUIET_TURNS = 5  # so many reads in a row without a word are a silence; time alone lies after a stop
+_CALLBACK_WAIT_S = 2.0
+_READ_BYTES = 256 << 10
+_SILENT_READS = 5  # silence is this many reads without data; elapsed time misleads after a SIGSTOP
 Done = Callable[[OperationFinished | OperationFailed], None]
 
 
 class CommProcessClient:
-    """One mover process and the channel to it. Thread-safe."""
+    """One communication process and the channel to it. Thread-safe."""
 
     def __init__(self, run: str, generation: int, settings: Settings) -> None:
         self.settings = settings
-        self.inherited = False  # True in a process that was forked from the mover's owner
+        self.inherited = False  # True in a process forked from the owner
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
@@ -72,15 +75,15 @@ class CommProcessClient:
             int, tuple[threading.Event, list[GroupOpened | GroupNotOpened | Statistics]]
         ] = {}
         self._groups: set[int] = set()
-        self._forgotten: deque[int] = deque()
-        self._lost: errors.MoverLost | None = None
+        self._groups_to_close: deque[int] = deque()
+        self._lost: errors.CommProcessLost | None = None
         self._closing = False
         self._inbox = Inbox(commands=False)
         self._direct_inbox = Inbox(commands=False)
         self._direct_user = threading.Lock()  # held from the start of a direct operation to its reply
-        self._process, self._channel, self._direct = start_mover(run, generation, settings)
+        self._process, self._channel, self._direct = start_comm_process(run, generation, settings)
         try:
-            ready = self._await_ready()
+            ready = self._wait_ready()
         except BaseException:
             self._process.kill()
             self._process.wait()
@@ -91,10 +94,10 @@ class CommProcessClient:
         self.run = ready.run
         self.generation = ready.generation
         self.encryption = ready.encryption
-        # also the bound of a write that waits for the mover; the reader alone decides on silence
-        self._channel.settimeout(settings.link.silence_s / _QUIET_TURNS)
-        self._direct.settimeout(settings.link.silence_s / _QUIET_TURNS)
-        self._thread = threading.Thread(target=self._read, name="barnraise-mover", daemon=True)
+        # This timeout also bounds a blocked write. Only the reader decides on silence.
+        self._channel.settimeout(settings.link.silence_s / _SILENT_READS)
+        self._direct.settimeout(settings.link.silence_s / _SILENT_READS)
+        self._thread = threading.Thread(target=self._read, name="barnraise-comm-process", daemon=True)
         self._thread.start()
 
     @property
@@ -102,16 +105,19 @@ class CommProcessClient:
         return self._process.pid
 
     @property
-    def lost(self) -> errors.MoverLost | None:
+    def lost(self) -> errors.CommProcessLost | None:
         return self._lost
 
     # commands
 
-    def number(self) -> int:
+    def next_id(self) -> int:
         return next(self._numbers)
 
     def submit(self, command: Command, operation: int, done: Done) -> None:
-        """Start an operation; ``done`` is called once, from the reader thread or from here."""
+        """Send a command that starts an operation.
+
+        ``done`` is called once, on the reader thread or on this one.
+        """
         with self._lock:
             lost = self._lost
             if lost is None:
@@ -122,18 +128,22 @@ class CommProcessClient:
             self.send(command)
 
     def reserve_direct(self) -> bool:
-        """May the caller's next operation be direct? Then it must call ``await_direct`` until that has ended.
+        """Return True if the caller's next operation may use the direct channel.
 
-        The caller reads its own reply: no other thread has to wake first, which halves a small latency.
+        The caller must then call ``wait_direct`` until that operation is complete. It reads its own reply,
+        so no other thread has to wake first. That halves the latency of a small operation.
         """
         return self._direct_user.acquire(blocking=False)
 
     def release_direct(self) -> None:
-        """The operation never reached the mover."""
+        """Release the direct channel after an operation that never reached the communication process."""
         self._direct_user.release()
 
-    def await_direct(self, ended: Callable[[], bool], timeout_s: float | None) -> None:
-        """Read the reply of the direct operation, until it has ended, the time is up or the mover is lost."""
+    def wait_direct(self, ended: Callable[[], bool], timeout_s: float | None) -> None:
+        """Read the reply of the direct operation.
+
+        Return when the operation is complete, the time is up or the communication process is lost.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not ended() and self.lost is None:
             if deadline is not None:
@@ -141,7 +151,7 @@ class CommProcessClient:
                 if not select.select([self._direct], [], [], left)[0]:
                     return
             try:
-                data = self._direct.recv(_CHUNK)
+                data = self._direct.recv(_READ_BYTES)
             except TimeoutError:
                 continue
             except OSError:
@@ -153,26 +163,29 @@ class CommProcessClient:
                 self._dispatch(message)
 
     def send(self, command: Command) -> None:
-        """Tell the mover something that has no answer; a mover that is gone is reported to those who wait."""
+        """Send a command that has no reply.
+
+        If the communication process is gone, all waiting callers fail.
+        """
         self._send(encode(command))
 
-    def map(self, segment: int, shared: SharedSegment) -> None:
+    def map_segment(self, segment: int, shared: SharedSegment) -> None:
         if sys.platform != "win32":
             try:
                 socket.send_fds(self._direct, [b"!"], [shared.descriptor])
             except OSError as error:
-                self._end(f"its channel broke ({error})")
+                self._fail(f"its channel broke ({error})")
         self._send(encode(MapSegment(segment, shared.size, shared.name)))
         shared.close_descriptor()
 
-    def unmap(self, segment: int) -> None:
+    def unmap_segment(self, segment: int) -> None:
         self.send(UnmapSegment(segment))
 
-    def abort_group(self, group: int, why: str) -> None:
-        self.send(AbortGroup(group, why))
+    def abort_group(self, group: int, reason: str) -> None:
+        self.send(AbortGroup(group, reason))
 
     def close_group(self, group: int) -> None:
-        """Safe to call twice."""
+        """Leave a group of ranks. Calling it twice is safe."""
         with self._lock:
             known = group in self._groups
             self._groups.discard(group)
@@ -180,9 +193,12 @@ class CommProcessClient:
             metrics.groups_open.dec()
             self.send(CloseGroup(group))
 
-    def forget_group(self, group: int) -> None:
-        """Close it soon. For destructors, which may run anywhere: takes no lock and says nothing."""
-        self._forgotten.append(group)
+    def close_group_later(self, group: int) -> None:
+        """Queue a group to be closed by the reader thread.
+
+        Destructors may call it anywhere: it takes no lock and sends nothing.
+        """
+        self._groups_to_close.append(group)
 
     def open_group(
         self,
@@ -193,28 +209,28 @@ class CommProcessClient:
         table: CostTable | None,
         generation: int,
     ) -> GroupOpened:
-        request = self.number()
+        request = self.next_id()
         command = OpenGroup(request, generation, name, rank, members, timeout_s, table)
-        answer = self._ask(request, command, timeout_s + _ANSWER_S)
-        if isinstance(answer, GroupNotOpened):
-            raise error_of(answer.failure)
-        assert isinstance(answer, GroupOpened)
+        reply = self._request(request, command, timeout_s + _REPLY_S)
+        if isinstance(reply, GroupNotOpened):
+            raise to_error(reply.failure)
+        assert isinstance(reply, GroupOpened)
         with self._lock:
-            self._groups.add(answer.group)
+            self._groups.add(reply.group)
         metrics.groups_open.inc()
-        return answer
+        return reply
 
     def statistics(self) -> Statistics:
-        request = self.number()
-        answer = self._ask(request, AskStatistics(request), _ANSWER_S)
-        assert isinstance(answer, Statistics)
-        return answer
+        request = self.next_id()
+        reply = self._request(request, AskStatistics(request), _REPLY_S)
+        assert isinstance(reply, Statistics)
+        return reply
 
     def close(self) -> None:
-        """End the mover; safe to call twice and at exit.
+        """Stop the communication process. Calling it twice and at exit is safe.
 
-        A program that ends without destroying its groups leaves them all the same: others may still be in the
-        last operation, for which it has done its part.
+        Groups that the script did not destroy are closed first. Other ranks may still be in the last
+        operation, for which this rank has done its part.
         """
         with self._lock:
             groups = list(self._groups)
@@ -224,7 +240,7 @@ class CommProcessClient:
         try:
             self._channel.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # it is gone already
+            pass  # the process has exited
         try:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
@@ -232,21 +248,24 @@ class CommProcessClient:
             self._process.wait()
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_S)
-        self._end("it was closed")
+        self._fail("it was closed")
         self._channel.close()
         self._direct.close()
 
-    def leave_to_parent(self) -> None:
-        """In a forked child: the mover is the parent's. Takes no lock, for one may be held for ever."""
+    def detach_in_child(self) -> None:
+        """Mark the communication process as the parent's, in a forked child.
+
+        It takes no lock, because another thread may have held one during the fork.
+        """
         self.inherited = True
         self._closing = True
-        self._lost = errors.MoverLost(
-            "this process was forked from the one that owns the mover",
+        self._lost = errors.CommProcessLost(
+            "this process was forked from the owner of the communication process",
             hint="Use the group in the parent only, or start the child by spawn with a group of its own.",
         )
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._direct.close()
-        self._channel.close()  # or the mover would not notice the parent's end
+        self._channel.close()  # or the communication process would not notice that the parent exited
 
     def _send(self, message: bytes) -> None:
         if self.lost is not None:
@@ -258,88 +277,88 @@ class CommProcessClient:
                     try:
                         sent = self._channel.send(left)
                     except TimeoutError:
-                        continue  # the mover is slow to read; whether it hangs, the reader decides
+                        continue  # it is slow to read; the reader decides if it hangs
                     left = left[sent:]
         except OSError as error:
-            self._end(f"its channel broke ({error})")
+            self._fail(f"its channel broke ({error})")
 
-    def _ask(
+    def _request(
         self, request: int, command: Command, timeout_s: float
     ) -> GroupOpened | GroupNotOpened | Statistics:
         event = threading.Event()
-        answer: list[GroupOpened | GroupNotOpened | Statistics] = []
+        reply: list[GroupOpened | GroupNotOpened | Statistics] = []
         with self._lock:
             if self.lost is not None:
                 raise self.lost.with_traceback(None)
-            self._requests[request] = (event, answer)
+            self._requests[request] = (event, reply)
         try:
             self.send(command)
             event.wait(timeout_s)
         finally:
             with self._lock:
                 self._requests.pop(request, None)
-        if answer:
-            return answer[0]
+        if reply:
+            return reply[0]
         raise self._lost_after(timeout_s)
 
-    def _lost_after(self, timeout_s: float) -> errors.MoverLost:
-        return self.lost or errors.MoverLost(f"it did not answer within {timeout_s:g} s")
+    def _lost_after(self, timeout_s: float) -> errors.CommProcessLost:
+        return self.lost or errors.CommProcessLost(f"it did not answer within {timeout_s:g} s")
 
     # replies
 
-    def _await_ready(self) -> CommProcessReady:
+    def _wait_ready(self) -> CommProcessReady:
         self._channel.settimeout(_START_S)
         messages: list[Command | Reply] = []
         while not messages:
             try:
-                data = self._channel.recv(_CHUNK)
+                data = self._channel.recv(_READ_BYTES)
             except TimeoutError:
-                raise errors.MoverLost(f"it was not ready within {_START_S:g} s") from None
+                raise errors.CommProcessLost(f"it was not ready within {_START_S:g} s") from None
             except OSError:
                 data = b""
             if not data:
                 code = self._process.wait()
-                raise errors.MoverLost(f"it ended with code {code} while starting; its message is above")
+                raise errors.CommProcessLost(f"it exited with code {code} at start; see its message above")
             messages = self._inbox.feed(data)
         first = messages[0]
-        if isinstance(first, CommandRefused):
-            raise refusal_of(first.failure)
+        if isinstance(first, StartRefused):
+            raise to_start_error(first.failure)
         assert isinstance(first, CommProcessReady)
         return first
 
     def _read(self) -> None:
-        """Reader thread: dispatch replies until the channel ends or falls silent."""
+        """Dispatch replies on the reader thread until the channel closes or falls silent."""
         try:
-            why = self._read_to_the_end()
+            reason = self._read_replies()
         except Exception as error:
-            log.exception("the mover's replies could not be handled")
-            why = f"its replies could not be handled ({error!r})"
-        self._end(why)
+            log.exception("the communication process's replies could not be handled")
+            reason = f"its replies could not be handled ({error!r})"
+        self._fail(reason)
 
-    def _read_to_the_end(self) -> str:
-        quiet = 0
+    def _read_replies(self) -> str:
+        silent_reads = 0
         while not self._closing:
             try:
-                data = self._channel.recv(_CHUNK)
+                data = self._channel.recv(_READ_BYTES)
             except TimeoutError:
-                quiet += 1
-                if quiet >= _QUIET_TURNS:
+                silent_reads += 1
+                if silent_reads >= _SILENT_READS:
                     return f"it has been silent for {self.settings.link.silence_s:g} s"
                 continue
             except OSError as error:
                 return f"its channel broke ({error})"
             if not data:
-                return self._last_words()
-            quiet = 0
+                return self._exit_reason()
+            silent_reads = 0
             for message in self._inbox.feed(data):
                 self._dispatch(message)
-            while self._forgotten:
-                self.close_group(self._forgotten.popleft())
+            while self._groups_to_close:
+                self.close_group(self._groups_to_close.popleft())
         return "it was closed"
 
-    def _last_words(self) -> str:
+    def _exit_reason(self) -> str:
         try:
-            return f"it ended with code {self._process.wait(_CLOSE_S)}"
+            return f"it exited with code {self._process.wait(_CLOSE_S)}"
         except subprocess.TimeoutExpired:
             return "it closed its channel"
 
@@ -356,15 +375,18 @@ class CommProcessClient:
                     waiting[1].append(message)
                     waiting[0].set()
             if waiting is None and isinstance(message, GroupOpened):
-                self.send(CloseGroup(message.group))  # whoever asked was interrupted
+                self.send(CloseGroup(message.group))  # the caller was interrupted
         elif isinstance(message, WaitingFor):
             log.warning("waiting for %.0f s: %s", message.seconds, message.message)
         else:
             assert isinstance(message, Alive)
 
-    def _end(self, why: str) -> None:
-        """The mover is gone: nobody may wait for it, neither here nor, if it only hangs, elsewhere."""
-        lost = errors.MoverLost(f"the mover of this worker is lost: {why}")
+    def _fail(self, reason: str) -> None:
+        """Record that the communication process is lost, and fail everything that waits for it.
+
+        A process that only hangs is killed, so that other ranks do not wait for it either.
+        """
+        lost = errors.CommProcessLost(f"the communication process of this worker is lost: {reason}")
         with self._lock:
             if self._lost is not None:
                 return
@@ -385,8 +407,8 @@ _current: CommProcessClient | None = None
 _current_lock = threading.Lock()
 
 
-def current_mover() -> CommProcessClient:
-    """This process's mover, started at the first need and again after a loss."""
+def current_comm_process() -> CommProcessClient:
+    """Return the communication process of this process. Start it if there is none or it was lost."""
     global _current
     with _current_lock:
         if _current is None or _current.lost is not None:
@@ -399,23 +421,26 @@ def current_mover() -> CommProcessClient:
 
 
 def statistics() -> dict[str, Any]:
-    """What this process's mover has counted; ``pid`` is None while there is none. Starts nothing."""
-    mover = _current
-    if mover is None or mover.lost is not None:
+    """Return the counters of the communication process.
+
+    It starts no process; ``pid`` is None if none runs.
+    """
+    comm_process = _current
+    if comm_process is None or comm_process.lost is not None:
         return {"pid": None, "encryption": None, "links": [], "counters": {}}
-    answer = mover.statistics()
+    reply = comm_process.statistics()
     return {
-        "pid": mover.pid,
-        "encryption": mover.encryption,
-        "links": list(answer.links),
-        "counters": dict(answer.values),
+        "pid": comm_process.pid,
+        "encryption": comm_process.encryption,
+        "links": list(reply.links),
+        "counters": dict(reply.values),
     }
 
 
 def _links_open() -> float:
     try:
         return float(statistics()["counters"].get("links", 0.0))
-    except errors.MoverLost:
+    except errors.CommProcessLost:
         return 0.0
 
 
@@ -425,24 +450,24 @@ def _generation() -> int:
         return int(text)
     except ValueError:
         raise errors.ConfigError(
-            f"BARNRAISE_GENERATION is {text!r}, which is no number", hint="Set it to a whole number."
+            f"BARNRAISE_GENERATION is {text!r}, which is not a number", hint="Set it to a whole number."
         ) from None
 
 
 def _close_at_exit() -> None:
     if _current is not None:
         _current.close()
-    completion_thread.settler.drain(_LAST_CALLBACKS_S)
+    completion_thread.completion_threads.wait_idle(_CALLBACK_WAIT_S)
 
 
-def _leave_to_parent() -> None:
+def _detach_in_child() -> None:
     global _current, _current_lock
     _current_lock = threading.Lock()
     if _current is not None:
-        _current.leave_to_parent()
+        _current.detach_in_child()
         _current = None
 
 
 atexit.register(_close_at_exit)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
+    os.register_at_fork(after_in_child=_detach_in_child)

@@ -1,7 +1,7 @@
-"""torch's store and rendezvous, served by the cluster itself: no address, no port, no process that must live.
+"""torch's store and rendezvous on the cluster's replicated store: no address, port or master process.
 
-The keys of a group are kept by all agents together, in the scope of its run and generation. So they outlive
-any machine, and what an earlier start of the script left behind is never seen.
+All agents together keep the keys of a group, in the scope of its run and generation. The keys survive the
+loss of any machine, and keys of an earlier start of the script are never visible.
 """
 
 from __future__ import annotations
@@ -33,79 +33,82 @@ log = logging.getLogger("barnraise.collectives")
 
 Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
-_LONGEST_NAME = 200
+_MAX_NAME = 200
 _POLL_S = 0.3
 
-# torch holds only the C++ part of a store, which is of no use without the Python part.
+# torch holds only the C++ part of a store, which needs the Python part.
 _alive: list[ClusterStore] = []
-_meetings = count(1)
+_rendezvous_numbers = count(1)
 
 
 class ClusterStore(Store):
-    """A store over one scope of the board; any thread may use it. Errors are what torch's stores raise."""
+    """torch store over one scope of the replicated store.
 
-    def __init__(self, board: KvClient, timeout: timedelta | None = None) -> None:
+    Thread-safe; raises the errors of torch's stores.
+    """
+
+    def __init__(self, kv: KvClient, timeout: timedelta | None = None) -> None:
         super().__init__()
-        self._board = board
+        self._kv = kv
         if timeout is not None:
             self.set_timeout(timeout)
         _alive.append(self)
 
     def close(self) -> None:
-        """No group needs it any more."""
-        self._board.close()
+        """Close the client when no group needs the store."""
+        self._kv.close()
         if self in _alive:
             _alive.remove(self)
 
     @property
     def scope(self) -> Namespace:
-        return self._board.scope
+        return self._kv.scope
 
     def set(self, key: str, value: str | bytes) -> None:
-        with _as_torch_says_it():
-            self._board.set(key, _bytes(value), self._patience())
+        with _torch_errors():
+            self._kv.set(key, _bytes(value), self._timeout_s())
 
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
 
     def add(self, key: str, value: int) -> int:
-        with _as_torch_says_it():
-            return self._board.add(key, value, self._patience())
+        with _torch_errors():
+            return self._kv.add(key, value, self._timeout_s())
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        with _as_torch_says_it():
+        with _torch_errors():
             expected, desired = _bytes(expected_value), _bytes(desired_value)
-            return self._board.compare_set(key, expected, desired, self._patience())
+            return self._kv.compare_set(key, expected, desired, self._timeout_s())
 
     def append(self, key: str, value: str | bytes) -> None:
-        with _as_torch_says_it():
-            self._board.append(key, _bytes(value), self._patience())
+        with _torch_errors():
+            self._kv.append(key, _bytes(value), self._timeout_s())
 
     def check(self, keys: Sequence[str]) -> bool:
-        with _as_torch_says_it():
-            return not self._board.missing(list(keys), self._patience())
+        with _torch_errors():
+            return not self._kv.missing(list(keys), self._timeout_s())
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        with _as_torch_says_it():
-            self._board.wait(list(keys), self._patience(timeout))
+        with _torch_errors():
+            self._kv.wait(list(keys), self._timeout_s(timeout))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        with _as_torch_says_it():
-            return self._board.multi_get(list(keys), self._patience())
+        with _torch_errors():
+            return self._kv.multi_get(list(keys), self._timeout_s())
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        with _as_torch_says_it():
-            self._board.multi_set(list(keys), [_bytes(value) for value in values], self._patience())
+        with _torch_errors():
+            self._kv.multi_set(list(keys), [_bytes(value) for value in values], self._timeout_s())
 
     def delete_key(self, key: str) -> bool:
-        with _as_torch_says_it():
-            return self._board.delete(key, self._patience())
+        with _torch_errors():
+            return self._kv.delete(key, self._timeout_s())
 
     def num_keys(self) -> int:
-        with _as_torch_says_it():
-            return self._board.count(self._patience())
+        with _torch_errors():
+            return self._kv.count(self._timeout_s())
 
-    # torch's C++ asks for these two under other names than its Python does.
+    # torch's C++ calls these two by other names than its Python.
 
     def deleteKey(self, key: str) -> bool:
         return self.delete_key(key)
@@ -114,37 +117,37 @@ class ClusterStore(Store):
         return self.num_keys()
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        with _as_torch_says_it():
-            self._board.push(key, _bytes(value), self._patience())
+        with _torch_errors():
+            self._kv.push(key, _bytes(value), self._timeout_s())
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        deadline = time.monotonic() + self._patience()
-        with _as_torch_says_it():
-            while (value := self._board.pop(key, self._patience())) is None:
+        deadline = time.monotonic() + self._timeout_s()
+        with _torch_errors():
+            while (value := self._kv.pop(key, self._timeout_s())) is None:
                 if not block:
                     raise dist.QueueEmptyError(f"the queue {key!r} is empty")
-                self._board.wait([key], max(0.0, deadline - time.monotonic()))
+                self._kv.wait([key], max(0.0, deadline - time.monotonic()))
             return value
 
     def queue_len(self, key: str) -> int:
-        with _as_torch_says_it():
-            return self._board.length(key, self._patience())
+        with _torch_errors():
+            return self._kv.length(key, self._timeout_s())
 
     def has_extended_api(self) -> bool:
         return True
 
     def clone(self) -> ClusterStore:
-        """Itself: it may be used from several threads at once."""
+        """Return the store itself, which several threads may use at once."""
         return self
 
-    def _patience(self, timeout: timedelta | None = None) -> float:
+    def _timeout_s(self, timeout: timedelta | None = None) -> float:
         chosen: timedelta = self.timeout if timeout is None else timeout  # type: ignore[attr-defined]  # the stub lacks it
         return chosen.total_seconds()
 
 
 @contextmanager
-def _as_torch_says_it() -> Iterator[None]:
-    """torch's own code catches RuntimeError from a store, and DistStoreError is one."""
+def _torch_errors() -> Iterator[None]:
+    """Convert our errors to DistStoreError, a RuntimeError that torch's own code catches."""
     try:
         yield
     except BarnraiseError as error:
@@ -159,7 +162,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 class _Given(NamedTuple):
-    """What the caller, the environment or a launcher has fixed already."""
+    """Values that the caller, the environment or a launcher has set."""
 
     run: str
     rank: int | None
@@ -170,53 +173,53 @@ class _Given(NamedTuple):
 def cluster_rendezvous(
     url: str, timeout: timedelta = default_pg_timeout, **_: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """For ``init_method="barnraise://RUN?generation=G"``; the name and what follows it may be left out."""
+    """Serve the URL ``barnraise://RUN?generation=G`` as init_method. Name and query are optional."""
     connect = agent_at(state_directory(load_settings()))
-    yield _meet(connect, ask_cluster(connect), _given(url), timeout)
-    raise RuntimeError("a group that has met cannot meet again")
+    yield _join(connect, ask_cluster(connect), _given(url), timeout)
+    raise RuntimeError("a rendezvous cannot be repeated")
 
 
 def meet_or_fall_back(
     original: Handler, url: str, timeout: timedelta = default_pg_timeout, **rest: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """For ``env://`` without an address: in the cluster if an agent answers here, otherwise as torch does."""
+    """Serve ``env://`` without an address: in the cluster if an agent answers, otherwise as torch does."""
     try:
         connect = agent_at(state_directory(load_settings()))
-        told = ask_cluster(connect)
+        status = ask_cluster(connect)
     except BarnraiseError as error:
-        log.debug("no cluster to meet in: %s", error)
+        log.debug("no cluster for the rendezvous: %s", error)
         return original(url, timeout=timeout, **rest)
-    return iter([_meet(connect, told, _given(url), timeout)])
+    return iter([_join(connect, status, _given(url), timeout)])
 
 
 def launched_rendezvous(
     url: str, timeout: timedelta = default_pg_timeout, **_: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """For a process that a launcher gave its place: nobody is asked, only the store is ours."""
+    """Serve a process whose rank the launcher has set. Only the store is ours."""
     given = _given(url)
     place = _launched_place(given)
-    # A script that makes its default group again must not find the keys of the one before. All ranks do it
-    # equally often, or it would not work under any launcher.
-    store = PrefixStore(f"meeting/{next(_meetings)}", launched_store(timeout))
+    # A script that creates its default group again must not find the keys of the previous one. All ranks do
+    # it equally often.
+    store = PrefixStore(f"meeting/{next(_rendezvous_numbers)}", launched_store(timeout))
     yield store, place.rank, place.world
-    raise RuntimeError("a group that has met cannot meet again")
+    raise RuntimeError("a rendezvous cannot be repeated")
 
 
 def launched_store(timeout: timedelta | None = None) -> Store:
-    """The store of this process's run and generation.
+    """Return the store of this process's run and generation.
 
-    Where all ranks are on one machine a file does it: they start faster, and need no quorum of the cluster.
+    If all ranks are on one machine, the store is a file: it starts faster and needs no quorum.
     """
-    patience = default_pg_timeout if timeout is None else timeout
+    timeout = default_pg_timeout if timeout is None else timeout
     file = os.environ.get("BARNRAISE_LOCAL_STORE")
     if file and len(set(os.environ.get("BARNRAISE_MACHINES", "").split(","))) == 1:
         store = FileStore(file, int(os.environ.get("WORLD_SIZE", "1")))
-        store.set_timeout(patience)
+        store.set_timeout(timeout)
         return store
-    return ClusterStore(launched_board(patience.total_seconds()), patience)
+    return ClusterStore(launched_kv_client(timeout.total_seconds()), timeout)
 
 
-def launched_board(timeout_s: float) -> KvClient:
+def launched_kv_client(timeout_s: float) -> KvClient:
     given = _given("env://")
     connect = agent_at(state_directory(load_settings()))
     return KvClient(connect, Namespace(given.run, given.generation or 0), timeout_s)
@@ -225,31 +228,31 @@ def launched_board(timeout_s: float) -> KvClient:
 def _launched_place(given: _Given) -> RankPlace:
     if given.rank is None or given.world is None:
         raise ConfigError(
-            "this process has no rank or no world size",
+            "RANK or WORLD_SIZE of this process is not set",
             hint="Let `barnraise run` start it, or set RANK and WORLD_SIZE.",
         )
     return RankPlace(given.generation or 0, given.rank, given.world)
 
 
-def _meet(
-    connect: Connect, told: ClusterResponse, given: _Given, timeout: timedelta
+def _join(
+    connect: Connect, status: ClusterResponse, given: _Given, timeout: timedelta
 ) -> tuple[ClusterStore, int, int]:
-    place = _place(connect, told, given, timeout.total_seconds())
+    place = _place(connect, status, given, timeout.total_seconds())
     log.info("run %r, generation %d: rank %d of %d", given.run, *place)
-    board = KvClient(connect, Namespace(given.run, place.generation), timeout.total_seconds())
-    return ClusterStore(board, timeout), place.rank, place.world
+    kv = KvClient(connect, Namespace(given.run, place.generation), timeout.total_seconds())
+    return ClusterStore(kv, timeout), place.rank, place.world
 
 
-def _place(connect: Connect, told: ClusterResponse, given: _Given, timeout_s: float) -> RankPlace:
+def _place(connect: Connect, status: ClusterResponse, given: _Given, timeout_s: float) -> RankPlace:
     if None not in (given.rank, given.world, given.generation):
         return RankPlace(given.generation or 0, given.rank or 0, given.world or 1)
     deadline = time.monotonic() + timeout_s
-    while given.world is None and told.world == 0:
+    while given.world is None and status.world == 0:
         if time.monotonic() > deadline:
-            raise MembershipError(f"this machine was in no view of the cluster for {timeout_s:g} s")
+            raise MembershipError(f"this machine was not a member of the cluster for {timeout_s:g} s")
         time.sleep(_POLL_S)
-        told = ask_cluster(connect)
-    last = told.world
+        status = ask_cluster(connect)
+    last = status.world
 
     def claim() -> RankRequest:
         nonlocal last
@@ -258,15 +261,15 @@ def _place(connect: Connect, told: ClusterResponse, given: _Given, timeout_s: fl
         try:
             last = ask_cluster(connect).world or last
         except (AgentError, ListenerError) as error:
-            log.debug("the agent did not say how many we are: %s", error)
+            log.debug("the agent did not report the world size: %s", error)
         return RankRequest(last, False, given.rank)
 
-    def say(text: str) -> None:
+    def warn(text: str) -> None:
         log.warning("run %r: %s", given.run, text)
 
     lobby = KvClient(connect, Namespace(given.run, LOBBY), timeout_s)
     try:
-        arrival = Rendezvous(lobby, secrets.token_hex(8), claim, time.monotonic, say)
+        arrival = Rendezvous(lobby, secrets.token_hex(8), claim, time.monotonic, warn)
         return arrival.arrive(max(0.0, deadline - time.monotonic()))
     finally:
         lobby.close()
@@ -286,14 +289,14 @@ def _given(url: str) -> _Given:
                     value = int(text)
                 except ValueError:
                     raise ConfigError(
-                        f"{place} is {text!r}, which is no number", hint="Correct it."
+                        f"{place} is {text!r}, which is not a number", hint="Set it to a whole number."
                     ) from None
                 if value >= 0:
                     return value
         return None
 
     return _Given(
-        run[:_LONGEST_NAME],
+        run[:_MAX_NAME],
         number("rank", "RANK"),
         number("world_size", "WORLD_SIZE", "BARNRAISE_WORLD"),
         number("generation", "BARNRAISE_GENERATION"),

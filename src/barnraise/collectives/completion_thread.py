@@ -1,8 +1,8 @@
-"""Completes torch futures on threads of their own.
+"""Completes torch futures on separate threads.
 
-What a program hangs on a future runs where the future is completed, and may itself wait for another operation
-(torch's PowerSGD hook does). On the thread that reads the mover's replies that would wait for ever; so each
-completion gets a thread that is free, and threads that are idle for a while end.
+Callbacks of a future run where the future is completed, and may wait for another operation (torch's
+PowerSGD hook does). On the thread that reads replies such a callback would deadlock. So each completion
+runs on an idle thread, and threads that stay idle exit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _IDLE_S = 10.0
 
 
 class CompletionThread:
-    """As many threads as completions run at once."""
+    """Thread pool with as many threads as completions that run at once."""
 
     def __init__(self, idle_s: float = _IDLE_S) -> None:
         self._idle_s = idle_s
@@ -29,6 +29,7 @@ class CompletionThread:
         self._finished = threading.Condition()
 
     def submit(self, job: Callable[[], object]) -> None:
+        """Run ``job`` on an idle thread, or on a new one."""
         with self._finished:
             self._unfinished += 1
         self._jobs.put(job)
@@ -42,32 +43,32 @@ class CompletionThread:
             except queue.Empty:
                 if self._idle.acquire(blocking=False):
                     return
-                continue  # somebody counts on this thread: its job is on the way
+                continue  # a submitter reserved this thread: its job follows
             try:
                 job()
             except Exception:
-                log.exception("what hangs on a future failed")
-            del job  # or it would keep its tensors until the next one
+                log.exception("a callback of a future failed")
+            del job  # or its tensors would live until the next job
             with self._finished:
                 self._unfinished -= 1
                 self._finished.notify_all()
             self._idle.release()
 
-    def drain(self, timeout_s: float) -> None:
-        """Wait until nothing is being completed.
+    def wait_idle(self, timeout_s: float) -> None:
+        """Wait until no completion runs.
 
-        At the interpreter's end a thread that is inside torch then would bring the whole process down.
+        At interpreter exit a thread inside torch would crash the whole process.
         """
         with self._finished:
             self._finished.wait_for(lambda: not self._unfinished, timeout_s)
 
 
-settler = CompletionThread()
+completion_threads = CompletionThread()
 
 
 def _new_in_child() -> None:
-    global settler
-    settler = CompletionThread()  # a fork copies no threads
+    global completion_threads
+    completion_threads = CompletionThread()  # a fork copies no threads
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,4 +1,4 @@
-"""The exceptions that stand for what a mover reports. Torch-free."""
+"""Maps failures that the communication process reports to exceptions. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from barnraise.collectives.messages import Failure
 from barnraise.core import errors
 
 
-def error_of(failure: Failure) -> errors.CollectiveError:
-    """The exception that stands for a failure."""
+def to_error(failure: Failure) -> errors.CollectiveError:
+    """Return the exception for a failure of a group or an operation."""
     if failure.code == errors.PeerLost.code:
         return errors.PeerLost(failure.peer, failure.message)
     if failure.code == errors.OperationTimeout.code:
@@ -16,7 +16,7 @@ def error_of(failure: Failure) -> errors.CollectiveError:
         errors.OperationMismatch,
         errors.OperationAborted,
         errors.UnsupportedOperation,
-        errors.MoverLost,
+        errors.CommProcessLost,
     )
     for kind in kinds:
         if failure.code == kind.code:
@@ -24,8 +24,8 @@ def error_of(failure: Failure) -> errors.CollectiveError:
     return errors.CollectiveError(failure.message)
 
 
-def refusal_of(failure: Failure) -> errors.BarnraiseError:
-    """The exception that stands for a mover which cannot serve."""
+def to_start_error(failure: Failure) -> errors.BarnraiseError:
+    """Return the exception for a communication process that cannot start."""
     kinds: tuple[type[errors.BarnraiseError], ...] = (
         errors.ConfigError,
         errors.IdentityError,
@@ -35,4 +35,7 @@ def refusal_of(failure: Failure) -> errors.BarnraiseError:
         errors.ListenerError,
     )
     kind = next((kind for kind in kinds if kind.code == failure.code), errors.CollectiveError)
-    return kind(f"the mover cannot serve: {failure.message}", hint="Do as it says, then start again.")
+    return kind(
+        f"the communication process cannot start: {failure.message}",
+        hint="Fix the reported problem, then start the worker again.",
+    )

@@ -1,6 +1,7 @@
-"""What a worker and its mover say to each other over their private channel, and what ranks compare.
+"""Messages between a worker and its communication process, and the operation spec that ranks compare.
 
-The channel carries ``length u32 | msgpack``. Both ends are ours and on one machine; decoding is typed anyway.
+The channel carries ``length u32 | msgpack``. Both ends run on one machine and belong to us; decoding is
+typed anyway.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from barnraise.core.errors import UnsupportedOperation
 
 
 class OperationSpec(msgspec.Struct, frozen=True, array_like=True):
-    """What an operation is. Every rank of the group must start it with equal fields."""
+    """Specification of an operation. Every rank of the group must start it with equal fields."""
 
     kind: str
     dtype: int
     reduction: str
     root: int
-    strategy: str
+    algorithm: str
     sizes: tuple[int, ...]
     segment: int
     arity: int
     sites: tuple[tuple[int, ...], ...] = ()
 
     def describe(self) -> str:
-        """In words. It may be a peer's, and hold anything."""
+        """Describe the operation in words. The spec may come from a peer and hold any values."""
         more = "..." if len(self.sizes) > 4 else ""
         sizes = ("+".join(str(size) for size in self.sizes[:4]) or "0") + more
         try:
@@ -41,11 +42,11 @@ class OperationSpec(msgspec.Struct, frozen=True, array_like=True):
             parts.append(self.reduction)
         if self.root >= 0:
             parts.append(f"root {self.root}")
-        return f"{' '.join(parts)} by {self.strategy}"
+        return f"{' '.join(parts)} by {self.algorithm}"
 
 
 class GroupMember(msgspec.Struct, frozen=True, array_like=True):
-    """Where a rank of a group can be reached. A hint: identity is proved on the link."""
+    """Network address of a rank of a group. It is only a hint: the link proves the identity."""
 
     worker: bytes
     port: int
@@ -53,7 +54,7 @@ class GroupMember(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why a group or an operation ended; ``peer`` and ``late`` are ranks of the group."""
+    """Reason why a group or an operation failed; ``peer`` and ``late`` are ranks of the group."""
 
     code: str
     message: str
@@ -61,7 +62,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     late: tuple[int, ...] = ()
 
 
-# worker to mover
+# worker to communication process
 
 
 class OpenGroup(msgspec.Struct, frozen=True, tag="open"):
@@ -84,7 +85,10 @@ class AbortGroup(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class MapSegment(msgspec.Struct, frozen=True, tag="map"):
-    """A shared segment; on POSIX its descriptor travels with the message, on Windows ``name`` finds it."""
+    """Shared segment to map.
+
+    On POSIX its descriptor is sent beside the message, on Windows ``name`` identifies it.
+    """
 
     segment: int
     size: int
@@ -96,7 +100,7 @@ class UnmapSegment(msgspec.Struct, frozen=True, tag="unmap"):
 
 
 class StartOperation(msgspec.Struct, frozen=True, tag="start"):
-    """Begin a collective on ``size`` bytes at ``offset`` of a shared segment."""
+    """Command to start a collective on ``size`` bytes at ``offset`` of a shared segment."""
 
     operation: int
     group: int
@@ -107,7 +111,7 @@ class StartOperation(msgspec.Struct, frozen=True, tag="start"):
     size: int
     timeout_s: float
     splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    direct: bool = False  # reply on the direct channel: the caller waits there
+    direct: bool = False  # reply on the direct channel, where the caller waits
 
 
 class SendTo(msgspec.Struct, frozen=True, tag="send"):
@@ -123,7 +127,7 @@ class SendTo(msgspec.Struct, frozen=True, tag="send"):
 
 
 class ReceiveFrom(msgspec.Struct, frozen=True, tag="receive"):
-    """``peer`` -1 takes from anyone."""
+    """Command to receive a message; ``peer`` -1 accepts any sender."""
 
     operation: int
     group: int
@@ -152,11 +156,11 @@ Command = (
     | AskStatistics
 )
 
-# mover to worker
+# communication process to worker
 
 
 class CommProcessReady(msgspec.Struct, frozen=True, tag="ready"):
-    """The mover is registered and reachable as this member."""
+    """First reply: the communication process is registered and reachable as this member."""
 
     member: GroupMember
     run: str
@@ -164,8 +168,8 @@ class CommProcessReady(msgspec.Struct, frozen=True, tag="ready"):
     encryption: str
 
 
-class CommandRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """The mover cannot serve at all."""
+class StartRefused(msgspec.Struct, frozen=True, tag="refused"):
+    """First reply if the communication process cannot start, with the reason."""
 
     failure: Failure
 
@@ -175,7 +179,9 @@ class GroupOpened(msgspec.Struct, frozen=True, tag="opened"):
     group: int
     table: CostTable
     links: tuple[str, ...]
-    nodes: tuple[bytes, ...] = ()  # of the other ranks in order, as their links proved; b"" in plaintext
+    nodes: tuple[
+        bytes, ...
+    ] = ()  # nodes of the other ranks in order, proved by their links; b"" in plaintext
 
 
 class GroupNotOpened(msgspec.Struct, frozen=True, tag="not-opened"):
@@ -184,7 +190,7 @@ class GroupNotOpened(msgspec.Struct, frozen=True, tag="not-opened"):
 
 
 class OperationFinished(msgspec.Struct, frozen=True, tag="finished"):
-    """``at_ns``: the monotonic time at which the last byte was in shared memory."""
+    """Reply for a finished operation; ``at_ns``: monotonic time when the last byte was in shared memory."""
 
     operation: int
     at_ns: int
@@ -197,7 +203,7 @@ class OperationFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class WaitingFor(msgspec.Struct, frozen=True, tag="waiting"):
-    """An operation has made no progress for a while: for whom it waits."""
+    """Report that an operation has made no progress for a while, and which ranks it waits for."""
 
     operation: int
     seconds: float
@@ -216,7 +222,7 @@ class Statistics(msgspec.Struct, frozen=True, tag="statistics"):
 
 Reply = (
     CommProcessReady
-    | CommandRefused
+    | StartRefused
     | GroupOpened
     | GroupNotOpened
     | OperationFinished
@@ -244,12 +250,12 @@ def encode_specification(specification: OperationSpec) -> bytes:
 
 
 def decode_specification(data: bytes) -> OperationSpec:
-    """May raise ``msgspec.DecodeError``: the bytes are a peer's."""
+    """Decode a peer's specification. Raise ``msgspec.DecodeError`` if it is malformed."""
     return _specification_decoder.decode(data)
 
 
 class Inbox:
-    """Cuts the channel's bytes into messages."""
+    """Splits the bytes of the channel into messages."""
 
     def __init__(self, *, commands: bool) -> None:
         self._decode = _command_decoder.decode if commands else _reply_decoder.decode
@@ -262,7 +268,7 @@ class Inbox:
         while len(self._buffer) - start >= 4:
             (length,) = _LENGTH.unpack_from(self._buffer, start)
             if length > MAX_MESSAGE:
-                raise ValueError(f"a message of {length} bytes on the mover's channel")
+                raise ValueError(f"a message of {length} bytes is too long for the channel")
             if len(self._buffer) - start - 4 < length:
                 break
             messages.append(self._decode(self._buffer[start + 4 : start + 4 + length]))

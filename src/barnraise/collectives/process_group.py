@@ -1,4 +1,4 @@
-"""The c10d backend: torch's calls in, works out."""
+"""The c10d process group: translates torch's calls into operations and returns their works."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import GroupName
 
 from barnraise.collectives.algorithms.cost_model import CostTable
-from barnraise.collectives.client import current_mover
+from barnraise.collectives.client import current_comm_process
 from barnraise.collectives.messages import GroupOpened
 from barnraise.collectives.ops import movement, operation, reduction
-from barnraise.collectives.ops.tensors import blocks_of, only, rows_of
+from barnraise.collectives.ops.tensors import only, split_blocks, split_rows
 from barnraise.collectives.rendezvous import exchange_members
 from barnraise.collectives.shm.arena import SharedArena
 from barnraise.collectives.submit import Submitter
 from barnraise.collectives.torch_patch.torch_version import warn_if_untested
-from barnraise.collectives.work import BarnraiseWork, together
+from barnraise.collectives.work import BarnraiseWork, join_works
 from barnraise.core.config import Settings, load_settings
 from barnraise.core.errors import UnsupportedOperation
 from barnraise.core.flow.log_once import first_time
@@ -43,30 +43,36 @@ def create_group(
     timeout: timedelta | float | None = None,
     generation: int | None = None,
 ) -> BarnraiseProcessGroup:
-    """Form a group of ``world`` ranks that all call this with the same store, used for this group alone."""
+    """Create a group of ``world`` ranks.
+
+    Every rank calls this function with the same store. The store is used for this group alone.
+    """
     warn_if_untested(torch.__version__)
     arena = _current_arena()
-    mover = arena.mover
-    settings = load_settings()  # anew for each group, so that two groups may use two strategies
+    comm_process = arena.comm_process
+    settings = load_settings()  # per group, so that two groups may use different algorithms
     seconds = _seconds(timeout, settings.collectives.timeout_s)
-    members, fresh = exchange_members(store, rank, world, mover.member, seconds)
-    opened = mover.open_group(
+    members, fresh = exchange_members(store, rank, world, comm_process.member, seconds)
+    opened = comm_process.open_group(
         fresh,
         rank,
         members,
         seconds,
-        _given_table(settings),
-        mover.generation if generation is None else generation,
+        _configured_table(settings),
+        comm_process.generation if generation is None else generation,
     )
-    _announce(opened, rank, world, mover.encryption)
-    issuer = Submitter(mover, arena, opened.group, world, opened.table, settings.collectives)
-    return BarnraiseProcessGroup(rank, world, seconds, issuer, opened.links, opened.nodes)
+    _log_opened(opened, rank, world, comm_process.encryption)
+    submitter = Submitter(comm_process, arena, opened.group, world, opened.table, settings.collectives)
+    return BarnraiseProcessGroup(rank, world, seconds, submitter, opened.links, opened.nodes)
 
 
 def monitored_barrier(
     group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None
 ) -> None:
-    """A barrier on the default or the given group; raises OperationTimeout that names the missing ranks."""
+    """Run a barrier on the default or the given group.
+
+    Raise OperationTimeout that names the missing ranks.
+    """
     chosen = dist.group.WORLD if group is None else group
     if not isinstance(chosen, BarnraiseProcessGroup):
         raise UnsupportedOperation(
@@ -79,9 +85,9 @@ def monitored_barrier(
 def _current_arena() -> SharedArena:
     global _arena
     with _arena_lock:
-        mover = current_mover()
-        if _arena is None or _arena.mover is not mover:
-            _arena = SharedArena(mover)
+        comm_process = current_comm_process()
+        if _arena is None or _arena.comm_process is not comm_process:
+            _arena = SharedArena(comm_process)
         return _arena
 
 
@@ -94,14 +100,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_arena)
 
 
-def _given_table(settings: Settings) -> CostTable | None:
+def _configured_table(settings: Settings) -> CostTable | None:
     latency, bandwidth = settings.collectives.cost_latency_us, settings.collectives.cost_bandwidth_mbps
     if latency is None or bandwidth is None:
         return None
     return CostTable.measured(latency / 1e6, 8 / (bandwidth * 1e6))
 
 
-def _announce(opened: GroupOpened, rank: int, world: int, encryption: str) -> None:
+def _log_opened(opened: GroupOpened, rank: int, world: int, encryption: str) -> None:
     table = opened.table
     rate = f"{8e-6 / table.seconds_per_byte:.0f} Mbit/s" if table.seconds_per_byte > 0 else "no limit"
     log.info(
@@ -113,7 +119,7 @@ def _announce(opened: GroupOpened, rank: int, world: int, encryption: str) -> No
         ", ".join(opened.links) or "none",
     )
     if encryption == "plaintext" and first_time("plaintext"):
-        log.warning("links are in PLAINTEXT, as network.encryption says: only for a fabric you trust")
+        log.warning("links are in PLAINTEXT (network.encryption): use this only in a network you trust")
 
 
 def _seconds(timeout: timedelta | float | None, default: float) -> float:
@@ -121,17 +127,20 @@ def _seconds(timeout: timedelta | float | None, default: float) -> float:
     return default if value is None or value <= 0 else float(value)
 
 
-# torch's stubs give most operations a second, tensor-wise form besides the one that torch calls: hence the
-# ignored overrides. Options come as one of a dozen C++ types, or None.
+# torch's stubs give most operations a second form besides the one that torch calls: hence the ignored
+# overrides. Options are one of a dozen C++ types, or None.
 class BarnraiseProcessGroup(dist.ProcessGroup):
-    """One group. All methods may be called from any thread; calls on one group must agree between ranks."""
+    """Process group of the ``barnraise`` backend.
+
+    All methods may be called from any thread. Calls on one group must agree between ranks.
+    """
 
     def __init__(
         self,
         rank: int,
         world: int,
         timeout_s: float,
-        issuer: Submitter,
+        submitter: Submitter,
         links: Sequence[str],
         nodes: Sequence[bytes] = (),
     ) -> None:
@@ -139,34 +148,35 @@ class BarnraiseProcessGroup(dist.ProcessGroup):
         self._rank = rank
         self._world = world
         self._timeout_s = timeout_s
-        self._issuer = issuer
+        self._submitter = submitter
         self._name = ""
         self._description = ""
         self._coalescing: list[BarnraiseWork] | None = None
-        self._forget: Callable[[int], None] | None = issuer.mover.forget_group
+        self._close_later: Callable[[int], None] | None = submitter.comm_process.close_group_later
         self.links = tuple(links)
-        self.nodes = tuple(nodes)  # the machines of the other ranks, as their links proved
+        self.nodes = tuple(nodes)  # machines of the other ranks, proved by their links
 
-    def tell_sites(self, sites: Sequence[Sequence[int]], *, are_places: bool = True) -> None:
-        """The ranks of each site along its chain, the leader first; every rank says the same.
+    def set_sites(self, sites: Sequence[Sequence[int]], *, are_places: bool = True) -> None:
+        """Set the ranks of each site along its chain, the leader first. Every rank sets the same sites.
 
-        Rings follow this order. One site with everybody in it says nothing but that. ``are_places``: not just
-        the workers of each machine; only then what is fixed by level is about them.
+        Rings follow this order. A single site with every rank in it sets only the order of the ring.
+        ``are_places``: True if the sites are places, False if they are only the workers of each machine.
+        Settings by network level apply to places only.
         """
-        self._issuer.sites = tuple(tuple(site) for site in sites)
-        self._issuer.are_places = are_places
+        self._submitter.sites = tuple(tuple(site) for site in sites)
+        self._submitter.are_places = are_places
 
-    def tell_levels(self, levels: Levels) -> None:
-        """Which strategies a person has fixed; every rank says the same."""
-        self._issuer.levels = levels
+    def set_levels(self, levels: Levels) -> None:
+        """Set the algorithms that the user fixed by network level. Every rank sets the same levels."""
+        self._submitter.levels = levels
 
     @property
     def sites(self) -> tuple[tuple[int, ...], ...]:
-        """As they were told; none where a strategy is set by name that does not know of them."""
-        sites = self._issuer.sites
-        return sites if self._issuer.may_use_sites and len(sites) > 1 else ()
+        """Return the sites that were set, or none if the configured algorithm does not use sites."""
+        sites = self._submitter.sites
+        return sites if self._submitter.may_use_sites and len(sites) > 1 else ()
 
-    # what torch asks of every group
+    # methods that torch calls on every group
 
     def getBackendName(self) -> str:
         return "barnraise"
@@ -191,7 +201,10 @@ class BarnraiseProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """What DCP asks before it saves beside the training; devices are staged through the CPU."""
+        """Return the device types that DCP asks for before an asynchronous save.
+
+        Tensors of other devices are staged through the CPU.
+        """
         return [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> BarnraiseProcessGroup:  # type: ignore[override]  # it is its own
@@ -212,52 +225,56 @@ class BarnraiseProcessGroup(dist.ProcessGroup):
         self._timeout_s = _seconds(timeout, self._timeout_s)
 
     def abort(self) -> None:
-        """End every pending operation here and on every member, at once."""
-        self._issuer.abort("abort() was called")
+        """Fail every pending operation at once, on this rank and on every member."""
+        self._submitter.abort("abort() was called")
 
     def shutdown(self) -> None:
-        """Leave the group; safe to call twice, and in a forked child, where it does nothing."""
-        self._forget = None
-        self._issuer.mover.close_group(self._issuer.group)
+        """Leave the process group. Calling it twice is safe, and in a forked child it does nothing."""
+        self._close_later = None
+        self._submitter.comm_process.close_group(self._submitter.group)
 
     def __del__(self) -> None:
-        forget = getattr(self, "_forget", None)
-        if forget is not None:
-            forget(self._issuer.group)
+        close_later = getattr(self, "_close_later", None)
+        if close_later is not None:
+            close_later(self._submitter.group)
 
     # reductions
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> BarnraiseWork:  # type: ignore[override]
-        return self._run(reduction.all_reduce(only(tensors), _op(opts), self._world), opts)
+        return self._run(reduction.all_reduce(only(tensors), _reduce_op(opts), self._world), opts)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> BarnraiseWork:
         if not tensors:
-            return together([], tensors)
-        return self._run(reduction.all_reduce_coalesced(tensors, _op(opts), self._world), opts)
+            return join_works([], tensors)
+        return self._run(reduction.all_reduce_coalesced(tensors, _reduce_op(opts), self._world), opts)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> BarnraiseWork:  # type: ignore[override]
-        call = reduction.reduce(only(tensors), _op(opts), opts.rootRank, self._rank, self._world)
+        call = reduction.reduce(only(tensors), _reduce_op(opts), opts.rootRank, self._rank, self._world)
         return self._run(call, opts)
 
     def reduce_scatter(  # type: ignore[override]
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> BarnraiseWork:
-        call = reduction.reduce_scatter(only(outputs), inputs[0], _op(opts), self._rank, self._world)
+        call = reduction.reduce_scatter(only(outputs), inputs[0], _reduce_op(opts), self._rank, self._world)
         return self._run(call, opts)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> BarnraiseWork:
-        blocks = blocks_of(input, output, self._world)
-        return self._run(reduction.reduce_scatter(output, blocks, _op(opts), self._rank, self._world), opts)
+        blocks = split_blocks(input, output, self._world)
+        return self._run(
+            reduction.reduce_scatter(output, blocks, _reduce_op(opts), self._rank, self._world), opts
+        )
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> BarnraiseWork:
         pairs = zip(outputs, inputs, strict=True)
-        return together([self.reduce_scatter_single(one, whole, opts) for one, whole in pairs], outputs)
+        return join_works(
+            [self.reduce_scatter_single(output, whole, opts) for output, whole in pairs], outputs
+        )
 
-    # gathering and spreading
+    # data movement
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> BarnraiseWork:  # type: ignore[override]
         return self._run(movement.broadcast(only(tensors), opts.rootRank, self._rank), opts)
@@ -278,13 +295,13 @@ class BarnraiseProcessGroup(dist.ProcessGroup):
             self.allgather([[row[number] for row in outputs]], [tensor], opts)
             for number, tensor in enumerate(inputs)
         ]
-        return together(works, [tensor for row in outputs for tensor in row])
+        return join_works(works, [tensor for row in outputs for tensor in row])
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> BarnraiseWork:
         pairs = zip(outputs, inputs, strict=True)
-        return together([self.all_gather_single(whole, one, opts) for whole, one in pairs], outputs)
+        return join_works([self.all_gather_single(whole, block, opts) for whole, block in pairs], outputs)
 
     def gather(  # type: ignore[override]
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
@@ -306,8 +323,8 @@ class BarnraiseProcessGroup(dist.ProcessGroup):
         input_splits: list[int],
         opts: Any = None,
     ) -> BarnraiseWork:
-        outputs = rows_of(output, output_splits, self._world)
-        inputs = rows_of(input, input_splits, self._world)
+        outputs = split_rows(output, output_splits, self._world)
+        inputs = split_rows(input, input_splits, self._world)
         return self._run(movement.all_to_all(outputs, inputs, [output], self._rank, self._world), opts)
 
     def alltoall(
@@ -316,7 +333,7 @@ class BarnraiseProcessGroup(dist.ProcessGroup):
         call = movement.all_to_all(outputs, inputs, list(outputs), self._rank, self._world)
         return self._run(call, opts)
 
-    # what torch before 2.13 called some of them, and parts of it still do
+    # names before torch 2.13, which parts of torch still use
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
@@ -332,46 +349,53 @@ class BarnraiseProcessGroup(dist.ProcessGroup):
     def monitored_barrier(
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = True
     ) -> None:
-        """A barrier that names who is missing; it always names them all."""
-        self._issuer.collective(operation.barrier(), _seconds(timeout, self._timeout_s), waits=True).wait()
+        """Run a barrier that names every missing rank when it times out."""
+        self._submitter.submit_collective(
+            operation.barrier(), _seconds(timeout, self._timeout_s), waits=True
+        ).wait()
 
     # point to point
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> BarnraiseWork:
-        return self._noted(
-            self._issuer.point_to_point(operation.send(only(tensors)), peer, tag, self._timeout_s)
+        return self._record(
+            self._submitter.submit_point_to_point(operation.send(only(tensors)), peer, tag, self._timeout_s)
         )
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> BarnraiseWork:
-        return self._noted(
-            self._issuer.point_to_point(operation.receive(only(tensors)), peer, tag, self._timeout_s)
+        return self._record(
+            self._submitter.submit_point_to_point(
+                operation.receive(only(tensors)), peer, tag, self._timeout_s
+            )
         )
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> BarnraiseWork:
         return self.recv(tensors, -1, tag)
 
-    # torch's coalescing manager: all that is called in between is waited for as one
+    # torch's coalescing manager: one work for all calls in between
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalescing = []
 
     def _end_coalescing(self, device: torch.device) -> BarnraiseWork:
         works, self._coalescing = self._coalescing or [], None
-        return together(works, [tensor for work in works for tensor in work.result()])
+        return join_works(works, [tensor for work in works for tensor in work.result()])
 
     def _run(self, call: operation.Operation, opts: Any) -> BarnraiseWork:
         seconds = _seconds(getattr(opts, "timeout", None), self._timeout_s)
         waits = self._coalescing is None and getattr(opts, "asyncOp", True) is False
-        return self._noted(self._issuer.collective(call, seconds, waits=waits))
+        return self._record(self._submitter.submit_collective(call, seconds, waits=waits))
 
-    def _noted(self, work: BarnraiseWork) -> BarnraiseWork:
+    def _record(self, work: BarnraiseWork) -> BarnraiseWork:
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
 
 
-def _op(opts: Any) -> dist.ReduceOp:
-    """Of options, or the operation itself, which torch's own layers may give in their place."""
+def _reduce_op(opts: Any) -> dist.ReduceOp:
+    """Return the reduce operation of the options.
+
+    torch's own layers may pass the operation itself in place of options.
+    """
     if opts is None:
         return dist.ReduceOp(dist.ReduceOp.SUM)
     op: dist.ReduceOp = getattr(opts, "reduceOp", opts)

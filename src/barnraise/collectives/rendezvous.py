@@ -1,7 +1,7 @@
-"""How the ranks of a new group find each other: through torch's store, which is trusted for nothing else.
+"""Rendezvous of a new group through torch's store, which is trusted for nothing else.
 
-Each rank publishes where it can be reached; who it really is, its link proves. Rank 0 adds a fresh name, so
-that a group built anew can never be taken for the one before it.
+Each rank publishes its network address; its link proves its identity. Rank 0 adds a random nonce, so that a
+rebuilt group cannot be confused with the previous one.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from barnraise.core.errors import OperationTimeout, ProtocolError
 
 _MAX_ENTRY = 64 << 10
 _MAX_ADDRESSES = 32
-_MAX_FRESH = 64
+_MAX_NONCE = 64
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
     member: GroupMember
-    fresh: str
+    nonce: str
 
 
 def exchange_members(
     store: Store, rank: int, world: int, member: GroupMember, timeout_s: float
 ) -> tuple[tuple[GroupMember, ...], str]:
-    """Everyone's place, by rank, and the group's fresh name."""
+    """Publish this rank's member. Return the members of all ranks, and the group's nonce."""
     entry = msgspec.msgpack.encode(_Entry(member, secrets.token_hex(8)))
     store.set(_key(rank), entry)  # type: ignore[arg-type]  # bytes are taken too, the stub knows only text
     keys = [_key(other) for other in range(world)]
-    _await(store, keys, timeout_s)
-    entries = [_read(data, other) for other, data in enumerate(values_of(store, keys))]
+    _wait_for_keys(store, keys, timeout_s)
+    entries = [_read(data, other) for other, data in enumerate(read_values(store, keys))]
     workers = [entry.member.worker for entry in entries]
     for other, worker in enumerate(workers):
         if workers.index(worker) != other:
@@ -41,21 +41,21 @@ def exchange_members(
                 f"ranks {workers.index(worker)} and {other} are one worker",
                 hint="Give each process its own rank, and each group a store (or store prefix) of its own.",
             )
-    return tuple(entry.member for entry in entries), entries[0].fresh
+    return tuple(entry.member for entry in entries), entries[0].nonce
 
 
-def values_of(store: Store, keys: list[str]) -> list[bytes]:
-    """In one round trip where the store can: with 64 ranks on a slow link they add up."""
+def read_values(store: Store, keys: list[str]) -> list[bytes]:
+    """Read the keys in one round trip if the store can. With 64 ranks on a slow link they add up."""
     if store.has_extended_api():  # type: ignore[attr-defined]  # the stub lacks it
         return store.multi_get(keys)
     return [store.get(key) for key in keys]
 
 
-def _await(store: Store, keys: list[str], timeout_s: float) -> None:
+def _wait_for_keys(store: Store, keys: list[str], timeout_s: float) -> None:
     try:
         store.wait(keys, timedelta(seconds=timeout_s))
     except RuntimeError as error:  # torch's store errors all derive from it
-        missing = [rank for rank, key in enumerate(keys) if not _is_there(store, key)]
+        missing = [rank for rank, key in enumerate(keys) if not _has_key(store, key)]
         if not missing:
             raise ProtocolError(
                 f"the store of the rendezvous failed ({error})",
@@ -63,13 +63,13 @@ def _await(store: Store, keys: list[str], timeout_s: float) -> None:
             ) from error
         names = ", ".join(f"rank {rank}" for rank in missing)
         raise OperationTimeout(
-            f"{names} did not come to the rendezvous within {timeout_s:g} s",
+            f"{names} did not join the rendezvous within {timeout_s:g} s",
             late=tuple(missing),
             hint="Start the missing ranks, and check that all use the same store address and world size.",
         ) from error
 
 
-def _is_there(store: Store, key: str) -> bool:
+def _has_key(store: Store, key: str) -> bool:
     try:
         return bool(store.check([key]))
     except RuntimeError:
@@ -82,11 +82,11 @@ def _read(data: bytes, rank: int) -> _Entry:
             raise msgspec.DecodeError("too long")
         entry = msgspec.msgpack.decode(data, type=_Entry)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"rank {rank} published no place that can be read ({error})") from error
+        raise ProtocolError(f"rank {rank} published an entry that cannot be decoded ({error})") from error
     member = entry.member
-    known = len(member.worker) == 16 and 0 < member.port < 65536
-    if not known or len(member.addresses) > _MAX_ADDRESSES or len(entry.fresh) > _MAX_FRESH:
-        raise ProtocolError(f"rank {rank} published a place that cannot be")
+    is_valid = len(member.worker) == 16 and 0 < member.port < 65536
+    if not is_valid or len(member.addresses) > _MAX_ADDRESSES or len(entry.nonce) > _MAX_NONCE:
+        raise ProtocolError(f"rank {rank} published an invalid entry")
     return entry
 
 

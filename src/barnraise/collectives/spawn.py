@@ -1,4 +1,4 @@
-"""Starting a mover: its process, its ends of two private channels, its environment. Torch-free."""
+"""Starts a communication process with two private channels and its environment. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from barnraise.core.config import Settings, state_directory
 from barnraise.transport.links.tls import write_openssl_conf
 
 
-def start_mover(
+def start_comm_process(
     run: str, generation: int, settings: Settings
 ) -> tuple[subprocess.Popen[bytes], socket.socket, socket.socket]:
-    """The process and our ends of the two channels to it: the common one and the direct one."""
+    """Start a communication process. Return it with our ends of the common and the direct channel."""
     channel, their_channel = socket.socketpair()
     direct, their_direct = socket.socketpair()
     try:
@@ -39,7 +39,7 @@ def _spawn(
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
     command = [
         sys.executable,
-        "-P",  # a file in the working directory must not stand in for a module of Python's own
+        "-P",  # a file in the working directory must not replace a standard module
         "-m",
         "barnraise.collectives.comm_process",
         *(str(sock.fileno()) for sock in theirs),

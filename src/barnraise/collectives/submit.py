@@ -1,4 +1,4 @@
-"""Issuing operations: keeps a window of their pieces in flight, settles their works, counts and explains."""
+"""Submits operations to the communication process, as a pipeline of chunks with a bounded window."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from functools import lru_cache, partial
 import torch
 from prometheus_client import Counter, Histogram
 
-from barnraise.collectives.algorithms import named
+from barnraise.collectives.algorithms.compile import format_label
 from barnraise.collectives.algorithms.cost_model import AlgorithmChoice, CostTable, choose
-from barnraise.collectives.algorithms.schedule import CHAINS, BufferShapes
+from barnraise.collectives.algorithms.schedule import CHAINS, StageShapes
 from barnraise.collectives.client import CommProcessClient
-from barnraise.collectives.failures import error_of
-from barnraise.collectives.levels import setting_for, shapes_of
+from barnraise.collectives.failures import to_error
+from barnraise.collectives.levels import algorithm_setting, shapes_of
 from barnraise.collectives.messages import (
     Command,
     OperationFailed,
@@ -41,32 +41,32 @@ from barnraise.planning.inputs.levels import OPEN
 log = logging.getLogger("barnraise.collectives")
 
 _WINDOW_BYTES = 64 << 20
-_WINDOW_PIECES = 2  # always this many, however large
-_LEAST_S = 0.001
-_LARGEST_TAG = 0xFFFFFFFF
+_WINDOW_CHUNKS = 2  # at least this many, of any size
+_MIN_TIMEOUT_S = 0.001
+_MAX_TAG = 0xFFFFFFFF
 
-MakeCommand = Callable[[int, Chunk, Block, float], tuple[int, Command]]
+CommandFactory = Callable[[int, Chunk, Block, float], tuple[int, Command]]
 
 
 class Submitter:
-    """The operations of one group on this rank, in the order they were called."""
+    """The operations of one group on this rank, in the order of the calls."""
 
     def __init__(
         self,
-        mover: CommProcessClient,
+        comm_process: CommProcessClient,
         arena: SharedArena,
         group: int,
         world: int,
         table: CostTable,
         settings: CollectiveSettings,
     ) -> None:
-        self.mover = mover
+        self.comm_process = comm_process
         self.arena = arena
         self.group = group
         self.world = world
         self.table = table
         self._settings = settings
-        self.sites: tuple[tuple[int, ...], ...] = ()  # the same on every rank, and so are the levels
+        self.sites: tuple[tuple[int, ...], ...] = ()  # sites and levels are equal on every rank
         self.are_places = False
         self.levels = OPEN
         self._sequence = 0
@@ -74,7 +74,7 @@ class Submitter:
 
     @property
     def may_use_sites(self) -> bool:
-        """Also of sums in a codec's form, which no strategy of a level is about."""
+        """Return True if sums may go through sites. This holds for compressed sums as well."""
         is_taken_apart = self._places > 1 and not self.levels.across.is_open
         return is_taken_apart or self._settings.strategy in ("auto", "sites")
 
@@ -83,31 +83,34 @@ class Submitter:
         return len(self.sites) if self.are_places else 1
 
     @property
-    def _shapes(self) -> BufferShapes:
+    def _shapes(self) -> StageShapes:
         return shapes_of(self.levels) if self.are_places else CHAINS
 
-    def collective(self, call: Operation, timeout_s: float, *, waits: bool = False) -> BarnraiseWork:
-        """``waits``: the caller will wait at once, and may read the reply itself."""
+    def submit_collective(self, call: Operation, timeout_s: float, *, waits: bool = False) -> BarnraiseWork:
+        """Submit a collective operation and return its work.
+
+        ``waits``: the caller waits at once and may read the reply itself.
+        """
         self._check(call)
-        direct = waits and len(call.pieces) == 1 and self.mover.reserve_direct()
+        direct = waits and len(call.chunks) == 1 and self.comm_process.reserve_direct()
         choice = self._choose(call)
-        strategy = named(choice.strategy, self._shapes)
+        algorithm = format_label(choice.algorithm, self._shapes)
         with self._lock:
             first = self._sequence
-            self._sequence += len(call.pieces)
+            self._sequence += len(call.chunks)
 
-        def command(number: int, piece: Chunk, block: Block, left_s: float) -> tuple[int, Command]:
-            operation = self.mover.number()
+        def command(number: int, chunk: Chunk, block: Block, left_s: float) -> tuple[int, Command]:
+            operation = self.comm_process.next_id()
             specification = OperationSpec(
                 call.kind,
                 call.element.code,
                 call.reduction,
                 call.root,
-                strategy,
-                piece.sizes,
+                algorithm,
+                chunk.sizes,
                 choice.segment,
                 choice.arity,
-                self.sites if choice.strategy in ("sites", "ring") else (),
+                self.sites if choice.algorithm in ("sites", "ring") else (),
             )
             return operation, StartOperation(
                 operation,
@@ -116,43 +119,44 @@ class Submitter:
                 specification,
                 block.segment,
                 block.offset,
-                piece.nbytes,
+                chunk.nbytes,
                 left_s,
                 call.splits,
                 direct,
             )
 
-        work = self._fly(call, choice.strategy, timeout_s, command)
+        work = self._submit(call, choice.algorithm, timeout_s, command)
         if direct and work.error is None:
-            work.read_reply = self.mover.await_direct
+            work.read_reply = self.comm_process.wait_direct
         elif direct:
-            self.mover.release_direct()
+            self.comm_process.release_direct()
         return work
 
-    def point_to_point(self, call: Operation, peer: int, tag: int, timeout_s: float) -> BarnraiseWork:
+    def submit_point_to_point(self, call: Operation, peer: int, tag: int, timeout_s: float) -> BarnraiseWork:
+        """Submit a send or a receive and return its work."""
         self._check(call)
-        if not 0 <= tag <= _LARGEST_TAG:
-            raise UnsupportedOperation(f"a tag of {tag}", hint=f"Use tags from 0 to {_LARGEST_TAG}.")
+        if not 0 <= tag <= _MAX_TAG:
+            raise UnsupportedOperation(f"a tag of {tag}", hint=f"Use tags from 0 to {_MAX_TAG}.")
         kind = SendTo if call.kind == "send" else ReceiveFrom
 
-        def command(_: int, piece: Chunk, block: Block, left_s: float) -> tuple[int, Command]:
-            number, code = self.mover.number(), call.element.code
-            place = (block.segment, block.offset, piece.nbytes)
+        def command(_: int, chunk: Chunk, block: Block, left_s: float) -> tuple[int, Command]:
+            number, code = self.comm_process.next_id(), call.element.code
+            place = (block.segment, block.offset, chunk.nbytes)
             return number, kind(number, self.group, peer, tag, code, *place, left_s)
 
-        return self._fly(call, "direct", timeout_s, command)
+        return self._submit(call, "direct", timeout_s, command)
 
     def abort(self, why: str) -> None:
-        """End every pending operation of the group, here and on every member."""
-        self.mover.abort_group(self.group, why)
+        """Fail every pending operation of the group, on this rank and on every member."""
+        self.comm_process.abort_group(self.group, why)
 
     def _check(self, call: Operation) -> None:
-        if self.mover.inherited and self.mover.lost is not None:
-            raise self.mover.lost.with_traceback(None)
+        if self.comm_process.inherited and self.comm_process.lost is not None:
+            raise self.comm_process.lost.with_traceback(None)
         self.arena.check_device(call.device)
 
     def _choose(self, call: Operation) -> AlgorithmChoice:
-        """One choice for the whole operation, from what all ranks know alike."""
+        """Choose the algorithm for a whole operation, from values that are equal on all ranks."""
         settings = self._settings
         size = call.agreed_bytes
         choice = choose(
@@ -160,142 +164,150 @@ class Submitter:
             size,
             self.world,
             self.table,
-            setting_for(call.kind, self.levels, settings.strategy, self._places),
+            algorithm_setting(call.kind, self.levels, settings.strategy, self._places),
             arity=settings.arity,
             limit=settings.segment_bytes,
             plain_below=settings.tree_below_bytes,
             leaders=len(self.sites) if len(self.sites) > 1 else 0,
             shapes=self._shapes,
         )
-        if first_time((call.kind, choice.strategy, self.world, size.bit_length())):
+        if first_time((call.kind, choice.algorithm, self.world, size.bit_length())):
             log.info("%s by %s", call.kind, choice.reason)
         return choice
 
-    def _fly(self, call: Operation, strategy: str, timeout_s: float, command: MakeCommand) -> BarnraiseWork:
+    def _submit(
+        self, call: Operation, algorithm: str, timeout_s: float, command: CommandFactory
+    ) -> BarnraiseWork:
         context = copy_context(call.device, call.result)
-        finish = None if call.finish is None else partial(_within, context, call.finish)
-        work = BarnraiseWork(call.result, len(call.pieces), call.kind, finish)
-        work.after(partial(_count, call.kind, strategy, call.staged_bytes))
-        _OperationPipeline(self, call, work, context, timeout_s, command).launch()
+        finish = None if call.finish is None else partial(_run_within, context, call.finish)
+        work = BarnraiseWork(call.result, len(call.chunks), call.kind, finish)
+        work.add_listener(partial(_count, call.kind, algorithm, call.staged_bytes))
+        _OperationPipeline(self, call, work, context, timeout_s, command).submit_ready()
         return work
 
 
 class _OperationPipeline:
-    """The pieces of one operation: some under way, the rest waiting for their turn."""
+    """The chunks of one operation: some in flight, the others queued."""
 
     def __init__(
         self,
-        issuer: Submitter,
+        submitter: Submitter,
         call: Operation,
         work: BarnraiseWork,
         context: CopyContext,
         timeout_s: float,
-        command: MakeCommand,
+        command: CommandFactory,
     ) -> None:
-        self._issuer, self._mover, self._arena = issuer, issuer.mover, issuer.arena
+        self._submitter, self._comm_process, self._arena = submitter, submitter.comm_process, submitter.arena
         self._call = call
         self._work = work
         self._context = context
         self._deadline = time.monotonic() + timeout_s
         self._command = command
         self._lock = threading.Lock()
-        self._waiting = deque(enumerate(call.pieces))
-        self._launching = False
-        self._flying = 0
-        self._flying_bytes = 0
+        self._queued = deque(enumerate(call.chunks))
+        self._submitting = False
+        self._in_flight = 0
+        self._bytes_in_flight = 0
 
-    def launch(self) -> None:
-        """Start pieces in their order while the window has room.
+    def submit_ready(self) -> None:
+        """Submit chunks in order while the window has room.
 
-        One thread does it at a time. Another that comes (a reply was handled meanwhile) leaves at once: what
-        it changed is seen by the first before that stops.
+        Only one thread submits at a time. A second thread, which handled a reply meanwhile, returns at
+        once: the first thread sees its change before it stops.
         """
         with self._lock:
-            if self._launching:
+            if self._submitting:
                 return
-            self._launching = True
-        while (turn := self._next()) is not None:
-            self._start(*turn)
+            self._submitting = True
+        while (entry := self._next_chunk()) is not None:
+            self._submit_chunk(*entry)
 
-    def _next(self) -> tuple[int, Chunk] | None:
+    def _next_chunk(self) -> tuple[int, Chunk] | None:
         with self._lock:
-            if not self._waiting or self._work.error is not None or not self._room(self._waiting[0][1]):
-                self._launching = False
+            if not self._queued or self._work.error is not None or not self._has_room(self._queued[0][1]):
+                self._submitting = False
                 return None
-            number, piece = self._waiting.popleft()
-            self._flying += 1
-            self._flying_bytes += piece.nbytes
-            return number, piece
+            number, chunk = self._queued.popleft()
+            self._in_flight += 1
+            self._bytes_in_flight += chunk.nbytes
+            return number, chunk
 
-    def _room(self, piece: Chunk) -> bool:
-        """The first piece never waits, so every operation makes progress however many there are."""
-        if self._flying == 0:
+    def _has_room(self, chunk: Chunk) -> bool:
+        """Return True if one more chunk may be in flight.
+
+        The first chunk never waits, so every operation makes progress.
+        """
+        if self._in_flight == 0:
             return True
-        if not self._arena.has_room(piece.nbytes):
+        if not self._arena.has_room(chunk.nbytes):
             return False
-        return self._flying < _WINDOW_PIECES or self._flying_bytes + piece.nbytes <= _WINDOW_BYTES
+        return self._in_flight < _WINDOW_CHUNKS or self._bytes_in_flight + chunk.nbytes <= _WINDOW_BYTES
 
-    def _start(self, number: int, piece: Chunk) -> None:
+    def _submit_chunk(self, number: int, chunk: Chunk) -> None:
         block = None
         try:
-            block = self._arena.take(piece.nbytes)
-            view = self._arena.view(block, piece.nbytes)
+            block = self._arena.allocate(chunk.nbytes)
+            view = self._arena.view(block, chunk.nbytes)
             with self._context():
-                piece.fill(view)
-            left_s = max(_LEAST_S, self._deadline - time.monotonic())
-            operation, command = self._command(number, piece, block, left_s)
+                chunk.fill(view)
+            left_s = max(_MIN_TIMEOUT_S, self._deadline - time.monotonic())
+            operation, command = self._command(number, chunk, block, left_s)
         except BaseException as error:
             if block is not None:
-                self._arena.give_back(block)
-            self._broken(error, "copied in")
-            if not isinstance(error, Exception):  # Ctrl-C belongs to the program
+                self._arena.free(block)
+            self._fail(error, "copied in")
+            if not isinstance(error, Exception):  # Ctrl-C belongs to the script
                 raise
             return
-        self._mover.submit(command, operation, partial(self._done, piece, block, view))
+        self._comm_process.submit(command, operation, partial(self._on_reply, chunk, block, view))
 
-    def _done(
-        self, piece: Chunk, block: Block, view: torch.Tensor, reply: OperationFinished | OperationFailed
+    def _on_reply(
+        self, chunk: Chunk, block: Block, view: torch.Tensor, reply: OperationFinished | OperationFailed
     ) -> None:
-        """The mover has let go of the block, also where it failed."""
+        """Copy a chunk's result out and free its block.
+
+        After the reply the communication process does not use the block, even if the operation failed.
+        """
         if isinstance(reply, OperationFailed):
-            self._work.fail(error_of(reply.failure))
+            self._work.fail(to_error(reply.failure))
         elif self._work.error is None:
             try:
                 with self._context():
-                    piece.drain(view)
-                self._work.piece_done(reply.at_ns, reply.peer)
-            except Exception as error:  # noqa: BLE001  # whatever a device says, the operation must end
-                self._broken(error, "copied out")
-        self._arena.give_back(block)
+                    chunk.drain(view)
+                self._work.complete_chunk(reply.at_ns, reply.peer)
+            except Exception as error:  # noqa: BLE001  # the operation must complete on any device error
+                self._fail(error, "copied out")
+        self._arena.free(block)
         with self._lock:
-            self._flying -= 1
-            self._flying_bytes -= piece.nbytes
-        self.launch()
+            self._in_flight -= 1
+            self._bytes_in_flight -= chunk.nbytes
+        self.submit_ready()
 
-    def _broken(self, error: BaseException, how: str) -> None:
-        """This rank cannot go on; the others must not wait for the pieces that will not come."""
+    def _fail(self, error: BaseException, how: str) -> None:
+        """Fail the operation and abort the group, so that other ranks do not wait for the missing chunks."""
         what = f"a tensor of {self._call.kind} could not be {how}: {str(error) or type(error).__name__}"
         self._work.fail(error if isinstance(error, CollectiveError) else CollectiveError(what))
-        self._issuer.abort(what)
+        self._submitter.abort(what)
 
 
-def _within(context: CopyContext, finish: Finish) -> None:
+def _run_within(context: CopyContext, finish: Finish) -> None:
     with context():
         finish()
 
 
 @lru_cache(maxsize=256)
-def _counters(kind: str, strategy: str) -> tuple[Histogram, Counter]:
+def _counters(kind: str, algorithm: str) -> tuple[Histogram, Counter]:
     return (
-        metrics.collective_duration_seconds.labels(kind, strategy),
+        metrics.collective_duration_seconds.labels(kind, algorithm),
         metrics.collective_bytes_total.labels(kind, "both"),
     )
 
 
-def _count(kind: str, strategy: str, nbytes: int, work: BarnraiseWork) -> None:
+def _count(kind: str, algorithm: str, nbytes: int, work: BarnraiseWork) -> None:
     if work.error is not None:
         metrics.collective_failures_total.labels(kind, work.error.code).inc()
     elif work.finished_at_ns is not None:
-        duration, moved = _counters(kind, strategy)
-        duration.observe((work.finished_at_ns - work.issued_at_ns) / 1e9)
+        duration, moved = _counters(kind, algorithm)
+        duration.observe((work.finished_at_ns - work.submitted_at_ns) / 1e9)
         moved.inc(nbytes)

@@ -1,7 +1,7 @@
-"""What a collective returns: done, failed or waited for, in the ways that Python and C++ each expect.
+"""The c10d ``Work`` that a collective returns, for Python and for C++ callers.
 
-C++ does not see an exception set on a torch future; it does see one raised in a ``then`` callback. So the
-future handed out is always such a callback's, and DDP survives a failed operation.
+C++ does not see an exception set on a torch future. It does see one raised in a ``then`` callback. The
+future that callers get is always the result of such a callback, so DDP survives a failed operation.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ Result = list[torch.Tensor]
 
 
 class BarnraiseWork(dist.Work):
-    """One operation, made of one or more pieces. The reader thread ends it, any thread may look at it."""
+    """One operation, made of one or more chunks. The reader thread completes it; any thread may query it."""
 
     def __init__(
-        self, result: Result, pieces: int, what: str, finish: Callable[[], None] | None = None
+        self, result: Result, chunks: int, what: str, finish: Callable[[], None] | None = None
     ) -> None:
-        """``finish`` runs when the last piece is there, before anyone sees the end."""
+        """Create the work of ``chunks`` chunks.
+
+        ``finish`` runs after the last chunk, before the work is complete.
+        """
         super().__init__()
         self._result = result
-        self._left = pieces
+        self._chunks_left = chunks
         self._what = what
         self._finish = finish
         self._lock = threading.Lock()
-        self._over = False
-        self._ended: threading.Event | None = None  # made only if somebody waits for another thread
+        self._is_done = False
+        self._done_event: threading.Event | None = None  # created only if a thread waits for another one
         self._error: CollectiveError | None = None
         self._base: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[Result] | None = None
@@ -43,15 +46,16 @@ class BarnraiseWork(dist.Work):
         self._listeners: list[Callable[[BarnraiseWork], None]] = []
         self._reading = threading.Lock()
         self.read_reply: Callable[[Callable[[], bool], float | None], None] | None = None
-        self.issued_at_ns = time.monotonic_ns()
+        self.submitted_at_ns = time.monotonic_ns()
         self.finished_at_ns: int | None = None
 
     # the backend's side
 
-    def piece_done(self, at_ns: int, source: int = -1) -> None:
+    def complete_chunk(self, at_ns: int, source: int = -1) -> None:
+        """Count a finished chunk. The last one completes the work."""
         with self._lock:
-            self._left -= 1
-            last = self._left == 0
+            self._chunks_left -= 1
+            last = self._chunks_left == 0
             self.finished_at_ns = max(at_ns, self.finished_at_ns or 0)
             self._source = max(self._source, source)
         if not last:
@@ -59,21 +63,22 @@ class BarnraiseWork(dist.Work):
         if self._finish is not None and self._error is None:
             try:
                 self._finish()
-            except Exception as error:  # noqa: BLE001  # the work must end, whatever a device says
+            except Exception as error:  # noqa: BLE001  # the work must complete on any device error
                 self.fail(CollectiveError(f"the result of {self._what} could not be copied out: {error}"))
-        self._end()
+        self._mark_done()
 
     def fail(self, error: CollectiveError) -> None:
+        """Complete the work with an error, unless it is complete."""
         with self._lock:
-            if self._error is not None or self._over:
+            if self._error is not None or self._is_done:
                 return
             self._error = error
-        self._end()
+        self._mark_done()
 
-    def after(self, listener: Callable[[BarnraiseWork], None]) -> None:
-        """Call when it has ended, at once if it has."""
+    def add_listener(self, listener: Callable[[BarnraiseWork], None]) -> None:
+        """Call ``listener`` when the work is complete, at once if it is."""
         with self._lock:
-            if not self._over:
+            if not self._is_done:
                 self._listeners.append(listener)
                 return
         listener(self)
@@ -82,29 +87,29 @@ class BarnraiseWork(dist.Work):
     def error(self) -> CollectiveError | None:
         return self._error
 
-    def _end(self) -> None:
+    def _mark_done(self) -> None:
         with self._lock:
-            if self._over:
+            if self._is_done:
                 return
-            self._over = True
-            if self._ended is not None:
-                self._ended.set()
+            self._is_done = True
+            if self._done_event is not None:
+                self._done_event.set()
             base = self._base
             listeners, self._listeners = self._listeners, []
             self._finish = None
         if base is not None:
-            completion_thread.settler.submit(lambda: base.set_result(None))
+            completion_thread.completion_threads.submit(lambda: base.set_result(None))
         for listener in listeners:
             listener(self)
 
     # torch's side
 
     def is_completed(self) -> bool:
-        self.read(0.0)
-        return self._over
+        self.poll_reply(0.0)
+        return self._is_done
 
     def is_success(self) -> bool:
-        return self._over and self._error is None
+        return self._is_done and self._error is None
 
     def exception(self) -> CollectiveError | None:
         return self._error
@@ -119,76 +124,82 @@ class BarnraiseWork(dist.Work):
         return self._source
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until it has ended; raises what went wrong. A time-out here cancels nothing."""
+        """Wait until the work is complete, and raise its error. A timeout here cancels nothing."""
         seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
-        self.read(seconds)
-        if not self._over and not self._event().wait(seconds):
+        self.poll_reply(seconds)
+        if not self._is_done and not self._event().wait(seconds):
             raise OperationTimeout(
-                f"{self._what} has not ended within the {seconds:g} s that were waited; it goes on",
+                f"{self._what} is not complete after {seconds:g} s; it continues",
                 hint="Wait again, or abort the group.",
             )
         if self._error is not None:
-            raise self._error.with_traceback(None)  # it may be raised many times: keep only this way here
+            raise self._error.with_traceback(None)  # it may be raised many times: drop the earlier tracebacks
         return True
 
     def synchronize(self) -> None:
         self.wait()
 
-    def read(self, seconds: float | None) -> None:
-        """Where the reply comes to whoever waits, one of those who do reads it."""
-        if self.read_reply is None or self._over or not self._reading.acquire(blocking=False):
+    def poll_reply(self, seconds: float | None) -> None:
+        """Read the reply on this thread, if the operation uses the direct channel.
+
+        If several threads wait, one of them reads.
+        """
+        if self.read_reply is None or self._is_done or not self._reading.acquire(blocking=False):
             return
         try:
-            self.read_reply(lambda: self._over, seconds)
+            self.read_reply(lambda: self._is_done, seconds)
         finally:
             self._reading.release()
 
     def _event(self) -> threading.Event:
         with self._lock:
-            if self._ended is None:
-                self._ended = threading.Event()
-                if self._over:
-                    self._ended.set()
-            return self._ended
+            if self._done_event is None:
+                self._done_event = threading.Event()
+                if self._is_done:
+                    self._done_event.set()
+            return self._done_event
 
     def get_future(self) -> torch.futures.Future[Any]:
-        if self.read_reply is not None and not self._over:
-            completion_thread.settler.submit(lambda: self.read(None))
+        if self.read_reply is not None and not self._is_done:
+            completion_thread.completion_threads.submit(lambda: self.poll_reply(None))
         with self._lock:
             if self._future is not None:
                 return self._future
             base: torch.futures.Future[None] = torch.futures.Future()
-            self._base, self._future = base, base.then(self._settle)
-            future, over = self._future, self._over
+            self._base, self._future = base, base.then(self._complete)
+            future, over = self._future, self._is_done
         if over:
-            base.set_result(None)  # nothing hangs on it yet, so this thread may do it
+            base.set_result(None)  # it has no callback yet, so this thread may complete it
         return future
 
-    def _settle(self, _: torch.futures.Future[None]) -> Result:
+    def _complete(self, _: torch.futures.Future[None]) -> Result:
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._result
 
 
-def together(works: Sequence[BarnraiseWork], result: Result) -> BarnraiseWork:
-    """Several works as one: it ends with the last of them, or with the first that fails."""
-    whole = BarnraiseWork(result, max(1, len(works)), "a coalesced operation")
+def join_works(works: Sequence[BarnraiseWork], result: Result) -> BarnraiseWork:
+    """Combine several works into one.
+
+    It completes with the last of them, or fails with the first that fails.
+    """
+    joined = BarnraiseWork(result, max(1, len(works)), "a coalesced operation")
     if not works:
-        whole.piece_done(time.monotonic_ns())
+        joined.complete_chunk(time.monotonic_ns())
 
     def ended(work: BarnraiseWork) -> None:
         if work.error is not None:
-            whole.fail(work.error)
+            joined.fail(work.error)
         else:
-            whole.piece_done(work.finished_at_ns or 0)
+            joined.complete_chunk(work.finished_at_ns or 0)
 
     for work in works:
-        work.after(ended)
+        work.add_listener(ended)
     if any(work.read_reply is not None for work in works):
-        whole.read_reply = lambda _, seconds: _read_all(works, seconds)
-    return whole
+        joined.read_reply = lambda _, seconds: _read_all(works, seconds)
+    return joined
 
 
 def _read_all(works: Sequence[BarnraiseWork], seconds: float | None) -> None:
     for work in works:
-        work.read(seconds)
+        work.poll_reply(seconds)

@@ -1,6 +1,6 @@
-"""Codecs with error feedback for gradients and pseudo-gradients, and sums over process groups that use them.
+"""Lossy gradient codecs with error feedback, and all-reduces over process groups that use them.
 
-May import ``collectives`` and what is below it, torch and numpy; it needs none of ours but ``core`` so far.
+May import ``collectives`` and packages below it, torch and numpy. Today it uses only ``core`` of ours.
 """
 
 from barnraise.compression.allreduce.allreduce import AllReduceResult, sum_over

@@ -1,19 +1,23 @@
-"""Runs a command of the operating system: the one narrow place, so that tests fake only this."""
+"""Runner of operating system commands. It is the one place that tests replace."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 NOT_FOUND = 127
 TOO_SLOW = 124
 
-# Gives back what came of it, never an error: a missing command has the code 127, a slow one 124.
+# Never raises: a command that is missing has the exit code 127, and one that times out 124.
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 
-def runner(deadline_s: float) -> Run:
-    """Runs each command without input for at most so long."""
+def runner(deadline_s: float | None, environment: Mapping[str, str] | None = None) -> Run:
+    """Return a function that runs a command without input, for at most ``deadline_s`` seconds.
+
+    ``environment``: the command's environment variables; None for those of this process. ``deadline_s``: None
+    for no limit.
+    """
 
     def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         try:
@@ -21,6 +25,7 @@ def runner(deadline_s: float) -> Run:
                 list(command),
                 capture_output=True,
                 check=False,
+                env=environment,
                 errors="replace",
                 stdin=subprocess.DEVNULL,
                 text=True,

@@ -28,14 +28,12 @@ Text = Annotated[str, Meta(min_length=1)]
 
 
 class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How machines reach each other."""
+    """Settings of addresses, ports and encryption."""
 
     port: Port = 52416
     discovery_port: Port = 52415
     connect_timeout_s: Seconds = 5.0
     retries: Annotated[int, Meta(ge=0, le=1000)] = 3
-    peer_timeout_s: Seconds = 30.0
-    min_peers: Annotated[int, Meta(ge=1, le=65535)] = 1
     encryption: Literal["tls", "plaintext"] = "tls"
     streams: Annotated[int, Meta(ge=0, le=16)] = 0
     addresses: tuple[Text, ...] = ()
@@ -43,7 +41,7 @@ class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """When a silent link counts as lost."""
+    """Settings of heartbeats and timeouts of a link."""
 
     heartbeat_s: Seconds = 1.0
     silence_s: Seconds = 5.0
@@ -53,7 +51,7 @@ Strategy = Literal["auto", "ring", "tree", "doubling", "exchange", "direct", "st
 
 
 class CollectiveSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How group operations run."""
+    """Settings of collective operations such as all-reduce."""
 
     strategy: Strategy = "auto"
     arity: Annotated[int, Meta(ge=2, le=64)] = 2
@@ -67,14 +65,14 @@ class CollectiveSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrustSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom this machine trusts until a cluster keeps that list."""
+    """Settings of trust for a machine without a cluster, which has no trust log."""
 
     nodes: tuple[Text, ...] = ()
     secret_file: Text | None = None
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run may send and keep."""
+    """Limits of the files that a run sends and keeps."""
 
     most_bytes: Annotated[int, Meta(ge=1, le=1 << 44)] = 1 << 30
     most_files: Annotated[int, Meta(ge=1, le=50_000)] = 20_000
@@ -85,7 +83,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContributorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hub's run may take of this machine's line and day."""
+    """Limits of a hub's run on this machine's uplink and time of day."""
 
     uplink_mbps: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     metered: Literal["wait", "allow"] = "wait"
@@ -93,13 +91,13 @@ class ContributorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where this machine keeps its key and its local sockets."""
+    """Places of this machine's key and local sockets."""
 
     directory: Text | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings; ``load_settings`` makes one that is checked."""
+    """All settings by section. ``load_settings`` returns checked ones."""
 
     network: NetworkSettings = NetworkSettings()
     link: LinkSettings = LinkSettings()
@@ -111,7 +109,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResolvedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings, and for each dotted name the place its value came from."""
+    """Settings, and for each dotted name the source of its value."""
 
     settings: Settings
     origins: Mapping[str, str]
@@ -145,12 +143,12 @@ _VARIABLES: Mapping[str, str] = {ENVIRONMENT_PREFIX + name.replace(".", "_").upp
 
 
 def setting_names() -> tuple[str, ...]:
-    """Every setting as ``section.key``, in the order of the documentation."""
+    """Return every setting as ``section.key``, in the order of the documentation."""
     return tuple(_TYPES)
 
 
 def default_config_path() -> Path:
-    """The file that is read when neither an argument nor BARNRAISE_CONFIG names one."""
+    """Return the file to read if neither an argument nor BARNRAISE_CONFIG names one."""
     return Path(platformdirs.user_config_dir("barnraise", appauthor=False)) / "config.toml"
 
 
@@ -159,7 +157,10 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Settings:
-    """The effective settings. ``overrides`` has keys such as ``network.port``; see ``resolve_settings``."""
+    """Return the effective settings.
+
+    ``overrides`` has keys such as ``network.port``; see ``resolve_settings``.
+    """
     return resolve_settings(path, environ, overrides).settings
 
 
@@ -168,7 +169,10 @@ def resolve_settings(
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> ResolvedSettings:
-    """The effective settings and where each came from; raises ConfigError naming the place of a fault."""
+    """Return the effective settings and the source of each.
+
+    Raise ConfigError with the source of a value that is wrong.
+    """
     variables = os.environ if environ is None else environ
     given = {
         **_from_file(path, variables),
@@ -188,7 +192,10 @@ def resolve_settings(
 
 
 def state_directory(settings: Settings) -> Path:
-    """The directory of the node key and the local socket, made (mode 0700) if it is missing."""
+    """Return the directory of the node key and the local socket.
+
+    Create it with mode 0700 if it is missing.
+    """
     if settings.state.directory is not None:
         directory = Path(settings.state.directory)
     else:
@@ -255,7 +262,10 @@ def _from_environment(variables: Mapping[str, str]) -> dict[str, _Given]:
 
 
 def _looks_like_a_setting(variable: str) -> bool:
-    """Other programs may own BARNRAISE_ variables; one in our sections, or nearly so, is a mistake."""
+    """Return True if the variable is in one of our sections, or a likely typing error of one.
+
+    Other programs may own other BARNRAISE_ variables.
+    """
     section = variable.removeprefix(ENVIRONMENT_PREFIX).partition("_")[0].lower()
     return section in _SECTIONS or bool(difflib.get_close_matches(variable, list(_VARIABLES), cutoff=0.85))
 
@@ -275,7 +285,7 @@ def _from_overrides(overrides: Mapping[str, object]) -> dict[str, _Given]:
 
 
 def _flatten(document: Mapping[str, object], place: str) -> Iterator[tuple[str, object]]:
-    """``{"network": {"port": 1}}`` as ``("network.port", 1)``, refusing what is not a setting."""
+    """Yield ``("network.port", 1)`` for ``{"network": {"port": 1}}``; raise ConfigError for unknown names."""
     for section, table in document.items():
         if section not in _SECTIONS:
             raise ConfigError(
@@ -324,7 +334,10 @@ def _convert(name: str, given: _Given) -> object:
 
 
 def _read_text(name: str, text: str) -> object:
-    """Environment text: a list is separated by commas; nothing at all means an empty list or no value."""
+    """Parse the text of an environment variable.
+
+    Commas separate the values of a list. Empty text means an empty list or no value.
+    """
     hint = _TYPES[name]
     if hint == tuple[Text, ...]:
         return [part.strip() for part in text.split(",") if part.strip()]
@@ -337,7 +350,10 @@ def _plain(message: str) -> str:
 
 
 def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
-    """Rules between settings; each message names both and where they came from."""
+    """Check rules between settings.
+
+    Each message names both settings and their sources.
+    """
 
     def fail(sentence: str, first: str, second: str, hint: str) -> None:
         raise ConfigError(

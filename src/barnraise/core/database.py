@@ -1,4 +1,4 @@
-"""SQLite for what must not be forgotten: what was committed is on the disk, for its owner alone."""
+"""SQLite databases that survive a power cut and that only their owner can read."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ def open_database(
     one_thread: bool = True,
     locked_s: float = 5.0,
 ) -> sqlite3.Connection:
-    """With these tables. ``newer`` is raised if a version of Barnraise with a later ``form`` wrote the file;
-    sqlite3.Error and OSError mean what they say. ``one_thread``: SQLite sees to it that no other uses it.
-    ``locked_s``: how long to wait for another process that writes."""
+    """Open or create the database with these tables.
+
+    Raise ``newer`` if a later version of Barnraise, with a higher ``form``, wrote the file. sqlite3.Error and
+    OSError pass through. ``one_thread``: SQLite rejects calls from other threads. ``locked_s``: seconds to
+    wait for another process that writes.
+    """
     with contextlib.suppress(FileExistsError):  # made for us alone before SQLite opens it
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     base = sqlite3.connect(path, isolation_level=None, timeout=locked_s, check_same_thread=one_thread)

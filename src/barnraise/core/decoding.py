@@ -1,4 +1,4 @@
-"""Reads what another process wrote: typed, and with one kind of error whatever is wrong with the bytes."""
+"""Decoder of bytes that another process wrote: typed, and with one error class for every fault."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def decode(
     *,
     hint: str | None = None,
 ) -> T:
-    """ProtocolError with this sentence for anything that is not of the decoder's type."""
+    """Decode the bytes, or raise ProtocolError with this sentence if they are not of the decoder's type."""
     try:
         return decoder.decode(data)
     # Broken text is a ValueError, and a deep nest of nothing a RecursionError.

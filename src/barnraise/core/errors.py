@@ -1,36 +1,36 @@
-"""The one error tree.
+"""Errors of Barnraise, in one tree.
 
-Every error has a stable code, a sentence that says what happened, and a hint that says what to do.
+Every error has a stable code, a sentence about what failed, and a hint about what to do.
 Each code has a page under ``docs/errors/`` (a test checks it).
 
-BarnraiseError
-├── ConfigError
-├── IdentityError
-│   └── TrustError
-├── TransportError
-│   ├── HandshakeError
-│   ├── ProtocolError
-│   └── ListenerError
-├── PairingError
-├── DiscoveryError
-├── MembershipError
-├── AgentError
-├── ShippingError
-├── RunError
-│   └── RunEnvironmentError
-├── HubError
-│   ├── HubAway
-│   ├── StoreAway
-│   └── HubRefused
-├── TorchMissing
-└── CollectiveError
-    ├── PeerLost
-    ├── OperationTimeout
-    ├── OperationMismatch
-    ├── OperationAborted
-    ├── UnsupportedOperation
-    ├── UntrustedPickle
-    └── MoverLost
+    BarnraiseError
+    ├── ConfigError
+    ├── IdentityError
+    │   └── TrustError
+    ├── TransportError
+    │   ├── HandshakeError
+    │   ├── ProtocolError
+    │   └── ListenerError
+    ├── PairingError
+    ├── DiscoveryError
+    ├── MembershipError
+    ├── AgentError
+    ├── ShippingError
+    ├── RunError
+    │   └── RunEnvironmentError
+    ├── HubError
+    │   ├── HubAway
+    │   ├── StoreAway
+    │   └── HubRefused
+    ├── TorchMissing
+    └── CollectiveError
+        ├── PeerLost
+        ├── OperationTimeout
+        ├── OperationMismatch
+        ├── OperationAborted
+        ├── UnsupportedOperation
+        ├── UntrustedPickle
+        └── CommProcessLost
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class TransportError(BarnraiseError):
 
 
 class HandshakeError(TransportError):
-    """The other side could not prove that it is who it must be."""
+    """The other side could not prove its identity."""
 
     code = "handshake"
     default_hint = "Make sure that both machines trust each other's node id and share one discovery secret."
@@ -159,14 +159,14 @@ class RunEnvironmentError(RunError):
 
 
 class HubError(BarnraiseError):
-    """A hub cannot be founded, reached or kept."""
+    """A hub cannot be created, reached or kept."""
 
     code = "hub"
     default_hint = "Check the hub's address, and that `barnraise hub up` runs there."
 
 
 class HubAway(HubError):
-    """A hub does not answer now; it may later. ``answered``: somebody did, who is not the hub."""
+    """A hub does not answer now, but may later. ``answered``: another server did at its address."""
 
     code = "hub-away"
     default_hint = "Wait: what was trained is kept. Ask the hub's owner if it lasts."
@@ -214,7 +214,7 @@ class TorchMissing(BarnraiseError):
 
 
 def by_code(code: str, otherwise: type[BarnraiseError]) -> type[BarnraiseError]:
-    """The class of an error that another process of this machine raised, if it is only a sentence."""
+    """Return the error class for a code of another process, if its errors have only a sentence."""
     plain = (
         *(PairingError, DiscoveryError, MembershipError, TrustError, IdentityError, ConfigError),
         *(ShippingError, RunError, RunEnvironmentError),
@@ -242,7 +242,7 @@ class PeerLost(CollectiveError):
 
 
 class OperationTimeout(CollectiveError):
-    """The operation's own time ran out although every peer was alive."""
+    """The operation timed out although every peer was alive."""
 
     code = "operation-timeout"
     default_hint = "See what the late ranks named above are doing, or give the group a longer timeout."
@@ -274,14 +274,16 @@ class UnsupportedOperation(CollectiveError):
 
 
 class UntrustedPickle(CollectiveError):
-    """torch would unpickle what a guest's worker sends."""
+    """torch would unpickle bytes that a guest's worker sent."""
 
     code = "untrusted-pickle"
     default_hint = "Send tensors instead, or name only owners' machines: `barnraise run --on NAMES`."
 
 
-class MoverLost(CollectiveError):
-    """The mover, the process that owns this worker's links, ended or stopped answering."""
+class CommProcessLost(CollectiveError):
+    """The communication process of this worker, which owns its links, exited or stopped answering."""
 
-    code = "mover-lost"
-    default_hint = "Start the worker again; if it repeats, look at the mover's last words above."
+    code = "comm-process-lost"
+    default_hint = (
+        "Start the worker again; if it repeats, read the last output of the communication process above."
+    )

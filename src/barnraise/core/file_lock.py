@@ -1,4 +1,4 @@
-"""A lock between processes that the system releases when its holder dies."""
+"""File lock between processes, which the system releases when its holder dies."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ _POLL_S = 0.02
 
 
 class FileLock:
-    """One holder at a time; the file stays and means nothing by itself."""
+    """Exclusive lock on a file. The file stays and means nothing by itself."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
 
     def try_acquire(self) -> bool:
+        """Acquire the lock and return True, or return False if another process holds it."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             if sys.platform == "win32":
@@ -36,6 +37,7 @@ class FileLock:
         return True
 
     def acquire(self, timeout_s: float) -> bool:
+        """Acquire the lock within ``timeout_s`` and return True, or return False."""
         deadline = time.monotonic() + timeout_s
         while not self.try_acquire():
             if time.monotonic() >= deadline:
@@ -44,6 +46,7 @@ class FileLock:
         return True
 
     def release(self) -> None:
+        """Release the lock if this object holds it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,4 +1,4 @@
-"""How to install Barnraise: the one source of every text that tells a person so.
+"""Install commands, the one source of every text that shows one.
 
 There is no release yet, so every text points to a copy of the repository.
 """
@@ -14,17 +14,17 @@ def install_command(*extras: str, python: str = "", options: str = "") -> str:
 
 
 def install_hint(*extras: str, python: str = "", options: str = "") -> str:
-    """Return a sentence that says where to run the install command."""
+    """Return a sentence with the install command and the folder to run it in."""
     return f"Run in your copy of this repository: {install_command(*extras, python=python, options=options)}"
 
 
 def upgrade_hint() -> str:
-    """Return a sentence that says how to bring this machine to a newer version."""
+    """Return a sentence about how to update this machine."""
     return f"Update your copy of this repository, then run in it: {install_command()}"
 
 
 def dockerfile_hint() -> str:
-    """Return a sentence that says how an image gets the same version as this machine."""
+    """Return a sentence about how to build an image with this machine's version."""
     return (
         "Build the image again from your copy of this repository, with these lines in its Dockerfile: "
         "COPY . /barnraise and RUN pip install /barnraise"

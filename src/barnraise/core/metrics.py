@@ -1,7 +1,7 @@
 """Counters, gauges and histograms of this process, in Prometheus's text format on request.
 
-They live in a registry of our own, so that nothing of the host program appears in it or collides with it.
-Labels have few values on purpose: never a peer, an address or a sequence number.
+They live in a registry of their own, so that metrics of the host program neither appear in it nor collide
+with it. Labels have few values on purpose: never a peer, an address or a sequence number.
 """
 
 from __future__ import annotations
@@ -47,5 +47,5 @@ link_latency_seconds = Histogram(
 
 
 def render() -> bytes:
-    """All metrics of this process in Prometheus's text format."""
+    """Return all metrics of this process in Prometheus's text format."""
     return generate_latest(registry)

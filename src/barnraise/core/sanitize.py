@@ -1,8 +1,8 @@
-"""What others say, before a person sees it: none of it may command a terminal, or begin a line of a log."""
+"""Sanitizer of text from other machines, before a terminal or a log shows it."""
 
 from __future__ import annotations
 
 
 def printable(text: str, *, also: str = "", instead: str = "?") -> str:
-    """Without signs that command, hide or turn around what follows; those of ``also`` may stay."""
+    """Replace control, invisible and direction characters with ``instead``, except those in ``also``."""
     return "".join(sign if sign.isprintable() or sign in also else instead for sign in text)

@@ -1,4 +1,4 @@
-"""The range of torch that was tested. Pure: torch itself is not imported."""
+"""Range of tested torch versions. Pure: torch itself is not imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TESTED_BELOW = (2, 14)
 
 
 def is_tested(version: str) -> bool:
-    """Whether a version such as ``2.13.0+cpu`` lies in the range that was tested."""
+    """Return True if a version such as ``2.13.0+cpu`` is in the tested range."""
     numbers = version.split("+")[0].split(".")
     try:
         release = (int(numbers[0]), int(numbers[1]))

@@ -1,7 +1,7 @@
-"""Rates, times and sizes as people write them: ``1gbit``, ``20ms``, ``256kb``, ``1.5 GiB``.
+"""Parsing and formatting of rates, times and sizes: ``1gbit``, ``20ms``, ``256kb``, ``1.5 GiB``.
 
-Prefixes without ``i`` are decimal (``kb`` is 1,000 bytes), with ``i`` binary (``KiB`` is 1,024).
-Rates count bits per second, unless the unit says bytes (``MB/s``). Letters may be of either case.
+Prefixes without ``i`` are decimal (``kb`` is 1,000 bytes), with ``i`` binary (``KiB`` is 1,024). Rates count
+bits per second, unless the unit says bytes (``MB/s``). Letters may be of either case.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _RATES: Mapping[str, int] = {
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in ``20ms``, ``5 s``, ``2min``. A bare ``0`` needs no unit."""
+    """Parse ``20ms``, ``5 s`` or ``2min`` into seconds. A bare ``0`` needs no unit."""
     return _parse(text, _DURATIONS, what="time", example="20ms")
 
 
 def parse_size(text: str) -> int:
-    """Bytes in ``256kb``, ``1 MiB``, ``4096``."""
+    """Parse ``256kb``, ``1 MiB`` or ``4096`` into bytes."""
     return round(_parse(text, _SIZES, what="size", example="256kb"))
 
 
 def parse_rate(text: str) -> int:
-    """Bits per second in ``1gbit``, ``20 Mbit/s``, ``100MB/s``."""
+    """Parse ``1gbit``, ``20 Mbit/s`` or ``100MB/s`` into bits per second."""
     return round(_parse(text, _RATES, what="rate", example="1gbit"))
 
 
@@ -69,12 +69,12 @@ def _parse(text: str, units: Mapping[str, float], *, what: str, example: str) ->
 
 
 def counted(count: int, noun: str) -> str:
-    """``counted(1, "file") == "1 file"``, ``counted(2, "file") == "2 files"``."""
+    """Return a number with its noun, such as ``1 file`` or ``2 files``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def format_size(count: float) -> str:
-    """``format_size(33_554_432) == "32 MiB"``."""
+    """Format a number of bytes: ``format_size(33_554_432) == "32 MiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{_short(count)} {unit}"
@@ -83,7 +83,7 @@ def format_size(count: float) -> str:
 
 
 def format_rate(bits_per_second: float) -> str:
-    """``format_rate(1e9) == "1 Gbit/s"``."""
+    """Format a number of bits per second: ``format_rate(1e9) == "1 Gbit/s"``."""
     for unit in ("bit/s", "kbit/s", "Mbit/s"):
         if abs(bits_per_second) < 1000:
             return f"{_short(bits_per_second)} {unit}"
@@ -92,7 +92,7 @@ def format_rate(bits_per_second: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """``format_duration(0.02) == "20 ms"``."""
+    """Format a number of seconds: ``format_duration(0.02) == "20 ms"``."""
     if seconds == 0:
         return "0 s"
     magnitude = abs(seconds)
@@ -107,7 +107,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _short(value: float) -> str:
-    """At most three meaningful digits, without trailing zeros and without an exponent."""
+    """Format a number with at most three digits, without trailing zeros or an exponent."""
     magnitude = abs(value)
     decimals = 0 if magnitude >= 100 else 1 if magnitude >= 10 else 2
     text = f"{value:.{decimals}f}"

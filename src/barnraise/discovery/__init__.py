@@ -1,7 +1,7 @@
-"""How machines find each other: ways to look, each a file behind one port, and the service that runs them.
+"""Discovery of other machines: finders behind one interface, and the service that runs them.
 
-May import ``local``, ``transport``, ``identity`` and ``core``; never torch. The ways themselves (``mdns``,
-``broadcast``, ``static``, ``remembered``) are imported by whoever composes them: some are costly to load.
+The finders (``mdns``, ``broadcast``, ``static``, ``remembered``) are imported by the code that composes them,
+because some are slow to load. Proof of identity belongs in ``transport``. Never imports torch.
 """
 
 from barnraise.discovery.finder import UNTAGGED, Finder, Sighting

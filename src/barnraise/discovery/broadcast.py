@@ -1,4 +1,4 @@
-"""The last resort: UDP broadcast on the discovery port, for networks that swallow multicast."""
+"""Finder of last resort: UDP broadcast on the discovery port, for networks that drop multicast."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def broadcast_addresses() -> list[str]:
-    """The broadcast address of each IPv4 network that this machine is on."""
+    """Return the broadcast address of each IPv4 network of this machine."""
     up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
     found = []
     for name, entries in psutil.net_if_addrs().items():
@@ -47,7 +47,10 @@ def broadcast_addresses() -> list[str]:
 
 
 class BroadcastFinder:
-    """Asks only for what nobody has seen for a while, and answers only for what we advertise."""
+    """Finder that sends queries by UDP broadcast, only for tags without a recent sighting.
+
+    It answers only for tags that this machine advertises.
+    """
 
     name = "broadcast"
     finds_strangers = True
@@ -194,7 +197,7 @@ class _Protocol(asyncio.DatagramProtocol):
         self._received(data, addr)
 
     def error_received(self, exc: Exception) -> None:
-        """Somebody was not there; broadcasts have no receiver to miss."""
+        """Ignore errors of single receivers, which a broadcast cannot miss."""
 
 
 def _open_socket(port: int) -> socket.socket:

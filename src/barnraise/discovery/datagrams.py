@@ -1,16 +1,13 @@
-"""The datagrams of the last resort: a question for a tag and its answer, 24 bytes each. Pure.
+"""Datagrams of the broadcast finder: a query for a tag and its answer, 24 bytes each. Pure.
 
-=======  =====  ==============================================================
-bytes    what   value
-=======  =====  ==============================================================
-0 to 3   magic  ``bkyd``
-4        form   1
-5        kind   1 question, 2 answer
-6 to 21  tag    the namespace tag
-22, 23   port   where the sender can be dialled; 0 if it cannot under this tag
-=======  =====  ==============================================================
+    bytes    what   value
+    0 to 3   magic  ``bkyd``
+    4        form   1
+    5        kind   1 question, 2 answer
+    6 to 21  tag    the namespace tag
+    22, 23   port   where the sender can be dialled; 0 if it cannot under this tag
 
-An answer is as long as its question, so that nobody can use us to multiply traffic.
+An answer is as long as its question, so that it cannot be abused to multiply traffic.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ DATAGRAM_BYTES = _LAYOUT.size
 
 @dataclass(frozen=True)
 class Datagram:
-    """What one machine says to another before they know each other."""
+    """Query for a tag or its answer, between machines that do not know each other yet."""
 
     kind: Literal["question", "answer"]
     tag: str
@@ -43,7 +40,7 @@ def encode_datagram(datagram: Datagram) -> bytes:
 
 
 def decode_datagram(data: bytes) -> Datagram | None:
-    """None for anything that is not exactly one of ours; an answer without a port is none."""
+    """Decode a datagram; return None for anything else, and for an answer without a port."""
     if len(data) != DATAGRAM_BYTES:
         return None
     magic, form, number, tag, port = _LAYOUT.unpack(data)

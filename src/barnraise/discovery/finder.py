@@ -1,4 +1,4 @@
-"""The port behind which every way to find machines stands, and what such a way reports. Pure."""
+"""Interface of every finder, and the sightings that a finder reports. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNTAGGED = ""
 
 @dataclass(frozen=True)
 class Sighting:
-    """Somebody who shows this tag can be dialled there. It proves nothing: only the handshake does."""
+    """Address of a machine that shows a tag. It proves nothing: only the handshake does."""
 
     address: str
     port: int
@@ -25,43 +25,43 @@ OnSighting = Callable[[Sighting], None]
 
 
 class Finder(Protocol):
-    """One way to find machines and to be found. All methods are called on the event loop's thread."""
+    """One way to find machines and to be found. All methods run on the event loop's thread."""
 
     @property
     def name(self) -> str:
-        """Short, for logs and ``Sighting.source``."""
+        """Return a short name for logs and ``Sighting.source``."""
 
     @property
     def finds_strangers(self) -> bool:
-        """Whether it finds machines of which nothing is known yet."""
+        """Return True if it finds machines of which nothing is known yet."""
 
     async def start(self, on_sighting: OnSighting) -> None:
-        """Begin, without raising: what does not work now is tried again and shown by ``health``."""
+        """Start without raising any error. ``health`` reports what does not work; the finder retries it."""
 
     def advertise(self, tags: frozenset[str], port: int) -> None:
-        """The tags under which we can be found from now on, at this port."""
+        """Set the tags under which this machine can be found, at this port."""
 
     def watch(self, tags: frozenset[str]) -> None:
-        """The tags that we look for from now on."""
+        """Set the tags to search for."""
 
     def refresh(self) -> None:
-        """Look again now."""
+        """Search again at once."""
 
     def seen(self, tag: str) -> None:
-        """Some finder just saw another machine with this tag, so that a last resort may rest."""
+        """Note that some finder saw a machine with this tag, so that a last resort may pause."""
 
     async def stop(self) -> None:
-        """Say goodbye and end; safe to repeat."""
+        """Withdraw the adverts and stop; safe to call again."""
 
     def health(self) -> str | None:
-        """None if it works, else a sentence that says why not."""
+        """Return None if it works, else a sentence with the reason."""
 
 
 def is_dialable(address: str, *, loopback: bool = False) -> bool:
-    """Whether an address from the network may be dialled.
+    """Return True if an address from the network may be dialled.
 
-    Our own loopback is nobody else's address, so it counts only on a machine that has nothing else. A
-    link-local IPv6 address needs an interface name that only its sender knows.
+    Loopback counts only on a machine that has no other address. A link-local IPv6 address needs an interface
+    name that only its sender knows.
     """
     try:
         parsed = ipaddress.ip_address(address)
@@ -75,5 +75,5 @@ def is_dialable(address: str, *, loopback: bool = False) -> bool:
 
 
 def only_loopback(addresses: list[str]) -> bool:
-    """Whether a machine has no address that another machine could dial."""
+    """Return True if no other machine could dial any of these addresses."""
     return all(ipaddress.ip_address(address).is_loopback for address in addresses)

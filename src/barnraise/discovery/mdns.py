@@ -1,4 +1,7 @@
-"""Finds machines by multicast DNS. An advert holds a random name, our addresses and port, and a tag."""
+"""Finder that uses multicast DNS.
+
+An advert holds a random name, this machine's addresses and port, and a tag.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class MdnsFinder:
-    """Advertises and browses on every usable interface, and follows them as they come and go."""
+    """Advertises and browses on every usable interface, and follows interfaces that appear or vanish."""
 
     name = "mdns"
     finds_strangers = True
@@ -99,7 +102,7 @@ class MdnsFinder:
         self._wakeup.wake()
 
     def seen(self, tag: str) -> None:
-        """mDNS goes on at its own calm pace."""
+        """Do nothing: mDNS has a slow pace of its own."""
 
     async def stop(self) -> None:
         await cancel_task(self._task)
@@ -163,7 +166,7 @@ class MdnsFinder:
         self._plan_queries()
 
     async def _advertise(self, zeroconf: AsyncZeroconf, addresses: list[str]) -> None:
-        """Make what is registered equal to what is wanted."""
+        """Make the registered adverts equal to the wanted ones."""
         for tag in self._services.keys() - self._tags:
             info = self._services.pop(tag)
             # The name dies with the offer, so that a later one cannot be tied to it.
@@ -207,7 +210,7 @@ class MdnsFinder:
         self._queries = [(begin + after, alone) for after, alone in _FIRST_QUERIES]
 
     def _look_at(self, names: set[str]) -> None:
-        """Report whom these instances show, if anybody looks for them."""
+        """Report the machines behind these instances if their tags are searched."""
         zeroconf = self._zeroconf
         if zeroconf is None:
             return
@@ -224,7 +227,7 @@ class MdnsFinder:
                 self._attend(asyncio.ensure_future(self._resolve(zeroconf.zeroconf, info)))
 
     async def _resolve(self, zeroconf: Zeroconf, info: AsyncServiceInfo) -> None:
-        """Ask for what the advert left out."""
+        """Query the records that the advert left out."""
         self._resolving.add(info.name)
         try:
             if await info.async_request(zeroconf, _RESOLVE_MS):
@@ -244,7 +247,7 @@ class MdnsFinder:
                 self._on_sighting(Sighting(address, port, tag, self.name))
 
     def _attend(self, awaitable: Awaitable[object]) -> None:
-        """Keep a task of the background alive until it is done, and let nobody wait for it."""
+        """Keep a reference to a background task until it is done."""
         task = asyncio.ensure_future(awaitable)
         self._side_tasks.add(task)
         task.add_done_callback(self._done)
@@ -256,7 +259,7 @@ class MdnsFinder:
 
 
 class _Records(RecordUpdateListener):
-    """Collects the names of instances about which something was heard, known already or not."""
+    """Collector of instance names in received records, known or new."""
 
     def __init__(self, look_at: Callable[[set[str]], None]) -> None:
         super().__init__()
@@ -285,7 +288,7 @@ class _Records(RecordUpdateListener):
 
 
 def _question(alone: bool) -> DNSOutgoing:
-    """Who is there? ``alone``: to be answered to us only, and not to everybody."""
+    """Build the query for all instances. ``alone``: ask for an answer by unicast."""
     question = DNSQuestion(SERVICE, _TYPE_PTR, _CLASS_IN)
     question.unicast = alone
     outgoing = DNSOutgoing(_FLAGS_QUERY)
@@ -294,10 +297,10 @@ def _question(alone: bool) -> DNSOutgoing:
 
 
 def _multicast_places(addresses: list[str]) -> frozenset[tuple[str, str, int]]:
-    """Where to open sockets: (address, interface, its number). IPv6 only where there is no IPv4.
+    """Return the (address, interface, index) triples to open sockets on; IPv6 only without IPv4.
 
-    The number changes when an adapter is unplugged and comes back with the same address, after which the
-    kernel has forgotten that we listen there.
+    The index changes when an adapter is unplugged and returns with the same address. The kernel has then
+    forgotten the group membership.
     """
     chosen = [address for address in addresses if ":" not in address] or addresses
     homes = {

@@ -1,4 +1,4 @@
-"""The tag by which the machines of one cluster know each other, and which says nothing else. Pure."""
+"""Namespace tag, by which the machines of one cluster recognize each other. It reveals nothing else. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _TAG = re.compile(r"[0-9a-f]{32}")
 
 
 def namespace_tag(secret: bytes) -> str:
-    """The cluster's public tag: whoever knows the secret can compute it, nobody can go back from it."""
+    """Return the cluster's public tag, a one-way hash of its secret."""
     return hashlib.sha3_256(_PURPOSE + secret).digest()[:TAG_BYTES].hex()
 
 
 def is_tag(text: str) -> bool:
-    """Whether this has the form of a tag; what comes from the network is compared only if it does."""
+    """Return True if the text has the form of a tag."""
     return _TAG.fullmatch(text) is not None

@@ -1,4 +1,4 @@
-"""Gives out the addresses at which known machines were met before, while those machines are away."""
+"""Finder that reports earlier addresses of known machines while these are offline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IDLE_S = 3600.0
 
 @dataclass(frozen=True)
 class KnownAddress:
-    """Where a node was met before."""
+    """Address at which a node was reached before."""
 
     node: str
     addresses: tuple[str, ...]
@@ -29,7 +29,7 @@ class KnownAddress:
 
 
 class RememberedFinder:
-    """At the start, and with a back-off for each node that is away."""
+    """Finder that reports remembered addresses at the start, then with a backoff for each absent node."""
 
     name = "remembered"
     finds_strangers = False
@@ -45,7 +45,7 @@ class RememberedFinder:
         self.remember(places)
 
     def remember(self, places: Iterable[KnownAddress]) -> None:
-        """All that is known from now on, the most useful first; what is beyond the bound is not kept."""
+        """Replace all remembered addresses, most useful first; drop those beyond the limit."""
         self._places = {}
         for place in places:
             if len(self._places) < _MOST_NODES:
@@ -55,7 +55,7 @@ class RememberedFinder:
         self._look()
 
     def present(self, nodes: frozenset[str]) -> None:
-        """Who is here now; the others are looked for."""
+        """Set the nodes that are online now; the others are searched."""
         self._present = nodes
         self._look()
 
@@ -64,7 +64,7 @@ class RememberedFinder:
         self._task = asyncio.create_task(self._keep(), name="discovery remembered")
 
     def advertise(self, tags: frozenset[str], port: int) -> None:
-        """Nobody is told: the others have memories of their own."""
+        """Do nothing: other machines remember addresses themselves."""
 
     def watch(self, tags: frozenset[str]) -> None:
         self._watching = bool(tags)
@@ -75,7 +75,7 @@ class RememberedFinder:
         self._wakeup.wake()
 
     def seen(self, tag: str) -> None:
-        """Somebody was seen, but not who: `present` says that."""
+        """Do nothing: a tag does not say which node it is. `present` does."""
 
     async def stop(self) -> None:
         await cancel_task(self._task)

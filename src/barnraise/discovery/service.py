@@ -1,4 +1,4 @@
-"""Runs every way to find machines, and passes on what is news."""
+"""Service that runs every finder and passes on new sightings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Discovery:
-    """All finders as one. What one of them cannot do, the others go on doing."""
+    """All finders as one. A finder that fails does not stop the others."""
 
     def __init__(
         self, finders: Sequence[Finder], *, addresses: Callable[[], list[str]] = own_addresses
@@ -33,7 +33,7 @@ class Discovery:
         self._failed: dict[str, str] = {}
 
     async def start(self, on_sighting: OnSighting) -> None:
-        """Begin to look and to be found. The callback runs on the event loop and must be quick."""
+        """Start to search and to be found. The callback runs on the event loop and must be quick."""
         self._on_sighting = on_sighting
         for finder in self._finders:
             try:
@@ -43,19 +43,19 @@ class Discovery:
                 _log.warning("discovery by %s could not be started: %s", finder.name, error)
 
     def advertise(self, tags: frozenset[str], port: int) -> None:
-        """The tags under which we can be found from now on, at this port."""
+        """Set the tags under which this machine can be found, at this port."""
         self._port = port
         for finder in self._finders:
             finder.advertise(tags, port)
 
     def watch(self, tags: frozenset[str]) -> None:
-        """The tags that we look for from now on."""
+        """Set the tags to search for."""
         self._places.watch(tags)
         for finder in self._finders:
             finder.watch(tags)
 
     def refresh(self) -> None:
-        """Look again now, and report again what was reported before."""
+        """Search again at once, and report known sightings again."""
         self._places.forget_repeats()
         for finder in self._finders:
             finder.refresh()
@@ -68,11 +68,11 @@ class Discovery:
                 _log.warning("discovery by %s did not stop cleanly: %s", finder.name, end)
 
     def health(self) -> dict[str, str | None]:
-        """For each finder None, or a sentence that says why it does not work."""
+        """Return for each finder None, or a sentence with the reason why it does not work."""
         return {finder.name: self._failed.get(finder.name) or finder.health() for finder in self._finders}
 
     def check(self) -> None:
-        """DiscoveryError if no way to find an unknown machine works now."""
+        """Raise DiscoveryError if no finder of unknown machines works now."""
         health = self.health()
         strangers = [finder.name for finder in self._finders if finder.finds_strangers]
         if not any(health[name] is None for name in strangers):
@@ -80,7 +80,7 @@ class Discovery:
             raise DiscoveryError(f"no way to look for other machines works here ({reasons})")
 
     def places(self) -> tuple[Sighting, ...]:
-        """What was sighted lately, oldest first."""
+        """Return recent sightings, oldest first."""
         return self._places.all()
 
     def _sighted(self, sighting: Sighting) -> None:

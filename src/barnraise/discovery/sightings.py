@@ -1,4 +1,4 @@
-"""Which sightings are news. Pure: bounded whatever the network says."""
+"""Filter of sightings: only new ones pass. Pure, with bounded memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Second:
 
 
 class SightingFilter:
-    """Remembers where somebody was sighted lately, and lets news through."""
+    """Filter that remembers recent sightings and passes new ones."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[str, int, str], tuple[float, Sighting]] = OrderedDict()
@@ -36,12 +36,12 @@ class SightingFilter:
             del self._seen[key]
 
     def forget_repeats(self) -> None:
-        """The next sighting of each place is news again."""
+        """Treat the next sighting of each address as new again."""
         for key, (_, sighting) in self._seen.items():
             self._seen[key] = (float("-inf"), sighting)
 
     def admit(self, sighting: Sighting, now: float, own: Collection[str], own_port: int) -> bool:
-        """Whether to pass this on: looked for, not ourselves, not just said, and not too many at once."""
+        """Return True if the sighting is new, searched for, not this machine, and within the rate limit."""
         if sighting.tag != UNTAGGED and sighting.tag not in self._watched:
             return False
         if sighting.port == own_port and (sighting.address in own or sighting.address.startswith(_LOOPBACK)):
@@ -63,5 +63,5 @@ class SightingFilter:
         return True
 
     def all(self) -> tuple[Sighting, ...]:
-        """What was let through, oldest first."""
+        """Return the sightings that passed, oldest first."""
         return tuple(sighting for _, sighting in self._seen.values())

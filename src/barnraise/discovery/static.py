@@ -1,4 +1,4 @@
-"""Finds the machines that a person named in the settings, for networks where nothing else gets through."""
+"""Finder of machines that the settings name, for networks where nothing else works."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Resolve = Callable[[str], list[str]]
 
 @dataclass(frozen=True)
 class StaticPeer:
-    """A host name or address, and a port."""
+    """Host name or address, and a port."""
 
     host: str
     port: int
 
     @property
     def literal(self) -> bool:
-        """Whether the host is an address already."""
+        """Return True if the host is an address already."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:
@@ -46,7 +46,7 @@ class StaticPeer:
 
 
 def parse_peer(text: str, default_port: int) -> StaticPeer:
-    """``host``, ``host:port``, ``192.0.2.7``, ``2001:db8::7`` or ``[2001:db8::7]:52416``."""
+    """Parse ``host``, ``host:port``, ``192.0.2.7``, ``2001:db8::7`` or ``[2001:db8::7]:52416``."""
     host, port = text.strip(), ""
     if host.startswith("["):
         host, bracket, rest = host[1:].partition("]")
@@ -75,7 +75,7 @@ def parse_peer(text: str, default_port: int) -> StaticPeer:
 
 
 class StaticFinder:
-    """Gives out the named places, names resolved anew each time, with a back-off between."""
+    """Finder that reports the configured peers, with backoff, and resolves their names each time."""
 
     name = "static"
     finds_strangers = False
@@ -98,7 +98,7 @@ class StaticFinder:
             self._task = asyncio.create_task(self._keep(), name="discovery static")
 
     def advertise(self, tags: frozenset[str], port: int) -> None:
-        """Nobody is told: the others have lists of their own."""
+        """Do nothing: other machines have settings of their own."""
 
     def watch(self, tags: frozenset[str]) -> None:
         # All peers are one search: any of them may belong to whoever is looked for.
@@ -110,7 +110,7 @@ class StaticFinder:
         self._wakeup.wake()
 
     def seen(self, tag: str) -> None:
-        """The list is given out all the same: each entry may be another machine."""
+        """Do nothing: each configured peer may be another machine."""
 
     async def stop(self) -> None:
         await cancel_task(self._task)
@@ -136,7 +136,10 @@ class StaticFinder:
                 self._on_sighting(Sighting(address, peer.port, UNTAGGED, self.name))
 
     async def _lookup(self, host: str) -> list[str]:
-        """A thread of our own: the shared ones would keep this process alive while a resolver hangs."""
+        """Resolve a name on a daemon thread.
+
+        A shared thread would keep this process alive while a resolver hangs.
+        """
         if host in self._pending:
             return []
         loop = asyncio.get_running_loop()

@@ -38,6 +38,7 @@ from pathlib import Path
 import barnraise
 from barnraise.core.errors import RunEnvironmentError
 from barnraise.core.file_lock import FileLock
+from barnraise.core.files import write_atomically
 from barnraise.environments.build_plan import EnvironmentPlan, Mode, plan_environment
 from barnraise.environments.build_process import BuildStep, run_step
 from barnraise.environments.torch_build import choose_torch_here
@@ -243,9 +244,7 @@ def _whole(pointer: Path) -> Path | None:
 
 
 def _point(pointer: Path, python: Path) -> None:
-    draft = pointer.with_name(f"{pointer.name}.{secrets.token_hex(4)}")
-    draft.write_text(python.parents[1].name, encoding="utf-8")
-    os.replace(draft, pointer)
+    write_atomically(pointer, python.parents[1].name.encode(), shared=True)
 
 
 def _sweep(target_root: Path, key: str) -> None:

@@ -1,7 +1,7 @@
-"""Who a machine is, what its workers may say in its name, and who belongs to a cluster. Imports core.
+"""Identity of machines and workers: node keys, certificates, and the trust log of a cluster.
 
-Names are loaded when they are first used: the command line asks for some of them on every start, and only
-those that sign or verify need the cryptography library.
+Names are loaded when they are first used. The command line needs some on every start, and only signing and
+verifying need the cryptography library. Connections belong in ``transport``.
 """
 
 from importlib import import_module

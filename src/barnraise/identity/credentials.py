@@ -1,4 +1,4 @@
-"""What one incarnation of a worker or agent proves itself with. No cryptography is loaded to hold it."""
+"""Credentials of one incarnation of a worker or agent. Holding them needs no cryptography library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WORKER_BYTES = 16
 
 
 class WorkerCredentials(msgspec.Struct, frozen=True):
-    """Made by ``delegate``; whoever holds it never sees the node key."""
+    """Certificate and key of one worker, made by ``delegate``. They do not contain the node key."""
 
     certificate_pem: bytes
     key_pem: bytes

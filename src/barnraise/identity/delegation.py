@@ -1,8 +1,8 @@
-"""Worker certificates: what a node key says about one incarnation of a worker, and how it is read.
+"""Worker certificates: a node key signs the key of one incarnation of a worker.
 
-A trust anchor is the X.509 shape of a NodeId, made locally from the public key alone, so that OpenSSL
-itself verifies the signatures. A worker's leaf holds a fresh key, its run and its worker id; it can
-sign no further certificate. Dates authorise nothing.
+A trust anchor is the X.509 form of a NodeId. Each machine makes it from the public key alone, so that OpenSSL
+verifies the signatures. A worker's leaf certificate holds a new key, the run and the worker id; it cannot
+sign certificates. Dates have no meaning.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ANCHOR_SIGNER = hashlib.sha256(b"barnraise: signs trust anchors, proves nothing
 
 @dataclass(frozen=True)
 class WorkerIdentity:
-    """Who a certificate speaks for."""
+    """Node, run and worker that a certificate is for."""
 
     node: NodeId
     run: str
@@ -47,7 +47,7 @@ class WorkerIdentity:
 
 
 def anchor(node: NodeId) -> bytes:
-    """The trust anchor of a node, DER; the same bytes on every machine."""
+    """Return the trust anchor of a node as DER, with the same bytes on every machine."""
     public = _public_key(node)
     constraints = x509.BasicConstraints(ca=True, path_length=0)
     certificate = (
@@ -67,7 +67,7 @@ def anchor(node: NodeId) -> bytes:
 
 
 def delegate(node_key: NodeKey, *, run: str, worker: bytes) -> WorkerCredentials:
-    """A fresh key for one incarnation of a worker, signed by its node and bound to its run."""
+    """Create a key for one incarnation of a worker, signed by its node and bound to its run."""
     check_run(run)
     if len(worker) != WORKER_BYTES:
         raise IdentityError(f"a worker id is {WORKER_BYTES} bytes, this has {len(worker)}")
@@ -94,7 +94,10 @@ def delegate(node_key: NodeKey, *, run: str, worker: bytes) -> WorkerCredentials
 
 
 def read_worker(der: bytes) -> WorkerIdentity:
-    """Who this leaf speaks for. Accepts exactly what `delegate` writes, and checks the node's signature."""
+    """Return the identity in a leaf certificate.
+
+    Accept exactly what `delegate` writes, and verify the node's signature. Raise IdentityError otherwise.
+    """
     if len(der) > _LARGEST_CERTIFICATE:
         raise IdentityError("the certificate is too large to be a worker's")
     try:
@@ -112,7 +115,7 @@ def read_worker(der: bytes) -> WorkerIdentity:
 
 
 def check_run(run: str) -> None:
-    """A run's name must fit into a certificate."""
+    """Raise IdentityError if a run's name does not fit into a certificate."""
     if not 1 <= len(run) <= LONGEST_RUN or not run.isprintable():
         raise IdentityError(
             f"a run's name has 1 to {LONGEST_RUN} printable characters, this has {len(run)}",

@@ -1,4 +1,4 @@
-"""The node key: the private key of a machine, kept in one file and never shown."""
+"""Node key: the private key of a machine, kept in one file and never shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from barnraise.identity.private_file import load_or_create_private
 
 
 class NodeKey:
-    """Signs for one machine."""
+    """Private key of one machine, which signs for it."""
 
     __slots__ = ("_private", "id")
 
@@ -29,12 +29,12 @@ class NodeKey:
 
     @classmethod
     def generate(cls) -> NodeKey:
-        """A new machine that exists in memory only."""
+        """Create a key in memory only."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def load_or_create(cls, path: Path) -> NodeKey:
-        """The key in this file; of two processes that create it at once, both get the same one."""
+        """Load the key in this file, or create it. Two processes that create it at once get the same key."""
         content = load_or_create_private(path, private_pem(Ed25519PrivateKey.generate()))
         try:
             private = load_pem_private_key(content, password=None)
@@ -45,11 +45,12 @@ class NodeKey:
         return cls(private)
 
     def sign(self, message: bytes) -> bytes:
+        """Return the signature of a message."""
         return self._private.sign(message)
 
     @property
     def signer(self) -> Ed25519PrivateKey:
-        """For the certificate builder, which signs by itself."""
+        """Return the private key for the certificate builder, which signs by itself."""
         return self._private
 
     def __repr__(self) -> str:
@@ -60,7 +61,7 @@ class NodeKey:
 
 
 def verify_signature(node: NodeId, signature: bytes, message: bytes) -> bool:
-    """Whether this node signed it."""
+    """Return True if this node signed the message."""
     try:
         Ed25519PublicKey.from_public_bytes(node.raw).verify(signature, message)
     except (InvalidSignature, ValueError):
@@ -69,7 +70,7 @@ def verify_signature(node: NodeId, signature: bytes, message: bytes) -> bool:
 
 
 def private_pem(private: Ed25519PrivateKey) -> bytes:
-    """PKCS 8, as OpenSSL reads it."""
+    """Encode a private key as PKCS 8 PEM, as OpenSSL reads it."""
     return private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 

@@ -1,10 +1,9 @@
-"""The name of a machine: its Ed25519 public key, printed so that a typing error is noticed.
+"""Node id: a machine's Ed25519 public key, printed with check characters.
 
-The 52 base-32 characters of the key are cut into four blocks of 13, and each block gets one check
-character. The alphabet has no I, L, O or U; the first three are read as the digits they look like.
-
-The check character is a CRC over GF(32) with a primitive polynomial. Because a block is shorter than
-31 characters, every wrong character and every swap of two characters within a block is found.
+The 52 base-32 characters of the key are cut into four blocks of 13, and each block gets one check character.
+The alphabet has no I, L, O or U; the first three are read as the digits they look like. The check character
+is a CRC over GF(32) with a primitive polynomial. A block is shorter than 31 characters, so the CRC finds
+every wrong character and every swap of two characters within a block.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _POLYNOMIAL = 0b100101  # x^5 + x^2 + 1, primitive over GF(2)
 
 @dataclass(frozen=True, order=True)
 class NodeId:
-    """A machine, named by its public key."""
+    """Name of a machine: its public key."""
 
     raw: bytes
 
@@ -53,12 +52,12 @@ class NodeId:
 
     @property
     def short(self) -> str:
-        """The first two groups: enough for people to tell their machines apart, never to prove anything."""
+        """Return the first two groups, enough for people to tell machines apart but no proof."""
         return str(self)[: 2 * _GROUP + 1]
 
     @classmethod
     def parse(cls, text: str) -> NodeId:
-        """Read what a person typed or pasted: case, dashes, spaces and look-alikes do not matter."""
+        """Parse typed or pasted text; case, dashes, spaces and look-alike characters do not matter."""
         if len(text) > _LONGEST_INPUT:
             raise _wrong_length(len(text))
         values = []

@@ -1,24 +1,21 @@
-"""Files that hold secrets: created whole and once, readable by their owner alone."""
+"""Files that hold secrets: created in one step, readable by their owner alone."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import stat
 import sys
 from pathlib import Path
 
 from barnraise.core.errors import IdentityError
-from barnraise.core.files import sync
+from barnraise.core.files import BINARY, create_atomically
 
 _LARGEST = 64 * 1024
-_BINARY: int = getattr(os, "O_BINARY", 0)
 _NOT_BLOCKING: int = getattr(os, "O_NONBLOCK", 0)
 
 
 def private_directory(path: Path) -> Path:
-    """Create the directory for its owner alone; a directory that exists keeps its mode."""
+    """Create the directory for its owner alone; an existing directory keeps its mode."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -30,10 +27,13 @@ def private_directory(path: Path) -> Path:
 
 
 def read_private(path: Path) -> bytes | None:
-    """The file's bytes, or None if there is no such file; refuses a file that others may read."""
+    """Return the file's bytes, or None if it does not exist.
+
+    Raise IdentityError if others may read the file.
+    """
     try:
         # Not blocking, so that a fifo in the file's place is refused instead of waited for.
-        descriptor = os.open(path, os.O_RDONLY | _BINARY | _NOT_BLOCKING)
+        descriptor = os.open(path, os.O_RDONLY | BINARY | _NOT_BLOCKING)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -56,37 +56,25 @@ def read_private(path: Path) -> bytes | None:
 
 
 def create_private(path: Path, content: bytes) -> bool:
-    """Write a new file of mode 0600; False if somebody else created it first.
+    """Create a file with mode 0600; return False if it exists already.
 
-    The file appears under its name only when it is complete, so that a racing reader never sees half.
+    The file appears with all its bytes at once, so that a concurrent reader never sees half of it.
     """
     private_directory(path.parent)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            sync(file.fileno())
-        if sys.platform == "win32":
-            os.rename(draft, path)  # refuses an existing target there
-        else:
-            os.link(draft, path)
-    except FileExistsError:
-        return False
+        return create_atomically(path, content, 0o600)
     except OSError as error:
         raise IdentityError(
             f"{path} cannot be created: {error.strerror}",
             hint="Choose another state directory, or make this one writable for you.",
         ) from error
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft)
-    return True
 
 
 def load_or_create_private(path: Path, fresh: bytes) -> bytes:
-    """The file's bytes; if there is none yet, ``fresh`` or what a faster process wrote."""
+    """Return the file's bytes; if it does not exist, create it with ``fresh``.
+
+    If another process creates it first, return the bytes of that process.
+    """
     content = read_private(path)
     if content is None and create_private(path, fresh):
         return fresh

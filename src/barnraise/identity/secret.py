@@ -1,4 +1,4 @@
-"""The discovery secret: what machines of one cluster share so that strangers get no answer at all."""
+"""Discovery secret, which the machines of a cluster share so that others get no answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PRINTABLE = frozenset(string.printable.encode())
 
 
 def load_or_create_secret(path: Path) -> bytes:
-    """This machine's own secret, random if there is none yet."""
+    """Load this machine's own secret, or create a random one."""
     fresh = secrets.token_bytes(SECRET_BYTES_MIN).hex().encode() + b"\n"
     return read_secret(load_or_create_private(path, fresh), path)
 
 
 def load_secret(path: Path) -> bytes:
-    """A secret that somebody put there."""
+    """Load a secret that the user has put there."""
     content = read_private(path)
     if content is None:
         raise IdentityError(
@@ -32,7 +32,7 @@ def load_secret(path: Path) -> bytes:
 
 
 def read_secret(content: bytes, path: Path) -> bytes:
-    """Hexadecimal text or raw bytes; the line end that an editor adds to text does not count."""
+    """Parse hexadecimal text or raw bytes; the line end that an editor adds to text is ignored."""
     text = content.strip() if _PRINTABLE.issuperset(content) else content
     if len(text) >= 2 * SECRET_BYTES_MIN and len(text) % 2 == 0 and _HEXADECIMAL.issuperset(text):
         return bytes.fromhex(text.decode("ascii"))

@@ -1,11 +1,11 @@
-"""The trust log: who belongs to a cluster, in which role, and who is out for ever. Pure but for randomness.
+"""Trust log: the members of a cluster, their roles, and the machines that were removed.
 
-A hash chain of entries, each signed by the node key of a machine that is an owner at that place. No key
-is shared and no date counts: a machine is a member if the log says so. Two owners may sign for the same
-place; which entry is next is decided by the cluster's views, and the other is signed anew on top.
+The log is a hash chain. Each entry is signed by the node key of a machine that is an owner at that point. No
+key is shared and no date counts: a machine is a member if the log says so. Two owners may sign entries for
+the same index. The cluster's consensus decides which entry is next.
 
-The log holds the discovery secrets in clear, so it is shown to members only, and a revocation is never
-sent to the machine that it removes.
+The log holds the discovery secrets in clear, so only members get it. A revocation is never sent to the
+machine that it removes. The code is pure except for random numbers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _Index = Annotated[int, Meta(ge=0, lt=LOG_ENTRIES)]
 
 
 class FoundCluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="found"):
-    """The first entry: makes a cluster, with its first owner and its first discovery secret."""
+    """First entry: creates a cluster with its first owner and its first discovery secret."""
 
     node: _Key
     name: _Name
@@ -65,7 +65,7 @@ class FoundCluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
 
 
 class AdmitMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="admit"):
-    """Lets a machine in, in one role for good."""
+    """Entry that admits a machine in a role that never changes."""
 
     node: _Key
     role: Role
@@ -80,7 +80,7 @@ class AdmitMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
 
 class RevokeMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="revoke"):
-    """Removes a machine for ever; from here on the cluster has a new discovery secret."""
+    """Entry that removes a machine for good and gives the cluster a new discovery secret."""
 
     node: _Key
     secret: _Secret
@@ -107,7 +107,7 @@ class _Unsigned(msgspec.Struct, frozen=True):
 
 
 class SignedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One place of the log; ``previous`` is the hash of the entry before, zeros for the first."""
+    """Entry of the log with its signature. ``previous``: hash of the entry before, zeros for the first."""
 
     index: _Index
     previous: _Hash
@@ -117,11 +117,12 @@ class SignedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def by(self) -> NodeId:
+        """Return the node that signed the entry."""
         return NodeId(self.signer)
 
 
 class TrustedMember(msgspec.Struct, frozen=True):
-    """What the log says about a machine that is in."""
+    """Role and name of a member in the trust log."""
 
     role: Role
     name: str
@@ -132,7 +133,10 @@ _DECODER = msgspec.msgpack.Decoder(SignedEntry)
 
 
 def encode_entry(entry: SignedEntry) -> bytes:
-    """The one byte form of an entry: what is hashed, kept and sent. TrustError if it breaks a bound."""
+    """Encode an entry in its one byte form, which is hashed, stored and sent.
+
+    Raise TrustError if the entry exceeds a limit.
+    """
     try:
         data = _ENCODER.encode(entry)
         if len(data) <= ENTRY_BYTES and _DECODER.decode(data) == entry:
@@ -144,7 +148,7 @@ def encode_entry(entry: SignedEntry) -> bytes:
 
 
 def decode_entry(data: bytes) -> SignedEntry:
-    """Read exactly what ``encode_entry`` writes; nothing is verified yet but the form."""
+    """Decode exactly what ``encode_entry`` writes. Only the form is checked, not the signature."""
     if len(data) > ENTRY_BYTES:
         raise TrustError(f"an entry of the trust log has at most {ENTRY_BYTES} bytes, this has {len(data)}")
     try:
@@ -159,7 +163,7 @@ def decode_entry(data: bytes) -> SignedEntry:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TrustLog:
-    """A verified log. Every change gives a new one; the old one stays as it was."""
+    """Verified, immutable trust log. Every change returns a new one."""
 
     entries: tuple[SignedEntry, ...]
     secrets: tuple[bytes, ...]
@@ -169,7 +173,7 @@ class TrustLog:
 
     @classmethod
     def found(cls, key: NodeKey, name: str) -> TrustLog:
-        """A new cluster whose only member and owner is this machine."""
+        """Create a cluster with this machine as its only member and owner."""
         body = FoundCluster(
             node=key.id.raw,
             name=name,
@@ -180,7 +184,7 @@ class TrustLog:
 
     @classmethod
     def read(cls, entries: Iterable[SignedEntry]) -> TrustLog:
-        """Verify a whole log from its first entry on."""
+        """Verify a whole log, starting with its first entry."""
         log = cls((), (), (), {}, {})
         for entry in entries:
             log = log.extended(entry)
@@ -189,33 +193,15 @@ class TrustLog:
         return log
 
     def admit(self, key: NodeKey, node: NodeId, role: Role, name: str) -> SignedEntry:
-        """An entry that lets ``node`` in, signed by this machine; it counts once it is in the log."""
+        """Sign an entry that admits ``node``. The entry counts once it is in the log."""
         return self._next(key, AdmitMember(node=node.raw, role=role, name=name))
 
     def revoke(self, key: NodeKey, node: NodeId) -> SignedEntry:
-        """An entry that removes ``node`` for ever, with a new discovery secret."""
+        """Sign an entry that removes ``node`` for good, with a new discovery secret."""
         return self._next(key, RevokeMember(node=node.raw, secret=secrets.token_bytes(SECRET_BYTES)))
 
-    def resign(self, key: NodeKey, entry: SignedEntry) -> SignedEntry | None:
-        """What ``entry`` wished, signed anew on top of this log; None if this log does it already.
-
-        Only its own signer may do so, and its signature is checked: nobody gets a signature for a wish
-        that was not his. A revocation gets a fresh secret, because the lost one may have been seen by a
-        machine that was removed in the meantime.
-        """
-        encode_entry(entry)
-        _check_signature(entry)
-        if entry.by != key.id:
-            raise TrustError(f"the entry was signed by {entry.by.short}, only that machine can sign it anew")
-        body, node = entry.body, entry.body.subject
-        if isinstance(body, FoundCluster):
-            raise TrustError("the first entry of a trust log cannot be signed anew")
-        if isinstance(body, AdmitMember):
-            return None if self.role(node) == body.role else self.admit(key, node, body.role, body.name)
-        return None if node in self._revoked else self.revoke(key, node)
-
     def extended(self, entry: SignedEntry) -> TrustLog:
-        """This log and one more entry; everything about the entry is verified, and nothing else again."""
+        """Verify one more entry and return the log with it. Earlier entries are not verified again."""
         data = encode_entry(entry)
         self._check_place(entry, data)
         _check_signature(entry)
@@ -236,41 +222,43 @@ class TrustLog:
 
     @property
     def head(self) -> bytes:
-        """The hash of the last entry: it stands for the whole log."""
+        """Return the hash of the last entry, which identifies the whole log."""
         return self._heads[-1]
 
     def head_at(self, count: int) -> bytes:
-        """The head as it was after ``count`` entries, for comparing with a shorter log."""
+        """Return the head after the first ``count`` entries, to compare with a shorter log."""
         if not 0 <= count <= len(self._heads):
             raise TrustError(f"this trust log has {len(self._heads)} entries, not {count}")
         return self._heads[count - 1] if count else _NO_HASH
 
     @property
     def cluster(self) -> bytes:
-        """The cluster's id: it names what cannot change, the first entry."""
+        """Return the cluster's id, derived from the first entry, which never changes."""
         return self._heads[0][:CLUSTER_BYTES]
 
     @property
     def secret(self) -> bytes:
-        """The discovery secret in force. ``secrets`` has them all, for machines that were away."""
+        """Return the current discovery secret. ``secrets`` has all, for machines that were offline."""
         return self.secrets[-1]
 
     def role(self, node: NodeId) -> Role | None:
+        """Return the role of a member, or None if the node is not a member."""
         member = self._members.get(node)
         return member.role if member else None
 
     @property
     def members(self) -> dict[NodeId, TrustedMember]:
-        """Who is in, in order of admission."""
+        """Return the members in order of admission."""
         return dict(self._members)
 
     @property
     def revoked(self) -> dict[NodeId, TrustedMember]:
-        """Who is out for ever, with what it was, in order of removal."""
+        """Return the removed machines with their last role and name, in order of removal."""
         return dict(self._revoked)
 
     @property
     def owners(self) -> tuple[NodeId, ...]:
+        """Return the members with the role of owner, in order of admission."""
         return tuple(node for node, member in self._members.items() if member.role == "owner")
 
     def __len__(self) -> int:
@@ -353,7 +341,7 @@ class TrustLog:
 
 
 def check_name(name: str) -> None:
-    """Names are shown to people: no control signs, nothing invisible, no blank ends."""
+    """Raise TrustError unless the name can be shown: printable, no blank at either end."""
     if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable() or name != name.strip():
         raise TrustError(
             f"a machine's name has 1 to {NAME_LENGTH} printable characters and no blank at either end",

@@ -4,7 +4,7 @@ The protocol is viewstamped replication. The primary of a view numbers the opera
 logs of its backups. It answers a client once a quorum has acknowledged the operation. A new primary first
 runs a view change: it collects promises under a new ballot and starts from the newest log.
 
-``membership.paxos`` agrees on one value at a time and keeps it on disk. This package replicates a log in
+``membership.consensus`` agrees on one value at a time and keeps it on disk. This package replicates a log in
 memory and takes its views from there. Decision record 34 compares both protocols.
 
 May import ``agent_client`` and what is below it; never torch. Sockets and clocks do not belong here: an

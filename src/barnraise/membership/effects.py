@@ -1,18 +1,18 @@
-"""What a member wants done: in the order given, the saving before the sending."""
+"""Effects that a membership node asks for, in order: saving comes before sending."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from barnraise.membership.consensus.paxos import AcceptorState
 from barnraise.membership.messages import Message
-from barnraise.membership.paxos import AcceptorState
 
 
 class SaveState(NamedTuple):
-    """Put this on disk, synced, before doing anything that follows.
+    """Request to write this to disk, synced, before the effects that follow.
 
-    ``entries`` follow the first ``log_from`` of the kept trust log, and what it had beyond those is dropped;
-    None leaves the log as it is.
+    ``entries`` replace the stored trust log after its first ``log_from`` entries. If ``log_from`` is None,
+    the log stays as it is.
     """
 
     record: AcceptorState
@@ -21,20 +21,20 @@ class SaveState(NamedTuple):
 
 
 class SendMessage(NamedTuple):
-    """To a peer, if there is a link; nothing is kept for later."""
+    """Request to send a message if there is a link; it is not queued for later."""
 
     to: bytes
     message: Message
 
 
 class ViewChanged(NamedTuple):
-    """A new view or trust log is in force."""
+    """Notice that a new view or trust log is in force."""
 
     why: str
 
 
 class LogNote(NamedTuple):
-    """For the log and the display."""
+    """Text for the log and the display."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""How long a peer may be silent before it is suspected: learnt from its own rhythm. Pure."""
+"""Failure detector: how long a peer may be silent, learned from its own heartbeats. Pure."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class SilenceEstimate:
         self.deviation = deviation
 
     def add(self, value: float) -> None:
+        """Add a sample to the average."""
         error = value - self.mean
         self.mean += _MEAN_GAIN * error
         self.deviation += _DEVIATION_GAIN * (abs(error) - self.deviation)
 
 
 class FailureDetector:
-    """What one peer's beats tell. It counts as silent when it is not heard, or does not hear us."""
+    """Failure detector of one peer, which is silent if either direction of heartbeats stops."""
 
     __slots__ = ("echoed", "gap", "heard", "patience", "trip", "trips")
 
@@ -45,6 +46,7 @@ class FailureDetector:
         self.patience = LEAST_SILENCE_S
 
     def beat(self, now: float) -> None:
+        """Record a heartbeat of the peer."""
         # A pause that ended in suspicion says nothing of the usual rhythm.
         if now - self.heard < MOST_SILENCE_S:
             self.gap.add(now - self.heard)
@@ -52,7 +54,7 @@ class FailureDetector:
         self._learn()
 
     def echo(self, now: float, trip: float) -> None:
-        """The peer had a newer one of ours, after this round trip."""
+        """Record that the peer had received a newer heartbeat of ours, after this round trip."""
         self.echoed = now
         if trip < 0:
             return
@@ -64,21 +66,28 @@ class FailureDetector:
         self._learn()
 
     def forgive(self, now: float) -> None:
-        """We were asleep ourselves: its silence proves nothing."""
+        """Restart the timeout, because this machine was asleep itself."""
         self.heard = self.echoed = now
 
     def is_silent(self, now: float) -> bool:
+        """Return True if the timeout of either direction has passed."""
         return now - self.heard > self.patience or now - self.echoed > self.patience
 
     def _learn(self) -> None:
-        """A queue that delays beats makes them irregular first; that stretches our patience in time."""
+        """Update the timeout from the estimates.
+
+        A queue makes heartbeats irregular before it delays them much.
+        """
         gap, trip = self.gap, self.trip
         wanted = gap.mean + trip.mean + _DEVIATIONS * (gap.deviation + trip.deviation)
         self.patience = min(MOST_SILENCE_S, max(LEAST_SILENCE_S, wanted))
 
 
 def watched(nodes: Collection[bytes], me: bytes) -> frozenset[bytes]:
-    """Whom ``me`` exchanges beats with: all in a small cluster, the nearest on a ring in a large one."""
+    """Return the nodes that ``me`` exchanges heartbeats with.
+
+    These are all nodes of a small cluster, and the neighbours on a ring in a large one.
+    """
     if len(nodes) <= _WATCH_ALL:
         return frozenset(node for node in nodes if node != me)
     ring = sorted({*nodes, me})
@@ -90,10 +99,10 @@ def watched(nodes: Collection[bytes], me: bytes) -> frozenset[bytes]:
 def judged_dead(
     nodes: Collection[bytes], mine: Collection[bytes], others: Mapping[bytes, Collection[bytes]]
 ) -> frozenset[bytes]:
-    """Who is dead as far as can be told: missed by most of those who can be asked, and by two at least.
+    """Return the nodes that a majority of the observers miss, at least two.
 
-    One observer is enough where there is no second one left to ask. In a large cluster, where few watch each
-    node, two are enough. ``mine`` is whom we suspect ourselves, ``others`` whom the others say they suspect.
+    One observer is enough where no second one is left to ask. In a large cluster, where few nodes watch each
+    node, two are enough. ``mine``: nodes that we suspect. ``others``: nodes that each other node suspects.
     """
     if not mine and not any(others.values()):
         return frozenset()

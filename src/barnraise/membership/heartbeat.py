@@ -1,4 +1,4 @@
-"""The beats that one node sends: numbered, timed, and telling each peer what it needs to know. Pure."""
+"""Heartbeats that one node sends: numbered, timed, with what each peer needs to know. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KEPT = 64
 
 
 class HeartbeatSender:
-    """When the next beat is due, and when each of the last ones was sent."""
+    """Time of the next heartbeat, and send times of recent ones."""
 
     def __init__(self, now: float) -> None:
         self.next_at = now
@@ -20,14 +20,14 @@ class HeartbeatSender:
         self._sent: dict[int, float] = {}
 
     def strike(self, now: float) -> None:
-        """A beat goes out to everybody now."""
+        """Number a heartbeat that is sent to all peers now."""
         self.next_at = now + BEAT_S
         self._serial += 1
         self._sent[self._serial] = now
         self._sent.pop(self._serial - _KEPT, None)
 
     def echoed(self, peer: PeerState, beat: Heartbeat, now: float) -> None:
-        """A beat says which of ours its sender had; only a newer one than before is news."""
+        """Measure the round trip of our heartbeat that the peer echoes, unless it is an old one."""
         sent = self._sent.get(beat.echo)
         if sent is not None and beat.echo > peer.echo:
             peer.echo = beat.echo
@@ -44,6 +44,7 @@ class HeartbeatSender:
         suspects: frozenset[bytes],
         visitors: tuple[PresentMember, ...],
     ) -> Heartbeat:
+        """Build the heartbeat for one peer."""
         decided = history.decided
         return Heartbeat(
             me=me,

@@ -1,20 +1,20 @@
-"""What one node holds of the cluster's history: the newest decision, its view, and the trust log. Pure."""
+"""History of the cluster at one node: the newest decision, its view, and the trust log. Pure."""
 
 from __future__ import annotations
 
 from barnraise.core.errors import BarnraiseError, TrustError
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog, decode_entry, encode_entry
+from barnraise.membership.consensus.paxos import AcceptorState, PaxosDecision, founded
 from barnraise.membership.effects import SaveState
 from barnraise.membership.messages import DecisionMessage, Heartbeat
-from barnraise.membership.paxos import AcceptorState, PaxosDecision, founded
 from barnraise.membership.view import MembershipView, PresentMember, read_view
 
 _LOG_AT_ONCE = 1200
 
 
 class History:
-    """Changes only by what was decided; every change says what is to be saved."""
+    """Newest decision, view and trust log. Every change returns the state to save."""
 
     def __init__(self, record: AcceptorState, log: TrustLog) -> None:
         self.record = record
@@ -29,21 +29,22 @@ class History:
         return self._roles.get(node)
 
     def place(self, node: bytes) -> PresentMember | None:
-        """As which member a node is in the view."""
+        """Return the member of the view with this node id, or None."""
         return self.places.get(node)
 
     def answered(self, record: AcceptorState) -> SaveState:
-        """A promise or a vote was given."""
+        """Store a promise or a vote that was given."""
         self.record = record
         return SaveState(record)
 
     def adopt(self, decision: PaxosDecision, log: TrustLog) -> SaveState:
-        """In force from now on."""
+        """Put a decision and its trust log in force."""
         self.record = founded(decision)
         self._set_view(read_view(decision))
         return self.keep_log(log)
 
     def keep_log(self, log: TrustLog) -> SaveState:
+        """Replace the trust log, and save only the entries that differ."""
         old, new = self.log.entries, log.entries
         kept = 0
         while kept < min(len(old), len(new)) and (old[kept] is new[kept] or old[kept] == new[kept]):
@@ -52,14 +53,14 @@ class History:
         return SaveState(self.record, kept, tuple(encode_entry(entry) for entry in new[kept:]))
 
     def with_entries_of(self, view: MembershipView) -> TrustLog:
-        """The log as this view makes it; the caller has checked that it starts where ours ends."""
+        """Return the log as this view extends it. The caller has checked that it starts where ours ends."""
         log = self.log
         for data in view.entries:
             log = log.extended(decode_entry(data))
         return log
 
     def fault(self, decision: PaxosDecision) -> str | None:
-        """What is wrong with a proposed view, if anything."""
+        """Return what is wrong with a proposed view, or None."""
         length = len(self.log.entries)
         try:
             view = read_view(decision)
@@ -75,10 +76,10 @@ class History:
         return None
 
     def told(self, message: DecisionMessage) -> tuple[TrustLog, bool]:
-        """The log that a decision leads to as far as we can follow, and whether we can follow to its end.
+        """Return the log that a decision leads to, as far as we can follow, and whether it is complete.
 
-        Raises BarnraiseError if it cannot be. On a branch that the user opened the log may be another one, so
-        it is read from its beginning and never mixed with ours.
+        Raise BarnraiseError if it is not valid. On a branch that the user opened, the log may be another one.
+        It is then read from its beginning and never mixed with ours.
         """
         entries = [decode_entry(data) for data in message.log]
         view = read_view(message.decision)
@@ -99,7 +100,10 @@ class History:
         return log, len(log.entries) >= view.log_from + len(view.entries)
 
     def differs_from(self, beat: Heartbeat) -> str | None:
-        """Two histories under one number: only if somebody's disk or key was copied."""
+        """Return "view" or "trust log" if there are two histories under one number, else None.
+
+        This happens only if a disk or a key was copied.
+        """
         if beat.branch != self.decided.branch:
             return None
         if beat.number == self.decided.number and beat.view != self.record.digest:
@@ -108,7 +112,7 @@ class History:
         return "trust log" if known and self.log.head_at(beat.log_length) != beat.log_head else None
 
     def telling(self, log_length: int) -> DecisionMessage:
-        """What to tell a node whose log is so long."""
+        """Return the message for a node whose log has ``log_length`` entries."""
         missing = self.log.entries[log_length : log_length + _LOG_AT_ONCE]
         return DecisionMessage(self.decided, log_length, tuple(encode_entry(entry) for entry in missing))
 

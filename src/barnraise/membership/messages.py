@@ -1,4 +1,4 @@
-"""What agents say to each other about who is here."""
+"""Messages between agents about membership and consensus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from barnraise.membership.paxos import (
+from barnraise.membership.consensus.paxos import (
     MOST_VOTERS,
     Count,
     Digest,
@@ -25,7 +25,10 @@ LogEntry = Annotated[bytes, Meta(max_length=4096)]
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
-    """I am alive; this is what I hold and whom I miss. ``echo`` is the last serial I had from you."""
+    """Sign of life with the sender's state and suspects.
+
+    ``echo``: last serial received from the addressee.
+    """
 
     me: PresentMember
     serial: Count
@@ -42,7 +45,10 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
 
 
 class DecisionMessage(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
-    """This was decided. ``log``: entries of the trust log from ``log_from`` on that you may lack."""
+    """Newest decision of the chain.
+
+    ``log``: trust log entries from ``log_from`` on that the addressee may lack.
+    """
 
     decision: PaxosDecision
     log_from: Annotated[int, Meta(ge=0, le=4096)] = 0
@@ -50,19 +56,19 @@ class DecisionMessage(msgspec.Struct, frozen=True, array_like=True, tag="decided
 
 
 class CatchUpRequest(msgspec.Struct, frozen=True, array_like=True, tag="behind"):
-    """I cannot follow: tell me the newest decision and the trust log from here on."""
+    """Request for the newest decision and the trust log from this length on."""
 
     log_length: Annotated[int, Meta(ge=0, le=4096)]
 
 
 class TrustProposal(msgspec.Struct, frozen=True, array_like=True, tag="wish"):
-    """An owner's entry that wants a place in the trust log."""
+    """Trust log entry that an owner proposes."""
 
     entry: LogEntry
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
-    """I leave on purpose: let the next view be without me."""
+    """Announcement that the sender leaves on purpose."""
 
     incarnation: IncarnationId
 

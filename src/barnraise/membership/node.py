@@ -1,7 +1,7 @@
-"""One node's part in the membership: a state machine without clock, network or disk.
+"""Membership node: a state machine without clock, network or disk.
 
-Every method gets the time and gives back effects to perform in order. The coordinator, the most senior
-voter that is not dead, proposes the next view; it decides nothing alone (`agreement`).
+Every method takes the time and returns effects to perform in order. The coordinator, the most senior voter
+that is not dead, proposes the next view. `consensus` decides.
 """
 
 from __future__ import annotations
@@ -12,19 +12,9 @@ from collections.abc import Iterable, Mapping
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
-from barnraise.membership import failure_detector, paxos
-from barnraise.membership.effects import Effect, LogNote, SendMessage, ViewChanged
-from barnraise.membership.heartbeat import HeartbeatSender
-from barnraise.membership.history import History
-from barnraise.membership.messages import (
-    CatchUpRequest,
-    DecisionMessage,
-    Goodbye,
-    Heartbeat,
-    Message,
-    TrustProposal,
-)
-from barnraise.membership.paxos import (
+from barnraise.membership import failure_detector
+from barnraise.membership.consensus import paxos
+from barnraise.membership.consensus.paxos import (
     AcceptorState,
     PaxosAccept,
     PaxosAccepted,
@@ -35,19 +25,29 @@ from barnraise.membership.paxos import (
     PaxosProposal,
     PaxosReject,
 )
+from barnraise.membership.consensus.quorum import QuorumStatus, is_quorum, quorum_status
+from barnraise.membership.effects import Effect, LogNote, SendMessage, ViewChanged
+from barnraise.membership.election import ElectedCoordinator, elect_coordinator
+from barnraise.membership.heartbeat import HeartbeatSender
+from barnraise.membership.history import History
+from barnraise.membership.messages import (
+    CatchUpRequest,
+    DecisionMessage,
+    Goodbye,
+    Heartbeat,
+    Message,
+    TrustProposal,
+)
 from barnraise.membership.peer_table import PeerTable
 from barnraise.membership.peers import PeerState
 from barnraise.membership.pending_proposals import PendingProposals
 from barnraise.membership.view import (
     MembershipView,
-    MemberStanding,
     PresentMember,
     WantedChange,
-    coordinator,
     decide,
     next_view,
     read_view,
-    standing,
 )
 
 TICK_S = failure_detector.BEAT_S / 2
@@ -58,7 +58,7 @@ _TELL_AGAIN_S = 0.5
 
 
 class MembershipNode:
-    """Owns what one node believes and promises about the cluster's views."""
+    """State of one node about the cluster's views: its beliefs, promises and proposals."""
 
     def __init__(
         self, me: PresentMember, record: AcceptorState, log: TrustLog, rng: random.Random, now: float
@@ -99,23 +99,26 @@ class MembershipNode:
 
     @property
     def is_member(self) -> bool:
+        """Return True if this incarnation is in the view."""
         mine = self.history.place(self.me.node)
         return mine is not None and mine.incarnation == self.me.incarnation
 
     def dead(self, now: float) -> frozenset[bytes]:
-        """Members that are dead as far as can be told."""
+        """Return the members that are judged dead."""
         return self._around.dead(now)
 
-    def coordinator(self, now: float) -> tuple[bytes | None, str]:
-        return coordinator(self.view, self.dead(now) | self._leavers() | self._absent)
+    def coordinator(self, now: float) -> ElectedCoordinator:
+        """Return the member that should propose the next view."""
+        return elect_coordinator(self.view, self.dead(now) | self._leavers() | self._absent)
 
-    def standing(self, now: float) -> MemberStanding:
-        return standing(self.view, self.dead(now) | self._around.unreachable(now))
+    def quorum_status(self, now: float) -> QuorumStatus:
+        """Return whether the reachable voters can decide."""
+        return quorum_status(self.view.voters, self.dead(now) | self._around.unreachable(now))
 
     # events
 
     def tick(self, now: float) -> list[Effect]:
-        """Call every TICK_S; a late call is noticed and blamed on nobody."""
+        """Advance the time; call every TICK_S. A late call means that this machine was asleep."""
         if now - self._last_tick > _ASLEEP_S:
             for peer in self._around.peers.values():
                 peer.health.forgive(now)
@@ -130,7 +133,7 @@ class MembershipNode:
         return self._done()
 
     def receive(self, sender: bytes, message: Message, now: float) -> list[Effect]:
-        """From a node whose link has proved who it is."""
+        """Handle a message from a node whose link has proved its identity."""
         role = self.history.role(sender)
         if role is None or sender == self.me.node:
             return []
@@ -160,19 +163,19 @@ class MembershipNode:
         return self._done()
 
     def link_up(self, node: bytes, now: float) -> list[Effect]:
-        """Greet at once: who is new should not wait for the next beat."""
+        """Send a heartbeat at once over a new link, instead of at the next interval."""
         self._around.peer(node, now).linked = True
         if self.history.role(node) is not None:
             self._out.append(SendMessage(node, self._beat_for(node, self._around.visitors(now), now)))
         return self._done()
 
     def link_down(self, node: bytes) -> None:
-        """There is no link any more; that alone is no death."""
+        """Note that the link is gone. This alone does not mean death."""
         if node in self.peers:
             self.peers[node].linked = False
 
     def refused(self, node: bytes, now: float) -> list[Effect]:
-        """Its machine answered that nobody listens there: its agent has ended."""
+        """Note that the machine rejected a connection, so its agent has ended."""
         peer = self._around.peer(node, now)
         if not peer.gone:
             peer.gone = True
@@ -180,14 +183,14 @@ class MembershipNode:
         return self._done()
 
     def wish(self, entry: bytes, now: float) -> list[Effect]:
-        """Have an entry of the trust log decided; watch the log for whether it was."""
+        """Propose an entry of the trust log. The log shows later whether it was decided."""
         self._wishes.add(entry, self.history, now)
         self._repeat_wishes(now, at_once=True)
         self._consider(now)
         return self._done()
 
     def leave(self, now: float) -> list[Effect]:
-        """Say goodbye: the next view is to be without us, and the next in seniority coordinates."""
+        """Announce a goodbye, so that the next view is without this node."""
         self.leaving = True
         self._beat(now)
         word = Goodbye(self.me.incarnation)
@@ -195,7 +198,7 @@ class MembershipNode:
         return self._done()
 
     def stay(self, now: float) -> list[Effect]:
-        """Back from sleep: take the goodbye back."""
+        """Withdraw the goodbye after sleep."""
         self.leaving = False
         for peer in self._around.peers.values():
             peer.health.forgive(now)
@@ -203,7 +206,10 @@ class MembershipNode:
         return self._done()
 
     def go_on_without(self, absent: Iterable[bytes], now: float) -> list[Effect]:
-        """The user is the witness that these are gone and will not decide: a new branch begins."""
+        """Open a new branch without these voters, which the user has declared gone.
+
+        An empty set withdraws the declaration.
+        """
         # (nobody: the word is taken back)
         self._absent = frozenset(absent) & frozenset(self.view.voters) - {self.me.node}
         self._proposal = None
@@ -270,12 +276,12 @@ class MembershipNode:
     # what follows from what is known
 
     def _consider(self, now: float) -> None:
-        """As coordinator: propose what should follow."""
+        """Propose the next view if this node is the coordinator and a change is needed."""
         if self.me.node not in self.record.decided.voters:
             self._proposal = None
             return
         dead = self.dead(now)
-        first, _ = coordinator(self.view, dead | self._leavers() | self._absent)
+        first, _ = elect_coordinator(self.view, dead | self._leavers() | self._absent)
         if (first != self.me.node and not self._absent) or now < self._not_before:
             return
         if self._proposal is not None and now < self._deadline:
@@ -298,12 +304,12 @@ class MembershipNode:
         # To be sure of a quorum now and in the view that follows: a senior that has just come back must not
         # give up its place to machines that may never return.
         alive = self._around.heard(now) | {self.me.node}
-        enough = paxos.is_quorum(self.view.voters, alive, self._absent)
-        if enough and paxos.is_quorum(view.voters, alive):
+        enough = is_quorum(self.view.voters, alive, self._absent)
+        if enough and is_quorum(view.voters, alive):
             self._propose(view, now)
 
     def _is_time(self, view: MembershipView, now: float) -> bool:
-        """Arrivals are gathered for a moment, so that eight machines started together make one change."""
+        """Return False while arrivals are collected, so that machines started together make one change."""
         if view.entries or view.without or not set(self.view.nodes) <= set(view.nodes):
             return True
         if self._gathering is None:
@@ -424,19 +430,22 @@ class MembershipNode:
         self._out.append(ViewChanged(self.view.why))
 
     def _ask_for_more(self, sender: bytes, branch: int, now: float) -> None:
-        """On another branch the trust log may be another one from some place on."""
+        """Request what is missing. On another branch the trust log may differ, so request all of it."""
         self._around.peer(sender, now).asked = now
         have = len(self.history.log.entries) if branch == self.history.decided.branch else 0
         self._out.append(SendMessage(sender, CatchUpRequest(have)))
 
     def _spread(self, before: MembershipView, now: float) -> None:
-        """Whoever proposed tells everybody; should it die meanwhile, beats show who fell behind."""
+        """Send the decision to every member.
+
+        If this node dies meanwhile, heartbeats show which members lack it.
+        """
         for node in dict.fromkeys((*before.nodes, *self.view.nodes)):
             if node != self.me.node and self.history.role(node) is not None:
                 self._tell(node, self._known_log(self._around.peer(node, now)), now)
 
     def _known_log(self, peer: PeerState) -> int:
-        """How much of our trust log a peer has; nothing is certain if it is on another branch."""
+        """Return how many entries of our trust log a peer has; 0 if it is on another branch."""
         return peer.log_length if peer.position.branch == self.history.decided.branch else 0
 
     def _tell(self, node: bytes, log_length: int, now: float) -> None:

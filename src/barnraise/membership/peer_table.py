@@ -1,4 +1,4 @@
-"""What a node can tell of the others from their beats: who is dead, who leaves, who wants in. Pure."""
+"""Peer table: which members are dead, leaving or arriving, judged from heartbeats. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_VISITORS = 64
 
 
 class PeerTable:
-    """All the peers of one node, seen against the view."""
+    """All peers of one node, compared with the view."""
 
     def __init__(self, me: bytes, history: History, now: float) -> None:
         self._me = me
@@ -24,6 +24,7 @@ class PeerTable:
         self.view_changed(now)
 
     def view_changed(self, now: float) -> None:
+        """Update which members this node watches."""
         before = self.watching
         self.watching = failure_detector.watched(self._history.places, self._me)
         for node in self.others():
@@ -32,31 +33,33 @@ class PeerTable:
                 peer.health.forgive(now)  # it had no reason to speak to us until now
 
     def others(self) -> list[bytes]:
+        """Return the members of the view except this node."""
         return [node for node in self._history.places if node != self._me]
 
     def peer(self, node: bytes, now: float) -> PeerState:
+        """Return the state of a peer; create it if it is new."""
         peer = self.peers.get(node)
         if peer is None:
             peer = self.peers[node] = PeerState(now)
         return peer
 
     def unheard(self, now: float) -> frozenset[bytes]:
-        """The members that we watch and do not hear."""
+        """Return the watched members without recent heartbeats."""
         return frozenset(node for node in self.watching if self.peer(node, now).is_suspect(now))
 
     def unreachable(self, now: float) -> frozenset[bytes]:
-        """Members that we do not hear; of those whom we do not watch, the ones without a link."""
+        """Return members without heartbeats, and unwatched members without a link."""
         far = {node for node in self.others() if node not in self.watching}
         return self.unheard(now) | {node for node in far if not self.peer(node, now).linked}
 
     def heard(self, now: float) -> frozenset[bytes]:
-        """Nodes that are certainly alive: a beat has just come, or a link to one that we do not watch."""
+        """Return nodes that are certainly alive: with a recent heartbeat, or unwatched with a link."""
         found = {node for node, peer in self.peers.items() if peer.present(now) is not None}
         far = (node for node in self._history.places if node not in self.watching and node != self._me)
         return frozenset(found | {node for node in far if self.peer(node, now).linked})
 
     def dead(self, now: float) -> frozenset[bytes]:
-        """Members that are dead as far as can be told."""
+        """Return the members that are judged dead."""
         others = {}
         for node, peer in self.peers.items():
             said = peer.suspects(now)
@@ -65,7 +68,7 @@ class PeerTable:
         return failure_detector.judged_dead(self._history.places, self.unheard(now), others)
 
     def leavers(self) -> frozenset[bytes]:
-        """Members that have said goodbye."""
+        """Return the members that have said goodbye."""
         members = self._history.places
         return frozenset(
             node
@@ -74,7 +77,7 @@ class PeerTable:
         )
 
     def visitors(self, now: float) -> tuple[PresentMember, ...]:
-        """Nodes that want in and that we hear: the coordinator may have no link to them."""
+        """Return live nodes that are not in the view, since the coordinator may have no link to them."""
         found = []
         for node, peer in self.peers.items():
             here = peer.present(now)
@@ -86,7 +89,7 @@ class PeerTable:
         return tuple(found[:_MOST_VISITORS])
 
     def arrived(self, barred: frozenset[bytes], now: float) -> dict[bytes, PresentMember]:
-        """Everybody else who is alive and may be in the next view, by our own ears or a member's word."""
+        """Return live nodes that may be in the next view, seen by this node or reported by a member."""
         found: dict[bytes, PresentMember] = {}
         for node, peer in self.peers.items():
             if node in self._history.places and self._history.role(node) == "owner":
@@ -110,7 +113,10 @@ class PeerTable:
         return allowed
 
     def _is_news(self, here: PresentMember, now: float) -> bool:
-        """Of a member we have our own ears, and of one that we have just evicted others may not know yet."""
+        """Return True if a reported node is new.
+
+        Members are watched directly, and other members may not know of an eviction yet.
+        """
         member = self._history.place(here.node)
         if member is not None and member.incarnation == here.incarnation:
             return False

@@ -1,10 +1,10 @@
-"""What a member knows of the others from their beats. Pure."""
+"""State of one peer, learned from its heartbeats. Pure."""
 
 from __future__ import annotations
 
+from barnraise.membership.consensus.paxos import ChainPosition
 from barnraise.membership.failure_detector import BEAT_S, FailureDetector
 from barnraise.membership.messages import Heartbeat
-from barnraise.membership.paxos import ChainPosition
 from barnraise.membership.view import PresentMember
 
 _REPORT_S = 6 * BEAT_S
@@ -16,7 +16,7 @@ _JUST_S = 5.0
 
 
 class PeerState:
-    """One other node, linked or not."""
+    """State of one other node, with or without a link."""
 
     __slots__ = (
         "_evicted",
@@ -53,6 +53,7 @@ class PeerState:
         self._lives: list[float] = []
 
     def heard(self, beat: Heartbeat, now: float) -> None:
+        """Record a heartbeat; ignore late and repeated ones."""
         if self.beat is not None and beat.me.incarnation != self.beat.me.incarnation:
             self.health, self.serial, self.echo = FailureDetector(now), 0, 0
             self._lives = [*(then for then in self._lives if now - then < _FORGET_S), now]
@@ -64,6 +65,7 @@ class PeerState:
 
     @property
     def position(self) -> ChainPosition:
+        """Return the chain position in its last heartbeat."""
         return (
             ChainPosition(self.beat.branch, self.beat.number)
             if self.beat is not None
@@ -72,30 +74,33 @@ class PeerState:
 
     @property
     def log_length(self) -> int:
+        """Return the length of its trust log in its last heartbeat."""
         return self.beat.log_length if self.beat is not None else 0
 
     def present(self, now: float) -> PresentMember | None:
-        """Its incarnation, if it is alive: a beat of it has just come. To be forgiven is not enough."""
+        """Return its incarnation if a heartbeat has just arrived, else None."""
         if self.beat is None or self.gone or self.health.is_silent(now):
             return None
         return self.beat.me if now - self.got <= self.health.patience else None
 
     def is_suspect(self, now: float) -> bool:
+        """Return True if the peer is gone or silent."""
         return self.gone or self.health.is_silent(now)
 
     def suspects(self, now: float) -> tuple[bytes, ...] | None:
-        """Whom it misses; None if it has not said so lately."""
+        """Return the nodes that it suspects, or None if it has not reported lately."""
         if self.beat is None or now - self._reported > _REPORT_S:
             return None
         return self.beat.suspects
 
     def visitors(self, now: float) -> tuple[PresentMember, ...]:
+        """Return the waiting nodes that it reported lately."""
         if self.beat is None or now - self._reported > _REPORT_S:
             return ()
         return self.beat.visitors
 
     def evicted(self, now: float) -> None:
-        """Who is evicted again and again waits longer each time before it is let in: 0, 1, 2, 4, 8 s."""
+        """Record an eviction of the peer. Repeated ones delay its next admission: 0, 1, 2, 4, 8 s."""
         self._evicted = [then for then in self._evicted if now - then < _FORGET_S]
         count = len(self._evicted)
         self._evicted.append(now)
@@ -103,12 +108,15 @@ class PeerState:
         self._held_off = now + (min(_MOST_HOLD_S, 2.0 ** (count - 1)) if count else 0.0)
 
     def must_wait(self, incarnation: bytes, now: float, *, guest: bool) -> bool:
-        """Whether this incarnation may not be let in yet; another one than was evicted need not wait."""
+        """Return True if this incarnation may not be admitted yet.
+
+        Only the evicted incarnation and a node that restarts too often must wait.
+        """
         most = _MOST_GUEST_LIVES if guest else _MOST_LIVES
         if len(self._lives) > most and now - self._lives[-1] < _MOST_HOLD_S:
             return True
         return incarnation == self._gone_as and now < self._held_off
 
     def was_just_evicted(self, incarnation: bytes, now: float) -> bool:
-        """Then what others still say of it is old."""
+        """Return True if reports of other members about this incarnation may be out of date."""
         return incarnation == self._gone_as and bool(self._evicted) and now - self._evicted[-1] < _JUST_S

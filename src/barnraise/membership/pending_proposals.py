@@ -1,4 +1,4 @@
-"""Entries that owners want in the trust log, until they are in it or too old. Pure."""
+"""Pending proposals: trust log entries that owners want, until they are decided or expire. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_AT_ONCE = 16
 class FittingProposal(NamedTuple):
     """Entries that can be decided now, and nodes that must leave the view first.
 
-    The decision that revokes a node carries the new secret, so that node must not be asked to vote on it.
+    The decision that revokes a node carries the new secret, so that node must not vote on it.
     """
 
     entries: tuple[bytes, ...]
@@ -26,13 +26,14 @@ class FittingProposal(NamedTuple):
 
 
 class PendingProposals:
-    """Kept by every node, so that a wish survives the coordinator that first heard it."""
+    """Proposed entries, kept by every node so that they survive the coordinator."""
 
     def __init__(self) -> None:
         self._until: dict[bytes, float] = {}
         self._repeated = -1e9
 
     def add(self, entry: bytes, history: History, now: float) -> None:
+        """Add an entry that extends the current log; ignore any other."""
         if entry in self._until or len(self._until) >= _MOST_WISHES:
             return
         try:
@@ -42,15 +43,16 @@ class PendingProposals:
         self._until[entry] = now + _WISH_S
 
     def forget(self, entries: tuple[bytes, ...]) -> None:
+        """Remove entries that were decided."""
         for entry in entries:
             self._until.pop(entry, None)
 
     def removals(self) -> frozenset[bytes]:
-        """Nodes whose revocation is wished for: they must neither coordinate nor be told."""
+        """Return the nodes with a proposed revocation, which must neither coordinate nor be told."""
         return frozenset(node for node in map(_removed, self._until) if node is not None)
 
     def due(self, now: float, *, at_once: bool = False) -> tuple[bytes, ...]:
-        """What to tell the coordinator (again)."""
+        """Return the entries to send to the coordinator now, and drop expired ones."""
         self._until = {entry: until for entry, until in self._until.items() if now < until}
         if not self._until or (now - self._repeated < _AGAIN_S and not at_once):
             return ()
@@ -58,6 +60,7 @@ class PendingProposals:
         return tuple(self._until)
 
     def fitting(self, history: History) -> FittingProposal:
+        """Return the entries that extend the log one after the other."""
         log = history.log
         entries: list[bytes] = []
         barred: set[bytes] = set()

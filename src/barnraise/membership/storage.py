@@ -1,6 +1,6 @@
-"""What an agent must not forget, in SQLite: synced to disk before any answer that depends on it leaves.
+"""Storage of an agent's promises, trust log and runs in SQLite, synced before any reply that depends on them.
 
-A node that loses this file must become a new node: its promises are part of what others rely on.
+A node that loses this file must become a new node: others rely on its promises.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from barnraise.core.database import open_database
 from barnraise.core.errors import BarnraiseError, MembershipError
 from barnraise.identity.private_file import private_directory
 from barnraise.identity.trust import TrustLog, decode_entry
-from barnraise.membership.paxos import AcceptorState
+from barnraise.membership.consensus.paxos import AcceptorState
 
 FILE_NAME = "cluster.db"
 VIEWS = "views"
@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS run (place INTEGER PRIMARY KEY, name TEXT UNIQUE, rec
 
 
 class MembershipStorage:
-    """One agent's file. Every method that writes returns only when the disk has it."""
+    """Database of one agent. Every method that writes returns only when the data is on disk."""
 
     def __init__(self, directory: Path) -> None:
         self._path = private_directory(directory) / FILE_NAME
@@ -44,7 +44,7 @@ class MembershipStorage:
         self._base.close()
 
     def record(self, chain: str = VIEWS) -> AcceptorState | None:
-        """The kept record of a chain."""
+        """Return the stored acceptor state of a chain."""
         row = self._row("SELECT record FROM chain WHERE name = ?", chain)
         if row is None:
             return None
@@ -54,7 +54,7 @@ class MembershipStorage:
             raise self._broken(error) from error
 
     def log(self) -> TrustLog | None:
-        """The kept trust log, verified anew."""
+        """Return the stored trust log, verified again."""
         rows = self._base.execute("SELECT entry FROM trust ORDER BY place").fetchall()
         if not rows:
             return None
@@ -70,7 +70,10 @@ class MembershipStorage:
         entries: tuple[bytes, ...] = (),
         chain: str = VIEWS,
     ) -> None:
-        """In one transaction; ``entries`` follow the first ``log_from`` of the log, unless that is None."""
+        """Save in one transaction.
+
+        ``entries`` replace the log after its first ``log_from`` entries, unless ``log_from`` is None.
+        """
         encoded = msgspec.msgpack.encode(record)
         with self._transaction():
             self._base.execute("INSERT OR REPLACE INTO chain VALUES (?, ?)", (chain, encoded))
@@ -80,7 +83,7 @@ class MembershipStorage:
                 self._base.executemany("INSERT INTO trust VALUES (?, ?)", list(places))
 
     def replace_cluster(self, record: AcceptorState, entries: tuple[bytes, ...]) -> None:
-        """Forget the cluster that this machine was in, for another."""
+        """Replace the cluster that this machine was in by another."""
         with self._transaction():
             self._base.execute("DELETE FROM chain")
             self._base.execute("DELETE FROM trust")
@@ -90,7 +93,7 @@ class MembershipStorage:
             self._base.executemany("INSERT INTO trust VALUES (?, ?)", list(enumerate(entries)))
 
     def fact(self, name: str) -> bytes | None:
-        """Something that is good to know again after a restart, such as an address."""
+        """Return a value that is useful after a restart, such as an address."""
         return self._row("SELECT value FROM fact WHERE name = ?", name)
 
     def keep_fact(self, name: str, value: bytes) -> None:
@@ -98,7 +101,7 @@ class MembershipStorage:
             self._base.execute("INSERT OR REPLACE INTO fact VALUES (?, ?)", (name, value))
 
     def runs(self) -> list[tuple[str, bytes]]:
-        """The kept records of runs, in the order in which they were first kept."""
+        """Return the stored records of runs, oldest first."""
         rows = self._base.execute("SELECT name, record FROM run ORDER BY place").fetchall()
         return [(str(name), bytes(record)) for name, record in rows]
 

@@ -1,4 +1,4 @@
-"""The view: the agreed set of agents, most senior first; and how the next one follows. Pure."""
+"""View: the agreed set of agents, most senior first, and the rule for the next one. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from msgspec import Meta
 
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError
-from barnraise.membership.paxos import MOST_VOTERS, PaxosDecision, RawNode, is_quorum, new_branch
+from barnraise.membership.consensus.paxos import MOST_VOTERS, PaxosDecision, RawNode, new_branch
 
 IncarnationId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 _NOTHING = bytes(32)
 
 
 class PresentMember(msgspec.Struct, frozen=True, array_like=True):
-    """A member: which node, in which incarnation, whether it votes, whether it takes work."""
+    """Member of a view: its node, its incarnation, whether it votes and takes work."""
 
     node: RawNode
     incarnation: IncarnationId
@@ -26,7 +26,7 @@ class PresentMember(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MembershipView(msgspec.Struct, frozen=True, array_like=True):
-    """What one decision of the cluster's chain says. ``entries`` extend the trust log from ``log_from``."""
+    """Content of one decision of the cluster's chain. ``entries`` extend the trust log from ``log_from``."""
 
     members: Annotated[tuple[PresentMember, ...], Meta(max_length=MOST_VOTERS)]
     log_from: Annotated[int, Meta(ge=0, le=4096)]
@@ -35,6 +35,7 @@ class MembershipView(msgspec.Struct, frozen=True, array_like=True):
     why: Annotated[str, Meta(max_length=500)] = ""
 
     def of(self, node: bytes) -> PresentMember | None:
+        """Return the member with this node id, or None."""
         return next((member for member in self.members if member.node == node), None)
 
     @property
@@ -53,7 +54,10 @@ _decoder = msgspec.msgpack.Decoder(MembershipView)
 def decide(
     last: PaxosDecision | None, previous: bytes, view: MembershipView, chance: int = 0
 ) -> PaxosDecision:
-    """The decision that would make this the next view; without somebody it opens a branch."""
+    """Return the decision that makes this the next view.
+
+    A view without absent voters opens a branch.
+    """
     branch, number = (last.branch, last.number) if last is not None else (0, 0)
     return PaxosDecision(
         branch=new_branch(last, chance) if view.without and last is not None else branch,
@@ -65,40 +69,31 @@ def decide(
 
 
 def first(node: bytes, incarnation: bytes, log_length: int) -> PaxosDecision:
-    """The first view of a cluster that this node has just founded."""
+    """Return the first view of a cluster that this node has just founded."""
     view = MembershipView((PresentMember(node, incarnation),), log_length, (), why="the cluster was founded")
     return decide(None, _NOTHING, view)
 
 
 def nowhere() -> PaxosDecision:
-    """What a node holds that has been paired but has heard of no view yet."""
+    """Return the decision of a node that was paired but knows no view yet."""
     return PaxosDecision(
         branch=0, number=0, previous=_NOTHING, voters=(), payload=_encoder.encode(MembershipView((), 0, ()))
     )
 
 
 def read_view(decision: PaxosDecision) -> MembershipView:
-    """ProtocolError if it is not a view whose voters are those that decide next."""
+    """Decode the view of a decision.
+
+    Raise ProtocolError if its voters are not those of the decision.
+    """
     view = decode(_decoder, decision.payload, "a view cannot be read")
     if view.voters != decision.voters or len(set(view.nodes)) != len(view.members):
         raise ProtocolError("a view contradicts itself")
     return view
 
 
-def coordinator(view: MembershipView, dead: Collection[bytes]) -> tuple[bytes | None, str]:
-    """The most senior voter who is not known to be dead, and why it is that one."""
-    passed = 0
-    for member in view.members:
-        if member.votes and member.node not in dead:
-            if passed:
-                return member.node, f"the {passed} more senior do not answer"
-            return member.node, "the most senior member"
-        passed += member.votes
-    return None, "no voter answers"
-
-
 class WantedChange(msgspec.Struct, frozen=True):
-    """What the coordinator knows that is not in the view yet."""
+    """Changes that the coordinator knows and the view does not have yet."""
 
     dead: Collection[bytes]
     leaving: Collection[bytes]
@@ -109,8 +104,10 @@ class WantedChange(msgspec.Struct, frozen=True):
 
 
 def next_view(view: MembershipView, wanted: WantedChange) -> MembershipView | None:
-    """The view that should follow, or None if this one is right. Who stays keeps its seniority; returners,
-    new incarnations of members among them, go last."""
+    """Return the view that should follow, or None if the current one is right.
+
+    Members that stay keep their seniority. Members that return, also as a new incarnation, go last.
+    """
     gone = {*wanted.dead, *wanted.leaving}
     reasons = []
     stay: list[PresentMember] = []
@@ -151,22 +148,3 @@ def _sentence(reasons: list[tuple[str, bytes]], wanted: WantedChange) -> str:
     if wanted.absent:
         parts.append("by the user's word without the absent")
     return "; ".join(parts) or "roles changed"
-
-
-class MemberStanding(msgspec.Struct, frozen=True):
-    """Whether this side can decide, and if not, for whom it waits."""
-
-    decides: bool
-    missing: tuple[bytes, ...]
-    needed: tuple[bytes, ...]
-
-
-def standing(view: MembershipView, dead: Collection[bytes]) -> MemberStanding:
-    """``needed``: the absent voters of whom one more (or the first of them) would make a quorum."""
-    voters = view.voters
-    live = [node for node in voters if node not in dead]
-    missing = tuple(node for node in voters if node in dead)
-    if is_quorum(voters, live):
-        return MemberStanding(True, missing, ())
-    enough = tuple(node for node in missing if is_quorum(voters, [*live, node]))
-    return MemberStanding(False, missing, enough or missing)

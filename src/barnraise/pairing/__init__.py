@@ -1,7 +1,7 @@
-"""How two machines come to trust each other: codes, pre-shared keys, and the exchange between them.
+"""Pairing of two machines: codes, pre-shared keys, and the protocol between the two sides.
 
-Sans-IO: the agent moves the bytes and tells the time. May import ``identity``, the pure parts of
-``transport``, and ``core``.
+The protocol is sans-IO: the agent moves the bytes and passes the time. Sockets belong in ``agent`` and
+``transport``.
 """
 
 from barnraise.pairing.code import PairingCode, new_code, offer_tag, parse_code

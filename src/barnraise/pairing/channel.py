@@ -1,7 +1,7 @@
-"""From a shared password to two sealed directions: SPAKE2, then HKDF, then ChaCha20-Poly1305. Pure.
+"""Encrypted channel from a shared password: SPAKE2, then HKDF, then ChaCha20-Poly1305. Pure.
 
-The joiner is side A of SPAKE2 and the offerer side B. The keys come from SPAKE2's key and from the hash of
-all that was said in clear, so that a changed byte gives other keys.
+The joiner is side A of SPAKE2 and the offerer side B. The keys are derived from SPAKE2's key and from the
+hash of all messages in clear, so that a changed byte gives other keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OTHER: dict[Side, Side] = {"joiner": "offerer", "offerer": "joiner"}
 
 
 class SpakeExchange:
-    """One side of one SPAKE2 run. It is used once."""
+    """One side of one SPAKE2 run, for a single use."""
 
     def __init__(self, side: Side, password: bytes, tag: bytes) -> None:
         self.side: Side = side
@@ -41,7 +41,7 @@ class SpakeExchange:
         self.message: bytes = self._spake.start()
 
     def finish(self, message: bytes) -> bytes:
-        """The key that the other side has too, if it used the same password."""
+        """Return the key, which the other side has too if it used the same password."""
         _check_element(message, _OTHER[self.side])
         try:
             key: bytes = self._spake.finish(message)
@@ -54,7 +54,7 @@ class SpakeExchange:
 
 
 class PairingChannel:
-    """Seals what this side sends and opens what the other side sent, each in its order."""
+    """Encrypts what this side sends and decrypts what the other side sent, each in order."""
 
     def __init__(self, side: Side, key: bytes, *, tag: bytes, hello: bytes, answer: bytes) -> None:
         self.side: Side = side
@@ -70,7 +70,7 @@ class PairingChannel:
         return self._sends.encrypt(_nonce(self._sent), plain, None)
 
     def open(self, sealed: bytes) -> bytes | None:
-        """None if the other side does not have the same key, or somebody changed a byte."""
+        """Decrypt a message; return None if the key differs or a byte was changed."""
         self._heard += 1
         try:
             return self._hears.decrypt(_nonce(self._heard), sealed, None)
@@ -78,7 +78,7 @@ class PairingChannel:
             return None
 
     def to_sign(self, by: Side, *parts: bytes) -> bytes:
-        """What a node key signs to say: this exchange, and no other, was mine."""
+        """Return the bytes that a node key signs to prove that it took part in this exchange."""
         head = _joined(_PROTOCOL, b"signature of", by.encode(), self._transcript, self._binding)
         return head + _joined(*parts)
 
@@ -100,7 +100,7 @@ def _transcript(tag: bytes, hello: bytes, answer: bytes) -> bytes:
 
 
 def _joined(*parts: bytes) -> bytes:
-    """Each part with its length before it, so that no two lists give the same bytes."""
+    """Join the parts, each with its length before it, so that no two lists give the same bytes."""
     return b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
 
@@ -109,7 +109,7 @@ def _nonce(count: int) -> bytes:
 
 
 def _check_element(message: bytes, side: Side) -> None:
-    """What the library leaves open: the length, one form for each group element, and zero with a sign."""
+    """Check what the library leaves open: the length, one form per group element, and zero with a sign."""
     height = int.from_bytes(message[1:], "little") & (_SIGN_BIT - 1)
     if len(message) != SPAKE_BYTES or message[:1] != _LETTER[side] or not 1 < height < _FIELD_PRIME:
         raise PairingError("the other machine's half of the key exchange has a wrong form")

@@ -1,6 +1,6 @@
-"""The pairing code: a number that says which offer is meant, and two words that nobody else knows.
+"""Pairing code: a public number that names the offer, and two secret words.
 
-The number is public: it is in the advert. The words are 16 bits, enough because a code allows one guess.
+The number is in the advert. The words are 16 bits, which is enough because a code allows one guess.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORM = "A code is a number and two words, as in 7-crossover-clockwork."
 
 @dataclass(frozen=True, repr=False)
 class PairingCode:
-    """``str`` gives it as people see it; ``repr``, which lands in logs, keeps the words back."""
+    """Number and two words. ``str`` shows all of it; ``repr``, which ends in logs, hides the words."""
 
     number: int
     first: str
@@ -53,21 +53,21 @@ class PairingCode:
 
 
 def new_code(number: int | None = None) -> PairingCode:
-    """A random code; the number too, unless the caller must avoid one that is taken."""
+    """Return a random code; ``number`` is random, too, unless the caller passes a free one."""
     if number is None:
         number = secrets.choice(NUMBERS)
     return PairingCode(number, secrets.choice(WORDS), secrets.choice(WORDS))
 
 
 def offer_tag(number: int) -> bytes:
-    """What an open offer is found by, in adverts and in the preface. It hides nothing."""
+    """Return the tag of an open offer, in adverts and in the preface. It hides nothing."""
     return hashlib.sha3_256(_TAG_DOMAIN + str(number).encode("ascii")).digest()[:TAG_BYTES]
 
 
 def parse_code(text: str) -> PairingCode:
-    """Read what a person typed: case, blanks, dashes and word ends do not matter, wrong words do.
+    """Parse typed text: case, blanks, dashes and word ends do not matter; unknown words are an error.
 
-    A slip of the finger is found here, before it costs the only guess.
+    A typing error is found here, before it costs the only guess.
     """
     if len(text) > _LONGEST_INPUT:
         raise PairingError("this is too long for a pairing code", hint=_FORM)
@@ -102,7 +102,7 @@ def _word(typed: str) -> str:
 
 
 def _match(typed: str) -> str | None:
-    """The word itself, or the one that begins so."""
+    """Return the word itself, or the one word that starts with the text."""
     if typed in _KNOWN:
         return typed
     if len(typed) < PREFIX_LETTERS:
@@ -112,7 +112,7 @@ def _match(typed: str) -> str | None:
 
 
 def _split(letters: list[str]) -> tuple[str, str]:
-    """Two words run together or torn apart; whole words are preferred to beginnings."""
+    """Split words that were joined or torn apart; prefer whole words to beginnings."""
     typed = "".join(letters)
     places = range(PREFIX_LETTERS, min(len(typed), _LONGEST_WORD + 1))
     halves = [(typed[:place], typed[place:]) for place in places]

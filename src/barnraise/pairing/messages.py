@@ -1,6 +1,7 @@
-"""What the two machines say to each other: typed, bounded, and read strictly. Pure.
+"""Messages of the pairing protocol: typed, bounded, and decoded strictly. Pure.
 
-``PairingHello``, ``PairingAnswer`` and ``PairingUnable`` go in clear; the rest only sealed (see ``channel``).
+``PairingHello``, ``PairingAnswer`` and ``PairingUnable`` are sent in clear; the rest only encrypted (see
+``channel``).
 """
 
 from __future__ import annotations
@@ -49,27 +50,27 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 
 class PairingHello(_Message, frozen=True, tag="hello"):
-    """Joiner, first: the versions that it speaks and its half of SPAKE2."""
+    """First message, from the joiner: its versions and its half of SPAKE2."""
 
     versions: _Versions
     spake: _Spake
 
 
 class PairingAnswer(_Message, frozen=True, tag="answer"):
-    """Offerer: the version chosen and its half of SPAKE2. With this the code is spent."""
+    """Offerer's answer: the chosen version and its half of SPAKE2. It uses up the code."""
 
     version: _Version
     spake: _Spake
 
 
 class PairingUnable(_Message, frozen=True, tag="unable"):
-    """Offerer, instead of an answer: no version in common. The code is not spent."""
+    """Offerer's answer without a common version. It does not use up the code."""
 
     versions: _Versions
 
 
 class PairingProof(_Message, frozen=True, tag="proof"):
-    """Joiner: who it is, where it is, and its node key's signature of all that was said."""
+    """Joiner's node id, name, addresses, and its signature of the exchange."""
 
     node: _Key
     name: _Name
@@ -80,7 +81,7 @@ class PairingProof(_Message, frozen=True, tag="proof"):
 
 
 class PairingPeer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a machine of the cluster was last seen."""
+    """Last known address of a machine of the cluster."""
 
     node: _Key
     addresses: _Addresses
@@ -99,7 +100,7 @@ _Peers = Annotated[tuple[PairingPeer, ...], Meta(max_length=MOST_PEERS)]
 
 
 class PairingGrant(_Message, frozen=True, tag="grant"):
-    """Offerer: who it is, what is granted, the whole trust log, where the others are, and its signature."""
+    """Offerer's node id, the granted role, the trust log, known addresses, and its signature."""
 
     node: _Key
     name: _Name
@@ -116,13 +117,13 @@ class PairingGrant(_Message, frozen=True, tag="grant"):
 
 
 class PairingRefusal(_Message, frozen=True, tag="refusal"):
-    """Offerer, instead of a grant: why not, for a person."""
+    """Offerer's rejection instead of a grant, with a reason for people."""
 
     reason: _Text
 
 
 class PairingDone(_Message, frozen=True, tag="done"):
-    """Joiner, last: it has verified and kept the log with this head."""
+    """Last message, from the joiner: it has verified and stored the log with this head."""
 
     head: _Hash
 
@@ -137,7 +138,7 @@ _Two = TypeVar("_Two", bound=_Message)
 
 
 def encode(message: Message, limit: int) -> bytes:
-    """The message's bytes, if they are such that the other side would take them."""
+    """Encode a message, and check that the other side would accept it."""
     data = _ENCODER.encode(message)
     decode(data, type(message), limit=limit)
     return data
@@ -154,7 +155,7 @@ def decode(data: bytes, expected: type[_One], instead: type[_Two], *, limit: int
 def decode(
     data: bytes, expected: type[_Message], instead: type[_Message] | None = None, *, limit: int
 ) -> _Message:
-    """Read one message of an expected kind; PairingError for anything else."""
+    """Decode a message of an expected kind; raise PairingError for anything else."""
     if len(data) > limit:
         raise PairingError(f"a pairing message has {len(data)} bytes, at most {limit} are allowed here")
     try:
@@ -184,7 +185,7 @@ def _check_texts(message: object) -> None:
 
 
 def dialable(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Those that may be told to another machine, the first ones if there are many."""
+    """Return the addresses that another machine may dial, up to the limit."""
     return tuple(text for text in dict.fromkeys(addresses) if _is_dialable(text))[:MOST_ADDRESSES]
 
 

@@ -1,7 +1,7 @@
-"""An offer to be paired: open for a while, good for one guess, and able to say what became of it.
+"""Offer to pair: open for a limited time, good for one guess, with an outcome.
 
-It is told the time; it keeps no clock. A code is spent as soon as a machine's half of the key exchange has
-been answered: that machine then knows whether its guess was right, whatever happens next.
+The time is passed in. A code is used up as soon as the offerer has answered the joiner's half of the key
+exchange. The joiner then knows whether its guess was right.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _AGAIN = "Run `barnraise pair` for a new code."
 
 
 class PairingOffer:
-    """One open code, or a pre-shared key. A key has many guesses and no end, since nobody can guess it."""
+    """One open code, or a pre-shared key.
+
+    A key allows many guesses and does not expire, because it cannot be guessed.
+    """
 
     def __init__(
         self,
@@ -62,25 +65,25 @@ class PairingOffer:
         return self._state
 
     def open_at(self, now: float) -> bool:
-        """Whether a machine may still come with a guess: advertise it as long as this is so."""
+        """Return True if a joiner may still try; advertise the offer as long as this is so."""
         return self.state(now) == "open"
 
     def seconds_left(self, now: float) -> float:
         return max(0.0, self._created + self._lifetime_s - now) if self.open_at(now) else 0.0
 
     def take(self, now: float) -> Offerer | str:
-        """A machine for one connection, or the sentence that says why there is none."""
+        """Return the protocol of one connection, or a sentence with the reason why there is none."""
         if not self.open_at(now):
             return self.sentence(now)
         return Offerer(self.secret, self.role, self._key, self._name, self)
 
     def withdraw(self) -> None:
-        """The user changed their mind; a guess that was answered already stays answered."""
+        """Close the offer at the user's wish. A guess that was answered already stays answered."""
         if self._state == "open":
             self._state = "withdrawn"
 
     def sentence(self, now: float) -> str:
-        """What became of it, for a person."""
+        """Return the outcome as a sentence for people."""
         what = "pre-shared key" if self.is_psk else "code"
         match self.state(now):
             case "open":
@@ -126,9 +129,10 @@ class PairingOffer:
 
 
 def grant_text(role: Role, side: Literal["joiner", "offerer"], other: str, *, user: str | None = None) -> str:
-    """The sentences for one side. ``other`` is the name of the machine at the other end.
+    """Return the sentences about a grant for one side.
 
-    ``user`` is the account that code from the other machines runs as on this one.
+    ``other``: name of the other machine. ``user``: account on this machine that runs code of the other
+    machines.
     """
     account = f" as user {user}" if user else ""
     undo = f"Undo: barnraise unpair {other}"

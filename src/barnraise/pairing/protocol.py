@@ -1,15 +1,15 @@
-"""The two sides of a pairing, as machines that take bytes and give bytes. Sans-IO: no socket, no clock.
+"""Pairing protocol: two sans-IO state machines that take bytes and return bytes, without socket or clock.
 
     joiner                              offerer
     Hello    versions, SPAKE2   ->
-                                <-      Answer   version, SPAKE2        (the code is spent from here on)
-    Proof    node, signature    ->                                      (sealed, as all that follows)
+                                <-      Answer   version, SPAKE2        (the code is used up from here on)
+    Proof    node, signature    ->                                      (encrypted, like all that follows)
                                 <-      Grant    node, role, log, signature; or Refusal
     Done     head of the log    ->
 
-The joiner proves first: whoever only pretends to make an offer learns nothing about the cluster, and the
-offerer sees a wrong code as a message that it cannot open. Every PairingError ends the machine; the
-connection is then closed without a word.
+The joiner proves first, so that a false offerer learns nothing about the cluster. The offerer sees a wrong
+code as a message that it cannot decrypt. Every PairingError ends the protocol; the connection is then closed
+without a message.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ from barnraise.pairing.psk import Psk
 
 @dataclass(frozen=True)
 class PairingProven:
-    """On the offerer's side: this machine knew the code. Let the cluster decide, then grant or refuse."""
+    """Offerer's event: the joiner knew the code.
+
+    The caller lets the cluster decide, then grants or refuses.
+    """
 
     node: NodeId
     name: str
@@ -57,7 +60,7 @@ class PairingProven:
 
 @dataclass(frozen=True)
 class PairingJoined:
-    """On the joiner's side: it is in."""
+    """Joiner's event: it is a member of the cluster."""
 
     log: TrustLog
     role: Role
@@ -68,21 +71,21 @@ class PairingJoined:
 
 @dataclass(frozen=True)
 class PairingConfirmed:
-    """On the offerer's side: the joiner has the log."""
+    """Offerer's event: the joiner has stored the log."""
 
     node: NodeId
 
 
 @dataclass(frozen=True)
 class PairingAborted:
-    """On the offerer's side: no version in common; send what there is to send and close. Nothing is spent."""
+    """Offerer's event: no common version. Send the bytes and close; the code is not used up."""
 
     reason: str
 
 
 @dataclass(frozen=True, repr=False)
 class PairingStep:
-    """What a received message leads to: bytes to send, a result, both or neither."""
+    """Outcome of a received message: bytes to send, an event, both or neither."""
 
     send: bytes | None = None
     done: PairingProven | PairingJoined | PairingConfirmed | PairingAborted | None = None
@@ -90,7 +93,7 @@ class PairingStep:
 
 @dataclass(frozen=True)
 class PeerIntroduction:
-    """What a machine says about itself."""
+    """Name and addresses that a machine sends about itself."""
 
     name: str
     platform: str
@@ -99,16 +102,16 @@ class PeerIntroduction:
 
 
 class CodeGuess(Protocol):
-    """How an offerer's machine tells its offer what became of the one guess."""
+    """Interface by which the offerer's protocol reports the outcome of the one guess to its offer."""
 
     def claim(self) -> None:
-        """Spend the guess; PairingError if there is none."""
+        """Use up the guess; raise PairingError if there is none."""
 
     def check(self) -> None:
-        """PairingError if there is no guess to spend."""
+        """Raise PairingError if there is no guess left."""
 
     def spoil(self) -> None:
-        """Something came that was no guess."""
+        """Note that the message was not a guess."""
 
     def burn(self, why: str) -> None: ...
 
@@ -116,7 +119,7 @@ class CodeGuess(Protocol):
 
 
 class Joiner:
-    """The machine that wants in. One code, one connection, one guess: never try again with the same code."""
+    """Protocol of the machine that joins. One code, one connection, one guess: never retry with a code."""
 
     def __init__(
         self,
@@ -126,7 +129,10 @@ class Joiner:
         *,
         role: Role | None = None,
     ) -> None:
-        """``role`` is the only one that the user agreed to, if they said so; a pre-shared key says it."""
+        """Start a join with a code or a key.
+
+        ``role``: the only role that the user agreed to, if any; a pre-shared key sets it.
+        """
         self._secret = secret
         self._wanted = secret.role if isinstance(secret, Psk) else role
         self._key = key
@@ -147,7 +153,7 @@ class Joiner:
 
     @property
     def limit(self) -> int:
-        """The most bytes that the next message may have."""
+        """Return the most bytes that the next message may have."""
         return messages.GRANT_BYTES if self._channel else messages.HELLO_BYTES
 
     def begin(self) -> PairingStep:
@@ -167,7 +173,7 @@ class Joiner:
             raise
 
     def lost(self) -> PairingError:
-        """What it means that the connection ended, or the deadline passed, at this point."""
+        """Return the error for a connection that ended or timed out at this point."""
         self._over = True
         if self._channel is None:
             return PairingError(
@@ -238,7 +244,7 @@ class Joiner:
 
 
 class Offerer:
-    """The machine that lets somebody in; `Offer.take` makes it, one for each connection."""
+    """Protocol of the machine that admits another; `PairingOffer.take` makes one for each connection."""
 
     def __init__(
         self, secret: PairingCode | Psk, role: Role, key: NodeKey, name: str, guess: CodeGuess
@@ -255,13 +261,13 @@ class Offerer:
 
     @property
     def limit(self) -> int:
-        """The most bytes that the next message may have."""
+        """Return the most bytes that the next message may have."""
         if self._channel is None:
             return messages.HELLO_BYTES
         return messages.PROOF_BYTES if self._proven is None else messages.DONE_BYTES
 
     def begin(self) -> PairingStep:
-        """The joiner speaks first."""
+        """Return the bytes to send first: none, since the joiner starts."""
         return PairingStep()
 
     def receive(self, data: bytes) -> PairingStep:
@@ -280,9 +286,9 @@ class Offerer:
             raise
 
     def grant(self, log: TrustLog, entry: SignedEntry | None, peers: Iterable[PairingPeer]) -> bytes:
-        """The answer to a proven joiner, once the cluster has decided.
+        """Return the answer to a proven joiner, after the cluster has decided.
 
-        ``entry`` is the admission if it is next in ``log`` but not in it yet.
+        ``entry``: the admission, if it is next in ``log`` but not in it yet.
         """
         channel, proven = self._deciding()
         if entry is not None and entry.index == len(log):
@@ -313,7 +319,7 @@ class Offerer:
         return channel.seal(signed)
 
     def refuse(self, reason: str) -> bytes:
-        """Tell a proven joiner why it is not let in after all; the code stays spent."""
+        """Return the message that rejects a proven joiner; the code stays used up."""
         channel, _ = self._deciding()
         self._over = True
         shown = printable(reason, instead=" ")[: messages.LONGEST_TEXT]
@@ -321,7 +327,7 @@ class Offerer:
         return channel.seal(messages.encode(refusal, messages.GRANT_BYTES - TAG_OVERHEAD))
 
     def lost(self) -> PairingError:
-        """What it means that the connection ended, or the deadline passed, at this point."""
+        """Return the error for a connection that ended or timed out at this point."""
         proven, granted = self._proven, self._granted
         self._end("the other machine left before it had proved that it knows the code")
         if proven is None:
@@ -393,7 +399,7 @@ class Offerer:
         return PairingStep(done=PairingConfirmed(proven.node))
 
     def _deciding(self) -> tuple[PairingChannel, PairingProven]:
-        """The pause between proof and grant; to grant or refuse at another time is our own bug."""
+        """Check that a proof has come and no grant was sent; anything else is a bug of ours."""
         assert self._channel is not None, "nobody has spoken yet"
         assert self._proven is not None, "nobody has proved anything yet"
         assert self._granted is None, "it was granted already"
@@ -408,7 +414,7 @@ class Offerer:
 def _check_signature(
     channel: PairingChannel, by: Side, message: PairingProof | PairingGrant, signer: bytes, *more: bytes
 ) -> None:
-    """The node key's own word that it took part in this very exchange, and said this."""
+    """Verify that the node key took part in this very exchange and signed these values."""
     unsigned = msgspec.structs.replace(message, signature=messages.NO_SIGNATURE)
     plain = messages.encode(unsigned, messages.GRANT_BYTES)
     try:

@@ -1,6 +1,6 @@
-"""The pre-shared key, for machines that nobody sits at: 256 random bits and a role, in one line of text.
+"""Pre-shared key for machines without a keyboard: 256 random bits and a role, in one line of text.
 
-People never choose it. The check at the end finds a damaged copy and a role changed by hand.
+People never choose it. The checksum at the end finds a damaged copy and a role that was changed by hand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HINT = "Make one with `barnraise psk new` and copy its file unchanged; a key ca
 
 @dataclass(frozen=True, repr=False)
 class Psk:
-    """``str`` gives the line that goes into the file; ``repr`` keeps the key back."""
+    """Pre-shared key and its role. ``str`` is the line for the file; ``repr`` hides the key."""
 
     role: Role
     key: bytes
@@ -50,12 +50,12 @@ class Psk:
 
 
 def new_psk(role: Role) -> Psk:
-    """A fresh key; what it grants is fixed here."""
+    """Return a new random key for this role."""
     return Psk(role, secrets.token_bytes(PSK_BYTES))
 
 
 def parse_psk(text: str) -> Psk:
-    """Read the one line of a key file; anything that we did not write is refused."""
+    """Parse the one line of a key file; raise PairingError for anything that `new_psk` did not write."""
     if len(text) > _LONGEST_INPUT:
         raise PairingError("this is too long for a pre-shared key", hint=_HINT)
     found = _FORM.fullmatch(text.strip(" \t\r\n"))
@@ -68,12 +68,12 @@ def parse_psk(text: str) -> Psk:
 
 
 def psk_tag(psk: Psk) -> bytes:
-    """What machines with this key find each other by; it tells a stranger nothing about the key."""
+    """Return the tag by which machines with this key find each other; it reveals nothing of the key."""
     return _derived(psk, b"barnraise psk tag 1\0")[:TAG_BYTES]
 
 
 def psk_preface_key(psk: Psk) -> bytes:
-    """The key of the preface's MAC, so that a stranger cannot even make us compute."""
+    """Return the key of the preface's MAC, so that other machines cannot even make this one compute."""
     return _derived(psk, b"barnraise psk preface 1\0")
 
 

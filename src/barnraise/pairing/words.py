@@ -1,8 +1,9 @@
-"""The words of pairing codes: 256 plain English words, the same list for both places of a code.
+"""Word list of pairing codes: 256 plain English words, for both words of a code.
 
-Chosen so that one is not taken for another, spoken or typed: any two differ by at least four letters, the
-first four letters tell each word from all others, and no two words run together read as another pair.
-Never change the list without a new version of the code: both machines must know the same words.
+They are chosen so that one is not taken for another, spoken or typed. Any two differ by at least four
+letters. The first four letters identify a word. No two joined words read as another pair.
+
+Never change the list without a new version of the code: both machines must have the same words.
 """
 
 from __future__ import annotations

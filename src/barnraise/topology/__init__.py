@@ -1,6 +1,6 @@
-"""What the machines and the links between them can do: devices, a speed probe, and the graph to plan from.
+"""Capabilities of machines and links: devices, a speed probe, and the graph that the planner reads.
 
-May import ``local``, ``transport``, ``identity`` and ``core``; never torch.
+Connections belong in ``transport``, decisions in ``planning``. Never imports torch.
 """
 
 from barnraise.topology.devices import Device, Machine, with_speeds

@@ -1,6 +1,6 @@
-"""What a machine is made of, and how fast it was measured to be. Pure.
+"""Hardware of a machine and its measured speed. Pure.
 
-These facts come from other machines too: every text and list has a bound, and numbers are finite.
+These values come from other machines, too: every text and list is bounded, and numbers are finite.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WIDE_SPREAD = 0.25
 
 
 class Device(msgspec.Struct, frozen=True):
-    """Something that can compute. 0 bytes: not known; None: not measured."""
+    """Processor or accelerator of a machine. 0 bytes: not known; None: not measured."""
 
     kind: Kind
     index: Annotated[int, Meta(ge=0, le=255)]
@@ -42,7 +42,7 @@ class Device(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine as it is now."""
+    """Hardware, system and load of a machine as it is now."""
 
     os: Word
     os_version: Word
@@ -58,7 +58,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def torch_devices(self) -> tuple[str, ...]:
-        """As torch names them; the processor counts only where there is nothing else."""
+        """Return the names that torch uses; the CPU only if there is no accelerator."""
         found = [
             device.kind if device.kind == "mps" else f"{device.kind}:{device.index}"
             for device in self.devices
@@ -68,7 +68,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the probe found for one device; the spread is the distance of the quartiles over the median."""
+    """Probe result of one device. The spread is the distance of the quartiles over the median."""
 
     kind: Kind
     index: Annotated[int, Meta(ge=0, le=255)]
@@ -83,7 +83,7 @@ class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run of the probe found, or several runs together, and what disturbed it."""
+    """Results of one or several runs of the probe, and what disturbed them."""
 
     torch: Word | None = None
     speeds: Annotated[tuple[DeviceSpeed, ...], Meta(max_length=64)] = ()
@@ -94,13 +94,13 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def disturbed(self) -> bool:
-        """Whether another try may find better figures."""
+        """Return True if another run may give better figures."""
         wide = any(speed.spread > WIDE_SPREAD for speed in self.speeds)
         return wide or self.busy > BUSY_SHARE or self.stolen > STOLEN_SHARE
 
 
 def honest_notes(report: ProbeReport) -> tuple[str, ...]:
-    """What a reader of the figures must know."""
+    """Return what a reader of the figures must know."""
     notes = []
     if report.busy > BUSY_SHARE:
         notes.append(f"the machine was busy when its speed was measured ({report.busy:.0%} of the CPU)")
@@ -114,7 +114,7 @@ def honest_notes(report: ProbeReport) -> tuple[str, ...]:
 
 
 def with_speeds(machine: Machine, report: ProbeReport | None) -> Machine:
-    """The machine with measured figures, with devices that only the probe could see, and with its notes."""
+    """Return the machine with measured speeds, devices that only the probe can see, and notes."""
     if report is None:
         return machine
     measured = {(speed.kind, speed.index): speed for speed in report.speeds}
@@ -148,7 +148,7 @@ def with_speeds(machine: Machine, report: ProbeReport | None) -> Machine:
 
 
 def best_of(old: ProbeReport | None, new: ProbeReport) -> ProbeReport:
-    """Two tries together: a disturbance only ever slows, so that the higher figure is the truer one."""
+    """Merge two probe reports: a disturbance only slows, so the higher figure is closer to the truth."""
     if old is None:
         return new
     earlier = {(speed.kind, speed.index): speed for speed in old.speeds}
@@ -165,7 +165,7 @@ def best_of(old: ProbeReport | None, new: ProbeReport) -> ProbeReport:
 
 
 def require_finite(*figures: float | None) -> None:
-    """ValueError for what no measurement gives; bounds let a NaN pass."""
+    """Raise ValueError for NaN and infinity, which bounds do not reject."""
     for figure in figures:
         if figure is not None and not math.isfinite(figure):
             raise ValueError("a figure is not a finite number")

@@ -1,7 +1,6 @@
-"""The machines and the links between them as one frozen graph, in one canonical order. Pure.
+"""Machines and links as one frozen graph in canonical order. Pure.
 
-This is what planners read. Two graphs with the same facts are equal, have the same bytes and the same digest,
-whoever put them together.
+Planners read it. Two graphs with the same facts are equal and have the same bytes and digest.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ Pair = tuple[str, str]
 
 
 class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured between two machines, ``a`` being the one with the smaller id.
+    """Measurements between two machines; ``a`` is the one with the smaller id.
 
-    ``mbps`` is the slower direction, None before it was measured, and ``measured_s_ago`` its age when the
-    graph was made. ``address`` is the one in use and ``reason`` says why it was chosen.
+    ``mbps``: the slower direction, None before it was measured. ``measured_s_ago``: its age when the graph
+    was made. ``address``: the one in use. ``reason``: why that address was chosen.
     """
 
     a: NodeHex
@@ -50,7 +49,7 @@ class LinkFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine of the graph; ``machine`` is None while it has not described itself."""
+    """Machine of the graph; ``machine`` is None until it has described itself."""
 
     node: NodeHex
     name: Word
@@ -58,7 +57,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopologyGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes by id and links by their ends; `build_graph` puts them in order."""
+    """Nodes by id and links by their ends; `build_graph` sorts them."""
 
     nodes: Annotated[tuple[NodeFacts, ...], Meta(max_length=MOST_NODES)] = ()
     links: Annotated[tuple[LinkFacts, ...], Meta(max_length=_MOST_LINKS)] = ()
@@ -77,41 +76,41 @@ class TopologyGraph(msgspec.Struct, frozen=True, kw_only=True):
         return self.nodes[place] if found else None
 
     def link(self, a: str, b: str) -> LinkFacts | None:
-        """The link between two nodes, in either order."""
+        """Return the link between two nodes, in either order."""
         pair = ordered_pair(a, b)
         place = bisect_left(self.links, pair, key=_ends)
         found = place < len(self.links) and _ends(self.links[place]) == pair
         return self.links[place] if found else None
 
     def missing_pairs(self) -> tuple[Pair, ...]:
-        """Pairs of nodes between which nothing is known."""
+        """Return the pairs of nodes without a reported link."""
         known = {_ends(link) for link in self.links}
         ids = [facts.node for facts in self.nodes]
         pairs = ((a, b) for place, a in enumerate(ids) for b in ids[place + 1 :])
         return tuple(pair for pair in pairs if pair not in known)
 
     def whole(self) -> TopologyGraph:
-        """Machines of one cluster reach each other: those pairs that nobody told of are links, too."""
+        """Return the graph with a link for every pair, since machines of one cluster reach each other."""
         trip = max((link.rtt_s for link in self.links), default=0.0)
         unheard = [LinkFacts(a=a, b=b, rtt_s=trip) for a, b in self.missing_pairs()]
         return build_graph(self.nodes, (*self.links, *unheard))
 
     def slowest(self) -> LinkFacts | None:
-        """The link with the least bandwidth; before any was measured, the one with the longest round trip."""
+        """Return the link with the least bandwidth, or the longest round trip if none was measured."""
         measured = [link for link in self.links if link.mbps is not None]
         if measured:
             return min(measured, key=lambda link: (link.mbps or 0.0, -link.rtt_s, link.a, link.b))
         return min(self.links, key=lambda link: (-link.rtt_s, link.a, link.b), default=None)
 
     def digest(self) -> str:
-        """Names the facts, whenever they are looked at: the ages of measurements do not count."""
+        """Return a hash of the facts without the ages of the measurements."""
         links = tuple(msgspec.structs.replace(link, measured_s_ago=None) for link in self.links)
         timeless = msgspec.structs.replace(self, links=links)
         return hashlib.sha256(msgspec.msgpack.encode(timeless)).hexdigest()
 
 
 def build_graph(nodes: Iterable[NodeFacts], links: Iterable[LinkFacts] = ()) -> TopologyGraph:
-    """A graph in canonical order. Of two reports about one link, the one that measured last counts."""
+    """Build a graph in canonical order. Of two reports about a link, the latest measurement counts."""
     known = {facts.node: facts for facts in nodes}
     best: dict[Pair, LinkFacts] = {}
     for link in links:
@@ -126,7 +125,7 @@ def build_graph(nodes: Iterable[NodeFacts], links: Iterable[LinkFacts] = ()) -> 
 
 
 def ordered_pair(a: str, b: str) -> Pair:
-    """The ends of a link as they stand in a graph."""
+    """Return the ends of a link in canonical order."""
     return (a, b) if a < b else (b, a)
 
 
@@ -135,12 +134,12 @@ def encode_graph(graph: TopologyGraph) -> bytes:
 
 
 def decode_graph(data: bytes) -> TopologyGraph:
-    """ProtocolError for anything that is not a graph in canonical order."""
+    """Decode a graph; raise ProtocolError if it is not in canonical order."""
     if len(data) > _LARGEST:
         raise ProtocolError(f"a graph of {len(data)} bytes is larger than any cluster's")
     try:
         return msgspec.msgpack.decode(data, type=TopologyGraph)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # broken text is a ValueError
         raise ProtocolError(f"these bytes are not a graph: {error}") from error
 
 
@@ -149,6 +148,6 @@ def _ends(link: LinkFacts) -> Pair:
 
 
 def _newer(link: LinkFacts) -> tuple[bool, float, float, bytes]:
-    """Sorts the report to keep first, whatever the order of the reports."""
+    """Return a sort key that puts the report to keep first, for any order of the reports."""
     age = float("inf") if link.measured_s_ago is None else link.measured_s_ago
     return (link.mbps is None, age, link.rtt_s, msgspec.msgpack.encode(link))

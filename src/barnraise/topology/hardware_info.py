@@ -1,4 +1,4 @@
-"""Describes this machine in milliseconds: no torch, no other process."""
+"""Hardware description of this machine in milliseconds, without torch or another process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _nvidia_seen: tuple[Device, ...] | None = None
 
 
 def describe_machine() -> Machine:
-    """This machine without measured speeds (see `with_speeds`)."""
+    """Describe this machine without measured speeds (see `with_speeds`)."""
     notes: list[str] = []
     memory = _memory_bytes(notes)
     cpu = _cpu_name()
@@ -99,7 +99,7 @@ def _cpu_name() -> str:
 
 
 def _cpuinfo_name(text: str) -> str | None:
-    """x86 gives the model's name; many ARM boards give the board's, or nothing."""
+    """Return the CPU name; x86 gives the model, many ARM boards the board or nothing."""
     for key in ("model name", "Model", "Hardware"):
         match = re.search(rf"^{key}\s*:\s*(\S.*)$", text, re.MULTILINE)
         if match is not None and not match[1].strip().isdigit():
@@ -129,7 +129,10 @@ def _registry_cpu_name() -> str | None:
 
 
 def _cores(notes: list[str]) -> int:
-    """Cores that this process may use; a container's share of time is a note, since it is no whole number."""
+    """Return the cores that this process may use.
+
+    A container's share of time is a note, not a whole number.
+    """
     logical = psutil.cpu_count(logical=True) or 1
     physical = psutil.cpu_count(logical=False) or logical
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
@@ -149,7 +152,7 @@ def _memory_bytes(notes: list[str]) -> int:
 
 
 def _nvidia_devices() -> list[Device]:
-    """Asked once: the driver's first answer may take a second on a machine that sleeps its cards."""
+    """Return the NVIDIA devices, asked once: the first answer may take a second if the cards sleep."""
     global _nvidia_seen
     if _nvidia_seen is None:
         _nvidia_seen = tuple(_nvml_devices() or _driver_devices())
@@ -180,7 +183,7 @@ def _nvml_devices() -> list[Device]:
 
 
 def _driver_devices() -> list[Device]:
-    """What Linux' driver says without its library: names only."""
+    """Return the device names that Linux's driver lists without its library."""
     devices = []
     for index, file in enumerate(sorted(_NVIDIA.glob("*/information"))):
         match = re.search(r"^Model:\s*(\S.*)$", _read(file), re.MULTILINE)

@@ -1,7 +1,7 @@
-"""When to measure which link, how much to send, and what the arrivals say. Pure.
+"""Link measurement: when to measure, how much to send, and the bandwidth estimate. Pure.
 
-Polite: one measurement at a time on each machine (`turns`), never beside a run unless asked, never more than
-a second of traffic or 16 MB, and less as soon as the figure is steady.
+It limits its traffic. There is one measurement at a time per machine (`measurement_slots`), and none beside a
+run unless the user asks. One takes at most a second or 16 MB, and less once the figure is steady.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WINDOW_S = 0.2
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """The last measurement of a pair: when, the round trip then, and whether it gave a figure."""
+    """Last measurement of a pair: time, round trip, and whether it gave a figure."""
 
     at_s: float
     rtt_s: float
@@ -55,10 +55,10 @@ def next_measurement(
     under_way: Collection[Pair] = (),
     asked: Collection[Pair] = (),
 ) -> Pair | None:
-    """The pair to measure next, or None.
+    """Return the pair to measure next, or None.
 
-    ``busy``: nodes that take part in a run; only a pair that a person ``asked`` for is measured beside one. A
-    node of a measurement that is ``under_way`` waits, asked or not.
+    ``busy``: nodes of a run; a pair with one of them is measured only if the user ``asked``. A node of a
+    measurement that is ``under_way`` waits in any case.
     """
     occupied = {node for pair in under_way for node in pair}
     wishes = {ordered_pair(*pair) for pair in asked}
@@ -79,7 +79,7 @@ def next_measurement(
 
 
 def why_measure(link: LinkFacts, before: MeasuredLink | None, now: float) -> str | None:
-    """The reason to measure a link now, for the log; None if there is none."""
+    """Return the reason to measure a link now, for the log, or None."""
     if before is None:
         return "it was never measured"
     age = now - before.at_s
@@ -97,7 +97,7 @@ def why_measure(link: LinkFacts, before: MeasuredLink | None, now: float) -> str
 
 @dataclass(frozen=True)
 class LinkEstimate:
-    """What the arrivals so far say. ``enough``: the receiver should say stop."""
+    """Estimate from the arrivals so far. ``enough``: the receiver should stop the sender."""
 
     mbps: float | None
     spread: float
@@ -108,11 +108,11 @@ class LinkEstimate:
 
 
 def estimate(train: Sequence[tuple[float, int]]) -> LinkEstimate:
-    """Mbit/s from arrivals ``(time, bytes)`` in the order in which they came, with the spread of its parts.
+    """Return Mbit/s from arrivals ``(time, bytes)`` in their order, with the spread of its parts.
 
-    The bytes of the first arrival do not count, since nobody knows when they set out. The first part of the
-    rest is left out as well, while TCP finds its speed. What remains is cut into parts of equal bytes. The
-    median of their rates is the answer: a stall and the burst after it are outliers on either side.
+    The bytes of the first arrival do not count, since their send time is unknown. The first part of the rest
+    is left out as well, while TCP finds its speed. The remainder is cut into parts of equal bytes. The result
+    is the median of their rates: a stall and the burst after it are outliers on either side.
     """
     received = sum(size for _, size in train)
     seconds = max(0.0, train[-1][0] - train[0][0]) if train else 0.0
@@ -134,19 +134,20 @@ def estimate(train: Sequence[tuple[float, int]]) -> LinkEstimate:
 
 
 def next_piece(sent: int, received: int, elapsed_s: float) -> int:
-    """How many bytes to send now, in one message; 0: wait until more has arrived.
+    """Return the bytes to send now in one message; 0 to wait until more has arrived.
 
-    Small ones at first: of a slow line only a few large ones would arrive in time, too few to tell its speed.
+    Messages start small: of a slow link only a few large ones would arrive in time, too few for an estimate.
     """
     largest = LARGEST_PIECE if received >= _SLOW_BYTES else _SMALL_PIECE
     return min(largest, send_allowance(sent, received, elapsed_s))
 
 
 def send_allowance(sent: int, received: int, elapsed_s: float) -> int:
-    """How many more bytes may be sent now, when the other side has confirmed ``received`` of ``sent``.
+    """Return how many more bytes may be sent now.
 
-    What waits in buffers on the way is traffic too: a slow line would carry it for seconds after the end. So
-    the part that is not confirmed stays below a fifth of a second of the speed seen so far.
+    ``received``: bytes of ``sent`` that the receiver confirmed. Bytes in buffers on the way are traffic, too,
+    and a slow link would carry them for seconds after the end. So the unconfirmed part stays below a fifth of
+    a second at the speed seen so far.
     """
     if elapsed_s >= MOST_SECONDS or sent >= MOST_BYTES:
         return 0
@@ -156,7 +157,7 @@ def send_allowance(sent: int, received: int, elapsed_s: float) -> int:
 
 
 def _rates(train: Sequence[tuple[float, int]]) -> list[float]:
-    """Bytes per second of parts of equal bytes; a part too short for any clock is left out."""
+    """Return the bytes per second of parts of equal bytes; leave out parts too short for any clock."""
     times, counts = [train[0][0]], [0.0]
     for at, size in train[1:]:
         times.append(max(at, times[-1]))
@@ -170,7 +171,7 @@ def _rates(train: Sequence[tuple[float, int]]) -> list[float]:
 
 
 def _when(count: float, times: Sequence[float], counts: Sequence[float]) -> float:
-    """When so many bytes had come, as if each arrival had come evenly since the one before."""
+    """Return the time at which this many bytes had arrived, interpolated between arrivals."""
     place = min(max(1, bisect_left(counts, count)), len(counts) - 1)
     size = counts[place] - counts[place - 1]
     share = min(1.0, (count - counts[place - 1]) / size) if size > 0 else 1.0

@@ -1,7 +1,7 @@
-"""Whose turn it is to measure: a machine takes part in one measurement at a time, in either role. Pure.
+"""Measurement slots: a machine takes part in one measurement at a time, in either role. Pure.
 
-Two that share a machine's line would each see half of it, and be believed for hours. Nor is a line measured
-while the machine's processor is.
+Two measurements on one uplink would each see half of it, and the result is kept for hours. Links are not
+measured while the probe measures the devices, either.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Turn:
 
 
 class MeasurementSlots:
-    """Of one machine. ``is_sending``: it measures a link itself; ``is_probing``: its devices."""
+    """Slot of one machine. ``is_sending``: it measures a link; ``is_probing``: it measures its devices."""
 
     def __init__(self) -> None:
         self.is_sending = self.is_probing = False
@@ -33,8 +33,10 @@ class MeasurementSlots:
         self._put_off: dict[str, float] = {}  # until when
 
     def arrives(self, node: str, serial: int, now: float) -> Literal["counts", "declined", "ignored"]:
-        """What becomes of a piece of a measurement by ``node``. A declined one comes back later; what is
-        still on its way of it is ignored."""
+        """Return how to treat a piece of a measurement by ``node``.
+
+        A declined node retries later; pieces of it that are still on their way are ignored.
+        """
         turn = self._turns.get(node)
         if turn is not None and turn.serial == serial:
             turn.heard = now
@@ -51,7 +53,7 @@ class MeasurementSlots:
         return "counts"
 
     def put_off(self, node: str, now: float) -> None:
-        """It has no turn for us now: others come first."""
+        """Note that the node has declined this machine for now."""
         self._put_off[node] = now + AGAIN_S
 
     def is_put_off(self, node: str, now: float) -> bool:
@@ -62,7 +64,7 @@ class MeasurementSlots:
             self._turns[node].heard = float("-inf")
 
     def measured_by(self, now: float) -> set[str]:
-        """For whom others wait."""
+        """Return the nodes that others wait for."""
         return {
             node
             for node, turn in self._turns.items()

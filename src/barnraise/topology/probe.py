@@ -1,6 +1,6 @@
-"""Measures this machine's speed once, in a process of its own, and remembers the result by its hardware.
+"""Speed probe: measures this machine once in a child process and caches the result by hardware.
 
-The process needs torch, which the agent must never load; it runs at low priority and ends after seconds.
+The child needs torch, which the agent must never load. It runs at low priority and ends after seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import secrets
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +22,7 @@ import psutil
 from msgspec import Meta
 
 import barnraise
+from barnraise.core.files import write_atomically
 from barnraise.topology.devices import Machine, ProbeReport, best_of
 
 CACHE_NAME = "probe_cache.json"
@@ -57,7 +57,7 @@ async def measured_speeds(
     deadline_s: float = _DEADLINE_S,
     command: Sequence[str] = _COMMAND,
 ) -> ProbeReport:
-    """The speeds of this machine: remembered, or measured now. Never raises: a note says what went wrong.
+    """Return the speeds of this machine, from the cache or measured now. Never raises: a note has the error.
 
     A disturbed measurement is repeated at later calls, three times at most, and the best figures count.
     """
@@ -74,12 +74,12 @@ async def measured_speeds(
 
 
 def remembered_speeds(machine: Machine, state_dir: Path) -> ProbeReport | None:
-    """What was measured on this hardware before."""
+    """Return the cached measurement of this hardware."""
     return _load(state_dir / CACHE_NAME).reports.get(hardware_key(machine))
 
 
 def hardware_key(machine: Machine) -> str:
-    """Changes with anything that changes the speed: the hardware, the system and the version of torch."""
+    """Return a key that changes with the hardware, the system and the version of torch."""
     parts = [
         str(_FORM),
         machine.os,
@@ -94,7 +94,7 @@ def hardware_key(machine: Machine) -> str:
 
 
 async def run_probe(command: Sequence[str] = _COMMAND, deadline_s: float = _DEADLINE_S) -> ProbeReport:
-    """Run the probe's process to its end; if it fails, a report with a note and no speeds."""
+    """Run the probe's process to its end; if it fails, return a report with a note and no speeds."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -123,7 +123,7 @@ async def run_probe(command: Sequence[str] = _COMMAND, deadline_s: float = _DEAD
         return _failed(words[-1][:200] if words else f"it ended with {process.returncode}")
     try:
         return msgspec.json.decode(lines[-1], type=ProbeReport)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         return _failed(f"its report cannot be read ({error})")
 
 
@@ -141,7 +141,7 @@ def _failed(why: str) -> ProbeReport:
 
 
 def _environment() -> dict[str, str]:
-    """Lets the child import us from a source tree, and torch without what plugs itself into torch."""
+    """Return an environment in which the child can import Barnraise, and torch without its plugins."""
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     root = str(Path(barnraise.__file__).parents[1])
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
@@ -154,7 +154,7 @@ def _load(path: Path) -> _Cache:
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(_LARGEST_CACHE), type=_Cache)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         return _Cache()  # measuring again costs seconds
 
 
@@ -163,12 +163,8 @@ def _remember(machine: Machine, state_dir: Path, report: ProbeReport) -> None:
     key = hardware_key(machine)
     kept = [(other, value) for other, value in _load(path).reports.items() if other != key]
     reports = dict([*kept[-(_MOST_ENTRIES - 1) :], (key, report)])
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(_Cache(reports))))
-        os.replace(draft, path)
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(_Cache(reports))), shared=True)
     except OSError as error:
-        _log.debug("the measured speeds cannot be kept in %s: %s", path, error)
-        with contextlib.suppress(OSError):
-            draft.unlink()
+        _log.debug("cannot cache the measured speeds in %s: %s", path, error)

@@ -1,9 +1,8 @@
-"""The graph as text for people: a picture for a few machines, a matrix for many, and a table. Pure."""
+"""Text rendering of the graph: a picture for a few machines, a matrix for many. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration, format_rate, format_size
@@ -21,7 +20,7 @@ _LETTERS = "ABCDEFGH"
 
 @dataclass(frozen=True)
 class _Pen:
-    """The signs of a picture: (line, crossing) for each kind of link."""
+    """Characters of a picture: (line, crossing) for each kind of link."""
 
     end: str
     post: str
@@ -36,20 +35,8 @@ _FINE = _Pen("●", "│", "○", ("═", "╪"), ("─", "┼"), ("╌", "┼")
 _PLAIN = _Pen("o", "|", "x", ("=", "#"), ("-", "+"), ("~", "+"), (".", "|"))
 
 
-class RenderedLink(NamedTuple):
-    """One link as a row of a table."""
-
-    a: str
-    b: str
-    rate: str
-    rtt: str
-    measured: str
-    address: str
-    reason: str
-
-
 def draw_graph(graph: TopologyGraph, *, plain: bool = False) -> str:
-    """A text picture. ``plain`` uses no signs beyond ASCII, for terminals that cannot show them."""
+    """Draw the graph as text. ``plain``: ASCII only, for terminals that cannot show more."""
     if not graph.nodes:
         return "no machines"
     names = _names(graph)
@@ -60,25 +47,8 @@ def draw_graph(graph: TopologyGraph, *, plain: bool = False) -> str:
     return text.encode("ascii", "replace").decode() if plain else text
 
 
-def link_table(graph: TopologyGraph) -> list[RenderedLink]:
-    """A row for each link, the slowest first, then the pairs without one."""
-    names = _names(graph)
-    rows = []
-    for link in sorted(graph.links, key=_slowness):
-        rtt = format_duration(link.rtt_s)
-        if link.rtt_deviation_s:
-            rtt += f" ± {format_duration(link.rtt_deviation_s)}"
-        age = link.measured_s_ago
-        measured = "never" if age is None else f"{format_duration(round(age))} ago"
-        row = (_rate(link), rtt, measured, _clean(link.address), _clean(link.reason, 80))
-        rows.append(RenderedLink(names[link.a], names[link.b], *row))
-    for a, b in graph.missing_pairs():
-        rows.append(RenderedLink(names[a], names[b], "no link", "", "", "", ""))
-    return rows
-
-
 def describe_device(device: Device) -> str:
-    """``NVIDIA RTX 4090 (cuda), 24 GiB, 61 TFLOPS``."""
+    """Describe a device, such as ``NVIDIA RTX 4090 (cuda), 24 GiB, 61 TFLOPS``."""
     parts = [f"{_clean(device.name, 40) or 'unknown'} ({device.kind})"]
     if device.memory_bytes:
         parts.append(format_size(device.memory_bytes))
@@ -88,7 +58,7 @@ def describe_device(device: Device) -> str:
 
 
 def main_device(machine: Machine) -> Device | None:
-    """The device that a run would use: the fastest one, an accelerator before the CPU."""
+    """Return the device that a run would use: the fastest, an accelerator before the CPU."""
     rank = {"cuda": 0, "xpu": 1, "mps": 1, "cpu": 2}
     return min(
         machine.devices,
@@ -98,7 +68,7 @@ def main_device(machine: Machine) -> Device | None:
 
 
 def _picture(graph: TopologyGraph, names: dict[str, str], pen: _Pen) -> str:
-    """A post for each machine, and a rung between two posts for each link, the fastest on top."""
+    """Draw a column for each machine and a row for each link, the fastest on top."""
     posts = {facts.node: place for place, facts in enumerate(graph.nodes)}
     width = max(len(name) for name in names.values())
     lines = []
@@ -144,7 +114,7 @@ def _stroke(link: LinkFacts, pen: _Pen) -> tuple[str, str]:
 
 
 def _matrix(graph: TopologyGraph, names: dict[str, str]) -> str:
-    """Mbit/s above the diagonal, milliseconds below it."""
+    """Draw a matrix: Mbit/s above the diagonal, milliseconds below it."""
     facts = {(link.a, link.b): link for link in graph.links}
     width = max(len(name) for name in names.values())
     digits = len(str(len(graph.nodes)))
@@ -175,14 +145,14 @@ def _cell(link: LinkFacts | None, row: int, column: int) -> str:
 
 
 def _figure(value: float) -> str:
-    """In at most five signs."""
+    """Format a number in at most five characters."""
     if value >= 100_000:
         return f"{value / 1000:.0f}k"[:5]
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 0.1 else f"{value:.2f}"
 
 
 def _names(graph: TopologyGraph) -> dict[str, str]:
-    """What to call each node: its name, with the beginning of its id where two are called alike."""
+    """Return a label for each node: its name, with the start of its id if names are equal."""
     short = {facts.node: _clean(facts.name, _NAME) or facts.node[:8] for facts in graph.nodes}
     called = list(short.values())
     return {node: name if called.count(name) == 1 else f"{name} ({node[:8]})" for node, name in short.items()}
@@ -202,6 +172,6 @@ def _slowness(link: LinkFacts) -> tuple[bool, float, float, str, str]:
 
 
 def _clean(text: str, most: int = 60) -> str:
-    """What another machine says of itself must not steer this terminal."""
+    """Remove control characters, since the text comes from other machines."""
     shown = printable(text)
     return shown if len(shown) <= most else shown[: most - 1] + "…"

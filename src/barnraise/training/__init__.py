@@ -1,6 +1,7 @@
-"""The session that a script trains in: exact steps on whatever machines are there.
+"""The session that a script trains in: exact steps on a changing set of machines.
 
-May import ``checkpoint``, ``compression``, ``collectives``, ``runs``, ``local`` and what is below, and torch.
+It may import ``checkpoint``, ``compression``, ``collectives``, ``runs``, ``agent_client``, what is below
+them, and torch. What starts workers or stores files belongs elsewhere.
 """
 
 from barnraise.training.session import Session

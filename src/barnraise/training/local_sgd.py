@@ -1,17 +1,17 @@
-"""Local steps: within a round a member trains by itself; the mean of what all changed is applied at its end.
+"""LocalSGD / DiLoCo: workers train alone for a round, then apply the mean change as an outer gradient.
 
-While a member works, the model holds its own progress and ``_other`` what was committed last; set aside, it
-is the other way round, so that whoever asks for the state gets what was committed. A death in a round costs
-nobody else's work: the survivors go on from their own progress with the units that came back.
+While a worker trains, the model holds the worker's own progress, and ``_shadow`` holds the committed
+parameters. After a swap it is the other way round, so that a reader of the state gets the committed
+parameters. When a worker dies in a round, the others keep their progress and share its micro-batches.
 
-While a round's changes are on their way, a member goes ahead: it trains on, with units of the next round.
-What it changes meanwhile is its own, whatever becomes of the round before, and goes on top of what is
-committed.
+While a round's change is in flight, a worker overlaps: it trains micro-batches of the next round. The change
+of the next round is applied on top of the committed parameters, even if the round in flight fails.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,201 +23,219 @@ from barnraise.training.gradients.reducer import GradientReducer
 from barnraise.training.state.training_state import TrainingState
 
 
+class RoundPhase(enum.Enum):
+    """Contents of the model's parameters within a round."""
+
+    IDLE = "the committed parameters; no local step was taken in this round"
+    TRAINING = "this worker's progress; the committed parameters are in the shadow"
+    IN_FLIGHT = "progress in the next round, while the change of this round is in flight"
+    SWAPPED = "the committed parameters; this worker's progress is in the shadow"
+
+
 class LocalSgd:
-    """Of one member; without a period nothing happens here."""
+    """Local steps of one worker; a no-op if ``sync.period`` is 1."""
 
     def __init__(
-        self, sums: GradientReducer, state: TrainingState, steps: Sequence[Callable[..., Any]]
+        self, reducer: GradientReducer, state: TrainingState, steps: Sequence[Callable[..., Any]]
     ) -> None:
-        self._sums, self._state, self._inner_steps = sums, state, steps
-        self._own = GradientAccumulator(sums)
-        self._other: list[torch.Tensor] = []
-        self._is_aside = False
-        self._weight = 0.0  # of the units of this round that are in this member's progress
+        self._reducer, self._state, self._inner_steps = reducer, state, steps
+        self._accumulator = GradientAccumulator(reducer)
+        self._phase = RoundPhase.IDLE
+        self._shadow: list[torch.Tensor] = []
+        self._weight = 0.0  # of the micro-batches in this worker's progress
         self._samples = 0  # since the last local step
-        self._spare: list[list[torch.Tensor]] = []  # memory that is used again
-        # Ahead of what is on its way: the progress that was handed in, with its weight; when that is known to
-        # count or not, what was changed since.
-        self._handed_in: list[torch.Tensor] = []
-        self._handed_weight = 0.0
-        self._since: list[torch.Tensor] = []
-        self._since_weight = 0.0
-        self._is_since_due = False  # the round that it belongs to is at hand
+        self._free: list[list[torch.Tensor]] = []  # buffers to use again
+        # While a change is in flight: the progress that was submitted, with its weight.
+        self._submitted: list[torch.Tensor] = []
+        self._submitted_weight = 0.0
+        # When it is committed or has failed: what this worker has changed since, for the next round.
+        self._next_change: list[torch.Tensor] = []
+        self._next_weight = 0.0
+        self._is_next_due = False  # the round of ``_next_change`` is the current one
 
     @property
     def is_on(self) -> bool:
         return self._state.sync.is_local
 
-    def take(self, weight: float) -> None:
-        """The gradients of a unit, or of a part of one."""
-        self._own.take(weight)
+    def add_microbatch(self, weight: float) -> None:
+        """Accumulate the gradients of a micro-batch or of a part of one."""
+        self._accumulator.add_microbatch(weight)
 
-    def note(self, samples: int, *, is_last: bool, clip: float | None) -> None:
-        """A whole unit was taken: take a local step, if that was enough of them."""
+    def finish_microbatch(self, samples: int, *, is_last: bool, clip: float | None) -> None:
+        """Count a whole micro-batch, and take a local step if there are enough samples for one."""
         self._samples += samples
         if self._samples >= self._state.sync.inner or is_last:
-            self._step(clip)
+            self._take_local_step(clip)
 
-    def _step(self, clip: float | None) -> None:
-        if self._own.is_empty:  # of units that weigh nothing there may be gradients
-            self._own.clear()
+    def _take_local_step(self, clip: float | None) -> None:
+        if self._accumulator.is_empty:  # micro-batches without weight may have gradients
+            self._accumulator.clear()
             self._samples = 0
             return
-        if not self._other:
-            self._other = self._copied(self._model())
+        if self._phase is RoundPhase.IDLE:
+            self._shadow = self._copy(self._model())
+            self._phase = RoundPhase.TRAINING
         self._samples = 0
-        self._weight += self._own.give(clip)
+        self._weight += self._accumulator.write_grads(clip)
         for step in self._inner_steps:
             step()
-        self._sums.release()
+        self._reducer.clear_grads()
 
-    def hand_in(self, clip: float | None) -> None:
-        """The local sum becomes what this member has changed, weighted; its progress stays where it is."""
+    def submit_change(self, clip: float | None) -> None:
+        """Put this worker's weighted change into the reducer. The model keeps its progress."""
         if not self.is_on:
             return
-        if not self._own.is_empty:  # units that came before the group broke, and none after
-            self._step(clip)
-        if self._other:
-            self._sums.fill(self._other, self._model(), self._weight)
+        if not self._accumulator.is_empty:  # micro-batches from before the group failed
+            self._take_local_step(clip)
+        if self._phase is not RoundPhase.IDLE:
+            self._reducer.set_change(self._shadow, self._model(), self._weight)
 
-    def go_ahead(self) -> None:
-        """What was handed in is on its way: the next round begins, from this member's own progress."""
+    def start_next_round(self) -> None:
+        """Start from this worker's own progress while the submitted change is in flight."""
         model = self._model()
-        if not self._other:
-            self._other = self._copied(model)
-        self._handed_weight = self._weight
-        if not self._since:
-            self._handed_in = self._copied(model)
-            self._put_on_top()
+        if self._phase is RoundPhase.IDLE:
+            self._shadow = self._copy(model)
+        self._phase = RoundPhase.IN_FLIGHT
+        self._submitted_weight = self._weight
+        if not self._next_change:
+            self._submitted = self._copy(model)
+            self._apply_next_change()
             return
-        for one, more in zip(model, self._since, strict=True):  # without a third copy of the model
-            kept = one.clone()
-            one.add_(more)
-            more.copy_(kept)
-        self._handed_in, self._since, self._weight = self._since, [], self._since_weight
-        self._forget_since()
+        for parameter, change in zip(model, self._next_change, strict=True):  # without a third copy
+            own = parameter.clone()
+            parameter.add_(change)
+            change.copy_(own)
+        self._submitted, self._next_change, self._weight = self._next_change, [], self._next_weight
+        self._drop_next_change()
 
-    def land(self) -> None:
-        """What was on its way counts: the model is what was committed before it, to be changed by it."""
-        for one, other, handed in zip(self._model(), self._other, self._handed_in, strict=True):
-            torch.sub(one, handed, out=handed)
-            one.copy_(other)
-        self._keep_since()
+    def on_round_committed(self) -> None:
+        """Restore the parameters from before the round in flight, so that its result can be applied."""
+        for parameter, shadow, submitted in zip(self._model(), self._shadow, self._submitted, strict=True):
+            torch.sub(parameter, submitted, out=submitted)
+            parameter.copy_(shadow)
+        self._keep_next_change()
 
-    def turn_back(self, clip: float | None) -> None:
-        """It does not: to the round whose changes these were, and to what was committed before it."""
-        if not self._own.is_empty:
-            self._step(clip)
-        for one, other, handed in zip(self._model(), self._other, self._handed_in, strict=True):
-            since = one - handed
-            one.copy_(other)
-            other.copy_(handed)
-            handed.copy_(since)
-        self._keep_since()
+    def rollback_round(self, clip: float | None) -> None:
+        """Return to the round in flight, because it failed. The model holds the committed parameters."""
+        if not self._accumulator.is_empty:
+            self._take_local_step(clip)
+        for parameter, shadow, submitted in zip(self._model(), self._shadow, self._submitted, strict=True):
+            change = parameter - submitted
+            parameter.copy_(shadow)
+            shadow.copy_(submitted)
+            submitted.copy_(change)
+        self._keep_next_change()
 
-    def _keep_since(self) -> None:
-        self._since, self._handed_in = self._handed_in, []
-        self._since_weight, self._weight = self._weight, self._handed_weight
-        self._is_aside = True
-        if not self._since_weight:
-            self._forget_since()
+    def _keep_next_change(self) -> None:
+        self._next_change, self._submitted = self._submitted, []
+        self._next_weight, self._weight = self._weight, self._submitted_weight
+        self._phase = RoundPhase.SWAPPED
+        if not self._next_weight:
+            self._drop_next_change()
 
-    def set_aside(self) -> None:
-        if self._other and not self._is_aside:
-            self._swap()
+    def swap_to_committed(self) -> None:
+        """Put the committed parameters into the model, and this worker's progress into the shadow."""
+        if self._phase in (RoundPhase.TRAINING, RoundPhase.IN_FLIGHT):
+            self._exchange()
+            self._phase = RoundPhase.SWAPPED
 
-    def take_up(self, *, goes_on: bool, is_ahead: bool) -> None:
-        """The round goes on after all, with other members; or begins anew.
+    def resume_from(self, *, has_progress: bool, is_ahead: bool) -> None:
+        """Resume the round in a new group, or restart it.
 
-        ``goes_on``: with units that this member has computed of it. ``is_ahead``: and of the next one.
+        ``has_progress``: this worker has completed micro-batches of the round. ``is_ahead``: also of the
+        next one.
         """
         if self.is_on:
-            self._sums.clear()  # what was handed in
-        if not goes_on:
-            self.set_aside()
-            self._begin_anew()
-            self._own.clear()
+            self._reducer.clear()  # the submitted change
+        if not has_progress:
+            self.swap_to_committed()
+            self._reset_round()
+            self._accumulator.clear()
             if not is_ahead:
-                self._forget_since()
-        elif self._is_since_due:
-            self.go_on()
-        elif self._is_aside:
-            self._swap()
+                self._drop_next_change()
+        elif self._is_next_due:
+            self.resume_next_round()
+        elif self._phase is RoundPhase.SWAPPED:
+            self._exchange()
+            self._phase = RoundPhase.TRAINING
 
-    def forget(self) -> None:
-        """It was committed."""
-        self._begin_anew()
-        self._is_since_due = bool(self._since)
+    def finish_round(self) -> None:
+        """Reset after the round's result has been applied."""
+        self._reset_round()
+        self._is_next_due = bool(self._next_change)
         if not self.is_on:
-            self._spare.clear()
+            self._free.clear()
 
-    def go_on(self) -> None:
-        """After a commit: what was changed since is on top of it."""
-        if not self._is_since_due:
+    def resume_next_round(self) -> None:
+        """Apply what this worker has changed since, on top of the committed parameters."""
+        if not self._is_next_due:
             return
-        self._other = self._copied(self._model())
-        self._put_on_top()
+        self._shadow = self._copy(self._model())
+        self._phase = RoundPhase.TRAINING
+        self._apply_next_change()
 
     @contextlib.contextmanager
     def committed(self) -> Iterator[None]:
-        """The model as it was committed last."""
-        was_working = bool(self._other) and not self._is_aside
-        self.set_aside()
+        """Hold the committed parameters in the model for the duration of the context."""
+        phase = self._phase
+        self.swap_to_committed()
         try:
             yield
         finally:
-            if was_working:
-                self._swap()
+            if self._phase is not phase:
+                self._exchange()
+                self._phase = phase
 
     def apply(self) -> None:
-        """The mean change of all members: a gradient to the outer optimizer."""
-        if not self._sums.is_finite():
+        """Apply the mean change of all workers as a gradient of the outer optimizer."""
+        if not self._reducer.is_finite():
             raise RunError(
-                "what the members changed in this round is not finite",
+                "the workers' change in this round is not finite",
                 hint="Lower the learning rate, or clip the gradient with run.clip_grad_norm.",
             )
-        if self._other and not self._is_aside:  # what this member had changed is part of the sum
-            self._is_aside = True
-            for one, other in zip(self._model(), self._other, strict=True):
-                one.copy_(other)
+        if self._phase is RoundPhase.TRAINING:  # this worker's own change is part of the sum
+            self._phase = RoundPhase.SWAPPED
+            for parameter, shadow in zip(self._model(), self._shadow, strict=True):
+                parameter.copy_(shadow)
         assert self._state.outer is not None
-        if self._sums.give(None):
+        if self._reducer.write_grads(None):
             self._state.outer.step()
 
-    def _put_on_top(self) -> None:
-        """What was changed since, if anything: it is this member's progress in the round at hand."""
-        for one, more in zip(self._model(), self._since, strict=True) if self._since else ():
-            one.add_(more)
-        self._weight = self._since_weight
-        self._forget_since()
+    def _apply_next_change(self) -> None:
+        """Make the change since, if any, this worker's progress in the current round."""
+        changes = zip(self._model(), self._next_change, strict=True) if self._next_change else ()
+        for parameter, change in changes:
+            parameter.add_(change)
+        self._weight = self._next_weight
+        self._drop_next_change()
 
-    def _forget_since(self) -> None:
-        self._keep(self._since)
-        self._since, self._since_weight, self._is_since_due = [], 0.0, False
+    def _drop_next_change(self) -> None:
+        self._release(self._next_change)
+        self._next_change, self._next_weight, self._is_next_due = [], 0.0, False
 
-    def _begin_anew(self) -> None:
-        self._keep(self._other)
-        self._other, self._is_aside = [], False
+    def _reset_round(self) -> None:
+        self._release(self._shadow)
+        self._shadow, self._phase = [], RoundPhase.IDLE
         self._weight = 0.0
-        if self._own.is_empty:
+        if self._accumulator.is_empty:
             self._samples = 0
 
     def _model(self) -> list[torch.Tensor]:
-        return [one.detach() for one in self._sums.parameters]
+        return [parameter.detach() for parameter in self._reducer.parameters]
 
-    def _copied(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        found = self._spare.pop() if self._spare else [torch.empty_like(one) for one in tensors]
-        for place, one in zip(found, tensors, strict=True):
-            place.copy_(one)
-        return found
+    def _copy(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        copies = self._free.pop() if self._free else [torch.empty_like(one) for one in tensors]
+        for target, tensor in zip(copies, tensors, strict=True):
+            target.copy_(tensor)
+        return copies
 
-    def _keep(self, tensors: list[torch.Tensor]) -> None:
+    def _release(self, tensors: list[torch.Tensor]) -> None:
         if tensors:
-            self._spare.append(tensors)
+            self._free.append(tensors)
 
-    def _swap(self) -> None:
-        self._is_aside = not self._is_aside
-        for one, other in zip(self._model(), self._other, strict=True):
-            kept = one.clone()
-            one.copy_(other)
-            other.copy_(kept)
+    def _exchange(self) -> None:
+        """Exchange the parameters with the shadow."""
+        for parameter, shadow in zip(self._model(), self._shadow, strict=True):
+            before = parameter.clone()
+            parameter.copy_(shadow)
+            shadow.copy_(before)

@@ -1,7 +1,7 @@
-"""How the members of a training stay together: at every step exactly, encoded, or by rounds of local steps.
+"""Synchronization of workers: exact, compressed, or in rounds of local steps (LocalSGD).
 
-The first member's word decides. It travels in the sum of a step, so whoever holds that sum knows it, and all
-change at the same commit.
+Rank 0 decides. Its choice is sent with the all-reduce of a step, so every worker that holds the result knows
+it. All workers change at the same commit.
 """
 
 from __future__ import annotations
@@ -12,61 +12,69 @@ import torch
 from barnraise.compression import NAMES, Codec, PowerSGD, codec_named
 from barnraise.core.errors import ConfigError
 
-NUMBERS = 6  # that a sum has for it
+SYNC_NUMBERS = 6  # size of `Sync.to_tensor`
 _EXACT = "exact"
-_LONGEST = 100_000
+_MAX_PERIOD = 100_000
 
 
 class Sync(msgspec.Struct, frozen=True, kw_only=True):
-    """``period`` steps make a round; of one step, it is synchronous training."""
+    """Settings of the synchronization. ``period`` steps form a round; with a period of 1 every step is
+    synchronized.
+    """
 
     period: int = 1
     codec: str = _EXACT
     inner: int = 0  # samples of a local step
-    rate: float = 0.7  # with which the mean change of a round is applied
+    rate: float = 0.7  # outer learning rate, for the mean change of a round
     momentum: float = 0.0
-    decay: float = 1.0  # of what a codec lost, until the next time
+    decay: float = 1.0  # of the error feedback, from one step to the next
 
     def __post_init__(self) -> None:
         if self.codec != _EXACT and self.codec not in NAMES:
             raise ConfigError(
-                f"there is no codec {self.codec!r}", hint=f"Take one of: {', '.join((_EXACT, *NAMES))}."
+                f"unknown codec {self.codec!r}", hint=f"Use one of: {', '.join((_EXACT, *NAMES))}."
             )
-        if not 1 <= self.period <= _LONGEST or not self.inner >= 0:
+        if not 1 <= self.period <= _MAX_PERIOD or not self.inner >= 0:
             raise ConfigError(
-                f"a round cannot have {self.period} steps", hint=f"Take a period from 1 to {_LONGEST}."
+                f"a round cannot have {self.period} steps", hint=f"Use a period from 1 to {_MAX_PERIOD}."
             )
         if not (0 < self.rate <= 10 and 0 <= self.momentum < 1 and 0 <= self.decay <= 1):
             raise ConfigError(
                 f"a round's change cannot be applied with rate {self.rate} and momentum {self.momentum}",
-                hint="Take a rate such as 0.7, and a momentum and a decay from 0 to 1.",
+                hint="Use a rate such as 0.7, and a momentum and a decay from 0 to 1.",
             )
 
     @property
     def is_local(self) -> bool:
+        """Return True if workers train alone for several steps."""
         return self.period > 1
 
     @property
     def is_encoded(self) -> bool:
+        """Return True if a codec compresses what is sent."""
         return self.codec != _EXACT
 
-    def dealt(self, batch: int, members: int) -> Sync:
-        """With local steps of a size for so many members, if none was given."""
+    def with_inner_batch(self, batch: int, workers: int) -> Sync:
+        """Return a copy with a size of local steps that suits this number of workers, if none is set."""
         if not self.is_local or self.inner:
             return self
-        return msgspec.structs.replace(self, inner=max(1, batch // members))
+        return msgspec.structs.replace(self, inner=max(1, batch // workers))
 
-    def made_codec(self) -> Codec | PowerSGD:
+    def make_codec(self) -> Codec | PowerSGD:
+        """Build the codec of this name."""
         return codec_named(self.codec)
 
-    def numbers(self) -> torch.Tensor:
+    def to_tensor(self) -> torch.Tensor:
+        """Encode the settings as numbers, to be sent with an all-reduce."""
         codec = 1 + NAMES.index(self.codec) if self.is_encoded else 0
         values = [self.period, codec, self.inner, self.rate, self.momentum, self.decay]
         return torch.tensor(values, dtype=torch.float64)
 
     @classmethod
-    def read(cls, numbers: torch.Tensor) -> Sync | None:
-        """None: nothing was said, or what was is no word: every member adds to the sum, also a guest."""
+    def from_tensor(cls, numbers: torch.Tensor) -> Sync | None:
+        """Decode the settings from numbers. Return None if nothing valid was sent; a guest may add any
+        numbers.
+        """
         period, codec, inner, rate, momentum, decay = numbers.tolist()
         if not period:
             return None
@@ -82,23 +90,24 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
         except (ConfigError, IndexError, OverflowError, ValueError):
             return None
 
-    def sentence(self) -> str:
+    def describe(self) -> str:
+        """Describe the settings in a sentence, for the log."""
         form = f"sent as {self.codec}" if self.is_encoded else "sent exactly"
         if not self.is_local:
-            return f"every step is summed, gradients are {form}"
+            return f"every step is all-reduced, gradients are {form}"
         return (
-            f"rounds of {self.period} steps: members train by themselves in batches of {self.inner} samples, "
-            f"the mean of what they changed is {form} and applied with rate {self.rate:g}, "
+            f"rounds of {self.period} steps: workers train alone in batches of {self.inner} samples, "
+            f"the mean of their changes is {form} and applied with rate {self.rate:g}, "
             f"momentum {self.momentum:g}"
         )
 
 
-def heard(sync: Sync, coming: Sync | None, word: Sync | None) -> tuple[Sync | None, Sync | None]:
-    """What is adopted at a commit, and what will be at the next, if anything.
+def next_sync(sync: Sync, coming: Sync | None, proposed: Sync | None) -> tuple[Sync | None, Sync | None]:
+    """Return the settings to apply at this commit, and those to apply at the next one, if any.
 
-    ``coming``: what was to be adopted now; ``word``: what the first member said with the sum of this commit.
-    In rounds it is adopted one commit later: members may have begun with the next round already.
+    ``coming``: settings that were due now. ``proposed``: settings that rank 0 sent with this commit. With
+    local steps they are applied one commit later, because workers may have started the next round.
     """
-    if coming is not None or word is None or word == sync:
+    if coming is not None or proposed is None or proposed == sync:
         return coming, None
-    return (None, word) if sync.is_local else (word, None)
+    return (None, proposed) if sync.is_local else (proposed, None)

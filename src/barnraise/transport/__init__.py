@@ -1,4 +1,5 @@
-"""Authenticated, encrypted links between machines: preface, TLS, frames, the listener and an in-memory twin.
+"""Authenticated, encrypted links between machines: preface, TLS, frames and the listener.
 
-May import ``identity`` and ``core``; never torch.
+``links`` are for workers, ``control`` for agents, ``ipc`` for processes of one machine. What messages mean
+belongs in the packages that use them. Imports ``identity`` and ``core``; never torch.
 """

@@ -1,4 +1,4 @@
-"""Which of a machine's addresses to use: all that are offered are tried, and the nearest one is kept."""
+"""Address race (happy eyeballs): dial all addresses of a machine and keep the nearest one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PINGS = 3
 
 
 class TriedAddress(NamedTuple):
-    """One address and what came of it: a round trip, an error, or nothing."""
+    """Address and its outcome: a round trip, an error, or nothing yet."""
 
     address: str
     rtt_s: float | None = None
@@ -36,17 +36,18 @@ class TriedAddress(NamedTuple):
 
 
 class AddressChoice(NamedTuple):
-    """The address to use, and why this one."""
+    """Address to use, and the reason."""
 
     address: str
     reason: str
 
 
 def dialable(addresses: Iterable[str]) -> list[str]:
-    """What is worth dialling, in the given order. Pure.
+    """Return the addresses worth dialling, in the given order. Pure.
 
-    Other machines' words: whatever is no address of one machine is left out. Never 127.0.1.1, which is what
-    some systems' host names resolve to; loopback only if nothing else is offered.
+    The addresses come from other machines: anything that is not the address of one machine is left out.
+    127.0.1.1 is always left out, because some systems' host names resolve to it. Loopback is used only if
+    nothing else is offered.
     """
     found: dict[str, bool] = {}
     for text in addresses:
@@ -64,9 +65,9 @@ def dialable(addresses: Iterable[str]) -> list[str]:
 
 
 def choose(tried: list[TriedAddress], current: str | None = None) -> AddressChoice:
-    """The address with the lowest round trip, or the current one if none is clearly nearer. Pure.
+    """Return the address with the lowest round trip, or the current one if none is clearly nearer. Pure.
 
-    TransportError if none answered.
+    Raise TransportError if none answered.
     """
     measured = [(one.rtt_s, one.address) for one in tried if one.rtt_s is not None]
     if not measured:
@@ -104,10 +105,10 @@ async def dial_best(
     on_closed: OnClosed,
     current: str | None = None,
 ) -> tuple[ControlConnection, AddressChoice]:
-    """A link over the best of these addresses; the other side never sees those that were not chosen.
+    """Dial the best of these addresses; the other side never sees the links that were not chosen.
 
-    With ``current`` it is a new link all the same, maybe over the address in use. Errors as of `dial_agent`;
-    `was_refused` if an address was refused and none answered in another way.
+    With ``current`` the link is new all the same, maybe over the address in use. Errors are those of
+    `dial_agent`. `was_refused` applies if an address was rejected and none answered in another way.
     """
     dial = partial(
         dial_unopened,
@@ -159,7 +160,7 @@ class _Race:
             self._errors[address] = error
 
     async def run(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Until all are measured or have failed; the rest get a little time after the first."""
+        """Wait until all are measured or have failed; after the first one, the rest get little time."""
         pending: set[asyncio.Task[None]] = set(tasks)
         while pending and not self._rtts:
             _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -170,7 +171,7 @@ class _Race:
         return [TriedAddress(one, self._rtts.get(one), self._problem(one)) for one in addresses]
 
     def failure(self, message: str) -> TransportError:
-        """Who was heard tells more than who was not; a refusal is evidence only if nobody was heard."""
+        """Return the most informative error. A rejection counts only if no address answered."""
         for error in self._errors.values():
             if isinstance(error, HandshakeError):
                 return HandshakeError(message, hint=error.hint)

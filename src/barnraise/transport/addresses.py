@@ -1,4 +1,4 @@
-"""Where other machines may dial this one: what its interfaces say, never what its host name resolves to."""
+"""Addresses of this machine for other machines: from its interfaces, never from its host name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _INNER = (
 
 
 class InterfaceAddress(NamedTuple):
-    """One address of one interface."""
+    """Address of one network interface."""
 
     interface: str
     address: str
@@ -37,7 +37,7 @@ class InterfaceAddress(NamedTuple):
 
 
 def reach_of(host: str) -> Reach:
-    """From where machines reach an address or name, as far as it says so itself. Pure."""
+    """Return from where machines can reach an address or name, as far as it shows. Pure."""
     plain = host.strip("[]").partition("%")[0].lower().rstrip(".")
     try:
         address = ipaddress.ip_address(plain.removeprefix("::ffff:"))
@@ -51,7 +51,7 @@ def reach_of(host: str) -> Reach:
 
 
 def own_addresses() -> list[str]:
-    """This machine's addresses, likeliest first."""
+    """Return this machine's addresses, likeliest first."""
     up = {name: facts.isup for name, facts in psutil.net_if_stats().items()}
     found = [
         InterfaceAddress(name, entry.address, up.get(name, False))
@@ -63,10 +63,11 @@ def own_addresses() -> list[str]:
 
 
 def candidates(found: Iterable[InterfaceAddress]) -> list[str]:
-    """Dialable addresses in the order in which others should try them. Pure.
+    """Return dialable addresses in the order in which others should try them. Pure.
 
-    LAN before the rest, IPv4 before IPv6, bridges of containers and virtual machines last. Link-local IPv6
-    needs an interface name that means nothing elsewhere. Loopback serves only a machine with nothing else.
+    LAN comes before the rest, IPv4 before IPv6, bridges of containers and virtual machines last. Link-local
+    IPv6 is left out: it needs an interface name that means nothing elsewhere. Loopback is only for a machine
+    without any other address.
     """
     ranked = []
     for interface, text, is_up in found:
@@ -85,7 +86,7 @@ def candidates(found: Iterable[InterfaceAddress]) -> list[str]:
 
 
 def source_of(address: str) -> str:
-    """The unit by which strangers are counted: an IPv4 address, or the /64 that one IPv6 host commands."""
+    """Return the unit of rate limits: an IPv4 address, or the /64 network of an IPv6 host."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -98,6 +99,6 @@ def source_of(address: str) -> str:
 
 
 def show_address(host: str, port: int) -> str:
-    """``host:port`` for people, with IPv4 shown as IPv4."""
+    """Format ``host:port`` for people, with mapped IPv4 addresses as IPv4."""
     plain = host.removeprefix("::ffff:")
     return f"[{plain}]:{port}" if ":" in plain else f"{plain}:{port}"

@@ -25,13 +25,13 @@ from barnraise.hub.client.credentials import (
     read_credentials,
 )
 from barnraise.hub.protocol.messages import HubDataOrder, Lease, VectorLayout, decode_message, encode_message
-from barnraise.training.hub.port import LeasedWork, ModelSpec, RoundUpdate, SampleRange
+from barnraise.training.hub.parameter_server import LeasedWork, ModelSpec, RoundUpdate, SampleRange
 
 _EPOCHS = 1 << 20  # the script's own loop says when it is enough
 
 
 def rounds_from_environment() -> HubAdapter:
-    """In a process that was started for a machine's seat at a hub."""
+    """Create the adapter in a process that was started for one member of a hub."""
     seat = read_credentials(Path(os.environ[VARIABLE]))
     contributor = _contributor(seat, Path(seat.folder))
     # Asked to end, it gives back what it has leased: others need not wait for it.
@@ -41,7 +41,9 @@ def rounds_from_environment() -> HubAdapter:
 
 
 def site_rounds_from_environment() -> HubAdapter:
-    """On a machine of a site. The lease is all machines' and stays when this one leaves."""
+    """Create the adapter on a machine of a site. The site shares its lease, which stays when this machine
+    leaves.
+    """
     seat = parse_credentials(os.environ[SITE_VARIABLE])
     kept = os.environ.get(
         "BARNRAISE_CHECKPOINTS"
@@ -60,26 +62,26 @@ def _contributor(seat: MemberCredentials, folder: Path) -> Contributor:
 
 
 class HubAdapter:
-    """What `barnraise.training` calls Beyond."""
+    """Parameter server of a session, backed by a hub's HTTP API."""
 
     def __init__(self, contributor: Contributor, *, only_begins: bool = False) -> None:
         self._contributor, self._only_begins = contributor, only_begins
 
-    def begin(self, form: ModelSpec, state: torch.Tensor) -> LeasedWork:
-        layout, course = _declared(form)
+    def begin(self, spec: ModelSpec, state: torch.Tensor) -> LeasedWork:
+        layout, course = _declared(spec)
         if self._only_begins:
             self._contributor.ensure_base(layout, course, state)
             sys.exit(0)
         return _task(self._contributor.start(layout, course, state))
 
-    def exchange(self, handed: RoundUpdate, state: torch.Tensor) -> LeasedWork:
+    def exchange(self, update: RoundUpdate, state: torch.Tensor) -> LeasedWork:
         lease = self._contributor.exchange(
-            handed.change, state, samples=handed.samples, loss=handed.loss, speed=handed.speed
+            update.change, state, samples=update.samples, loss=update.loss, speed=update.speed
         )
         return _task(lease)
 
-    def go_on(self, form: ModelSpec, task: LeasedWork) -> None:
-        self._contributor.resume(*_declared(form), decode_message(Lease, task.token))
+    def continue_lease(self, spec: ModelSpec, lease: LeasedWork) -> None:
+        self._contributor.resume(*_declared(spec), decode_message(Lease, lease.token))
 
 
 def _declared(form: ModelSpec) -> tuple[VectorLayout, HubDataOrder]:

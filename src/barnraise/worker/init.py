@@ -13,15 +13,17 @@ from barnraise.planning import Levels, read_levels
 from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN, VARIABLE
 from barnraise.training.autotune.profiler import is_dry_run
-from barnraise.training.autotune.tuner import Wish
-from barnraise.training.group.manager import AgentGroupManager, GroupManager, WorkerId
-from barnraise.training.group.single import SingleWorkerGroup
-from barnraise.training.hub.port import HubPort
+from barnraise.training.autotune.tuner import SyncMode
+from barnraise.training.group.agent_client import WorkerId
+from barnraise.training.group.interface import GroupManager
+from barnraise.training.group.manager import AgentGroupManager
+from barnraise.training.group.single import SingleWorkerManager
+from barnraise.training.hub.parameter_server import ParameterServer
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointLocations, CheckpointManager
 from barnraise.training.sync import Sync
 
-_WISHES: dict[str, Wish] = {"exact": "exact", "auto": "auto"}
+_WISHES: dict[str, SyncMode] = {"exact": "exact", "auto": "auto"}
 
 
 def init(
@@ -31,43 +33,43 @@ def init(
     checkpoint_s: float = 60.0,
     copies: int = 2,
     mixed: bool = False,
-    sync: Wish | Sync | None = None,
+    sync: SyncMode | Sync | None = None,
 ) -> Session:
-    """The session of this process.
+    """Return the session of this process.
 
-    ``unit``: samples of a canonical micro-batch (0: an eighth of a batch). Every ``checkpoint_s`` seconds the
-    state is saved, on the disks of ``copies`` machines. Machines whose processors compute
-    differently are noticed; ``mixed`` says so where only the optimizer at hand does. ``sync``: "exact"; or
-    "auto", to let the planner choose codecs and local steps too; or a `Sync`. None: as the run was started.
-    In a process that ``barnraise join --invite`` started, the hub decides how all stay together.
+    ``unit``: samples of one micro-batch (0: an eighth of a batch). Every ``checkpoint_s`` seconds the state
+    is saved, on the disks of ``copies`` machines. Machines whose processors compute differently are detected;
+    ``mixed`` declares them where only the optimizer differs. ``sync``: "exact"; or "auto", which also lets
+    the planner choose codecs and local steps; or a `Sync`. None: as the run was started. In a process that
+    ``barnraise join --invite`` started, the hub decides how members synchronize.
     """
     place = WorkerId.from_environment()
     is_site = place is not None and bool(os.environ.get("BARNRAISE_SITE"))
-    beyond = _hub(is_site=is_site) if is_site or os.environ.get("BARNRAISE_HUB") else None
+    parameter_server = _hub(is_site=is_site) if is_site or os.environ.get("BARNRAISE_HUB") else None
     # The hub has what a site would begin with if all its machines were lost; a checkpoint would be older.
-    saving = CheckpointManager(None if is_site else CheckpointLocations.of(place), checkpoint_s, copies)
+    checkpoints = CheckpointManager(None if is_site else CheckpointLocations.of(place), checkpoint_s, copies)
     named = sync if sync is not None else os.environ.get("BARNRAISE_SYNC") or "exact"
     wish = named if isinstance(named, Sync) else _WISHES.get(named)
     if wish is None:
         raise ConfigError(f"there is no sync {named!r}", hint="Take 'exact', 'auto' or a barnraise.Sync.")
     wish = "exact" if is_dry_run() else wish
     levels = _levels()
-    circle: GroupManager = SingleWorkerGroup() if place is None else AgentGroupManager(place, levels)
+    manager: GroupManager = SingleWorkerManager() if place is None else AgentGroupManager(place, levels)
     return Session(
-        circle,
+        manager,
         seed=seed,
         unit=unit,
-        saving=saving,
+        checkpoints=checkpoints,
         mixed=mixed,
         sync=wish,
         levels=levels,
-        beyond=beyond,
+        parameter_server=parameter_server,
         is_site=is_site,
     )
 
 
 def _levels() -> Levels:
-    """What the run was started with; the command line has checked it against ``--sync``."""
+    """Return the levels of this run; the command line has checked them against ``--sync``."""
     text = os.environ.get(VARIABLE)
     if not text:
         return OPEN
@@ -80,8 +82,10 @@ def _levels() -> Levels:
     return read_levels(document, [codec.name for codec in CHOOSABLE], "auto")
 
 
-def _hub(*, is_site: bool) -> HubPort | None:
-    """None on a machine of a site that lacks what a hub needs: another one speaks."""
+def _hub(*, is_site: bool) -> ParameterServer | None:
+    """Create the client of a hub. Return None on a machine of a site without the packages; another machine
+    talks to the hub.
+    """
     try:
         from barnraise.worker.hub_adapter import rounds_from_environment, site_rounds_from_environment
     except ModuleNotFoundError as error:

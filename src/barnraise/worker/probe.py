@@ -137,7 +137,7 @@ def _numpy_speed() -> DeviceSpeed:
 
 
 def _fitting_size(product: Callable[[int], Nothing], settle: Nothing, size: int, largest: int) -> int:
-    """The smallest size whose product is long enough to be timed; this warms up too."""
+    """Return the smallest size whose product takes long enough to be timed; this also warms up."""
     while True:
         seconds = min(_repeat(product(size), settle, 0.0, fewest=2))
         if seconds >= _REPEAT_S or size * 2 > largest:
@@ -146,12 +146,12 @@ def _fitting_size(product: Callable[[int], Nothing], settle: Nothing, size: int,
 
 
 def _copy_length(free: int) -> int:
-    """Larger than the caches, small against what is free."""
+    """Return a length that is larger than the caches and small against the free memory."""
     return max(_SMALLEST_COPY, min(_LARGEST_COPY, free // 16)) // 4096 * 4096
 
 
 def _repeat(action: Nothing, settle: Nothing, budget_s: float, fewest: int = _FEWEST) -> list[float]:
-    """Seconds of each repeat, after one that does not count."""
+    """Return the seconds of each repeat, after one that does not count."""
     action()
     settle()
     times: list[float] = []
@@ -192,7 +192,7 @@ def _spread(times: list[float]) -> float:
 
 
 def _stolen(before: Any, after: Any) -> float:
-    """The share of the CPU's time that the host of a virtual machine gave to others."""
+    """Return the share of CPU time that the host of a virtual machine gave to others."""
     total = sum(after) - sum(before)
     taken = getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)
     return round(max(0.0, taken / total), 4) if total > 0 else 0.0

@@ -1,1 +1,1 @@
-"""What each worker executes: functions ``body(ctx, **arguments)``, named by the tests, run on every rank."""
+"""Functions that every rank executes, named by the tests as ``module:function``."""

@@ -35,7 +35,7 @@ def _kind(group: dist.ProcessGroup, rank: int) -> object:
 
 
 def _root(group: dist.ProcessGroup, rank: int) -> object:
-    """The others may well receive from the root they agree on; nobody may get past the next meeting."""
+    """Call with different roots. Some ranks may receive, but none may pass the next barrier."""
     dist.broadcast(torch.ones(10), group_src=int(rank == 1), group=group)
     return dist.barrier(group=group)
 
@@ -114,7 +114,7 @@ def monitored_barrier_passes(ctx: Context) -> None:
 
 
 def monitored_barrier_names(ctx: Context, missing: list[int]) -> str:
-    """Everyone but the missing gets an error that names them."""
+    """Check that all ranks but the missing ones get an error that names them."""
     from barnraise.collectives import monitored_barrier
 
     group = dist.new_group(list(range(ctx.world)), timeout=timedelta(seconds=50))

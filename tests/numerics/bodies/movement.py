@@ -181,7 +181,7 @@ def large(ctx: Context, megabytes: int) -> None:
 
 
 def barrier(ctx: Context) -> None:
-    """Nobody leaves before the last has come: shown by a file that the last rank writes before it enters."""
+    """Check that no rank leaves early, by a file that the last rank writes before it enters."""
     mark = ctx.scratch / f"barrier-{ctx.backend}-{ctx.world}"
     for turn in range(ctx.world):
         path = mark.with_name(f"{mark.name}-{turn}")

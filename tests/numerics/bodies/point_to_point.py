@@ -67,7 +67,7 @@ def same_tag_keeps_order(ctx: Context) -> None:
 
 
 def any_source(ctx: Context) -> None:
-    """Rank 0 takes what comes, and is told from whom."""
+    """Rank 0 receives from any rank, and checks the reported source."""
     if ctx.rank == 0:
         seen = set()
         for _ in range(ctx.world - 1):
@@ -83,7 +83,7 @@ def any_source(ctx: Context) -> None:
 
 
 def batch(ctx: Context) -> None:
-    """Everyone to everyone in one batch, receives listed before sends."""
+    """Exchange messages between all pairs in one batch, receives listed before sends."""
     peers = [peer for peer in range(ctx.world) if peer != ctx.rank]
     outputs = {peer: _empty("bfloat16", 61 + peer) for peer in peers}
     operations = [dist.P2POp(dist.irecv, outputs[peer], group_peer=peer, group=ctx.group) for peer in peers]

@@ -183,7 +183,7 @@ def _near_60000(ctx: Context, tensor: torch.Tensor) -> bool:
 
 
 def not_numbers(ctx: Context) -> Digests:
-    """NaN reaches every rank, from whichever rank it came; infinities add as they do in torch."""
+    """Check that NaN of any rank reaches every rank, and that infinities add as in torch."""
     digests: Digests = {}
     for dtype in ("float64", "float32", "float16", "bfloat16"):
         for operation in ("SUM", "MIN", "MAX", "AVG"):

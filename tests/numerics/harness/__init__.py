@@ -1,1 +1,1 @@
-"""What the multi-process tests stand on: worker pools, inputs that tell ranks apart, expectations."""
+"""Harness of the multi-process tests: worker pools, inputs that identify ranks, expectations."""

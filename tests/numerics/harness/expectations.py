@@ -1,4 +1,4 @@
-"""Where Gloo is known to refuse or be wrong, so that the same suite runs on it. Ours has no such list."""
+"""Known errors and limits of Gloo, so that the same suite runs on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RIGHT, RAISES, WRONG, RIGHT_OR_RAISES = "right", "raises", "wrong", "right or ra
 
 
 def reduction(backend: str, dtype: str, operation: str) -> str:
-    """What this backend is expected to do with this reduction."""
+    """Return the expected behaviour of this backend with this reduction."""
     if dtype in COMPLEXES and operation == "PRODUCT":
         return RIGHT_OR_RAISES  # torch's own all_reduce refuses it before any backend is asked
     if backend != "gloo":
@@ -43,7 +43,7 @@ def reduction(backend: str, dtype: str, operation: str) -> str:
 
 
 def movement(backend: str, dtype: str, collective: str) -> str:
-    """What this backend is expected to do when data of this type only moves."""
+    """Return the expected behaviour of this backend when it moves data of this type."""
     if backend != "gloo":
         return RIGHT
     if dtype in COMPLEXES and collective == "gather":
@@ -52,5 +52,5 @@ def movement(backend: str, dtype: str, collective: str) -> str:
 
 
 def uneven_lists(backend: str) -> bool:
-    """Whether all_gather and all_to_all take lists of tensors of different sizes."""
+    """Return True if all_gather and all_to_all accept lists of tensors of different sizes."""
     return backend != "gloo"

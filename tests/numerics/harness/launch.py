@@ -1,8 +1,9 @@
-"""Runs a script unmodified on a given backend: first makes the process group, then becomes the script.
+"""Runs an unmodified script on a given backend: creates the process group, then runs the script.
 
-Accelerate asks its own table for a backend and knows only torch's (on CPU it insists on Gloo, even against
-``InitProcessGroupKwargs(backend=...)``), but it takes a process group that already exists. So the group is
-made before the script starts, from the usual environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+Accelerate selects a backend from its own table, which knows only torch's. On CPU it insists on Gloo, even
+against ``InitProcessGroupKwargs(backend=...)``. But it uses a process group that already exists. So the
+group is created before the script starts, from the usual environment (RANK, WORLD_SIZE, MASTER_ADDR,
+MASTER_PORT).
 """
 
 from __future__ import annotations

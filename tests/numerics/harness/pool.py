@@ -1,8 +1,8 @@
 """Long-lived pools of worker processes.
 
 Importing torch takes seconds, so a pool is started once per backend and kept for the test session. Every
-worker joins one process group of five, and has sub-groups of the first 1, 2, 3, 4 and 5 ranks ready, on which
-the named bodies run. A body that does not answer in time ends the pool, with each hung worker's stack in the
+worker joins one process group of five. Sub-groups of the first 1, 2, 3, 4 and 5 ranks are ready for the
+named bodies. A body that does not answer in time ends the pool, with each hung worker's stack in the
 message.
 """
 
@@ -35,7 +35,7 @@ class PoolError(AssertionError):
 
 @dataclass
 class Answer:
-    """What one worker said about one body."""
+    """Result of one body on one worker."""
 
     ok: bool
     value: Any = None
@@ -195,7 +195,7 @@ class Pool:
 
 
 def _has_shown(worker: _Worker, before: int) -> bool:
-    """Where it is, since its log was so long; its main thread comes last."""
+    """Return True if the worker has written its stacks, which end with its main thread."""
     with worker.log.open("rb") as log:
         log.seek(before)
         return b"in <module>" in log.read().rpartition(b"most recent call first")[2]

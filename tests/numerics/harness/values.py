@@ -1,7 +1,7 @@
-"""Inputs that tell ranks, elements and calls apart, and what one process makes of them in a wider type.
+"""Inputs that differ by rank, element and call, and the expected results, computed in a wider type.
 
-Floating inputs are small whole numbers (powers of two for products), so that sums in any order are exact
-in the type itself and results can be compared bit for bit; ``rough_inputs`` are ordinary numbers, compared
+Floating inputs are small whole numbers, or powers of two for products. So sums in any order are exact in
+the type itself, and results can be compared bit for bit. ``rough_inputs`` are ordinary numbers, compared
 within rounding. Integers use their whole range and wrap.
 """
 
@@ -49,7 +49,7 @@ _EXACT = {
 
 
 def meaningful(dtype: str, operation: str) -> bool:
-    """Whether this reduction has one sensible meaning for this type."""
+    """Return True if this reduction has one sensible meaning for this type."""
     if dtype in FLOATS:
         return operation not in ("BAND", "BOR", "BXOR")
     if dtype in COMPLEXES:
@@ -89,7 +89,7 @@ def raw_inputs(dtype: str, count: int, rank: int, call: int) -> torch.Tensor:
 
 
 def reduced(dtype: str, operation: str, contributions: list[torch.Tensor]) -> torch.Tensor:
-    """What the reduction must give, computed in a wider type and cast down at the end."""
+    """Return the expected reduction, computed in a wider type and cast down at the end."""
     if dtype == "bool":
         return _reduced_bools(operation, contributions)
     if dtype in INTEGERS:
@@ -110,7 +110,7 @@ def reduced(dtype: str, operation: str, contributions: list[torch.Tensor]) -> to
 
 
 def rounding(dtype: str, contributions: list[torch.Tensor]) -> torch.Tensor:
-    """How far a sum in this type may be from the exact one, element by element."""
+    """Return the maximum rounding error of a sum in this type, element by element."""
     wide = torch.complex128 if dtype in COMPLEXES else torch.float64
     magnitude = torch.stack([one.to(wide).abs() for one in contributions]).sum(0)
     return magnitude * (len(contributions) + 2) * torch.finfo(DTYPES[dtype]).eps

@@ -23,7 +23,7 @@ OPERATION_SECONDS = 60
 
 @dataclass
 class Context:
-    """What a body is given: who it is, whom it may talk to, and where to note what was wrong."""
+    """Context of a body: its rank, its group, and a list of failed checks."""
 
     backend: str
     rank: int
@@ -76,7 +76,7 @@ def _options() -> argparse.Namespace:
 
 
 def _take_stdout() -> Any:
-    """Keep standard output for answers alone: whatever else prints there goes to the log."""
+    """Reserve standard output for answers. All other output goes to the log."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.stdout = sys.stderr

@@ -1,4 +1,4 @@
-"""Several shippers on one loop, with real stores on disk and links that die and return."""
+"""Several transfer services on one loop, with real stores on disk and connections that fail."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Network:
             host = self.hosts[one]
             host.waiting[other].clear()
             if up:
-                host.shipper.link_up(other)
+                host.artifacts.link_up(other)
             else:
-                host.shipper.link_down(other)
+                host.artifacts.link_down(other)
 
     def isolate(self, one: NodeId, *, up: bool = False) -> None:
         for other in self.hosts:
@@ -69,7 +69,7 @@ class Host:
         self.me = me
         self.waiting: dict[NodeId, deque[bytes]] = {}
         self.store = ArtifactStore(directory / me.raw.hex()[:4])
-        self.shipper = ArtifactService(self.store, self, patience_s=patience_s)
+        self.artifacts = ArtifactService(self.store, self, patience_s=patience_s)
         self.faults: list[Exception] = []
         network.hosts[me] = self
         for one in network.hosts.values():
@@ -100,7 +100,7 @@ class Host:
         self.network.sent[self.me, other] += len(body)
         self.network.messages[self.me, other] += 1
         try:
-            self.network.hosts[other].shipper.received(self.me, memoryview(body))
+            self.network.hosts[other].artifacts.received(self.me, memoryview(body))
         except (ProtocolError, ShippingError) as error:
             self.network.hosts[other].faults.append(error)
 
@@ -137,13 +137,13 @@ class Cluster:
     def pack(self, folder: Path) -> PackedFolder:
         packed = pack(folder, self.source.store, LIMITS)
         for host in self.hosts:
-            host.shipper.allow(packed.id, [*self.nodes, self.source.me])
+            host.artifacts.allow(packed.id, [*self.nodes, self.source.me])
         return packed
 
     def fetch(
         self, host: Host, packed: PackedFolder, **more: Callable[[TransferProgress], None]
     ) -> Awaitable[object]:
-        return host.shipper.fetch(packed.id, [self.source.me], self.nodes, LIMITS, **more)
+        return host.artifacts.fetch(packed.id, [self.source.me], self.nodes, LIMITS, **more)
 
     async def fetch_all(self, packed: PackedFolder) -> None:
         await asyncio.gather(*(self.fetch(host, packed) for host in self.receivers))
@@ -159,10 +159,10 @@ class Cluster:
 
     async def close(self) -> None:
         for host in self.hosts:
-            await host.shipper.close()
+            await host.artifacts.close()
 
 
-def test_three_nodes_get_it_and_the_source_sends_it_about_once(
+def test_fetch_by_three_nodes_source_sends_about_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However late one begins here: the others wait for it instead of asking the source, too.
@@ -186,7 +186,7 @@ def test_three_nodes_get_it_and_the_source_sends_it_about_once(
     run(test)
 
 
-def test_many_small_files_travel_together(tmp_path: Path) -> None:
+def test_fetch_small_files_are_batched(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 2)
         packed = cluster.pack(make_folder(tmp_path / "work", large=0, small=2000))
@@ -198,7 +198,7 @@ def test_many_small_files_travel_together(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_second_run_sends_only_what_changed(tmp_path: Path) -> None:
+def test_fetch_again_sends_only_changes(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 3)
         folder = make_folder(tmp_path / "work")
@@ -215,7 +215,7 @@ def test_a_second_run_sends_only_what_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_links_that_die_and_return(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_survives_lost_connections(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swarm_scheduler, "RETRY_S", 0.05)
 
     async def test() -> None:
@@ -242,7 +242,7 @@ def test_links_that_die_and_return(tmp_path: Path, seed: int, monkeypatch: pytes
     run(test)
 
 
-def test_the_source_vanishes_while_another_receiver_has_all(
+def test_fetch_continues_from_receiver_when_source_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(swarm_scheduler, "RETRY_S", 0.05)
@@ -261,7 +261,7 @@ def test_the_source_vanishes_while_another_receiver_has_all(
     run(test)
 
 
-def test_it_resumes_after_the_agent_was_restarted(tmp_path: Path) -> None:
+def test_fetch_resumes_after_agent_restart(tmp_path: Path) -> None:
     async def first() -> PackedFolder:
         cluster = Cluster(tmp_path, 2)
         packed = cluster.pack(make_folder(tmp_path / "work", large=1, small=0))
@@ -281,7 +281,7 @@ def test_it_resumes_after_the_agent_was_restarted(tmp_path: Path) -> None:
         (receiver,) = cluster.receivers
         missing = receiver.store.missing(packed.manifest)
         left = sum(len(numbers) for numbers in missing.values())
-        cluster.source.shipper.allow(packed.id, cluster.nodes)
+        cluster.source.artifacts.allow(packed.id, cluster.nodes)
         await cluster.fetch(receiver, packed)
         assert receiver.store.missing(packed.manifest) == {}
         assert cluster.network.sent[cluster.source.me, receiver.me] <= left * PIECE + 10_000
@@ -292,7 +292,7 @@ def test_it_resumes_after_the_agent_was_restarted(tmp_path: Path) -> None:
     asyncio.run(second(packed))
 
 
-def test_a_receiver_that_lies_is_left_out_and_a_lying_source_is_named(tmp_path: Path) -> None:
+def test_fetch_wrong_bytes_exclude_receiver_or_name_source(tmp_path: Path) -> None:
     def spoil(body: bytes) -> bytes:
         message = messages.decode(body)
         if not isinstance(message, PieceList):
@@ -319,7 +319,7 @@ def test_a_receiver_that_lies_is_left_out_and_a_lying_source_is_named(tmp_path: 
     run(test)
 
 
-def test_nobody_gets_what_it_may_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_only_to_allowed_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("barnraise.artifacts.transfer.piece_server._START_S", 0.1)
     monkeypatch.setattr("barnraise.artifacts.transfer.piece_server._LOOK_S", 0.05)
 
@@ -327,12 +327,12 @@ def test_nobody_gets_what_it_may_not_have(tmp_path: Path, monkeypatch: pytest.Mo
         cluster = Cluster(tmp_path, 3)
         packed = pack(make_folder(tmp_path / "work", large=0), cluster.source.store, LIMITS)
         friend, stranger = cluster.nodes
-        cluster.source.shipper.allow(packed.id, [friend])
+        cluster.source.artifacts.allow(packed.id, [friend])
         replies: list[messages.Message] = []
-        cluster.receivers[1].shipper.received = lambda _node, body: replies.append(messages.decode(body))  # type: ignore[method-assign]
+        cluster.receivers[1].artifacts.received = lambda _node, body: replies.append(messages.decode(body))  # type: ignore[method-assign]
         (name, *_) = packed.manifest.objects()
-        cluster.source.shipper.received(stranger, messages.encode(WantManifest(packed.id)))
-        cluster.source.shipper.received(stranger, messages.encode(WantPieces((PieceName(name, 0),), True)))
+        cluster.source.artifacts.received(stranger, messages.encode(WantManifest(packed.id)))
+        cluster.source.artifacts.received(stranger, messages.encode(WantPieces((PieceName(name, 0),), True)))
         while not {ManifestIs, messages.LacksPieces} <= {type(one) for one in replies}:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
@@ -346,17 +346,17 @@ def test_nobody_gets_what_it_may_not_have(tmp_path: Path, monkeypatch: pytest.Mo
     run(test)
 
 
-def test_who_asks_too_much_is_answered_a_bounded_amount(tmp_path: Path) -> None:
+def test_serve_excessive_requests_is_bounded(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 2)
         packed = cluster.pack(make_folder(tmp_path / "work", large=1, small=0))
         greedy = cluster.nodes[0]
         (name,) = packed.manifest.objects()
-        cluster.network.hosts[greedy].shipper.received = lambda _node, _body: None  # type: ignore[method-assign]
+        cluster.network.hosts[greedy].artifacts.received = lambda _node, _body: None  # type: ignore[method-assign]
         most = 0
         for _ in range(50):
             names = tuple(PieceName(name, number) for number in range(1000))
-            cluster.source.shipper.received(greedy, messages.encode(WantPieces(names, True)))
+            cluster.source.artifacts.received(greedy, messages.encode(WantPieces(names, True)))
             await asyncio.sleep(0.002)
             most = max(most, sum(map(len, cluster.source.waiting[greedy])))
         assert most < 3 * PIECE
@@ -365,7 +365,7 @@ def test_who_asks_too_much_is_answered_a_bounded_amount(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_list_of_half_a_terabyte_or_of_escaping_names_is_refused(tmp_path: Path) -> None:
+def test_fetch_rejects_huge_or_escaping_manifest(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 2)
         size = 1 << 39
@@ -375,12 +375,12 @@ def test_a_list_of_half_a_terabyte_or_of_escaping_names_is_refused(tmp_path: Pat
         for bad in (escaping, huge):
             data = msgspec.msgpack.encode(bad)
             name = manifest_id(data)
-            fetch = receiver.shipper.fetch(name, [cluster.source.me], cluster.nodes, LIMITS)
+            fetch = receiver.artifacts.fetch(name, [cluster.source.me], cluster.nodes, LIMITS)
             waiting = asyncio.ensure_future(fetch)
             while not cluster.network.messages[receiver.me, cluster.source.me]:
                 await asyncio.sleep(0.001)
             cluster.network.messages.clear()
-            receiver.shipper.received(cluster.source.me, messages.encode(ManifestIs(name, data)))
+            receiver.artifacts.received(cluster.source.me, messages.encode(ManifestIs(name, data)))
             with pytest.raises(ShippingError):
                 await waiting
         assert list(receiver.store.manifests.iterdir()) == []
@@ -389,7 +389,7 @@ def test_a_list_of_half_a_terabyte_or_of_escaping_names_is_refused(tmp_path: Pat
     run(test)
 
 
-def test_a_source_that_never_answers_is_named(tmp_path: Path) -> None:
+def test_fetch_timeout_names_silent_source(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 2, patience_s=0.5)
         packed = cluster.pack(make_folder(tmp_path / "work", large=1, small=0))
@@ -402,7 +402,7 @@ def test_a_source_that_never_answers_is_named(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_full_disk_raises_shipping_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 2)
         packed = cluster.pack(make_folder(tmp_path / "work", large=0))
@@ -410,7 +410,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("barnraise.artifacts.store.store.write_whole", full)
+        monkeypatch.setattr("barnraise.artifacts.store.store.write_object", full)
         await asyncio.to_thread(
             (cluster.receivers[0].store.manifests / packed.id.hex()).write_bytes,
             encode_manifest(packed.manifest),
@@ -422,7 +422,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     run(test)
 
 
-def test_two_callers_share_one_fetch_and_one_may_leave(tmp_path: Path) -> None:
+def test_fetch_shared_by_two_callers_survives_one(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 2)
         packed = cluster.pack(make_folder(tmp_path / "work"))
@@ -438,12 +438,12 @@ def test_two_callers_share_one_fetch_and_one_may_leave(tmp_path: Path) -> None:
     run(test)
 
 
-def test_what_is_no_message_is_a_protocol_error(tmp_path: Path) -> None:
+def test_received_invalid_message_raises_protocol_error(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 2)
         for junk in (b"", b"\xc1", os.urandom(100), messages.encode(WantPieces((), True))[:-1]):
             with pytest.raises(ProtocolError):
-                cluster.source.shipper.received(cluster.nodes[0], junk)
+                cluster.source.artifacts.received(cluster.nodes[0], junk)
         await cluster.close()
 
     run(test)

@@ -120,7 +120,7 @@ def test_eight_workers_at_once_start_one_listener(state: Path) -> None:
         "import sys; from pathlib import Path\n"
         "from barnraise.core.config import *; from barnraise.agent_client import *\n"
         "from barnraise.agent_client.bootstrap import standing_of\n"
-        "s = Settings(state=State(directory=sys.argv[1]), network=Network(port=0))\n"
+        "s = Settings(state=StateSettings(directory=sys.argv[1]), network=NetworkSettings(port=0))\n"
         "c, t = register_worker(s, 'mnist', 0)\n"
         "print(standing_of(Path(sys.argv[1])).pid, t.worker.hex(), flush=True); sys.stdin.read()"
     )

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,22 @@ from hypothesis import strategies as st
 
 from barnraise.agent_client import kv_client as board_module
 from barnraise.agent_client.kv_client import KvClient, agent_at, ask_cluster
-from barnraise.agent_client.kv_messages import LARGEST_VALUE, Namespace, decode_answer, decode_question
+from barnraise.agent_client.kv_messages import (
+    LARGEST_VALUE,
+    AddToKey,
+    ClusterRequest,
+    ClusterResponse,
+    GetKeys,
+    KvDenied,
+    KvDone,
+    KvRequest,
+    KvResponse,
+    Namespace,
+    SetKey,
+    decode_answer,
+    decode_question,
+    encode,
+)
 from barnraise.core.errors import (
     AgentError,
     BarnraiseError,
@@ -25,6 +40,7 @@ from barnraise.core.errors import (
     OperationTimeout,
     ProtocolError,
 )
+from tests.unit.changed_bytes import changed, read_or_refused
 from tests.unit.kvstore.kv_servers import KvServers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
@@ -241,13 +257,42 @@ def test_a_forked_child_has_connections_of_its_own(one: KvServers) -> None:
     assert board.add("n", 1) == 3
 
 
-@given(st.binary(max_size=200))
-def test_bytes_from_elsewhere_are_read_or_refused(data: bytes) -> None:
+_HEAD = (Namespace("run", 1), bytes(16), 7, b"founding")
+MESSAGES = (
+    KvRequest(SetKey(*_HEAD, "key", b"value"), 2.5),
+    KvRequest(AddToKey(*_HEAD, "key", -3), 2.5),
+    KvRequest(GetKeys(*_HEAD, ("one", "other")), 2.5),
+    ClusterRequest(),
+    KvResponse(KvDone(5, b"founding", values=(b"value",))),
+    KvResponse(KvDenied("lost", "a sentence", "a hint")),
+    ClusterResponse(3, 0, 9),
+)
+
+
+@given(st.binary(max_size=200) | changed([encode(one) for one in MESSAGES]))
+def test_messages_with_changed_bytes_are_read_or_refused(data: bytes) -> None:
     for decode in (decode_question, decode_answer):
-        try:
-            decode(data)
-        except ProtocolError:
-            pass
+        read_or_refused(data, decode, encode, ProtocolError)
+
+
+def test_messages_with_one_changed_byte_are_both_read_and_refused() -> None:
+    """So the test above gets to where fields are read, and not only to the first byte."""
+    counts = {True: 0, False: 0}
+    for message in map(encode, MESSAGES):
+        for place in range(len(message)):
+            for change in (1, 128):
+                data = bytearray(message)
+                data[place] ^= change
+                counts[any(_is_read(decode, bytes(data)) for decode in (decode_question, decode_answer))] += 1
+    assert min(counts.values()) > 100
+
+
+def _is_read(decode: Callable[[bytes], object], data: bytes) -> bool:
+    try:
+        decode(data)
+    except ProtocolError:
+        return False
+    return True
 
 
 def test_ranges_cover_everything_and_fit() -> None:

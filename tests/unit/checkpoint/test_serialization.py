@@ -1,4 +1,4 @@
-"""A state, taken apart and put together."""
+"""Serialization of a nested state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.checkpoint.serialization import assemble, digest, dismantle, shapes
+from barnraise.checkpoint.serialization import digest, flatten, shapes, unflatten
 from barnraise.core.errors import ProtocolError, RunError
 
 plain = (
@@ -31,43 +31,43 @@ states = st.recursive(
 
 
 @given(states)
-def test_plain_values_come_back(state: Any) -> None:
-    parts = dismantle(state)
-    assert assemble(parts.skeleton, parts.tensors) == state
+def test_plain_values_round_trip(state: Any) -> None:
+    parts = flatten(state)
+    assert unflatten(parts.skeleton, parts.tensors) == state
 
 
-def test_an_optimizer_comes_back_bit_by_bit() -> None:
+def test_optimizer_state_round_trips_bitwise() -> None:
     net = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(net.parameters())
     net(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    parts = dismantle(optimizer.state_dict())
+    parts = flatten(optimizer.state_dict())
     copies = [tensor.clone() for tensor in parts.tensors]
     assert [(one.dtype, tuple(one.shape)) for one in copies] == shapes(parts.skeleton)
-    again = assemble(parts.skeleton, copies)
+    again = unflatten(parts.skeleton, copies)
     other = torch.optim.AdamW(net.parameters())
     other.load_state_dict(again)
-    assert digest(dismantle(other.state_dict())) == digest(parts)
+    assert digest(flatten(other.state_dict())) == digest(parts)
     copies[0].reshape(-1).view(torch.uint8)[0] ^= 1
-    assert digest(dismantle(assemble(parts.skeleton, copies))) != digest(parts)
+    assert digest(flatten(unflatten(parts.skeleton, copies))) != digest(parts)
 
 
-def test_what_cannot_be_saved_is_named() -> None:
+def test_unserializable_value_is_named() -> None:
     with pytest.raises(RunError, match=r"state\['a'\]\[1\] is a function"):
-        dismantle({"a": [1, lambda: None]})
+        flatten({"a": [1, lambda: None]})
     with pytest.raises(RunError, match="cannot be saved"):
-        dismantle(torch.ones(2, 2).to_sparse())
+        flatten(torch.ones(2, 2).to_sparse())
 
 
 @given(st.binary(max_size=60))
-def test_nonsense_is_refused(data: bytes) -> None:
+def test_invalid_skeleton_is_rejected(data: bytes) -> None:
     try:
         shapes(data)
     except ProtocolError:
         pass
 
 
-def test_a_tensor_of_another_shape_is_refused() -> None:
-    parts = dismantle({"w": torch.ones(2, 3)})
-    with pytest.raises(ProtocolError, match="not what its skeleton says"):
-        assemble(parts.skeleton, [torch.ones(3, 2)])
+def test_tensor_of_other_shape_is_rejected() -> None:
+    parts = flatten({"w": torch.ones(2, 3)})
+    with pytest.raises(ProtocolError, match="does not match its skeleton"):
+        unflatten(parts.skeleton, [torch.ones(3, 2)])

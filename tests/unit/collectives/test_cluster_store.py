@@ -54,7 +54,7 @@ def both(store: ClusterStore) -> list[dist.Store]:
     return [store, dist.PrefixStore("prefix", store)]
 
 
-def test_it_is_a_store_in_python_and_in_cpp(store: ClusterStore) -> None:
+def test_cluster_store_works_from_python_and_cpp(store: ClusterStore) -> None:
     for number, one in enumerate(both(store)):
         one.set("text", "v")
         one.set("bytes", b"\xff\x00")  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def test_it_is_a_store_in_python_and_in_cpp(store: ClusterStore) -> None:
         assert one.has_extended_api()  # type: ignore[attr-defined]
 
 
-def test_queues(store: ClusterStore) -> None:
+def test_queue_push_pop_and_length(store: ClusterStore) -> None:
     store.queue_push("q", "1")
     store.queue_push("q", b"2")
     assert store.queue_len("q") == 2
@@ -87,7 +87,7 @@ def test_queues(store: ClusterStore) -> None:
     assert store.queue_pop("q") == b"late"
 
 
-def test_errors_are_those_of_torch(store: ClusterStore) -> None:
+def test_store_errors_are_torch_errors(store: ClusterStore) -> None:
     store.set_timeout(SHORT)
     assert store.timeout == SHORT  # type: ignore[attr-defined]
     waits: list[Callable[[dist.Store], object]] = [
@@ -110,7 +110,7 @@ def test_errors_are_those_of_torch(store: ClusterStore) -> None:
         store.queue_pop("empty")
 
 
-def test_it_lives_as_long_as_torch_holds_it(servers: KvServers) -> None:
+def test_store_stays_alive_while_torch_holds_it(servers: KvServers) -> None:
     prefixed = dist.PrefixStore("p", make(servers, "lives"))
     copy = prefixed.clone()  # type: ignore[attr-defined]
     gc.collect()
@@ -140,7 +140,7 @@ names = iter(range(1_000_000))
 
 @given(steps)
 @settings(max_examples=40, deadline=None)
-def test_it_does_what_torchs_own_does(servers: KvServers, calls: list[tuple[object, ...]]) -> None:
+def test_cluster_store_behaves_like_torch_store(servers: KvServers, calls: list[tuple[object, ...]]) -> None:
     ours, theirs = make(servers, f"same {next(names)}"), dist.HashStore()
     for name, *fields in calls:
         outcomes = []
@@ -150,11 +150,11 @@ def test_it_does_what_torchs_own_does(servers: KvServers, calls: list[tuple[obje
             except dist.QueueEmptyError:
                 outcomes.append("empty")
         assert outcomes[0] == outcomes[1], (name, fields)
-    ours._board.drop()
+    ours._kv.drop()
     cluster_store._alive.remove(ours)
 
 
-def test_gloo_and_our_members_meet_through_it(servers: KvServers) -> None:
+def test_gloo_and_barnraise_groups_form_over_store(servers: KvServers) -> None:
     results: dict[int, float] = {}
     members: dict[int, object] = {}
 
@@ -177,8 +177,8 @@ def test_gloo_and_our_members_meet_through_it(servers: KvServers) -> None:
     assert members[0] == members[1] == members[2]
 
 
-def test_the_missing_ranks_are_named(store: ClusterStore) -> None:
-    with pytest.raises(OperationTimeout, match="rank 1 did not come"):
+def test_rendezvous_timeout_names_missing_ranks(store: ClusterStore) -> None:
+    with pytest.raises(OperationTimeout, match="rank 1 did not join"):
         exchange_members(store, 0, 2, GroupMember(bytes(16), 1, ()), 0.5)
 
 
@@ -203,7 +203,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_what_was_given(clean: pytest.MonkeyPatch) -> None:
+def test_url_and_environment_set_rank_and_world(clean: pytest.MonkeyPatch) -> None:
     clean.setattr(sys, "argv", ["/home/me/train.py", "--lr"])
     assert _given("env://") == ("train.py", None, None, None)
     assert _given("env://?rank=1&world_size=4") == ("train.py", 1, 4, None)
@@ -218,7 +218,7 @@ def test_what_was_given(clean: pytest.MonkeyPatch) -> None:
         _given("env://")
 
 
-def test_without_an_agent_torch_says_what_it_always_said(clean: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_env_rendezvous_without_agent_raises_torch_error(clean: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clean.setenv("BARNRAISE_STATE_DIRECTORY", str(tmp_path))
     with pytest.raises(ValueError, match="environment variable RANK expected, but not set"):
         next(rendezvous("env://"))
@@ -226,7 +226,9 @@ def test_without_an_agent_torch_says_what_it_always_said(clean: pytest.MonkeyPat
         next(rendezvous("barnraise://"))
 
 
-def test_with_an_address_nothing_of_ours_is_asked(clean: pytest.MonkeyPatch, servers: KvServers) -> None:
+def test_env_rendezvous_with_address_does_not_ask_agent(
+    clean: pytest.MonkeyPatch, servers: KvServers
+) -> None:
     clean.setenv("BARNRAISE_STATE_DIRECTORY", str(servers.directories[0]))
     clean.setattr(cluster_store, "ask_cluster", lambda *_: pytest.fail("it was asked"))
     clean.setenv("MASTER_ADDR", "127.0.0.1")
@@ -237,9 +239,7 @@ def test_with_an_address_nothing_of_ours_is_asked(clean: pytest.MonkeyPatch, ser
     assert (type(store), rank, world) == (dist.TCPStore, 0, 1)
 
 
-def test_ranks_of_a_launcher_are_kept_and_only_the_address_is_ours(
-    clean: pytest.MonkeyPatch, servers: KvServers
-) -> None:
+def test_launcher_ranks_are_kept_with_cluster_store(clean: pytest.MonkeyPatch, servers: KvServers) -> None:
     clean.setenv("BARNRAISE_STATE_DIRECTORY", str(servers.directories[0]))
     clean.setenv("BARNRAISE_GENERATION", "6")
     store, rank, world = next(rendezvous("env://", 2, 3))
@@ -288,9 +288,7 @@ for again in range(2):
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_two_processes_become_a_group_with_no_address_rank_or_port(
-    servers: KvServers, tmp_path: Path
-) -> None:
+def test_two_processes_form_group_without_address_or_rank(servers: KvServers, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     source = str(Path(barnraise.__file__).parents[1])
     environment = {name: value for name, value in os.environ.items() if name not in USUAL}

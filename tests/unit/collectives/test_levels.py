@@ -1,13 +1,13 @@
-"""What is fixed by level decides what a group does, and only that."""
+"""Settings by network level decide on the algorithms of a group, and on nothing else."""
 
 from __future__ import annotations
 
 import pytest
 
-from barnraise.collectives.algorithms import named, read_name
+from barnraise.collectives.algorithms.compile import format_label, parse_label
 from barnraise.collectives.algorithms.cost_model import CostTable, choose
-from barnraise.collectives.algorithms.schedule import SHAPES, BufferShapes, StepKind
-from barnraise.collectives.levels import setting_for, shapes_of
+from barnraise.collectives.algorithms.schedule import SHAPES, OperationKind, StageShapes
+from barnraise.collectives.levels import algorithm_setting, shapes_of
 from barnraise.planning import Level, Levels
 
 FREE = Levels()
@@ -18,42 +18,44 @@ APART = Levels(inside=Level(all_reduce="star", reduce="star"), across=Level(all_
 @pytest.mark.parametrize(
     ("kind", "levels", "sites", "expected"),
     [
-        (StepKind.ALL_REDUCE, FREE, 2, "general"),
-        (StepKind.ALL_REDUCE, STAR, 1, "star"),
-        (StepKind.ALL_REDUCE, STAR, 2, "star"),
-        (StepKind.ALL_REDUCE, APART, 1, "star"),
-        (StepKind.ALL_REDUCE, APART, 2, "sites"),
-        (StepKind.REDUCE, STAR, 2, "general"),
-        (StepKind.REDUCE, APART, 2, "star"),
-        (StepKind.BROADCAST, STAR, 0, "tree"),
-        (StepKind.ALL_GATHER, APART, 2, "general"),
+        (OperationKind.ALL_REDUCE, FREE, 2, "general"),
+        (OperationKind.ALL_REDUCE, STAR, 1, "star"),
+        (OperationKind.ALL_REDUCE, STAR, 2, "star"),
+        (OperationKind.ALL_REDUCE, APART, 1, "star"),
+        (OperationKind.ALL_REDUCE, APART, 2, "sites"),
+        (OperationKind.REDUCE, STAR, 2, "general"),
+        (OperationKind.REDUCE, APART, 2, "star"),
+        (OperationKind.BROADCAST, STAR, 0, "tree"),
+        (OperationKind.ALL_GATHER, APART, 2, "general"),
     ],
 )
-def test_what_is_set_for_an_operation(kind: StepKind, levels: Levels, sites: int, expected: str) -> None:
-    assert setting_for(kind, levels, "general", sites) == expected
+def test_algorithm_setting_by_level(kind: OperationKind, levels: Levels, sites: int, expected: str) -> None:
+    assert algorithm_setting(kind, levels, "general", sites) == expected
 
 
-def test_shapes_are_chains_and_a_ring_unless_fixed() -> None:
-    assert shapes_of(FREE) == BufferShapes("ring", "ring", "ring")
-    assert shapes_of(APART) == BufferShapes("star", "tree", "ring")
+def test_shapes_default_to_chains_and_ring() -> None:
+    assert shapes_of(FREE) == StageShapes("ring", "ring", "ring")
+    assert shapes_of(APART) == StageShapes("star", "tree", "ring")
 
 
-def test_names_are_read_as_they_were_written() -> None:
-    assert named("sites", BufferShapes()) == "sites"
-    assert named("ring", BufferShapes("star", "star", "star")) == "ring"
-    for shapes in (BufferShapes(a, b, c) for a in SHAPES for b in SHAPES for c in SHAPES):
-        assert read_name(named("sites", shapes)) == ("sites", shapes)
+def test_label_round_trip_keeps_algorithm_and_shapes() -> None:
+    assert format_label("sites", StageShapes()) == "sites"
+    assert format_label("ring", StageShapes("star", "star", "star")) == "ring"
+    for shapes in (StageShapes(a, b, c) for a in SHAPES for b in SHAPES for c in SHAPES):
+        assert parse_label(format_label("sites", shapes)) == ("sites", shapes)
 
 
-def test_what_shapes_cost() -> None:
-    """Leaders of a star hear everybody; a site's star is nearer than its chain."""
+def test_predicted_cost_depends_on_shapes() -> None:
+    """Leaders of a star hear every rank; a site's star is nearer than its chain."""
 
-    def seconds(nbytes: int, shapes: BufferShapes, leaders: int = 4) -> float:
+    def seconds(nbytes: int, shapes: StageShapes, leaders: int = 4) -> float:
         table = CostTable.default()
-        return choose(StepKind.ALL_REDUCE, nbytes, 16, table, "sites", leaders=leaders, shapes=shapes).seconds
+        return choose(
+            OperationKind.ALL_REDUCE, nbytes, 16, table, "sites", leaders=leaders, shapes=shapes
+        ).seconds
 
     large, small = 64 << 20, 1 << 10
-    assert seconds(large, BufferShapes(across="star")) > 1.5 * seconds(large, BufferShapes())
-    assert seconds(small, BufferShapes(across="star")) < seconds(small, BufferShapes())
-    assert seconds(small, BufferShapes("star", "ring", "star")) < seconds(small, BufferShapes())
-    assert seconds(small, BufferShapes("tree", "tree", "tree"), leaders=1) > 0
+    assert seconds(large, StageShapes(across="star")) > 1.5 * seconds(large, StageShapes())
+    assert seconds(small, StageShapes(across="star")) < seconds(small, StageShapes())
+    assert seconds(small, StageShapes("star", "ring", "star")) < seconds(small, StageShapes())
+    assert seconds(small, StageShapes("tree", "tree", "tree"), leaders=1) > 0

@@ -1,4 +1,4 @@
-"""The channel between a worker and its mover: whole messages however the bytes arrive, and nothing else."""
+"""Channel between a worker and its communication process: whole messages, however the bytes arrive."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from barnraise.collectives.messages import (
     encode_specification,
 )
 from barnraise.collectives.ops.dtypes import by_name
+from tests.unit.changed_bytes import changed, read_or_refused
 
 FLOAT32 = by_name("float32").code
 SPECIFICATION = OperationSpec("all_reduce", FLOAT32, "sum", -1, "ring", (4096,), 65536, 2)
@@ -39,7 +40,7 @@ COMMANDS: list[Command] = [
 
 
 @given(st.lists(st.integers(1, 400), max_size=30))
-def test_messages_survive_any_cut(cuts: list[int]) -> None:
+def test_inbox_returns_whole_messages_for_any_split(cuts: list[int]) -> None:
     data = b"".join(encode(command) for command in COMMANDS)
     inbox, received = Inbox(commands=True), []
     for size in cuts:
@@ -49,7 +50,7 @@ def test_messages_survive_any_cut(cuts: list[int]) -> None:
     assert received == COMMANDS
 
 
-def test_a_reply_is_no_command() -> None:
+def test_reply_is_not_decoded_as_command() -> None:
     reply = OperationFailed(1, Failure("peer-lost", "it died", peer=2))
     assert Inbox(commands=False).feed(encode(reply) + encode(OperationFinished(2, 5))) == [
         reply,
@@ -59,26 +60,24 @@ def test_a_reply_is_no_command() -> None:
         Inbox(commands=True).feed(encode(reply))
 
 
-def test_a_message_without_bounds_is_refused() -> None:
+def test_oversized_message_is_rejected() -> None:
     with pytest.raises(ValueError, match="bytes"):
         Inbox(commands=True).feed((MAX_MESSAGE + 1).to_bytes(4, "little"))
 
 
-def test_specifications_compare_by_bytes() -> None:
+def test_equal_specifications_encode_to_equal_bytes() -> None:
     encoded = encode_specification(SPECIFICATION)
     assert decode_specification(encoded) == SPECIFICATION
     assert encoded != encode_specification(msgspec.structs.replace(SPECIFICATION, reduction="max"))
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_of_a_peer_are_a_specification_or_an_error(data: bytes) -> None:
-    try:
-        decode_specification(data)
-    except msgspec.DecodeError:
-        pass
+@given(st.binary(max_size=200) | changed([encode_specification(SPECIFICATION)]))
+def test_a_specification_with_changed_bytes_is_read_or_refused(data: bytes) -> None:
+    if read_or_refused(data, decode_specification, encode_specification, (ValueError, RecursionError)):
+        assert decode_specification(data).describe()
 
 
-def test_a_specification_describes_itself() -> None:
+def test_specification_describes_itself_in_words() -> None:
     assert SPECIFICATION.describe() == "all_reduce of 4096 bytes float32 sum by ring"
     longer = OperationSpec("reduce", FLOAT32, "sum", 2, "tree", (1, 2, 3, 4, 5), 65536, 2)
     assert longer.describe() == "reduce of 1+2+3+4... bytes float32 sum root 2 by tree"

@@ -1,4 +1,4 @@
-"""Finding each other through a store: complete, or an error that says who is missing or wrong."""
+"""Rendezvous through a store: complete, or an error that names missing and invalid ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from barnraise.core.errors import OperationTimeout, ProtocolError
 MEMBERS = [GroupMember(bytes([rank]) * 16, 52416 + rank, ("10.0.0.1",)) for rank in range(3)]
 
 
-def test_every_rank_learns_the_same() -> None:
+def test_exchange_members_returns_same_result_on_all_ranks() -> None:
     store = dist.HashStore()
     results: dict[int, object] = {}
 
@@ -34,9 +34,9 @@ def test_every_rank_learns_the_same() -> None:
     assert (members, fresh) != results[0], "a group that is made anew has a new name"
 
 
-def test_the_missing_are_named() -> None:
+def test_exchange_members_timeout_names_missing_ranks() -> None:
     store = dist.HashStore()
-    with pytest.raises(OperationTimeout, match="rank 0, rank 2 did not come") as caught:
+    with pytest.raises(OperationTimeout, match="rank 0, rank 2 did not join") as caught:
         exchange_members(store, 1, 3, MEMBERS[1], 0.2)
     assert caught.value.late == (0, 2)
 
@@ -54,14 +54,14 @@ def test_the_missing_are_named() -> None:
         msgspec.msgpack.encode([[b"w" * 16, 1, [7]], "name"]),
     ],
 )
-def test_a_place_that_cannot_be_is_refused(entry: bytes) -> None:
+def test_invalid_published_entry_is_rejected(entry: bytes) -> None:
     store = dist.HashStore()
     store.set("barnraise/1", entry)
     with pytest.raises(ProtocolError, match="rank 1"):
         exchange_members(store, 0, 2, MEMBERS[0], 5)
 
 
-def test_two_ranks_cannot_be_one_worker() -> None:
+def test_one_worker_as_two_ranks_is_rejected() -> None:
     store = dist.HashStore()
     exchange_members(store, 0, 1, MEMBERS[0], 5)
     with pytest.raises(ProtocolError, match="ranks 0 and 1 are one worker"):

@@ -1,4 +1,4 @@
-"""Issuing: order, window, deadlines, failures and figures, against a mover in this process."""
+"""Submission of operations: order, window, deadlines, failures and metrics, against a fake process."""
 
 from __future__ import annotations
 
@@ -22,106 +22,112 @@ from barnraise.core import metrics
 from barnraise.core.config import CollectiveSettings, Settings
 from barnraise.core.errors import (
     CollectiveError,
-    MoverLost,
+    CommProcessLost,
     OperationTimeout,
     PeerLost,
     UnsupportedOperation,
 )
 from barnraise.core.flow import log_once
 from barnraise.core.torch_range import is_tested
-from tests.unit.collectives.fake_mover import FakeMover
+from tests.unit.collectives.fake_comm_process import FakeCommProcess
 
 SUM = dist.ReduceOp(dist.ReduceOp.SUM)
 MB = 1 << 20
 
 
 @pytest.fixture
-def mover() -> FakeMover:
-    return FakeMover()
+def comm_process() -> FakeCommProcess:
+    return FakeCommProcess()
 
 
 @pytest.fixture
-def issuer(mover: FakeMover) -> Submitter:
-    return _issuer(mover)
+def submitter(comm_process: FakeCommProcess) -> Submitter:
+    return _submitter(comm_process)
 
 
-def _issuer(mover: FakeMover) -> Submitter:
-    return Submitter(mover, SharedArena(mover), 77, 2, CostTable.default(), CollectiveSettings())
+def _submitter(comm_process: FakeCommProcess) -> Submitter:
+    return Submitter(
+        comm_process, SharedArena(comm_process), 77, 2, CostTable.default(), CollectiveSettings()
+    )
 
 
-def _sequences(mover: FakeMover) -> list[int]:
-    return [command.sequence for command, _, _ in mover.pending if isinstance(command, StartOperation)]
+def _sequences(comm_process: FakeCommProcess) -> list[int]:
+    return [command.sequence for command, _, _ in comm_process.pending if isinstance(command, StartOperation)]
 
 
-def test_sequences_are_taken_in_the_order_of_calls(mover: FakeMover, issuer: Submitter) -> None:
-    first = issuer.collective(reduction.all_reduce(torch.ones(5 * MB), SUM, 2), 60)
-    second = issuer.collective(operation.barrier(), 60)
-    assert _sequences(mover) == [0, 1, 2, 3, 4, 5]
+def test_sequence_numbers_follow_order_of_calls(comm_process: FakeCommProcess, submitter: Submitter) -> None:
+    first = submitter.submit_collective(reduction.all_reduce(torch.ones(5 * MB), SUM, 2), 60)
+    second = submitter.submit_collective(operation.barrier(), 60)
+    assert _sequences(comm_process) == [0, 1, 2, 3, 4, 5]
     assert not first.is_completed()
-    while mover.pending:
-        mover.finish()
+    while comm_process.pending:
+        comm_process.finish()
     assert first.wait()
     assert second.wait()
 
 
-def test_the_window_bounds_what_is_staged(
-    mover: FakeMover, issuer: Submitter, monkeypatch: pytest.MonkeyPatch
+def test_window_bounds_staged_bytes(
+    comm_process: FakeCommProcess, submitter: Submitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("barnraise.collectives.submit._WINDOW_BYTES", 12 * MB)
-    work = issuer.collective(reduction.all_reduce(torch.ones(10 * MB), SUM, 2), 60)
-    assert _sequences(mover) == [0, 1, 2]
-    mover.finish()
-    assert _sequences(mover) == [1, 2, 3]
-    while mover.pending:
-        mover.finish()
+    work = submitter.submit_collective(reduction.all_reduce(torch.ones(10 * MB), SUM, 2), 60)
+    assert _sequences(comm_process) == [0, 1, 2]
+    comm_process.finish()
+    assert _sequences(comm_process) == [1, 2, 3]
+    while comm_process.pending:
+        comm_process.finish()
     assert work.wait()
 
 
-def test_a_full_arena_lets_every_operation_have_one_piece() -> None:
-    mover = FakeMover(msgspec.structs.replace(Settings(), collectives=CollectiveSettings(arena_bytes=8 * MB)))
-    issuer = _issuer(mover)
-    works = [issuer.collective(reduction.all_reduce(torch.ones(4 * MB), SUM, 2), 60) for _ in range(3)]
-    assert _sequences(mover) == [0, 1, 4, 8]
-    while mover.pending:
-        mover.finish()
+def test_full_arena_allows_one_chunk_per_operation() -> None:
+    comm_process = FakeCommProcess(
+        msgspec.structs.replace(Settings(), collectives=CollectiveSettings(arena_bytes=8 * MB))
+    )
+    submitter = _submitter(comm_process)
+    works = [
+        submitter.submit_collective(reduction.all_reduce(torch.ones(4 * MB), SUM, 2), 60) for _ in range(3)
+    ]
+    assert _sequences(comm_process) == [0, 1, 4, 8]
+    while comm_process.pending:
+        comm_process.finish()
     assert all(work.wait() for work in works)
 
 
-def test_later_pieces_get_what_is_left_of_the_time(
-    mover: FakeMover, issuer: Submitter, monkeypatch: pytest.MonkeyPatch
+def test_later_chunks_get_remaining_timeout(
+    comm_process: FakeCommProcess, submitter: Submitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("barnraise.collectives.submit._WINDOW_BYTES", 0)
-    issuer.collective(reduction.all_reduce(torch.ones(4 * MB), SUM, 2), 60)
-    first = mover.pending[0][0]
+    submitter.submit_collective(reduction.all_reduce(torch.ones(4 * MB), SUM, 2), 60)
+    first = comm_process.pending[0][0]
     time.sleep(0.1)
-    mover.finish()
-    last = mover.pending[-1][0]
+    comm_process.finish()
+    last = comm_process.pending[-1][0]
     assert isinstance(first, StartOperation)
     assert isinstance(last, StartOperation)
     assert first.timeout_s <= 60
     assert last.timeout_s <= first.timeout_s - 0.09
 
 
-def test_pieces_start_in_order_whoever_launches_them(
-    mover: FakeMover, monkeypatch: pytest.MonkeyPatch
+def test_chunks_start_in_order_from_any_thread(
+    comm_process: FakeCommProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replies are handled by another thread while the caller still starts pieces."""
-    monkeypatch.setattr(chunking, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(chunking, "CHUNK_BYTES", 4096)
     monkeypatch.setattr("barnraise.collectives.submit._WINDOW_BYTES", 3 * 4096)
-    issuer, order = _issuer(mover), []
+    submitter, order = _submitter(comm_process), []
 
     def note(command: Command) -> None:
         assert isinstance(command, StartOperation)
         order.append(command.sequence)
         time.sleep(0.0002)
 
-    mover.on_submit = note
+    comm_process.on_submit = note
     over = threading.Event()
 
     def answer() -> None:
-        while not over.is_set() or mover.pending:
-            if mover.pending:
-                mover.finish()
+        while not over.is_set() or comm_process.pending:
+            if comm_process.pending:
+                comm_process.finish()
             else:
                 time.sleep(0)  # a loop that never rests keeps the interpreter's lock
 
@@ -129,7 +135,7 @@ def test_pieces_start_in_order_whoever_launches_them(
     thread.start()
     tensor = torch.ones(300 * 1024)
     try:
-        assert issuer.collective(reduction.all_reduce(tensor, SUM, 2), 60).wait()
+        assert submitter.submit_collective(reduction.all_reduce(tensor, SUM, 2), 60).wait()
     finally:
         over.set()
         thread.join(90)
@@ -137,36 +143,38 @@ def test_pieces_start_in_order_whoever_launches_them(
     assert len(order) == 300
 
 
-def test_a_lost_mover_fails_the_work_without_a_lock_on_itself(mover: FakeMover, issuer: Submitter) -> None:
-    mover.lose()
-    work = issuer.collective(reduction.all_reduce(torch.ones(20 * MB), SUM, 2), 60)
-    with pytest.raises(MoverLost):
+def test_lost_comm_process_fails_work_without_deadlock(
+    comm_process: FakeCommProcess, submitter: Submitter
+) -> None:
+    comm_process.lose()
+    work = submitter.submit_collective(reduction.all_reduce(torch.ones(20 * MB), SUM, 2), 60)
+    with pytest.raises(CommProcessLost):
         work.wait()
 
 
-def test_a_failure_ends_the_work_and_starts_no_more(
-    mover: FakeMover, issuer: Submitter, monkeypatch: pytest.MonkeyPatch
+def test_failed_chunk_fails_work_and_stops_submission(
+    comm_process: FakeCommProcess, submitter: Submitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("barnraise.collectives.submit._WINDOW_BYTES", 0)
     tensor = torch.ones(5 * MB)
-    work = issuer.collective(reduction.all_reduce(tensor, SUM, 2), 60)
-    assert len(mover.pending) == 2
-    mover.fail(Failure("peer-lost", "its process ended", peer=1))
+    work = submitter.submit_collective(reduction.all_reduce(tensor, SUM, 2), 60)
+    assert len(comm_process.pending) == 2
+    comm_process.fail(Failure("peer-lost", "its process ended", peer=1))
     with pytest.raises(PeerLost) as caught:
         work.wait()
     assert caught.value.peer == 1
-    command = mover.pending[0][0]
+    command = comm_process.pending[0][0]
     assert isinstance(command, StartOperation)
-    issuer.arena.view(issuer.arena.take(1), 1).fill_(9)
-    mover.finish()
+    submitter.arena.view(submitter.arena.allocate(1), 1).fill_(9)
+    comm_process.finish()
     assert tensor.eq(1).all(), "a failed operation writes no more"
-    assert mover.pending == []
-    assert issuer.arena.has_room(issuer.arena._limit - 256)
+    assert comm_process.pending == []
+    assert submitter.arena.has_room(submitter.arena._limit - 256)
 
 
-def test_a_time_out_names_the_late(mover: FakeMover, issuer: Submitter) -> None:
-    work = issuer.collective(operation.barrier(), 60)
-    mover.fail(Failure("operation-timeout", "rank 1 is late", late=(1,)))
+def test_timeout_names_late_ranks(comm_process: FakeCommProcess, submitter: Submitter) -> None:
+    work = submitter.submit_collective(operation.barrier(), 60)
+    comm_process.fail(Failure("operation-timeout", "rank 1 is late", late=(1,)))
     with pytest.raises(OperationTimeout) as caught:
         work.wait()
     assert caught.value.late == (1,)
@@ -177,47 +185,47 @@ def _broken_call(where: str) -> operation.Operation:
         raise RuntimeError("device on fire")
 
     call = operation.send(torch.ones(1))
-    piece = call.pieces[0]
+    chunk = call.chunks[0]
     broken = chunking.Chunk(
-        piece.sizes,
-        piece.nbytes,
-        copy if where == "in" else chunking.nothing,
-        copy if where == "out" else chunking.nothing,
+        chunk.sizes,
+        chunk.nbytes,
+        copy if where == "in" else chunking.no_copy,
+        copy if where == "out" else chunking.no_copy,
     )
     return operation.Operation("broadcast", call.element, [broken], [], call.device)
 
 
 @pytest.mark.parametrize("where", ["in", "out"])
-def test_a_copy_that_fails_ends_the_work_and_the_group(
-    mover: FakeMover, issuer: Submitter, where: str
+def test_failed_copy_fails_work_and_aborts_group(
+    comm_process: FakeCommProcess, submitter: Submitter, where: str
 ) -> None:
     """The others must not wait for pieces that this rank will never start."""
-    work = issuer.collective(_broken_call(where), 60)
+    work = submitter.submit_collective(_broken_call(where), 60)
     if where == "out":
-        mover.finish()
+        comm_process.finish()
     with pytest.raises(CollectiveError, match="device on fire"):
         work.wait()
-    assert isinstance(mover.sent[0], AbortGroup)
-    assert issuer.arena.has_room(issuer.arena._limit)
+    assert isinstance(comm_process.sent[0], AbortGroup)
+    assert submitter.arena.has_room(submitter.arena._limit)
 
 
-def test_an_interrupt_reaches_the_program(issuer: Submitter) -> None:
+def test_keyboard_interrupt_reaches_the_script(submitter: Submitter) -> None:
     def fill(_: torch.Tensor) -> None:
         raise KeyboardInterrupt
 
     call = operation.barrier()
     interrupted = operation.Operation(
-        "barrier", call.element, [chunking.Chunk((), 0, fill, chunking.nothing)], [], call.device
+        "barrier", call.element, [chunking.Chunk((), 0, fill, chunking.no_copy)], [], call.device
     )
     with pytest.raises(KeyboardInterrupt):
-        issuer.collective(interrupted, 60)
+        submitter.submit_collective(interrupted, 60)
 
 
-def test_point_to_point_tells_the_source(mover: FakeMover, issuer: Submitter) -> None:
-    issuer.point_to_point(operation.send(torch.ones(3)), 1, 5, 60)
-    work = issuer.point_to_point(operation.receive(torch.zeros(3)), -1, 5, 60)
-    sent = mover.finish()
-    received = mover.finish(peer=1)
+def test_point_to_point_reports_source_rank(comm_process: FakeCommProcess, submitter: Submitter) -> None:
+    submitter.submit_point_to_point(operation.send(torch.ones(3)), 1, 5, 60)
+    work = submitter.submit_point_to_point(operation.receive(torch.zeros(3)), -1, 5, 60)
+    sent = comm_process.finish()
+    received = comm_process.finish(peer=1)
     assert isinstance(sent, SendTo)
     assert (sent.peer, sent.tag, sent.size) == (1, 5, 12)
     assert isinstance(received, ReceiveFrom)
@@ -226,7 +234,7 @@ def test_point_to_point_tells_the_source(mover: FakeMover, issuer: Submitter) ->
     assert work._source_rank() == 1
 
 
-def test_figures_are_kept(mover: FakeMover, issuer: Submitter) -> None:
+def test_operations_update_metrics(comm_process: FakeCommProcess, submitter: Submitter) -> None:
     def value(name: str, **labels: str) -> float:
         return metrics.registry.get_sample_value(name, labels) or 0.0
 
@@ -235,38 +243,38 @@ def test_figures_are_kept(mover: FakeMover, issuer: Submitter) -> None:
             value("barnraise_collective_bytes_total", kind="broadcast", direction="both"),
             value("barnraise_collective_failures_total", kind="broadcast", code="peer-lost"),
             sum(
-                value("barnraise_collective_duration_seconds_count", kind="broadcast", strategy=strategy)
-                for strategy in ("ring", "tree", "star", "doubling", "direct", "exchange")
+                value("barnraise_collective_duration_seconds_count", kind="broadcast", strategy=algorithm)
+                for algorithm in ("ring", "tree", "star", "doubling", "direct", "exchange")
             ),
         ]
 
     before = figures()
     call = operation.send(torch.ones(8))
-    call = operation.Operation("broadcast", call.element, call.pieces, [], call.device, root=0)
+    call = operation.Operation("broadcast", call.element, call.chunks, [], call.device, root=0)
     for _ in range(2):
-        issuer.collective(call, 60)
-    mover.finish(time.monotonic_ns())
-    mover.fail(Failure("peer-lost", "gone", peer=1))
+        submitter.submit_collective(call, 60)
+    comm_process.finish(time.monotonic_ns())
+    comm_process.fail(Failure("peer-lost", "gone", peer=1))
     assert [after - old for after, old in zip(figures(), before, strict=True)] == [32, 1, 1]
 
 
-def test_choices_are_explained_once(
-    issuer: Submitter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_algorithm_choice_is_logged_once(
+    submitter: Submitter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_once, "_said", set())
+    monkeypatch.setattr(log_once, "_seen", set())
     with caplog.at_level(logging.INFO, "barnraise.collectives"):
         for _ in range(3):
-            issuer.collective(reduction.all_reduce(torch.ones(1000), SUM, 2), 60)
-        issuer.collective(reduction.all_reduce(torch.ones(1 * MB), SUM, 2), 60)
+            submitter.submit_collective(reduction.all_reduce(torch.ones(1000), SUM, 2), 60)
+        submitter.submit_collective(reduction.all_reduce(torch.ones(1 * MB), SUM, 2), 60)
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2
     assert all(message.startswith("all_reduce by ") and "2 ranks" in message for message in messages)
 
 
-def test_an_untested_torch_is_mentioned_once(
+def test_untested_torch_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_once, "_said", set())
+    monkeypatch.setattr(log_once, "_seen", set())
     assert is_tested("2.13.1+cu130")
     assert not is_tested("2.14.0")
     assert not is_tested("2.12.9")
@@ -276,7 +284,7 @@ def test_an_untested_torch_is_mentioned_once(
     assert [record.args[0] for record in caplog.records if record.args] == ["2.14.0"]  # type: ignore[index]
 
 
-def test_the_command_line_and_the_backend_know_one_range() -> None:
+def test_command_line_and_backend_share_torch_range() -> None:
     from barnraise.cli.cluster import torch_install
     from barnraise.collectives.torch_patch import torch_version
     from barnraise.core import torch_range
@@ -285,52 +293,62 @@ def test_the_command_line_and_the_backend_know_one_range() -> None:
     assert torch_version.TESTED_FIRST == torch_range.TESTED_FIRST
 
 
-def test_a_group_is_left_once_and_forgotten_without_locks(mover: FakeMover, issuer: Submitter) -> None:
+def test_group_is_closed_once_and_destructor_takes_no_lock(
+    comm_process: FakeCommProcess, submitter: Submitter
+) -> None:
     left: list[int] = []
     forgotten: list[int] = []
-    mover.close_group = left.append  # type: ignore[method-assign]
-    mover.forget_group = forgotten.append  # type: ignore[method-assign]
-    closed = BarnraiseProcessGroup(0, 2, 60, issuer, ())
+    comm_process.close_group = left.append  # type: ignore[method-assign]
+    comm_process.close_group_later = forgotten.append  # type: ignore[method-assign]
+    closed = BarnraiseProcessGroup(0, 2, 60, submitter, ())
     closed.shutdown()
     del closed
-    dropped = BarnraiseProcessGroup(0, 2, 60, issuer, ())
+    dropped = BarnraiseProcessGroup(0, 2, 60, submitter, ())
     del dropped
     assert left == [77]
     assert forgotten == [77]
 
 
-def test_bare_tensors_and_operations_are_taken_too(mover: FakeMover, issuer: Submitter) -> None:
+def test_bare_tensors_and_reduce_ops_are_accepted(
+    comm_process: FakeCommProcess, submitter: Submitter
+) -> None:
     """As DDP's join gives them."""
-    group = BarnraiseProcessGroup(0, 2, 60, issuer, ())
+    group = BarnraiseProcessGroup(0, 2, 60, submitter, ())
     group.allreduce(torch.ones(2))  # type: ignore[arg-type]
     group.allreduce([torch.ones(2)], dist.ReduceOp(dist.ReduceOp.MAX))
-    reductions = [c.specification.reduction for c, _, _ in mover.pending if isinstance(c, StartOperation)]
+    reductions = [
+        c.specification.reduction for c, _, _ in comm_process.pending if isinstance(c, StartOperation)
+    ]
     assert reductions == ["sum", "max"]
     assert group.allreduce_coalesced([]).wait()
 
 
-def test_coalesced_operations_are_waited_for_as_one(mover: FakeMover, issuer: Submitter) -> None:
-    group = BarnraiseProcessGroup(0, 2, 60, issuer, ())
+def test_coalesced_operations_complete_as_one_work(
+    comm_process: FakeCommProcess, submitter: Submitter
+) -> None:
+    group = BarnraiseProcessGroup(0, 2, 60, submitter, ())
     device = torch.device("cpu")
     group._start_coalescing(device)
     group.allreduce([torch.ones(2)])
     group.send([torch.ones(2)], 1)
     whole = group._end_coalescing(device)
     group.allreduce([torch.ones(2)])
-    mover.finish()
+    comm_process.finish()
     assert not whole.is_completed()
-    mover.finish()
+    comm_process.finish()
     assert whole.wait()
     assert len(whole.result()) == 2
 
 
-def test_a_monitored_barrier_wants_one_of_our_groups() -> None:
+def test_monitored_barrier_rejects_other_backends() -> None:
     with pytest.raises(UnsupportedOperation, match="barnraise"):
         monitored_barrier()
 
 
-def test_a_forked_child_is_told_whose_mover_it_is(mover: FakeMover, issuer: Submitter) -> None:
-    mover.inherited = True
-    mover.lose()
-    with pytest.raises(MoverLost):
-        issuer.collective(operation.barrier(), 60)
+def test_forked_child_gets_error_about_its_parent(
+    comm_process: FakeCommProcess, submitter: Submitter
+) -> None:
+    comm_process.inherited = True
+    comm_process.lose()
+    with pytest.raises(CommProcessLost):
+        submitter.submit_collective(operation.barrier(), 60)

@@ -1,4 +1,4 @@
-"""What a work promises: one end, seen alike by wait, futures and listeners, from any thread."""
+"""Works complete once, equally for wait, futures and listeners, from any thread."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from barnraise.collectives.completion_thread import CompletionThread
-from barnraise.collectives.work import BarnraiseWork, together
+from barnraise.collectives.work import BarnraiseWork, join_works
 from barnraise.core.errors import CollectiveError, OperationTimeout, PeerLost
 
 
-def _work(pieces: int = 1) -> BarnraiseWork:
-    return BarnraiseWork([torch.ones(2)], pieces, "all_reduce")
+def _work(chunks: int = 1) -> BarnraiseWork:
+    return BarnraiseWork([torch.ones(2)], chunks, "all_reduce")
 
 
-def test_it_ends_with_its_last_piece() -> None:
+def test_work_completes_with_last_chunk() -> None:
     work = _work(2)
-    work.piece_done(7)
+    work.complete_chunk(7)
     assert not work.is_completed()
-    work.piece_done(5, source=3)
+    work.complete_chunk(5, source=3)
     assert work.is_completed()
     assert work.is_success()
     assert work.wait()
@@ -34,31 +34,31 @@ def test_it_ends_with_its_last_piece() -> None:
     assert work.get_future() is work.get_future()
 
 
-def test_what_is_left_is_done_before_anyone_sees_the_end() -> None:
+def test_finish_runs_before_work_is_complete() -> None:
     seen: list[bool] = []
     work = BarnraiseWork([], 1, "all_reduce", lambda: seen.append(work.is_completed()))
-    work.piece_done(1)
+    work.complete_chunk(1)
     assert seen == [False]
 
 
-def test_a_failing_last_step_fails_the_work() -> None:
+def test_failing_finish_fails_the_work() -> None:
     def finish() -> None:
         raise RuntimeError("device on fire")
 
     work = BarnraiseWork([], 1, "all_reduce", finish)
-    work.piece_done(1)
+    work.complete_chunk(1)
     with pytest.raises(CollectiveError, match="device on fire"):
         work.wait()
 
 
-def test_failure_surfaces_everywhere_and_stays() -> None:
+def test_failure_is_visible_in_wait_future_and_exception() -> None:
     work = _work(3)
     early = work.get_future()
     chained = early.then(lambda future: future.value())
     lost = PeerLost(2, "its process ended")
     work.fail(lost)
     work.fail(CollectiveError("later"))
-    work.piece_done(1)
+    work.complete_chunk(1)
     for _ in range(2):
         with pytest.raises(PeerLost) as caught:
             work.wait()
@@ -71,7 +71,7 @@ def test_failure_surfaces_everywhere_and_stays() -> None:
             future.wait()
 
 
-def test_an_error_raised_often_does_not_grow() -> None:
+def test_repeatedly_raised_error_keeps_short_traceback() -> None:
     work = _work()
     work.fail(CollectiveError("once"))
     for _ in range(50):
@@ -83,25 +83,25 @@ def test_an_error_raised_often_does_not_grow() -> None:
     assert depth < 5
 
 
-def test_a_wait_that_times_out_cancels_nothing() -> None:
+def test_wait_timeout_does_not_cancel_work() -> None:
     work = _work()
-    with pytest.raises(OperationTimeout, match="it goes on"):
+    with pytest.raises(OperationTimeout, match="it continues"):
         work.wait(timedelta(milliseconds=10))
     assert not work.is_completed()
     assert work.exception() is None
-    work.piece_done(1)
+    work.complete_chunk(1)
     assert work.wait(timedelta(0))
 
 
-def test_listeners_hear_it_once_early_or_late() -> None:
+def test_listeners_are_called_once_early_or_late() -> None:
     work, heard = _work(), []
-    work.after(lambda done: heard.append(("early", done.is_success())))
-    work.piece_done(1)
-    work.after(lambda done: heard.append(("late", done.is_success())))
+    work.add_listener(lambda done: heard.append(("early", done.is_success())))
+    work.complete_chunk(1)
+    work.add_listener(lambda done: heard.append(("late", done.is_success())))
     assert heard == [("early", True), ("late", True)]
 
 
-def test_many_threads_see_one_end() -> None:
+def test_concurrent_completion_completes_once() -> None:
     works = [_work(4) for _ in range(50)]
     results: list[list[float]] = []
 
@@ -110,7 +110,7 @@ def test_many_threads_see_one_end() -> None:
         results.append([1.0, 1.0] if work.wait() else [])
 
     lookers = [threading.Thread(target=look, args=(work,)) for work in works]
-    enders = [threading.Thread(target=lambda: [work.piece_done(1) for work in works]) for _ in range(4)]
+    enders = [threading.Thread(target=lambda: [work.complete_chunk(1) for work in works]) for _ in range(4)]
     for thread in lookers + enders:
         thread.start()
     for thread in lookers + enders:
@@ -118,37 +118,37 @@ def test_many_threads_see_one_end() -> None:
     assert results == [[1.0, 1.0]] * 100
 
 
-def test_a_callback_may_wait_for_the_next_work() -> None:
+def test_future_callback_may_wait_for_next_work() -> None:
     """The thread that ends works must never run what hangs on them."""
     first, second = _work(), _work()
     chained = first.get_future().then(lambda _: second.get_future().wait()[0].sum().item())
-    first.piece_done(1)
-    second.piece_done(1)
+    first.complete_chunk(1)
+    second.complete_chunk(1)
     assert chained.wait() == 2
 
 
-def test_works_together() -> None:
+def test_join_works_completes_with_last_or_first_failure() -> None:
     works = [_work(), _work()]
-    whole = together(works, [torch.zeros(1)])
-    works[1].piece_done(9)
+    whole = join_works(works, [torch.zeros(1)])
+    works[1].complete_chunk(9)
     assert not whole.is_completed()
-    works[0].piece_done(3)
+    works[0].complete_chunk(3)
     assert whole.wait()
     assert whole.finished_at_ns == 9
-    failing = together([works[0], broken := _work()], [])
+    failing = join_works([works[0], broken := _work()], [])
     broken.fail(PeerLost(1, "gone"))
     with pytest.raises(PeerLost):
         failing.wait()
-    assert together([], []).wait()
+    assert join_works([], []).wait()
 
 
-def test_idle_threads_end_and_a_failing_job_does_not_end_its_thread() -> None:
-    settler = CompletionThread(idle_s=0.2)
+def test_completion_threads_exit_when_idle_and_survive_failures() -> None:
+    completion_threads = CompletionThread(idle_s=0.2)
     before = {thread.ident for thread in threading.enumerate()}
     gate, ran = threading.Event(), []
     for number in range(3):
-        settler.submit(lambda number=number: (gate.wait(60), ran.append(number)))
-    settler.submit(lambda: 1 / 0)
+        completion_threads.submit(lambda number=number: (gate.wait(60), ran.append(number)))
+    completion_threads.submit(lambda: 1 / 0)
     gate.set()
     deadline = time.monotonic() + 90
     while len(ran) < 3 and time.monotonic() < deadline:
@@ -160,16 +160,16 @@ def test_idle_threads_end_and_a_failing_job_does_not_end_its_thread() -> None:
         time.sleep(0.05)
     assert {thread.ident for thread in threading.enumerate()} <= before
     again = threading.Event()
-    settler.submit(again.set)
+    completion_threads.submit(again.set)
     assert again.wait(60)
 
 
-def test_a_reply_that_the_waiter_reads_is_read_through_the_whole_too() -> None:
+def test_joined_work_polls_direct_reply_of_its_parts() -> None:
     """One of several coalesced operations may have its reply where only its own waiter looks."""
     first, second = BarnraiseWork([], 1, "first"), BarnraiseWork([], 1, "second")
-    first.read_reply = lambda ended, seconds: first.piece_done(7)
-    whole = together([first, second], [])
-    second.piece_done(5)
-    assert not whole._over
+    first.read_reply = lambda ended, seconds: first.complete_chunk(7)
+    whole = join_works([first, second], [])
+    second.complete_chunk(5)
+    assert not whole._is_done
     assert whole.wait()
     assert whole.finished_at_ns == 7

@@ -1,4 +1,4 @@
-"""Each codec alone: how far off, the same bytes again, any shape and type, and whatever a peer may send."""
+"""Each codec alone: error bounds, determinism, shapes and types, malformed payloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = (
     *("topk:k=5,block=5", "randomk:every=7", "fp32+zlib", "bf16+zlib", "int8+zlib", "int4+zlib"),
     *("topk:k=3,block=17+zlib", "randomk:every=3+zlib"),
 )
-TURN = CodecRound("layer.weight", 3)
+ROUND = CodecRound("layer.weight", 3)
 SMALLEST = 2.0**-100
 
 
@@ -48,17 +48,17 @@ def largest_of_blocks(values: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def through(codec: Codec, values: torch.Tensor) -> torch.Tensor:
-    payload = codec.encode(values, TURN)
+    payload = codec.encode(values, ROUND)
     assert payload.dtype == torch.uint8
     assert payload.dim() == 1
     assert payload.numel() <= codec.payload_bytes(values.numel())
     assert not codec.is_fixed or payload.numel() == codec.payload_bytes(values.numel())
-    return codec.decode(payload, values.numel(), TURN)
+    return codec.decode(payload, values.numel(), ROUND)
 
 
 @settings(max_examples=60, deadline=None)
 @given(tensors())
-def test_rounding_is_bounded(values: torch.Tensor) -> None:
+def test_codec_rounding_error_is_bounded(values: torch.Tensor) -> None:
     wide = values.double()
     for name in ("fp32", "fp32+zlib"):
         assert torch.equal(through(codec_of(name), values), values)
@@ -75,7 +75,7 @@ def test_rounding_is_bounded(values: torch.Tensor) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(tensors())
-def test_topk_keeps_the_largest(values: torch.Tensor) -> None:
+def test_topk_keeps_largest_magnitudes(values: torch.Tensor) -> None:
     decoded = through(codec_of("topk:k=3,block=17"), values)
     for block, found in zip(values.split(17), decoded.split(17), strict=True):
         if not block.numel():
@@ -88,7 +88,7 @@ def test_topk_keeps_the_largest(values: torch.Tensor) -> None:
         assert float((found - block).norm()) <= float(block.norm()) * (1 + 2.0**-7)
 
 
-def test_topk_of_two_magnitudes_is_exact_and_first_come_first_served() -> None:
+def test_topk_with_two_magnitudes_is_exact_and_prefers_first() -> None:
     values = torch.zeros(4096)
     values[torch.arange(0, 4096, 64)] = 0.5
     values[::128] = -2.0
@@ -99,16 +99,16 @@ def test_topk_of_two_magnitudes_is_exact_and_first_come_first_served() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(tensors(), st.integers(0, 1000))
-def test_randomk_sends_one_of_each_few(values: torch.Tensor, step: int) -> None:
-    codec, turn = codec_of("randomk:every=7"), CodecRound("w", step)
-    decoded = codec.decode(codec.encode(values, turn), values.numel(), turn)
+def test_randomk_sends_one_number_of_each_group(values: torch.Tensor, step: int) -> None:
+    codec, codec_round = codec_of("randomk:every=7"), CodecRound("w", step)
+    decoded = codec.decode(codec.encode(values, codec_round), values.numel(), codec_round)
     is_kept = decoded == values
     for group, found in zip(is_kept.split(7), decoded.split(7), strict=True):
         assert bool(group.any()) or not values.numel()
         assert int((found != 0).sum()) <= 1
 
 
-def test_randomk_draws_anew_at_each_step_and_never_elsewhere() -> None:
+def test_randomk_draw_depends_on_tensor_and_step_only() -> None:
     codec, values = codec_of("randomk:every=16"), torch.ones(16_000)
     sums = torch.zeros(16_000)
     for step in range(64):
@@ -122,7 +122,7 @@ def test_randomk_draws_anew_at_each_step_and_never_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_any_shape_and_type(name: str) -> None:
+def test_codecs_accept_any_shape_and_float_type(name: str) -> None:
     codec = codec_of(name)
     source = torch.Generator().manual_seed(5)
     base = torch.randn(9, 11, generator=source)
@@ -135,14 +135,14 @@ def test_any_shape_and_type(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_bytes_again(name: str) -> None:
+def test_codecs_encode_deterministically(name: str) -> None:
     values = numbers(1, 70_001, -6, 1)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        first = codec_of(name).encode(values, TURN)
+        first = codec_of(name).encode(values, ROUND)
         torch.set_num_threads(2)
-        assert torch.equal(codec_of(name).encode(values.clone(), TURN), first)
+        assert torch.equal(codec_of(name).encode(values.clone(), ROUND), first)
     finally:
         torch.set_num_threads(before)
 
@@ -161,7 +161,7 @@ FROZEN = {
 
 
 @pytest.mark.parametrize("name", FROZEN)
-def test_bytes_are_frozen(name: str) -> None:
+def test_payload_bytes_match_stored_hashes(name: str) -> None:
     whole = (torch.arange(10_007, dtype=torch.int64) * 7919 % 20_011 - 10_005).double()
     values = (whole / 2.0 ** (torch.arange(10_007) % 23)).float()
     payload = codec_of(name).encode(values, CodecRound("frozen", 11))
@@ -170,39 +170,39 @@ def test_bytes_are_frozen(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_is_refused_by_name(name: str, bad: float) -> None:
+def test_non_finite_input_error_names_tensor(name: str, bad: float) -> None:
     for place in (0, 150, 299):
         values = torch.ones(300)
         values[place] = bad
         with pytest.raises(CollectiveError, match=r"layer\.weight"):
-            codec_of(name).encode(values, TURN)
+            codec_of(name).encode(values, ROUND)
     with pytest.raises(CollectiveError, match=r"layer\.weight"):
-        codec_of(name).encode(torch.full((3,), 1e200, dtype=torch.float64), TURN)
+        codec_of(name).encode(torch.full((3,), 1e200, dtype=torch.float64), ROUND)
 
 
 @pytest.mark.parametrize("values", [torch.ones(3, dtype=torch.int64), torch.eye(3).to_sparse()])
-def test_only_dense_floats_are_taken(values: torch.Tensor) -> None:
+def test_sparse_and_integer_tensors_are_rejected(values: torch.Tensor) -> None:
     with pytest.raises(UnsupportedOperation, match=r"layer\.weight"):
-        codec_of("int8").encode(values, TURN)
+        codec_of("int8").encode(values, ROUND)
 
 
-def test_payloads_may_lie_anywhere_in_memory() -> None:
+def test_unaligned_payloads_are_decoded() -> None:
     values = torch.randn(301)
     for name in NAMES:
         codec = codec_of(name)
-        payload = codec.encode(values, TURN)
+        payload = codec.encode(values, ROUND)
         shifted = torch.cat([torch.zeros(3, dtype=torch.uint8), payload])[3:]
         assert torch.equal(
-            codec.decode(shifted, values.numel(), TURN), codec.decode(payload, values.numel(), TURN)
+            codec.decode(shifted, values.numel(), ROUND), codec.decode(payload, values.numel(), ROUND)
         )
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(NAMES), st.integers(1, 300), st.data())
-def test_whatever_a_peer_sends(name: str, numel: int, data: st.DataObject) -> None:
+def test_malformed_payload_raises_protocol_error_only(name: str, numel: int, data: st.DataObject) -> None:
     """Bytes of any kind, and good payloads with a few bytes changed: an error of ours, or finite numbers."""
     codec = codec_of(name)
-    good = bytes(codec.encode(numbers(numel, numel, -3, 3), TURN).tolist())
+    good = bytes(codec.encode(numbers(numel, numel, -3, 3), ROUND).tolist())
     kind = data.draw(st.sampled_from(["any", "as long", "changed", "cut", "longer"]))
     if kind == "any":
         sent = data.draw(st.binary(max_size=2 * len(good) + 8))
@@ -219,7 +219,7 @@ def test_whatever_a_peer_sends(name: str, numel: int, data: st.DataObject) -> No
         sent = good + data.draw(st.binary(min_size=1, max_size=9))
     payload = torch.tensor(list(sent), dtype=torch.uint8)
     try:
-        decoded = codec.decode(payload, numel, TURN)
+        decoded = codec.decode(payload, numel, ROUND)
     except ProtocolError:
         return
     assert kind in ("any", "as long", "changed")
@@ -227,21 +227,21 @@ def test_whatever_a_peer_sends(name: str, numel: int, data: st.DataObject) -> No
     assert bool(torch.isfinite(decoded).all())
 
 
-def test_a_small_payload_cannot_ask_for_much_memory() -> None:
+def test_small_zlib_payload_cannot_inflate_beyond_limit() -> None:
     """A deflated plane that would inflate to far more than there is room for."""
     codec = codec_of("fp32+zlib")
-    zeros = codec.encode(torch.zeros(2_000_000), TURN)
+    zeros = codec.encode(torch.zeros(2_000_000), ROUND)
     assert zeros.numel() < 40_000
-    with pytest.raises(ProtocolError, match="as many bytes"):
-        codec.decode(zeros, 10_000, TURN)
+    with pytest.raises(ProtocolError, match="wrong number of bytes"):
+        codec.decode(zeros, 10_000, ROUND)
 
 
-def test_packing_is_left_out_where_it_does_not_pay() -> None:
+def test_zlib_skips_incompressible_planes() -> None:
     noise = torch.randint(0, 256, (400_000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     values = (noise.view(torch.int32) & 0x3FFFFFFF | 0x30000000).view(torch.float32)
     plain, packed = codec_of("fp32"), codec_of("fp32+zlib")
-    assert packed.encode(values, TURN).numel() <= plain.payload_bytes(values.numel()) + 4
+    assert packed.encode(values, ROUND).numel() <= plain.payload_bytes(values.numel()) + 4
     assert torch.equal(through(packed, values), values)
     sparse = torch.zeros(100_000)
     sparse[::100] = 1.5
-    assert packed.encode(sparse, TURN).numel() < 20_000
+    assert packed.encode(sparse, ROUND).numel() < 20_000

@@ -29,12 +29,11 @@ def _no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(config, "default_config_path", lambda: tmp_path / "absent" / "config.toml")
 
 
-def test_defaults() -> None:
+def test_load_settings_without_sources_returns_defaults() -> None:
     settings = load_settings(environ={})
     assert settings == Settings()
     assert (settings.network.port, settings.network.discovery_port) == (52416, 52415)
-    assert (settings.network.min_peers, settings.network.retries) == (1, 3)
-    assert (settings.network.peer_timeout_s, settings.network.connect_timeout_s) == (30.0, 5.0)
+    assert (settings.network.retries, settings.network.connect_timeout_s) == (3, 5.0)
     assert (settings.collectives.tree_below_bytes, settings.collectives.timeout_s) == (1 << 20, 60.0)
     assert settings.network.encryption == "tls"
 
@@ -47,14 +46,15 @@ def test_argument_beats_environment_beats_file_beats_default(tmp_path: Path) -> 
         {"network.port": 1003},
     )
     network = resolved.settings.network
-    assert (network.port, network.retries, network.streams, network.min_peers) == (1003, 8, 2, 1)
+    assert (network.port, network.retries, network.streams) == (1003, 8, 2)
+    assert network.connect_timeout_s == 5.0
     assert resolved.origins["network.port"] == "argument"
     assert resolved.origins["network.retries"] == "$BARNRAISE_NETWORK_RETRIES"
     assert resolved.origins["network.streams"] == str(file)
-    assert resolved.origins["network.min_peers"] == "default"
+    assert resolved.origins["network.connect_timeout_s"] == "default"
 
 
-def test_the_environment_can_name_the_file(tmp_path: Path) -> None:
+def test_environment_names_config_file(tmp_path: Path) -> None:
     file = write(tmp_path, "[link]\nsilence_s = 9\n")
     assert load_settings(environ={"BARNRAISE_CONFIG": str(file)}).link.silence_s == 9.0
 
@@ -74,7 +74,7 @@ def test_overrides_may_be_nested() -> None:
         ("BARNRAISE_NETWORK_ENCRYPTION", "plaintext", "network", "encryption", "plaintext"),
     ],
 )
-def test_text_of_the_environment_becomes_typed(
+def test_environment_text_becomes_typed_value(
     variable: str, text: str, section: str, key: str, value: object
 ) -> None:
     assert getattr(getattr(load_settings(environ={variable: text}), section), key) == value
@@ -94,7 +94,6 @@ def test_text_of_the_environment_becomes_typed(
         ("[network]\nconnect_timeout_s = nan\n", r"network\.connect_timeout_s"),
         ("[link]\nsilence_s = inf\n", r"link\.silence_s"),
         ("[network]\nretries = -1\n", r"network\.retries .*>= 0"),
-        ("[network]\nmin_peers = 0\n", r"network\.min_peers .*>= 1"),
         ("[network]\nstreams = -1\n", r"network\.streams .*>= 0"),
         ('[network]\nencryption = "none"\n', r"network\.encryption .*one of tls, plaintext"),
         ('[network]\naddresses = ["10.0.0.1", ""]\n', r"network\.addresses .*item \[1\]"),
@@ -108,7 +107,7 @@ def test_text_of_the_environment_becomes_typed(
         ('[trust]\nnodes = "abc"\n', r"trust\.nodes .*expected array, got str"),
     ],
 )
-def test_a_fault_in_the_file_is_named_with_the_file(tmp_path: Path, text: str, said: str) -> None:
+def test_wrong_value_in_file_names_file(tmp_path: Path, text: str, said: str) -> None:
     file = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load_settings(file, {})
@@ -128,21 +127,21 @@ def test_a_fault_in_the_file_is_named_with_the_file(tmp_path: Path, text: str, s
         ("BARNRAISE_LINK_SILENCE_S", "nan"),
     ],
 )
-def test_a_fault_in_the_environment_is_named_with_the_variable(variable: str, text: str) -> None:
+def test_wrong_value_in_environment_names_variable(variable: str, text: str) -> None:
     with pytest.raises(ConfigError, match=variable):
         load_settings(environ={variable: text})
 
 
-def test_variables_that_are_no_settings_are_left_alone() -> None:
+def test_other_environment_variables_are_ignored() -> None:
     assert load_settings(environ={"BARNRAISE_SWING": "red", "PATH": "/bin"}) == Settings()
 
 
-def test_an_unknown_override_is_refused() -> None:
+def test_unknown_override_raises_config_error() -> None:
     with pytest.raises(ConfigError, match=r"network\.prt"):
         load_settings(environ={}, overrides={"network.prt": 1})
 
 
-def test_a_named_file_must_exist_and_be_text(tmp_path: Path) -> None:
+def test_named_config_file_must_exist_and_be_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load_settings(tmp_path / "nothing.toml", {})
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
@@ -150,17 +149,17 @@ def test_a_named_file_must_exist_and_be_text(tmp_path: Path) -> None:
         load_settings(tmp_path / "bytes.toml", {})
 
 
-def test_a_relative_path_in_a_file_is_meant_from_that_file(tmp_path: Path) -> None:
+def test_relative_path_in_file_is_relative_to_that_file(tmp_path: Path) -> None:
     file = write(tmp_path, '[trust]\nsecret_file = "keys/secret"\n')
     assert load_settings(file, {}).trust.secret_file == str(tmp_path / "keys" / "secret")
 
 
-def test_a_home_directory_is_expanded() -> None:
+def test_home_directory_in_path_is_expanded() -> None:
     settings = load_settings(environ={"BARNRAISE_STATE_DIRECTORY": "~/by"})
     assert settings.state.directory == str(Path.home() / "by")
 
 
-def test_the_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+def test_state_directory_is_private_to_owner(tmp_path: Path) -> None:
     settings = load_settings(environ={"BARNRAISE_STATE_DIRECTORY": str(tmp_path / "a" / "b")})
     directory = state_directory(settings)
     assert directory == tmp_path / "a" / "b"
@@ -170,7 +169,7 @@ def test_the_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None
     assert state_directory(settings) == directory
 
 
-def test_a_state_directory_that_cannot_be_made(tmp_path: Path) -> None:
+def test_state_directory_that_cannot_be_created_raises(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     settings = load_settings(environ={"BARNRAISE_STATE_DIRECTORY": str(tmp_path / "file" / "state")})
     with pytest.raises(ConfigError, match="cannot be made"):
@@ -178,7 +177,7 @@ def test_a_state_directory_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 @given(st.sampled_from(setting_names()), st.text(st.characters(exclude_characters="\0"), max_size=20))
-def test_any_text_in_a_variable_gives_settings_or_a_config_error(name: str, text: str) -> None:
+def test_any_environment_text_gives_settings_or_config_error(name: str, text: str) -> None:
     variable = "BARNRAISE_" + name.replace(".", "_").upper()
     said = ""
     try:
@@ -207,7 +206,7 @@ def test_settings_are_frozen() -> None:
         Settings().network.port = 1  # type: ignore[misc]
 
 
-def test_the_real_default_path_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_config_path_is_in_home_of_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert config.default_config_path().name == "config.toml"
     assert (

@@ -3,12 +3,12 @@ from __future__ import annotations
 from barnraise.core.errors import CollectiveError, ConfigError, OperationTimeout, PeerLost
 
 
-def test_an_error_prints_code_sentence_and_hint() -> None:
+def test_error_prints_code_sentence_and_hint() -> None:
     error = ConfigError("the port is wrong", hint="Choose another.")
     assert str(error) == "[config] the port is wrong\n  -> Choose another."
 
 
-def test_without_a_hint_the_one_of_the_class_is_used() -> None:
+def test_error_without_hint_uses_hint_of_class() -> None:
     assert ConfigError("the port is wrong").hint == ConfigError.default_hint
 
 
@@ -19,5 +19,5 @@ def test_peer_lost_names_the_peer() -> None:
     assert "rank 3 is lost: its process ended" in str(error)
 
 
-def test_a_timeout_names_the_late() -> None:
+def test_operation_timeout_names_late_ranks() -> None:
     assert OperationTimeout("all_reduce took too long", late=(1, 2)).late == (1, 2)

@@ -5,7 +5,7 @@ from prometheus_client import REGISTRY
 from barnraise.core import metrics
 
 
-def test_a_collective_shows_up_in_the_text() -> None:
+def test_render_contains_collective_metrics() -> None:
     metrics.collective_duration_seconds.labels(kind="all_reduce", strategy="ring").observe(0.002)
     metrics.collective_bytes_total.labels(kind="all_reduce", direction="sent").inc(4096)
     metrics.collective_failures_total.labels(kind="all_reduce", code="peer-lost").inc()
@@ -23,5 +23,5 @@ def test_a_collective_shows_up_in_the_text() -> None:
     assert "barnraise_link_latency_seconds_count" in text
 
 
-def test_nothing_lands_in_the_registry_of_the_host_program() -> None:
+def test_metrics_stay_out_of_default_registry() -> None:
     assert not [metric.name for metric in REGISTRY.collect() if metric.name.startswith("barnraise")]

@@ -27,7 +27,7 @@ from barnraise.core.units import (
         ("0", 0.0),
     ],
 )
-def test_parse_duration(text: str, seconds: float) -> None:
+def test_parse_duration_returns_seconds(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
 
 
@@ -35,7 +35,7 @@ def test_parse_duration(text: str, seconds: float) -> None:
     ("text", "size"),
     [("256kb", 256_000), ("256KiB", 262_144), ("1 MiB", 1_048_576), ("4096", 4096), ("1.5GB", 1_500_000_000)],
 )
-def test_parse_size(text: str, size: int) -> None:
+def test_parse_size_returns_bytes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
@@ -49,21 +49,21 @@ def test_parse_size(text: str, size: int) -> None:
         ("5Mbit", 5 * 10**6),
     ],
 )
-def test_parse_rate(text: str, rate: int) -> None:
+def test_parse_rate_returns_bits_per_second(text: str, rate: int) -> None:
     assert parse_rate(text) == rate
 
 
 @pytest.mark.parametrize(
     "text", ["", "fast", "-1ms", "1 2ms", "1e3ms", "5", "5 parsecs", "٣ms", "nan", "1ms\n2"]
 )
-def test_what_is_not_a_duration_is_refused_with_an_example(text: str) -> None:
+def test_parse_duration_of_other_text_raises_with_example(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_duration(text)
     assert caught.value.hint.endswith(".")
 
 
 @given(st.text(max_size=30))
-def test_parsers_never_fail_in_another_way(text: str) -> None:
+def test_parsers_of_any_text_raise_config_error_only(text: str) -> None:
     for parse in (parse_duration, parse_size, parse_rate):
         try:
             assert parse(text) >= 0
@@ -88,10 +88,10 @@ def test_parsers_never_fail_in_another_way(text: str) -> None:
         (format_duration(10.6), "10.6 s"),
     ],
 )
-def test_format(shown: str, expected: str) -> None:
+def test_format_functions_return_short_text(shown: str, expected: str) -> None:
     assert shown == expected
 
 
 @given(st.integers(min_value=0, max_value=2**50))
-def test_a_formatted_size_reads_back_within_one_percent(size: int) -> None:
+def test_formatted_size_parses_back_within_one_percent(size: int) -> None:
     assert parse_size(format_size(size)) == pytest.approx(size, rel=0.01)

@@ -1,4 +1,4 @@
-"""The last resort for real: UDP on loopback, a plain socket as the other machine."""
+"""Broadcast finder with real UDP on loopback and a plain socket as the other machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.discovery import namespace_tag
 from barnraise.discovery.broadcast import BroadcastFinder, broadcast_addresses
 from barnraise.discovery.datagrams import Datagram, decode_datagram, encode_datagram
-from tests.unit.discovery.ways import OURS, THEIRS, Notebook, loopback, until
+from tests.unit.discovery.sighting_recorder import OURS, THEIRS, SightingRecorder, loopback, until
 
 OTHER = "127.0.0.2"
 
@@ -27,7 +27,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _other(port: int) -> Iterator[socket.socket]:
-    """Another machine, bound to an address of its own."""
+    """Return a socket of another machine, bound to an address of its own."""
     if not hasattr(socket, "SO_REUSEPORT"):
         pytest.skip("two sockets cannot share a port here")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
@@ -43,9 +43,9 @@ def _other(port: int) -> Iterator[socket.socket]:
 @asynccontextmanager
 async def _finder(
     port: int, *, patience: float = 0.05, tags: frozenset[str] = frozenset({OURS})
-) -> AsyncIterator[tuple[BroadcastFinder, Notebook]]:
+) -> AsyncIterator[tuple[BroadcastFinder, SightingRecorder]]:
     finder = BroadcastFinder(port, targets=lambda: [OTHER], addresses=loopback, patience_s=patience)
-    notebook = Notebook()
+    notebook = SightingRecorder()
     await finder.start(notebook)
     finder.advertise(tags, 4001)
     finder.watch(frozenset({OURS}))
@@ -71,7 +71,7 @@ async def _next(other: socket.socket) -> tuple[Datagram | None, tuple[str, int]]
     return found[0]
 
 
-def test_it_asks_after_a_while_and_sights_the_answer() -> None:
+def test_broadcast_queries_after_patience_and_sights_answer() -> None:
     async def body() -> None:
         port = _free_port()
         with _other(port) as other:
@@ -86,7 +86,7 @@ def test_it_asks_after_a_while_and_sights_the_answer() -> None:
     asyncio.run(body())
 
 
-def test_it_rests_when_others_have_seen_the_tag() -> None:
+def test_broadcast_pauses_while_tag_is_seen_by_others() -> None:
     async def body() -> None:
         port = _free_port()
         with _other(port) as other:
@@ -105,7 +105,7 @@ def test_it_rests_when_others_have_seen_the_tag() -> None:
     asyncio.run(body())
 
 
-def test_it_answers_only_for_what_it_advertises_and_not_too_often() -> None:
+def test_broadcast_answers_advertised_tags_within_rate_limit() -> None:
     async def body() -> None:
         port = _free_port()
         with _other(port) as other:
@@ -147,7 +147,7 @@ def test_two_agents_of_one_machine_share_the_port() -> None:
             finder = BroadcastFinder(
                 port, targets=lambda: ["127.255.255.255"], addresses=loopback, patience_s=0.05
             )
-            notebooks.append(Notebook())
+            notebooks.append(SightingRecorder())
             await finder.start(notebooks[-1])
             finder.advertise(frozenset({OURS}), 4000 + number)
             finders.append(finder)
@@ -163,13 +163,13 @@ def test_two_agents_of_one_machine_share_the_port() -> None:
     asyncio.run(body())
 
 
-def test_a_taken_port_is_shown() -> None:
+def test_broadcast_port_that_is_taken_is_in_health() -> None:
     async def body() -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
             holder.bind(("0.0.0.0", 0))
             port = holder.getsockname()[1]
             finder = BroadcastFinder(port)
-            await finder.start(Notebook())
+            await finder.start(SightingRecorder())
             finder.watch(frozenset({OURS}))
             assert f"port {port} is taken" in (finder.health() or "")
             await asyncio.sleep(0.05)
@@ -178,10 +178,10 @@ def test_a_taken_port_is_shown() -> None:
     asyncio.run(body())
 
 
-def test_a_network_that_takes_no_broadcast_is_shown() -> None:
+def test_network_without_broadcast_is_in_health() -> None:
     async def body() -> None:
         finder = BroadcastFinder(_free_port(), targets=lambda: ["no address"], patience_s=0.0)
-        await finder.start(Notebook())
+        await finder.start(SightingRecorder())
         finder.watch(frozenset({OURS}))
         await until(lambda: finder.health() is not None)
         await finder.stop()

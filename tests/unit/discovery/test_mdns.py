@@ -1,4 +1,4 @@
-"""mDNS for real, on the loopback interface."""
+"""mDNS finder with real packets on the loopback interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from barnraise.discovery import mdns
 from barnraise.discovery.mdns import MdnsFinder
-from tests.unit.discovery.ways import OURS, THEIRS, Notebook, loopback, until
+from tests.unit.discovery.sighting_recorder import OURS, THEIRS, SightingRecorder, loopback, until
 
 
 def _multicast_works() -> bool:
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.skipif(not _multicast_works(), reason="no multicast on 
 @asynccontextmanager
 async def _finder(
     tags: frozenset[str], port: int, watched: frozenset[str]
-) -> AsyncIterator[tuple[MdnsFinder, Notebook]]:
-    finder, notebook = MdnsFinder(loopback), Notebook()
+) -> AsyncIterator[tuple[MdnsFinder, SightingRecorder]]:
+    finder, notebook = MdnsFinder(loopback), SightingRecorder()
     await finder.start(notebook)
     finder.advertise(tags, port)
     finder.watch(watched)
@@ -43,7 +43,7 @@ async def _finder(
         await finder.stop()
 
 
-def test_two_find_each_other_and_a_third_stays_unseen() -> None:
+def test_mdns_finds_same_tag_and_ignores_other_tag() -> None:
     async def body() -> None:
         ours, theirs = frozenset({OURS}), frozenset({THEIRS})
         async with (
@@ -62,7 +62,7 @@ def test_two_find_each_other_and_a_third_stays_unseen() -> None:
     asyncio.run(body())
 
 
-def test_an_offer_comes_and_goes_and_moves() -> None:
+def test_mdns_offer_appears_moves_and_vanishes() -> None:
     async def body() -> None:
         ours = frozenset({OURS})
         async with (
@@ -92,7 +92,7 @@ def test_an_offer_comes_and_goes_and_moves() -> None:
     asyncio.run(body())
 
 
-def test_names_are_new_at_each_start_and_say_nothing() -> None:
+def test_mdns_instance_names_are_random_at_each_start() -> None:
     async def body() -> set[str]:
         async with _finder(frozenset({OURS}), 4001, frozenset()) as (finder, _):
             await until(lambda: bool(finder._services))
@@ -109,7 +109,7 @@ def test_names_are_new_at_each_start_and_say_nothing() -> None:
         assert socket.gethostname() not in label
 
 
-def test_refresh_reports_again_who_still_answers() -> None:
+def test_mdns_refresh_reports_live_machines_again() -> None:
     async def body() -> None:
         ours = frozenset({OURS})
         async with _finder(ours, 4001, frozenset()), _finder(frozenset(), 0, ours) as (looking, heard):
@@ -122,7 +122,7 @@ def test_refresh_reports_again_who_still_answers() -> None:
     asyncio.run(body())
 
 
-def test_garbage_on_the_wire_changes_nothing() -> None:
+def test_mdns_ignores_garbage_on_wire() -> None:
     async def body() -> None:
         ours = frozenset({OURS})
         async with _finder(ours, 4001, ours) as (finder, heard):
@@ -141,10 +141,10 @@ def test_garbage_on_the_wire_changes_nothing() -> None:
     asyncio.run(body())
 
 
-def test_without_multicast_it_says_so_and_recovers() -> None:
+def test_mdns_without_multicast_shows_health_and_recovers() -> None:
     async def body() -> None:
         addresses = ["203.0.113.254"]  # nobody's: no socket can be bound to it
-        finder, heard = MdnsFinder(lambda: addresses, poll_s=0.1), Notebook()
+        finder, heard = MdnsFinder(lambda: addresses, poll_s=0.1), SightingRecorder()
         await finder.start(heard)
         finder.advertise(frozenset({OURS}), 4001)
         finder.watch(frozenset({OURS}))
@@ -162,8 +162,8 @@ def test_without_multicast_it_says_so_and_recovers() -> None:
     asyncio.run(body())
 
 
-def test_an_adapter_that_came_back_is_joined_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Same name and address, another number: the kernel has forgotten that we listen there."""
+def test_mdns_rejoins_adapter_that_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel has forgotten the group membership of an adapter with a new index."""
 
     async def body() -> None:
         ours = frozenset({OURS})
@@ -179,7 +179,7 @@ def test_an_adapter_that_came_back_is_joined_anew(monkeypatch: pytest.MonkeyPatc
     asyncio.run(body())
 
 
-def test_a_deaf_socket_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mdns_notices_socket_that_receives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         async with _finder(frozenset({OURS}), 4001, frozenset({OURS})) as (finder, _):
             await until(lambda: finder._heard)

@@ -1,4 +1,4 @@
-"""The service runs all finders and lets news through; a broken one does not stop the others."""
+"""Discovery service: it runs all finders and passes new sightings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from barnraise.core.errors import DiscoveryError
 from barnraise.discovery import UNTAGGED, Discovery, Finder, Sighting
 from barnraise.discovery.finder import OnSighting
-from tests.unit.discovery.ways import OURS, THEIRS, Notebook
+from tests.unit.discovery.sighting_recorder import OURS, THEIRS, SightingRecorder
 
 
 class _Finder:
-    """Says what the test tells it to say, and writes down what it is told."""
+    """Finder that reports what the test passes in, and records its calls."""
 
     def __init__(self, name: str, *, strangers: bool = True, broken: bool = False) -> None:
         self.name = name
@@ -49,11 +49,11 @@ class _Finder:
         return self.trouble
 
 
-def test_all_finders_are_one() -> None:
+def test_discovery_combines_all_finders() -> None:
     async def body() -> None:
         first, second = _Finder("first"), _Finder("second", strangers=False)
         finders: list[Finder] = [first, second]
-        discovery, heard = Discovery(finders, addresses=lambda: ["192.0.2.1"]), Notebook()
+        discovery, heard = Discovery(finders, addresses=lambda: ["192.0.2.1"]), SightingRecorder()
         await discovery.start(heard)
         discovery.advertise(frozenset({OURS}), 9)
         discovery.watch(frozenset({OURS}))
@@ -83,10 +83,10 @@ def test_all_finders_are_one() -> None:
     asyncio.run(body())
 
 
-def test_a_broken_finder_does_not_stop_the_others() -> None:
+def test_discovery_with_broken_finder_uses_others() -> None:
     async def body() -> None:
         broken, well = _Finder("broken", broken=True), _Finder("well")
-        discovery, heard = Discovery([broken, well], addresses=list), Notebook()
+        discovery, heard = Discovery([broken, well], addresses=list), SightingRecorder()
         await discovery.start(heard)
         discovery.watch(frozenset({OURS}))
         well.say(Sighting("192.0.2.2", 9, OURS, "well"))
@@ -101,11 +101,11 @@ def test_a_broken_finder_does_not_stop_the_others() -> None:
     asyncio.run(body())
 
 
-def test_to_be_blind_is_an_error_that_names_the_reasons() -> None:
+def test_discovery_without_working_finder_raises_with_reasons() -> None:
     async def body() -> None:
         first, known = _Finder("first"), _Finder("known", strangers=False)
         discovery = Discovery([first, known])
-        await discovery.start(Notebook())
+        await discovery.start(SightingRecorder())
         discovery.check()
         first.trouble = "the moon is full"
         with pytest.raises(DiscoveryError, match="first: the moon is full") as caught:

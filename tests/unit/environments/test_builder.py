@@ -23,6 +23,7 @@ from barnraise.environments.build_process import failure
 from barnraise.environments.builder import EnvironmentPlan, Mode, build, plan_environment
 from barnraise.environments.installed_packages import Package, packages_of
 from barnraise.environments.torch_build import TorchChoice
+from tests.unit.processor_time import least_cpu_s
 
 unix = pytest.mark.skipif(os.name == "nt", reason="the stand-in for uv is a script with a first line")
 
@@ -163,9 +164,8 @@ def test_a_built_environment_has_the_lock_first_then_the_agents(tmp_path: Path) 
 
     # A second run finds it; so does one whose other files differ.
     said.clear()
-    began = time.process_time()
     assert asyncio.run(build(its_plan, folder, root, said.append)) == python
-    assert time.process_time() - began < 1
+    assert least_cpu_s(lambda: asyncio.run(build(its_plan, folder, root, said.append)), 3) < 1
     assert said == []
 
     # Without its Python it does not count as whole any more.

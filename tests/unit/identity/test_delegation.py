@@ -1,4 +1,4 @@
-"""A worker certificate says exactly what its node said, and nothing else is accepted."""
+"""Worker certificates: exactly what `delegate` writes is accepted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEAF = der(delegate(NODE, run="mnist", worker=WORKER))
 
 
 @given(st.text(min_size=1, max_size=200), st.binary(min_size=16, max_size=16))
-def test_a_leaf_says_node_run_and_worker(run: str, worker: bytes) -> None:
+def test_leaf_names_node_run_and_worker(run: str, worker: bytes) -> None:
     if not run.isprintable():
         with pytest.raises(IdentityError, match="printable"):
             delegate(NODE, run=run, worker=worker)
@@ -42,7 +42,7 @@ def test_every_delegation_has_a_fresh_key() -> None:
     assert first.node == NODE.id.raw
 
 
-def test_the_private_key_is_never_shown() -> None:
+def test_credentials_repr_hides_private_key() -> None:
     credentials = delegate(NODE, run="mnist", worker=WORKER)
     for shown in (repr(credentials), str(credentials), str(list(credentials.__rich_repr__()))):
         assert "PRIVATE" not in shown
@@ -54,7 +54,7 @@ def test_credentials_travel_as_a_message() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(credentials), type=WorkerCredentials) == credentials
 
 
-def test_an_anchor_is_the_same_everywhere_and_signs_leaves_only() -> None:
+def test_anchor_is_deterministic_and_signs_leaves_only() -> None:
     assert anchor(NODE.id) == anchor(NodeId(NODE.id.raw))
     certificate = x509.load_der_x509_certificate(anchor(NODE.id))
     constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
@@ -62,7 +62,7 @@ def test_an_anchor_is_the_same_everywhere_and_signs_leaves_only() -> None:
     assert constraints.value == x509.BasicConstraints(ca=True, path_length=0)
 
 
-def test_a_leaf_is_no_authority() -> None:
+def test_leaf_cannot_sign_certificates() -> None:
     certificate = x509.load_der_x509_certificate(LEAF)
     constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     assert constraints.critical
@@ -73,12 +73,12 @@ def test_a_leaf_is_no_authority() -> None:
 @pytest.mark.parametrize(
     ("run", "worker"), [("", WORKER), ("x" * 201, WORKER), ("a\nb", WORKER), ("mnist", b"short")]
 )
-def test_what_cannot_be_delegated(run: str, worker: bytes) -> None:
+def test_delegate_of_wrong_run_or_worker_raises(run: str, worker: bytes) -> None:
     with pytest.raises(IdentityError):
         delegate(NODE, run=run, worker=worker)
 
 
-def test_a_leaf_in_another_nodes_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaf_with_name_of_other_node_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     other = NodeKey.generate()
     true_name = module._node_name
     with monkeypatch.context() as patch:
@@ -88,13 +88,13 @@ def test_a_leaf_in_another_nodes_name_is_refused(monkeypatch: pytest.MonkeyPatch
         read_worker(forged)
 
 
-def test_an_anchor_is_no_worker() -> None:
+def test_anchor_is_rejected_as_worker() -> None:
     with pytest.raises(IdentityError):
         read_worker(anchor(NODE.id))
 
 
 def _reissued(change: str) -> bytes:
-    """A leaf truly signed by the node, but not of the form that `delegate` writes."""
+    """Return a leaf that the node signed, but in another form than `delegate` writes."""
     builder = x509.CertificateBuilder(
         issuer_name=module._node_name(NODE.id),
         subject_name=module._node_name(NODE.id),
@@ -145,19 +145,19 @@ def test_reissuing_unchanged_is_accepted() -> None:
         "added extension",
     ],
 )
-def test_only_the_form_of_delegate_is_accepted(change: str) -> None:
+def test_read_worker_rejects_other_forms_than_delegate(change: str) -> None:
     with pytest.raises(IdentityError):
         read_worker(_reissued(change))
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_give_an_identity_error(data: bytes) -> None:
+def test_read_worker_of_any_bytes_raises_identity_error(data: bytes) -> None:
     with pytest.raises(IdentityError):
         read_worker(data)
 
 
 @given(st.integers(0, len(LEAF) - 1), st.integers(1, 255))
-def test_any_changed_byte_gives_an_identity_error(place: int, change: int) -> None:
+def test_read_worker_of_changed_byte_raises_identity_error(place: int, change: int) -> None:
     changed = bytearray(LEAF)
     changed[place] ^= change
     with pytest.raises(IdentityError):
@@ -174,7 +174,7 @@ def test_spare_bits_in_the_signature_are_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=8)), min_size=1, max_size=8))
-def test_any_spliced_leaf_gives_an_identity_error(splices: list[tuple[int, bytes]]) -> None:
+def test_read_worker_of_spliced_leaf_raises_identity_error(splices: list[tuple[int, bytes]]) -> None:
     changed = LEAF
     for place, piece in splices:
         changed = changed[:place] + piece + changed[place + len(piece) // 2 :]
@@ -184,12 +184,12 @@ def test_any_spliced_leaf_gives_an_identity_error(splices: list[tuple[int, bytes
         read_worker(changed)
 
 
-def test_a_huge_certificate_is_not_even_read() -> None:
+def test_read_worker_of_huge_certificate_raises_before_parsing() -> None:
     with pytest.raises(IdentityError, match="too large"):
         read_worker(b"\x30" * 100_000)
 
 
-def test_the_key_pem_belongs_to_the_certificate() -> None:
+def test_key_pem_belongs_to_certificate() -> None:
     credentials = delegate(NODE, run="mnist", worker=WORKER)
     private = load_pem_private_key(credentials.key_pem, None)
     certificate = x509.load_pem_x509_certificate(credentials.certificate_pem)

@@ -1,4 +1,4 @@
-"""The node key is created once, kept private and never shown."""
+"""Node key: created once, private and never shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from barnraise.identity.private_file import create_private, read_private
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="file modes")
 
 
-def test_a_key_is_created_once_and_loaded_again(tmp_path: Path) -> None:
+def test_node_key_is_created_once_and_loaded_again(tmp_path: Path) -> None:
     path = tmp_path / "state" / "node.key"
     first = NodeKey.load_or_create(path)
     assert NodeKey.load_or_create(path).id == first.id
@@ -28,7 +28,7 @@ def test_a_key_is_created_once_and_loaded_again(tmp_path: Path) -> None:
 
 
 @posix_only
-def test_the_file_and_its_directory_are_for_the_owner_alone(tmp_path: Path) -> None:
+def test_key_file_and_directory_are_private_to_owner(tmp_path: Path) -> None:
     path = tmp_path / "state" / "node.key"
     before = os.umask(0)
     try:
@@ -41,7 +41,7 @@ def test_the_file_and_its_directory_are_for_the_owner_alone(tmp_path: Path) -> N
 
 @posix_only
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
-def test_a_key_that_others_can_touch_is_refused(tmp_path: Path, mode: int) -> None:
+def test_key_file_that_others_can_access_is_rejected(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "node.key"
     NodeKey.load_or_create(path)
     path.chmod(mode)
@@ -55,7 +55,7 @@ def test_signatures_verify_under_the_node_id(tmp_path: Path) -> None:
     Ed25519PublicKey.from_public_bytes(key.id.raw).verify(key.sign(b"message"), b"message")
 
 
-def test_the_private_part_is_never_shown() -> None:
+def test_node_key_hides_private_part() -> None:
     key = NodeKey.generate()
     assert repr(key) == str(key) == f"NodeKey({key.id.short})"
     with pytest.raises(TypeError, match="never leaves"):
@@ -63,14 +63,14 @@ def test_the_private_part_is_never_shown() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff" * 50, b"-----BEGIN PRIVATE KEY-----\nAAAA\n"])
-def test_an_unreadable_key_is_an_identity_error(tmp_path: Path, content: bytes) -> None:
+def test_unreadable_key_raises_identity_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "node.key"
     create_private(path, content)
     with pytest.raises(IdentityError, match="readable"):
         NodeKey.load_or_create(path)
 
 
-def test_another_kind_of_key_is_refused(tmp_path: Path) -> None:
+def test_key_of_other_algorithm_is_rejected(tmp_path: Path) -> None:
     other = ec.generate_private_key(ec.SECP256R1())
     create_private(
         tmp_path / "node.key", other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -79,7 +79,7 @@ def test_another_kind_of_key_is_refused(tmp_path: Path) -> None:
         NodeKey.load_or_create(tmp_path / "node.key")
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_key_path_that_is_not_a_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(IdentityError):
         read_private(tmp_path)
     if hasattr(os, "mkfifo"):
@@ -88,7 +88,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
             read_private(tmp_path / "fifo")
 
 
-def test_create_never_overwrites(tmp_path: Path) -> None:
+def test_create_private_never_overwrites(tmp_path: Path) -> None:
     assert create_private(tmp_path / "secret", b"first")
     assert not create_private(tmp_path / "secret", b"second")
     assert read_private(tmp_path / "secret") == b"first"

@@ -1,4 +1,4 @@
-"""A node id survives being typed by a person, and any single slip is noticed."""
+"""Node id: typing errors are found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_printed_form_is_fixed() -> None:
 
 
 @given(raws)
-def test_prints_and_parses(raw: bytes) -> None:
+def test_node_id_prints_and_parses(raw: bytes) -> None:
     node = NodeId(raw)
     assert NodeId.parse(str(node)) == node
     assert len(str(node)) == 14 * 4 + 13
@@ -34,7 +34,7 @@ def test_case_dashes_spaces_and_look_alikes_do_not_matter(raw: bytes) -> None:
 
 
 @given(raws, st.integers(0, 55), st.sampled_from(ALPHABET))
-def test_every_single_wrong_character_is_found(raw: bytes, place: int, letter: str) -> None:
+def test_parse_finds_every_wrong_character(raw: bytes, place: int, letter: str) -> None:
     letters = str(NodeId(raw)).replace("-", "")
     if letters[place] == letter:
         return
@@ -43,7 +43,7 @@ def test_every_single_wrong_character_is_found(raw: bytes, place: int, letter: s
 
 
 @given(raws, st.integers(0, 3), st.integers(0, 13), st.integers(0, 13))
-def test_every_swap_within_a_part_is_found(raw: bytes, part: int, first: int, second: int) -> None:
+def test_parse_finds_every_swap_within_block(raw: bytes, part: int, first: int, second: int) -> None:
     letters = list(str(NodeId(raw)).replace("-", ""))
     one, other = part * 14 + first, part * 14 + second
     if letters[one] == letters[other]:
@@ -53,7 +53,7 @@ def test_every_swap_within_a_part_is_found(raw: bytes, part: int, first: int, se
         NodeId.parse("".join(letters))
 
 
-def test_the_error_says_what_is_wrong() -> None:
+def test_parse_error_names_wrong_part() -> None:
     good = str(NodeId(bytes(32)))
     with pytest.raises(IdentityError, match="56 characters without its dashes, this has 55"):
         NodeId.parse(good[:-1])
@@ -66,7 +66,7 @@ def test_the_error_says_what_is_wrong() -> None:
 
 
 @given(st.text(max_size=300))
-def test_any_text_gives_an_id_or_an_identity_error(text: str) -> None:
+def test_parse_of_any_text_gives_id_or_identity_error(text: str) -> None:
     try:
         NodeId.parse(text)
     except IdentityError:
@@ -74,7 +74,7 @@ def test_any_text_gives_an_id_or_an_identity_error(text: str) -> None:
 
 
 @given(st.text(alphabet=ALPHABET, min_size=56, max_size=56))
-def test_one_id_has_one_form(text: str) -> None:
+def test_node_id_has_one_printed_form(text: str) -> None:
     try:
         node = NodeId.parse(text)
     except IdentityError:

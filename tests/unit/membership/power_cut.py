@@ -1,4 +1,4 @@
-"""What a disk would hold after a power cut: the writes of a traced process, without those never synced."""
+"""Disk after a power cut: the writes of a traced process, without those that were never synced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 @dataclass(frozen=True)
 class Call:
-    """One system call that succeeded."""
+    """System call that succeeded."""
 
     name: str
     words: tuple[str, ...]
@@ -23,7 +23,7 @@ class Call:
 
 
 def trace(command: list[str], trail: Path, environment: dict[str, str]) -> list[Call]:
-    """Run a command and return what it did to files, in order."""
+    """Run a command and return its file operations, in order."""
     wrapped = ["strace", "-f", "-xx", "-s", "10000000", "-e", f"trace={_CALLS}", "-o", str(trail), *command]
     subprocess.run(wrapped, env=environment, check=True, capture_output=True, timeout=100)
     calls = []
@@ -72,7 +72,7 @@ class Disk:
             self._synced[path] = bytes(content)
 
     def after_a_power_cut(self, room: Path) -> None:
-        """Write out what is left; SQLite's shared memory file is no data and is made anew."""
+        """Write what is left; SQLite recreates its shared memory file, which holds no data."""
         state = room / "state"
         state.mkdir(parents=True, mode=0o700)
         for path, content in self._synced.items():

@@ -1,4 +1,4 @@
-"""Patience is learnt, and one witness is not enough where there are two."""
+"""Failure detector: timeouts are learned, and a death needs two observers if there are two."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _hear(health: FailureDetector, now: float) -> None:
     health.echo(now, 0.001)
 
 
-def test_a_regular_peer_is_suspected_soon() -> None:
+def test_regular_peer_is_suspected_soon() -> None:
     health, now = FailureDetector(0.0), 0.0
     for _ in range(40):
         now += BEAT_S
@@ -31,7 +31,7 @@ def test_a_regular_peer_is_suspected_soon() -> None:
     assert health.is_silent(now + 1.6)
 
 
-def test_an_irregular_peer_gets_more_time_but_not_for_ever() -> None:
+def test_irregular_peer_gets_longer_timeout_up_to_limit() -> None:
     rng = random.Random(1)
     health, now = FailureDetector(0.0), 0.0
     for _ in range(200):
@@ -41,21 +41,21 @@ def test_an_irregular_peer_gets_more_time_but_not_for_ever() -> None:
     assert health.patience <= MOST_SILENCE_S
 
 
-def test_who_does_not_hear_us_is_as_good_as_silent() -> None:
+def test_peer_that_does_not_echo_counts_as_silent() -> None:
     health = FailureDetector(0.0)
     for tick in range(20):
         health.beat(tick * BEAT_S)
     assert health.is_silent(20 * BEAT_S)
 
 
-def test_our_own_sleep_is_nobodys_fault() -> None:
+def test_own_sleep_does_not_make_peers_silent() -> None:
     health = FailureDetector(0.0)
     _hear(health, 1.0)
     health.forgive(100.0)
     assert not health.is_silent(100.5)
 
 
-def test_two_witnesses_make_a_death() -> None:
+def test_judged_dead_needs_two_observers() -> None:
     nodes = [A, B, C, D]
     assert judged_dead(nodes, {D}, {B: (), C: ()}) == frozenset()
     assert judged_dead(nodes, {D}, {B: (D,), C: ()}) == {D}
@@ -63,16 +63,16 @@ def test_two_witnesses_make_a_death() -> None:
     assert judged_dead(nodes, set(), {B: (D,), C: (D,)}) == {D}
 
 
-def test_alone_one_witness_is_enough() -> None:
+def test_judged_dead_by_one_observer_without_others() -> None:
     assert judged_dead([A, B], {B}, {}) == {B}
     assert judged_dead([A, B, C], {B, C}, {}) == {B, C}
 
 
-def test_the_word_of_a_suspect_does_not_count() -> None:
+def test_judged_dead_ignores_reports_of_suspects() -> None:
     assert judged_dead([A, B, C], {B}, {B: (C,)}) == {B}
 
 
-def test_in_a_large_cluster_everybody_is_watched_by_eight() -> None:
+def test_large_cluster_watches_each_node_by_eight() -> None:
     nodes = [number.to_bytes(32, "big") for number in range(100)]
     watchers = dict.fromkeys(nodes, 0)
     for node in nodes:

@@ -1,4 +1,4 @@
-"""What an agent must not forget: kept, private, and on the disk before anybody is told."""
+"""Membership storage: private, and synced before any reply."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from barnraise.core.errors import MembershipError
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import TrustLog, encode_entry
-from barnraise.membership.paxos import AcceptorState, PaxosBallot, founded
+from barnraise.membership.consensus.paxos import AcceptorState, PaxosBallot, founded
 from barnraise.membership.storage import FILE_NAME, MembershipStorage
 from barnraise.membership.view import first
 from tests.repository import ROOT
@@ -25,7 +25,7 @@ def _record(number: int = 0) -> AcceptorState:
     return AcceptorState(record.decided, record.digest, PaxosBallot(number, bytes(32)))
 
 
-def test_it_comes_back(tmp_path: Path) -> None:
+def test_storage_returns_saved_state_after_reopen(tmp_path: Path) -> None:
     key = NodeKey.generate()
     log = TrustLog.found(key, "one")
     longer = log.extended(log.admit(key, NodeKey.generate().id, "owner", "two"))
@@ -47,18 +47,18 @@ def test_it_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes of files are Unix's")
-def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+def test_storage_file_is_private_to_owner(tmp_path: Path) -> None:
     MembershipStorage(tmp_path).close()
     assert (tmp_path / FILE_NAME).stat().st_mode & 0o077 == 0
 
 
-def test_damage_is_named(tmp_path: Path) -> None:
+def test_damaged_storage_raises_with_path(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"no database" * 1000)
     with pytest.raises(MembershipError, match="cannot be used"):
         MembershipStorage(tmp_path)
 
 
-def test_a_newer_form_is_not_touched(tmp_path: Path) -> None:
+def test_storage_of_newer_version_is_not_changed(tmp_path: Path) -> None:
     MembershipStorage(tmp_path).close()
     base = sqlite3.connect(tmp_path / FILE_NAME)
     base.execute("PRAGMA user_version=99")
@@ -81,8 +81,8 @@ for number in range(1, 30):
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace to see what was synced")
-def test_a_power_cut_forgets_nothing_that_was_answered(tmp_path: Path) -> None:
-    """The writes of a real process, replayed without those that no sync followed, at every answer it gave."""
+def test_power_cut_loses_no_answered_state(tmp_path: Path) -> None:
+    """Replay the writes of a real process at every answer, without those that no sync followed."""
     state, trail = tmp_path / "state", tmp_path / "trace"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     calls = trace([sys.executable, "-c", _WRITER, str(state)], trail, environment)

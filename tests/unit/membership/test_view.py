@@ -1,21 +1,19 @@
-"""The next view: who stays keeps its place, who returns goes last, nothing changes without a reason."""
+"""Next view: members that stay keep their seniority, members that return go last."""
 
 from __future__ import annotations
 
 import pytest
 
 from barnraise.core.errors import ProtocolError
-from barnraise.membership.paxos import PaxosDecision
+from barnraise.membership.consensus.paxos import PaxosDecision
 from barnraise.membership.view import (
     MembershipView,
     PresentMember,
     WantedChange,
-    coordinator,
     decide,
     first,
     next_view,
     read_view,
-    standing,
 )
 
 A, B, C = (PresentMember(bytes([number]) * 32, bytes([number]) * 16) for number in range(3))
@@ -27,11 +25,11 @@ def _wanted(**changes: object) -> WantedChange:
     return WantedChange(**{**usual, **changes})  # type: ignore[arg-type]
 
 
-def test_nothing_new_changes_nothing() -> None:
+def test_next_view_without_changes_is_none() -> None:
     assert next_view(VIEW, _wanted(arrived={A.node: A, B.node: B})) is None
 
 
-def test_the_dead_and_the_leaving_go() -> None:
+def test_next_view_drops_dead_and_leaving_members() -> None:
     view = next_view(VIEW, _wanted(dead=(B.node,), leaving=(C.node,)))
     assert view is not None
     assert view.members == (A,)
@@ -39,37 +37,18 @@ def test_the_dead_and_the_leaving_go() -> None:
     assert "left" in view.why
 
 
-def test_a_new_incarnation_goes_last_even_if_its_old_one_counts_as_dead() -> None:
+def test_next_view_puts_new_incarnation_of_dead_member_last() -> None:
     again = PresentMember(A.node, b"x" * 16)
     view = next_view(VIEW, _wanted(dead=(A.node,), arrived={A.node: again}))
     assert view is not None
     assert view.members == (B, C, again)
 
 
-def test_a_view_without_voters_is_not_made() -> None:
+def test_next_view_without_voters_is_none() -> None:
     assert next_view(MembershipView((A,), 1, ()), _wanted(leaving=(A.node,))) is None
 
 
-def test_the_most_senior_living_voter_coordinates() -> None:
-    guest = PresentMember(A.node, A.incarnation, votes=False)
-    assert coordinator(MembershipView((guest, B, C), 1, ()), ())[0] == B.node
-    node, why = coordinator(VIEW, {A.node})
-    assert node == B.node
-    assert "do not answer" in why
-    assert coordinator(VIEW, {A.node, B.node, C.node})[0] is None
-
-
-def test_who_waits_knows_for_whom() -> None:
-    four = MembershipView((*VIEW.members, PresentMember(b"\3" * 32, bytes(16))), 1, ())
-    half = standing(four, {A.node, B.node})
-    assert not half.decides
-    assert set(half.needed) == {A.node, B.node}
-    assert standing(four, {C.node}).decides
-    assert standing(MembershipView((A, B), 1, ()), {B.node}).decides
-    assert standing(MembershipView((A, B), 1, ()), {A.node}).needed == (A.node,)
-
-
-def test_a_view_that_contradicts_itself_is_refused() -> None:
+def test_read_view_that_contradicts_itself_raises() -> None:
     good = first(A.node, A.incarnation, 1)
     assert read_view(good).members == (A,)
     with pytest.raises(ProtocolError, match="contradicts"):

@@ -1,4 +1,4 @@
-"""A code survives being read out and typed, and a slip is found before it costs the only guess."""
+"""Pairing codes: a typing error is found before it costs the only guess."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ codes = st.builds(PairingCode, st.sampled_from(NUMBERS), words, words)
 
 
 def _distance(one: str, other: str) -> int:
-    """How many letters must be changed, added or dropped."""
+    """Return the number of letters to change, add or remove."""
     row = list(range(len(other) + 1))
     for place, letter in enumerate(one, 1):
         above, row[0] = row[0], place
@@ -31,7 +31,7 @@ def _distance(one: str, other: str) -> int:
     return row[-1]
 
 
-def test_the_words_cannot_be_mistaken_for_each_other() -> None:
+def test_words_differ_by_four_letters() -> None:
     assert len(WORDS) == len(set(WORDS)) == 256
     assert list(WORDS) == sorted(WORDS)
     assert all(re.fullmatch(r"[a-z]{5,10}", word) for word in WORDS)
@@ -40,15 +40,15 @@ def test_the_words_cannot_be_mistaken_for_each_other() -> None:
     assert near == []
 
 
-def test_the_distance_of_this_test_is_right() -> None:
+def test_edit_distance_of_tests_is_right() -> None:
     assert [_distance("kitten", word) for word in ("kitten", "sitting", "", "kiten")] == [0, 3, 6, 1]
 
 
-def test_words_run_together_read_in_one_way() -> None:
+def test_joined_words_parse_in_one_way() -> None:
     assert len({one + other for one in WORDS for other in WORDS}) == 256 * 256
 
 
-def test_new_codes_use_the_whole_list_and_the_number_asked_for() -> None:
+def test_new_code_uses_whole_list_and_given_number() -> None:
     made = [new_code() for _ in range(2000)]
     assert len({code.first for code in made}) > 240
     assert len({code.second for code in made}) > 240
@@ -60,7 +60,7 @@ def test_new_codes_use_the_whole_list_and_the_number_asked_for() -> None:
             new_code(number)
 
 
-def test_tags_tell_numbers_apart_and_never_change() -> None:
+def test_offer_tags_differ_by_number_and_are_fixed() -> None:
     assert len({offer_tag(number) for number in NUMBERS}) == len(NUMBERS)
     assert offer_tag(7).hex() == "98997e2d16e36297f863243a14cc7078"
     assert PairingCode(7, "crossover", "clockwork").tag == offer_tag(7)
@@ -68,38 +68,38 @@ def test_tags_tell_numbers_apart_and_never_change() -> None:
 
 @settings(deadline=None)
 @given(codes)
-def test_prints_and_parses(code: PairingCode) -> None:
+def test_code_prints_and_parses(code: PairingCode) -> None:
     assert parse_code(str(code)) == code
 
 
 @settings(deadline=None)
 @given(codes, st.sampled_from(["-", " ", "  ", "_", "–", "—", "\u00a0", ".", "/", " - "]), st.booleans())
-def test_case_blanks_and_dashes_do_not_matter(code: PairingCode, gap: str, shout: bool) -> None:
+def test_parse_code_ignores_case_blanks_and_dashes(code: PairingCode, gap: str, shout: bool) -> None:
     text = f"  {code.number}{gap}{code.first}{gap}{code.second}\n"
     assert parse_code(text.upper() if shout else text.title()) == code
 
 
 @settings(deadline=None)
 @given(codes)
-def test_missing_dashes_do_not_matter(code: PairingCode) -> None:
+def test_parse_code_accepts_missing_dashes(code: PairingCode) -> None:
     assert parse_code(f"{code.number}{code.first}{code.second}") == code
     assert parse_code(f"{code.first} {code.second} {code.number}") == code
 
 
 @settings(deadline=None)
 @given(codes, st.integers(PREFIX_LETTERS, 10), st.integers(PREFIX_LETTERS, 10))
-def test_the_beginning_of_a_word_is_enough(code: PairingCode, first: int, second: int) -> None:
+def test_parse_code_accepts_start_of_word(code: PairingCode, first: int, second: int) -> None:
     assert parse_code(f"{code.number}-{code.first[:first]}-{code.second[:second]}") == code
 
 
-def test_words_torn_apart() -> None:
+def test_parse_code_accepts_words_torn_apart() -> None:
     assert str(parse_code("7 cross over clock work")) == "7-crossover-clockwork"
     assert str(parse_code("７-Crossover-Clockwork")) == "7-crossover-clockwork"
 
 
 @settings(deadline=None)
 @given(codes, st.data())
-def test_a_slip_is_found_and_the_right_word_is_named(code: PairingCode, data: st.DataObject) -> None:
+def test_parse_code_with_typing_error_suggests_word(code: PairingCode, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(code.first) - 1))
     letter = data.draw(st.sampled_from("abcdefghijklmnopqrstuvwxyz"))
     typed = code.first[:place] + letter + code.first[place + 1 :]
@@ -130,13 +130,13 @@ def test_a_slip_is_found_and_the_right_word_is_named(code: PairingCode, data: st
         ("7" * 201, "too long"),
     ],
 )
-def test_the_error_says_what_is_wrong(text: str, said: str) -> None:
+def test_parse_code_error_names_problem(text: str, said: str) -> None:
     with pytest.raises(PairingError, match=said) as caught:
         parse_code(text)
     assert "7-crossover-clockwork" in caught.value.hint
 
 
-def test_too_short_a_beginning_names_the_words_that_begin_so() -> None:
+def test_parse_code_with_ambiguous_start_names_candidates() -> None:
     with pytest.raises(PairingError, match="'cro' is no word") as caught:
         parse_code("7-cro-clockwork")
     assert "Did you mean crocodile or crossover?" in caught.value.hint
@@ -144,7 +144,7 @@ def test_too_short_a_beginning_names_the_words_that_begin_so() -> None:
 
 @settings(deadline=None)
 @given(st.text(max_size=210))
-def test_any_text_is_a_code_or_a_pairing_error(text: str) -> None:
+def test_parse_code_of_any_text_gives_code_or_pairing_error(text: str) -> None:
     try:
         code = parse_code(text)
     except PairingError:
@@ -154,12 +154,12 @@ def test_any_text_is_a_code_or_a_pairing_error(text: str) -> None:
 
 @settings(deadline=None)
 @given(st.text(alphabet="crosveklw- 7", max_size=30))
-def test_text_like_a_code_is_a_code_or_a_pairing_error(text: str) -> None:
+def test_parse_code_of_similar_text_gives_code_or_pairing_error(text: str) -> None:
     try:
         parse_code(text)
     except PairingError:
         pass
 
 
-def test_the_words_stay_out_of_logs() -> None:
+def test_code_repr_hides_words() -> None:
     assert repr(PairingCode(7, "crossover", "clockwork")) == "Code(7)"

@@ -1,4 +1,4 @@
-"""What a stranger sends is read strictly or refused with our own error; sealed messages keep their order."""
+"""Pairing messages: strict decoding, and encrypted messages in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from barnraise.pairing.messages import (
     PairingRefusal,
     PairingUnable,
 )
-from tests.unit.pairing.ends import CODE, WRONG, House, joiner, sent, taken
+from tests.unit.pairing.protocol_pair import CODE, WRONG, OwnerNode, joiner, sent, taken
 
 KEY, SIGNATURE, SPAKE = bytes(32), bytes(64), bytes(33)
 PROOF = PairingProof(
@@ -42,7 +42,7 @@ KINDS = [type(message) for message in EVERY]
 
 
 @pytest.mark.parametrize("message", EVERY, ids=lambda message: type(message).__name__)
-def test_each_message_reads_back_as_itself_and_as_nothing_else(message: messages.Message) -> None:
+def test_message_decodes_as_its_own_kind_only(message: messages.Message) -> None:
     data = messages.encode(message, LIMIT)
     assert messages.decode(data, type(message), limit=LIMIT) == message
     for kind in KINDS:
@@ -93,26 +93,26 @@ def test_each_message_reads_back_as_itself_and_as_nothing_else(message: messages
         PairingDone(head=bytes(31)),
     ],
 )
-def test_what_breaks_a_bound_is_neither_sent_nor_read(broken: messages.Message) -> None:
+def test_message_beyond_limit_is_neither_encoded_nor_decoded(broken: messages.Message) -> None:
     with pytest.raises(PairingError):
         messages.encode(broken, LIMIT)
     with pytest.raises(PairingError):
         messages.decode(msgspec.msgpack.encode(broken), type(broken), limit=LIMIT)
 
 
-def test_a_deep_nest_is_a_pairing_error() -> None:
-    """The decoder gives up on it with an error of Python's own."""
+def test_deeply_nested_bytes_raise_pairing_error() -> None:
+    """The decoder raises an error of Python's own for them."""
     nested = b"\x82\xa1a" + b"\x91" * 1000
     assert len(nested) <= messages.HELLO_BYTES
     with pytest.raises(PairingError, match="cannot be read"):
-        taken(House().offer()).receive(nested)
+        taken(OwnerNode().offer()).receive(nested)
     with pytest.raises(PairingError, match="cannot be read"):
         messages.decode(b"\x82\xa1a" + b"\x91" * 100_000, PairingGrant, limit=LIMIT)
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=300), st.sampled_from(KINDS))
-def test_any_bytes_are_a_message_or_a_pairing_error(data: bytes, kind: type[PairingProof]) -> None:
+def test_decode_of_any_bytes_gives_message_or_pairing_error(data: bytes, kind: type[PairingProof]) -> None:
     try:
         message = messages.decode(data, kind, limit=LIMIT)
     except PairingError:
@@ -129,7 +129,7 @@ values = st.recursive(
 
 @settings(deadline=None)
 @given(st.sampled_from(EVERY), st.data())
-def test_a_field_of_any_other_value_is_a_message_or_a_pairing_error(
+def test_decode_of_any_field_value_gives_message_or_pairing_error(
     message: messages.Message, data: st.DataObject
 ) -> None:
     fields = msgspec.msgpack.decode(messages.encode(message, LIMIT))
@@ -141,7 +141,7 @@ def test_a_field_of_any_other_value_is_a_message_or_a_pairing_error(
     assert messages.encode(read, LIMIT)
 
 
-def test_a_grant_shows_no_log() -> None:
+def test_grant_repr_hides_trust_log() -> None:
     assert repr(GRANT) == "Grant(0000-0000, guest, 1 entries)"
     assert "entry" not in str(GRANT.__rich_repr__())
 
@@ -171,7 +171,7 @@ def test_sealed_messages_keep_order_and_direction() -> None:
 
 
 @pytest.mark.parametrize("part", ["tag", "hello", "answer", "key"])
-def test_keys_and_signatures_depend_on_all_that_was_said(part: str) -> None:
+def test_keys_and_signatures_depend_on_whole_transcript(part: str) -> None:
     said = {"key": bytes(32), "tag": CODE.tag, "hello": b"hello", "answer": b"answer"}
     changed = {**said, part: said[part][:-1] + b"\1"}
     one, other = PairingChannel("joiner", **said), PairingChannel("offerer", **changed)
@@ -181,7 +181,7 @@ def test_keys_and_signatures_depend_on_all_that_was_said(part: str) -> None:
     assert one.to_sign("joiner", b"wo", b"rd") != one.to_sign("joiner", b"w", b"ord")
 
 
-def test_another_code_or_tag_gives_another_key() -> None:
+def test_other_code_or_tag_gives_other_key() -> None:
     for password, tag in ((WRONG.password, CODE.tag), (CODE.password, bytes(16))):
         one = SpakeExchange("joiner", CODE.password, CODE.tag)
         other = SpakeExchange("offerer", password, tag)
@@ -190,8 +190,8 @@ def test_another_code_or_tag_gives_another_key() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.binary(max_size=200))
-def test_garbage_under_the_right_key_is_refused_and_spends_the_code(data: bytes) -> None:
-    """Somebody who knows the code but keeps no rules."""
+def test_garbage_with_right_key_is_rejected_and_uses_up_code(data: bytes) -> None:
+    """The sender knows the code but breaks the protocol."""
     offer = HOUSE.offer()
     offerer = taken(offer)
     end = joiner()
@@ -204,4 +204,4 @@ def test_garbage_under_the_right_key_is_refused_and_spends_the_code(data: bytes)
     assert offer.state(0.0) == "burned"
 
 
-HOUSE = House()
+HOUSE = OwnerNode()

@@ -1,4 +1,4 @@
-"""An offer is open for a while and for one guess, and says what became of it; so does a pairing."""
+"""Pairing offers: time limit, one guess, and the outcome."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 
 from barnraise.core.errors import PairingError
 from barnraise.pairing import LIFETIME_S, Offerer, PairingOffer, grant_text, new_psk, offer_tag
-from tests.unit.pairing.ends import CODE, House, joiner, sent, taken, to_proof
+from tests.unit.pairing.protocol_pair import CODE, OwnerNode, joiner, sent, taken, to_proof
 
-HOUSE = House()
+HOUSE = OwnerNode()
 
 
-def test_it_expires() -> None:
+def test_offer_expires_after_its_time() -> None:
     offer = HOUSE.offer(now=1000.0)
     assert offer.tag == offer_tag(7)
     assert offer.open_at(1000.0)
@@ -26,14 +26,14 @@ def test_it_expires() -> None:
     assert "expired after 600 s" in reason
 
 
-def test_a_used_code_does_not_expire_afterwards() -> None:
+def test_used_code_does_not_expire_afterwards() -> None:
     offer = HOUSE.offer()
     to_proof(joiner(), taken(offer))
     assert offer.state(1e6) == "used"
     assert offer.take(1e6) == "The code was used by pc."
 
 
-def test_its_sentences() -> None:
+def test_offer_sentence_names_outcome() -> None:
     offer = HOUSE.offer()
     assert offer.sentence(0.0) == "The code is open."
     offerer = taken(offer)
@@ -45,7 +45,7 @@ def test_its_sentences() -> None:
     assert offer.sentence(0.0).startswith("The code is burned: the other machine left")
 
 
-def test_it_can_be_withdrawn() -> None:
+def test_offer_can_be_withdrawn() -> None:
     offer = HOUSE.offer()
     offerer = taken(offer)
     offer.withdraw()
@@ -55,8 +55,8 @@ def test_it_can_be_withdrawn() -> None:
         offerer.receive(sent(joiner().begin().send))
 
 
-def test_garbage_is_no_guess_but_not_endless_either() -> None:
-    """Each costs us some milliseconds; whoever sends many only wants that."""
+def test_garbage_is_not_a_guess_but_limited() -> None:
+    """Each message costs some milliseconds, which an attacker could exploit."""
     offer = HOUSE.offer()
     for _ in range(31):
         with pytest.raises(PairingError):
@@ -78,7 +78,7 @@ def test_garbage_after_a_good_guess_changes_nothing() -> None:
     assert offer.state(0.0) == "used"
 
 
-def test_a_pre_shared_key_stays_open() -> None:
+def test_offer_of_psk_stays_open() -> None:
     offer = HOUSE.offer(new_psk("owner"))
     assert offer.open_at(1e9)
     for _ in range(40):
@@ -90,13 +90,13 @@ def test_a_pre_shared_key_stays_open() -> None:
     assert offer.take(0.0) == "The pre-shared key was withdrawn."
 
 
-def test_its_repr_keeps_the_words_back() -> None:
+def test_offer_repr_hides_words() -> None:
     assert (
         repr(PairingOffer(CODE, "guest", key=HOUSE.key, name="mac", now=0.0)) == "Offer(Code(7), guest, open)"
     )
 
 
-def test_both_sides_read_what_an_owner_may() -> None:
+def test_grant_text_of_owner_names_rights_for_both_sides() -> None:
     here = grant_text("owner", "joiner", "mac", user="anna")
     there = grant_text("owner", "offerer", "pc", user="ben")
     assert "may now run code on this machine as user anna" in here
@@ -105,7 +105,7 @@ def test_both_sides_read_what_an_owner_may() -> None:
     assert "Undo: barnraise unpair pc" in there
 
 
-def test_both_sides_read_what_a_guest_may_not() -> None:
+def test_grant_text_of_guest_names_limits_for_both_sides() -> None:
     here, there = grant_text("guest", "joiner", "mac"), grant_text("guest", "offerer", "pc")
     assert "may not run code on the cluster's machines" in here
     assert "may not run code on this machine" in there

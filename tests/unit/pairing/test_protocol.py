@@ -1,4 +1,4 @@
-"""Two machines pair with a code; whoever guesses, replays, stands between or lies gets nothing."""
+"""Pairing protocol: guessing, replay, man in the middle and false claims fail."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from barnraise.pairing import (
 )
 from barnraise.pairing.channel import PairingChannel, SpakeExchange
 from barnraise.pairing.messages import PairingAnswer, PairingDone, PairingGrant, PairingHello, PairingProof
-from tests.unit.pairing.ends import CODE, PC, WRONG, House, joiner, proven, sent, taken, to_proof
+from tests.unit.pairing.protocol_pair import CODE, PC, WRONG, OwnerNode, joiner, proven, sent, taken, to_proof
 
 
 @pytest.mark.parametrize("role", ["owner", "guest"])
-def test_a_pairing_from_end_to_end(role: Role) -> None:
-    house, key = House(), NodeKey.generate()
+def test_pairing_with_code_completes(role: Role) -> None:
+    house, key = OwnerNode(), NodeKey.generate()
     offer = house.offer(role=role)
     offerer, end = taken(offer), joiner(key=key)
     assert offerer.begin().send is None
@@ -56,8 +56,8 @@ def test_a_pairing_from_end_to_end(role: Role) -> None:
 
 
 @pytest.mark.parametrize("role", ["owner", "guest"])
-def test_a_pre_shared_key_pairs_many_machines_in_its_role(role: Role) -> None:
-    house, psk = House(), new_psk(role)
+def test_psk_pairs_many_machines_in_its_role(role: Role) -> None:
+    house, psk = OwnerNode(), new_psk(role)
     offer = house.offer(psk, role)
     for _ in range(2):
         offerer, end = taken(offer, now=1e9), joiner(psk)
@@ -69,8 +69,8 @@ def test_a_pre_shared_key_pairs_many_machines_in_its_role(role: Role) -> None:
         house.offer(psk, "guest" if role == "owner" else "owner")
 
 
-def test_a_wrong_code_burns_after_one_guess() -> None:
-    house = House()
+def test_wrong_code_is_used_up_after_one_guess() -> None:
+    house = OwnerNode()
     offer = house.offer()
     offerer, end = taken(offer), joiner(WRONG)
     answer = sent(offerer.receive(sent(end.begin().send)).send)
@@ -86,9 +86,9 @@ def test_a_wrong_code_burns_after_one_guess() -> None:
     assert "the code was wrong" in end.lost().message
 
 
-def test_of_two_connections_one_gets_the_guess() -> None:
-    """Both were let in before either spoke: an answer to each would be two guesses."""
-    offer = House().offer()
+def test_one_of_two_connections_gets_the_guess() -> None:
+    """Both connections start before either sends a guess."""
+    offer = OwnerNode().offer()
     first, second = taken(offer), taken(offer)
     sent(first.receive(sent(joiner(WRONG).begin().send)).send)
     with pytest.raises(PairingError, match="one guess"):
@@ -97,9 +97,9 @@ def test_of_two_connections_one_gets_the_guess() -> None:
     assert isinstance(offer.take(0.0), str)
 
 
-def test_silence_after_the_answer_burns_too() -> None:
-    """Whoever has the answer can test one guess without saying anything more."""
-    offer = House().offer()
+def test_silence_after_answer_uses_up_code() -> None:
+    """A joiner with the answer can test one guess without sending more."""
+    offer = OwnerNode().offer()
     offerer = taken(offer)
     offerer.receive(sent(joiner(WRONG).begin().send))
     assert not offer.open_at(0.0)
@@ -107,8 +107,8 @@ def test_silence_after_the_answer_burns_too() -> None:
     assert offer.state(0.0) == "burned"
 
 
-def test_a_wrong_pre_shared_key_is_refused_and_burns_nothing() -> None:
-    house, psk = House(), new_psk("owner")
+def test_wrong_psk_is_rejected_and_uses_up_nothing() -> None:
+    house, psk = OwnerNode(), new_psk("owner")
     offer = house.offer(psk)
     other = Psk("owner", bytes(32))
     offerer, end = taken(offer), joiner(other)
@@ -119,8 +119,8 @@ def test_a_wrong_pre_shared_key_is_refused_and_burns_nothing() -> None:
     assert "pre-shared key differs" in end.lost().message
 
 
-def test_a_recorded_session_cannot_be_replayed() -> None:
-    house = House()
+def test_recorded_session_cannot_be_replayed() -> None:
+    house = OwnerNode()
     end, offerer = joiner(), house.taken()
     hello = sent(end.begin().send)
     answer = sent(offerer.receive(hello).send)
@@ -150,8 +150,8 @@ def test_a_recorded_session_cannot_be_replayed() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.data())
-def test_no_byte_can_be_changed_on_the_way(data: st.DataObject) -> None:
-    house, changed = House(), data.draw(st.integers(0, 4))
+def test_mitm_cannot_change_any_byte(data: st.DataObject) -> None:
+    house, changed = OwnerNode(), data.draw(st.integers(0, 4))
     offerer, end = house.taken(), joiner()
 
     def passes(number: int, message: bytes | None) -> bytes:
@@ -173,9 +173,9 @@ def test_no_byte_can_be_changed_on_the_way(data: st.DataObject) -> None:
 
 
 class Insider:
-    """Somebody who overheard the code, stands between the two, and opens everything."""
+    """Man in the middle with the code, which decrypts everything."""
 
-    def __init__(self, house: House, end: Joiner) -> None:
+    def __init__(self, house: OwnerNode, end: Joiner) -> None:
         self.offerer = house.taken()
         hello = sent(end.begin().send)
         seen = messages.decode(hello, PairingHello, limit=1024)
@@ -197,23 +197,23 @@ class Insider:
         return proven(self.offerer.receive(self.with_offerer.seal(messages.encode(proof, 8192))).done)
 
 
-def test_one_between_who_knows_the_code_cannot_pass_a_machine_on() -> None:
-    """The proof names the machine and the exchange: it is worth nothing in another exchange."""
-    between = Insider(House(), joiner())
+def test_mitm_with_code_cannot_relay_other_node() -> None:
+    """The proof names the machine and the exchange, so it is not valid in another exchange."""
+    between = Insider(OwnerNode(), joiner())
     with pytest.raises(PairingError, match="does not hold the node key"):
         between.proves(between.proof)
 
 
-def test_one_between_cannot_put_another_node_id_into_a_proof() -> None:
+def test_mitm_cannot_replace_node_id_in_proof() -> None:
     own = NodeKey.generate()
-    between = Insider(House(), joiner())
+    between = Insider(OwnerNode(), joiner())
     with pytest.raises(PairingError, match="does not hold the node key"):
         between.proves(msgspec.structs.replace(between.proof, node=own.id.raw))
 
 
-def test_one_between_cannot_pass_a_grant_on() -> None:
-    """He is let in himself, since he knew the code; the cluster's word to him is no word to the joiner."""
-    house, own, key = House(), NodeKey.generate(), NodeKey.generate()
+def test_mitm_cannot_relay_grant() -> None:
+    """The attacker knows the code and is admitted itself; its grant is not valid for the joiner."""
+    house, own, key = OwnerNode(), NodeKey.generate(), NodeKey.generate()
     end = joiner(key=key)
     between = Insider(house, end)
     unsigned = msgspec.structs.replace(between.proof, node=own.id.raw, signature=messages.NO_SIGNATURE)
@@ -226,7 +226,7 @@ def test_one_between_cannot_pass_a_grant_on() -> None:
 
 
 def _granting(key: NodeKey, log: TrustLog, role: Role, by: NodeKey, end: Joiner) -> bytes:
-    """A grant such as an offerer that keeps no rules would write to a joiner that it has the code of."""
+    """Return a grant of an offerer that breaks the rules but has the code."""
     hello = sent(end.begin().send)
     exchange = SpakeExchange("offerer", CODE.password, CODE.tag)
     answer = messages.encode(PairingAnswer(version=1, spake=exchange.message), 1024)
@@ -246,12 +246,12 @@ def _granting(key: NodeKey, log: TrustLog, role: Role, by: NodeKey, end: Joiner)
     return channel.seal(messages.encode(signed, messages.GRANT_BYTES))
 
 
-def _admitted(house: House, key: NodeKey, role: Role) -> TrustLog:
+def _admitted(house: OwnerNode, key: NodeKey, role: Role) -> TrustLog:
     return house.log.extended(house.log.admit(house.key, key.id, role, "pc"))
 
 
-def test_the_joiner_believes_only_a_log_that_lets_it_in() -> None:
-    house, key, guest = House(), NodeKey.generate(), NodeKey.generate()
+def test_joiner_rejects_log_without_its_admission() -> None:
+    house, key, guest = OwnerNode(), NodeKey.generate(), NodeKey.generate()
     good = _admitted(house, key, "owner")
     end = joiner(key=key)
     assert isinstance(end.receive(_granting(key, good, "owner", house.key, end)).done, PairingJoined)
@@ -270,8 +270,8 @@ def test_the_joiner_believes_only_a_log_that_lets_it_in() -> None:
             end.receive(_granting(key, log, role, by, end))  # type: ignore[arg-type]
 
 
-def test_the_joiner_refuses_a_log_that_is_cut_or_forged() -> None:
-    house, key = House(), NodeKey.generate()
+def test_joiner_rejects_log_that_is_cut_or_forged() -> None:
+    house, key = OwnerNode(), NodeKey.generate()
     log = _admitted(house, key, "owner")
     forged = msgspec.structs.replace(log.entries[1], signature=bytes(64))
     for entries in (log.entries[1:], (*log.entries, log.entries[1]), (log.entries[0], forged)):
@@ -281,23 +281,23 @@ def test_the_joiner_refuses_a_log_that_is_cut_or_forged() -> None:
             end.receive(_granting(key, odd, "owner", house.key, end))
 
 
-def test_the_joiner_takes_no_other_role_than_agreed() -> None:
-    house, key = House(), NodeKey.generate()
+def test_joiner_rejects_other_role_than_agreed() -> None:
+    house, key = OwnerNode(), NodeKey.generate()
     end = joiner(key=key, role="guest")
     with pytest.raises(PairingError, match="grants the role owner, not guest"):
         end.receive(_granting(key, _admitted(house, key, "owner"), "owner", house.key, end))
 
 
-def test_a_cloned_node_key_is_named() -> None:
-    house = House()
+def test_cloned_node_key_is_named_in_error() -> None:
+    house = OwnerNode()
     with pytest.raises(PairingError, match="same node key") as caught:
         to_proof(joiner(key=house.key), house.taken())
     assert "cloned" in caught.value.hint
 
 
-def test_a_machine_that_is_in_already_is_let_in_again_in_its_role() -> None:
-    """It was admitted but never learned of it; a new code helps."""
-    house, key = House(), NodeKey.generate()
+def test_member_that_pairs_again_keeps_its_role() -> None:
+    """The machine was admitted but never learned of it; a new code helps."""
+    house, key = OwnerNode(), NodeKey.generate()
     house.log = _admitted(house, key, "guest")
     offerer, end = house.taken(role="guest"), joiner(key=key)
     to_proof(end, offerer)
@@ -310,8 +310,8 @@ def test_a_machine_that_is_in_already_is_let_in_again_in_its_role() -> None:
         end.receive(offerer.refuse("A role is for good."))
 
 
-def test_a_grant_needs_the_admission() -> None:
-    house = House()
+def test_grant_without_admission_raises() -> None:
+    house = OwnerNode()
     offerer = house.taken()
     seen = to_proof(joiner(), offerer)
     with pytest.raises(PairingError, match="does not admit"):
@@ -328,8 +328,8 @@ def test_a_grant_needs_the_admission() -> None:
         house.taken().grant(house.log, None, [])
 
 
-def test_what_a_refusal_says_can_be_shown() -> None:
-    offerer, end = House().taken(), joiner()
+def test_refusal_text_is_printable() -> None:
+    offerer, end = OwnerNode().taken(), joiner()
     to_proof(end, offerer)
     with pytest.raises(PairingError, match="refused: nothing   is decided xxx") as caught:
         end.receive(offerer.refuse("nothing \x1b is decided\n" + "x" * 5000))
@@ -337,8 +337,8 @@ def test_what_a_refusal_says_can_be_shown() -> None:
     assert len(caught.value.message) < 300
 
 
-def test_peers_that_are_no_members_are_dropped_and_many_are_cut() -> None:
-    house = House()
+def test_grant_drops_peers_that_are_not_members_and_limits_their_number() -> None:
+    house = OwnerNode()
     offerer, end = house.taken(), joiner()
     seen = to_proof(end, offerer)
     entry = house.log.admit(house.key, seen.node, "owner", "pc")
@@ -350,22 +350,22 @@ def test_peers_that_are_no_members_are_dropped_and_many_are_cut() -> None:
     assert len(joined.peers[0].addresses) == 16
 
 
-def test_addresses_that_nobody_can_dial_are_not_told() -> None:
+def test_addresses_that_cannot_be_dialled_are_not_sent() -> None:
     addresses = ("10.0.0.1", "10.0.0.1", "fe80::1%eth0", "0.0.0.0", "224.0.0.1", "::", "mac.local", "")
-    house = House()
+    house = OwnerNode()
     end = Joiner(CODE, NodeKey.generate(), PeerIntroduction("pc", "Linux", (*addresses, "fe80::1"), 1))
     assert to_proof(end, house.taken()).addresses == ("10.0.0.1", "fe80::1")
 
 
-def test_versions_are_negotiated_and_a_gap_costs_no_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    offer = House().offer()
+def test_versions_are_negotiated_and_mismatch_uses_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = OwnerNode().offer()
     end = joiner()
     with monkeypatch.context() as newer:
         newer.setattr(messages, "VERSIONS", (2, 3))
         hello = sent(end.begin().send)
         step = taken(offer).receive(hello)
         assert step.done is None, "the two agree"
-    offer = House().offer()
+    offer = OwnerNode().offer()
     step = taken(offer).receive(hello)
     assert isinstance(step.done, PairingAborted)
     assert "no pairing version is common: here 1, there 2, 3" in step.done.reason
@@ -377,8 +377,8 @@ def test_versions_are_negotiated_and_a_gap_costs_no_guess(monkeypatch: pytest.Mo
     assert "still good" in caught.value.hint
 
 
-def test_the_offered_versions_cannot_be_cut_down_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    house, end = House(), joiner()
+def test_mitm_cannot_downgrade_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    house, end = OwnerNode(), joiner()
     offerer = house.taken()
     with monkeypatch.context() as both:
         both.setattr(messages, "VERSIONS", (1, 2))
@@ -390,7 +390,7 @@ def test_the_offered_versions_cannot_be_cut_down_on_the_way(monkeypatch: pytest.
             offerer.receive(proof)
 
 
-def test_a_version_that_was_not_offered_is_refused() -> None:
+def test_version_that_was_not_offered_is_rejected() -> None:
     end = joiner()
     end.begin()
     spake = SpakeExchange("offerer", CODE.password, CODE.tag).message
@@ -398,8 +398,8 @@ def test_a_version_that_was_not_offered_is_refused() -> None:
         end.receive(messages.encode(PairingAnswer(version=9, spake=spake), 1024))
 
 
-def test_no_message_may_be_larger_than_its_limit() -> None:
-    house = House()
+def test_message_larger_than_limit_is_rejected() -> None:
+    house = OwnerNode()
     offerer, end = house.taken(), joiner()
     assert (offerer.limit, end.limit) == (1024, 1024)
     seen = to_proof(end, offerer)
@@ -421,8 +421,8 @@ def test_no_message_may_be_larger_than_its_limit() -> None:
     assert offer.state(0.0) == "burned"
 
 
-def test_who_speaks_during_the_pause_is_cut() -> None:
-    house = House()
+def test_message_during_decision_ends_pairing() -> None:
+    house = OwnerNode()
     offer = house.offer()
     offerer = taken(offer)
     to_proof(joiner(), offerer)
@@ -431,8 +431,8 @@ def test_who_speaks_during_the_pause_is_cut() -> None:
     assert offer.state(0.0) == "used"
 
 
-def test_a_lost_connection_is_explained() -> None:
-    house = House()
+def test_lost_connection_is_explained() -> None:
+    house = OwnerNode()
     end, offerer = joiner(), house.taken()
     end.begin()
     assert "did not answer" in end.lost().message
@@ -446,7 +446,7 @@ def test_a_lost_connection_is_explained() -> None:
     assert "pc is admitted" in offerer.lost().message
 
 
-def test_a_bad_name_is_heard_before_it_costs_the_code() -> None:
+def test_bad_name_is_rejected_before_code_is_used_up() -> None:
     with pytest.raises(PairingError, match="a machine's name"):
         Joiner(CODE, NodeKey.generate(), PeerIntroduction("p\nc", "Linux", (), 1))
     with pytest.raises(PairingError):
@@ -455,8 +455,8 @@ def test_a_bad_name_is_heard_before_it_costs_the_code() -> None:
         PairingOffer(CODE, "owner", key=NodeKey.generate(), name="", now=0.0)
 
 
-def test_done_must_be_for_the_log_that_was_sent() -> None:
-    house = House()
+def test_done_for_other_log_is_rejected() -> None:
+    house = OwnerNode()
     offerer, end = house.taken(), joiner()
     grant = house.grant(offerer, to_proof(end, offerer))
     done = bytearray(sent(end.receive(grant).send))
@@ -474,7 +474,7 @@ def test_done_must_be_for_the_log_that_was_sent() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=1100))
-def test_any_first_bytes_are_a_pairing_error(data: bytes) -> None:
+def test_any_first_bytes_raise_pairing_error(data: bytes) -> None:
     offer = HOUSE.offer()
     with pytest.raises(PairingError):
         taken(offer).receive(data)
@@ -486,8 +486,8 @@ def test_any_first_bytes_are_a_pairing_error(data: bytes) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(min_size=32, max_size=32), st.sampled_from([b"A", b"B", b"S", b"\0"]))
-def test_any_group_element_is_taken_or_refused(element: bytes, side: bytes) -> None:
-    """Points off the curve, of small order, in a second form: all end in our own error."""
+def test_any_group_element_is_accepted_or_rejected(element: bytes, side: bytes) -> None:
+    """Points off the curve, of small order, or in a second form raise our own error."""
     offer = HOUSE.offer()
     hello = messages.encode(PairingHello(versions=(1,), spake=side + element), 1024)
     try:
@@ -513,7 +513,7 @@ ODD_POINTS = {
 
 
 @pytest.mark.parametrize("name", ODD_POINTS)
-def test_odd_group_elements_are_refused(name: str) -> None:
+def test_odd_group_elements_are_rejected(name: str) -> None:
     offer = HOUSE.offer()
     spake = b"A" + ODD_POINTS[name].to_bytes(32, "little")
     with pytest.raises(PairingError, match="half of the key exchange"):
@@ -521,15 +521,15 @@ def test_odd_group_elements_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("letter", [b"A", b"B"])
-def test_an_answer_that_reflects_the_hello_is_refused(letter: bytes) -> None:
+def test_answer_that_reflects_hello_is_rejected(letter: bytes) -> None:
     end = joiner()
     spake = messages.decode(sent(end.begin().send), PairingHello, limit=1024).spake
     with pytest.raises(PairingError, match="half of the key exchange"):
         end.receive(messages.encode(PairingAnswer(version=1, spake=letter + spake[1:]), 1024))
 
 
-def test_nothing_secret_is_shown() -> None:
-    house = House()
+def test_repr_of_protocol_hides_secrets() -> None:
+    house = OwnerNode()
     offer = house.offer()
     offerer, end = taken(offer), joiner()
     grant = house.grant(offerer, to_proof(end, offerer))
@@ -541,12 +541,12 @@ def test_nothing_secret_is_shown() -> None:
         assert repr(secret)[2:20] not in shown
 
 
-HOUSE = House()
+HOUSE = OwnerNode()
 BEGUN = joiner()
 BEGUN.begin()
 
 
-def test_the_machines_use_no_socket_and_no_clock() -> None:
+def test_protocol_uses_no_socket_and_no_clock() -> None:
     for name in ("socket", "asyncio", "time", "os"):
         assert not hasattr(protocol, name)
     assert isinstance(HOUSE.taken(), Offerer)

@@ -1,4 +1,4 @@
-"""A pre-shared key is random, reads back exactly, and cannot be made up or changed by hand."""
+"""Pre-shared keys: random, exact, and protected against changes by hand."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FIXED = Psk("guest", bytes(range(32)))
 LINE = "barnraise-psk-1 guest 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f 7b1d731a"
 
 
-def test_the_form_is_fixed() -> None:
+def test_psk_text_form_is_fixed() -> None:
     assert str(FIXED) == LINE
     assert psk_tag(FIXED).hex() == "b4e434d8c02fc513d70f6e29c0a4384c"
     assert psk_preface_key(FIXED).hex() == "bc26549a1fabe41c9c70f3060108255e21be706af9345a1a202b372ca270f586"
 
 
-def test_new_keys_are_random() -> None:
+def test_new_psk_is_random() -> None:
     made = {new_psk("owner").key for _ in range(50)}
     assert len(made) == 50
     assert {len(key) for key in made} == {PSK_BYTES}
@@ -29,14 +29,14 @@ def test_new_keys_are_random() -> None:
 
 @settings(deadline=None)
 @given(keys)
-def test_prints_and_parses(psk: Psk) -> None:
+def test_psk_prints_and_parses(psk: Psk) -> None:
     assert parse_psk(f"{psk}\n") == psk
     assert parse_psk(f"  {psk}\r\n") == psk
 
 
 @settings(deadline=None)
 @given(keys, st.data())
-def test_any_changed_character_is_found(psk: Psk, data: st.DataObject) -> None:
+def test_parse_psk_finds_changed_character(psk: Psk, data: st.DataObject) -> None:
     text = str(psk)
     place = data.draw(st.integers(0, len(text) - 1))
     letter = data.draw(st.characters(codec="utf-8"))
@@ -47,12 +47,12 @@ def test_any_changed_character_is_found(psk: Psk, data: st.DataObject) -> None:
         parse_psk(changed)
 
 
-def test_the_role_cannot_be_changed_by_hand() -> None:
+def test_parse_psk_rejects_role_changed_by_hand() -> None:
     with pytest.raises(PairingError, match="check at the end"):
         parse_psk(str(FIXED).replace("guest", "owner"))
 
 
-def test_what_people_think_up_is_refused() -> None:
+def test_parse_psk_rejects_chosen_passwords() -> None:
     hexadecimal = FIXED.key.hex()
     for text in (
         "",
@@ -76,12 +76,12 @@ def test_what_people_think_up_is_refused() -> None:
 
 @settings(deadline=None)
 @given(st.text(max_size=420))
-def test_any_text_is_a_key_or_a_pairing_error(text: str) -> None:
+def test_parse_psk_of_any_text_gives_key_or_pairing_error(text: str) -> None:
     with pytest.raises(PairingError):
         parse_psk(text)
 
 
-def test_everything_derived_depends_on_key_and_role_and_differs() -> None:
+def test_derived_values_differ_by_key_and_role() -> None:
     others = [FIXED, Psk("owner", FIXED.key), Psk("guest", bytes(32))]
     derived = [psk_tag(psk) for psk in others]
     derived += [psk_preface_key(psk)[:16] for psk in others] + [psk.password[:16] for psk in others]
@@ -91,5 +91,5 @@ def test_everything_derived_depends_on_key_and_role_and_differs() -> None:
     assert len(psk_tag(FIXED)) == 16
 
 
-def test_the_key_stays_out_of_logs() -> None:
+def test_psk_repr_hides_key() -> None:
     assert repr(FIXED) == "Psk(guest)"

@@ -1,4 +1,4 @@
-"""Graphs for tests: any that can be, and small ones that are easy to read."""
+"""Graphs for tests: any valid one, and small ones that are easy to read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ids = st.binary(min_size=1, max_size=32).map(bytes.hex)
 
 @st.composite
 def parts(draw: st.DrawFn, most: int = 6) -> tuple[list[NodeFacts], list[LinkFacts]]:
-    """Nodes and links in any order, some pairs without a link and some with two reports."""
+    """Draw nodes and links in any order, some pairs without a link and some with two reports."""
     ids = draw(st.lists(_ids, unique=True, max_size=most))
     nodes = [NodeFacts(node=node, name=draw(_words), machine=draw(st.none() | _machines)) for node in ids]
     links = []
@@ -78,7 +78,7 @@ def node(number: int) -> str:
 
 
 def mesh(count: int, mbps: float | None = 940.0, rtt_s: float = 0.0004) -> TopologyGraph:
-    """Everybody linked with everybody, all alike."""
+    """Return a graph with equal links between all machines."""
     nodes = [NodeFacts(node=node(number), name=f"box-{number}") for number in range(count)]
     links = [
         LinkFacts(a=node(a), b=node(b), rtt_s=rtt_s, mbps=mbps, measured_s_ago=None if mbps is None else 60.0)

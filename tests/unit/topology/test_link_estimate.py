@@ -1,4 +1,4 @@
-"""Polite measuring: whom, how much, and what the arrivals say."""
+"""Link measurement: which pair, how much traffic, and the estimate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.topology.graphs import mesh, node
 NOW = 1e6
 
 
-def test_each_pair_once_then_none() -> None:
+def test_next_measurement_returns_each_pair_once() -> None:
     graph, last = mesh(4, mbps=None), dict[Pair, MeasuredLink]()
     order = []
     while (pair := next_measurement(graph, NOW, (), last)) is not None:
@@ -38,7 +38,7 @@ def test_each_pair_once_then_none() -> None:
     assert next_measurement(graph, NOW + AGAIN_S, (), last) == order[0]
 
 
-def test_the_oldest_measurement_is_repeated_first() -> None:
+def test_next_measurement_repeats_oldest_first() -> None:
     graph = mesh(3)
     last = {(link.a, link.b): MeasuredLink(NOW - place, 0.0004) for place, link in enumerate(graph.links)}
     oldest = (graph.links[-1].a, graph.links[-1].b)
@@ -56,7 +56,7 @@ def test_the_oldest_measurement_is_repeated_first() -> None:
         st.tuples(st.integers(0, 6), st.integers(0, 6)).filter(lambda pair: pair[0] != pair[1]), max_size=4
     ),
 )
-def test_never_two_on_one_machine_and_never_beside_a_run(
+def test_next_measurement_skips_busy_machines(
     count: int, busy: set[int], running: set[tuple[int, int]], asked: set[tuple[int, int]]
 ) -> None:
     under_way = [(node(a), node(b)) for a, b in running]
@@ -75,7 +75,7 @@ def test_never_two_on_one_machine_and_never_beside_a_run(
         assert pair in wishes, "what a person asked for goes first"
 
 
-def test_asking_measures_again_at_once() -> None:
+def test_next_measurement_of_asked_pair_is_due_at_once() -> None:
     graph = mesh(2)
     pair = (node(0), node(1))
     last = {pair: MeasuredLink(NOW - 1, 0.0004)}
@@ -83,11 +83,11 @@ def test_asking_measures_again_at_once() -> None:
     assert next_measurement(graph, NOW, (), last, asked=[pair[::-1]]) == pair
 
 
-def test_a_pair_without_a_link_cannot_be_measured() -> None:
+def test_next_measurement_skips_pair_without_link() -> None:
     assert next_measurement(build_graph(mesh(3).nodes), NOW, (), {}) is None
 
 
-def test_why() -> None:
+def test_reason_to_measure_is_named() -> None:
     link = mesh(2, rtt_s=0.010).links[0]
     assert why_measure(link, None, NOW) == "it was never measured"
     assert why_measure(link, MeasuredLink(NOW - RETRY_S, 0.010), NOW) is None
@@ -102,14 +102,14 @@ def test_why() -> None:
 
 
 def _train(mbps: float, chunk: int = 64 * 1024, begin: float = 5.0) -> list[tuple[float, int]]:
-    """Arrivals on a perfect line, until nothing more would be sent."""
+    """Return the arrivals on a link of constant rate, until nothing more would be sent."""
     step = chunk * 8 / (mbps * 1e6)
     count = min(MOST_BYTES // chunk, int(MOST_SECONDS / step) + 1)
     return [(begin + number * step, chunk) for number in range(count)]
 
 
 @pytest.mark.parametrize("mbps", [5.0, 20.0, 94.0, 940.0, 9400.0])
-def test_a_perfect_line_gives_its_rate(mbps: float) -> None:
+def test_estimate_of_constant_rate_is_exact(mbps: float) -> None:
     found = estimate(_train(mbps, chunk=16 * 1024))
     assert found.mbps == pytest.approx(mbps, rel=0.01)
     assert found.spread < 0.01
@@ -117,7 +117,7 @@ def test_a_perfect_line_gives_its_rate(mbps: float) -> None:
 
 
 @pytest.mark.parametrize("mbps", [20.0, 300.0, 940.0])
-def test_a_steady_line_is_left_alone_early(mbps: float) -> None:
+def test_estimate_of_steady_link_is_enough_early(mbps: float) -> None:
     train = _train(mbps, chunk=16 * 1024)
     first = next(place for place in range(1, len(train)) if estimate(train[:place]).enough)
     found = estimate(train[:first])
@@ -126,7 +126,7 @@ def test_a_steady_line_is_left_alone_early(mbps: float) -> None:
     assert found.mbps == pytest.approx(mbps, rel=0.05)
 
 
-def test_a_slow_start_is_not_counted() -> None:
+def test_estimate_ignores_slow_start() -> None:
     fast = _train(940.0)[: 2 * 1024 // 64]
     # A seventh of all bytes at a seventh of the speed.
     slow = [(4.9 + number * 0.001, 16 * 1024) for number in range(22)]
@@ -136,7 +136,7 @@ def test_a_slow_start_is_not_counted() -> None:
     assert found.spread < 0.02
 
 
-def test_a_stall_and_the_burst_after_it_change_little() -> None:
+def test_estimate_ignores_stall_and_burst() -> None:
     train = _train(300.0)
     # For a third of the time the receiver's core was taken away; then all that waited came at once.
     stall = (train[0][0] + 0.1, train[0][0] + 0.25)
@@ -147,7 +147,7 @@ def test_a_stall_and_the_burst_after_it_change_little() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.floats(5, 5000), st.integers(0, 1000))
-def test_jitter_keeps_the_rate(mbps: float, seed: int) -> None:
+def test_estimate_with_jitter_keeps_rate(mbps: float, seed: int) -> None:
     chance = random.Random(seed)
     train = _train(mbps, chunk=16 * 1024)
     step = train[1][0] - train[0][0]
@@ -158,7 +158,7 @@ def test_jitter_keeps_the_rate(mbps: float, seed: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 1 << 20)), max_size=40))
-def test_any_train_gives_a_sane_answer(train: list[tuple[float, int]]) -> None:
+def test_estimate_of_any_arrivals_is_finite(train: list[tuple[float, int]]) -> None:
     found = estimate(sorted(train))
     assert found.mbps is None or found.mbps > 0
     assert found.spread >= 0
@@ -166,7 +166,7 @@ def test_any_train_gives_a_sane_answer(train: list[tuple[float, int]]) -> None:
         assert found.enough
 
 
-def test_too_little_says_so() -> None:
+def test_estimate_of_too_few_bytes_is_none() -> None:
     assert estimate([]).mbps is None
     assert estimate([(0.0, 1000)]).reason == "too little arrived yet"
     ended = estimate([(0.0, 1000), (1.5, 1000)])
@@ -175,8 +175,8 @@ def test_too_little_says_so() -> None:
 
 @pytest.mark.parametrize("mbps", [0.1, 0.3, 1.0, 10.0, 100.0, 1000.0, 10_000.0])
 @pytest.mark.parametrize("rtt_s", [0.0004, 0.03])
-def test_sender_and_receiver_together_stay_polite(mbps: float, rtt_s: float) -> None:
-    """A line with a deep buffer: whatever is sent arrives late, so too much would clog it for seconds."""
+def test_sender_and_receiver_together_limit_traffic(mbps: float, rtt_s: float) -> None:
+    """On a link with a deep buffer, bytes arrive late, and too many would clog it for seconds."""
     speed = mbps * 1e6 / 8
     sent = received = 0
     free_at = now = 0.0

@@ -1,11 +1,11 @@
-"""One measurement at a time, and nobody keeps the others waiting for long."""
+"""Measurement slots: one measurement at a time, and no machine blocks the others for long."""
 
 from __future__ import annotations
 
 from barnraise.topology.measurement_slots import AGAIN_S, EACH_S, LONGEST_S, QUIET_S, MeasurementSlots
 
 
-def test_two_at_once_share_no_line() -> None:
+def test_slots_never_measure_one_machine_twice_at_once() -> None:
     turns = MeasurementSlots()
     assert turns.arrives("ann", 1, 0.0) == "counts"
     assert turns.measured_by(0.0) == {"ann"}
@@ -18,7 +18,7 @@ def test_two_at_once_share_no_line() -> None:
     assert turns.measured_by(0.5) == {"bob"}
 
 
-def test_who_measures_is_not_measured() -> None:
+def test_sending_machine_declines_measurement() -> None:
     turns = MeasurementSlots()
     turns.is_sending = True
     assert turns.arrives("ann", 1, 0.0) == "declined"
@@ -29,7 +29,7 @@ def test_who_measures_is_not_measured() -> None:
     assert turns.arrives("ann", 3, 2.0) == "counts"
 
 
-def test_who_has_no_turn_for_us_keeps_us_from_nobody_else() -> None:
+def test_declining_machine_does_not_block_others() -> None:
     turns = MeasurementSlots()
     turns.put_off("eve", 10.0)
     assert turns.is_put_off("eve", 10.0)
@@ -37,14 +37,14 @@ def test_who_has_no_turn_for_us_keeps_us_from_nobody_else() -> None:
     assert not turns.is_put_off("eve", 10.0 + AGAIN_S)
 
 
-def test_who_falls_silent_is_not_waited_for() -> None:
+def test_silent_sender_frees_slot() -> None:
     turns = MeasurementSlots()
     turns.arrives("ann", 1, 0.0)
     assert turns.arrives("bob", 1, QUIET_S + 0.1) == "counts"
 
 
-def test_who_never_ends_keeps_others_waiting_for_moments_only() -> None:
-    """Whatever one member does, the others have most of the time."""
+def test_endless_sender_delays_others_only_briefly() -> None:
+    """The other machines get most of the time."""
     for trick in ("one for ever", "one after the other"):
         turns, free, now = MeasurementSlots(), 0, 0.0
         for number in range(1200):

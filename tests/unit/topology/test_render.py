@@ -1,17 +1,16 @@
-"""The picture can be read, for two machines and for twenty, and nobody's name can steer the terminal."""
+"""Text rendering of graphs, with names that cannot control the terminal."""
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 
 from barnraise.topology import Device, LinkFacts, NodeFacts, build_graph
-from barnraise.topology.render import describe_device, draw_graph, link_table, main_device
+from barnraise.topology.render import describe_device, draw_graph, main_device
 from tests.unit.topology.graphs import machine, mesh, node, parts
 
 
-def test_four_machines() -> None:
+def test_draw_graph_of_four_machines() -> None:
     cards = {
         0: machine(Device("cpu", 0, "Apple M3 Ultra", 96 << 30), Device("mps", 0, "Apple M3 GPU", 96 << 30)),
         1: machine(Device("cpu", 0, "AMD", 64 << 30, 1.0), Device("cuda", 0, "RTX 4090", 24 << 30, 61.25)),
@@ -51,14 +50,14 @@ def test_four_machines() -> None:
 
 
 @pytest.mark.parametrize("count", range(1, 9))
-def test_a_few_are_drawn(count: int) -> None:
+def test_draw_graph_of_few_machines_is_picture(count: int) -> None:
     text = draw_graph(mesh(count))
     assert all(f"box-{number}" in text for number in range(count))
     assert text.count("940 Mbit/s") == count * (count - 1) // 2
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_many_are_a_matrix() -> None:
+def test_draw_graph_of_many_machines_is_matrix() -> None:
     text = draw_graph(mesh(20))
     lines = text.splitlines()
     assert "Mbit/s above the diagonal" in lines[0]
@@ -70,18 +69,14 @@ def test_many_are_a_matrix() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(parts(most=10))
-def test_any_graph_can_be_drawn(made: tuple[list[NodeFacts], list[LinkFacts]]) -> None:
+def test_draw_graph_of_any_graph_is_printable(made: tuple[list[NodeFacts], list[LinkFacts]]) -> None:
     graph = build_graph(*made)
     text = draw_graph(graph)
     assert all(sign.isprintable() or sign == "\n" for sign in text)
     assert draw_graph(graph, plain=True).isascii()
-    count = len(graph.nodes)
-    rows = link_table(graph)
-    assert len(rows) == count * (count - 1) // 2
-    assert all(field.isprintable() for row in rows for field in row)
 
 
-def test_a_name_cannot_steer_the_terminal_or_pass_for_another() -> None:
+def test_draw_graph_cleans_names_and_tells_equal_names_apart() -> None:
     evil = "\x1b[2J\x1b]0;owned\x07" + "x" * 100
     nodes = [NodeFacts(node=node(1), name=evil), NodeFacts(node=node(2), name="nas")]
     nodes.append(NodeFacts(node=node(3), name="nas"))
@@ -91,26 +86,7 @@ def test_a_name_cannot_steer_the_terminal_or_pass_for_another() -> None:
     assert f"nas ({node(3)[:8]})" in text
 
 
-def test_the_table_begins_with_the_slowest() -> None:
-    graph = mesh(3)
-    slow = msgspec.structs.replace(
-        graph.links[2], mbps=12.0, rtt_deviation_s=0.001, address="192.168.1.7", reason="WiFi, the only one"
-    )
-    rows = link_table(build_graph(graph.nodes, [graph.links[0], slow]))
-    assert rows[0] == (
-        "box-1",
-        "box-2",
-        "12 Mbit/s",
-        "400 µs ± 1 ms",
-        "60 s ago",
-        "192.168.1.7",
-        "WiFi, the only one",
-    )
-    assert rows[1].rate == "940 Mbit/s"
-    assert rows[2][:3] == ("box-0", "box-2", "no link")
-
-
-def test_devices_in_words() -> None:
+def test_describe_device_and_main_device() -> None:
     assert describe_device(Device("cpu", 0, "", 0)) == "unknown (cpu)"
     assert main_device(machine()) is None
     slow, fast = Device("cuda", 0, "GT 1030", 2 << 30, 1.0), Device("cuda", 1, "RTX 4090", 24 << 30, 61.0)

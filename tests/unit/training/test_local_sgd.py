@@ -1,4 +1,4 @@
-"""Rounds of local steps: what is committed, what a break costs, who joins, and what a codec changes."""
+"""Rounds of local steps: commits, failed groups, joining workers, and codecs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from barnraise.compression import FeedbackPart
 from barnraise.core.errors import CollectiveError, ConfigError, RunError
 from barnraise.training.gradients.compressed_reducer import CompressedReducer
-from barnraise.training.gradients.reducer import PendingWork
-from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.group.interface import PendingWork
+from barnraise.training.group.single import SingleWorkerGroup, SingleWorkerManager
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.steps.throughput import Throughput
-from barnraise.training.sync import NUMBERS, Sync
-from tests.unit.training.together import Seat, together
+from barnraise.training.sync import SYNC_NUMBERS, Sync
+from tests.unit.training.threaded_group import LoneWorker, ThreadWorker, run_workers
 
 SAMPLES, BATCH, UNIT = 96, 8, 2
 _DRAWING = threading.Lock()
@@ -33,21 +33,23 @@ def data() -> TensorDataset:
 
 @pytest.fixture(autouse=True)
 def _equal_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who gets which units must not depend on what else this machine does."""
+    """Make assignments independent of the load of this machine."""
     monkeypatch.setattr(Throughput, "speed", lambda self: 1.0)
 
 
 class Training:
-    """One member; everything is drawn from the same seeds."""
+    """Training of one worker; all workers use the same seeds."""
 
-    def __init__(self, circle: Any, sync: Sync, *, kind: Any = torch.optim.SGD, **more: Any) -> None:
+    def __init__(self, manager: Any, sync: Sync, *, kind: Any = torch.optim.SGD, **more: Any) -> None:
         with _DRAWING:  # all threads share torch's generator
             torch.manual_seed(0)
             layers = torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
         self.net = torch.nn.Sequential(*layers).double()
         self.optimizer = kind(self.net.parameters(), lr=0.05, **more)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 4, 0.9)
-        self.run = Session(circle, seed=3, unit=UNIT, saving=CheckpointManager(None, 60.0, 1), sync=sync)
+        self.run = Session(
+            manager, seed=3, unit=UNIT, checkpoints=CheckpointManager(None, 60.0, 1), sync=sync
+        )
         self.hashes: list[str] = []
         self.counts: list[int] = []
         loader = DataLoader(data(), batch_size=BATCH, shuffle=True)
@@ -77,10 +79,10 @@ class Training:
         return torch.cat([one.detach().reshape(-1) for one in self.net.parameters()])
 
 
-def test_alone_a_round_is_just_its_steps() -> None:
-    """The change of one member, applied with rate 1, is what it has done."""
-    exact = Training(SingleWorkerGroup(), Sync(), kind=torch.optim.AdamW).train()
-    rounds = Training(SingleWorkerGroup(), Sync(period=4, rate=1.0), kind=torch.optim.AdamW)
+def test_round_of_single_worker_equals_plain_steps() -> None:
+    """One worker's change, applied with rate 1, equals its own progress."""
+    exact = Training(SingleWorkerManager(), Sync(), kind=torch.optim.AdamW).train()
+    rounds = Training(SingleWorkerManager(), Sync(period=4, rate=1.0), kind=torch.optim.AdamW)
     rounds.scheduler.gamma = exact.scheduler.gamma
     rounds.train()
     assert rounds.run.done == exact.run.done == 24
@@ -89,53 +91,53 @@ def test_alone_a_round_is_just_its_steps() -> None:
     torch.testing.assert_close(rounds.flat, exact.flat, rtol=0, atol=0.02)
 
 
-def test_members_hold_the_same_after_every_round() -> None:
-    members = together(3, lambda seat: Training(seat, Sync(period=4, momentum=0.5)).train(4))
+def test_workers_after_each_round_hold_same_state() -> None:
+    members = run_workers(3, lambda worker: Training(worker, Sync(period=4, momentum=0.5)).train(4))
     assert members[0].hashes == members[1].hashes == members[2].hashes
     assert members[0].counts == members[1].counts
     assert members[0].counts[-1] == 4 * 12
     assert max(later - earlier for earlier, later in pairwise(members[0].counts)) == 4
-    exact = Training(SingleWorkerGroup(), Sync()).train(4)
-    start = Training(SingleWorkerGroup(), Sync()).loss()
+    exact = Training(SingleWorkerManager(), Sync()).train(4)
+    start = Training(SingleWorkerManager(), Sync()).loss()
     assert members[0].loss() < start - 0.5 * (start - exact.loss()), "it learns about as well"
     assert members[0].scheduler.last_epoch == exact.scheduler.last_epoch == 48
 
 
-def test_every_sample_counts_once() -> None:
+def test_samples_of_rounds_are_computed_once() -> None:
     seen: list[list[float]] = [[], [], []]
 
-    def member(seat: Seat) -> None:
-        one = Training(seat, Sync(period=5))
+    def member(worker: ThreadWorker) -> None:
+        one = Training(worker, Sync(period=5))
         for x, y in one.batches:
-            seen[seat.rank] += x[:, 0].tolist()
+            seen[worker.rank] += x[:, 0].tolist()
             torch.nn.functional.mse_loss(one.net(x), y).backward()
             one.optimizer.step()
             one.scheduler.step()
 
-    together(3, member)
+    run_workers(3, member)
     assert sorted(value for part in seen for value in part) == sorted(data().tensors[0][:, 0].tolist())
 
 
-class Breaking(SingleWorkerGroup):
-    """A group whose sums break now and then, and which meets again at once."""
+class Breaking(LoneWorker):
+    """Worker whose all-reduce fails at given calls, and which regroups at once."""
 
     def __init__(self, at: set[int]) -> None:
         super().__init__()
         self.sums, self.met, self._at = 0, 0, at
 
-    def begin_sum(self, tensor: torch.Tensor) -> PendingWork:
+    def all_reduce_async(self, tensor: torch.Tensor) -> PendingWork:
         self.sums += 1
         if self.sums in self._at:
             raise CollectiveError("a member is gone")
-        return super().begin_sum(tensor)
+        return super().all_reduce_async(tensor)
 
-    def meet(self, broken: CollectiveError | None) -> None:
+    def join_next_group(self, error: CollectiveError | None) -> None:
         self.met += 1
 
 
-def test_a_break_costs_nothing_of_a_round() -> None:
+def test_round_after_failed_group_keeps_progress() -> None:
     sync = Sync(period=4, momentum=0.3)
-    calm = Training(SingleWorkerGroup(), sync, kind=torch.optim.AdamW).train()
+    calm = Training(SingleWorkerManager(), sync, kind=torch.optim.AdamW).train()
     broken = Breaking({6, 10, 11, 15})
     other = Training(broken, sync, kind=torch.optim.AdamW).train()
     assert broken.met == 1 + 4
@@ -143,25 +145,27 @@ def test_a_break_costs_nothing_of_a_round() -> None:
     torch.testing.assert_close(other.flat, calm.flat, rtol=0, atol=1e-12)
 
 
-def test_what_is_saved_is_what_was_committed() -> None:
-    one = Training(SingleWorkerGroup(), Sync(period=6, inner=BATCH))
+def test_state_within_round_is_committed_state() -> None:
+    one = Training(SingleWorkerManager(), Sync(period=6, inner=BATCH))
     for x, y in one.batches:
         torch.nn.functional.mse_loss(one.net(x), y).backward()
         one.optimizer.step()
-        if one.run.sync.is_local and len(one.run._steps._at_hand.claimed) == 8:  # in the middle of a round
+        if (
+            one.run.sync.is_local and len(one.run._step_loop._progress.completed) == 8
+        ):  # in the middle of a round
             here = one.flat.clone()
             assert one.run.state_digest() == one.hashes[-1]
-            with one.run._steps.committed():
+            with one.run._step_loop.committed():
                 assert not torch.equal(one.flat, here), "that was its own progress"
             assert torch.equal(one.flat, here)
             return
     raise AssertionError("no round was seen")
 
 
-def test_a_newcomer_gets_rounds_with_the_state() -> None:
-    old = Training(SingleWorkerGroup(), Sync(period=4, momentum=0.5), kind=torch.optim.AdamW).train(1)
-    new = Training(SingleWorkerGroup(), Sync(), kind=torch.optim.AdamW)
-    new.run._steps.done = new.run._state.load(old.run._state.parts(old.run._steps.done))
+def test_joining_worker_loads_sync_with_state() -> None:
+    old = Training(SingleWorkerManager(), Sync(period=4, momentum=0.5), kind=torch.optim.AdamW).train(1)
+    new = Training(SingleWorkerManager(), Sync(), kind=torch.optim.AdamW)
+    new.run._step_loop.done = new.run._state.load(old.run._state.flatten(old.run._step_loop.done))
     assert new.run._state.sync == old.run._state.sync
     assert new.run.state_digest() == old.run.state_digest()
     assert new.optimizer.param_groups[0]["lr"] == old.optimizer.param_groups[0]["lr"]
@@ -170,115 +174,119 @@ def test_a_newcomer_gets_rounds_with_the_state() -> None:
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8", "int4", "topk"])
-def test_codecs_of_rounds_lose_little(codec: str) -> None:
+def test_compressed_rounds_lose_little_accuracy(codec: str) -> None:
     sync = Sync(period=4, codec=codec, decay=0.95 if codec == "topk" else 1.0)
-    members = together(2, lambda seat: Training(seat, sync).train(6))
+    members = run_workers(2, lambda worker: Training(worker, sync).train(6))
     assert members[0].hashes == members[1].hashes
-    exact = together(2, lambda seat: Training(seat, Sync(period=4)).train(6))[0]
-    start = Training(SingleWorkerGroup(), Sync()).loss()
+    exact = run_workers(2, lambda worker: Training(worker, Sync(period=4)).train(6))[0]
+    start = Training(SingleWorkerManager(), Sync()).loss()
     kept = (start - members[0].loss()) / (start - exact.loss())
     assert kept > (0.5 if codec == "topk" else 0.97), kept
 
 
-def test_a_codec_at_every_step() -> None:
-    members = together(2, lambda seat: Training(seat, Sync(codec="int8")).train(2))
+def test_compressed_steps_stay_close_to_exact() -> None:
+    members = run_workers(2, lambda worker: Training(worker, Sync(codec="int8")).train(2))
     assert members[0].hashes == members[1].hashes
-    exact = Training(SingleWorkerGroup(), Sync()).train(2)
+    exact = Training(SingleWorkerManager(), Sync()).train(2)
     torch.testing.assert_close(members[0].flat, exact.flat, rtol=0, atol=5e-3)
     assert not torch.equal(members[0].flat, exact.flat)
 
 
-def test_what_codecs_lost_goes_on_from_a_checkpoint() -> None:
-    """Of all members together, with one of them: nothing is dropped and nothing counts twice."""
+def test_residuals_in_checkpoint_are_restored() -> None:
+    """The sum over all workers is restored on one of them: nothing is lost or doubled."""
 
-    def member(seat: Seat) -> tuple[Training, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        one = Training(seat, Sync(period=3, codec="int8")).train(2)
-        steps = one.run._steps
-        own = steps._squeeze._feedback.state_dict()["residuals"]
-        return one, own, steps._squeeze.pooled(seat, [[FeedbackPart("sum-0", (57,))]])
+    def member(worker: ThreadWorker) -> tuple[Training, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        one = Training(worker, Sync(period=3, codec="int8")).train(2)
+        steps = one.run._step_loop
+        own = steps._compression._feedback.state_dict()["residuals"]
+        return one, own, steps._compression.sum_residuals(worker, [[FeedbackPart("sum-0", (57,))]])
 
-    (first, mine, pooled), (_, other, same) = together(2, member)
+    (first, mine, pooled), (_, other, same) = run_workers(2, member)
     assert torch.equal(pooled["sum-0"], same["sum-0"])
-    whole = first.run._steps._squeeze._kept_whole
+    whole = first.run._step_loop._compression._residual_divisor
     assert whole > 1
     torch.testing.assert_close(whole * pooled["sum-0"], mine["sum-0"] + other["sum-0"])
     assert float(pooled["sum-0"].abs().max()) > 0
     first.run._state.residuals = pooled
-    saved = first.run._state.parts(first.run._steps.done)
-    again = Training(SingleWorkerGroup(), Sync(period=3, codec="int8"))
+    saved = first.run._state.flatten(first.run._step_loop.done)
+    again = Training(SingleWorkerManager(), Sync(period=3, codec="int8"))
     again.run._state.load(saved)
-    again.run._steps._squeeze.take(again.run._state.residuals)
-    found = again.run._steps._squeeze._feedback.state_dict()["residuals"]
+    again.run._step_loop._compression.load_residuals(again.run._state.residuals)
+    found = again.run._step_loop._compression._feedback.state_dict()["residuals"]
     assert torch.equal(found["sum-0"], pooled["sum-0"])
 
 
-def test_what_was_lost_of_a_long_round_is_added_to_a_short_one_in_proportion() -> None:
-    """An epoch ends with a short round: what it is divided by is small."""
+def test_residual_of_long_round_is_scaled_for_short_round() -> None:
+    """An epoch ends with a short round, whose divisor is small."""
     torch.manual_seed(0)
     change = torch.randn(200)
     sync, parts = Sync(period=32, codec="int4"), [[FeedbackPart("0", (200,))]]
 
-    def member(seat: Seat) -> tuple[torch.Tensor, torch.Tensor]:
-        squeeze, found = CompressedReducer(), []
+    def member(worker: ThreadWorker) -> tuple[torch.Tensor, torch.Tensor]:
+        compression, found = CompressedReducer(), []
         for weight, mine in ((16.0, change), (0.5, torch.zeros(200))):
             total = torch.zeros(200)
-            squeeze.sum(seat, sync, len(found), [(weight * mine, total)], parts, 2 * weight)
-            squeeze.keep()
+            compression.all_reduce(worker, sync, len(found), [(weight * mine, total)], parts, 2 * weight)
+            compression.commit()
             found.append(total / (2 * weight))
         return found[0], found[1]
 
-    for first, second in together(2, member):
+    for first, second in run_workers(2, member):
         lost = change - first
         assert float(lost.abs().max()) > 0.05
         assert float(second.abs().max()) <= 1.01 * float(lost.abs().max())
         assert float((lost - second).norm()) < 0.3 * float(lost.norm())
 
 
-def test_who_is_alone_adds_what_was_lost_and_keeps_nothing() -> None:
+def test_residual_of_single_worker_is_added_once() -> None:
     sync, parts, mine = Sync(period=4, codec="int4"), [[FeedbackPart("0", (50,))]], torch.linspace(-1, 1, 50)
-    squeeze = CompressedReducer()
-    squeeze.take({"0": torch.full((50,), 0.25)})  # of a mean
+    compression = CompressedReducer()
+    compression.load_residuals({"0": torch.full((50,), 0.25)})  # of a mean
     for expected in (4 * mine + 1.0, 4 * mine):
         total = torch.zeros(50)
-        squeeze.sum(SingleWorkerGroup(), sync, 0, [(4 * mine, total)], parts, 4.0)
-        squeeze.keep()
+        compression.all_reduce(SingleWorkerGroup(), sync, 0, [(4 * mine, total)], parts, 4.0)
+        compression.commit()
         torch.testing.assert_close(total, expected)
 
 
-def test_back_to_every_step_everybody_is_equal() -> None:
-    """What optimizers remember differs after rounds: it is forgotten by all at the same commit."""
+def test_return_to_exact_steps_makes_workers_equal() -> None:
+    """Optimizer memory differs after rounds, so all workers drop it at the same commit."""
 
-    def member(seat: Seat) -> Training:
-        one = Training(seat, Sync(period=3), kind=torch.optim.AdamW).train(2)
-        one.run._steps.wanted = Sync()
+    def member(worker: ThreadWorker) -> Training:
+        one = Training(worker, Sync(period=3), kind=torch.optim.AdamW).train(2)
+        one.run._step_loop.requested_sync = Sync()
         return one.train(4)
 
-    members = together(2, member)
+    members = run_workers(2, member)
     assert members[0].hashes == members[1].hashes
     assert members[0].run._state.sync == Sync()
     assert members[0].counts[-1] == 48
 
 
-def test_a_word_travels_as_numbers() -> None:
+def test_sync_as_tensor_round_trips() -> None:
     for sync in (Sync(), Sync(period=12, codec="int4", inner=7, rate=0.5, momentum=0.9, decay=0.95)):
-        assert len(sync.numbers()) == NUMBERS
-        assert Sync.read(sync.numbers()) == sync
-    assert Sync.read(torch.zeros(NUMBERS)) is None
+        assert len(sync.to_tensor()) == SYNC_NUMBERS
+        assert Sync.from_tensor(sync.to_tensor()) == sync
+    assert Sync.from_tensor(torch.zeros(SYNC_NUMBERS)) is None
     for nonsense in (float("nan"), float("inf"), -1.0, 1e12):
-        assert Sync.read(torch.full((NUMBERS,), nonsense)) is None
+        assert Sync.from_tensor(torch.full((SYNC_NUMBERS,), nonsense)) is None
 
 
 @pytest.mark.parametrize("bad", [{"codec": "mp3"}, {"period": 0}, {"rate": 0.0}, {"momentum": 1.0}])
-def test_nonsense_is_refused_with_what_there_is(bad: dict[str, Any]) -> None:
+def test_sync_with_invalid_values_is_rejected_with_hint(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         Sync(**bad)
-    assert "Take" in caught.value.hint
+    assert "Use" in caught.value.hint
 
 
-def test_rounds_and_a_grad_scaler_do_not_go_together() -> None:
+def test_local_steps_with_grad_scaler_are_rejected() -> None:
     net = torch.nn.Linear(5, 1).double()
     run = Session(
-        SingleWorkerGroup(), seed=0, unit=2, saving=CheckpointManager(None, 60.0, 1), sync=Sync(period=2)
+        SingleWorkerManager(),
+        seed=0,
+        unit=2,
+        checkpoints=CheckpointManager(None, 60.0, 1),
+        sync=Sync(period=2),
     )
     loader = DataLoader(data(), batch_size=8)
     with pytest.raises(RunError, match="GradScaler") as caught:
@@ -286,32 +294,32 @@ def test_rounds_and_a_grad_scaler_do_not_go_together() -> None:
     assert "bfloat16" in caught.value.hint
 
 
-def test_a_short_last_batch_changes_no_local_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_last_batch_keeps_size_of_local_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.unit.training.test_local_sgd.SAMPLES", 91)
     inner: set[int] = set()
 
-    def member(seat: Seat) -> None:
-        one = Training(seat, Sync(period=5))
+    def member(worker: ThreadWorker) -> None:
+        one = Training(worker, Sync(period=5))
         one.run.on_commit(lambda run: inner.add(run.sync.inner))
         one.train(3)
 
-    together(2, member)
+    run_workers(2, member)
     assert inner == {BATCH // 2}
 
 
-def test_what_a_codec_lost_of_changes_is_no_part_of_a_gradient() -> None:
-    def member(seat: Seat) -> Training:
-        one = Training(seat, Sync(period=3, codec="int4"))
-        one.run._steps.on_commit.append(lambda: _go_back(one))
+def test_residuals_of_rounds_are_dropped_for_exact_steps() -> None:
+    def member(worker: ThreadWorker) -> Training:
+        one = Training(worker, Sync(period=3, codec="int4"))
+        one.run._step_loop.on_commit.append(lambda: _go_back(one))
         return one.train(2)
 
-    members = together(2, member)
+    members = run_workers(2, member)
     assert [one.run.sync for one in members] == [Sync(codec="exact")] * 2
     assert members[0].hashes == members[1].hashes
     for one in members:
-        assert not one.run._steps._squeeze._feedback.state_dict()["residuals"]
+        assert not one.run._step_loop._compression._feedback.state_dict()["residuals"]
 
 
 def _go_back(one: Training) -> None:
     if one.run.done > 10:
-        one.run._steps.wanted = Sync()
+        one.run._step_loop.requested_sync = Sync()

@@ -1,4 +1,4 @@
-"""For the tests of transport: strangers may be as slow as this machine is at the moment."""
+"""Fixtures of the transport tests: unknown peers may be as slow as this machine is now."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from barnraise.transport.listener import acceptor
 
 @pytest.fixture(autouse=True)
 def _patient_doorkeeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a test that stands still between dialling and its preface is turned away, and rightly so."""
+    """Extend the time for a preface, so that a slow test is not rejected."""
     monkeypatch.setattr(acceptor, "PREFACE_DEADLINE_S", 60.0)

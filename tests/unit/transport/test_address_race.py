@@ -1,4 +1,4 @@
-"""The best address wins, for a reason that can be read; the others leave no trace."""
+"""Address race: the best address wins with a readable reason, and the others leave no trace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from barnraise.transport.address_race import (
     dialable,
 )
 from barnraise.transport.control.dial import ControlConnection, was_refused
-from tests.unit.transport.machines import Machine, Street, run
+from tests.unit.transport.listening_machines import Machine, Street, run
 
 needs_loopback_network = pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere loopback has only one address"
@@ -32,7 +32,7 @@ needs_loopback_network = pytest.mark.skipif(
 NEAR, FAR, DEAD = "192.168.1.5", "10.8.0.2", "192.168.56.1"
 
 
-def test_the_reason_has_the_figures() -> None:
+def test_choice_reason_has_round_trips() -> None:
     tried = [TriedAddress(FAR, 0.0019), TriedAddress(NEAR, 0.0003), TriedAddress(DEAD)]
     assert choose(tried) == AddressChoice(
         NEAR, "192.168.1.5: 0.3 ms; 10.8.0.2 (1.9 ms) is slower; 192.168.56.1 does not answer"
@@ -54,7 +54,7 @@ def test_the_reason_has_the_figures() -> None:
         (0.3, 5.0, False),
     ],
 )
-def test_a_small_gain_makes_no_change(current_ms: float, other_ms: float, changes: bool) -> None:
+def test_choose_keeps_current_for_small_gain(current_ms: float, other_ms: float, changes: bool) -> None:
     tried = [TriedAddress(FAR, other_ms / 1000), TriedAddress(NEAR, current_ms / 1000)]
     found = choose(tried, NEAR)
     assert found.address == (FAR if changes else NEAR)
@@ -62,12 +62,12 @@ def test_a_small_gain_makes_no_change(current_ms: float, other_ms: float, change
     assert choose(tried).address == (FAR if other_ms < current_ms else NEAR)
 
 
-def test_a_current_address_that_is_silent_or_unknown_does_not_stay() -> None:
+def test_choose_drops_current_address_without_answer() -> None:
     assert choose([TriedAddress(NEAR), TriedAddress(FAR, 1.0)], NEAR).address == FAR
     assert choose([TriedAddress(FAR, 1.0)], NEAR).address == FAR
 
 
-def test_without_any_answer_every_problem_is_named() -> None:
+def test_choose_without_answers_names_every_problem() -> None:
     with pytest.raises(TransportError, match=r"192\.168\.1\.5 does not answer; 10\.8\.0\.2: refuses"):
         choose([TriedAddress(NEAR), TriedAddress(FAR, error="refuses")], NEAR)
     with pytest.raises(TransportError, match="no address is known"):
@@ -82,9 +82,7 @@ def test_without_any_answer_every_problem_is_named() -> None:
     ),
     st.integers(0, 9),
 )
-def test_the_choice_is_never_much_worse_than_the_best(
-    entries: list[tuple[int, float | None]], current: int
-) -> None:
+def test_choice_is_never_much_worse_than_best(entries: list[tuple[int, float | None]], current: int) -> None:
     tried = [TriedAddress(f"192.0.2.{number}", rtt) for number, rtt in entries]
     known = {one.address: one.rtt_s for one in tried if one.rtt_s is not None}
     if not known:
@@ -98,7 +96,7 @@ def test_the_choice_is_never_much_worse_than_the_best(
     assert choose(tried, found.address).address == found.address
 
 
-def test_only_addresses_of_one_machine_are_dialled() -> None:
+def test_dialable_keeps_addresses_of_one_machine() -> None:
     offered = ["127.0.1.1", "0.0.0.0", "::", "224.0.0.1", "my-mac.local", "", "127.0.0.1", "::1"]
     assert dialable(offered) == ["127.0.0.1", "::1"]
     assert dialable([*offered, "192.168.1.5", "::ffff:192.168.1.5", "fe80::1%eth0", "2001:DB8::1"]) == [
@@ -132,7 +130,7 @@ async def best(
 
 
 @needs_loopback_network
-def test_one_link_is_left_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_race_keeps_one_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address_race, "_GRACE_S", 60.0)  # however slow this machine is at the moment
 
     async def race(left: Machine, right: Machine) -> None:
@@ -156,7 +154,7 @@ def test_one_link_is_left_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @needs_loopback_network
-def test_silent_addresses_do_not_hold_up_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_addresses_do_not_delay_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = address_race.dial_unopened
 
     async def race(left: Machine, right: Machine) -> None:
@@ -177,7 +175,7 @@ def test_silent_addresses_do_not_hold_up_the_others(tmp_path: Path, monkeypatch:
 
 
 @needs_loopback_network
-def test_the_nearer_address_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_race_chooses_nearer_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ping(link: ControlConnection, timeout_s: float) -> float:
         return {"127.0.0.2": 0.005, "127.0.0.3": 0.001, "127.0.0.4": 0.0009}[link.address]
 
@@ -195,7 +193,7 @@ def test_the_nearer_address_is_chosen(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @needs_loopback_network
-def test_failures_are_told_apart(tmp_path: Path) -> None:
+def test_race_failures_are_told_apart(tmp_path: Path) -> None:
     async def race(left: Machine, right: Machine) -> None:
         with pytest.raises(TransportError, match="no address is known"):
             await best(left, right, ["127.0.1.1"])
@@ -210,7 +208,7 @@ def test_failures_are_told_apart(tmp_path: Path) -> None:
 
 
 @needs_loopback_network
-def test_a_cancelled_race_leaves_nothing(tmp_path: Path) -> None:
+def test_cancelled_race_leaves_nothing(tmp_path: Path) -> None:
     async def race(left: Machine, right: Machine) -> None:
         with socket.create_server(("127.0.0.1", 0), backlog=10) as silent:
             port, loop = silent.getsockname()[1], asyncio.get_running_loop()

@@ -1,1 +1,4 @@
-"""TODO: api."""
+"""Handlers of the agent's local API, for the command line and for workers.
+
+They only translate: decisions belong to the services of the agent.
+"""

@@ -1,4 +1,4 @@
-"""Answers the questions of the command line."""
+"""API handlers for the cluster: status, pairing, renaming, removal, shutdown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from barnraise.agent_client.run_requests import RunQuestion
 from barnraise.core.errors import AgentError, MembershipError
 from barnraise.identity import NodeId
 from barnraise.identity.trust import SignedEntry, TrustLog, check_name
-from barnraise.membership.paxos import BRANCH_BITS
+from barnraise.membership.consensus.paxos import BRANCH_BITS
 from barnraise.pairing import grant_text, new_psk
 from barnraise.topology import Machine, TopologyGraph
 from barnraise.topology.graph import ordered_pair
@@ -51,12 +51,12 @@ State = Literal["this", "here", "joining", "silent", "away"]
 
 
 async def answer(agent: Agent, question: bytes) -> bytes:
-    """Of a process of this machine's user."""
+    """Answer one request of a process of this machine's user."""
     asked = decode_question(question)
     if isinstance(asked, KvRequest | ClusterRequest):
         if isinstance(asked, KvRequest) and agent.runs.proxy.is_needed:
             return encode_board(KvResponse(await agent.runs.proxy.request(asked.operation, asked.patience_s)))
-        return await agent.board.answer(asked)
+        return await agent.kv.answer(asked)
     if isinstance(asked, RunQuestion):
         return encode(await runs_api.answer(agent, asked))
     return encode(await _answer(agent, asked))
@@ -69,7 +69,7 @@ async def _answer(agent: Agent, question: Question) -> Told:
         case PairRequest():
             _check_owner(agent, "pair another machine")
             agent.pairing.open_code(question.role)
-            agent.search.retag()
+            agent.discovery.update_tags()
             return _offer(agent)
         case OfferRequest():
             if question.withdraw and agent.pairing.offer is not None:
@@ -90,30 +90,30 @@ async def _answer(agent: Agent, question: Question) -> Told:
             psk = new_psk(question.role)
             agent.pairing.use_psk(psk)
             return RequestDone(
-                f"whoever has this key is admitted as {psk.role} while this agent runs", str(psk)
+                f"machines with this key are admitted as {psk.role} while this agent runs", str(psk)
             )
         case MeasureRequest():
-            agent.surveyor.measure_now()
-            return RequestDone("the links of this machine are measured anew, one after the other")
+            agent.link_prober.measure_now()
+            return RequestDone("the links of this machine will be measured again, one after the other")
         case CheckRequest():
-            return await collect.check(agent, agent.knocker)
+            return await collect.check(agent, agent.reachability)
         case LeaveRequest():
-            agent.leaves_for_good = True
-            agent.ended.set()
+            agent.leaves_cluster = True
+            agent.stop_requested.set()
             return RequestDone(
-                "this machine has left its cluster; `barnraise up` starts it anew, under a new node id"
+                "this machine has left its cluster; `barnraise up` starts it with a new node id"
             )
         case ShutdownRequest():
-            agent.ended.set()
-            return RequestDone("the agent says goodbye and ends")
+            agent.stop_requested.set()
+            return RequestDone("the agent is stopping")
         case _:
-            raise AgentError(f"the agent does not know the question {type(question).__name__}")
+            raise AgentError(f"the agent does not support the request {type(question).__name__}")
 
 
 def _check_owner(agent: Agent, what: str) -> None:
     if agent.log.role(agent.me) != "owner":
         raise AgentError(
-            f"this machine is a guest of its cluster and cannot {what}",
+            f"this machine is a guest and cannot {what}",
             hint="Do it on a machine that `barnraise nodes` shows as owner.",
         )
 
@@ -124,7 +124,7 @@ def _offer(agent: Agent) -> OfferResponse:
         return OfferResponse("none", "No code is open.")
     now = asyncio.get_running_loop().time()
     state = offer.state(now)
-    guest = agent.pairing.guest_name
+    guest = agent.pairing.joined_name
     return OfferResponse(
         state="joined" if guest else state,
         sentence=offer.sentence(now),
@@ -144,18 +144,18 @@ async def _unpair(agent: Agent, text: str) -> str:
             "a machine cannot remove itself",
             hint="Run `barnraise unpair` on another owner's machine, or only `barnraise down` here.",
         )
-    standing = agent.member.standing(asyncio.get_running_loop().time())
+    standing = agent.member.quorum_status(asyncio.get_running_loop().time())
     if not standing.decides and node.raw in standing.needed:
-        agent.go_on_without([node])  # whoever removes it is the witness that it does not come back
+        agent.continue_without([node])  # the person who removes it confirms that it does not come back
 
     def entry(log: TrustLog) -> SignedEntry | None:
         return None if log.role(node) is None else log.revoke(agent.key, node)
 
     try:
-        await agent.decide(entry)
+        await agent.commit_entry(entry)
     finally:
-        agent.go_on_without([])
-    return f"{name} ({node.short}) is removed for ever; the cluster's secret was changed"
+        agent.continue_without([])
+    return f"{name} ({node.short}) is removed permanently; the cluster's secret was changed"
 
 
 async def _continue(agent: Agent, texts: list[str]) -> str:
@@ -164,28 +164,28 @@ async def _continue(agent: Agent, texts: list[str]) -> str:
     now = asyncio.get_running_loop().time()
     dead = agent.member.dead(now)
     for node in nodes:
-        if node.raw not in dead and agent.links.get(node) is not None:
+        if node.raw not in dead and agent.connections.get(node) is not None:
             raise MembershipError(
-                f"{agent.name_of(node)} is here", hint="Only machines that are gone can be gone on without."
+                f"{agent.name_of(node)} is online", hint="--without accepts only machines that are offline."
             )
     before = agent.member.record.decided.position
-    agent.go_on_without(nodes)
+    agent.continue_without(nodes)
     for _ in range(50):
         if agent.member.record.decided.position > before:
             number = agent.member.record.decided.number
-            return f"view {number} goes on without {', '.join(map(agent.name_of, nodes))}"
+            return f"view {number} continues without {', '.join(map(agent.name_of, nodes))}"
         await asyncio.sleep(0.1)
-    agent.go_on_without([])  # a word that did not help now must not surprise anybody later
-    raise MembershipError(f"still no majority: {agent.waiting()}")
+    agent.continue_without([])  # an unused permission must not take effect later
+    raise MembershipError(f"still no majority: {agent.blocked_reason()}")
 
 
 def status(agent: Agent) -> StatusResponse:
-    """The cluster as this machine sees it."""
+    """Return the state of the cluster as this machine sees it."""
     now = asyncio.get_running_loop().time()
     first, why = agent.member.coordinator(now)
-    standing = agent.member.standing(now)
+    standing = agent.member.quorum_status(now)
     decided = agent.member.record.decided
-    graph = agent.surveyor.graph()
+    graph = agent.link_prober.graph()
     rows = tuple(_row(agent, graph, node, first, now) for node in _in_order(agent))
     offer = agent.pairing.offer
     return StatusResponse(
@@ -194,7 +194,7 @@ def status(agent: Agent) -> StatusResponse:
         view=decided.number,
         member=agent.member.is_member,
         decides=standing.decides,
-        sentence=agent.waiting() or _sentence(rows),
+        sentence=agent.blocked_reason() or _sentence(rows),
         coordinator=agent.name_of(NodeId(first)) if first is not None else "",
         why_coordinator=why,
         nodes=rows,
@@ -211,7 +211,7 @@ def status(agent: Agent) -> StatusResponse:
 
 
 def _in_order(agent: Agent) -> list[NodeId]:
-    """Members by seniority, then the others as they were admitted."""
+    """Return the members by seniority, then the other machines in the order of their admission."""
     members = [NodeId(raw) for raw in agent.member.view.nodes]
     return [*members, *(node for node in agent.log.members if node not in members)]
 
@@ -220,11 +220,11 @@ def _row(agent: Agent, graph: TopologyGraph, node: NodeId, first: bytes | None, 
     listed = agent.log.members.get(node)
     member = agent.member.view.of(node.raw)
     order = agent.member.view.nodes
-    link, choice = agent.links.get(node), agent.links.choice(node)
-    known = agent.places[node]
+    link, choice = agent.connections.get(node), agent.connections.choice(node)
+    known = agent.peer_store[node]
     machine = agent.machine_of(node)
     measured = graph.link(*ordered_pair(agent.me.raw.hex(), node.raw.hex())) if node != agent.me else None
-    trip = agent.trip(node)
+    trip = agent.round_trip(node)
     return NodeRow(
         node=str(node),
         short=node.short,
@@ -236,7 +236,7 @@ def _row(agent: Agent, graph: TopologyGraph, node: NodeId, first: bytes | None, 
         votes=member.votes if member is not None else False,
         works=member.works if member is not None else True,
         address=link.address if link is not None else "",
-        why_address=choice.reason if choice is not None else agent.links.failure(node),
+        why_address=choice.reason if choice is not None else agent.connections.failure(node),
         rtt_ms=round(trip[0] * 1e3, 3) if trip is not None else None,
         mbps=round(measured.mbps, 1) if measured is not None and measured.mbps is not None else None,
         os=f"{machine.os} {machine.arch}" if machine is not None else "",
@@ -253,7 +253,7 @@ def _state(agent: Agent, node: NodeId, now: float) -> State:
         return "this" if agent.member.is_member else "joining"
     member = agent.member.view.of(node.raw)
     if member is None:
-        return "joining" if agent.links.get(node) is not None else "away"
+        return "joining" if agent.connections.get(node) is not None else "away"
     peer = agent.member.peers.get(node.raw)
     if peer is None or peer.is_suspect(now):
         return "silent"
@@ -264,7 +264,7 @@ def _sentence(rows: tuple[NodeRow, ...]) -> str:
     here = sum(row.state in ("this", "here") for row in rows)
     silent = [row.name for row in rows if row.state == "silent"]
     away = [row.name for row in rows if row.state == "away"]
-    parts = [f"{here} of {len(rows)} machines are here" if len(rows) > 1 else "this machine is alone"]
+    parts = [f"{here} of {len(rows)} machines are online" if len(rows) > 1 else "this machine is alone"]
     if silent:
         parts.append(f"{', '.join(silent)} does not answer")
     if away:

@@ -1,4 +1,4 @@
-"""Tells the workers of a session in which group they are, and why in none."""
+"""API handler that tells a worker which process group it belongs to."""
 
 from __future__ import annotations
 
@@ -12,46 +12,47 @@ from barnraise.runs.control.eviction import is_apart
 from barnraise.runs.control.pausing import rests
 
 
-async def circle_told(agent: Agent, asked: GroupRequest) -> GroupResponse:
-    known = agent.runs.book.find(asked.run)
-    part = agent.runs.parts.get(known.run)
-    if part is not None:
-        part.hear(asked)
+async def group_response(agent: Agent, request: GroupRequest) -> GroupResponse:
+    """Return the worker's current group; wait up to ``wait_s`` for a change of the run record."""
+    entry = agent.runs.registry.find(request.run)
+    executor = agent.runs.executors.get(entry.run)
+    if executor is not None:
+        executor.note_request(request)
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + asked.wait_s
-    while known.record.version == asked.version and loop.time() < deadline:
-        await agent.runs.book.news_within(deadline - loop.time())
-    record = known.record
-    rank = part.in_session(asked) if part is not None else None
-    nursed = [slot.key for slot in record.nursed]
-    key = (agent.me.raw, asked.local_rank, asked.start)
-    place = nursed.index(key) if key in nursed else None
+    deadline = loop.time() + request.wait_s
+    while entry.record.version == request.version and loop.time() < deadline:
+        await agent.runs.registry.wait_for_change(deadline - loop.time())
+    record = entry.record
+    rank = executor.rank_of(request) if executor is not None else None
+    joining = [slot.key for slot in record.nursed]
+    key = (agent.me.raw, request.local_rank, request.start)
+    joining_rank = joining.index(key) if key in joining else None
     return GroupResponse(
         version=record.version,
         generation=record.generation,
         is_member=rank is not None and record.phase == "running",
-        rank=rank if rank is not None else place or 0,
+        rank=rank if rank is not None else joining_rank or 0,
         world=len(record.slots),
         provisional=bool(record.provisional),
-        # One that was started for the run and has no state yet proves that nobody had any.
+        # A worker of the first start without state proves that no worker had any.
         beginning=any(slot.start == record.began for slot in record.slots),
         finished=record.finished,
         broken=any(
-            not known.leaves(slot)
-            for slot in known.slots.get(asked.generation, ())
+            not entry.is_leaving(slot)
+            for slot in entry.slots.get(request.generation, ())
             if slot not in record.slots
         ),
-        nursery=record.nursery if record.nursed and (rank is not None or place is not None) else 0,
-        nursed=len(nursed),
-        sentence=_waits_for(agent, known) if rank is None else record.why,
+        nursery=record.nursery if record.nursed and (rank is not None or joining_rank is not None) else 0,
+        nursed=len(joining),
+        sentence=_waits_for(agent, entry) if rank is None else record.why,
     )
 
 
-def _waits_for(agent: Agent, known: RunEntry) -> str:
-    """Why a worker of this machine has not been let in."""
-    if why := rests(known.record, agent.me.raw):
-        return f"this machine rests, because {why}"
-    other = is_apart(agent.me.raw, known.record.nodes, agent.runs.keeper.apart())
+def _waits_for(agent: Agent, entry: RunEntry) -> str:
+    """Return the reason why the group has not admitted the workers of this machine."""
+    if reason := rests(entry.record, agent.me.raw):
+        return f"this machine is paused: {reason}"
+    other = is_apart(agent.me.raw, entry.record.nodes, agent.runs.controller.partitioned())
     if other is None:
-        return "the others have not let this worker in yet"
+        return "waiting for the group to admit this worker"
     return f"this machine and {agent.name_of(NodeId(other))} do not reach each other"

@@ -1,4 +1,4 @@
-"""Answers the command line's questions about runs."""
+"""API handlers for runs: start, resume, stop, watch, consent and results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from barnraise.agent.api.group_api import circle_told
+from barnraise.agent.api.group_api import group_response
 from barnraise.agent.checkpoints.service import LocatedCheckpoint, ShardedCheckpoint
 from barnraise.agent.daemon import Agent
 from barnraise.agent.runs.messages import MOST_LOG_BYTES
@@ -51,29 +51,29 @@ from barnraise.runs.record import DataSet, DroppedSteps, NodeReport, RunSpec, si
 from barnraise.topology.graph import encode_graph
 
 _RESULTS_S = 120.0
-_LOOK_S = 0.1
-_MOST_HEARD = 900 << 10  # of one answer
-_FAR_BEHIND = 2 << 20
-_LAST_BYTES = 16 << 10
-_MOST_RESUMED = 16
+_POLL_S = 0.1
+_MAX_LOG_RESPONSE = 900 << 10  # of one answer
+_MAX_LAG = 2 << 20
+_LIVE_TAIL = 16 << 10
+_MAX_RESUMED = 16
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
 
 async def answer(agent: Agent, question: RunQuestion) -> Told:
-    """Of a process of this machine's user."""
+    """Answer one request about runs of a process of this machine's user."""
     match question:
         case StartRunRequest():
             return await _start(agent, question)
         case ResumeRunRequest():
             return await _resume(agent, question)
         case GraphRequest():
-            nodes = await _chosen(agent, question.on, 1, 0.0)
+            nodes = await _choose_nodes(agent, question.on, 1, 0.0)
             ids = tuple(node.raw.hex() for node in nodes)
             return GraphResponse(
-                graph=encode_graph(agent.surveyor.graph()), nodes=ids, this=agent.me.raw.hex()
+                graph=encode_graph(agent.link_prober.graph()), nodes=ids, this=agent.me.raw.hex()
             )
         case RunsRequest():
-            return RunsResponse(tuple(_row(agent, known) for known in agent.runs.book.runs.values()))
+            return RunsResponse(tuple(_row(agent, entry) for entry in agent.runs.registry.runs.values()))
         case WatchRequest():
             return await _watch(agent, question)
         case StopRunRequest():
@@ -81,14 +81,14 @@ async def answer(agent: Agent, question: RunQuestion) -> Told:
         case AcceptRunRequest():
             return _accept(agent, question)
         case GroupRequest():
-            return await circle_told(agent, question)
+            return await group_response(agent, question)
         case DroppedStepsRequest():
-            agent.runs.dropped(
-                agent.runs.book.find(question.run), DroppedSteps(question.steps, question.onward)
+            agent.runs.report_dropped(
+                agent.runs.registry.find(question.run), DroppedSteps(question.steps, question.onward)
             )
             return RequestDone("")
         case ResultsRequest():
-            return await _results(agent, agent.runs.book.find(question.run))
+            return await _results(agent, agent.runs.registry.find(question.run))
         case _:
             return await agent.runs.checkpoints.answer(question)
 
@@ -99,186 +99,195 @@ async def answer(agent: Agent, question: RunQuestion) -> Told:
 def _check_owner(agent: Agent) -> None:
     if agent.log.role(agent.me) != "owner":
         raise RunError(
-            "this machine is a guest of its cluster and starts no run",
+            "guests cannot start runs",
             hint="Start it on a machine that `barnraise nodes` shows as owner.",
         )
 
 
 def _new_name(title: str) -> str:
-    return f"{_plain(title)}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
+    return f"{_slug(title)}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
 
 
-async def _resume(agent: Agent, asked: ResumeRunRequest) -> RunStarted:
+async def _resume(agent: Agent, request: ResumeRunRequest) -> RunStarted:
     _check_owner(agent)
-    known = agent.runs.book.find(asked.run)
-    old = known.order
-    if not known.has_ended:
-        raise RunError(f"run {known.run} has not ended", hint=f"Watch it: barnraise attach {known.run}")
-    found = await agent.runs.checkpoints.newest((known.run, *old.resumes))
-    if found is None:
+    entry = agent.runs.registry.find(request.run)
+    earlier = entry.spec
+    if not entry.has_ended:
+        raise RunError(f"run {entry.run} has not ended", hint=f"Watch it: barnraise attach {entry.run}")
+    checkpoint = await agent.runs.checkpoints.newest((entry.run, *earlier.resumes))
+    if checkpoint is None:
         raise RunError(
-            f"no machine that is here has a checkpoint of run {known.run}",
-            hint=f"Switch on those that saved, such as {', '.join(_row(agent, known).machines)}; or begin "
-            "anew: barnraise run",
+            f"no connected machine has a checkpoint of run {entry.run}",
+            hint=f"Switch on those that saved, such as {', '.join(_row(agent, entry).machines)}; or start "
+            "again: barnraise run",
         )
-    await agent.runs.checkpoints.bring_files(known)
-    nodes = await _chosen(agent, asked.on, old.min_nodes, old.wait_s)
-    names = [agent.name_of(node) for node in found.holders]
-    lacking = [agent.name_of(node) for node in found.holders if node not in nodes]
-    if lacking and isinstance(found, ShardedCheckpoint):
+    await agent.runs.checkpoints.ensure_files(entry)
+    nodes = await _choose_nodes(agent, request.on, earlier.min_nodes, earlier.wait_s)
+    names = [agent.name_of(node) for node in checkpoint.holders]
+    lacking = [agent.name_of(node) for node in checkpoint.holders if node not in nodes]
+    if lacking and isinstance(checkpoint, ShardedCheckpoint):
         raise RunError(
-            f"{' and '.join(lacking)} would take no part, and parts of the sharded checkpoint are there",
-            hint=f"Name all: --on {','.join(names)}",
+            f"shards of the checkpoint are on {' and '.join(lacking)}, which would not take part",
+            hint=f"Name all machines: --on {','.join(names)}",
         )
     order = msgspec.structs.replace(
-        old,
-        run=_new_name(old.title),
+        earlier,
+        run=_new_name(earlier.title),
         by=agent.me.raw,
         at=time.time(),
         nodes=tuple(node.raw for node in nodes),
-        named=bool(asked.on),
-        resumes=(known.run, *old.resumes)[:_MOST_RESUMED],
+        named=bool(request.on),
+        resumes=(entry.run, *earlier.resumes)[:_MAX_RESUMED],
     )
-    started = await _order(agent, order, f"goes on with {known.run}, from {agent.name}")
-    words = (
-        f"from step {found.held.step}, which is on"
-        if isinstance(found, LocatedCheckpoint)
-        else (f"from its newest whole sharded checkpoint; parts of step {found.step} are on")
+    started = await _submit(agent, order, f"resumes {entry.run}, from {agent.name}")
+    source = (
+        f"from step {checkpoint.held.step}, which is on"
+        if isinstance(checkpoint, LocatedCheckpoint)
+        else (f"from its newest whole sharded checkpoint; parts of step {checkpoint.step} are on")
     )
-    return msgspec.structs.replace(started, begins=f"{words} {', '.join(names)}")
+    return msgspec.structs.replace(started, begins=f"{source} {', '.join(names)}")
 
 
-async def _order(agent: Agent, order: RunSpec, why: str) -> RunStarted:
+async def _submit(agent: Agent, order: RunSpec, why: str) -> RunStarted:
     record = msgspec.structs.replace(sign_order(order, agent.key), why=why)
-    await agent.runs.keeper.write(None, record)
+    await agent.runs.controller.write(None, record)
     return RunStarted(order.run, tuple(agent.name_of(NodeId(node)) for node in order.nodes))
 
 
-async def _start(agent: Agent, asked: StartRunRequest) -> RunStarted:
+async def _start(agent: Agent, request: StartRunRequest) -> RunStarted:
     _check_owner(agent)
-    nodes = await _chosen(agent, asked.on, asked.min_nodes, asked.wait_s)
+    nodes = await _choose_nodes(agent, request.on, request.min_nodes, request.wait_s)
     order = RunSpec(
-        run=_new_name(asked.title),
+        run=_new_name(request.title),
         by=agent.me.raw,
         at=time.time(),
-        command=asked.command,
-        folder=asked.folder,
-        title=asked.title[:200],
+        command=request.command,
+        folder=request.folder,
+        title=request.title[:200],
         nodes=tuple(node.raw for node in nodes),
-        named=bool(asked.on),
-        per_node=asked.per_node,
-        min_nodes=asked.min_nodes,
-        wait_s=asked.wait_s,
-        restarts=asked.restarts,
-        environment=asked.environment,
-        engine=asked.engine,
-        fabric=asked.fabric,
-        quiet=asked.quiet,
-        nice=asked.nice,
-        memory_bytes=asked.memory_bytes,
-        container=asked.container,
-        data=tuple(DataSet(data.name, data.manifest, data.path) for data in asked.data),
-        variables=asked.variables,
-        needs=msgspec.msgpack.decode(asked.needs, type=ScriptImports) if asked.needs else ScriptImports(),
+        named=bool(request.on),
+        per_node=request.per_node,
+        min_nodes=request.min_nodes,
+        wait_s=request.wait_s,
+        restarts=request.restarts,
+        environment=request.environment,
+        engine=request.engine,
+        fabric=request.fabric,
+        quiet=request.quiet,
+        nice=request.nice,
+        memory_bytes=request.memory_bytes,
+        container=request.container,
+        data=tuple(DataSet(data.name, data.manifest, data.path) for data in request.data),
+        variables=request.variables,
+        needs=msgspec.msgpack.decode(request.needs, type=ScriptImports) if request.needs else ScriptImports(),
     )
-    return await _order(agent, order, f"started from {agent.name}")
+    return await _submit(agent, order, f"started from {agent.name}")
 
 
-async def _chosen(agent: Agent, on: Sequence[str], least: int, wait_s: float) -> list[NodeId]:
-    """The machines that the user named, or every owner's machine that works; this one first."""
-    if on:
-        return list(dict.fromkeys(agent.find(name) for name in on))
+async def _choose_nodes(agent: Agent, names: Sequence[str], minimum: int, wait_s: float) -> list[NodeId]:
+    """Return the machines that the user named, or all working machines of owners, this one first."""
+    if names:
+        return list(dict.fromkeys(agent.find(name) for name in names))
     deadline = asyncio.get_running_loop().time() + wait_s
     while True:
-        present = [one for one in agent.member.view.members if one.works]
-        nodes = [NodeId(one.node) for one in present if agent.log.role(NodeId(one.node)) == "owner"]
-        if len(nodes) >= least and nodes:
+        present = [member for member in agent.member.view.members if member.works]
+        nodes = [NodeId(member.node) for member in present if agent.log.role(NodeId(member.node)) == "owner"]
+        if len(nodes) >= minimum and nodes:
             return sorted(nodes, key=lambda node: node != agent.me)
         if asyncio.get_running_loop().time() > deadline:
             raise RunError(
-                f"{len(nodes)} of at least {least} machines are here after {wait_s:g} s",
-                hint="See who is missing: barnraise status",
+                f"only {len(nodes)} of the required {minimum} machines are online after waiting {wait_s:g} s",
+                hint="See which machines are missing: barnraise status",
             )
-        await agent.news_within(0.5)
+        await agent.wait_for_change(0.5)
 
 
-def _plain(title: str) -> str:
+def _slug(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40] or "run"
 
 
-async def _stop(agent: Agent, asked: StopRunRequest) -> RequestDone:
+async def _stop(agent: Agent, request: StopRunRequest) -> RequestDone:
     if agent.log.role(agent.me) != "owner":
-        raise RunError("a guest stops no run of others", hint="`barnraise accept RUN --refuse` leaves it.")
-    known = agent.runs.book.find(asked.run)
-    if known.has_ended:
-        return RequestDone(f"run {known.run} has ended already")
+        raise RunError(
+            "a guest machine cannot stop other machines' runs",
+            hint="`barnraise accept RUN --refuse` leaves it.",
+        )
+    entry = agent.runs.registry.find(request.run)
+    if entry.has_ended:
+        return RequestDone(f"run {entry.run} has ended already")
     try:
-        await agent.runs.keeper.stop(known, hard=asked.hard)
+        await agent.runs.controller.stop(entry, hard=request.hard)
     except MembershipError as error:
-        # Nobody can decide now; who can be reached stops all the same, for the person said so.
-        record = stopped_by(known.record, agent.name, hard=asked.hard)
+        # No quorum: machines that can be reached stop anyway, because a person asked for it.
+        record = stopped_by(entry.record, agent.name, hard=request.hard)
         if record is not None:
-            agent.runs.book.take(provisional(known.record, record))  # or nobody could change it any more
-            agent.runs.book.tell_record(known)
-        return RequestDone(f"run {known.run} stops on the machines that can be reached: {error.message}")
-    return RequestDone(f"run {known.run} stops")
+            agent.runs.registry.apply(
+                provisional(entry.record, record)
+            )  # otherwise no quorum could change it later
+            agent.runs.registry.send_record(entry)
+        return RequestDone(
+            f"run {entry.run} is stopping on the machines that can be reached: {error.message}"
+        )
+    return RequestDone(f"run {entry.run} is stopping")
 
 
 # watching
 
 
-async def _watch(agent: Agent, asked: WatchRequest) -> WatchResponse:
-    book = agent.runs.book
-    known = book.find(asked.run)
+async def _watch(agent: Agent, request: WatchRequest) -> WatchResponse:
+    registry = agent.runs.registry
+    entry = registry.find(request.run)
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + asked.wait_s
-    heard = await _hear(agent, known, asked)
-    while not _is_news(known, asked, heard) and loop.time() < deadline:
-        await book.news_within(min(_LOOK_S, deadline - loop.time()))
-        heard = await _hear(agent, known, asked)
+    deadline = loop.time() + request.wait_s
+    chunks = await _read_logs(agent, entry, request)
+    while not _has_changed(entry, request, chunks) and loop.time() < deadline:
+        await registry.wait_for_change(min(_POLL_S, deadline - loop.time()))
+        chunks = await _read_logs(agent, entry, request)
     return WatchResponse(
-        row=_row(agent, known),
-        parts=_parts(agent, known),
-        workers=_workers(agent, known),
-        findings=_findings(agent, known),
+        row=_row(agent, entry),
+        parts=_parts(agent, entry),
+        workers=_workers(agent, entry),
+        findings=_findings(agent, entry),
         notes=tuple(
-            one.sentence(agent.name_of(NodeId(node)))
-            for node, report in known.reports.items()
-            for one in report.dropped
+            dropped.sentence(agent.name_of(NodeId(node)))
+            for node, report in entry.reports.items()
+            for dropped in report.dropped
         ),
-        heard=heard,
+        heard=chunks,
     )
 
 
-def _is_news(known: RunEntry, asked: WatchRequest, heard: tuple[LogChunk, ...]) -> bool:
-    return known.record.version != asked.version or known.has_ended or any(part.data for part in heard)
+def _has_changed(entry: RunEntry, request: WatchRequest, chunks: tuple[LogChunk, ...]) -> bool:
+    return entry.record.version != request.version or entry.has_ended or any(chunk.data for chunk in chunks)
 
 
-async def _hear(agent: Agent, known: RunEntry, asked: WatchRequest) -> tuple[LogChunk, ...]:
-    if not asked.follow:
+async def _read_logs(agent: Agent, entry: RunEntry, request: WatchRequest) -> tuple[LogChunk, ...]:
+    if not request.follow:
         return ()
-    most = min(MOST_LOG_BYTES, _MOST_HEARD // len(asked.follow))
-    hearing = (_hear_one(agent, known, one, most, live=asked.live) for one in asked.follow)
-    return tuple(await asyncio.gather(*hearing))
+    max_bytes = min(MOST_LOG_BYTES, _MAX_LOG_RESPONSE // len(request.follow))
+    reads = (_read_log(agent, entry, position, max_bytes, live=request.live) for position in request.follow)
+    return tuple(await asyncio.gather(*reads))
 
 
-async def _hear_one(
-    agent: Agent, known: RunEntry, wanted: FollowPosition, most: int, *, live: bool
+async def _read_log(
+    agent: Agent, entry: RunEntry, position: FollowPosition, max_bytes: int, *, live: bool
 ) -> LogChunk:
-    offset = wanted.offset
+    offset = position.offset
     try:
-        told = await agent.runs.output(known, wanted.generation, wanted.rank, offset, most)
-        if live and told.end - offset > _FAR_BEHIND:
-            offset = told.end - _LAST_BYTES
-            told = await agent.runs.output(known, wanted.generation, wanted.rank, offset, most)
-    except BarnraiseError:  # its machine is gone; what it said is gone with it for now
-        return LogChunk(wanted.rank, wanted.generation, wanted.offset, b"", True)
-    whole = told.start + len(told.data) >= told.end
-    return LogChunk(wanted.rank, wanted.generation, told.start, told.data, whole)
+        output = await agent.runs.read_output(entry, position.generation, position.rank, offset, max_bytes)
+        if live and output.end - offset > _MAX_LAG:
+            offset = output.end - _LIVE_TAIL
+            output = await agent.runs.read_output(
+                entry, position.generation, position.rank, offset, max_bytes
+            )
+    except BarnraiseError:  # its machine is offline, and its output with it
+        return LogChunk(position.rank, position.generation, position.offset, b"", True)
+    is_complete = output.start + len(output.data) >= output.end
+    return LogChunk(position.rank, position.generation, output.start, output.data, is_complete)
 
 
-def _row(agent: Agent, known: RunEntry) -> RunRow:
-    record, order = known.record, known.order
+def _row(agent: Agent, entry: RunEntry) -> RunRow:
+    record, order = entry.record, entry.spec
 
     def name(node: bytes) -> str:
         return agent.name_of(NodeId(node))
@@ -295,7 +304,9 @@ def _row(agent: Agent, known: RunEntry) -> RunRow:
         version=record.version,
         sentence=outcome.sentence if outcome is not None else record.why,
         machines=tuple(map(name, record.nodes or order.nodes)),
-        left_out=tuple((name(one.node), one.why) for one in (*record.left_out, *record.resting)),
+        left_out=tuple(
+            (name(excluded.node), excluded.why) for excluded in (*record.left_out, *record.resting)
+        ),
         restarts=record.restarts,
         code=outcome.code if outcome is not None and record.phase == "ended" else None,
         failed_rank=outcome.rank if outcome is not None and outcome.rank >= 0 else None,
@@ -304,15 +315,15 @@ def _row(agent: Agent, known: RunEntry) -> RunRow:
     )
 
 
-def _parts(agent: Agent, known: RunEntry) -> tuple[PartRow, ...]:
-    return tuple(_part(agent, node, known.reports.get(node)) for node in known.order.nodes)
+def _parts(agent: Agent, entry: RunEntry) -> tuple[PartRow, ...]:
+    return tuple(_part(agent, node, entry.reports.get(node)) for node in entry.spec.nodes)
 
 
 def _part(agent: Agent, node: bytes, report: NodeReport | None) -> PartRow:
     name = agent.name_of(NodeId(node))
     if report is None:
-        here = node in agent.member.view.nodes
-        words = "it has not answered yet" if here else "it is not here"
+        is_online = node in agent.member.view.nodes
+        words = "it has not answered yet" if is_online else "it is offline"
         return PartRow(name=name, stage="waiting", words=words)
     return PartRow(
         name=name,
@@ -323,9 +334,9 @@ def _part(agent: Agent, node: bytes, report: NodeReport | None) -> PartRow:
     )
 
 
-def _workers(agent: Agent, known: RunEntry) -> tuple[WorkerRow, ...]:
-    record = known.record
-    states = states_of(known.reports)
+def _workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
+    record = entry.record
+    states = states_of(entry.reports)
     rows = []
     for rank, slot in enumerate(record.slots):
         state = states.get(slot.key)
@@ -346,67 +357,67 @@ def _workers(agent: Agent, known: RunEntry) -> tuple[WorkerRow, ...]:
     return tuple(rows)
 
 
-def _findings(agent: Agent, known: RunEntry) -> tuple[str, ...]:
-    found = environment_findings(known.order, known.reports, lambda raw: agent.name_of(NodeId(raw)))
-    return tuple(describe(found)) if any(one.level != "fine" for one in found) else ()
+def _findings(agent: Agent, entry: RunEntry) -> tuple[str, ...]:
+    findings = environment_findings(entry.spec, entry.reports, lambda raw: agent.name_of(NodeId(raw)))
+    return tuple(describe(findings)) if any(finding.level != "fine" for finding in findings) else ()
 
 
 # consent and results
 
 
-def _accept(agent: Agent, asked: AcceptRunRequest) -> AcceptRunResponse:
-    known = agent.runs.book.find(asked.run)
-    order = known.order
-    part = agent.runs.parts.get(known.run)
-    waiting = part is not None and part.consent is not None and not part.consent.done()
+def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
+    entry = agent.runs.registry.find(request.run)
+    order = entry.spec
+    executor = agent.runs.executors.get(entry.run)
+    waiting = executor is not None and executor.consent is not None and not executor.consent.done()
     by = agent.name_of(NodeId(order.by))
     if not waiting:
         return AcceptRunResponse(
-            sentence=f"run {known.run} does not ask for anything here",
+            sentence=f"run {entry.run} does not wait for consent on this machine",
             by=by,
             command=order.command,
             files=(),
             bytes=0,
             accepted=True,
         )
-    assert part is not None
-    assert part.consent is not None
-    assert part.manifest is not None
-    if asked.no:
-        part.consent.set_result(False)
-    elif asked.yes:
-        part.consent.set_result(True)
-    names = tuple(entry.path for entry in part.manifest.files)
-    words = {True: "it begins here", False: "it was refused", None: "it waits for your word"}
-    said = True if asked.yes else False if asked.no else None
+    assert executor is not None
+    assert executor.consent is not None
+    assert executor.manifest is not None
+    if request.no:
+        executor.consent.set_result(False)
+    elif request.yes:
+        executor.consent.set_result(True)
+    names = tuple(entry.path for entry in executor.manifest.files)
+    texts = {True: "accepted", False: "refused", None: "waiting for your decision"}
+    answer = True if request.yes else False if request.no else None
     return AcceptRunResponse(
-        sentence=f"run {known.run}: {words[said]}",
+        sentence=f"run {entry.run}: {texts[answer]}",
         by=by,
         command=order.command,
         files=names[:5000],
-        bytes=part.manifest.size,
-        accepted=asked.yes,
+        bytes=executor.manifest.size,
+        accepted=request.yes,
     )
 
 
-async def _results(agent: Agent, known: RunEntry) -> ResultsResponse:
-    record = known.record
+async def _results(agent: Agent, entry: RunEntry) -> ResultsResponse:
+    record = entry.record
     if not record.slots:
         return ResultsResponse(b"", "")
     node = record.results_at or record.slots[0].node
     name = agent.name_of(NodeId(node))
     deadline = asyncio.get_running_loop().time() + _RESULTS_S
     while True:
-        report = known.reports.get(node)
+        report = entry.reports.get(node)
         if report is not None and report.collected:
             break
-        here = node in agent.member.view.nodes
-        if not here or asyncio.get_running_loop().time() > deadline:
-            return ResultsResponse(b"", f"what rank 0 wrote is on {name}, which is not here now")
-        await agent.runs.book.news_within(0.5)
+        is_online = node in agent.member.view.nodes
+        if not is_online or asyncio.get_running_loop().time() > deadline:
+            return ResultsResponse(b"", f"the results of rank 0 are on {name}, which is offline")
+        await agent.runs.registry.wait_for_change(0.5)
     if not report.results:
         return ResultsResponse(b"", report.words)
     if node != agent.me.raw:
         limits = folder_limits(agent.settings)
-        await agent.runs.shipper.fetch(report.results, [NodeId(node)], [agent.me], limits, lambda _: None)
+        await agent.runs.artifacts.fetch(report.results, [NodeId(node)], [agent.me], limits, lambda _: None)
     return ResultsResponse(report.results, "")

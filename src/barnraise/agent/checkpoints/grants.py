@@ -1,4 +1,4 @@
-"""What other machines may fetch from this one for a while: checkpoints, and what a run was started with."""
+"""Read grants: checkpoints and files of runs that other machines may fetch from this one for a while."""
 
 from __future__ import annotations
 
@@ -12,79 +12,85 @@ from barnraise.agent.checkpoints.local_store import LocalCheckpoints
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId
 
-_LOAN_S = 3600.0
+_GRANT_S = 3600.0
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Grant:
-    """Of one list of files; with step 0 what a run was started with."""
+    """Read access to one manifest; ``step`` 0: to files that the run was started with."""
 
     run: str
     step: int
-    until: dict[NodeId, float] = field(default_factory=dict)  # by whom it was asked for
+    until: dict[NodeId, float] = field(default_factory=dict)  # expiry by reader
 
 
 class ReadGrants:
-    """``on_files`` is called when others may have what a run was started with, or may not any more."""
+    """Table of manifests that other machines may read, and until when.
+
+    ``on_files`` is called when other machines gain or lose read access to the files of a run.
+    """
 
     def __init__(
-        self, shelf: LocalCheckpoints, shipper: ArtifactService, on_files: Callable[[str], None]
+        self, local: LocalCheckpoints, artifacts: ArtifactService, on_files: Callable[[str], None]
     ) -> None:
-        self._shelf = shelf
-        self._shipper = shipper
+        self._local = local
+        self._artifacts = artifacts
         self._on_files = on_files
         self._loop = asyncio.get_running_loop()
-        self._changing = asyncio.Lock()  # what is lent is not taken back at the same moment
-        self._loans: dict[bytes, _Grant] = {}
+        self._changing = asyncio.Lock()  # a manifest is not published and withdrawn at the same moment
+        self._grants: dict[bytes, _Grant] = {}
 
-    def __contains__(self, name: bytes) -> bool:
-        return name in self._loans
+    def __contains__(self, manifest: bytes) -> bool:
+        return manifest in self._grants
 
-    def borrowers(self, name: bytes) -> Collection[NodeId]:
-        loan = self._loans.get(name)
-        return loan.until if loan is not None else ()
+    def readers(self, manifest: bytes) -> Collection[NodeId]:
+        """Return the machines that may read this manifest."""
+        grant = self._grants.get(manifest)
+        return grant.until if grant is not None else ()
 
-    async def lend(self, node: NodeId, run: str, step: int, may_sign: Collection[bytes]) -> bytes:
-        """The list of a checkpoint's files; a BarnraiseError if it is not whole."""
+    async def grant(self, node: NodeId, run: str, step: int, signers: Collection[bytes]) -> bytes:
+        """Let a machine read a checkpoint and return its manifest; raise BarnraiseError if it is damaged."""
         async with self._changing:
-            lent = [name for name, one in self._loans.items() if (one.run, one.step) == (run, step)]
-            if not lent:
-                packed = await asyncio.to_thread(self._shelf.lend, run, step, may_sign)
-                lent = [packed.id]
-            (name,) = lent
-            self._note(name, run, step, node)
-            self._shipper.allow(name, self._loans[name].until)
-        return name
+            granted = [name for name, old in self._grants.items() if (old.run, old.step) == (run, step)]
+            if not granted:
+                packed = await asyncio.to_thread(self._local.publish, run, step, signers)
+                granted = [packed.id]
+            (manifest,) = granted
+            self._extend(manifest, run, step, node)
+            self._artifacts.allow(manifest, self._grants[manifest].until)
+        return manifest
 
-    def lend_files(self, node: NodeId, run: str, names: Iterable[bytes]) -> None:
-        for name in names:
-            self._note(name, run, 0, node)
+    def grant_files(self, node: NodeId, run: str, manifests: Iterable[bytes]) -> None:
+        """Let a machine read the files that a run was started with."""
+        for manifest in manifests:
+            self._extend(manifest, run, 0, node)
         self._on_files(run)
 
-    def returned(self, node: NodeId, run: str) -> None:
-        """It needs nothing of that run any more."""
-        for loan in self._loans.values():
-            if loan.run == run:
-                loan.until.pop(node, None)
+    def revoke(self, node: NodeId, run: str) -> None:
+        """Revoke all grants of a machine for a run that it has finished fetching."""
+        for grant in self._grants.values():
+            if grant.run == run:
+                grant.until.pop(node, None)
 
-    async def end_overdue(self) -> None:
+    async def remove_expired(self) -> None:
+        """Remove expired grants, and withdraw manifests that have no reader left."""
         now = self._loop.time()
-        for loan in self._loans.values():
-            loan.until = {node: until for node, until in loan.until.items() if until > now}
+        for grant in self._grants.values():
+            grant.until = {node: until for node, until in grant.until.items() if until > now}
         async with self._changing:
-            for name, loan in [one for one in self._loans.items() if not one[1].until]:
-                del self._loans[name]
-                if loan.step:
-                    self._shipper.withdraw(name)
+            for manifest, grant in [item for item in self._grants.items() if not item[1].until]:
+                del self._grants[manifest]
+                if grant.step:
+                    self._artifacts.withdraw(manifest)
                     try:
-                        await asyncio.to_thread(self._shelf.take_back, name)
+                        await asyncio.to_thread(self._local.withdraw, manifest)
                     except (BarnraiseError, OSError) as error:
-                        _log.warning("what was lent stays in the store: %s", error)
+                        _log.warning("cannot remove a granted checkpoint from the store: %s", error)
                 else:
-                    self._on_files(loan.run)
+                    self._on_files(grant.run)
 
-    def _note(self, name: bytes, run: str, step: int, node: NodeId) -> None:
-        loan = self._loans.setdefault(name, _Grant(run, step))
-        loan.until[node] = self._loop.time() + _LOAN_S
+    def _extend(self, manifest: bytes, run: str, step: int, node: NodeId) -> None:
+        grant = self._grants.setdefault(manifest, _Grant(run, step))
+        grant.until[node] = self._loop.time() + _GRANT_S

@@ -1,6 +1,6 @@
-"""The checkpoints on this machine's disk, as files: which are there, lent to others, taken from others.
+"""The checkpoints on this machine's disk: list, verify, publish to others, keep fetched ones.
 
-Every method may take as long as the disk takes. What a state means is nothing to the agent: it hashes bytes.
+Every method may block on the disk. The agent hashes bytes and never decodes a state.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from msgspec.structs import replace
 from barnraise.artifacts import ArtifactStore, FileEntry, PackedFolder
 from barnraise.artifacts import FolderManifest as FileList
 from barnraise.artifacts.packing.unpack import link_tree
-from barnraise.artifacts.store.disk import discard, remove_tree
 from barnraise.artifacts.store.linked_files import entry_of, lend, take_back
 from barnraise.artifacts.store.manifest import make_manifest, piece_hash
 from barnraise.core.errors import RunError, ShippingError
-from barnraise.core.files import sync_path
+from barnraise.core.files import discard, remove_tree, sync_path
 from barnraise.identity import NodeKey
 from barnraise.runs.checkpoint_manifest import (
     FILES,
@@ -41,13 +40,16 @@ from barnraise.runs.checkpoint_manifest import (
     written_in,
 )
 
-_DROPPED = "dropped-"  # before the name of what does not count any more; the last such stay
+_DROPPED = "dropped-"  # prefix of discarded checkpoints; only the latest are kept
 
 _log = logging.getLogger(__name__)
 
 
 class LocalCheckpoints:
-    """``homes`` is where the folders of all runs are. ``signers``: whose signature counts for that run."""
+    """Checkpoint folders of all runs, below ``homes``.
+
+    ``signers`` in the methods: the nodes whose signature is accepted for that run.
+    """
 
     def __init__(self, homes: Path, store: ArtifactStore, key: NodeKey) -> None:
         self._homes = homes
@@ -55,10 +57,11 @@ class LocalCheckpoints:
         self._store = store
 
     def folder(self, run: str) -> Path:
+        """Return the folder of a run's checkpoints."""
         return self._homes / run / "checkpoints"
 
     def latest(self, run: str) -> int:
-        """The step of the folder that was written last, without looking into it; 0 if there is none."""
+        """Return the step of the folder that was written last, or 0; its files are not read."""
         try:
             written = written_in(self.folder(run))
         except OSError:
@@ -67,90 +70,97 @@ class LocalCheckpoints:
         return max(steps, default=(0.0, 0))[1]
 
     def manifests(self, run: str, signers: Collection[bytes]) -> list[CheckpointManifest]:
-        """Of those that count by their signatures; whether the tensors are whole is not looked at."""
+        """Return the manifests with an accepted signature; tensors are not verified."""
         try:
             names = os.listdir(self.folder(run))
         except OSError:
             return []
-        found = []
+        manifests = []
         for name in names:
             step = step_of(name)
             if step is not None:
                 try:
-                    found.append(self._read(run, step, signers))
+                    manifests.append(self._read(run, step, signers))
                 except RunError as error:
-                    _log.debug("%s of run %s does not count: %s", name, run, error.message)
-        return found
+                    _log.debug("%s of run %s is ignored: %s", name, run, error.message)
+        return manifests
 
     def sharded(self, run: str) -> int:
-        """The highest step of which a sharded checkpoint, or a part of one, is here; 0: of none."""
-        found = (self.folder(run) / "sharded").rglob("step-*/manifest.json")
-        return max((step_of(path.parent.name) or 0 for path in found), default=0)
+        """Return the highest step of which a shard is here, or 0."""
+        paths = (self.folder(run) / "sharded").rglob("step-*/manifest.json")
+        return max((step_of(path.parent.name) or 0 for path in paths), default=0)
 
     def held(self, run: str, signers: Collection[bytes]) -> list[HeldCheckpoint]:
-        return [held_of(one) for one in self.manifests(run, signers)]
+        """Return the checkpoints with an accepted signature."""
+        return [held_of(manifest) for manifest in self.manifests(run, signers)]
 
     def is_whole(self, run: str, step: int, signers: Collection[bytes]) -> bool:
-        """Reads all of it."""
+        """Tell whether a checkpoint is complete and undamaged; reads all of its bytes."""
         try:
             manifest = self._read(run, step, signers)
-            return entry_of(self._place(run, step) / STATE, STATE).object.hex() == manifest.file
+            return entry_of(self._folder_of(run, step) / STATE, STATE).object.hex() == manifest.file
         except (RunError, OSError):
             return False
 
-    def lend(self, run: str, step: int, signers: Collection[bytes]) -> PackedFolder:
-        """Let others fetch it; a BarnraiseError if it is not whole."""
+    def publish(self, run: str, step: int, signers: Collection[bytes]) -> PackedFolder:
+        """Link a checkpoint into the store so that others can fetch it; raise BarnraiseError if it is
+        damaged."""
         manifest = self._read(run, step, signers)
-        packed = lend(self._place(run, step), FILES, self._store)
+        packed = lend(self._folder_of(run, step), FILES, self._store)
         (state,) = (entry for entry in packed.manifest.files if entry.path == STATE)
         if state.object.hex() != manifest.file:
             take_back(self._store, packed.id)
             raise RunError(f"the checkpoint of step {step} is damaged", hint="Ask another machine.")
         return packed
 
-    def take_back(self, name: bytes) -> None:
+    def withdraw(self, name: bytes) -> None:
+        """Remove a published checkpoint from the store."""
         take_back(self._store, name)
 
     def keep(self, files: FileList, run: str, step: int, signers: Collection[bytes]) -> None:
-        """What was fetched becomes a checkpoint; RunError if it is not the one that it should be.
+        """Turn fetched files into a checkpoint; raise RunError if they are not the expected one.
 
-        This machine has seen who signed it, and signs in turn: the one who saved may be removed later.
+        This machine signs the checkpoint again, because the original signer may be removed from the cluster
+        later.
         """
         entries = {entry.path: entry for entry in files.files}
         if set(entries) != set(FILES):
-            raise RunError("it is no checkpoint", hint="Ask another machine.")
-        for name, most in LARGEST.items():
-            if entries[name].size > most:
-                raise RunError(f"its {name} is too large", hint="Ask another machine.")
-        data, seal = (self._stored(entries[name].object) for name in (MANIFEST, SEAL))
+            raise RunError("the fetched files are not a checkpoint", hint="Ask another machine.")
+        for name, limit in LARGEST.items():
+            if entries[name].size > limit:
+                raise RunError(f"the {name} of the checkpoint is too large", hint="Ask another machine.")
+        data, seal = (self._read_object(entries[name].object) for name in (MANIFEST, SEAL))
         manifest = read_manifest(data, seal, run, signers)
         if manifest.step != step or entries[STATE].object.hex() != manifest.file:
-            raise RunError("it is another checkpoint than was asked for", hint="Ask another machine.")
-        folder, target = self.folder(run), self._place(run, step)
+            raise RunError(
+                "the fetched files are another checkpoint than the requested one", hint="Ask another machine."
+            )
+        folder, target = self.folder(run), self._folder_of(run, step)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        remove_tree(target)  # one that was not whole
-        own = encode(sign(self._key, run, step, fingerprint(data)))
-        entries[SEAL] = sealed = FileEntry(SEAL, len(own), False, (piece_hash(own),))
-        self._store.put_object(sealed.object, own)
+        remove_tree(target)  # an incomplete one
+        own_seal = encode(sign(self._key, run, step, fingerprint(data)))
+        entries[SEAL] = own_entry = FileEntry(SEAL, len(own_seal), False, (piece_hash(own_seal),))
+        self._store.put_object(own_entry.object, own_seal)
         link_tree(make_manifest(entries.values()), target, self._store.object_path)
-        discard(self._store.object_path(sealed.object))
+        discard(self._store.object_path(own_entry.object))
         for old in out_of_date(written_in(folder), keep=step):
             remove_tree(folder / old)
 
     def settle(self, run: str, signers: Collection[bytes], *, counts: bool) -> None:
-        """What was saved without a quorum: it counts as agreed now, or not any more."""
-        provisional = [one for one in self.manifests(run, signers) if one.provisional]
+        """Confirm checkpoints that were saved without a quorum, or rename them away."""
+        provisional = [manifest for manifest in self.manifests(run, signers) if manifest.provisional]
         if not counts:
             for stale in self.folder(run).glob(f"{_DROPPED}*"):
                 remove_tree(stale)
-        for one in sorted(provisional, key=lambda one: one.step):  # a crash leaves all but one as it was
-            place = self._place(run, one.step)
+        # In order: a crash leaves at most one half-changed.
+        for manifest in sorted(provisional, key=lambda manifest: manifest.step):
+            folder = self._folder_of(run, manifest.step)
             if counts:
-                self._agree(place, replace(one, provisional=False))
+                self._confirm(folder, replace(manifest, provisional=False))
             else:
-                place.rename(place.with_name(_DROPPED + place.name))
+                folder.rename(folder.with_name(_DROPPED + folder.name))
 
-    def _agree(self, place: Path, manifest: CheckpointManifest) -> None:
+    def _confirm(self, place: Path, manifest: CheckpointManifest) -> None:
         data = encode(manifest)
         seal = encode(sign(self._key, manifest.run, manifest.step, fingerprint(data)))
         for name, content in ((MANIFEST, data), (SEAL, seal)):
@@ -161,25 +171,29 @@ class LocalCheckpoints:
         sync_path(place)
 
     def has_files(self, manifests: Collection[bytes]) -> bool:
-        """Whether all that a run was started with is in the store."""
-        return all(self.knows(name) for name in manifests)
+        """Tell whether the store has all files of these manifests."""
+        return all(self.has_all(name) for name in manifests)
 
-    def knows(self, name: bytes) -> bool:
-        """Whether all of a list is in the store."""
+    def has_all(self, name: bytes) -> bool:
+        """Tell whether the store has a manifest and all of its files."""
         manifest = self._store.manifest(name)
         return manifest is not None and not self._store.missing(manifest)
 
-    def _place(self, run: str, step: int) -> Path:
+    def _folder_of(self, run: str, step: int) -> Path:
         return self.folder(run) / folder_name(step)
 
     def _read(self, run: str, step: int, signers: Collection[bytes]) -> CheckpointManifest:
-        manifest = manifest_in(self._place(run, step), run, signers)
+        manifest = manifest_in(self._folder_of(run, step), run, signers)
         if manifest.step != step:
-            raise RunError(f"it is that of step {manifest.step}", hint="Ask another machine.")
+            raise RunError(
+                f"the checkpoint is of step {manifest.step}, not {step}", hint="Ask another machine."
+            )
         return manifest
 
-    def _stored(self, name: bytes) -> bytes:
+    def _read_object(self, name: bytes) -> bytes:
         try:
             return self._store.object_path(name).read_bytes()
         except OSError as error:
-            raise ShippingError("what was fetched is gone from the store", hint="Fetch it again.") from error
+            raise ShippingError(
+                "the fetched files are gone from the store", hint="Fetch it again."
+            ) from error

@@ -1,20 +1,18 @@
-"""Sees to it that the newest checkpoint of a run is on as many machines as its session wished.
+"""Replicates the newest checkpoint of each run to as many machines as its session asked for.
 
-One copy is given at a time, and then there is a pause as long as that took: training needs the line as well.
+One copy is sent at a time, followed by a pause of the same length, because training needs the network, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
 
 from barnraise.agent.checkpoints.service import CheckpointService
+from barnraise.agent.context import AgentContext
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId
-from barnraise.identity.trust import TrustLog
-from barnraise.membership.node import MembershipNode
 from barnraise.runs.checkpoint_manifest import (
     CheckpointManifest,
     HeldCheckpoint,
@@ -23,125 +21,117 @@ from barnraise.runs.checkpoint_manifest import (
     next_keeper,
 )
 
-_LOOK_S = 2.0
-_AGAIN_S = 15.0  # when nobody could take a copy
-_REFUSED_S, _UNREACHED_S = 3600.0, 60.0  # that a machine is not asked again
-_GRACE_S = 10.0  # so long the other members may still be writing theirs
+_CHECK_S = 2.0
+_RETRY_S = 15.0  # when no machine could take a copy
+_REFUSED_S, _UNREACHED_S = 3600.0, 60.0  # until a machine is asked again
+_GRACE_S = 10.0  # other members may still be writing their own copy
 
 _log = logging.getLogger(__name__)
 
 
-class ReplicatorHost(Protocol):
-    """What the copies need of the agent."""
-
-    me: NodeId
-    member: MembershipNode
-
-    @property
-    def log(self) -> TrustLog: ...
-
-    def name_of(self, node: NodeId) -> str: ...
-
-    def linked_nodes(self) -> list[NodeId]: ...
-
-
 class CheckpointReplicator:
-    """One for each agent; it gives what is on its own disk."""
+    """Background task that offers this machine's checkpoints to other machines."""
 
-    def __init__(self, around: ReplicatorHost, book: RunRegistry, keeper: CheckpointService) -> None:
-        self._around = around
-        self._book = book
-        self._keeper = keeper
+    def __init__(self, context: AgentContext, book: RunRegistry, service: CheckpointService) -> None:
+        self._context = context
+        self._registry = book
+        self._service = service
         self._loop = asyncio.get_running_loop()
-        self._open: set[str] = set()  # runs that went on while we looked: the last one may lack copies
-        self._settled: dict[str, int] = {}  # the step of which there are enough
-        self._seen: dict[str, tuple[int, float]] = {}  # the newest step, and since when it is here
-        self._next_look: dict[str, float] = {}
-        self._refused: dict[tuple[str, int, bytes], float] = {}  # until when it is not offered that step
+        self._open: set[str] = set()  # runs whose last checkpoint may lack copies
+        self._settled: dict[str, int] = {}  # step with enough copies, by run
+        self._seen: dict[str, tuple[int, float]] = {}  # newest step and when it was seen
+        self._next_check: dict[str, float] = {}
+        self._refused: dict[tuple[str, int, bytes], float] = {}  # when to offer again, by run, step and node
 
     async def run(self) -> None:
+        """Check every run at intervals, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_S)
-            await self._keeper.loans.end_overdue()
-            if self._around.log.role(self._around.me) != "owner":
+            await asyncio.sleep(_CHECK_S)
+            await self._service.grants.remove_expired()
+            if self._context.log.role(self._context.me) != "owner":
                 continue
-            self._open |= {run for run, known in self._book.runs.items() if not known.has_ended}
+            self._open |= {run for run, entry in self._registry.runs.items() if not entry.has_ended}
             for run in list(self._open):
-                known = self._book.runs.get(run)
-                step = await asyncio.to_thread(self._keeper.shelf.latest, run)
+                entry = self._registry.runs.get(run)
+                step = await asyncio.to_thread(self._service.local.latest, run)
                 if self._seen.get(run, (0, 0.0))[0] != step:
                     self._seen[run] = step, self._loop.time()
                 is_settled = self._settled.get(run, 0) == step
-                if known is None or (is_settled and known.has_ended):
+                if entry is None or (is_settled and entry.has_ended):
                     self._forget(run)
-                elif not is_settled and self._loop.time() >= self._next_look.get(run, 0.0):
-                    await self._look(known, step)
+                elif not is_settled and self._loop.time() >= self._next_check.get(run, 0.0):
+                    await self._check(entry, step)
 
     def _forget(self, run: str) -> None:
         self._open.discard(run)
-        for noted in (self._settled, self._seen, self._next_look):
-            noted.pop(run, None)
-        self._refused = {one: until for one, until in self._refused.items() if one[0] != run}
+        for table in (self._settled, self._seen, self._next_check):
+            table.pop(run, None)
+        self._refused = {key: until for key, until in self._refused.items() if key[0] != run}
 
-    async def _look(self, known: RunEntry, step: int) -> None:
+    async def _check(self, entry: RunEntry, step: int) -> None:
         begin = self._loop.time()
-        pause = _AGAIN_S
+        pause = _RETRY_S
         try:
-            lacking = await self._lacking(known)
+            lacking = await self._missing_copy(entry)
             if lacking is None:
-                self._settled[known.run] = step
-            elif await self._give(known.run, *lacking):
+                self._settled[entry.run] = step
+            elif await self._offer(entry.run, *lacking):
                 pause = self._loop.time() - begin
         except (BarnraiseError, OSError) as error:
-            _log.info("a checkpoint of run %s was not copied: %s", known.run, error)
-        self._next_look[known.run] = self._loop.time() + pause
+            _log.info("cannot copy a checkpoint of run %s: %s", entry.run, error)
+        self._next_check[entry.run] = self._loop.time() + pause
 
-    async def _lacking(self, known: RunEntry) -> tuple[int, NodeId | None] | None:
-        """The newest one here, and who should have it; None if enough have it, or something newer."""
-        may_sign = self._keeper.signers_of(known.run)
-        manifests = await asyncio.to_thread(self._keeper.shelf.manifests, known.run, may_sign)
-        mine: dict[HeldCheckpoint, CheckpointManifest] = {held_of(one): one for one in manifests}
-        told = await self._keeper.survey([known.run])
-        best = newest((one for answer in told.values() for one in answer.held), [known.run])
-        if best is None or best not in mine:
+    async def _missing_copy(self, entry: RunEntry) -> tuple[int, NodeId | None] | None:
+        """Return the newest local step and the machine to copy it to.
+
+        Return None if enough machines have it, or if a machine has a newer one.
+        """
+        signers = self._service.signers_of(entry.run)
+        manifests = await asyncio.to_thread(self._service.local.manifests, entry.run, signers)
+        local: dict[HeldCheckpoint, CheckpointManifest] = {
+            held_of(manifest): manifest for manifest in manifests
+        }
+        responses = await self._service.survey([entry.run])
+        best = newest((held for response in responses.values() for held in response.held), [entry.run])
+        if best is None or best not in local:
             return None
-        me, copies = self._around.me.raw, mine[best].copies
-        holders = {node.raw for node, answer in told.items() if best in answer.held} | {me}
+        me, copies = self._context.me.raw, local[best].copies
+        holders = {node.raw for node, response in responses.items() if best in response.held} | {me}
         if len(holders) >= copies:
             return None
-        if self._loop.time() < self._seen[known.run][1] + _GRACE_S and not known.has_ended:
-            holders |= set(known.record.nodes)
+        if self._loop.time() < self._seen[entry.run][1] + _GRACE_S and not entry.has_ended:
+            holders |= set(entry.record.nodes)
         now = self._loop.time()
         refused = {
             node
             for (run, step, node), until in self._refused.items()
-            if (run, step) == (known.run, best.step) and now < until
+            if (run, step) == (entry.run, best.step) and now < until
         }
-        able = [node for node in self._candidates(known) if node not in refused]
-        target = next_keeper(me, holders, able, copies)
+        candidates = [node for node in self._candidates(entry) if node not in refused]
+        target = next_keeper(me, holders, candidates, copies)
         return best.step, NodeId(target) if target is not None else None
 
-    async def _give(self, run: str, step: int, node: NodeId | None) -> bool:
+    async def _offer(self, run: str, step: int, node: NodeId | None) -> bool:
         if node is None:
             return False
         try:
-            words = await self._keeper.offer(node, run, step)
-            again_s = _REFUSED_S
-        except BarnraiseError as error:  # its line, more often than not
-            words, again_s = error.message, _UNREACHED_S
-        if words:
-            self._refused[run, step, node.raw] = self._loop.time() + again_s
-            _log.warning("%s keeps no copy of run %s: %s", self._around.name_of(node), run, words)
+            reason = await self._service.offer(node, run, step)
+            retry_s = _REFUSED_S
+        except BarnraiseError as error:  # most often its network
+            reason, retry_s = error.message, _UNREACHED_S
+        if reason:
+            self._refused[run, step, node.raw] = self._loop.time() + retry_s
+            _log.warning("%s cannot keep a copy of run %s: %s", self._context.name_of(node), run, reason)
             return False
-        _log.info("the checkpoint of step %d of run %s is on %s, too", step, run, self._around.name_of(node))
+        _log.info("copied the checkpoint of step %d of run %s to %s", step, run, self._context.name_of(node))
         return True
 
-    def _candidates(self, known: RunEntry) -> list[bytes]:
-        """The run's own machines first, then other owners'; witnesses last."""
-        linked = {node.raw for node in self._around.linked_nodes()}
-        present = [one for one in self._around.member.view.members if self._is_owner(one.node)]
-        others = [one.node for one in sorted(present, key=lambda one: not one.works)]
-        return [node for node in dict.fromkeys((*known.order.nodes, *others)) if node in linked]
+    def _candidates(self, entry: RunEntry) -> list[bytes]:
+        """Return the connected machines to copy to: of the run, then of other owners, then witnesses."""
+        linked = {node.raw for node in self._context.linked_nodes()}
+        present = [member for member in self._context.member.view.members if self._is_owner(member.node)]
+        others = [member.node for member in sorted(present, key=lambda member: not member.works)]
+        return [node for node in dict.fromkeys((*entry.spec.nodes, *others)) if node in linked]
 
     def _is_owner(self, raw: bytes) -> bool:
-        return self._around.log.role(NodeId(raw)) == "owner"
+        return self._context.log.role(NodeId(raw)) == "owner"

@@ -1,7 +1,7 @@
-"""Checkpoints beyond the machines that saved them: signed here, found on others, brought, and copied.
+"""Checkpoints across machines: signed here, found on other machines, fetched, and copied.
 
-A worker saves on its own machine's disk. Its agent signs, tells others what is there, lends it to them over
-the way that all files go, and sees to it that as many machines hold the newest one as the session wished.
+A worker saves to the disk of its own machine. The agent signs the checkpoint, tells other agents what is
+there, and grants them read access. `CheckpointFetcher` and `CheckpointReplicator` move the bytes.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeVar
 
-from barnraise.agent.artifact_service import ArtifactService, TransferProgress
-from barnraise.agent.checkpoints.calls import PendingCalls
+from barnraise.agent.artifact_service import ArtifactService
+from barnraise.agent.checkpoints.fetch import CheckpointFetcher
 from barnraise.agent.checkpoints.grants import ReadGrants
 from barnraise.agent.checkpoints.local_store import LocalCheckpoints
+from barnraise.agent.context import AgentContext
 from barnraise.agent.runs.messages import (
     CheckpointAnswer,
     CheckpointRequest,
@@ -43,375 +42,351 @@ from barnraise.agent_client.run_requests import (
     SignRequest,
     SignResponse,
 )
-from barnraise.artifacts import ArtifactStore, data_limits, folder_limits
-from barnraise.core.config import Settings
-from barnraise.core.errors import BarnraiseError, RunError
-from barnraise.identity import NodeId, NodeKey
-from barnraise.identity.trust import TrustLog
+from barnraise.artifacts import ArtifactStore
+from barnraise.core.errors import BarnraiseError, ProtocolError, RunError, TransportError
+from barnraise.identity import NodeId
 from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, newest, sign, signers
 
 _SURVEY_S = 5.0
-_LEND_S = 600.0  # it is hashed first
+_GRANT_S = 600.0  # the holder hashes the checkpoint first
 _COPY_S = 4 * 3600.0
-_MOST_ANSWERING = 8  # questions of one machine
+_MAX_REPLYING = 8  # requests of one machine
 
 _log = logging.getLogger(__name__)
 
-
-class CheckpointHost(Protocol):
-    """What the keeper needs of the agent."""
-
-    me: NodeId
-    key: NodeKey
-    settings: Settings
-    directory: Path
-
-    @property
-    def log(self) -> TrustLog: ...
-
-    def name_of(self, node: NodeId) -> str: ...
-
-    def linked_nodes(self) -> list[NodeId]: ...
-
-    def send_bulk(self, node: NodeId, message: bytes) -> None: ...
-
-    def spawn(self, work: Coroutine[object, object, None]) -> None: ...
+T = TypeVar("T", bound=CheckpointAnswer)
 
 
 class LocatedCheckpoint(NamedTuple):
-    """A checkpoint, and the machines in reach that have it: this one first, if it has."""
+    """A checkpoint, and the connected machines that have it; this machine comes first."""
 
     held: HeldCheckpoint
     holders: Sequence[NodeId]
 
 
 class ShardedCheckpoint(NamedTuple):
-    """Of a run that has no other: the newest step of which there is a part, and who in reach has parts."""
+    """The newest sharded checkpoint of a run that has no other, and the machines that have shards."""
 
     step: int
     holders: Sequence[NodeId]
 
 
-@dataclass
-class _Transfer:
-    """One on its way here."""
+class PendingCalls:
+    """Requests to other agents that wait for their response."""
 
-    task: asyncio.Task[None]
-    done_bytes: int = 0
-    all_bytes: int = 0
+    def __init__(self, context: AgentContext) -> None:
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._serial = 0
+        self._waiting: dict[tuple[NodeId, int], asyncio.Future[CheckpointAnswer]] = {}
 
-    def progress(self, progress: TransferProgress) -> None:
-        self.done_bytes, self.all_bytes = progress.done_bytes, progress.all_bytes
+    async def ask(
+        self, node: NodeId, make: Callable[[int], CheckpointRequest], expected: type[T], timeout_s: float
+    ) -> T:
+        """Send a request and return its response; raise TransportError after ``timeout_s``.
+
+        ``make`` builds the request from its serial number.
+        """
+        self._serial += 1
+        key = (node, self._serial)
+        future: asyncio.Future[CheckpointAnswer] = self._loop.create_future()
+        self._waiting[key] = future
+        try:
+            self._context.send_bulk(node, encode(make(self._serial)))
+            response = await asyncio.wait_for(future, timeout_s)
+        except TimeoutError as error:
+            name = self._context.name_of(node)
+            raise TransportError(f"{name} did not answer within {timeout_s:g} s") from error
+        finally:
+            del self._waiting[key]
+        if not isinstance(response, expected):
+            raise ProtocolError(f"{node.short} sent a response of the wrong type")
+        return response
+
+    def resolve(self, node: NodeId, message: CheckpointAnswer) -> None:
+        """Deliver a response; drop one that was not requested from this node."""
+        future = self._waiting.get((node, message.serial))
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    def link_down(self, node: NodeId) -> None:
+        """Fail all requests to a machine whose connection is lost."""
+        for (other, _), future in self._waiting.items():
+            if other == node and not future.done():
+                future.set_exception(
+                    TransportError(f"the connection to {self._context.name_of(node)} was lost")
+                )
 
 
 class CheckpointService:
-    """``on_files`` is called when others may have what a run was started with, or may not any more."""
+    """Answers questions about checkpoints: of workers on this machine and of other agents.
+
+    ``on_files`` is called when other machines gain or lose read access to the files of a run.
+    """
 
     def __init__(
         self,
-        around: CheckpointHost,
-        book: RunRegistry,
-        shipper: ArtifactService,
+        context: AgentContext,
+        registry: RunRegistry,
+        artifacts: ArtifactService,
         store: ArtifactStore,
         on_files: Callable[[str], None],
     ) -> None:
-        self._around = around
-        self._book = book
-        self._shipper = shipper
-        self.shelf = LocalCheckpoints(around.directory / "runs", store, around.key)
-        self.loans = ReadGrants(self.shelf, shipper, on_files)
-        self._loop = asyncio.get_running_loop()
-        self._calls = PendingCalls(around)
-        self._answering: Counter[NodeId] = Counter()
-        self._brings: dict[tuple[str, int], _Transfer] = {}
-        self._taking = asyncio.Lock()  # copies come one at a time
+        self._context = context
+        self._registry = registry
+        self.local = LocalCheckpoints(context.directory / "runs", store, context.key)
+        self.grants = ReadGrants(self.local, artifacts, on_files)
+        self.fetcher = CheckpointFetcher(context, self, artifacts, self.local, self.grants)
+        self._calls = PendingCalls(context)
+        self._replying: Counter[NodeId] = Counter()
+        self._copying = asyncio.Lock()  # copies are fetched one at a time
 
-    # what processes of this machine ask
+    # requests of processes on this machine
 
     async def answer(self, question: CheckpointQuestion) -> CheckpointTold:
+        """Answer a request of a process on this machine."""
         match question:
             case SignRequest():
-                return self._seal(question)
+                return self._sign(question)
             case SignersRequest():
                 return SignersResponse(tuple(self.signers_of(question.run)))
             case NewestCheckpointRequest():
-                known = self._book.find(question.run)
-                runs = (known.run, *(known.order.resumes if question.earlier else ()))
-                told = await self.survey(runs)
-                absent = self._absent(question.awaiting, told)
-                found = _newest_of(told, runs, question.passing_over)
-                if found is None:
+                entry = self._registry.find(question.run)
+                runs = (entry.run, *(entry.spec.resumes if question.earlier else ()))
+                responses = await self.survey(runs)
+                absent = self._absent(question.awaiting, responses)
+                located = _newest_of(responses, runs, question.passing_over)
+                if located is None:
                     return NewestCheckpointResponse(absent=absent)
-                names = tuple(self._around.name_of(node) for node in found.holders)
-                if isinstance(found, ShardedCheckpoint):
-                    return NewestCheckpointResponse(sharded=found.step, machines=names, absent=absent)
-                held = found.held
+                names = tuple(self._context.name_of(node) for node in located.holders)
+                if isinstance(located, ShardedCheckpoint):
+                    return NewestCheckpointResponse(sharded=located.step, machines=names, absent=absent)
+                held = located.held
                 return NewestCheckpointResponse(
                     held.run, held.step, held.agreed, names, absent=absent, generation=held.generation
                 )
             case FetchCheckpointRequest():
-                return await self._brought(question)
+                return await self._fetch(question)
 
-    def _seal(self, asked: SignRequest) -> SignResponse:
-        """For a member of the group as it is now: one that was put out has nothing to save."""
-        known = self._book.runs.get(asked.run)
-        key = (self._around.me.raw, asked.local_rank, asked.start)
-        if known is None or key not in {slot.key for slot in known.record.slots}:
-            raise RunError(f"no member of run {asked.run} asks this", hint="Only members save checkpoints.")
-        seal = sign(self._around.key, known.run, asked.step, asked.fingerprint)
+    def _sign(self, request: SignRequest) -> SignResponse:
+        """Sign for a member of the current group; an evicted worker has nothing to save."""
+        entry = self._registry.runs.get(request.run)
+        key = (self._context.me.raw, request.local_rank, request.start)
+        if entry is None or key not in {slot.key for slot in entry.record.slots}:
+            raise RunError(
+                f"only members of run {request.run} can have its checkpoints signed",
+                hint="Save from a worker of the run.",
+            )
+        seal = sign(self._context.key, entry.run, request.step, request.fingerprint)
         return SignResponse(seal.node, seal.signature)
 
     def settle(self, run: str, *, counts: bool) -> None:
-        """A quorum is there again: what becomes of that which was saved here without one."""
-        self.shelf.settle(run, self.signers_of(run), counts=counts)
+        """Keep or drop the checkpoints that were saved without a quorum, now that there is one."""
+        self.local.settle(run, self.signers_of(run), counts=counts)
 
     async def newest(
         self, runs: Sequence[str], passing_over: Collection[tuple[str, int]] = ()
     ) -> LocatedCheckpoint | ShardedCheckpoint | None:
-        """Of these runs, on any machine in reach."""
+        """Return the newest checkpoint of these runs on any connected machine, or None."""
         return _newest_of(await self.survey(runs), runs, passing_over)
 
-    def _absent(self, awaited: Collection[bytes], told: Collection[NodeId]) -> tuple[str, ...]:
-        """The names of those who belong to the cluster still, and did not answer."""
-        nodes = [node for node in map(NodeId, awaited) if node not in told]
-        return tuple(self._around.name_of(node) for node in nodes if self._around.log.role(node) is not None)
-
-    async def bring_files(self, known: RunEntry) -> None:
-        """Have in the store what a run was started with; RunError if nobody in reach has all of it."""
-        wanted = known.order.manifests
-        if await asyncio.to_thread(self.shelf.has_files, wanted):
-            return
-        told = await self.survey([known.run], files=True)
-        for node in [node for node, answer in told.items() if answer.files and node != self._around.me]:
-            try:
-                await self._fetch_files(node, known, wanted)
-            except BarnraiseError as error:
-                _log.warning("%s does not give what run %s needs: %s", node.short, known.run, error.message)
-            else:
-                return
-        first = self._around.name_of(NodeId(known.order.by))
-        raise RunError(
-            f"the files of run {known.run} are on no machine that is here",
-            hint=f"Switch on {first}, where it was started, or one that took part.",
+    def _absent(self, awaited: Collection[bytes], answered: Collection[NodeId]) -> tuple[str, ...]:
+        """Return the names of awaited machines that are still in the cluster and did not answer."""
+        nodes = [node for node in map(NodeId, awaited) if node not in answered]
+        return tuple(
+            self._context.name_of(node) for node in nodes if self._context.log.role(node) is not None
         )
 
-    async def _brought(self, asked: FetchCheckpointRequest) -> FetchCheckpointResponse:
-        key = (asked.run, asked.step)
-        runs = {run for known in self._book.runs.values() for run in (known.run, *known.order.resumes)}
-        if asked.run not in runs:
-            raise RunError(f"no run is called {asked.run!r}", hint="See all with: barnraise ps")
-        bring = self._brings.get(key) or self._bring(*key, ())
-        await asyncio.wait({bring.task}, timeout=asked.wait_s)
-        if not bring.task.done():
-            return FetchCheckpointResponse(False, bring.done_bytes, bring.all_bytes)
-        self._brings.pop(key, None)
-        bring.task.result()
-        return FetchCheckpointResponse(True, bring.done_bytes, bring.all_bytes)
+    async def ensure_files(self, entry: RunEntry) -> None:
+        """Fetch the files that a run was started with; raise RunError if no connected machine has all."""
+        wanted = entry.spec.manifests
+        if await asyncio.to_thread(self.local.has_files, wanted):
+            return
+        responses = await self.survey([entry.run], files=True)
+        holders = [node for node, response in responses.items() if response.files]
+        for node in [node for node in holders if node != self._context.me]:
+            try:
+                await self.fetcher.fetch_files(node, entry, wanted)
+            except BarnraiseError as error:
+                _log.warning(
+                    "cannot fetch the files of run %s from %s: %s", entry.run, node.short, error.message
+                )
+            else:
+                return
+        starter = self._context.name_of(NodeId(entry.spec.by))
+        raise RunError(
+            f"no connected machine has the files of run {entry.run}",
+            hint=f"Switch on {starter}, where it was started, or a machine that took part.",
+        )
+
+    async def _fetch(self, request: FetchCheckpointRequest) -> FetchCheckpointResponse:
+        entries = self._registry.runs.values()
+        runs = {run for entry in entries for run in (entry.run, *entry.spec.resumes)}
+        if request.run not in runs:
+            raise RunError(f"no run is called {request.run!r}", hint="See all with: barnraise ps")
+        transfer = await self.fetcher.wait(request.run, request.step, request.wait_s)
+        return FetchCheckpointResponse(transfer.task.done(), transfer.done_bytes, transfer.all_bytes)
 
     async def offer(self, node: NodeId, run: str, step: int) -> str:
-        """Until that machine has a copy; why not, if it does not want one."""
-        answer = await self._calls.ask(node, partial(CopyOffer, run=run, step=step), CopyResult, _COPY_S)
-        self.loans.returned(node, run)
-        return answer.words
+        """Offer a copy to a machine and wait until it has it; return why it refused, or an empty string."""
+        make = partial(CopyOffer, run=run, step=step)
+        response = await self._calls.ask(node, make, CopyResult, _COPY_S)
+        self.grants.revoke(node, run)
+        return response.words
 
-    # what the links tell
+    # messages of other agents
 
-    def told(self, node: NodeId, message: CheckpointRequest | CheckpointAnswer) -> None:
+    def received(self, node: NodeId, message: CheckpointRequest | CheckpointAnswer) -> None:
+        """Handle a message of another agent; a machine with too many open requests is ignored."""
         if isinstance(message, CheckpointAnswer):
-            self._calls.answered(node, message)
-        elif self._answering[node] < _MOST_ANSWERING:
-            self._answering[node] += 1
-            self._around.spawn(self._reply(node, message))
+            self._calls.resolve(node, message)
+        elif self._replying[node] < _MAX_REPLYING:
+            self._replying[node] += 1
+            self._context.spawn(self._reply(node, message))
 
     def link_down(self, node: NodeId) -> None:
+        """Fail the requests to a machine whose connection is lost."""
         self._calls.link_down(node)
 
     async def stop(self) -> None:
-        tasks = [bring.task for bring in self._brings.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Cancel all running fetches."""
+        await self.fetcher.stop()
 
-    async def _reply(self, node: NodeId, asked: CheckpointRequest) -> None:
-        answer: CheckpointAnswer
+    async def _reply(self, node: NodeId, request: CheckpointRequest) -> None:
+        response: CheckpointAnswer
         try:
-            match asked:
+            match request:
                 case HeldCheckpointsRequest():
-                    answer = await self._tell_held(node, asked)
+                    response = await self._reply_held(node, request)
                 case FilesRequest():
-                    answer = FilesResponse(asked.serial, await self._lend(node, asked))
+                    response = FilesResponse(request.serial, await self._grant(node, request))
                 case CopyOffer():
-                    await self._take_copy(node, asked)
-                    answer = CopyResult(asked.serial)
+                    await self._take_copy(node, request)
+                    response = CopyResult(request.serial)
         except (BarnraiseError, OSError) as error:
             words = (error.message if isinstance(error, BarnraiseError) else str(error))[:1000] or "it failed"
-            if isinstance(asked, HeldCheckpointsRequest):
-                answer = HeldCheckpointsResponse(asked.serial, ())
-            elif isinstance(asked, FilesRequest):
-                answer = FilesResponse(asked.serial, b"", words)
+            if isinstance(request, HeldCheckpointsRequest):
+                response = HeldCheckpointsResponse(request.serial, ())
+            elif isinstance(request, FilesRequest):
+                response = FilesResponse(request.serial, b"", words)
             else:
-                answer = CopyResult(asked.serial, words)
+                response = CopyResult(request.serial, words)
         finally:
-            self._answering[node] -= 1
-        self._around.send_bulk(node, encode(answer))
+            self._replying[node] -= 1
+        self._context.send_bulk(node, encode(response))
 
-    async def _tell_held(self, node: NodeId, asked: HeldCheckpointsRequest) -> HeldCheckpointsResponse:
-        runs = [run for run in asked.runs if self._may_have(node, run)]
+    async def _reply_held(self, node: NodeId, request: HeldCheckpointsRequest) -> HeldCheckpointsResponse:
+        runs = [run for run in request.runs if self._may_read(node, run)]
         held = await self._held(runs)
-        known = self._book.runs.get(asked.runs[0])
-        files = asked.files and known is not None and self._around.log.role(node) == "owner"
-        if files and known is not None:
-            files = await asyncio.to_thread(self.shelf.has_files, known.order.manifests)
-        return HeldCheckpointsResponse(asked.serial, held, files, await self._sharded(runs))
+        entry = self._registry.runs.get(request.runs[0])
+        files = request.files and entry is not None and self._context.log.role(node) == "owner"
+        if files and entry is not None:
+            files = await asyncio.to_thread(self.local.has_files, entry.spec.manifests)
+        return HeldCheckpointsResponse(request.serial, held, files, await self._sharded(runs))
 
-    async def _lend(self, node: NodeId, asked: FilesRequest) -> bytes:
-        if asked.step:
-            if not self._may_have(node, asked.run):
-                raise RunError("a guest has no checkpoint of a run that it has no part in")
-            return await self.loans.lend(node, asked.run, asked.step, self.signers_of(asked.run))
-        known = self._book.runs.get(asked.run)
-        if known is None or self._around.log.role(node) != "owner":
-            raise RunError("what a run was started with is for owners and those who take part")
-        self.loans.lend_files(node, known.run, known.order.manifests)
-        return known.order.folder
+    async def _grant(self, node: NodeId, request: FilesRequest) -> bytes:
+        if request.step:
+            if not self._may_read(node, request.run):
+                raise RunError("a guest cannot read checkpoints of a run that it has no part in")
+            return await self.grants.grant(node, request.run, request.step, self.signers_of(request.run))
+        entry = self._registry.runs.get(request.run)
+        if entry is None or self._context.log.role(node) != "owner":
+            raise RunError("the files of a run are for owners and its participants only")
+        self.grants.grant_files(node, entry.run, entry.spec.manifests)
+        return entry.spec.folder
 
-    async def _take_copy(self, node: NodeId, offered: CopyOffer) -> None:
-        """An owner's machine lacks others that hold it: keep it, and what its run was started with."""
-        known = self._book.runs.get(offered.run)
-        if known is None or self._around.log.role(node) != "owner":
-            raise RunError(f"no copy of run {offered.run} is kept here", hint="Ask another machine.")
-        async with self._taking:
+    async def _take_copy(self, node: NodeId, offer: CopyOffer) -> None:
+        """Fetch a checkpoint that another owner's machine offers, and the folder of its run."""
+        entry = self._registry.runs.get(offer.run)
+        if entry is None or self._context.log.role(node) != "owner":
+            raise RunError(f"this machine keeps no copy of run {offer.run}", hint="Ask another machine.")
+        async with self._copying:
             # The folder first, so that this machine could resume the run alone once it has the checkpoint.
-            if not await asyncio.to_thread(self.shelf.has_files, [known.order.folder]):
+            if not await asyncio.to_thread(self.local.has_files, [entry.spec.folder]):
                 try:
-                    await self._fetch_files(node, known, [known.order.folder])
+                    await self.fetcher.fetch_files(node, entry, [entry.spec.folder])
                 except BarnraiseError as error:
-                    _log.warning("the folder of run %s does not come along: %s", known.run, error.message)
-            bring = self._bring(offered.run, offered.step, [node])
-            await asyncio.shield(bring.task)
+                    _log.warning("cannot fetch the folder of run %s: %s", entry.run, error.message)
+            await asyncio.shield(self.fetcher.start(offer.run, offer.step, [node]).task)
 
-    # asking others
+    # requests to other agents
 
     async def survey(
         self, runs: Sequence[str], *, files: bool = False
     ) -> dict[NodeId, HeldCheckpointsResponse]:
-        """What this machine has, and all that can be reached."""
+        """Return what this machine and every connected machine holds of these runs."""
 
         async def ask(node: NodeId) -> tuple[NodeId, HeldCheckpointsResponse] | None:
             make = partial(HeldCheckpointsRequest, runs=tuple(runs), files=files)
             try:
                 return node, await self._calls.ask(node, make, HeldCheckpointsResponse, _SURVEY_S)
             except BarnraiseError as error:
-                _log.info("%s does not tell what it holds: %s", node.short, error.message)
+                _log.info("cannot ask %s which checkpoints it holds: %s", node.short, error.message)
                 return None
 
-        nodes = [node for node in self._around.linked_nodes() if self._may_have(node, runs[0])]
+        nodes = [node for node in self._context.linked_nodes() if self._may_read(node, runs[0])]
         own = HeldCheckpointsResponse(0, await self._held(runs), False, await self._sharded(runs))
-        mine = {self._around.me: own}
-        return mine | dict(one for one in await asyncio.gather(*map(ask, nodes)) if one is not None)
+        answered = [answer for answer in await asyncio.gather(*map(ask, nodes)) if answer is not None]
+        return {self._context.me: own} | dict(answered)
 
-    async def _borrow(self, node: NodeId, run: str, step: int) -> bytes:
-        lent = await self._calls.ask(node, partial(FilesRequest, run=run, step=step), FilesResponse, _LEND_S)
-        if not lent.manifest:
-            raise RunError(f"{self._around.name_of(node)} does not lend it: {lent.words}", hint="Try others.")
-        return lent.manifest
+    async def holders_of(self, run: str, step: int) -> list[NodeId]:
+        """Return the machines that have this checkpoint, this machine included."""
+        responses = await self.survey([run])
+        return [
+            node for node, response in responses.items() if any(held.step == step for held in response.held)
+        ]
 
-    async def _fetch_files(self, node: NodeId, known: RunEntry, manifests: Sequence[bytes]) -> None:
-        await self._borrow(node, known.run, 0)
-        settings = self._around.settings
-        for name in manifests:
-            limits = folder_limits(settings) if name == known.order.folder else data_limits(settings)
-            await self._shipper.fetch(name, [node], [self._around.me], limits)
+    async def request_files(self, node: NodeId, run: str, step: int) -> FilesResponse:
+        """Ask a machine for read access to a checkpoint; step 0: to the files of the run."""
+        make = partial(FilesRequest, run=run, step=step)
+        return await self._calls.ask(node, make, FilesResponse, _GRANT_S)
 
-    # bringing one here
-
-    def _bring(self, run: str, step: int, holders: Sequence[NodeId]) -> _Transfer:
-        """Begin, or join what was begun; without holders those are asked who can be reached."""
-        for key in [key for key, one in self._brings.items() if one.task.done()]:
-            del self._brings[key]
-        found = self._brings.get((run, step))
-        if found is None:
-            task = self._loop.create_task(self._bring_now(run, step, holders))
-            task.add_done_callback(lambda task: task.cancelled() or task.exception())
-            found = self._brings[run, step] = _Transfer(task)
-        return found
-
-    async def _bring_now(self, run: str, step: int, holders: Sequence[NodeId]) -> None:
-        may_sign = self.signers_of(run)
-        if await asyncio.to_thread(self.shelf.is_whole, run, step, may_sign):
-            return
-        if not holders:
-            told = await self.survey([run])
-            holders = [node for node, one in told.items() if any(held.step == step for held in one.held)]
-        why = "no machine that is here has it"
-        for node in [node for node in holders if node != self._around.me]:
-            try:
-                await self._bring_from(node, run, step, may_sign)
-            except (BarnraiseError, OSError) as error:
-                why = error.message if isinstance(error, BarnraiseError) else str(error)
-                _log.warning("no checkpoint comes from %s: %s", self._around.name_of(node), why)
-            else:
-                return
-        raise RunError(
-            f"the checkpoint of step {step} of run {run} cannot be had: {why}",
-            hint="Switch on the machines that saved it: barnraise status",
-        )
-
-    async def _bring_from(self, node: NodeId, run: str, step: int, may_sign: Collection[bytes]) -> None:
-        name = await self._borrow(node, run, step)
-        progress = self._brings[run, step].progress
-        limits = data_limits(self._around.settings)
-        # Whoever lends may name a list of files that this machine has for another reason.
-        was_here = await asyncio.to_thread(self.shelf.knows, name)
-        files = await self._shipper.fetch(name, [node], [self._around.me], limits, progress)
-        try:
-            await asyncio.to_thread(self.shelf.keep, files, run, step, may_sign)
-        finally:
-            if name not in self.loans and not was_here:  # its place is on the shelf
-                await asyncio.to_thread(self.shelf.take_back, name)
-
-    # who has what, and for whom
+    # checkpoints on this machine, and permissions
 
     async def _held(self, runs: Sequence[str]) -> tuple[HeldCheckpoint, ...]:
-        may_sign = {run: self.signers_of(run) for run in runs}
+        signers_by_run = {run: self.signers_of(run) for run in runs}
 
-        def look() -> tuple[HeldCheckpoint, ...]:
-            held = [sorted(self.shelf.held(run, who), key=_by_age) for run, who in may_sign.items()]
-            return tuple(one for some in held for one in some[-2 * KEPT :])
+        def read() -> tuple[HeldCheckpoint, ...]:
+            lists = [
+                sorted(self.local.held(run, accepted), key=_by_age)
+                for run, accepted in signers_by_run.items()
+            ]
+            return tuple(held for checkpoints in lists for held in checkpoints[-2 * KEPT :])
 
-        return await asyncio.to_thread(look)
+        return await asyncio.to_thread(read)
 
     async def _sharded(self, runs: Sequence[str]) -> int:
-        return await asyncio.to_thread(lambda: max(map(self.shelf.sharded, runs), default=0))
+        return await asyncio.to_thread(lambda: max(map(self.local.sharded, runs), default=0))
 
     def signers_of(self, run: str) -> frozenset[bytes]:
-        known = self._book.runs.get(run)
-        if known is None:  # a guest does not know of the runs that its own goes on with
-            return frozenset(node.raw for node in self._around.log.owners)
-        return signers(self._around.log, known.order)
+        """Return the nodes whose signature on a checkpoint of this run is accepted."""
+        entry = self._registry.runs.get(run)
+        if entry is None:  # a guest does not know the earlier runs that its own run resumes
+            return frozenset(node.raw for node in self._context.log.owners)
+        return signers(self._context.log, entry.spec)
 
-    def _may_have(self, node: NodeId, run: str) -> bool:
-        """An owner all; a guest what its own runs saved, or go on with."""
-        if self._around.log.role(node) == "owner":
+    def _may_read(self, node: NodeId, run: str) -> bool:
+        """Return True for an owner; for a guest only if its own runs saved or resume this run."""
+        if self._context.log.role(node) == "owner":
             return True
         return any(
-            known.run == run or (run in known.order.resumes and not known.has_ended)
-            for known in self._book.runs.values()
-            if node.raw in known.order.nodes
+            entry.run == run or (run in entry.spec.resumes and not entry.has_ended)
+            for entry in self._registry.runs.values()
+            if node.raw in entry.spec.nodes
         )
 
 
 def _newest_of(
-    told: Mapping[NodeId, HeldCheckpointsResponse],
+    responses: Mapping[NodeId, HeldCheckpointsResponse],
     runs: Sequence[str],
     passing_over: Collection[tuple[str, int]],
 ) -> LocatedCheckpoint | ShardedCheckpoint | None:
-    held = {one for answer in told.values() for one in answer.held}
-    best = newest((one for one in held if (one.run, one.step) not in passing_over), runs)
+    candidates = {held for response in responses.values() for held in response.held}
+    best = newest((held for held in candidates if (held.run, held.step) not in passing_over), runs)
     if best is None:
-        parts = {node: answer.sharded for node, answer in told.items() if answer.sharded}
-        return ShardedCheckpoint(max(parts.values()), list(parts)) if parts else None
-    return LocatedCheckpoint(best, [node for node, answer in told.items() if best in answer.held])
+        shards = {node: response.sharded for node, response in responses.items() if response.sharded}
+        return ShardedCheckpoint(max(shards.values()), list(shards)) if shards else None
+    return LocatedCheckpoint(best, [node for node, response in responses.items() if best in response.held])
 
 
 def _by_age(held: HeldCheckpoint) -> tuple[int, int]:

@@ -1,1 +1,5 @@
-"""TODO: cluster."""
+"""This machine's part in the cluster: connections, discovery, pairing, admission, key-value store, link
+probes.
+
+What members agree on is decided in `barnraise.membership` and `barnraise.kvstore`.
+"""

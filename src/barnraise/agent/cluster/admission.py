@@ -1,4 +1,4 @@
-"""Letting a machine in, going over to another's cluster, and leaving one for good."""
+"""Membership changes of machines: admit one, move to another cluster, leave a cluster for good."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from barnraise.core.errors import MembershipError, PairingError
 from barnraise.identity.trust import SignedEntry, TrustLog, encode_entry
-from barnraise.membership.paxos import founded
+from barnraise.membership.consensus.paxos import founded
 from barnraise.membership.storage import FILE_NAME, MembershipStorage
 from barnraise.membership.view import nowhere
 from barnraise.pairing import PairingPeer, PairingProven
@@ -23,79 +23,82 @@ _ENTER_S = 20.0
 
 
 async def admit(agent: Agent, proven: PairingProven) -> tuple[TrustLog, list[PairingPeer]]:
-    """Have the cluster admit a machine that knew the code; returns the log, and where everybody is."""
+    """Have the cluster admit a machine that proved the code; return the trust log and all addresses."""
 
     def entry(log: TrustLog) -> SignedEntry | None:
         if log.role(proven.node) == proven.role:
             return None
         return log.admit(agent.key, proven.node, proven.role, proven.name)
 
-    if agent.log.role(proven.node) is not None and agent.places[proven.node].version:
-        # Its votes are lost with its memory: under the same key it would vote twice.
+    if agent.log.role(proven.node) is not None and agent.peer_store[proven.node].version:
+        # Its votes are lost: with the same key it could vote twice.
         raise PairingError(
-            f"{proven.name} has been in this cluster under this key, and seems to have lost what it knew",
+            f"{proven.name} has been in this cluster with this key, and has lost its state",
             hint="There run `barnraise leave` and `barnraise up`, and pair again; unpair its old id here.",
         )
-    if agent.hosts_alone and len(agent.log.members) == 1 and proven.node < agent.me:
+    if agent.is_alone_with_psk and len(agent.log.members) == 1 and proven.node < agent.me:
         raise PairingError("this machine is alone as well and will join yours")
-    async with agent.changing:
-        await agent.decide(entry)
+    async with agent.membership_lock:
+        await agent.commit_entry(entry)
     # It dials us: before it has the log it would not know our secret.
-    agent.places.told(proven.node, proven.addresses, proven.port, len(agent.log.secrets))
-    return agent.log, _where_all(agent)
+    agent.peer_store.add_hint(proven.node, proven.addresses, proven.port, len(agent.log.secrets))
+    return agent.log, _all_addresses(agent)
 
 
 async def enter(agent: Agent, log: TrustLog, peers: list[PairingPeer]) -> None:
     """Leave this machine's own cluster for the one that admitted it, and wait to be in its view."""
-    agent.links.forget_all("this machine joins another cluster")
+    agent.connections.forget_all("this machine joins another cluster")
     record = founded(nowhere())
     agent.storage.replace_cluster(record, tuple(map(encode_entry, log.entries)))
     agent.build_member(log, record)
-    agent.board.begin_anew()
-    agent.runs.begin_anew()
-    agent.search.forget()
-    agent.places.keep_only(set(log.members))
+    agent.kv.reset()
+    agent.runs.reset()
+    agent.discovery.forget()
+    agent.peer_store.keep_only(set(log.members))
     for peer in peers:
         if peer.id != agent.me:
-            agent.places.told(peer.id, peer.addresses, peer.port, len(log.secrets))
-    agent.search.retag()
-    agent.search.dial_all()
+            agent.peer_store.add_hint(peer.id, peer.addresses, peer.port, len(log.secrets))
+    agent.discovery.update_tags()
+    agent.discovery.dial_all()
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _ENTER_S
     while not agent.member.is_member:
         if loop.time() > deadline:
             raise MembershipError(
-                f"this machine is admitted, but was not taken into the view within {_ENTER_S:g} s",
-                hint="It goes on trying. See `barnraise status`, and `barnraise doctor` on both machines.",
+                f"this machine is admitted, but is not in the cluster's view after {_ENTER_S:g} s",
+                hint="It keeps trying. See `barnraise status`, and `barnraise doctor` on both machines.",
             )
-        await agent.news_within(deadline - loop.time())
+        await agent.wait_for_change(deadline - loop.time())
 
 
 def renew_lost_key(directory: Path, storage: MembershipStorage) -> bool:
-    """A key that voted in a cluster must not vote again once its votes are lost: put it away, and say so."""
+    """Rename the node key away if its votes are lost, and return True in that case.
+
+    A key that voted in a cluster must not vote again without its memory.
+    """
     mark = directory / _USED
     lost = mark.exists() and storage.record() is None
     if lost:
-        _put_away(directory, _KEY)
+        _rename_away(directory, _KEY)
     mark.touch(mode=0o600)
     return lost
 
 
-def forsake(directory: Path) -> None:
-    """Forget the cluster, and the key under which it knew this machine. Nothing is deleted."""
-    _put_away(directory, _KEY, _USED, FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm")
+def forget_cluster(directory: Path) -> None:
+    """Rename the cluster's files and the node key away, so that the next start is a new machine."""
+    _rename_away(directory, _KEY, _USED, FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm")
 
 
-def _where_all(agent: Agent) -> list[PairingPeer]:
-    peers = [PairingPeer.of(agent.me, agent.addresses(), agent.listener.port)]
+def _all_addresses(agent: Agent) -> list[PairingPeer]:
+    peers = [PairingPeer.of(agent.me, agent.own_addresses(), agent.listener.port)]
     for node in agent.log.members:
-        place = agent.places.place(node)
+        place = agent.peer_store.address_of(node)
         if node != agent.me and place is not None:
             peers.append(PairingPeer.of(node, place.addresses, place.port))
     return peers
 
 
-def _put_away(directory: Path, *names: str) -> None:
+def _rename_away(directory: Path, *names: str) -> None:
     stamp = secrets.token_hex(4)
     for name in names:
         path = directory / name

@@ -1,4 +1,4 @@
-"""The agent as the house behind its listener: trust, secrets and routes as the cluster has them now."""
+"""The listener's connection policy: keys, trust and routes as the cluster has them now."""
 
 from __future__ import annotations
 
@@ -20,60 +20,72 @@ from barnraise.transport.listener.preface import (
 
 
 class ListenerHost(Protocol):
-    """What the house needs of the agent."""
+    """Callbacks of the connection policy into the agent."""
 
     key: NodeKey
 
     @property
-    def log(self) -> TrustLog: ...
+    def log(self) -> TrustLog:
+        """Return the trust log of the cluster."""
 
-    def pairing_key(self, target: bytes) -> bytes | None: ...
+    def pairing_key(self, target: bytes) -> bytes | None:
+        """Return the preface key of an open offer, or None."""
 
     def deliver_pairing(
         self, preface: Preface, connection: socket.socket, address: str
-    ) -> ConnectionRefusal | None: ...
+    ) -> ConnectionRefusal | None:
+        """Start to pair with a machine, or return why it is refused."""
 
-    def deliver_agent(self, preface: Preface, connection: socket.socket, address: str) -> None: ...
+    def deliver_agent(self, preface: Preface, connection: socket.socket, address: str) -> None:
+        """Accept a connection of another agent."""
 
-    async def answer(self, question: bytes) -> bytes: ...
+    async def answer(self, question: bytes) -> bytes:
+        """Answer a request of a process on this machine."""
 
 
 class ClusterConnectionPolicy:
-    """Asks the agent anew for everything: trust changes while it runs."""
+    """Connection policy that asks the agent each time, because trust changes while it runs."""
 
     def __init__(self, agent: ListenerHost) -> None:
         self._agent = agent
 
     @property
     def key(self) -> NodeKey:
+        """Return the node key of this machine."""
         return self._agent.key
 
     def trusted(self) -> tuple[NodeId, ...]:
+        """Return the machines of the cluster."""
         return tuple(self._agent.log.members)
 
     def secret(self) -> bytes:
+        """Return the newest secret of the cluster."""
         return self._agent.log.secret
 
     def key_for(self, route: int, target: bytes) -> bytes | None:
+        """Return the preface key of a route, or None if the route is closed."""
         if route == ROUTE_PAIRING:
             return self._agent.pairing_key(target)
         return self._agent.log.secret
 
     def deliver(self, preface: Preface, connection: socket.socket, address: str) -> ConnectionRefusal | None:
+        """Pass a connection to its service, or return why it is refused."""
         if preface.route == ROUTE_PAIRING:
             return self._agent.deliver_pairing(preface, connection, address)
         if preface.route in AGENT_ROUTES:
             own, port = connection.getsockname()[:2]
             here = target_at(self.secret(), own.removeprefix("::ffff:"), port)
             if preface.target not in (ANYBODY, target_of(self.key.id), here):
-                # Not a word: it may be somebody's preface for another place, shown by a stranger.
+                # No response: a stranger may have replayed a preface for another machine.
                 return ConnectionRefusal("it looks for another machine")
             self._agent.deliver_agent(preface, connection, address)
             return None
         return ConnectionRefusal(f"route {preface.route} does not exist here", refuse_route())
 
     async def answer(self, question: bytes) -> bytes:
+        """Answer a request of a process on this machine."""
         return await self._agent.answer(question)
 
     def refuse_run(self, run: str) -> str | None:
+        """Return None: an agent refuses no run at this point."""
         return None

@@ -1,7 +1,7 @@
-"""The control links of an agent: dials every machine of the cluster, takes calls, keeps one link a pair.
+"""Control connections to the other agents: dials every machine, accepts calls, keeps one connection per pair.
 
-Two machines may dial each other at the same moment. The link that the smaller node id dialled stays, and
-only whoever dialled a link closes it as superfluous, so that the two never close each other's.
+Two machines may dial each other at the same moment. The connection that the smaller node id dialled is kept.
+Only the side that dialled closes a redundant connection, so that the two never close each other's.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from barnraise.transport.listener.preface import (
 from barnraise.transport.log_throttle import ThrottledLog
 
 _OTHER_FIRST_S = 0.4  # how long the larger node id waits for the smaller one's call
-_MOST_KEPT = 64
-_MOST_LINKS = 3  # to one node on one route
+_MAX_QUEUED = 64
+_MAX_LINKS = 3  # to one node on one route
 _NEWEST = 1 << 30
 
 _log = logging.getLogger(__name__)
 
 
 class PeerAddress(NamedTuple):
-    """Where a node can be dialled, and how many of the cluster's secrets it knew last."""
+    """Addresses and port of a node; ``epoch``: how many cluster secrets it knew last."""
 
     addresses: tuple[str, ...]
     port: int
@@ -44,114 +44,127 @@ class PeerAddress(NamedTuple):
 
 
 class ConnectionHost(Protocol):
-    """What the links tell the agent."""
+    """Callbacks of the connections into the agent."""
 
-    def link_up(self, node: NodeId, link: ControlConnection) -> None: ...
+    def link_up(self, node: NodeId, link: ControlConnection) -> None:
+        """Handle the first control connection to a node."""
 
-    def link_down(self, node: NodeId, why: str) -> None: ...
+    def link_down(self, node: NodeId, why: str) -> None:
+        """Handle the loss of the last control connection to a node."""
 
     def route_down(self, node: NodeId, route: int) -> None:
-        """The last link of another route is gone."""
+        """Handle the loss of the last connection of another route."""
 
     def refused(self, node: NodeId) -> None:
-        """The node's machine says that no agent listens there."""
+        """Handle a refused dial: the machine is on, but no agent listens."""
 
-    def received(self, link: ControlConnection, message: bytes) -> None: ...
+    def received(self, link: ControlConnection, message: bytes) -> None:
+        """Handle a message of a node."""
 
-    def secret_for(self, node: NodeId | None, epoch: int) -> bytes: ...
+    def secret_for(self, node: NodeId | None, epoch: int) -> bytes:
+        """Return the cluster secret of an epoch."""
 
 
 class _PeerConnection:
+    """Addresses, connections and queued messages of one node."""
+
     def __init__(self) -> None:
         self.links: dict[int, list[ControlConnection]] = {route: [] for route in AGENT_ROUTES}
-        self.place: PeerAddress | None = None
+        self.address: PeerAddress | None = None
         self.choice: AddressChoice | None = None
         self.dialling: dict[int, asyncio.Task[None]] = {}
-        self.kept: dict[int, list[bytes]] = {route: [] for route in AGENT_ROUTES}
+        self.queued: dict[int, list[bytes]] = {route: [] for route in AGENT_ROUTES}
         self.failure = ""
 
     def all_links(self) -> list[ControlConnection]:
+        """Return the connections of all routes."""
         return [link for links in self.links.values() for link in links]
 
 
 class AgentConnections:
-    """All of them, by node."""
+    """All connections to other agents, by node and route."""
 
-    def __init__(self, me: NodeId, tls: AgentTls, owner: ConnectionHost) -> None:
+    def __init__(self, me: NodeId, tls: AgentTls, host: ConnectionHost) -> None:
         self._me = me
         self._tls = tls
-        self._owner = owner
+        self._host = host
         self._peers: dict[NodeId, _PeerConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self._complaints = ThrottledLog(_log, "refused a call from")
-
-    # what the agent asks
+        self._refusals = ThrottledLog(_log, "refused a connection from")
 
     def get(self, node: NodeId, route: int = ROUTE_AGENT) -> ControlConnection | None:
-        """The link to use: the one that the smaller node id dialled, if there are two."""
+        """Return the connection to use, or None: the newest that the smaller node id dialled."""
         peer = self._peers.get(node)
         live = [link for link in peer.links[route] if link.closed is None] if peer is not None else []
         if not live:
             return None
-        # The newest: one that was made again is of more use than one that has died unnoticed.
+        # The newest: an older one may be dead without notice.
         return next((link for link in reversed(live) if self._is_preferred(node, link)), live[-1])
 
     def linked(self) -> list[NodeId]:
+        """Return the nodes with a control connection."""
         return [node for node in self._peers if self.get(node) is not None]
 
     def choice(self, node: NodeId) -> AddressChoice | None:
+        """Return the address that was chosen for a node, and why."""
         peer = self._peers.get(node)
         return peer.choice if peer is not None else None
 
     def failure(self, node: NodeId) -> str:
-        """Why it could not be dialled last time."""
+        """Return why the last dial failed; empty if it did not."""
         peer = self._peers.get(node)
         return peer.failure if peer is not None else ""
 
-    def place(self, node: NodeId) -> PeerAddress | None:
+    def address_of(self, node: NodeId) -> PeerAddress | None:
+        """Return the known addresses of a node, or None."""
         peer = self._peers.get(node)
-        return peer.place if peer is not None else None
+        return peer.address if peer is not None else None
 
-    def learn(self, node: NodeId, place: PeerAddress) -> None:
-        """It can be reached there; addresses that worked before stay, behind the new ones."""
+    def learn(self, node: NodeId, address: PeerAddress) -> None:
+        """Add addresses of a node before the ones that are known."""
         peer = self._peer(node)
-        old = peer.place.addresses if peer.place is not None and peer.place.port == place.port else ()
-        addresses = tuple(dict.fromkeys((*place.addresses, *old)))[:8]
-        peer.place = PeerAddress(addresses, place.port, place.epoch)
+        old = peer.address.addresses if peer.address is not None and peer.address.port == address.port else ()
+        addresses = tuple(dict.fromkeys((*address.addresses, *old)))[:8]
+        peer.address = PeerAddress(addresses, address.port, address.epoch)
 
     def send(self, node: NodeId, message: bytes) -> None:
-        """On the route of heartbeats; dropped if there is no link."""
+        """Send on the route of heartbeats; drop the message if there is no connection."""
         link = self.get(node)
         if link is not None:
             link.send(message)
 
     def send_on(self, route: int, node: NodeId, message: bytes) -> None:
-        """On another route, whose link is made when it is first needed."""
+        """Send on another route; its connection is made at the first message."""
         link = self.get(node, route)
         if link is not None:
             link.send(message)
             return
-        kept = self._peer(node).kept[route]
-        if len(kept) < _MOST_KEPT and self.get(node) is not None:
-            kept.append(message)
+        queued = self._peer(node).queued[route]
+        if len(queued) < _MAX_QUEUED and self.get(node) is not None:
+            queued.append(message)
             self.dial(node, route)
 
     def dial(self, node: NodeId, route: int = ROUTE_AGENT, *, at_once: bool = False) -> None:
-        """Unless there is a link, or a call is under way."""
+        """Dial a node unless it is connected or being dialled."""
         peer = self._peer(node)
-        if self._closing or peer.place is None or route in peer.dialling or self.get(node, route) is not None:
+        if (
+            self._closing
+            or peer.address is None
+            or route in peer.dialling
+            or self.get(node, route) is not None
+        ):
             return
         wait = 0.0 if at_once or self._me < node or route != ROUTE_AGENT else _OTHER_FIRST_S
         task = self._spawn(self._dial(node, peer, route, wait))
         peer.dialling[route] = task
         task.add_done_callback(lambda _: peer.dialling.pop(route, None))
 
-    async def look(self, address: str, port: int, secret: bytes, *, named: bool) -> NodeId:
-        """Dial whoever is there; BarnraiseError if it is nobody of ours.
+    async def dial_unknown(self, address: str, port: int, secret: bytes, *, named: bool) -> NodeId:
+        """Dial an address and return the node there; raise BarnraiseError if it is not of this cluster.
 
-        ``named``: a person gave the address. It may be a router's that leads to a machine which does not know
-        it by that address; only then the preface is not bound to the place.
+        ``named``: a person gave the address. It may be a router's address that the machine itself does not
+        know. Only then the preface is not bound to the address.
         """
         link, choice = await dial_best(
             [address],
@@ -161,23 +174,23 @@ class AgentConnections:
             secret=secret,
             tls=self._tls,
             expect=None,
-            on_message=self._owner.received,
+            on_message=self._host.received,
             on_closed=self._closed,
         )
         node = link.peer.node
         self.learn(node, PeerAddress((choice.address,), port, self._epoch(node)))
-        self._settle(node, link, choice)
+        self._register(node, link, choice)
         return node
 
     def accept(self, connection: socket.socket, preface: Preface, address: str) -> None:
-        """A call that came in; its preface was right."""
+        """Accept a connection whose preface was valid."""
         if self._closing:
             connection.close()
             return
         self._spawn(self._accept(connection, preface, address))
 
-    def cut(self, node: NodeId, why: str) -> None:
-        """End everything with this node."""
+    def disconnect(self, node: NodeId, why: str) -> None:
+        """Close all connections to a node and forget its addresses."""
         peer = self._peers.pop(node, None)
         if peer is None:
             return
@@ -187,6 +200,7 @@ class AgentConnections:
             link.close(why, flush=True)
 
     async def close(self, why: str) -> None:
+        """Close all connections and stop all dials."""
         self._closing = True
         for task in list(self._tasks):
             task.cancel()
@@ -197,47 +211,45 @@ class AgentConnections:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def forget_all(self, why: str) -> None:
-        """Another cluster begins: nobody of the old one is known any more."""
+        """Close the connections to all nodes of the old cluster."""
         for node in list(self._peers):
-            self.cut(node, why)
-
-    # how it is done
+            self.disconnect(node, why)
 
     async def _dial(self, node: NodeId, peer: _PeerConnection, route: int, wait: float) -> None:
         if wait:
             await asyncio.sleep(wait)
-        place = peer.place
-        if place is None or self.get(node, route) is not None:
+        address = peer.address
+        if address is None or self.get(node, route) is not None:
             return
         current = self.get(node)
-        addresses = (current.address,) if current is not None and current.outbound else place.addresses
+        addresses = (current.address,) if current is not None and current.outbound else address.addresses
         try:
             try:
-                link, choice = await self._call(node, peer, route, addresses, place.epoch)
+                link, choice = await self._call(node, peer, route, addresses, address.epoch)
             except HandshakeError:
-                # It may have learnt a newer secret from others since we last heard of it.
+                # It may have learnt a newer secret from others meanwhile.
                 link, choice = await self._call(node, peer, route, addresses, _NEWEST)
         except BarnraiseError as error:
             peer.failure = error.message
-            _log.debug("%s cannot be dialled: %s", node.short, error.message)
+            _log.debug("cannot dial %s: %s", node.short, error.message)
             if route == ROUTE_AGENT and was_refused(error) and self.get(node) is None:
-                self._owner.refused(node)
+                self._host.refused(node)
             return
-        self._settle(node, link, choice)
+        self._register(node, link, choice)
 
     async def _call(
         self, node: NodeId, peer: _PeerConnection, route: int, addresses: tuple[str, ...], epoch: int
     ) -> tuple[ControlConnection, AddressChoice]:
-        assert peer.place is not None
+        assert peer.address is not None
         return await dial_best(
             addresses,
-            peer.place.port,
+            peer.address.port,
             route=route,
             target=target_of(node),
-            secret=self._owner.secret_for(node, epoch),
+            secret=self._host.secret_for(node, epoch),
             tls=self._tls,
             expect=node,
-            on_message=self._owner.received,
+            on_message=self._host.received,
             on_closed=self._closed,
             current=peer.choice.address if peer.choice is not None else None,
         )
@@ -249,46 +261,49 @@ class AgentConnections:
                 preface,
                 address,
                 tls=self._tls,
-                on_message=self._owner.received,
+                on_message=self._host.received,
                 on_closed=self._closed,
             )
         except HandshakeError as error:
-            self._complaints.about(address, error.message)
+            self._refusals.about(address, error.message)
             return
         except BarnraiseError as error:
-            _log.debug("a call from %s came to nothing: %s", address, error.message)
+            _log.debug("a connection from %s failed: %s", address, error.message)
             return
-        self._settle(link.peer.node, link, None)
+        self._register(link.peer.node, link, None)
 
-    def _settle(self, node: NodeId, link: ControlConnection, choice: AddressChoice | None) -> None:
-        """Keep it, unless there is a better one; a new incarnation ends the links of the old."""
+    def _register(self, node: NodeId, link: ControlConnection, choice: AddressChoice | None) -> None:
+        """Keep a new connection unless there is a better one.
+
+        A new incarnation of a node closes the connections of the old one.
+        """
         if node == self._me or self._closing:
-            link.close("it has this machine's own node key" if node == self._me else "the agent ends")
+            link.close("it has this machine's own node key" if node == self._me else "the agent stops")
             return
         peer = self._peer(node)
         peer.failure = ""
         rivals = [other for other in peer.links[link.route] if other.closed is None]
         for other in rivals:
             if other.peer.worker != link.peer.worker:
-                other.close("a later incarnation of its agent speaks")
+                other.close("replaced by a later incarnation of its agent")
         rivals = [other for other in rivals if other.closed is None]
         if link.outbound and any(other.outbound or not self._is_preferred(node, link) for other in rivals):
-            link.close("there is a link already", flush=True)
+            link.close("there is a connection already", flush=True)
             return
         peer.links[link.route].append(link)
-        for oldest in peer.links[link.route][:-_MOST_LINKS]:
-            oldest.close("there are newer links")
+        for oldest in peer.links[link.route][:-_MAX_LINKS]:
+            oldest.close("there are newer connections")
         if choice is not None and link.route == ROUTE_AGENT:
             peer.choice = choice
         for other in rivals:
             if other.outbound and not self._is_preferred(node, other):
-                other.close("the other side's link is used", flush=True)
+                other.close("the other side's connection is used", flush=True)
         if link.route != ROUTE_AGENT:
-            kept, peer.kept[link.route] = peer.kept[link.route], []
-            for message in kept:
+            queued, peer.queued[link.route] = peer.queued[link.route], []
+            for message in queued:
                 link.send(message)
         elif not rivals:
-            self._owner.link_up(node, link)
+            self._host.link_up(node, link)
 
     def _closed(self, link: ControlConnection, why: str) -> None:
         node = link.peer.node
@@ -299,16 +314,16 @@ class AgentConnections:
         if self.get(node, link.route) is not None:
             return
         if link.route == ROUTE_AGENT:
-            self._owner.link_down(node, why)
+            self._host.link_down(node, why)
         else:
-            self._owner.route_down(node, link.route)
+            self._host.route_down(node, link.route)
 
     def _is_preferred(self, node: NodeId, link: ControlConnection) -> bool:
         return link.outbound == (self._me < node)
 
     def _epoch(self, node: NodeId) -> int:
-        place = self.place(node)
-        return place.epoch if place is not None else 1
+        address = self.address_of(node)
+        return address.epoch if address is not None else 1
 
     def _peer(self, node: NodeId) -> _PeerConnection:
         peer = self._peers.get(node)
@@ -326,5 +341,5 @@ class AgentConnections:
 async def _logged(work: Coroutine[object, object, None]) -> None:
     try:
         await work
-    except Exception:  # noqa: BLE001  # one call that fails must not take the others with it
-        _log.exception("a call could not be handled")
+    except Exception:  # noqa: BLE001  # one failure must not stop the others
+        _log.exception("a connection could not be handled")

@@ -1,28 +1,25 @@
-"""The board for guests: their workers' operations are carried out by an owner's agent.
+"""Key-value store for guests: an owner's agent executes the operations of their workers.
 
-Guests hold no copy of the board, because it has the keys of runs that are not theirs. An owner does for a
-guest only what belongs to the generation of a run in which the guest has workers now.
+Guests hold no replica, because it has keys of runs that are not theirs. An owner executes only operations for
+a generation in which the guest has workers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from barnraise.agent import protocol
-from barnraise.agent.cluster.kv_service import KvService
+from barnraise.agent.context import AgentContext
 from barnraise.agent.runs.registry import RunRegistry
 from barnraise.agent_client.kv_messages import KvDenied, Namespace, Operation, Result, WatchKey
 from barnraise.core.errors import ProtocolError
 from barnraise.identity import NodeId
-from barnraise.identity.trust import TrustLog
-from barnraise.membership.node import MembershipNode
 
-_MOST_AT_ONCE = 256  # operations of one guest
+_MAX_OPERATIONS = 256  # operations of one guest
 _SLICE_S = 10.0
 _MARGIN_S = 2.0
 
@@ -30,7 +27,7 @@ Serial = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class KvProxyRequest(msgspec.Struct, frozen=True, array_like=True, tag="please"):
-    """A guest's worker asks this of the board."""
+    """An operation of a guest's worker on the key-value store."""
 
     serial: Serial
     operation: Operation | WatchKey
@@ -38,7 +35,7 @@ class KvProxyRequest(msgspec.Struct, frozen=True, array_like=True, tag="please")
 
 
 class KvProxyReply(msgspec.Struct, frozen=True, array_like=True, tag="here"):
-    """What the board said."""
+    """The result of an operation."""
 
     serial: Serial
     result: Result
@@ -50,29 +47,12 @@ _decoder: msgspec.msgpack.Decoder[KvProxyRequest | KvProxyReply] = msgspec.msgpa
 )
 
 
-class KvProxyHost(Protocol):
-    """What the proxy needs of the agent."""
-
-    me: NodeId
-    member: MembershipNode
-    board: KvService
-
-    @property
-    def log(self) -> TrustLog: ...
-
-    def linked_nodes(self) -> list[NodeId]: ...
-
-    def send_bulk(self, node: NodeId, message: bytes) -> None: ...
-
-    def spawn(self, work: Coroutine[object, object, None]) -> None: ...
-
-
 class KvProxy:
-    """Asks for this machine if it is a guest, and answers guests if it is an owner's."""
+    """Client of the proxy on a guest's machine, and its server on an owner's machine."""
 
-    def __init__(self, around: KvProxyHost, book: RunRegistry) -> None:
-        self._around = around
-        self._book = book
+    def __init__(self, context: AgentContext, registry: RunRegistry) -> None:
+        self._context = context
+        self._registry = registry
         self._loop = asyncio.get_running_loop()
         self._serial = 0
         self._waiting: dict[int, asyncio.Future[Result]] = {}
@@ -80,45 +60,47 @@ class KvProxy:
 
     @property
     def is_needed(self) -> bool:
-        return self._around.log.role(self._around.me) == "guest"
+        """Return True if this machine is a guest."""
+        return self._context.log.role(self._context.me) == "guest"
 
     async def request(self, operation: Operation | WatchKey, patience_s: float) -> Result:
-        """For a worker of this machine. An owner that dies meanwhile is replaced by another."""
+        """Execute an operation for a worker of this machine; retry with another owner if one fails."""
         deadline = self._loop.time() + patience_s
         while True:
-            left = deadline - self._loop.time()
+            left_s = deadline - self._loop.time()
             owner = self._owner()
             if owner is not None:
-                result = await self._ask(owner, operation, min(left, _SLICE_S))
-                late = isinstance(result, KvDenied) and result.reason == "late"
-                if result is not None and not (late and left > _SLICE_S):
+                result = await self._ask(owner, operation, min(left_s, _SLICE_S))
+                is_late = isinstance(result, KvDenied) and result.reason == "late"
+                if result is not None and not (is_late and left_s > _SLICE_S):
                     return result
             if self._loop.time() >= deadline:
-                words = "no owner's machine answered for this guest"
-                return KvDenied("late", words, "See with `barnraise status` who is here.")
+                message = "no owner's machine answered this guest"
+                return KvDenied("late", message, "Run `barnraise status`.")
             await asyncio.sleep(0.2)
 
     def received(self, node: NodeId, body: memoryview) -> None:
+        """Handle a message of another agent: a request of a guest, or a reply of an owner."""
         message = protocol.decode(_decoder, body)
         if isinstance(message, KvProxyReply):
-            if self._around.log.role(node) != "owner":
-                raise ProtocolError(f"{node.short} is a guest and does not speak for the board")
+            if self._context.log.role(node) != "owner":
+                raise ProtocolError(f"{node.short} is a guest and cannot answer for the key-value store")
             future = self._waiting.get(message.serial)
             if future is not None and not future.done():
                 future.set_result(message.result)
             return
-        why = self._refusal(node, message.operation.scope)
-        if why is not None:  # not worth a link: its workers may be of a generation that has just ended
-            self._send(node, KvProxyReply(message.serial, KvDenied("stale", why, "End this process.")))
+        refusal = self._refusal(node, message.operation.scope)
+        if refusal is not None:  # no reason to disconnect: the generation may have ended just now
+            self._send(node, KvProxyReply(message.serial, KvDenied("stale", refusal, "Stop this process.")))
             return
-        if self._working.get(node, 0) >= _MOST_AT_ONCE:
-            raise ProtocolError(f"{node.short} asks more of the board than it waits for")
+        if self._working.get(node, 0) >= _MAX_OPERATIONS:
+            raise ProtocolError(f"{node.short} has too many open operations on the key-value store")
         self._working[node] = self._working.get(node, 0) + 1
-        self._around.spawn(self._serve(node, message))
+        self._context.spawn(self._serve(node, message))
 
     async def _serve(self, node: NodeId, message: KvProxyRequest) -> None:
         try:
-            result = await self._around.board.request(message.operation, message.patience_s)
+            result = await self._context.kv.request(message.operation, message.patience_s)
             self._send(node, KvProxyReply(message.serial, result))
         finally:
             self._working[node] -= 1
@@ -137,18 +119,18 @@ class KvProxy:
             del self._waiting[serial]
 
     def _owner(self) -> NodeId | None:
-        """The most senior that is linked: nearly always the one that leads the board."""
-        linked = set(self._around.linked_nodes())
-        seniors = (NodeId(raw) for raw in self._around.member.view.voters)
+        """Return the most senior connected owner, which nearly always is the primary."""
+        linked = set(self._context.linked_nodes())
+        seniors = (NodeId(raw) for raw in self._context.member.view.voters)
         return next((node for node in seniors if node in linked), None)
 
     def _refusal(self, node: NodeId, scope: Namespace) -> str | None:
-        known = self._book.runs.get(scope.run)
-        if known is None or known.record.generation != scope.generation or known.record.phase != "running":
-            return f"{scope} is not at work now"
-        if node.raw not in {slot.node for slot in (*known.record.slots, *known.record.nursed)}:
+        entry = self._registry.runs.get(scope.run)
+        if entry is None or entry.record.generation != scope.generation or entry.record.phase != "running":
+            return f"{scope} is not running"
+        if node.raw not in {slot.node for slot in (*entry.record.slots, *entry.record.nursed)}:
             return f"this guest has no worker in {scope}"
         return None
 
     def _send(self, node: NodeId, message: KvProxyRequest | KvProxyReply) -> None:
-        self._around.send_bulk(node, protocol.GUEST_BOARD + _encoder.encode(message))
+        self._context.send_bulk(node, protocol.GUEST_BOARD + _encoder.encode(message))

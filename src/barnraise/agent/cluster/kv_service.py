@@ -1,13 +1,16 @@
-"""This machine's copy of the board: hands the replica its messages and views, and clients their answers."""
+"""This machine's replica of the key-value store: its messages, views and clients.
+
+`barnraise.kvstore` decides; this module only does the input and output.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
-from typing import Protocol
 
 from barnraise.agent import protocol
+from barnraise.agent.context import AgentContext
 from barnraise.agent_client.kv_messages import (
     ClusterRequest,
     ClusterResponse,
@@ -30,8 +33,8 @@ from barnraise.kvstore import (
     decode_message,
     encode_message,
 )
-from barnraise.membership.node import MembershipNode
-from barnraise.membership.paxos import PaxosDecision, is_quorum
+from barnraise.membership.consensus.paxos import PaxosDecision
+from barnraise.membership.consensus.quorum import is_quorum
 from barnraise.membership.view import MembershipView
 
 _TICK_S = 0.2
@@ -40,55 +43,48 @@ _BRANCH = 1 << 24  # a view of a later branch is newer than any of an earlier on
 _log = logging.getLogger(__name__)
 
 
-class KvHost(Protocol):
-    """What the board needs of the agent."""
-
-    me: NodeId
-    member: MembershipNode
-
-    def name_of(self, node: NodeId) -> str: ...
-
-    def send_bulk(self, node: NodeId, message: bytes) -> None: ...
-
-
 class KvService:
-    """Between the replica, which decides, and the links and clients of this machine."""
+    """Connects the replica with the network and with clients on this machine."""
 
-    def __init__(self, agent: KvHost) -> None:
+    def __init__(self, agent: AgentContext) -> None:
         self._agent = agent
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[object, asyncio.Future[Result]] = {}
         self._replica = self._new()
         self.view_changed()
 
-    def begin_anew(self) -> None:
-        """Another cluster: nothing of the old board is known there."""
+    def reset(self) -> None:
+        """Start an empty replica for another cluster."""
         self._replica = self._new()
 
     def view_changed(self) -> None:
+        """Tell the replica the current membership view."""
         member = self._agent.member
         if member.record.decided.number:
             view = _replica_view(member.record.decided, member.view)
             self._perform(self._replica.on_view_change(view, self._loop.time()))
 
     def received(self, node: NodeId, body: bytes | memoryview) -> None:
+        """Handle a message of another replica; raise ProtocolError if it comes from a guest."""
         if self._agent.member.history.role(node.raw) != "owner":
-            raise ProtocolError(f"{node.short} is a guest and holds no copy of the board")
+            raise ProtocolError(f"{node.short} is a guest and holds no replica of the key-value store")
         message = decode_message(bytes(body))
         self._perform(self._replica.receive(node.raw, message, self._loop.time()))
 
     async def run(self) -> None:
+        """Advance the replica's clock until cancelled."""
         while True:
             await asyncio.sleep(_TICK_S)
             self._perform(self._replica.tick(self._loop.time()))
 
     async def answer(self, question: KvRequest | ClusterRequest) -> bytes:
+        """Answer a request of a process on this machine."""
         if isinstance(question, ClusterRequest):
             return encode(self._cluster())
         return encode(KvResponse(await self.request(question.operation, question.patience_s)))
 
     async def request(self, operation: Operation | WatchKey, patience_s: float) -> Result:
-        """What the board says; an answer comes by then in any case."""
+        """Execute an operation and return its result; after ``patience_s`` the result is a denial."""
         ticket = object()
         future: asyncio.Future[Result] = self._loop.create_future()
         self._waiting[ticket] = future
@@ -116,7 +112,7 @@ class KvService:
             agent.me.raw,
             _has_quorum,
             secrets.token_bytes(16),
-            # A view that lists this very start of ours is one in which we have forgotten nothing.
+            # If the view lists this start of ours, we have forgotten nothing.
             last_view=_number(agent.member.record.decided) - agent.member.is_member,
             name=lambda raw: agent.name_of(NodeId(raw)),
         )
@@ -131,7 +127,7 @@ class KvService:
                     if future is not None and not future.done():
                         future.set_result(effect.result)
                 case ReplicaNote():
-                    _log.info("the board: %s", effect.text)
+                    _log.info("key-value store: %s", effect.text)
 
 
 def _number(decided: PaxosDecision) -> int:
@@ -139,7 +135,7 @@ def _number(decided: PaxosDecision) -> int:
 
 
 def _replica_view(decided: PaxosDecision, view: MembershipView) -> ReplicaView:
-    """Guests hold no copy: it has the keys of runs that are not theirs."""
+    """Return the view of the replicas: guests hold none, because it has keys of others' runs."""
     return ReplicaView(_number(decided), view.voters, frozenset(view.voters), forced=bool(view.without))
 
 

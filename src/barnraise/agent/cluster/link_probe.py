@@ -1,7 +1,7 @@
-"""Measures what this machine and its links can do, tells the others, and keeps the graph to plan from.
+"""Measures this machine and its links, sends the results to others, and keeps the topology graph.
 
-Of two machines the one with the smaller node id measures their link, over the bulk route, and tells all. A
-machine that takes part in another measurement says so, and is asked again a moment later.
+The smaller node id of a pair measures their link over the bulk route and sends the result to all. A machine
+that is busy with another measurement replies so, and is asked again later.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from barnraise.agent import protocol
+from barnraise.agent.context import AgentContext
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId
 from barnraise.topology import (
@@ -51,9 +52,9 @@ _LOOK_S = 2.0
 _SETTLE_S = 5.0
 _JUDGE_EVERY = 128 * 1024
 _MEASURE_S = MOST_SECONDS + 5.0
-_MOST_LINKS = 2048
+_MAX_LINKS = 2048
 _TOGETHER_S = 0.0005
-_MOST_ARRIVALS = 4096
+_MAX_ARRIVALS = 4096
 
 _log = logging.getLogger(__name__)
 
@@ -61,14 +62,14 @@ Serial = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class ProbeChunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
-    """Bytes that say nothing; their arrival is what counts."""
+    """Payload of a bandwidth probe; only its arrival time counts."""
 
     serial: Serial
     data: Annotated[bytes, Meta(max_length=LARGEST_PIECE)]
 
 
 class ProbeReceipt(msgspec.Struct, frozen=True, array_like=True, tag="got"):
-    """How much has arrived; with ``over`` what it amounts to."""
+    """Receipt of a probe: bytes received so far; with ``over`` also the result."""
 
     serial: Serial
     received: Annotated[int, Meta(ge=0, le=2 * MOST_BYTES)]
@@ -81,7 +82,7 @@ class ProbeReceipt(msgspec.Struct, frozen=True, array_like=True, tag="got"):
 class LinkReport(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     """Links that the sender has measured."""
 
-    links: Annotated[tuple[LinkFacts, ...], Meta(max_length=_MOST_LINKS)]
+    links: Annotated[tuple[LinkFacts, ...], Meta(max_length=_MAX_LINKS)]
 
 
 Survey = ProbeChunk | ProbeReceipt | LinkReport
@@ -89,29 +90,9 @@ _surveys: msgspec.msgpack.Decoder[Survey] = msgspec.msgpack.Decoder(Survey)
 _encoder = msgspec.msgpack.Encoder()
 
 
-class LinkProberHost(Protocol):
-    """What the surveyor needs of the agent."""
-
-    @property
-    def me(self) -> NodeId: ...
-
-    def linked_nodes(self) -> list[NodeId]: ...
-
-    def trip(self, node: NodeId) -> tuple[float, float] | None:
-        """Round trip and its deviation, as the heartbeats show them."""
-
-    def address(self, node: NodeId) -> str: ...
-
-    def facts(self) -> list[NodeFacts]: ...
-
-    def send_bulk(self, node: NodeId, message: bytes) -> None: ...
-
-    def machine_changed(self) -> None: ...
-
-
 @dataclass
 class _ProbeTrain:
-    """A measurement that another machine makes of its link to us."""
+    """A measurement that another machine makes of its link to this one."""
 
     serial: int
     arrivals: list[tuple[float, int]] = field(default_factory=list)
@@ -120,10 +101,10 @@ class _ProbeTrain:
 
 
 class LinkProber:
-    """Runs while the agent runs."""
+    """Background measurements of devices and links, while the agent runs."""
 
-    def __init__(self, around: LinkProberHost, state: Path) -> None:
-        self._around = around
+    def __init__(self, context: AgentContext, state: Path) -> None:
+        self._context = context
         self._state = state
         self._loop = asyncio.get_running_loop()
         described = describe_machine()
@@ -133,19 +114,19 @@ class LinkProber:
         self._last: dict[Pair, MeasuredLink] = {}
         self._asked: set[Pair] = set()
         self._trains: dict[NodeId, _ProbeTrain] = {}
-        self._turns = MeasurementSlots()
+        self._slots = MeasurementSlots()
         self._answers: dict[tuple[NodeId, int], asyncio.Queue[ProbeReceipt]] = {}
         self._serial = 0
         self.busy: frozenset[str] = frozenset()
 
     def jobs(self) -> list[Callable[[], Awaitable[None]]]:
-        """What the agent runs for it."""
+        """Return the background tasks that the agent has to run."""
         return [self._probe, self._measure_all]
 
     def graph(self) -> TopologyGraph:
-        """All that is known now, frozen."""
-        facts = self._around.facts()
-        known = {one.node for one in facts}
+        """Return a snapshot of the topology graph."""
+        facts = self._context.node_facts()
+        known = {node.node for node in facts}
         links = dict(self._links)
         for link in self._own_links():
             pair = (link.a, link.b)
@@ -154,26 +135,27 @@ class LinkProber:
                 link = msgspec.structs.replace(link, mbps=old.mbps, reason=old.reason or link.reason)
             links[pair] = link
         now = self._loop.time()
-        kept = []
+        measured = []
         for pair, link in links.items():
             if pair[0] in known and pair[1] in known:
                 at = self._measured_at.get(pair)
                 ago = now - at if at is not None and link.mbps is not None else None
-                kept.append(msgspec.structs.replace(link, measured_s_ago=ago))
-        return build_graph(facts, kept)
+                measured.append(msgspec.structs.replace(link, measured_s_ago=ago))
+        return build_graph(facts, measured)
 
     def measure_now(self) -> None:
-        """A person asks: all links of this machine, also beside a run."""
+        """Request a measurement of all links of this machine, even during a run."""
         self._asked = {(link.a, link.b) for link in self._own_links()}
 
-    def tell(self, node: NodeId) -> None:
-        """A new link: tell it what we have measured."""
-        own = self._around.me.raw.hex()
+    def send_measured(self, node: NodeId) -> None:
+        """Send the measured links of this machine to a newly connected machine."""
+        own = self._context.me.raw.hex()
         links = [link for pair, link in self._links.items() if own in pair]
         if links:
-            self._around.send_bulk(node, _encode(LinkReport(tuple(links))))
+            self._context.send_bulk(node, _encode(LinkReport(tuple(links))))
 
     def received(self, node: NodeId, body: bytes | memoryview) -> None:
+        """Handle a message of another machine's prober."""
         message = protocol.decode(_surveys, body)
         match message:
             case ProbeChunk():
@@ -183,77 +165,73 @@ class LinkProber:
                 if queue is not None and queue.qsize() < 1000:
                     queue.put_nowait(message)
             case LinkReport():
-                self._on_told(node, message)
+                self._on_report(node, message)
 
     def _own_links(self) -> list[LinkFacts]:
-        own = self._around.me.raw.hex()
-        found = []
-        for node in self._around.linked_nodes():
-            trip = self._around.trip(node)
+        own = self._context.me.raw.hex()
+        links = []
+        for node in self._context.linked_nodes():
+            trip = self._context.round_trip(node)
             if trip is not None:
                 a, b = ordered_pair(own, node.raw.hex())
-                address = self._around.address(node)
-                found.append(
+                address = self._context.link_address(node)
+                links.append(
                     LinkFacts(a=a, b=b, rtt_s=trip[0], rtt_deviation_s=trip[1], address=address[:64])
                 )
-        return found
-
-    # devices
+        return links
 
     async def _probe(self) -> None:
-        """A machine that had no time for it now may have some later."""
+        """Measure the devices; retry later if the machine was busy."""
         await asyncio.sleep(_PROBE_AFTER_S)
         for _ in range(_PROBES):
-            self._turns.is_probing = True
+            self._slots.is_probing = True
             try:
                 report = await measured_speeds(describe_machine(), self._state)
             finally:
-                self._turns.is_probing = False
+                self._slots.is_probing = False
             machine = with_speeds(describe_machine(), report)
             if machine != self.machine:
                 self.machine = machine
-                self._around.machine_changed()
+                self._context.machine_changed()
             if report.speeds and not report.disturbed:
                 return
             await asyncio.sleep(_DISTURBED_AGAIN_S if report.speeds else _FAILED_AGAIN_S)
 
-    # links that we measure
-
     async def _measure_all(self) -> None:
         await asyncio.sleep(_SETTLE_S)
         while True:
-            own = self._around.me.raw.hex()
+            own = self._context.me.raw.hex()
             now = self._loop.time()
             links = [link for link in self._own_links() if link.a == own]
-            mine = [link for link in links if not self._turns.is_put_off(link.b, now)]
-            graph = build_graph([NodeFacts(node=name, name="x") for name in _ends(mine)], mine)
-            under_way = [ordered_pair(own, node) for node in self._turns.measured_by(now)]
+            due = [link for link in links if not self._slots.is_put_off(link.b, now)]
+            graph = build_graph([NodeFacts(node=name, name="x") for name in _ends(due)], due)
+            under_way = [ordered_pair(own, node) for node in self._slots.measured_by(now)]
             pair = next_measurement(graph, now, self.busy, self._last, under_way=under_way, asked=self._asked)
-            if pair is None or self._turns.is_probing:
+            if pair is None or self._slots.is_probing:
                 await asyncio.sleep(_LOOK_S)
                 continue
             link = graph.link(*pair)
             assert link is not None
-            why = why_measure(link, self._last.get(pair), now) or "somebody asked"
+            why = why_measure(link, self._last.get(pair), now) or "a user asked"
             if await self._measure(pair, link, why):
                 self._asked.discard(pair)
             await asyncio.sleep(_LOOK_S / 2)
 
     async def _measure(self, pair: Pair, link: LinkFacts, why: str) -> bool:
-        """Whether it came to its turn, however it ended."""
+        """Measure a link; return False if the other machine was busy."""
         node = NodeId(bytes.fromhex(pair[1]))
         mbps: float | Literal["busy"] | None = None
-        self._turns.is_sending = True
+        self._slots.is_sending = True
         try:
             async with asyncio.timeout(_MEASURE_S):
                 mbps = await self._send_train(node)
         except (TimeoutError, BarnraiseError) as error:
-            words = error.message if isinstance(error, BarnraiseError) else "no answer in time"
-            _log.info("the link to %s could not be measured: %s", node.short, words)
+            reason = error.message if isinstance(error, BarnraiseError) else "no answer in time"
+            _log.info("the link to %s could not be measured: %s", node.short, reason)
         finally:
-            self._turns.is_sending = False
+            self._slots.is_sending = False
         if mbps == "busy":
-            self._turns.put_off(pair[1], self._loop.time())
+            self._slots.put_off(pair[1], self._loop.time())
             return False
         self._last[pair] = MeasuredLink(self._loop.time(), link.rtt_s, mbps is not None)
         if mbps is None:
@@ -261,45 +239,46 @@ class LinkProber:
         facts = msgspec.structs.replace(link, mbps=mbps, reason=f"measured because {why}"[:200])
         self._links[pair] = facts
         self._measured_at[pair] = self._loop.time()
-        for other in self._around.linked_nodes():
-            self._around.send_bulk(other, _encode(LinkReport((facts,))))
+        for other in self._context.linked_nodes():
+            self._context.send_bulk(other, _encode(LinkReport((facts,))))
         return True
 
     async def _send_train(self, node: NodeId) -> float | Literal["busy"] | None:
-        """At most a second of traffic, and never more on the way than the link takes in a moment."""
+        """Send at most a second of traffic and return the bandwidth.
+
+        The bytes in flight never exceed what the link transfers in a moment.
+        """
         self._serial += 1
         serial = self._serial
         queue = self._answers[node, serial] = asyncio.Queue()
         payload = bytes(LARGEST_PIECE)
         sent = received = 0
         ended = False
-        begin = self._loop.time()
+        started = self._loop.time()
         try:
             while True:
-                while (size := next_piece(sent, received, self._loop.time() - begin)) > 0:
-                    self._around.send_bulk(node, _encode(ProbeChunk(serial, payload[:size])))
+                while (size := next_piece(sent, received, self._loop.time() - started)) > 0:
+                    self._context.send_bulk(node, _encode(ProbeChunk(serial, payload[:size])))
                     sent += size
                     await asyncio.sleep(0)
-                if not ended and (self._loop.time() - begin > MOST_SECONDS or sent >= MOST_BYTES):
+                if not ended and (self._loop.time() - started > MOST_SECONDS or sent >= MOST_BYTES):
                     ended = True
-                    self._around.send_bulk(node, _encode(ProbeChunk(serial, b"")))
-                got = await queue.get()
-                received = max(received, got.received)
-                if got.busy:
+                    self._context.send_bulk(node, _encode(ProbeChunk(serial, b"")))
+                receipt = await queue.get()
+                received = max(received, receipt.received)
+                if receipt.busy:
                     return "busy"  # with another measurement
-                if got.over:
-                    return got.mbps
+                if receipt.over:
+                    return receipt.mbps
         finally:
             del self._answers[node, serial]
 
-    # links that others measure
-
     def _on_chunk(self, node: NodeId, chunk: ProbeChunk) -> None:
         name = node.raw.hex()
-        taken = self._turns.arrives(name, chunk.serial, self._loop.time())
-        if taken == "declined":
-            self._around.send_bulk(node, _encode(ProbeReceipt(chunk.serial, 0, over=True, busy=True)))
-        if taken != "counts":
+        decision = self._slots.arrives(name, chunk.serial, self._loop.time())
+        if decision == "declined":
+            self._context.send_bulk(node, _encode(ProbeReceipt(chunk.serial, 0, over=True, busy=True)))
+        if decision != "counts":
             return
         train = self._trains.get(node)
         if train is None or train.serial != chunk.serial:
@@ -311,36 +290,36 @@ class LinkProber:
         self._note_arrival(train, size)
         last = not size
         if not last and train.received - train.judged < _JUDGE_EVERY:
-            self._around.send_bulk(node, _encode(ProbeReceipt(train.serial, train.received)))
+            self._context.send_bulk(node, _encode(ProbeReceipt(train.serial, train.received)))
             return
         train.judged = train.received
-        so_far = estimate(train.arrivals)
-        over = last or so_far.enough
-        got = ProbeReceipt(
-            train.serial, train.received, over, so_far.mbps if over else None, so_far.reason[:200]
+        result = estimate(train.arrivals)
+        over = last or result.enough
+        receipt = ProbeReceipt(
+            train.serial, train.received, over, result.mbps if over else None, result.reason[:200]
         )
-        self._around.send_bulk(node, _encode(got))
+        self._context.send_bulk(node, _encode(receipt))
         if over:
             self._trains[node] = _ProbeTrain(-1)
-            self._turns.over(name)
+            self._slots.over(name)
 
     def _note_arrival(self, train: _ProbeTrain, size: int) -> None:
-        """Crumbs that come together count as one: what is kept is bounded by time, not by the sender."""
+        """Merge chunks that arrive together, so that memory is bounded by time and not by the sender."""
         now = self._loop.time()
         if train.arrivals and now - train.arrivals[-1][0] < _TOGETHER_S:
             train.arrivals[-1] = (train.arrivals[-1][0], train.arrivals[-1][1] + size)
-        elif len(train.arrivals) < _MOST_ARRIVALS:
+        elif len(train.arrivals) < _MAX_ARRIVALS:
             train.arrivals.append((now, size))
 
-    def _on_told(self, node: NodeId, told: LinkReport) -> None:
+    def _on_report(self, node: NodeId, report: LinkReport) -> None:
         name = node.raw.hex()
-        known = {one.node for one in self._around.facts()}
-        for link in told.links:
+        known = {facts.node for facts in self._context.node_facts()}
+        for link in report.links:
             pair = (link.a, link.b)
-            # A machine speaks for its own links only.
+            # A machine may report its own links only.
             if name not in pair or not known.issuperset(pair):
                 continue
-            if len(self._links) < _MOST_LINKS or pair in self._links:
+            if len(self._links) < _MAX_LINKS or pair in self._links:
                 self._links[pair] = link
                 self._measured_at[pair] = self._loop.time() - (link.measured_s_ago or 0.0)
 

@@ -1,25 +1,23 @@
-"""Moves the bytes of a pairing: serves machines that come with a code, and goes to one with a code."""
+"""Server side of pairing: keeps the open code and pre-shared keys, and serves machines that join with them.
+
+`cluster.join` is the client side; the protocol itself is in `barnraise.pairing`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable, Iterable
 
+from barnraise.agent.cluster.pairing_frames import STEP_S, receive_message, send_message
 from barnraise.core.errors import BarnraiseError, PairingError
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import Role, TrustLog
 from barnraise.pairing import (
-    Joiner,
     Offerer,
     PairingAborted,
-    PairingCode,
     PairingConfirmed,
-    PairingJoined,
     PairingOffer,
     PairingPeer,
     PairingProven,
@@ -27,41 +25,29 @@ from barnraise.pairing import (
     new_code,
     psk_preface_key,
 )
-from barnraise.transport.addresses import show_address
 from barnraise.transport.listener.acceptor import ConnectionRefusal
 from barnraise.transport.listener.preface import (
-    ANSWER_BYTES,
     PAIRING_KEY,
-    ROUTE_PAIRING,
     Preface,
-    PrefaceAnswer,
-    encode,
     encode_answer,
     negotiate,
-    parse_answer,
     refuse_route,
     refuse_version,
 )
 from barnraise.transport.log_throttle import ThrottledLog
 
 _HELLO_S = 2.0
-_STEP_S = 10.0
 _DECIDE_S = 40.0
-_GRANT_S = _DECIDE_S + 10.0
-_CONNECT_S = 5.0
-_KNOCKS = 4
-_KNOCK_AGAIN_S = 0.7
-_MOST_AT_ONCE = 8
-_LENGTH = struct.Struct("<I")
+_MAX_PAIRINGS = 8
 
 _log = logging.getLogger(__name__)
 
-# Has the cluster admit a machine; returns the log that does, and where its machines are.
+# Has the cluster admit a machine; returns the new trust log and the addresses of all machines.
 Admit = Callable[[PairingProven], Awaitable[tuple[TrustLog, list[PairingPeer]]]]
 
 
 class PairingServer:
-    """At most one open code, and any pre-shared keys."""
+    """At most one open pairing code, any number of pre-shared keys, and the pairings in progress."""
 
     def __init__(self, key: NodeKey, name: Callable[[], str], admit: Admit) -> None:
         self._key = key
@@ -69,43 +55,43 @@ class PairingServer:
         self._admit = admit
         self._loop = asyncio.get_running_loop()
         self.offer: PairingOffer | None = None
-        self.guest_name = ""
+        self.joined_name = ""
         self._psks: list[PairingOffer] = []
         self._tasks: dict[asyncio.Task[None], Offerer] = {}
-        self._spoken: set[Offerer] = set()
-        self._complaints = ThrottledLog(_log, "no pairing with")
+        self._active: set[Offerer] = set()  # those whose peer has sent a message
+        self._refusals = ThrottledLog(_log, "no pairing with")
 
     def open_code(self, role: Role) -> PairingOffer:
-        """A new code; an open one before it is withdrawn."""
+        """Open a new code and withdraw the code that is open now."""
         if self.offer is not None:
             self.offer.withdraw()
         self.offer = PairingOffer(new_code(), role, key=self._key, name=self._name(), now=self._loop.time())
-        self.guest_name = ""
+        self.joined_name = ""
         return self.offer
 
     def use_psk(self, psk: Psk) -> None:
-        """Admit whoever has it, until the agent ends."""
+        """Admit every machine that has this pre-shared key, until the agent stops."""
         self._psks.append(
             PairingOffer(psk, psk.role, key=self._key, name=self._name(), now=self._loop.time())
         )
 
     @property
     def tags(self) -> frozenset[str]:
-        """What to advertise."""
+        """Return the discovery tags of all open offers."""
         return frozenset(offer.tag.hex() for offer in self._open())
 
     def key_for(self, target: bytes) -> bytes | None:
-        """The secret of the pairing route to this offer; None if there is no such offer."""
+        """Return the preface key of the offer with this tag, or None if there is no such offer."""
         for offer in self._open():
             if offer.tag == target:
                 return psk_preface_key(offer.secret) if isinstance(offer.secret, Psk) else PAIRING_KEY
         return None
 
     def deliver(self, preface: Preface, connection: socket.socket, address: str) -> ConnectionRefusal | None:
-        """A machine has come for an offer."""
+        """Start to pair with a machine that has connected, or return why it is refused."""
         if negotiate(preface.version_min, preface.version_max) is None:
             return ConnectionRefusal("no protocol version in common", refuse_version())
-        if len(self._tasks) >= _MOST_AT_ONCE and not self._make_room():
+        if len(self._tasks) >= _MAX_PAIRINGS and not self._evict_silent():
             return ConnectionRefusal("too many pairings at once", refuse_route())
         for offer in self._open():
             if offer.tag == preface.target:
@@ -113,27 +99,28 @@ class PairingServer:
                 if isinstance(offerer, Offerer):
                     task = self._loop.create_task(self._serve(connection, preface, address, offerer))
                     self._tasks[task] = offerer
-                    task.add_done_callback(self._left)
+                    task.add_done_callback(self._forget)
                     return None
         return ConnectionRefusal("no such offer is open", refuse_route())
 
     def close(self) -> None:
+        """Cancel all pairings in progress."""
         for task in list(self._tasks):
             task.cancel()
 
-    def _make_room(self) -> bool:
-        """The one that has waited longest without a word goes: it may be nobody, and the next may be true."""
-        silent = next((task for task, offerer in self._tasks.items() if offerer not in self._spoken), None)
+    def _evict_silent(self) -> bool:
+        """Cancel the oldest pairing whose peer has sent nothing; return False if there is none."""
+        silent = next((task for task, offerer in self._tasks.items() if offerer not in self._active), None)
         if silent is None:
             return False
-        self._left(silent)
+        self._forget(silent)
         silent.cancel()
         return True
 
-    def _left(self, task: asyncio.Task[None]) -> None:
+    def _forget(self, task: asyncio.Task[None]) -> None:
         offerer = self._tasks.pop(task, None)
         if offerer is not None:
-            self._spoken.discard(offerer)
+            self._active.discard(offerer)
 
     def _open(self) -> Iterable[PairingOffer]:
         now = self._loop.time()
@@ -149,24 +136,24 @@ class PairingServer:
                 version = negotiate(preface.version_min, preface.version_max)
                 assert version is not None
                 await self._loop.sock_sendall(connection, encode_answer(version))
-                await self._talk(connection, offerer)
+                await self._exchange(connection, offerer)
             except PairingError as error:
-                offerer.lost()  # whatever was wrong, a code that was answered is spent
-                self._complaints.about(address, error.message)
+                offerer.lost()  # a code that was answered is spent, whatever failed
+                self._refusals.about(address, error.message)
             except (OSError, TimeoutError):
-                self._complaints.about(address, offerer.lost().message)
+                self._refusals.about(address, offerer.lost().message)
             except asyncio.CancelledError:
                 offerer.lost()
                 raise
 
-    async def _talk(self, connection: socket.socket, offerer: Offerer) -> None:
-        patience_s = _HELLO_S  # somebody who says nothing must not keep others from the desk
+    async def _exchange(self, connection: socket.socket, offerer: Offerer) -> None:
+        timeout_s = _HELLO_S  # a silent peer must not block others
         while True:
-            step = offerer.receive(await _receive(connection, offerer.limit, patience_s))
-            patience_s = _STEP_S
-            self._spoken.add(offerer)
+            step = offerer.receive(await receive_message(connection, offerer.limit, timeout_s))
+            timeout_s = STEP_S
+            self._active.add(offerer)
             if step.send is not None:
-                await _send(connection, step.send)
+                await send_message(connection, step.send)
             match step.done:
                 case PairingProven() as proven:
                     await self._decide(connection, offerer, proven)
@@ -182,96 +169,10 @@ class PairingServer:
             log, peers = await asyncio.wait_for(self._admit(proven), _DECIDE_S)
             answer = offerer.grant(log, None, peers)
         except TimeoutError as error:
-            await _send(connection, offerer.refuse("the cluster did not decide in time"))
-            raise PairingError(f"{proven.name} was not let in: the cluster did not decide in time") from error
+            await send_message(connection, offerer.refuse("the cluster did not decide in time"))
+            raise PairingError(f"cannot admit {proven.name}: the cluster did not decide in time") from error
         except BarnraiseError as error:
-            await _send(connection, offerer.refuse(error.message))
-            raise PairingError(f"{proven.name} was not let in: {error.message}", hint=error.hint) from error
-        self.guest_name = proven.name
-        await _send(connection, answer)
-
-
-async def join_by(joiner: Joiner, secret: PairingCode | Psk, address: str, port: int) -> PairingJoined:
-    """Go to the machine that offers, with the one guess that the code allows; PairingError if it fails."""
-    where = show_address(address, port)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for tries_left in reversed(range(_KNOCKS)):
-        with socket.socket(family, socket.SOCK_STREAM) as connection:
-            connection.setblocking(False)
-            try:
-                answer = await _knock(connection, secret, address, port)
-            except ConnectionResetError as error:
-                # The guess is not spent yet: a crowd may have taken our place in the queue.
-                if tries_left:
-                    await asyncio.sleep(_KNOCK_AGAIN_S)
-                    continue
-                raise _unanswered(where, error) from error
-            except (OSError, TimeoutError) as error:
-                raise _unanswered(where, error) from error
-            if answer.refusal is not None:
-                raise PairingError(f"{where} does not take the code: {answer.refusal}")
-            return await _exchange(connection, joiner)
-    raise AssertionError("the last try has returned or raised")
-
-
-async def _knock(
-    connection: socket.socket, secret: PairingCode | Psk, address: str, port: int
-) -> PrefaceAnswer:
-    loop = asyncio.get_running_loop()
-    key = psk_preface_key(secret) if isinstance(secret, Psk) else PAIRING_KEY
-    async with asyncio.timeout(_CONNECT_S):
-        await loop.sock_connect(connection, (address, port))
-        knock = Preface(secret.tag, os.urandom(16), ROUTE_PAIRING)
-        await loop.sock_sendall(connection, encode(knock, key))
-        return parse_answer(await _receive_exactly(connection, ANSWER_BYTES))
-
-
-def _unanswered(where: str, error: OSError) -> PairingError:
-    return PairingError(
-        f"{where} does not answer the code: {_words(error)}",
-        hint="Look whether the code is still open there, and whether its firewall lets the port in.",
-    )
-
-
-async def _exchange(connection: socket.socket, joiner: Joiner) -> PairingJoined:
-    step = joiner.begin()
-    try:
-        while True:
-            if step.send is not None:
-                await _send(connection, step.send)
-            if isinstance(step.done, PairingJoined):
-                with contextlib.suppress(OSError, TimeoutError):  # stay until it has our last word
-                    await asyncio.wait_for(_receive_exactly(connection, 1), 1.0)
-                return step.done
-            step = joiner.receive(await _receive(connection, joiner.limit, _GRANT_S))
-    except (OSError, TimeoutError) as error:
-        raise joiner.lost() from error
-
-
-async def _send(connection: socket.socket, message: bytes) -> None:
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(_STEP_S):
-        await loop.sock_sendall(connection, _LENGTH.pack(len(message)) + message)
-
-
-async def _receive(connection: socket.socket, limit: int, patience_s: float) -> bytes:
-    async with asyncio.timeout(patience_s):
-        (length,) = _LENGTH.unpack(await _receive_exactly(connection, _LENGTH.size))
-        if length > limit:
-            raise PairingError(f"a pairing message claims {length} bytes, at most {limit} fit here")
-        return await _receive_exactly(connection, length)
-
-
-async def _receive_exactly(connection: socket.socket, count: int) -> bytes:
-    loop = asyncio.get_running_loop()
-    received = bytearray()
-    while len(received) < count:
-        data = await loop.sock_recv(connection, min(count - len(received), 1 << 16))
-        if not data:
-            raise ConnectionResetError("the other machine closed the connection")
-        received += data
-    return bytes(received)
-
-
-def _words(error: OSError) -> str:
-    return error.strerror or str(error) or "no answer in time"
+            await send_message(connection, offerer.refuse(error.message))
+            raise PairingError(f"cannot admit {proven.name}: {error.message}", hint=error.hint) from error
+        self.joined_name = proven.name
+        await send_message(connection, answer)

@@ -1,4 +1,4 @@
-"""What is worth knowing again after a restart: where the others were, and what they call themselves."""
+"""Addresses, names and hardware of other machines, kept over a restart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SAVE_S = 2.0
 
 
 class PeerInfo(msgspec.Struct, frozen=True, array_like=True):
-    """One other machine."""
+    """Stored facts of one other machine."""
 
     name: str = ""
     addresses: tuple[str, ...] = ()
@@ -25,48 +25,49 @@ class PeerInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PeerStore:
-    """Kept on disk as one small fact, written only when something changed."""
+    """Table of other machines; saved as one small record when it changed."""
 
     def __init__(self, storage: MembershipStorage) -> None:
         self._storage = storage
         self._dirty = False
         self._saved = float("-inf")
-        kept = storage.fact(_FACT)
+        saved = storage.fact(_FACT)
         self._known: dict[bytes, PeerInfo] = {}
-        if kept is not None:
+        if saved is not None:
             try:
-                self._known = msgspec.msgpack.decode(kept, type=dict[bytes, PeerInfo])
+                self._known = msgspec.msgpack.decode(saved, type=dict[bytes, PeerInfo])
             except (msgspec.DecodeError, ValueError):
-                pass  # comfort only: the others are found anew
+                pass  # not needed: discovery finds them again
 
     def __getitem__(self, node: NodeId) -> PeerInfo:
         return self._known.get(node.raw, PeerInfo())
 
     def nodes(self) -> list[NodeId]:
+        """Return all machines of the table."""
         return [NodeId(raw) for raw in self._known]
 
-    def place(self, node: NodeId) -> PeerAddress | None:
+    def address_of(self, node: NodeId) -> PeerAddress | None:
+        """Return the stored addresses of a machine, or None."""
         known = self[node]
         return (
             PeerAddress(known.addresses, known.port, known.epoch) if known.addresses and known.port else None
         )
 
-    def greeted(self, node: NodeId, greeting: PeerHello, met_at: str) -> None:
-        """What it says of itself; the address at which we met comes first."""
-        addresses = tuple(dict.fromkeys((met_at, *greeting.addresses)))[:8]
+    def apply_hello(self, node: NodeId, hello: PeerHello, met_at: str) -> None:
+        """Store what a machine says of itself; the address of its connection comes first."""
+        addresses = tuple(dict.fromkeys((met_at, *hello.addresses)))[:8]
         self._set(
             node,
-            PeerInfo(
-                greeting.name, addresses, greeting.port, greeting.epoch, greeting.version, greeting.machine
-            ),
+            PeerInfo(hello.name, addresses, hello.port, hello.epoch, hello.version, hello.machine),
         )
 
-    def told(self, node: NodeId, addresses: tuple[str, ...], port: int, epoch: int) -> None:
-        """What somebody else says of where it is."""
-        if self.place(node) is None and addresses:
+    def add_hint(self, node: NodeId, addresses: tuple[str, ...], port: int, epoch: int) -> None:
+        """Store addresses that another machine reported, unless some are known."""
+        if self.address_of(node) is None and addresses:
             self._set(node, PeerInfo(addresses=addresses[:8], port=port, epoch=epoch))
 
     def keep_only(self, nodes: set[NodeId]) -> None:
+        """Remove all machines but these."""
         if {NodeId(raw) for raw in self._known} - nodes:
             self._known = {raw: known for raw, known in self._known.items() if NodeId(raw) in nodes}
             self._save()
@@ -77,7 +78,7 @@ class PeerStore:
             self._dirty = True
 
     def flush(self, now: float) -> None:
-        """Write what is new, but not more often than every few seconds: peers decide how often it changes."""
+        """Save changes, at most once every few seconds, because peers decide how often they change."""
         if self._dirty and now - self._saved > _SAVE_S:
             self._saved = now
             self._save()

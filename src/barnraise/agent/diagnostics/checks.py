@@ -1,6 +1,6 @@
-"""What the doctor concludes from what an agent sees: each check a small function over gathered facts. Pure.
+"""Checks of the doctor: each is a small pure function of collected facts.
 
-A failure names the peer, the cause and the command that mends it; ``docs/doctor`` has a page for each name.
+A failure names the peer, the cause and the command that fixes it; ``docs/doctor`` has a page for each name.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ _CLOCK_S = 120.0
 
 @dataclass(frozen=True)
 class DialPath:
-    """A door of a peer: what a knock gave, and our interface that leads there; ``direct``: on its network."""
+    """One dialled address of a peer, and the local interface that leads there.
 
-    knock: DialResult
+    ``direct``: the address is on the interface's own network.
+    """
+
+    dial: DialResult
     interface: Interface | None = None
     direct: bool = False
 
 
 @dataclass(frozen=True)
 class PeerFacts:
-    """One other machine, as this one finds it."""
+    """Everything that this machine knows about one other machine."""
 
     name: str
     port: int = 52416
@@ -50,9 +53,9 @@ class PeerFacts:
     linked: bool = True
     link_address: str = ""
     link_inbound: bool = False
-    ways: tuple[DialPath, ...] = ()
-    back: tuple[DialResult, ...] = ()
-    no_back: str = ""
+    paths: tuple[DialPath, ...] = ()
+    dial_backs: tuple[DialResult, ...] = ()
+    dial_back_failure: str = ""
     failure: str = ""
     clock_ahead_s: float | None = None
     fork: str | None = None
@@ -61,7 +64,7 @@ class PeerFacts:
 
 @dataclass(frozen=True)
 class LocalFacts:
-    """This machine."""
+    """Name, port and versions of this machine."""
 
     name: str
     port: int = 52416
@@ -71,18 +74,18 @@ class LocalFacts:
 
 
 def reach(peer: PeerFacts, here: LocalFacts) -> CheckRow:
-    """Whether each side can dial the other now; if not, whose firewall it is."""
-    there = [way.knock for way in peer.ways]
+    """Check that each side can dial the other; if not, name the firewall to blame."""
+    there = [path.dial for path in peer.paths]
     out = _answered(there)
     if not peer.linked:
         return _reach_unlinked(peer, there, out)
-    inward = _answered(peer.back)
-    if out is not None and (inward is not None or not peer.back):
+    inward = _answered(peer.dial_backs)
+    if out is not None and (inward is not None or not peer.dial_backs):
         note = ""
         if inward is None and not peer.link_inbound:
-            note = f"; whether it can dial back is not known: {peer.no_back or 'it was not asked'}"
-        ways = "both directions" if not note else "it can be dialled"
-        return CheckRow("reach", "ok", f"{ways}, {out.rtt_ms:.2g} ms at {out.address}{note}", peer=peer.name)
+            note = f"; whether it can dial back is not known: {peer.dial_back_failure or 'it was not asked'}"
+        paths = "both directions" if not note else "it can be dialled"
+        return CheckRow("reach", "ok", f"{paths}, {out.rtt_ms:.2g} ms at {out.address}{note}", peer=peer.name)
     if out is not None:
         return _one_way_in(peer, here)
     if inward is not None or peer.link_inbound:
@@ -90,32 +93,32 @@ def reach(peer: PeerFacts, here: LocalFacts) -> CheckRow:
     return CheckRow(
         "reach",
         "warn",
-        f"{peer.name} is linked, but no new connection could be made: {_words(there) or 'no address known'}",
-        f"Try again; if it stays so: {firewall_mend(peer.os, peer.port, peer.name)}",
+        f"{peer.name} is connected, but a new connection failed: {_words(there) or 'no address known'}",
+        f"Try again; if it fails again: {firewall_fix(peer.os, peer.port, peer.name)}",
         peer.name,
     )
 
 
 def _one_way_in(peer: PeerFacts, here: LocalFacts) -> CheckRow:
-    words = _words(peer.back)
-    if all(knock.outcome == "forbidden" for knock in peer.back):
-        cause, mend = f"a firewall on {peer.name} forbids its outgoing connections", _outgoing(peer.name)
+    words = _words(peer.dial_backs)
+    if all(dial.outcome == "forbidden" for dial in peer.dial_backs):
+        cause, fix = f"a firewall on {peer.name} forbids its outgoing connections", _outgoing(peer.name)
     else:
-        cause = f"most likely the firewall of this machine ({here.name}) does not let TCP port {here.port} in"
-        mend = firewall_mend(here.os, here.port, "")
-    sentence = f"{peer.name} cannot dial this machine, only the other way: {cause} ({words})"
-    return CheckRow("reach", "fail", sentence, mend, peer.name)
+        cause = f"most likely the firewall of this machine ({here.name}) blocks TCP port {here.port}"
+        fix = firewall_fix(here.os, here.port, "")
+    sentence = f"{peer.name} cannot dial this machine, but this machine can dial it: {cause} ({words})"
+    return CheckRow("reach", "fail", sentence, fix, peer.name)
 
 
 def _one_way_out(peer: PeerFacts, there: list[DialResult]) -> CheckRow:
     words = _words(there) or peer.failure or "no address of it is known"
-    if there and all(knock.outcome == "forbidden" for knock in there):
-        cause, mend = "a firewall on this machine forbids outgoing connections", _outgoing("")
+    if there and all(dial.outcome == "forbidden" for dial in there):
+        cause, fix = "a firewall on this machine forbids outgoing connections", _outgoing("")
     else:
-        cause = f"most likely the firewall of {peer.name} does not let TCP port {peer.port} in"
-        mend = firewall_mend(peer.os, peer.port, peer.name)
-    sentence = f"this machine cannot dial {peer.name}, only the other way: {cause} ({words})"
-    return CheckRow("reach", "fail", sentence, mend, peer.name)
+        cause = f"most likely the firewall of {peer.name} blocks TCP port {peer.port}"
+        fix = firewall_fix(peer.os, peer.port, peer.name)
+    sentence = f"this machine cannot dial {peer.name}, but it can dial this machine: {cause} ({words})"
+    return CheckRow("reach", "fail", sentence, fix, peer.name)
 
 
 def _reach_unlinked(peer: PeerFacts, there: list[DialResult], out: DialResult | None) -> CheckRow:
@@ -125,8 +128,8 @@ def _reach_unlinked(peer: PeerFacts, there: list[DialResult], out: DialResult | 
         return CheckRow(
             "reach",
             "warn",
-            f"{peer.name} answers at {out.address}, but there is no link to it yet",
-            "Look again in a few seconds: barnraise status",
+            f"{peer.name} answers at {out.address}, but there is no connection to it yet",
+            "Try again in a few seconds: barnraise status",
             peer.name,
         )
     if peer.heard_by:
@@ -134,18 +137,18 @@ def _reach_unlinked(peer: PeerFacts, there: list[DialResult], out: DialResult | 
             "reach",
             "fail",
             f"{others} can reach {peer.name}, this machine cannot: {words or 'no address of it is known'}",
-            f"Look what is between the two. {firewall_mend(peer.os, peer.port, peer.name)}",
+            f"Check the network between the two. {firewall_fix(peer.os, peer.port, peer.name)}",
             peer.name,
         )
-    if any(knock.outcome == "other" for knock in there):
+    if any(dial.outcome == "other" for dial in there):
         return CheckRow(
             "reach",
             "warn",
-            f"whoever answers for {peer.name} is not it, or does not know this machine: {words}",
-            f"If {peer.name} was removed or set up anew, pair it again: barnraise pair",
+            f"the machine that answers for {peer.name} is another one, or does not know this one: {words}",
+            f"If {peer.name} was removed or reinstalled, pair it again: barnraise pair",
             peer.name,
         )
-    if any(knock.outcome == "refused" for knock in there):
+    if any(dial.outcome == "refused" for dial in there):
         return CheckRow(
             "reach",
             "warn",
@@ -156,66 +159,67 @@ def _reach_unlinked(peer: PeerFacts, there: list[DialResult], out: DialResult | 
     return CheckRow(
         "reach",
         "warn",
-        f"{peer.name} is away: it is off, asleep, on another network, or its firewall drops TCP port "
+        f"{peer.name} is offline: it is off, asleep, on another network, or its firewall drops TCP port "
         f"{peer.port} ({words or 'no address of it is known'})",
         f"Wake it, and on it run: barnraise up --detach; then barnraise doctor there, too. "
-        f"{firewall_mend(peer.os, peer.port, peer.name)}",
+        f"{firewall_fix(peer.os, peer.port, peer.name)}",
         peer.name,
     )
 
 
 def interface(peer: PeerFacts) -> CheckRow | None:
-    """Whether the link takes the cable where there is one; None if there is no link to judge."""
-    used = next((way for way in peer.ways if way.knock.address == peer.link_address), None)
+    """Check that the connection uses the cable if there is one; return None without a connection."""
+    used = next((path for path in peer.paths if path.dial.address == peer.link_address), None)
     if not peer.linked or used is None or used.interface is None:
         return None
     kind = used.interface.kind
-    better = [way for way in peer.ways if _is_cable(way) and way is not used]
-    answering = [way for way in better if way.knock.outcome == "answered"]
+    better = [path for path in peer.paths if _is_cable(path) and path is not used]
+    answering = [path for path in better if path.dial.outcome == "answered"]
     name = f"{NAMES[kind]} ({used.interface.name}, {peer.link_address})"
     if kind not in WORSE or not better:
-        return CheckRow("interface", "ok", f"the link takes {name}", peer=peer.name)
+        return CheckRow("interface", "ok", f"the connection uses {name}", peer=peer.name)
     cable = (answering or better)[0]
     assert cable.interface is not None
-    other = f"{NAMES[cable.interface.kind]} ({cable.interface.name}, {cable.knock.address})"
+    other = f"{NAMES[cable.interface.kind]} ({cable.interface.name}, {cable.dial.address})"
     if answering:
         return CheckRow(
             "interface",
             "warn",
-            f"the link to {peer.name} takes {name}, although {other} answers in {cable.knock.rtt_ms:.2g} ms",
-            "Choose again by a restart of the agent here: barnraise down, then barnraise up --detach",
+            f"the connection to {peer.name} uses {name}, although {other} answers "
+            f"in {cable.dial.rtt_ms:.2g} ms",
+            "Restart the agent here: barnraise down, then barnraise up --detach",
             peer.name,
         )
     return CheckRow(
         "interface",
         "warn",
-        f"the link to {peer.name} takes {name}, because {other} does not work: {cable.knock.words}",
-        f"Look at the cable and at the addresses on both ends of it, then: barnraise doctor on {peer.name}",
+        f"the connection to {peer.name} uses {name}, because {other} does not work: {cable.dial.words}",
+        f"Check the cable and the addresses on both ends, then: barnraise doctor on {peer.name}",
         peer.name,
     )
 
 
 def versions(peer: PeerFacts, here: LocalFacts) -> CheckRow | None:
-    """Other versions work together as far as they speak one protocol, so a gap is never a failure."""
+    """Compare versions; a gap is only a warning, because the protocol is negotiated."""
     gaps = []
     if peer.version and _minor(peer.version) != _minor(here.version):
         gaps.append(f"Barnraise {peer.version} there, {here.version} here")
     if peer.torch and here.torch and _minor(peer.torch) != _minor(here.torch):
         gaps.append(f"torch {peer.torch} there, {here.torch} here")
     if not gaps:
-        found = f"Barnraise {peer.version}" if peer.version else ""
-        return CheckRow("versions", "ok", found, peer=peer.name) if found else None
+        version = f"Barnraise {peer.version}" if peer.version else ""
+        return CheckRow("versions", "ok", version, peer=peer.name) if version else None
     return CheckRow(
         "versions",
         "warn",
-        f"{peer.name} has other versions: {'; '.join(gaps)}",
+        f"{peer.name} has different versions: {'; '.join(gaps)}",
         f"On the machine with the older one: {upgrade_hint()}; for torch: barnraise torch",
         peer.name,
     )
 
 
 def clock(peer: PeerFacts) -> CheckRow | None:
-    """Nothing is decided by dates, but people read logs."""
+    """Compare the clocks: nothing is decided by dates, but people read logs."""
     ahead = peer.clock_ahead_s
     if ahead is None:
         return None
@@ -225,20 +229,22 @@ def clock(peer: PeerFacts) -> CheckRow | None:
     return CheckRow(
         "clock",
         "warn",
-        f"the clock of {peer.name} is {_duration(abs(ahead))} {where} this machine's: logs will confuse",
-        f"On the one that is wrong: {clock_mend(peer.os)}",
+        f"the clock of {peer.name} is {_duration(abs(ahead))} {where} this machine's, "
+        "which makes logs hard to compare",
+        f"On the machine with the wrong clock: {clock_fix(peer.os)}",
         peer.name,
     )
 
 
 def fork(peer: PeerFacts) -> CheckRow | None:
+    """Check that the peer has the same history under the same number."""
     if peer.fork is None:
         return None
     return CheckRow(
         "fork",
         "fail",
-        f"{peer.name} has another {peer.fork} than this machine under the same number: a disk was restored "
-        "or copied, so that its history is not ours",
+        f"{peer.name} has another {peer.fork} than this machine under the same number: its disk was "
+        "restored or copied, so its history differs",
         f"Remove it and pair it again: barnraise unpair {peer.name}; there move the state directory away, "
         "then barnraise join",
         peer.name,
@@ -246,13 +252,13 @@ def fork(peer: PeerFacts) -> CheckRow | None:
 
 
 def cloned_key(
-    mine: bytes, incarnation: bytes, knocks: Iterable[DialResult], names: Mapping[bytes, str]
+    own_key: bytes, incarnation: bytes, dials: Iterable[DialResult], names: Mapping[bytes, str]
 ) -> CheckRow:
-    """One key on two machines: somebody answers with ours, or one node with two incarnations at once."""
-    seen: dict[bytes, dict[bytes, str]] = {mine: {incarnation: "here"}}
-    for knock in knocks:
-        if knock.outcome == "answered":
-            seen.setdefault(knock.node, {}).setdefault(knock.incarnation, knock.address)
+    """Check that no node key is used by two machines at once."""
+    seen: dict[bytes, dict[bytes, str]] = {own_key: {incarnation: "here"}}
+    for dial in dials:
+        if dial.outcome == "answered":
+            seen.setdefault(dial.node, {}).setdefault(dial.incarnation, dial.address)
     for node, incarnations in seen.items():
         if len(incarnations) > 1:
             name = names.get(node, "a machine")
@@ -260,11 +266,11 @@ def cloned_key(
             return CheckRow(
                 "cloned-key",
                 "fail",
-                f"two machines use the node key of {name} ({where}): one is a copy of the other, and each "
-                "throws the other out",
+                f"two machines use the node key of {name} ({where}): one is a copy of the other, so each "
+                "disconnects the other",
                 "On the copy: barnraise down, delete node.key and the rest of its state directory (barnraise "
                 "settings shows where), then barnraise up and barnraise join",
-                "" if node == mine else name,
+                "" if node == own_key else name,
             )
     return CheckRow("cloned-key", "ok", "no other machine answers with a key that is in use here")
 
@@ -272,53 +278,54 @@ def cloned_key(
 def discovery(
     health: Mapping[str, str | None], strangers: Iterable[str] = ("mdns", "broadcast")
 ) -> list[CheckRow]:
-    """One row for each way; a failure only if no way is left that finds unknown machines."""
-    ways = set(strangers)
-    lost = all(health.get(name) is not None for name in ways)
+    """Check every discovery method; it fails only if none is left that finds unknown machines."""
+    paths = set(strangers)
+    lost = all(health.get(name) is not None for name in paths)
     rows = []
     for name, trouble in health.items():
         if trouble is None:
             rows.append(CheckRow("discovery", "ok", f"{name} works"))
         else:
-            words, mend = f"{name}: {trouble}", _discovery_mend(name)
-            rows.append(CheckRow("discovery", "fail" if lost and name in ways else "warn", words, mend))
+            words, fix = f"{name}: {trouble}", _discovery_fix(name)
+            rows.append(CheckRow("discovery", "fail" if lost and name in paths else "warn", words, fix))
     return rows
 
 
-def local_network(os: str, deaf: bool, ways: Iterable[DialPath]) -> CheckRow | None:
-    """macOS forbids in silence: neighbours on one's own network are suddenly without a route."""
+def local_network(os: str, deaf: bool, paths: Iterable[DialPath]) -> CheckRow | None:
+    """Check the local network permission of macOS, which blocks neighbours without a message."""
     if os != "macos":
         return None
-    unreachable = [way.knock.address for way in ways if way.direct and way.knock.outcome == "unreachable"]
-    answered = any(way.direct and way.knock.outcome == "answered" for way in ways)
+    unreachable = [path.dial.address for path in paths if path.direct and path.dial.outcome == "unreachable"]
+    answered = any(path.direct and path.dial.outcome == "answered" for path in paths)
     if answered or not (deaf or unreachable):
-        return CheckRow("local-network", "ok", "macOS lets the agent use the local network")
+        return CheckRow("local-network", "ok", "macOS allows the agent to use the local network")
     signs = f"no route to {', '.join(unreachable[:3])}" if unreachable else "no mDNS packet arrives"
     return CheckRow(
         "local-network",
         "fail",
-        f"macOS seems to keep the agent from the local network ({signs})",
+        f"macOS seems to block the agent from the local network ({signs})",
         "System Settings, Privacy & Security, Local Network: switch on the program that started the agent "
         "(your terminal, or Python for the service); then restart the agent",
     )
 
 
 def quorum(decides: bool, here: int, voters: int, needed: tuple[str, ...]) -> CheckRow:
+    """Check that enough voters are online to decide."""
     if decides:
-        return CheckRow("quorum", "ok", f"{here} of {voters} voters are here")
-    who = f"one of {', '.join(needed)}" if len(needed) > 1 else ", ".join(needed) or "another voter"
+        return CheckRow("quorum", "ok", f"{here} of {voters} voters are online")
+    missing = f"one of {', '.join(needed)}" if len(needed) > 1 else ", ".join(needed) or "another voter"
     without = " ".join(f"--without {name}" for name in needed)
     return CheckRow(
         "quorum",
         "fail",
-        f"only {here} of {voters} voters are here, so that nothing can be decided: {who} is missing",
+        f"only {here} of {voters} voters are online, so the cluster cannot decide: {missing} is missing",
         f"Start it (on it: barnraise up --detach); only if it is gone for good: barnraise continue {without}",
         needed[0] if len(needed) == 1 else "",
     )
 
 
 def stalls(seconds: tuple[float, ...], up_s: float) -> CheckRow:
-    """Pauses of this machine's own clock: sleep, a stopped process, a host that takes the processor away."""
+    """Check for pauses of this machine: sleep, a suspended process, an overloaded host."""
     if not seconds:
         return CheckRow("stalls", "ok", f"this machine was awake for all of the last {_duration(up_s)}")
     times = "once" if len(seconds) == 1 else f"{len(seconds)} times"
@@ -331,8 +338,8 @@ def stalls(seconds: tuple[float, ...], up_s: float) -> CheckRow:
     )
 
 
-def firewall_mend(os: str, port: int, machine: str) -> str:
-    """The command that lets the port in; ``machine`` empty: here."""
+def firewall_fix(os: str, port: int, machine: str) -> str:
+    """Return the command that allows the port; ``machine`` empty: on this machine."""
     commands = {
         "linux": f"sudo ufw allow {port}/tcp, or with firewalld: sudo firewall-cmd --permanent "
         f"--add-port={port}/tcp && sudo firewall-cmd --reload",
@@ -340,10 +347,11 @@ def firewall_mend(os: str, port: int, machine: str) -> str:
         "windows": f'as administrator: netsh advfirewall firewall add rule name="Barnraise" dir=in '
         f"action=allow protocol=TCP localport={port} profile=private",
     }
-    return f"{f'On {machine}' if machine else 'Here'}: {commands.get(os) or f'let TCP port {port} in'}"
+    return f"{f'On {machine}' if machine else 'Here'}: {commands.get(os) or f'allow TCP port {port}'}"
 
 
-def clock_mend(os: str) -> str:
+def clock_fix(os: str) -> str:
+    """Return the command that sets the clock of this operating system."""
     return {
         "linux": "sudo timedatectl set-ntp true",
         "macos": "sudo sntp -sS time.apple.com",
@@ -356,26 +364,24 @@ def _outgoing(machine: str) -> str:
     return f"{where}: allow outgoing TCP connections in the firewall (sudo nft list ruleset shows its rules)"
 
 
-def _discovery_mend(name: str) -> str:
+def _discovery_fix(name: str) -> str:
     if name == "mdns":
-        return "Let UDP port 5353 in; until then: barnraise join CODE --at HOST, or [network] peers"
+        return "Allow UDP port 5353; until then: barnraise join CODE --at HOST, or [network] peers"
     if name == "broadcast":
-        return "Let UDP port 52415 in, or give all machines another [network] discovery_port"
-    return "Correct [network] peers in the settings: barnraise settings"
+        return "Allow UDP port 52415, or give all machines another [network] discovery_port"
+    return "Fix [network] peers in the settings: barnraise settings"
 
 
-def _is_cable(way: DialPath) -> bool:
-    return way.direct and way.interface is not None and way.interface.kind in CABLE
+def _is_cable(path: DialPath) -> bool:
+    return path.direct and path.interface is not None and path.interface.kind in CABLE
 
 
-def _answered(knocks: Iterable[DialResult]) -> DialResult | None:
-    return min(
-        (knock for knock in knocks if knock.outcome == "answered"), key=lambda k: k.rtt_ms, default=None
-    )
+def _answered(dials: Iterable[DialResult]) -> DialResult | None:
+    return min((dial for dial in dials if dial.outcome == "answered"), key=lambda k: k.rtt_ms, default=None)
 
 
-def _words(knocks: Iterable[DialResult]) -> str:
-    return "; ".join(knock.words for knock in knocks if knock.words)[:400]
+def _words(dials: Iterable[DialResult]) -> str:
+    return "; ".join(dial.words for dial in dials if dial.words)[:400]
 
 
 def _minor(version: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The doctor's eyes inside the agent: gathers what only it can see, within a few seconds."""
+"""Collects what only the agent can see for the doctor, within a few seconds."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from barnraise.discovery import namespace_tag
 from barnraise.identity import NodeId
 from barnraise.membership.failure_detector import watched
 
-MOST_PEERS = 16
-_MOST_STRANGERS = 8
+MAX_PEERS = 16
+_MAX_UNKNOWN = 8
 _GATHER_S = 5.0
 _COMMAND_S = 1.5
 T = TypeVar("T")
@@ -35,22 +35,27 @@ _OS = {"linux": "linux", "darwin": "macos", "win32": "windows"}.get(sys.platform
 _ASLEEP = re.compile(r"asleep or stopped for ([\d.]+) s")
 
 
-async def check(agent: Agent, knocker: ReachabilityProber) -> CheckResponse:
-    """What is wrong as seen from inside; never longer than about five seconds."""
+async def check(agent: Agent, prober: ReachabilityProber) -> CheckResponse:
+    """Return the result of all checks of the agent, within about five seconds."""
     interfaces = await asyncio.to_thread(own_interfaces)
     order = _in_order(agent)
-    chosen = order[:MOST_PEERS]
-    looking = {node: asyncio.ensure_future(_look_at(agent, knocker, node)) for node in chosen}
-    strangers = asyncio.ensure_future(_look_at_strangers(agent, knocker))
-    await asyncio.wait([*looking.values(), strangers], timeout=_GATHER_S)
-    found: dict[NodeId, _Collected] = {}
-    for node, task in looking.items():
-        found[node] = task.result() if _is_good(task) else _Collected(no_back="there was no time to ask")
+    chosen = order[:MAX_PEERS]
+    tasks = {node: asyncio.ensure_future(_dial_peer(agent, prober, node)) for node in chosen}
+    strangers = asyncio.ensure_future(_dial_unknown(agent, prober))
+    await asyncio.wait([*tasks.values(), strangers], timeout=_GATHER_S)
+    collected: dict[NodeId, _Collected] = {}
+    for node, task in tasks.items():
+        collected[node] = (
+            task.result() if _is_good(task) else _Collected(dial_back_failure="there was no time to ask it")
+        )
         task.cancel()
-    met = strangers.result() if _is_good(strangers) else ()
+    unknown_dials = strangers.result() if _is_good(strangers) else ()
     strangers.cancel()
-    peers = {node: _facts(agent, node, found[node], interfaces) for node in chosen}
-    rows = [*_about_peers(agent, peers), *_about_all(agent, peers.values(), [*_knocks(found.values()), *met])]
+    peers = {node: _facts(agent, node, collected[node], interfaces) for node in chosen}
+    rows = [
+        *_peer_rows(agent, peers),
+        *_cluster_rows(agent, peers.values(), [*_all_dials(collected.values()), *unknown_dials]),
+    ]
     if len(order) > len(chosen):
         rest = len(order) - len(chosen)
         rows.append(CheckRow("reach", "ok", f"{rest} more machines were not dialled this time"))
@@ -58,66 +63,73 @@ async def check(agent: Agent, knocker: ReachabilityProber) -> CheckResponse:
 
 
 class _Collected(msgspec.Struct, frozen=True):
-    """What dialling one peer, and being dialled by it, gave."""
+    """Results of dialling one peer and of being dialled by it."""
 
-    knocks: tuple[DialResult, ...] = ()
-    back: tuple[DialResult, ...] = ()
-    no_back: str = ""
+    dials: tuple[DialResult, ...] = ()
+    dial_backs: tuple[DialResult, ...] = ()
+    dial_back_failure: str = ""
     clock_ahead_s: float | None = None
 
 
-async def _look_at(agent: Agent, knocker: ReachabilityProber, node: NodeId) -> _Collected:
-    link = agent.links.get(node)
+async def _dial_peer(agent: Agent, prober: ReachabilityProber, node: NodeId) -> _Collected:
+    link = agent.connections.get(node)
     first = [link.address] if link is not None else []
-    knocks, told = await asyncio.gather(knocker.knock_at(node, first), knocker.ask(node))
-    if isinstance(told, DialBackReply):
-        return _Collected(knocks, told.knocks, "", told.wall_s - time.time())
-    return _Collected(knocks, (), told)
+    dials, reply = await asyncio.gather(prober.dial_node(node, first), prober.request_dial_back(node))
+    if isinstance(reply, DialBackReply):
+        return _Collected(dials, reply.results, "", reply.wall_s - time.time())
+    return _Collected(dials, (), reply)
 
 
-async def _look_at_strangers(agent: Agent, knocker: ReachabilityProber) -> tuple[DialResult, ...]:
-    """Doors that show our tag and belong to nobody we know: a copy of our key would be behind one of them."""
+async def _dial_unknown(agent: Agent, prober: ReachabilityProber) -> tuple[DialResult, ...]:
+    """Dial sightings with the cluster's tag that belong to no known machine.
+
+    A copy of this machine's key would answer at one of them.
+    """
     others = [node for node in agent.log.members if node != agent.me]
     known = {
-        (address, agent.places[node].port) for node in others for address in agent.places[node].addresses
+        (address, agent.peer_store[node].port)
+        for node in others
+        for address in agent.peer_store[node].addresses
     }
     secrets = {namespace_tag(secret): secret for secret in agent.log.secrets}
-    doors = [
+    sightings = [
         sighting
-        for sighting in reversed(agent.search.discovery.places())
+        for sighting in reversed(agent.discovery.discovery.places())
         if sighting.tag in secrets and (sighting.address, sighting.port) not in known
-    ][:_MOST_STRANGERS]
-    knocks = [knocker.knock(door.address, door.port, secrets[door.tag], None) for door in doors]
-    met, same = await asyncio.gather(asyncio.gather(*knocks), knocker.knock_at(agent.me))
-    return (*met, *same)
+    ][:_MAX_UNKNOWN]
+    dials = [
+        prober.dial(sighting.address, sighting.port, secrets[sighting.tag], None) for sighting in sightings
+    ]
+    unknown, own = await asyncio.gather(asyncio.gather(*dials), prober.dial_node(agent.me))
+    return (*unknown, *own)
 
 
-def _about_peers(agent: Agent, peers: dict[NodeId, PeerFacts]) -> Iterator[CheckRow]:
-    mine = agent.machine_of(agent.me)
-    torch = (mine.torch or "") if mine is not None else ""
+def _peer_rows(agent: Agent, peers: dict[NodeId, PeerFacts]) -> Iterator[CheckRow]:
+    machine = agent.machine_of(agent.me)
+    torch = (machine.torch or "") if machine is not None else ""
     here = LocalFacts(agent.name, agent.listener.port, _OS, __version__, torch)
     for peer in peers.values():
-        found = (
+        rows = (
             checks.reach(peer, here),
             checks.interface(peer),
             checks.versions(peer, here),
             checks.clock(peer),
             checks.fork(peer),
         )
-        yield from (row for row in found if row is not None)
+        yield from (row for row in rows if row is not None)
 
 
-def _about_all(agent: Agent, peers: Iterable[PeerFacts], knocks: list[DialResult]) -> Iterator[CheckRow]:
+def _cluster_rows(agent: Agent, peers: Iterable[PeerFacts], dials: list[DialResult]) -> Iterator[CheckRow]:
     now = asyncio.get_running_loop().time()
-    health = agent.search.discovery.health()
+    health = agent.discovery.discovery.health()
     yield from checks.discovery(health)
-    ways = [way for peer in peers for way in peer.ways]
-    row = checks.local_network(_OS, health.get("mdns") is not None, ways)
+    paths = [path for peer in peers for path in peer.paths]
+    row = checks.local_network(_OS, health.get("mdns") is not None, paths)
     if row is not None:
         yield row
     names = {node.raw: agent.name_of(node) for node in agent.log.members}
-    yield checks.cloned_key(agent.me.raw, agent.incarnation, knocks, names)
-    standing = agent.member.standing(now)
+    yield checks.cloned_key(agent.me.raw, agent.incarnation, dials, names)
+    standing = agent.member.quorum_status(now)
     voters = len(agent.member.view.voters)
     needed = tuple(agent.name_of(NodeId(raw)) for raw in standing.needed)
     yield checks.quorum(standing.decides, voters - len(standing.missing), voters, needed)
@@ -125,8 +137,8 @@ def _about_all(agent: Agent, peers: Iterable[PeerFacts], knocks: list[DialResult
     yield checks.stalls(tuple(pauses), now - agent.started)
 
 
-def _facts(agent: Agent, node: NodeId, found: _Collected, interfaces: list[Interface]) -> PeerFacts:
-    known, link = agent.places[node], agent.links.get(node)
+def _facts(agent: Agent, node: NodeId, collected: _Collected, interfaces: list[Interface]) -> PeerFacts:
+    known, link = agent.peer_store[node], agent.connections.get(node)
     peer = agent.member.peers.get(node.raw)
     machine = agent.machine_of(node)
     differs = (
@@ -142,18 +154,18 @@ def _facts(agent: Agent, node: NodeId, found: _Collected, interfaces: list[Inter
         linked=link is not None,
         link_address=link.address if link is not None else "",
         link_inbound=link is not None and not link.outbound,
-        ways=tuple(_way(knock, interfaces) for knock in found.knocks),
-        back=found.back,
-        no_back=found.no_back,
-        failure=agent.links.failure(node),
-        clock_ahead_s=found.clock_ahead_s,
+        paths=tuple(_path(dial, interfaces) for dial in collected.dials),
+        dial_backs=collected.dial_backs,
+        dial_back_failure=collected.dial_back_failure,
+        failure=agent.connections.failure(node),
+        clock_ahead_s=collected.clock_ahead_s,
         fork=differs,
         heard_by=_heard_by(agent, node),
     )
 
 
 def _heard_by(agent: Agent, node: NodeId) -> tuple[str, ...]:
-    """Members that watch it and do not miss it, by their own word."""
+    """Return the members that watch this machine and hear its heartbeats."""
     now = asyncio.get_running_loop().time()
     members = agent.member.view.nodes
     if node.raw not in members:
@@ -169,20 +181,20 @@ def _heard_by(agent: Agent, node: NodeId) -> tuple[str, ...]:
 
 
 def _in_order(agent: Agent) -> list[NodeId]:
-    """All others, those without a link first: they are why people ask."""
+    """Return all other machines, those without a connection first."""
     others = [node for node in agent.log.members if node != agent.me]
-    return sorted(others, key=lambda node: agent.links.get(node) is not None)
+    return sorted(others, key=lambda node: agent.connections.get(node) is not None)
 
 
-def _way(knock: DialResult, interfaces: list[Interface]) -> DialPath:
-    near = leading_to(knock.address, interfaces)
+def _path(dial: DialResult, interfaces: list[Interface]) -> DialPath:
+    near = leading_to(dial.address, interfaces)
     if near is not None:
-        return DialPath(knock, near, direct=near.kind != "loopback")
-    return DialPath(knock, by_address(interfaces).get(_source_for(knock.address)), direct=False)
+        return DialPath(dial, near, direct=near.kind != "loopback")
+    return DialPath(dial, by_address(interfaces).get(_source_for(dial.address)), direct=False)
 
 
 def _source_for(address: str) -> str:
-    """Our own address on the way there, by the routes alone: nothing is sent."""
+    """Return the local address on the route to an address; sends nothing."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -193,23 +205,23 @@ def _source_for(address: str) -> str:
 
 
 def own_interfaces() -> list[Interface]:
-    """Every address of this machine with the kind of its interface."""
+    """Return every address of this machine with the kind of its interface."""
     ports: dict[str, str] = {}
     if sys.platform == "darwin":
         ports = hardware_ports(runner(_COMMAND_S)(["networksetup", "-listallhardwareports"]).stdout)
     up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
-    found = []
+    interfaces = []
     for name, entries in psutil.net_if_addrs().items():
         kind = kind_of(name, ports.get(name, ""), wireless=Path(f"/sys/class/net/{name}/wireless").exists())
         for entry in entries:
             if name in up and entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
                 address = entry.address.partition("%")[0]
-                found.append(Interface(name, address, prefix_of(entry.netmask), kind))
-    return found
+                interfaces.append(Interface(name, address, prefix_of(entry.netmask), kind))
+    return interfaces
 
 
 def prefix_of(netmask: str) -> int:
-    """The length of a network's prefix. Pure."""
+    """Return the prefix length of a netmask. Pure."""
     family = socket.AF_INET6 if ":" in netmask else socket.AF_INET
     try:
         return int.from_bytes(socket.inet_pton(family, netmask.partition("/")[0])).bit_count()
@@ -217,9 +229,9 @@ def prefix_of(netmask: str) -> int:
         return 128 if family == socket.AF_INET6 else 32
 
 
-def _knocks(found: Iterable[_Collected]) -> Iterator[DialResult]:
-    for one in found:
-        yield from one.knocks
+def _all_dials(results: Iterable[_Collected]) -> Iterator[DialResult]:
+    for collected in results:
+        yield from collected.dials
 
 
 def _is_good(task: asyncio.Future[T]) -> bool:

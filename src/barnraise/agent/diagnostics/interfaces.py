@@ -1,4 +1,4 @@
-"""What kind of network an interface is on, and which one leads to an address. Pure."""
+"""Kinds of network interfaces, and which interface leads to an address. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BY_NAME: tuple[tuple[Kind, str], ...] = (
 
 @dataclass(frozen=True)
 class Interface:
-    """One address of one interface that is up; ``prefix`` is the length of its network's."""
+    """One address of one interface that is up; ``prefix``: prefix length of its network."""
 
     name: str
     address: str
@@ -47,7 +47,7 @@ class Interface:
 
 
 def kind_of(name: str, port: str = "", *, wireless: bool = False) -> Kind:
-    """By what the system calls it; ``port`` is what macOS calls the hardware behind it."""
+    """Return the kind of an interface by its name; ``port``: macOS's name of the hardware."""
     if wireless:
         return "wifi"
     for text in (port, name):
@@ -58,27 +58,28 @@ def kind_of(name: str, port: str = "", *, wireless: bool = False) -> Kind:
 
 
 def hardware_ports(listed: str) -> dict[str, str]:
-    """What `networksetup -listallhardwareports` says: the name of the hardware by device."""
+    """Parse `networksetup -listallhardwareports`: the name of the hardware by device."""
     pairs = re.findall(r"^Hardware Port: (.+)\nDevice: (\S+)", listed, re.MULTILINE)
     return {device: port for port, device in pairs}
 
 
 def leading_to(address: str, interfaces: Iterable[Interface]) -> Interface | None:
-    """The interface on whose own network this address is, the narrowest first; None if it is further away."""
+    """Return the interface whose own network has this address, or None."""
     try:
         wanted = ipaddress.ip_address(address)
     except ValueError:
         return None
-    found = []
+    matching = []
     for interface in interfaces:
         try:
             network = ipaddress.ip_network(f"{interface.address}/{interface.prefix}", strict=False)
         except ValueError:
             continue
         if wanted.version == network.version and wanted in network:
-            found.append(interface)
-    return max(found, key=lambda interface: interface.prefix, default=None)
+            matching.append(interface)
+    return max(matching, key=lambda interface: interface.prefix, default=None)
 
 
 def by_address(interfaces: Iterable[Interface]) -> Mapping[str, Interface]:
+    """Return the interfaces by their addresses."""
     return {interface.address: interface for interface in interfaces}

@@ -1,8 +1,7 @@
-"""Whether machines can dial each other now: knocks at a peer's door, and has a peer knock at ours.
+"""Reachability checks (as AutoNAT): dials a peer, and asks a peer to dial back.
 
-A knock is a whole handshake that is never opened, so that it proves the way, the port and the key, and the
-other side keeps nothing of it. Whoever is asked to knock dials only where it would dial anyway: a question
-names no address.
+A dial is a complete handshake whose connection is never opened. It proves route, port and key, and the other
+side keeps no state. A peer dials back only to addresses that it knows already: a request contains no address.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from barnraise.transport.address_race import dialable
 from barnraise.transport.control.dial import AgentTls, ControlConnection, dial_unopened, was_refused
 from barnraise.transport.listener.preface import ANYBODY, ROUTE_AGENT, target_of
 
-MOST_DOORS = 5
-KNOCK_S = 2.0
-_ANSWER_S = 2 * KNOCK_S
-_MOST_KNOCKS = 32
-_MOST_ASKERS = 4
+MAX_ADDRESSES = 5
+DIAL_S = 2.0
+_ANSWER_S = 2 * DIAL_S
+_MAX_DIALS = 32
+_MAX_CLIENTS = 4
 _EACH_S = 3.0
 _WINDOW_S = 10.0
 _MOST_PER_WINDOW = 20
@@ -44,7 +43,7 @@ _FORBIDDEN = {errno.EPERM, errno.EACCES, getattr(errno, "WSAEACCES", errno.EACCE
 
 
 class DialResult(msgspec.Struct, frozen=True, array_like=True):
-    """One address that was dialled, and what came of it; ``incarnation`` of whoever answered."""
+    """Outcome of dialling one address; ``incarnation``: of the agent that answered."""
 
     address: protocol.Address
     outcome: Outcome
@@ -55,16 +54,16 @@ class DialResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DialBackRequest(msgspec.Struct, frozen=True, array_like=True, tag="?"):
-    """Can you reach me? Answered with DialledBack."""
+    """Request to dial the sender; the response is a `DialBackReply`."""
 
     serial: Annotated[int, Meta(ge=0, lt=2**32)]
 
 
 class DialBackReply(msgspec.Struct, frozen=True, array_like=True, tag="!"):
-    """What came of it, and the clock of whoever knocked; ``declined`` says why it did not."""
+    """Results of dialling back, and the sender's clock; ``declined``: why it did not dial."""
 
     serial: Annotated[int, Meta(ge=0, lt=2**32)]
-    knocks: Annotated[tuple[DialResult, ...], Meta(max_length=MOST_DOORS)]
+    results: Annotated[tuple[DialResult, ...], Meta(max_length=MAX_ADDRESSES)]
     wall_s: Annotated[float, Meta(ge=0, le=1e12)]
     declined: Annotated[str, Meta(max_length=200)] = ""
 
@@ -74,17 +73,18 @@ _decoder: msgspec.msgpack.Decoder[DialBackRequest | DialBackReply] = msgspec.msg
 )
 
 
-def encode_knocking(message: DialBackRequest | DialBackReply) -> bytes:
+def encode_dial_back(message: DialBackRequest | DialBackReply) -> bytes:
+    """Encode a message with its kind byte."""
     return protocol.SURVEY + msgspec.msgpack.encode(message)
 
 
-def decode_knocking(body: bytes | memoryview) -> DialBackRequest | DialBackReply:
-    """ProtocolError for anything else."""
+def decode_dial_back(body: bytes | memoryview) -> DialBackRequest | DialBackReply:
+    """Decode a message; raise ProtocolError if it is invalid."""
     return protocol.decode(_decoder, body)
 
 
 def outcome_of(error: BarnraiseError) -> Outcome:
-    """What a failed dial says of the way. Pure."""
+    """Classify the error of a failed dial. Pure."""
     cause = error.__cause__
     if was_refused(error):
         return "refused"
@@ -99,7 +99,7 @@ def outcome_of(error: BarnraiseError) -> Outcome:
 
 # Not core.flow.rate_limit: a strict window over all nodes and a limit of concurrent dials, no bursts.
 class DialBackLimiter:
-    """Who may have us knock, and how often: each node every few seconds, all together not too many. Pure."""
+    """Rate limit of dial-backs, per node and in total. Pure."""
 
     def __init__(self) -> None:
         self._last: dict[NodeId, float] = {}
@@ -107,25 +107,26 @@ class DialBackLimiter:
         self._inside = 0
 
     def enter(self, node: NodeId, now: float) -> str | None:
-        """None if it may, and then `leave` must follow; else why not."""
+        """Return None if a dial-back may start, else why not; `leave` must follow a start."""
         self._last = {other: then for other, then in self._last.items() if now - then < _EACH_S}
         while self._lately and now - self._lately[0] >= _WINDOW_S:
             self._lately.popleft()
         if node in self._last:
             return "asked again too soon"
-        if self._inside >= _MOST_ASKERS or len(self._lately) >= _MOST_PER_WINDOW:
-            return "busy with others' questions"
+        if self._inside >= _MAX_CLIENTS or len(self._lately) >= _MOST_PER_WINDOW:
+            return "busy with other requests"
         self._last[node] = now
         self._lately.append(now)
         self._inside += 1
         return None
 
     def leave(self) -> None:
+        """Note that a dial-back has finished."""
         self._inside -= 1
 
 
 class ReachabilityProber:
-    """Knocks for this machine's doctor and for its peers; every wait has an end."""
+    """Dials for this machine's doctor and for its peers; every wait has a timeout."""
 
     def __init__(
         self,
@@ -138,57 +139,57 @@ class ReachabilityProber:
         self._place = place
         self._secret_for = secret_for
         self._get = get
-        self._turnstile = DialBackLimiter()
+        self._limiter = DialBackLimiter()
         self._serial = 0
         self._waiting: dict[tuple[NodeId, int], asyncio.Future[DialBackReply]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._knocks = asyncio.Semaphore(_MOST_KNOCKS)
+        self._dial_slots = asyncio.Semaphore(_MAX_DIALS)
 
     def received(self, link: ControlConnection, body: bytes | memoryview) -> None:
-        """A message of kind SURVEY from a member; ProtocolError if it cannot be read."""
-        message = decode_knocking(body)
+        """Handle a message of kind SURVEY; raise ProtocolError if it cannot be decoded."""
+        message = decode_dial_back(body)
         node = link.peer.node
         if isinstance(message, DialBackReply):
             answered = self._waiting.get((node, message.serial))
             if answered is not None and not answered.done():
                 answered.set_result(message)
             return
-        refusal = self._turnstile.enter(node, asyncio.get_running_loop().time())
+        refusal = self._limiter.enter(node, asyncio.get_running_loop().time())
         if refusal is None:
             self._spawn(self._dial_back(link, message.serial))
         else:
-            link.send(encode_knocking(DialBackReply(message.serial, (), _wall(), refusal)))
+            link.send(encode_dial_back(DialBackReply(message.serial, (), _wall(), refusal)))
 
-    async def ask(self, node: NodeId) -> DialBackReply | str:
-        """Whether this peer can dial us, or in words why it did not say."""
+    async def request_dial_back(self, node: NodeId) -> DialBackReply | str:
+        """Ask a peer to dial this machine; return its reply, or why there is none."""
         link = self._get(node)
         if link is None:
-            return "there is no link to ask over"
+            return "there is no connection to ask over"
         self._serial = (self._serial + 1) % 2**32
         key = (node, self._serial)
         answered = self._waiting[key] = asyncio.get_running_loop().create_future()
         try:
-            link.send(encode_knocking(DialBackRequest(self._serial)))
-            found: DialBackReply = await asyncio.wait_for(answered, _ANSWER_S)
+            link.send(encode_dial_back(DialBackRequest(self._serial)))
+            reply: DialBackReply = await asyncio.wait_for(answered, _ANSWER_S)
         except TimeoutError:
             return f"it did not answer within {_ANSWER_S:g} s"
         finally:
             del self._waiting[key]
-        return found.declined or found
+        return reply.declined or reply
 
-    async def knock_at(self, node: NodeId, addresses: Iterable[str] = ()) -> tuple[DialResult, ...]:
-        """At the doors where this node is known to be, those given first, all at once."""
+    async def dial_node(self, node: NodeId, addresses: Iterable[str] = ()) -> tuple[DialResult, ...]:
+        """Dial all known addresses of a node at once, the given ones first."""
         place = self._place(node)
         if place is None:
             return ()
-        doors = dialable((*addresses, *place.addresses))[:MOST_DOORS]
+        targets = dialable((*addresses, *place.addresses))[:MAX_ADDRESSES]
         secret = self._secret_for(node, place.epoch)
-        knocks = [self.knock(address, place.port, secret, node) for address in doors]
-        return tuple(await asyncio.gather(*knocks))
+        results = [self.dial(address, place.port, secret, node) for address in targets]
+        return tuple(await asyncio.gather(*results))
 
-    async def knock(self, address: str, port: int, secret: bytes, expect: NodeId | None) -> DialResult:
-        """At one door; ``expect`` None takes any member."""
-        async with self._knocks:
+    async def dial(self, address: str, port: int, secret: bytes, expect: NodeId | None) -> DialResult:
+        """Dial one address; ``expect`` None accepts any member."""
+        async with self._dial_slots:
             try:
                 link = await dial_unopened(
                     address,
@@ -198,31 +199,32 @@ class ReachabilityProber:
                     secret=secret,
                     tls=self._tls,
                     expect=expect,
-                    timeout_s=KNOCK_S,
+                    timeout_s=DIAL_S,
                 )
             except BarnraiseError as error:
                 return DialResult(address[:64], outcome_of(error), error.message[:300])
             try:
-                trip = await link.ping(KNOCK_S)
+                trip = await link.ping(DIAL_S)
             except BarnraiseError as error:
                 return DialResult(address[:64], "other", error.message[:300])
             finally:
-                link.close("a doctor's knock")
+                link.close("it was a reachability check")
         peer = link.peer
         return DialResult(address[:64], "answered", "", round(trip * 1e3, 3), peer.node.raw, peer.worker)
 
     async def close(self) -> None:
+        """Cancel all dial-backs in progress."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _dial_back(self, link: ControlConnection, serial: int) -> None:
         try:
-            knocks = await self.knock_at(link.peer.node, [link.address])
+            results = await self.dial_node(link.peer.node, [link.address])
         finally:
-            self._turnstile.leave()
-        declined = "" if knocks else "it knows no address of this machine"
-        link.send(encode_knocking(DialBackReply(serial, knocks, _wall(), declined)))
+            self._limiter.leave()
+        declined = "" if results else "it knows no address of this machine"
+        link.send(encode_dial_back(DialBackReply(serial, results, _wall(), declined)))
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -231,5 +233,5 @@ class ReachabilityProber:
 
 
 def _wall() -> float:
-    """For a comparison that people read; nothing is decided by it."""
+    """Return the wall clock, for a comparison that people read."""
     return max(0.0, time.time())

@@ -1,1 +1,1 @@
-"""TODO: power."""
+"""Sleep of the operating system: prevent it during a run, and notice it before it happens."""

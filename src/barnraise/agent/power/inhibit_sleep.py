@@ -1,4 +1,4 @@
-"""Keeps the machine from falling asleep while a run needs it, through what each system offers for that."""
+"""Prevents system sleep while a run needs the machine, with the means of each operating system."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def keep_awake(why: str) -> Iterator[None]:
-    """The person sees ``why`` where the system lists who keeps it awake. Without such a tool: a log line."""
+    """Keep the system awake inside the context; ``why`` is shown by the system.
+
+    Without a suitable tool only a log line is written.
+    """
     if sys.platform == "win32":
         with _awake_by_thread(_execution_state()):
             yield
@@ -33,7 +36,7 @@ def keep_awake(why: str) -> Iterator[None]:
 
 
 def tool_for(platform: str, why: str) -> list[str]:
-    """A command that keeps the machine awake while it runs, and ends with its input or with us."""
+    """Return the command that prevents sleep while it runs; it exits with its input or with this process."""
     if platform == "darwin":
         return ["caffeinate", "-i", "-w", str(os.getpid())]
     return [
@@ -69,7 +72,7 @@ def _awake_by_tool(command: Sequence[str]) -> Iterator[None]:
 
 
 def _tell_if_refused(tool: subprocess.Popen[bytes], wanted: threading.Event) -> None:
-    """Such a tool runs until it is ended; one that ends by itself was refused."""
+    """Log a tool that exits by itself, because the system refused it."""
     assert tool.stderr is not None
     with tool.stderr:
         reason = tool.stderr.read()[-_MOST_REASON:].decode("utf-8", "replace").strip()
@@ -80,7 +83,10 @@ def _tell_if_refused(tool: subprocess.Popen[bytes], wanted: threading.Event) -> 
 
 @contextlib.contextmanager
 def _awake_by_thread(set_state: Callable[[int], object]) -> Iterator[None]:
-    """Windows remembers the wish per thread, so each wish has one, and two runs do not cancel each other."""
+    """Keep Windows awake, with a thread of its own.
+
+    Windows stores the request per thread, so that two runs do not cancel each other.
+    """
     done = threading.Event()
 
     def hold() -> None:
@@ -99,7 +105,7 @@ def _awake_by_thread(set_state: Callable[[int], object]) -> Iterator[None]:
 
 
 def _execution_state() -> Callable[[int], object]:
-    kernel: Any = getattr(ctypes, "WinDLL")("kernel32")  # noqa: B009  # only Windows has it
+    kernel: Any = getattr(ctypes, "WinDLL")("kernel32")  # noqa: B009  # exists on Windows only
     kernel.SetThreadExecutionState.argtypes = (ctypes.c_uint32,)
     kernel.SetThreadExecutionState.restype = ctypes.c_uint32
     call: Callable[[int], object] = kernel.SetThreadExecutionState

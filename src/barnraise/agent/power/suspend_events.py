@@ -1,7 +1,7 @@
-"""Hears from the system that the machine is about to sleep, so that the agent can say goodbye first.
+"""Suspend events of the system, so that the agent can leave the cluster before the machine sleeps.
 
-Linux: systemd-logind, through the tools that come with it. Elsewhere nobody tells us: the others notice the
-silence, and the agent notices on waking that time has passed (see ``Member.tick``).
+Linux: systemd-logind, through its own tools. Other systems send no event. There the failure detector notices
+the silence, and the agent notices on waking that time has passed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MONITOR = (
     "--object-path",
     "/org/freedesktop/login1",
 )
-# Sleep waits a few seconds for whoever holds this; it is let go as soon as goodbye was said.
+# Sleep is delayed a few seconds while this runs; it is stopped after the goodbye.
 _HOLD = (
     "systemd-inhibit",
     "--what=sleep",
@@ -43,7 +43,10 @@ async def watch_sleep(
     monitor: Sequence[str] = _MONITOR,
     hold: Sequence[str] = _HOLD,
 ) -> None:
-    """Until cancelled; returns at once where the system has no such tools."""
+    """Call ``asleep`` before and ``awake`` after each sleep, until cancelled.
+
+    Return at once if the system has no such tools.
+    """
     if sys.platform != "linux" or shutil.which(monitor[0]) is None:
         return
     pipe = asyncio.subprocess.PIPE
@@ -62,14 +65,14 @@ async def watch_sleep(
             else:
                 await awake()
                 holder = holder or await _take(hold)
-        _log.info("the system does not tell of sleep any more")
+        _log.info("the system no longer reports suspend events")
     finally:
         await _end(watcher)
         await _end(holder)
 
 
 async def _take(hold: Sequence[str]) -> asyncio.subprocess.Process | None:
-    """Keep a pipe open: the tool holds the lock until its input ends."""
+    """Start the inhibitor, which delays sleep until its input is closed."""
     if shutil.which(hold[0]) is None:
         return None
     null = asyncio.subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""What agents tell each other about runs, besides the files. Pure."""
+"""Messages between agents about runs, except for files. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, Step
 from barnraise.runs.record import Digest, NodeReport, RunId, RunRecord, Version, Words
 
 MOST_LOG_BYTES = 256 << 10
-MOST_RUNS = 17  # one, and those that it goes on with
+MOST_RUNS = 17  # one run, and the earlier runs that it resumes
 
 Serial = Annotated[int, Meta(ge=0, le=2**53)]
 Offset = Annotated[int, Meta(ge=0, le=2**62)]
@@ -20,19 +20,19 @@ Rank = Annotated[int, Meta(ge=0, le=1024)]
 
 
 class RecordUpdate(msgspec.Struct, frozen=True, array_like=True, tag="record"):
-    """A version of a run's record; the newest counts."""
+    """A version of a run's record; the newest wins."""
 
     record: RunRecord
 
 
 class ReportUpdate(msgspec.Struct, frozen=True, array_like=True, tag="report"):
-    """The sender's own part in a run."""
+    """The status report of the sender's machine in a run."""
 
     report: NodeReport
 
 
 class LogRequest(msgspec.Struct, frozen=True, array_like=True, tag="log?"):
-    """What did this worker of yours say, from this byte on?"""
+    """Request for a worker's output from a byte offset on."""
 
     serial: Serial
     run: RunId
@@ -43,7 +43,10 @@ class LogRequest(msgspec.Struct, frozen=True, array_like=True, tag="log?"):
 
 
 class LogResponse(msgspec.Struct, frozen=True, array_like=True, tag="log"):
-    """``start`` is later than what was asked for if older bytes were dropped; ``end``: written so far."""
+    """Output of a worker; ``end``: bytes written so far.
+
+    ``start`` is later than the requested offset if older bytes were dropped.
+    """
 
     serial: Serial
     start: Offset
@@ -52,7 +55,10 @@ class LogResponse(msgspec.Struct, frozen=True, array_like=True, tag="log"):
 
 
 class HeldCheckpointsRequest(msgspec.Struct, frozen=True, array_like=True, tag="held?"):
-    """Which checkpoints of these runs do you have? ``files``: do you have what the first was started with?"""
+    """Request for the checkpoints that a machine holds of these runs.
+
+    ``files``: also ask whether it has the files of the first run.
+    """
 
     serial: Serial
     runs: Annotated[tuple[RunId, ...], Meta(min_length=1, max_length=MOST_RUNS)]
@@ -60,6 +66,8 @@ class HeldCheckpointsRequest(msgspec.Struct, frozen=True, array_like=True, tag="
 
 
 class HeldCheckpointsResponse(msgspec.Struct, frozen=True, array_like=True, tag="held"):
+    """The checkpoints that the sender holds."""
+
     serial: Serial
     held: Annotated[tuple[HeldCheckpoint, ...], Meta(max_length=MOST_RUNS * 2 * KEPT)]
     files: bool = False
@@ -67,7 +75,7 @@ class HeldCheckpointsResponse(msgspec.Struct, frozen=True, array_like=True, tag=
 
 
 class FilesRequest(msgspec.Struct, frozen=True, array_like=True, tag="files?"):
-    """Let me fetch this checkpoint from you; with step 0: what the run was started with."""
+    """Request for read access to a checkpoint; step 0: to the files of the run."""
 
     serial: Serial
     run: RunId
@@ -75,7 +83,7 @@ class FilesRequest(msgspec.Struct, frozen=True, array_like=True, tag="files?"):
 
 
 class FilesResponse(msgspec.Struct, frozen=True, array_like=True, tag="files"):
-    """The list of them, to be fetched now; if it is empty, ``words`` say why."""
+    """The manifest to fetch; if it is empty, ``words`` say why."""
 
     serial: Serial
     manifest: Digest
@@ -83,7 +91,7 @@ class FilesResponse(msgspec.Struct, frozen=True, array_like=True, tag="files"):
 
 
 class CopyOffer(msgspec.Struct, frozen=True, array_like=True, tag="copy?"):
-    """Keep a copy of this checkpoint of mine: too few machines do."""
+    """Offer of a checkpoint that too few machines hold."""
 
     serial: Serial
     run: RunId
@@ -91,7 +99,7 @@ class CopyOffer(msgspec.Struct, frozen=True, array_like=True, tag="copy?"):
 
 
 class CopyResult(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
-    """I have it now, unless ``words`` say why not."""
+    """Result of an offer: copied, unless ``words`` say why not."""
 
     serial: Serial
     words: Words = ""
@@ -106,8 +114,10 @@ _decoder: msgspec.msgpack.Decoder[RunMessage] = msgspec.msgpack.Decoder(RunMessa
 
 
 def encode(message: RunMessage) -> bytes:
+    """Encode a message with its kind byte."""
     return protocol.RUN + _encoder.encode(message)
 
 
 def decode(data: bytes | memoryview) -> RunMessage:
+    """Decode a message; raise ProtocolError if it is invalid."""
     return protocol.decode(_decoder, data)

@@ -1,7 +1,7 @@
-"""The runs that this machine knows: their newest records, and what each machine reports of its part.
+"""The runs that this machine knows: their newest records, and the status reports of every machine.
 
-Records come from owners and are kept on disk; each is as good as its order's signature. A report is believed
-only from the machine that it is about. Guests are told of the runs that they are part of, and of no others.
+Records come from owners and are saved; each is as trustworthy as the signature of its spec. A report is
+accepted only from the machine that it is about. Guests receive only runs that they take part in.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from barnraise.agent.context import AgentContext
 from barnraise.agent.runs.messages import RecordUpdate, ReportUpdate, encode
 from barnraise.core.errors import BarnraiseError, ProtocolError, RunError
 from barnraise.core.flow.events import ChangeEvent
 from barnraise.core.sanitize import printable
 from barnraise.identity import NodeId
-from barnraise.identity.trust import TrustLog
-from barnraise.membership.storage import MembershipStorage
 from barnraise.runs.control.eviction import is_waiting
 from barnraise.runs.control.pausing import rests
 from barnraise.runs.record import (
@@ -36,67 +35,56 @@ from barnraise.runs.record import (
     read_order,
 )
 
-_MOST_KEPT = 100  # runs that have ended
-_MOST_ACTIVE = 256
-_MOST_GENERATIONS = 16
+_MAX_ENDED = 100  # runs that have ended
+_MAX_ACTIVE = 256
+_MAX_GENERATIONS = 16
 
 _log = logging.getLogger(__name__)
 
 
-class RunRegistryHost(Protocol):
-    """What the book needs of the agent."""
-
-    me: NodeId
-    incarnation: bytes
-    storage: MembershipStorage
-
-    @property
-    def log(self) -> TrustLog: ...
-
-    def linked_nodes(self) -> list[NodeId]: ...
-
-    def say(self, text: str) -> None: ...
-
-    def send_bulk(self, node: NodeId, message: bytes) -> None: ...
-
-
 class RunEntry:
-    """One run."""
+    """One run: spec, newest record, and the reports of its machines."""
 
     def __init__(self, record: RunRecord, order: RunSpec, now: float) -> None:
-        self.order = order
+        self.spec = order
         self.record = record
         self.seen_at = now  # when this version was first seen here
-        self.stuck_at: float | None = None  # since when a member has waited for another group than this
+        self.stuck_at: float | None = None  # since when a member has waited for a new group
         self.reports: dict[bytes, NodeReport] = {}
-        self.dropped: tuple[DroppedSteps, ...] = ()  # what this machine had trained alone
+        self.dropped: tuple[DroppedSteps, ...] = ()  # steps that this machine trained without a quorum
         self.slots: dict[int, tuple[WorkerSlot, ...]] = {record.generation: record.slots}  # by generation
 
     @property
     def run(self) -> str:
-        return self.order.run
+        """Return the name of the run."""
+        return self.spec.run
 
     @property
     def has_ended(self) -> bool:
+        """Tell whether the run has ended."""
         return self.record.phase == ENDED
 
-    def take(self, record: RunRecord, now: float) -> None:
+    def update(self, record: RunRecord, now: float) -> None:
+        """Replace the record by a newer version."""
         self.record, self.seen_at = record, now
         self.stuck_at = None
-        self.notice_stuck(now)
+        self.update_stuck(now)
         self.slots[record.generation] = record.slots
-        while len(self.slots) > _MOST_GENERATIONS:
+        while len(self.slots) > _MAX_GENERATIONS:
             del self.slots[next(iter(self.slots))]
 
-    def leaves(self, slot: WorkerSlot) -> bool:
-        """Whether its machine wants to go, or rests: it finishes the step at hand with the others."""
+    def is_leaving(self, slot: WorkerSlot) -> bool:
+        """Tell whether a worker leaves or is paused; it finishes the current step with its group."""
         if rests(self.record, slot.node):
             return True
         report = self.reports.get(slot.node)
         states = report.workers if report is not None else ()
-        return any((one.local_rank, one.start, one.state) == (*slot.key[1:], "leaving") for one in states)
+        return any(
+            (state.local_rank, state.start, state.state) == (*slot.key[1:], "leaving") for state in states
+        )
 
-    def notice_stuck(self, now: float) -> None:
+    def update_stuck(self, now: float) -> None:
+        """Update since when a member has waited for a new group."""
         generation = self.record.generation
         states = (state for report in self.reports.values() for state in report.workers)
         if not any(is_waiting(state, generation) for state in states):
@@ -106,172 +94,182 @@ class RunEntry:
 
 
 class RunRegistry:
-    """``on_record`` is called on the loop for each newer version, ``on_settled`` before the one which says
-    whether what went on here without a quorum counts."""
+    """Table of runs, saved on disk and exchanged between machines.
 
-    def __init__(self, around: RunRegistryHost) -> None:
-        self._around = around
+    ``on_record`` is called for each newer version. ``on_settled`` is called before it, with whether steps
+    trained without a quorum are kept.
+    """
+
+    def __init__(self, context: AgentContext) -> None:
+        self._context = context
         self._loop = asyncio.get_running_loop()
         self.runs: dict[str, RunEntry] = {}
-        self.on_record: Callable[[RunEntry], None] = lambda known: None
-        self.on_settled: Callable[[RunEntry, bool], None] = lambda known, counts: None
-        self._news = ChangeEvent()
-        self._named: set[NodeId] = set()  # guests that tried what is not theirs
+        self.on_record: Callable[[RunEntry], None] = lambda entry: None
+        self.on_settled: Callable[[RunEntry, bool], None] = lambda entry, counts: None
+        self._changed = ChangeEvent()
+        self._warned: set[NodeId] = set()  # guests whose refusal was logged
 
     def load(self) -> None:
-        """What was known before this start."""
-        for name, value in self._around.storage.runs():
+        """Load the records that were saved before this start."""
+        for name, value in self._context.storage.runs():
             try:
                 record = decode_record(value)
-                order = read_order(record)
+                spec = read_order(record)
             except BarnraiseError:
-                self._around.storage.forget_run(name)  # written by another version: nothing to go on with
+                self._context.storage.forget_run(name)  # written by another version
                 continue
-            self.runs[order.run] = RunEntry(record, order, self._loop.time())
+            self.runs[spec.run] = RunEntry(record, spec, self._loop.time())
 
     def find(self, text: str) -> RunEntry:
-        """A run by its name, or by the beginning of it; RunError if that is not exactly one."""
+        """Return a run by its name or a unique prefix; raise RunError unless exactly one matches."""
         exact = self.runs.get(text)
         if exact is not None:
             return exact
-        found = [known for run, known in self.runs.items() if run.startswith(text)]
-        if len(found) == 1:
-            return found[0]
+        matches = [entry for run, entry in self.runs.items() if run.startswith(text)]
+        if len(matches) == 1:
+            return matches[0]
         if not self.runs:
-            raise RunError("no run is known here", hint="Start one: barnraise run SCRIPT")
-        what = "more than one run begins" if found else "no run is called or begins"
+            raise RunError("this machine knows no run", hint="Start one: barnraise run SCRIPT")
+        problem = "more than one run starts" if matches else "no run starts"
         recent = ", ".join(list(self.runs)[-5:])
-        raise RunError(f"{what} with {text!r}", hint=f"The latest are: {recent}. See all with: barnraise ps")
+        raise RunError(
+            f"{problem} with {text!r}", hint=f"The latest are: {recent}. See all with: barnraise ps"
+        )
 
-    def take(self, record: RunRecord, sender: NodeId | None = None, *, is_ours: bool = False) -> bool:
-        """Keep a version if it counts more than what is known; raises if it must not be believed.
+    def apply(self, record: RunRecord, sender: NodeId | None = None, *, is_ours: bool = False) -> bool:
+        """Store a record if it outranks the known one; return False if not.
 
-        ``is_ours``: this machine has decided it, with a quorum, from what was known here.
+        ``is_ours``: this machine decided it with a quorum. Raise ProtocolError or RunError if the sender may
+        not change the run.
         """
-        if sender is not None and self._around.log.role(sender) != "owner":
-            self._name(sender)
+        if sender is not None and self._context.log.role(sender) != "owner":
+            self._warn_once(sender)
             raise ProtocolError(f"{sender.short} is a guest and cannot start or change a run")
-        order = read_order(record)
-        known = self.runs.get(order.run)
-        role = self._around.log.role(NodeId(order.by))
+        spec = read_order(record)
+        entry = self.runs.get(spec.run)
+        role = self._context.log.role(NodeId(spec.by))
         if role == "guest":
-            raise RunError(f"run {order.run} was ordered by a guest of this cluster")
-        if known is None and role is None:
-            return False  # removed meanwhile, or not known here yet; whoever tells us of it does no wrong
-        if known is not None and record.order != known.record.order:
-            raise ProtocolError(f"two different runs are called {order.run}")
-        if known is not None and not outranks(record, known.record):
+            raise RunError(f"run {spec.run} was started by a guest of this cluster")
+        if entry is None and role is None:
+            return False  # its owner is removed or not known here yet: no fault of the sender
+        if entry is not None and record.order != entry.record.order:
+            raise ProtocolError(f"two different runs are called {spec.run}")
+        if entry is not None and not outranks(record, entry.record):
             return False
-        if known is not None and known.record.provisional and not record.provisional:
-            self._settle(known, record, is_ours)
-        if known is None:
-            self._make_room()
-            known = self.runs[order.run] = RunEntry(record, order, self._loop.time())
-        self._replace(known, record)
+        if entry is not None and entry.record.provisional and not record.provisional:
+            self._settle(entry, record, is_ours)
+        if entry is None:
+            self._evict_ended()
+            entry = self.runs[spec.run] = RunEntry(record, spec, self._loop.time())
+        self._replace(entry, record)
         if sender is not None:
-            self._pass_on(known, sender)
+            self._forward(entry, sender)
         return True
 
-    def _settle(self, known: RunEntry, decided: RunRecord, is_ours: bool) -> None:
-        """Says what becomes of that which went on here without a quorum."""
-        mine = known.record
-        is_same = is_ours or (decided.generation, decided.slots) == (mine.generation, mine.slots)
-        words = "counts" if is_same else "is dropped: the others had decided otherwise"
-        self._around.say(f"run {known.run}: what went on here provisionally {words}")
-        self.on_settled(known, is_same)
+    def _settle(self, entry: RunEntry, decided: RunRecord, is_ours: bool) -> None:
+        """Report whether steps that were trained here without a quorum are kept."""
+        own = entry.record
+        is_same = is_ours or (decided.generation, decided.slots) == (own.generation, own.slots)
+        outcome = "kept" if is_same else "discarded because the majority had moved on"
+        self._context.report_event(f"run {entry.run}: steps trained here without a quorum were {outcome}")
+        self.on_settled(entry, is_same)
 
-    def _replace(self, known: RunEntry, record: RunRecord) -> None:
-        self._around.storage.keep_run(known.run, encode_record(record))
-        known.take(record, self._loop.time())
-        self._news.announce()
-        self.on_record(known)
+    def _replace(self, entry: RunEntry, record: RunRecord) -> None:
+        self._context.storage.keep_run(entry.run, encode_record(record))
+        entry.update(record, self._loop.time())
+        self._changed.announce()
+        self.on_record(entry)
 
-    def take_report(self, sender: NodeId, report: NodeReport) -> None:
-        known = self.runs.get(report.run)
-        if known is None or sender.raw not in known.order.nodes:
+    def apply_report(self, sender: NodeId, report: NodeReport) -> None:
+        """Store the status report of a machine, unless a newer one is known."""
+        entry = self.runs.get(report.run)
+        if entry is None or sender.raw not in entry.spec.nodes:
             return
-        last = known.reports.get(sender.raw)
+        last = entry.reports.get(sender.raw)
         if last is not None and last.incarnation == report.incarnation and report.serial <= last.serial:
             return
-        known.reports[sender.raw] = report if self._around.log.role(sender) == "owner" else _plain(report)
-        known.notice_stuck(self._loop.time())
-        self._news.announce()
+        entry.reports[sender.raw] = (
+            report if self._context.log.role(sender) == "owner" else _sanitized(report)
+        )
+        entry.update_stuck(self._loop.time())
+        self._changed.announce()
 
-    # telling others
+    def send_record(self, entry: RunEntry) -> None:
+        """Send the record of a run to all connected machines that may see it."""
+        message = encode(RecordUpdate(entry.record))
+        for node in self._context.linked_nodes():
+            if self._may_see(node, entry):
+                self._context.send_bulk(node, message)
 
-    def tell_record(self, known: RunEntry) -> None:
-        message = encode(RecordUpdate(known.record))
-        for node in self._around.linked_nodes():
-            if self._concerns(node, known):
-                self._around.send_bulk(node, message)
-
-    def _pass_on(self, known: RunEntry, sender: NodeId) -> None:
-        """To the machines at work in it: whoever wrote it may not reach all of them, as others do."""
-        if self._around.log.role(self._around.me) != "owner":
+    def _forward(self, entry: RunEntry, sender: NodeId) -> None:
+        """Forward a record to the machines of the run, because its sender may not reach all of them."""
+        if self._context.log.role(self._context.me) != "owner":
             return
-        at_work = {slot.node for slots in known.slots.values() for slot in slots}
-        message = encode(RecordUpdate(known.record))
-        for node in self._around.linked_nodes():
+        at_work = {slot.node for slots in entry.slots.values() for slot in slots}
+        message = encode(RecordUpdate(entry.record))
+        for node in self._context.linked_nodes():
             if node != sender and node.raw in at_work:
-                self._around.send_bulk(node, message)
+                self._context.send_bulk(node, message)
 
-    def tell_report(self, report: NodeReport) -> None:
-        """To every owner: whoever coordinates next must know it."""
+    def send_report(self, report: NodeReport) -> None:
+        """Store this machine's report and send it to every owner, as any may coordinate next."""
         report = replace(report, dropped=self.runs[report.run].dropped)
-        self.take_report(self._around.me, report)
+        self.apply_report(self._context.me, report)
         message = encode(ReportUpdate(report))
-        for node in self._around.linked_nodes():
-            if self._around.log.role(node) == "owner":
-                self._around.send_bulk(node, message)
+        for node in self._context.linked_nodes():
+            if self._context.log.role(node) == "owner":
+                self._context.send_bulk(node, message)
 
     def link_up(self, node: NodeId) -> None:
-        """It may have missed something."""
-        for known in self.runs.values():
-            if not self._concerns(node, known):
+        """Send records and own reports to a machine that may have missed some."""
+        for entry in self.runs.values():
+            if not self._may_see(node, entry):
                 continue
-            if self._around.log.role(self._around.me) == "owner":
-                self._around.send_bulk(node, encode(RecordUpdate(known.record)))
-            mine = known.reports.get(self._around.me.raw)  # of an ended run too: its results
-            if mine is not None and self._around.log.role(node) == "owner":
-                self._around.send_bulk(node, encode(ReportUpdate(mine)))
+            if self._context.log.role(self._context.me) == "owner":
+                self._context.send_bulk(node, encode(RecordUpdate(entry.record)))
+            own_report = entry.reports.get(self._context.me.raw)  # also of an ended run: it names the results
+            if own_report is not None and self._context.log.role(node) == "owner":
+                self._context.send_bulk(node, encode(ReportUpdate(own_report)))
 
-    async def news_within(self, seconds: float) -> bool:
-        """Whether a record or report changed."""
-        return await self._news.wait(seconds)
+    async def wait_for_change(self, seconds: float) -> bool:
+        """Wait for a new record or report; return False after ``seconds``."""
+        return await self._changed.wait(seconds)
 
-    def _name(self, guest: NodeId) -> None:
-        if guest not in self._named:
-            self._named.add(guest)
-            _log.warning("%s is a guest and cannot start or change a run (said once)", guest.short)
+    def _warn_once(self, guest: NodeId) -> None:
+        if guest not in self._warned:
+            self._warned.add(guest)
+            _log.warning("%s is a guest and cannot start or change a run (logged once)", guest.short)
 
-    def _concerns(self, node: NodeId, known: RunEntry) -> bool:
-        role = self._around.log.role(node)
-        return role == "owner" or (role == "guest" and node.raw in known.order.nodes)
+    def _may_see(self, node: NodeId, entry: RunEntry) -> bool:
+        role = self._context.log.role(node)
+        return role == "owner" or (role == "guest" and node.raw in entry.spec.nodes)
 
-    def _make_room(self) -> None:
-        ended = [run for run, known in self.runs.items() if known.has_ended]
-        if len(self.runs) - len(ended) >= _MOST_ACTIVE:
-            raise RunError(f"{_MOST_ACTIVE} runs are active already", hint="Stop some: barnraise stop RUN")
-        for run in ended[: max(0, len(ended) - _MOST_KEPT + 1)]:
+    def _evict_ended(self) -> None:
+        ended = [run for run, entry in self.runs.items() if entry.has_ended]
+        if len(self.runs) - len(ended) >= _MAX_ACTIVE:
+            raise RunError(
+                f"there are {_MAX_ACTIVE} active runs already", hint="Stop some: barnraise stop RUN"
+            )
+        for run in ended[: max(0, len(ended) - _MAX_ENDED + 1)]:
             del self.runs[run]
-            self._around.storage.forget_run(run)
+            self._context.storage.forget_run(run)
 
 
-def _plain(report: NodeReport) -> NodeReport:
-    """A guest's words are shown to owners: none may command a terminal, or begin a line of a log.
+def _sanitized(report: NodeReport) -> NodeReport:
+    """Return a guest's report without control characters and pause requests.
 
-    And whoever rests does so by an owner's word.
+    Owners see its texts in a terminal, and only owners may pause machines.
     """
     workers = tuple(
         replace(
-            one,
-            tail=printable(one.tail, also="\n\t"),
-            words=printable(one.words),
+            state,
+            tail=printable(state.tail, also="\n\t"),
+            words=printable(state.words),
             rests=(),
             rests_in=0,
             rests_why="",
         )
-        for one in report.workers
+        for state in report.workers
     )
     rest = msgspec.to_builtins(replace(report, workers=()), builtin_types=(bytes,))
     return replace(msgspec.convert(_all_printable(rest), NodeReport), workers=workers)
@@ -281,7 +279,7 @@ def _all_printable(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {key: _all_printable(one) for key, one in value.items()}
+        return {key: _all_printable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_all_printable(one) for one in value]
+        return [_all_printable(item) for item in value]
     return value

@@ -1,313 +1,287 @@
-"""The runs of an agent: connects their book, their keeper, their files and this machine's parts in them."""
+"""The run service of an agent: connects registry, controller, files and this machine's executors."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import Protocol
 
 from barnraise.agent import protocol
 from barnraise.agent.artifact_service import ArtifactService
 from barnraise.agent.checkpoints.replicator import CheckpointReplicator
 from barnraise.agent.checkpoints.service import CheckpointService
-from barnraise.agent.cluster.connections import AgentConnections
 from barnraise.agent.cluster.kv_proxy import KvProxy
-from barnraise.agent.cluster.kv_service import KvService
-from barnraise.agent.containers import containers
+from barnraise.agent.containers.engine import remove_leftovers as remove_container_leftovers
+from barnraise.agent.context import AgentContext
 from barnraise.agent.runs import messages
 from barnraise.agent.runs.controller import RunController
 from barnraise.agent.runs.executor import RunExecutor
 from barnraise.agent.runs.messages import LogRequest, LogResponse, RecordUpdate, ReportUpdate, RunMessage
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
-from barnraise.agent.runs.supervisor_client import leftovers
+from barnraise.agent.runs.supervisor_client import kill_orphans
 from barnraise.agent.runs.worker_group import log_path, remove_run, run_directory
 from barnraise.agent.supervisor.log_file import read_log
 from barnraise.agent_client.provisional import settle_steps
 from barnraise.artifacts import ArtifactStore, collect, store_directory
-from barnraise.core.config import Settings
 from barnraise.core.errors import ProtocolError, RunError, TransportError
-from barnraise.identity import NodeId, NodeKey
-from barnraise.identity.trust import TrustLog
-from barnraise.membership.node import MembershipNode
-from barnraise.membership.storage import MembershipStorage
+from barnraise.identity import NodeId
 from barnraise.runs.record import MOST_DROPPED, DroppedSteps
-from barnraise.topology import Machine
 from barnraise.transport.listener.preface import ROUTE_AGENT_SHIP
 
 _LOG_S = 5.0
 _DIAL_S = 0.05
 _KEPT_FOLDERS = 20  # of runs that have ended
 _WATCH_S = 0.5
-_TIDY_S = 600.0
+_COLLECT_S = 600.0
 
 _log = logging.getLogger(__name__)
 
 
-class RunServiceHost(Protocol):
-    """What the runs need of the agent."""
-
-    me: NodeId
-    key: NodeKey
-    incarnation: bytes
-    settings: Settings
-    directory: Path
-    storage: MembershipStorage
-    member: MembershipNode
-    board: KvService
-    links: AgentConnections
-
-    @property
-    def log(self) -> TrustLog: ...
-
-    def name_of(self, node: NodeId) -> str: ...
-
-    def linked_nodes(self) -> list[NodeId]: ...
-
-    def machine_of(self, node: NodeId) -> Machine | None: ...
-
-    def send_bulk(self, node: NodeId, message: bytes) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def spawn(self, work: Coroutine[object, object, None]) -> None: ...
-
-
 class _ArtifactCarrier:
-    """The links, as the shipper sees them."""
+    """Connections of the agent, as the transfer service uses them."""
 
-    def __init__(self, around: RunServiceHost) -> None:
-        self._around = around
+    def __init__(self, context: AgentContext) -> None:
+        self._context = context
 
     @property
     def me(self) -> NodeId:
-        return self._around.me
+        return self._context.me
 
     def send_ship(self, node: NodeId, body: bytes) -> None:
-        self._around.links.send_on(ROUTE_AGENT_SHIP, node, protocol.SHIP + body)
+        self._context.connections.send_on(ROUTE_AGENT_SHIP, node, protocol.SHIP + body)
 
     def linked(self, node: NodeId) -> bool:
-        return self._around.links.get(node) is not None
+        return self._context.connections.get(node) is not None
 
     async def drained(self, node: NodeId) -> None:
-        link = self._around.links.get(node, ROUTE_AGENT_SHIP)
+        link = self._context.connections.get(node, ROUTE_AGENT_SHIP)
         if link is not None:
             await link.drain()
         elif self.linked(node):
             await asyncio.sleep(_DIAL_S)  # it is being dialled
         else:
-            raise TransportError(f"{self._around.name_of(node)} is not connected")
+            raise TransportError(f"{self._context.name_of(node)} is not connected")
 
 
 class RunService:
-    """One for each agent."""
+    """Everything about runs on one agent."""
 
-    def __init__(self, around: RunServiceHost) -> None:
-        self._around = around
+    def __init__(self, context: AgentContext) -> None:
+        self._context = context
         self._loop = asyncio.get_running_loop()
-        self.store = ArtifactStore(store_directory(around.directory))
-        self.book = RunRegistry(around)
-        self.keeper = RunController(around, self.book)
-        self.proxy = KvProxy(around, self.book)
-        self.shipper = ArtifactService(self.store, _ArtifactCarrier(around))
-        self.checkpoints = CheckpointService(around, self.book, self.shipper, self.store, self._files_lent)
-        self.copies = CheckpointReplicator(around, self.book, self.checkpoints)
-        self.parts: dict[str, RunExecutor] = {}
-        self._lives: dict[str, asyncio.Task[None]] = {}
+        self.store = ArtifactStore(store_directory(context.directory))
+        self.registry = RunRegistry(context)
+        self.controller = RunController(context, self.registry)
+        self.proxy = KvProxy(context, self.registry)
+        self.artifacts = ArtifactService(self.store, _ArtifactCarrier(context))
+        self.checkpoints = CheckpointService(
+            context, self.registry, self.artifacts, self.store, self._files_granted
+        )
+        self.replicator = CheckpointReplicator(context, self.registry, self.checkpoints)
+        self.executors: dict[str, RunExecutor] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._logs: dict[tuple[NodeId, int], asyncio.Future[LogResponse]] = {}
         self._serial = 0
-        self.book.on_record = self._changed
-        self.book.on_settled = self._settled
+        self.registry.on_record = self._on_record
+        self.registry.on_settled = self._on_settled
 
     def jobs(self) -> tuple[Callable[[], Awaitable[None]], ...]:
-        return self.keeper.run, self._tidy, self._watch_workers, self.copies.run
+        """Return the background tasks that the agent has to run."""
+        return self.controller.run, self._collect_garbage, self._watch_workers, self.replicator.run
 
     def load(self) -> None:
-        """What earlier starts of this agent left: processes end, runs that go on are taken up again."""
-        leftovers(self._around.directory / "wardens")
-        containers.remove_leftovers(self._around.directory)
-        self.book.load()
-        for known in list(self.book.runs.values()):
-            self._changed(known)
+        """Kill leftovers of earlier agent processes and continue the runs that are active."""
+        kill_orphans(self._context.directory / "wardens")
+        remove_container_leftovers(self._context.directory)
+        self.registry.load()
+        for entry in list(self.registry.runs.values()):
+            self._on_record(entry)
 
-    def _settled(self, known: RunEntry, counts: bool) -> None:
-        settle_steps(run_directory(self._around.directory, known.run), counts=counts)
+    def _on_settled(self, entry: RunEntry, counts: bool) -> None:
+        settle_steps(run_directory(self._context.directory, entry.run), counts=counts)
         try:
-            self.checkpoints.settle(known.run, counts=counts)
+            self.checkpoints.settle(entry.run, counts=counts)
         except OSError as error:
-            _log.error("the checkpoints of run %s could not be settled: %s", known.run, error)
+            _log.error("cannot keep or drop the provisional checkpoints of run %s: %s", entry.run, error)
 
-    def dropped(self, known: RunEntry, dropped: DroppedSteps) -> None:
-        """A worker of this machine says so: for whoever watches, anywhere."""
-        known.dropped = (*known.dropped, dropped)[-MOST_DROPPED:]
-        self._around.say(f"run {known.run}: {dropped.sentence(self._around.name_of(self._around.me))}")
-        part = self.parts.get(known.run)
-        if part is not None:
-            part.tell_again()
+    def report_dropped(self, entry: RunEntry, dropped: DroppedSteps) -> None:
+        """Report steps that a worker of this machine had to drop."""
+        entry.dropped = (*entry.dropped, dropped)[-MOST_DROPPED:]
+        self._context.report_event(
+            f"run {entry.run}: {dropped.sentence(self._context.name_of(self._context.me))}"
+        )
+        executor = self.executors.get(entry.run)
+        if executor is not None:
+            executor.report_again()
 
     async def leave(self) -> None:
-        """Trainings go on without this machine from their next commit on."""
-        await asyncio.gather(*(part.leave() for part in list(self.parts.values())))
+        """Let all runs continue without this machine from their next commit on."""
+        await asyncio.gather(*(executor.leave() for executor in list(self.executors.values())))
 
     async def stop(self) -> None:
-        """The agent ends, and its workers with it."""
-        for life in list(self._lives.values()):
-            life.cancel()
-        await asyncio.gather(*self._lives.values(), return_exceptions=True)
+        """Stop all workers and transfers, because the agent stops."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self.checkpoints.stop()
-        await self.shipper.close()
+        await self.artifacts.close()
 
-    def begin_anew(self) -> None:
-        """Another cluster: its runs are others."""
-        for life in self._lives.values():
-            life.cancel()
-        self.book.runs.clear()
-
-    # what the links tell
+    def reset(self) -> None:
+        """Forget all runs of the old cluster."""
+        for task in self._tasks.values():
+            task.cancel()
+        self.registry.runs.clear()
 
     def link_up(self, node: NodeId) -> None:
-        self.book.link_up(node)
-        self.shipper.link_up(node)
+        """Exchange records and files with a newly connected machine."""
+        self.registry.link_up(node)
+        self.artifacts.link_up(node)
 
     def link_down(self, node: NodeId) -> None:
-        self.shipper.link_down(node)
+        """Fail the transfers from a machine whose connection is lost."""
+        self.artifacts.link_down(node)
         self.checkpoints.link_down(node)
 
-    def files_down(self, node: NodeId) -> None:
-        """Only the route of files broke: it is dialled again at the next piece."""
-        self.shipper.link_down(node)
-        if self._around.links.get(node) is not None:
-            self.shipper.link_up(node)
+    def artifact_route_down(self, node: NodeId) -> None:
+        """Restart transfers after only the file route to a machine broke."""
+        self.artifacts.link_down(node)
+        if self._context.connections.get(node) is not None:
+            self.artifacts.link_up(node)
 
     def received(self, node: NodeId, kind: bytes, body: memoryview) -> None:
+        """Dispatch a message of another agent about runs or files."""
         if kind == protocol.SHIP:
-            self.shipper.received(node, body)
+            self.artifacts.received(node, body)
         elif kind == protocol.GUEST_BOARD:
             self.proxy.received(node, body)
         else:
-            self._told(node, messages.decode(body))
+            self._handle(node, messages.decode(body))
 
-    def _told(self, node: NodeId, message: RunMessage) -> None:
+    def _handle(self, node: NodeId, message: RunMessage) -> None:
         match message:
             case RecordUpdate():
-                self.book.take(message.record, node)
+                self.registry.apply(message.record, node)
             case ReportUpdate():
-                self.book.take_report(node, message.report)
+                self.registry.apply_report(node, message.report)
             case LogRequest():
-                if self._around.log.role(node) != "owner":
-                    raise ProtocolError(f"{node.short} is a guest and reads no output of others")
-                told = self._read_log(message)
-                self._around.send_bulk(node, messages.encode(told))
+                if self._context.log.role(node) != "owner":
+                    raise ProtocolError(f"{node.short} is a guest and cannot read output of others")
+                response = self._read_log(message)
+                self._context.send_bulk(node, messages.encode(response))
             case LogResponse():
                 future = self._logs.get((node, message.serial))
                 if future is not None and not future.done():
                     future.set_result(message)
             case _:
-                self.checkpoints.told(node, message)
+                self.checkpoints.received(node, message)
 
-    # output of workers
-
-    async def output(
-        self, known: RunEntry, generation: int, rank: int, offset: int, most: int
+    async def read_output(
+        self, entry: RunEntry, generation: int, rank: int, offset: int, max_bytes: int
     ) -> LogResponse:
-        """What a worker said, wherever it is; RunError if its machine does not answer."""
-        slots = known.slots.get(generation, ())
+        """Return output of a worker on any machine; raise an error if its machine does not answer."""
+        slots = entry.slots.get(generation, ())
         if rank >= len(slots):
-            raise RunError(f"run {known.run} has no rank {rank}", hint=f"It has {len(slots)} workers.")
+            raise RunError(f"run {entry.run} has no rank {rank}", hint=f"It has {len(slots)} workers.")
         slot = slots[rank]
         node = NodeId(slot.node)
         self._serial += 1
-        wanted = LogRequest(self._serial, known.run, slot.start, slot.local_rank, offset, most)
-        if node == self._around.me:
-            return self._read_log(wanted)
+        request = LogRequest(self._serial, entry.run, slot.start, slot.local_rank, offset, max_bytes)
+        if node == self._context.me:
+            return self._read_log(request)
         future: asyncio.Future[LogResponse] = self._loop.create_future()
-        self._logs[node, wanted.serial] = future
+        self._logs[node, request.serial] = future
         try:
-            self._around.send_bulk(node, messages.encode(wanted))
+            self._context.send_bulk(node, messages.encode(request))
             return await asyncio.wait_for(future, _LOG_S)
         except TimeoutError as error:
-            name = self._around.name_of(node)
-            raise TransportError(f"{name} did not tell what rank {rank} said within {_LOG_S:g} s") from error
+            name = self._context.name_of(node)
+            raise TransportError(
+                f"{name} did not send the output of rank {rank} within {_LOG_S:g} s"
+            ) from error
         finally:
-            del self._logs[node, wanted.serial]
+            del self._logs[node, request.serial]
 
-    def _read_log(self, wanted: LogRequest) -> LogResponse:
-        home = run_directory(self._around.directory, wanted.run)
-        part = read_log(log_path(home, wanted.start, wanted.local_rank), wanted.offset, wanted.most)
-        return LogResponse(wanted.serial, part.start, part.data, part.end)
+    def _read_log(self, request: LogRequest) -> LogResponse:
+        home = run_directory(self._context.directory, request.run)
+        part = read_log(log_path(home, request.start, request.local_rank), request.offset, request.most)
+        return LogResponse(request.serial, part.start, part.data, part.end)
 
     # this machine's parts
 
-    def _changed(self, known: RunEntry) -> None:
-        """A newer version of a record is known."""
-        me = self._around.me.raw
-        self._allow(known)
-        if known.has_ended:  # consent was for this run, and not for another that will be called so
-            (run_directory(self._around.directory, known.run) / "accepted").unlink(missing_ok=True)
-        part = self.parts.get(known.run)
-        if part is not None:
-            part.wake()
-        elif me in known.order.nodes and not known.has_ended:
-            self._begin(known)
+    def _on_record(self, entry: RunEntry) -> None:
+        """Start or wake this machine's executor for a newer record."""
+        me = self._context.me.raw
+        self._allow(entry)
+        if entry.has_ended:  # consent does not extend to a later run of the same name
+            (run_directory(self._context.directory, entry.run) / "accepted").unlink(missing_ok=True)
+        executor = self.executors.get(entry.run)
+        if executor is not None:
+            executor.wake()
+        elif me in entry.spec.nodes and not entry.has_ended:
+            self._start_executor(entry)
 
-    def _allow(self, known: RunEntry) -> None:
-        """Who takes part in any run of these files may have them, also from us."""
-        active = [other.order for other in self.book.runs.values() if not other.has_ended]
-        for manifest in known.order.manifests:
+    def _allow(self, entry: RunEntry) -> None:
+        """Let all participants of runs with these files fetch them from this machine."""
+        active = [other.spec for other in self.registry.runs.values() if not other.has_ended]
+        for manifest in entry.spec.manifests:
             nodes = {NodeId(node) for order in active if manifest in order.manifests for node in order.nodes}
-            nodes.update(self.checkpoints.loans.borrowers(manifest))
+            nodes.update(self.checkpoints.grants.readers(manifest))
             if nodes:
-                self.shipper.allow(manifest, nodes)
+                self.artifacts.allow(manifest, nodes)
             else:
-                self.shipper.withdraw(manifest)
+                self.artifacts.withdraw(manifest)
 
-    def _files_lent(self, run: str) -> None:
-        known = self.book.runs.get(run)
-        if known is not None:
-            self._allow(known)
+    def _files_granted(self, run: str) -> None:
+        entry = self.registry.runs.get(run)
+        if entry is not None:
+            self._allow(entry)
 
-    def _begin(self, known: RunEntry) -> None:
-        part = RunExecutor(self._around, self.book, self.shipper, self.store, known)
-        self.parts[known.run] = part
-        asks = self._around.log.role(self._around.me) != "owner"
+    def _start_executor(self, entry: RunEntry) -> None:
+        executor = RunExecutor(self._context, self.registry, self.artifacts, self.store, entry)
+        self.executors[entry.run] = executor
+        asks = self._context.log.role(self._context.me) != "owner"
         if asks:
-            self._around.say(f"run {known.run} asks to work here: barnraise accept {known.run}")
-        life = self._loop.create_task(part.live(asks))
-        self._lives[known.run] = life
-        life.add_done_callback(lambda _: self._over(known.run, life))
+            self._context.report_event(
+                f"run {entry.run} asks to use this machine: barnraise accept {entry.run}"
+            )
+        task = self._loop.create_task(executor.run(asks))
+        self._tasks[entry.run] = task
+        task.add_done_callback(lambda _: self._executor_done(entry.run, task))
 
-    def _over(self, run: str, life: asyncio.Task[None]) -> None:
-        self._lives.pop(run, None)
-        part = self.parts.pop(run, None)
-        if not life.cancelled() and life.exception() is not None:
-            _log.error("this machine's part in run %s failed", run, exc_info=life.exception())
-        if part is not None and part.results:
-            owners = [node for node, listed in self._around.log.members.items() if listed.role == "owner"]
-            self.shipper.allow(part.results, owners)
+    def _executor_done(self, run: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(run, None)
+        executor = self.executors.pop(run, None)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("the executor of run %s failed", run, exc_info=task.exception())
+        if executor is not None and executor.results:
+            owners = [node for node, listed in self._context.log.members.items() if listed.role == "owner"]
+            self.artifacts.allow(executor.results, owners)
 
     async def _watch_workers(self) -> None:
         while True:
             await asyncio.sleep(_WATCH_S)
-            for part in list(self.parts.values()):
-                part.notice_stopped()
+            for executor in list(self.executors.values()):
+                executor.detect_suspended()
 
-    async def _tidy(self) -> None:
-        """Folders of runs that ended long ago go, and files that nobody used for long."""
+    async def _collect_garbage(self) -> None:
+        """Remove folders of runs that ended long ago, and unused files of the store."""
         while True:
-            active = [known.order for known in self.book.runs.values() if not known.has_ended]
+            active = [entry.spec for entry in self.registry.runs.values() if not entry.has_ended]
             kept = {run for order in active for run in (order.run, *order.resumes)}
-            for run in await asyncio.to_thread(_out_of_date, self._around.directory / "runs", kept):
-                await asyncio.to_thread(remove_run, self._around.directory, run)
+            for run in await asyncio.to_thread(_out_of_date, self._context.directory / "runs", kept):
+                await asyncio.to_thread(remove_run, self._context.directory, run)
             keep = {manifest for order in active for manifest in order.manifests}
-            await asyncio.to_thread(collect, self.store, self._around.settings.runs.store_bytes, keep)
-            await asyncio.sleep(_TIDY_S)
+            await asyncio.to_thread(collect, self.store, self._context.settings.runs.store_bytes, keep)
+            await asyncio.sleep(_COLLECT_S)
 
 
 def _out_of_date(homes: Path, kept: Collection[str]) -> list[str]:
-    """Runs whose folders go: of all but those kept, the ones in which nothing has changed for longest. Not by
-    when they began: the checkpoints of a long run that failed a minute ago are wanted."""
+    """Return the runs whose folders can be removed: those without a change for the longest time.
+
+    The start time does not matter: the checkpoints of a long run that has just failed are needed.
+    """
     if not homes.is_dir():
         return []
     others = [home for home in homes.iterdir() if home.name not in kept]

@@ -1,7 +1,7 @@
-"""The agent's side of a warden: starts it, hears its events, tells it to stop, and cleans up after it.
+"""Client of a supervisor process: starts it, receives its events, tells it to stop, and cleans up after it.
 
-Pipes and threads instead of asyncio's own subprocesses: the agent's loop is a selector loop on every system
-(its sockets are handed over), and on Windows that one knows no subprocesses.
+It uses pipes and threads instead of asyncio subprocesses. The agent needs a selector loop to pass sockets
+between processes, and on Windows that loop has no subprocesses.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from barnraise.agent.supervisor.messages import (
     Stop,
     SupervisorNote,
     WorkerExited,
-    frame_of,
+    encode_frame,
     read_event,
-    read_order,
+    read_launch,
 )
-from barnraise.agent.supervisor.orphans import OrphanProcess, kill_leftovers, leftovers
+from barnraise.agent.supervisor.orphans import OrphanProcess, kill_orphans, kill_orphans_of
 from barnraise.agent.supervisor.pidfile import PidRecord, read_record, record_path
 from barnraise.core.errors import ProtocolError, RunError
 
-__all__ = ["LogPart", "OnEvent", "OrphanProcess", "SupervisorClient", "leftovers", "read_log"]
+__all__ = ["LogPart", "OnEvent", "OrphanProcess", "SupervisorClient", "kill_orphans", "read_log"]
 
 _EXIT_S = 5.0
-_PATIENCE_S = 30.0  # after the grace; a warden needs 20 s to find that the system holds a process
+_PATIENCE_S = 30.0  # after the grace; a supervisor needs 20 s to detect a process that cannot be killed
 
 _log = logging.getLogger(__name__)
 
@@ -47,38 +47,42 @@ OnEvent = Callable[[Event], None]
 
 
 class SupervisorClient:
-    """One run's processes on this machine. Every worker's end is told exactly once, whatever happens."""
+    """The worker processes of one run on this machine; each exit is reported exactly once."""
 
     def __init__(
-        self, order: LaunchRequest, on_event: OnEvent, process: subprocess.Popen[bytes], mark: str
+        self, request: LaunchRequest, on_event: OnEvent, process: subprocess.Popen[bytes], mark: str
     ) -> None:
-        self._order = order
+        self._request = request
         self._on_event = on_event
         self._process = process
         self._mark = mark
         self._loop = asyncio.get_running_loop()
-        self._unfinished = {worker.rank: worker for worker in order.workers}
-        self._all_ended = False
+        self._running = {worker.rank: worker for worker in request.workers}
+        self._all_exited = False
         self._writing = asyncio.Lock()
-        self._end = asyncio.Event()
-        self._patience: asyncio.TimerHandle | None = None
-        self._keeps_alive: asyncio.Task[None] | None = None
+        self._finished = asyncio.Event()
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._cleanup_task: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
+        """Return the process id of the supervisor."""
         return self._process.pid
 
     @classmethod
     async def start(
-        cls, order: LaunchRequest, on_event: OnEvent, python: str = sys.executable
+        cls, request: LaunchRequest, on_event: OnEvent, python: str = sys.executable
     ) -> SupervisorClient:
-        """RunError if there can be no warden. Events are told on this loop, as soon as this has returned."""
+        """Start a supervisor with its workers; raise RunError if that fails.
+
+        Events are delivered on this loop after the return.
+        """
         try:
-            frame = frame_of(order)
-            read_order(io.BytesIO(frame))  # here its bounds can still be explained
+            frame = encode_frame(request)
+            read_launch(io.BytesIO(frame))  # checked here, where the error can be explained
         except ProtocolError as error:
             raise RunError(
-                f"no warden would take this order: {error.message}",
+                f"the worker supervisor rejected the launch request: {error.message}",
                 hint="Pass fewer or shorter arguments and variables to the run, and limits within bounds.",
             ) from error
         mark = secrets.token_hex(16)
@@ -86,96 +90,98 @@ class SupervisorClient:
             process = await asyncio.to_thread(_spawn, python, mark)
         except OSError as error:
             raise RunError(
-                f"the run's warden cannot be started with {python}: {error.strerror}",
-                hint="See that this interpreter exists and may be run, then start the run again.",
+                f"cannot start the worker supervisor with {python}: {error.strerror}",
+                hint="Check that this interpreter exists and is executable, then start the run again.",
             ) from error
-        warden = cls(order, on_event, process, mark)
-        await warden._write(frame)
-        threading.Thread(target=warden._hear, daemon=True).start()
-        return warden
+        client = cls(request, on_event, process, mark)
+        await client._write(frame)
+        threading.Thread(target=client._read_events, daemon=True).start()
+        return client
 
     async def stop(self, hard: bool = False) -> None:
-        """Ask the workers to end, or kill them; returns before they have (see :meth:`ended`).
+        """Terminate or kill the workers; returns before they have exited (see :meth:`wait`).
 
-        A warden that cannot do it in time is killed, so that the wait for the end has one.
+        A supervisor that does not react in time is killed.
         """
-        if self._end.is_set():
+        if self._finished.is_set():
             return
-        if self._patience is None or hard:
-            wait = _PATIENCE_S if hard else self._order.grace_s + _PATIENCE_S
-            if self._patience is not None:
-                self._patience.cancel()
-            self._patience = self._loop.call_later(wait, self._process.kill)
-        await self._write(frame_of(Stop(hard)))
+        if self._kill_timer is None or hard:
+            wait = _PATIENCE_S if hard else self._request.grace_s + _PATIENCE_S
+            if self._kill_timer is not None:
+                self._kill_timer.cancel()
+            self._kill_timer = self._loop.call_later(wait, self._process.kill)
+        await self._write(encode_frame(Stop(hard)))
 
-    async def drop(self, ranks: tuple[int, ...]) -> None:
-        """Kill these; the others go on. Returns before they have ended."""
-        await self._write(frame_of(Stop(ranks=ranks)))
+    async def kill(self, ranks: tuple[int, ...]) -> None:
+        """Kill these workers and keep the others; returns before they have exited."""
+        await self._write(encode_frame(Stop(ranks=ranks)))
 
-    async def ended(self) -> None:
-        """Until nothing of it is left on this machine."""
-        await self._end.wait()
+    async def wait(self) -> None:
+        """Wait until no process of the run is left on this machine."""
+        await self._finished.wait()
 
     async def _write(self, frame: bytes) -> None:
         async with self._writing:
             try:
                 await asyncio.to_thread(_write_all, self._process, frame)
             except (OSError, ValueError):
-                pass  # it is gone; whoever hears its events learns that
+                pass  # it is gone; the reader of its events notices
 
-    def _hear(self) -> None:
-        """On a thread of its own, until the warden says no more."""
+    def _read_events(self) -> None:
+        """Read events on a thread, until the supervisor closes its output."""
         stream = self._process.stdout
         assert isinstance(stream, io.FileIO)
         try:
             while (event := read_event(stream)) is not None:
-                self._loop.call_soon_threadsafe(self._take, event)
-            self._loop.call_soon_threadsafe(self._take_end)
+                self._loop.call_soon_threadsafe(self._handle, event)
+            self._loop.call_soon_threadsafe(self._on_eof)
         except ProtocolError as error:
             _log.error(
-                "the warden of run %s speaks nonsense and is killed: %s", self._order.run, error.message
+                "invalid message from the supervisor of run %s; killing it: %s",
+                self._request.run,
+                error.message,
             )
             self._process.kill()
-            self._loop.call_soon_threadsafe(self._take_end)
+            self._loop.call_soon_threadsafe(self._on_eof)
         except RuntimeError:
-            pass  # the loop is closed: the agent ends, and the pipe tells the warden
+            pass  # the loop is closed: the agent stops, and the closed pipe stops the supervisor
 
-    def _take(self, event: Event) -> None:
-        if isinstance(event, WorkerExited) and self._unfinished.pop(event.rank, None) is None:
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, WorkerExited) and self._running.pop(event.rank, None) is None:
             return
-        self._all_ended = self._all_ended or isinstance(event, AllExited)
-        self._tell(event)
+        self._all_exited = self._all_exited or isinstance(event, AllExited)
+        self._notify(event)
 
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         try:
             self._on_event(event)
-        except Exception:  # noqa: BLE001  # one listener's mistake must not leave processes behind
-            _log.exception("an event of run %s could not be handled", self._order.run)
+        except Exception:  # noqa: BLE001  # an error of the listener must not leave processes behind
+            _log.exception("cannot handle an event of run %s", self._request.run)
 
-    def _take_end(self) -> None:
-        self._keeps_alive = self._loop.create_task(self._clean_up())
+    def _on_eof(self) -> None:
+        self._cleanup_task = self._loop.create_task(self._clean_up())
 
     async def _clean_up(self) -> None:
-        killed = await asyncio.to_thread(self._remove_what_is_left)
-        if not self._all_ended:
-            self._tell(
+        killed = await asyncio.to_thread(self._kill_leftovers)
+        if not self._all_exited:
+            self._notify(
                 SupervisorNote(
-                    f"the warden of run {self._order.run} died: {killed} processes were killed with it"
+                    f"the supervisor of run {self._request.run} died; {killed} of its processes were killed"
                 )
             )
-        for rank in sorted(self._unfinished):
-            tail = await asyncio.to_thread(_last_words, Path(self._unfinished[rank].log))
-            self._take(WorkerExited(rank, None, None, time.monotonic(), tail, None))
-        if not self._all_ended:
-            self._take(AllExited())
-        if self._patience is not None:
-            self._patience.cancel()
-        self._end.set()
+        for rank in sorted(self._running):
+            tail = await asyncio.to_thread(_log_tail, Path(self._running[rank].log))
+            self._handle(WorkerExited(rank, None, None, time.monotonic(), tail, None))
+        if not self._all_exited:
+            self._handle(AllExited())
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        self._finished.set()
 
-    def _remove_what_is_left(self) -> int:
-        """How many processes had to be killed."""
+    def _kill_leftovers(self) -> int:
+        """Kill remaining processes of the run and return how many there were."""
         process = self._process
-        if not self._all_ended:
+        if not self._all_exited:
             process.kill()
         try:
             process.wait(_EXIT_S)
@@ -185,11 +191,11 @@ class SupervisorClient:
         for stream in (process.stdin, process.stdout):
             assert stream is not None
             stream.close()
-        path = record_path(Path(self._order.records), self._mark)
+        path = record_path(Path(self._request.records), self._mark)
         killed = 0
-        # A warden on macOS does not see processes that left their group, so there we look in any case.
-        if not self._all_ended or sys.platform == "darwin":
-            killed = kill_leftovers(_record(path, self._mark))
+        # On macOS a supervisor does not see processes that left their group: always look there.
+        if not self._all_exited or sys.platform == "darwin":
+            killed = kill_orphans_of(_record(path, self._mark))
         path.unlink(missing_ok=True)
         return killed
 
@@ -198,10 +204,10 @@ def _record(path: Path, mark: str) -> PidRecord:
     try:
         return read_record(path)
     except (OSError, ProtocolError):
-        return PidRecord(mark)  # the mark alone finds nearly all
+        return PidRecord(mark)  # the mark alone finds nearly all processes
 
 
-def _last_words(log: Path) -> bytes:
+def _log_tail(log: Path) -> bytes:
     try:
         end = read_log(log, 0, 0).end
         return read_log(log, max(0, end - MOST_TAIL_BYTES), MOST_TAIL_BYTES).data
@@ -215,13 +221,13 @@ def _spawn(python: str, mark: str) -> subprocess.Popen[bytes]:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
     environment[MARK_VARIABLE] = mark
     return subprocess.Popen(
-        # -P: a file of the user's that is called like a standard module must not stand in for it.
+        # -P: a file of the user's must not shadow a standard module.
         [python, "-P", "-m", "barnraise.agent.supervisor"],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
-        start_new_session=True,  # a key press at the agent is the agent's
+        start_new_session=True,  # Ctrl-C at the agent must not reach it
         creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
     )
 

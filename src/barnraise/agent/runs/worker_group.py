@@ -1,4 +1,4 @@
-"""Workers of a run that were started together on this machine, and how each of them fares."""
+"""Workers of a run that were started together on this machine, and their states."""
 
 from __future__ import annotations
 
@@ -12,247 +12,260 @@ from typing import NamedTuple
 import psutil
 from msgspec.structs import replace
 
-from barnraise.agent.containers import containers
+from barnraise.agent.containers.image import STATE_INSIDE
+from barnraise.agent.containers.run import RunContainers, translate_exit
 from barnraise.agent.power.inhibit_sleep import keep_awake
 from barnraise.agent.runs.supervisor_client import SupervisorClient
-from barnraise.agent.supervisor import messages as warden
+from barnraise.agent.supervisor import messages
 from barnraise.agent_client.bootstrap import child_environment
 from barnraise.agent_client.run_requests import GroupRequest
-from barnraise.artifacts.store.disk import remove_tree
 from barnraise.core.config import Settings
+from barnraise.core.files import remove_tree
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
 from barnraise.runs.record import RunRecord, RunSpec, WorkerState
 from barnraise.runs.worker_environment import worker_environment
 
 _TAIL_CHARACTERS = 8000
-_STOPPED_S = 1.0
+_SUSPENDED_S = 1.0
 
 
 class WorkerGroupConfig(NamedTuple):
-    """All that the workers of one run on this machine have in common."""
+    """Settings that all workers of one run on this machine share."""
 
-    order: RunSpec
+    spec: RunSpec
     home: Path
     folder: Path
     state: Path
     settings: Settings
     python: Path
-    contained: containers.RunContainers | None
+    containers: RunContainers | None
     data: Mapping[str, str]
     cores: int
-    guests: Mapping[bytes, str]  # among the order's machines, and what they are called
+    guests: Mapping[bytes, str]  # guests among the run's machines, with their names
 
 
 class WorkerGroup:
-    """``ranks`` of ``record``, started at ``start``; `on_change` is called on the loop after each change."""
+    """The workers ``ranks`` of ``record``, started together under the number ``start``.
+
+    ``on_change`` is called on the loop after each change of a state.
+    """
 
     def __init__(
         self,
-        outfit: WorkerGroupConfig,
+        config: WorkerGroupConfig,
         record: RunRecord,
         ranks: Sequence[int],
         start: int,
         on_change: Callable[[], None],
-        say: Callable[[str], None],
+        report_event: Callable[[str], None],
     ) -> None:
         self.start = start
         self.states = {
             rank: WorkerState(rank, "running", local_rank=record.slots[rank].local_rank, start=start)
             for rank in ranks
         }
-        self._outfit = outfit
+        self._config = config
         self._record = record
         self._on_change = on_change
-        self._say = say
-        self._warden: SupervisorClient | None = None
+        self._report_event = report_event
+        self._supervisor: SupervisorClient | None = None
         self._processes: dict[int, psutil.Process] = {}
-        self._stopped: dict[int, float] = {}  # since when
-        self._let_in: set[int] = set()
-        self._put_out: set[int] = set()
-        self._ends = 0
-        self._awake = contextlib.ExitStack()
+        self._suspended_since: dict[int, float] = {}  # loop time by rank
+        self._admitted: set[int] = set()
+        self._evicted: set[int] = set()
+        self._exit_count = 0
+        self._sleep_inhibitor = contextlib.ExitStack()
 
     @property
     def alive(self) -> bool:
-        return self._warden is not None
+        """Tell whether the supervisor still runs."""
+        return self._supervisor is not None
 
     @property
     def is_idle(self) -> bool:
+        """Tell whether all workers have exited."""
         return all(state.state == "ended" for state in self.states.values())
 
-    def mark(self, state: str, asked: GroupRequest) -> bool:
-        """What a living worker says of itself; whether that is new."""
-        broke, blames = (asked.generation, asked.blames) if asked.stuck else (0, ())
-        for rank, known in self.states.items():
-            said = replace(known, state=state, broke=broke, blames=blames)
-            if known.local_rank == asked.local_rank and known.state != "ended" and known != said:
-                self.states[rank] = said
+    def set_state(self, state: str, request: GroupRequest) -> bool:
+        """Set the state that a worker reports; return True if it changed."""
+        broke, blames = (request.generation, request.blames) if request.stuck else (0, ())
+        for rank, current in self.states.items():
+            updated = replace(current, state=state, broke=broke, blames=blames)
+            if current.local_rank == request.local_rank and current.state != "ended" and current != updated:
+                self.states[rank] = updated
                 return True
         return False
 
-    def note(self, asked: GroupRequest) -> bool:
-        """As `mark`, of what is to be known when the question comes: it may be answered long after others."""
-        for rank, known in self.states.items():
-            said = replace(
-                known,
-                trained=known.trained or asked.trained,
-                words=asked.words,
-                rests=asked.rests,
-                rests_in=asked.generation if asked.rests else 0,
-                rests_why=asked.rests_why,
+    def update_from(self, request: GroupRequest) -> bool:
+        """Record the facts of a worker's request; return True if they changed.
+
+        Unlike `set_state` it is called when the request arrives, because the response may come much later.
+        """
+        for rank, current in self.states.items():
+            updated = replace(
+                current,
+                trained=current.trained or request.trained,
+                words=request.words,
+                rests=request.rests,
+                rests_in=request.generation if request.rests else 0,
+                rests_why=request.rests_why,
             )
-            if known.local_rank == asked.local_rank and known.state != "ended" and known != said:
-                self.states[rank] = said
+            if current.local_rank == request.local_rank and current.state != "ended" and current != updated:
+                self.states[rank] = updated
                 return True
         return False
 
-    def say_leaving(self) -> None:
-        for rank, known in self.states.items():
-            if known.state != "ended":
-                self.states[rank] = replace(known, state="leaving", broke=0, blames=())
+    def mark_leaving(self) -> None:
+        """Set the state of all running workers to leaving."""
+        for rank, current in self.states.items():
+            if current.state != "ended":
+                self.states[rank] = replace(current, state="leaving", broke=0, blames=())
 
     def has_left(self, is_out: Callable[[WorkerState], bool]) -> bool:
+        """Tell whether every worker has exited or left its process group."""
         return all(state.state == "ended" or is_out(state) for state in self.states.values())
 
-    def notice_stopped(self, now: float) -> bool:
-        """A process that was stopped by a signal does nothing, and its links say nothing of it at first."""
+    def detect_suspended(self, now: float) -> bool:
+        """Detect workers that are suspended by a signal; their connections stay open at first."""
         noticed = False
         for rank, process in self._processes.items():
-            if self.states[rank].state in ("ended", "stopped") or not _is_stopped(process):
-                self._stopped.pop(rank, None)
-            elif now - self._stopped.setdefault(rank, now) >= _STOPPED_S:
+            if self.states[rank].state in ("ended", "stopped") or not _is_suspended(process):
+                self._suspended_since.pop(rank, None)
+            elif now - self._suspended_since.setdefault(rank, now) >= _SUSPENDED_S:
                 self.states[rank] = replace(self.states[rank], state="stopped")
                 noticed = True
         return noticed
 
-    async def begin(self) -> None:
-        outfit, record = self._outfit, self._record
-        (outfit.home / "logs").mkdir(exist_ok=True)
-        order = outfit.order
-        limits = warden.QUIET if order.quiet else warden.WorkerLimits(nice=order.nice)
-        limits = replace(limits, memory_bytes=order.memory_bytes or None)
+    async def launch(self) -> None:
+        """Start the supervisor with all workers."""
+        config, record = self._config, self._record
+        (config.home / "logs").mkdir(exist_ok=True)
+        spec = config.spec
+        limits = messages.QUIET if spec.quiet else messages.WorkerLimits(nice=spec.nice)
+        limits = replace(limits, memory_bytes=spec.memory_bytes or None)
         workers = tuple(self._worker(rank) for rank in self.states)
-        if outfit.contained is not None:
+        if config.containers is not None:
             workers = tuple(
-                outfit.contained.ordered(one, self.start, record.slots[one.rank].device, limits)
-                for one in workers
+                config.containers.wrap(worker, self.start, record.slots[worker.rank].device, limits)
+                for worker in workers
             )
-            limits = replace(limits, memory_bytes=None)  # the container's now
-        asked = warden.LaunchRequest(
-            run=order.run,
+            limits = replace(limits, memory_bytes=None)  # the container has this limit
+        request = messages.LaunchRequest(
+            run=spec.run,
             generation=self.start,
             workers=workers,
-            records=str(outfit.state / "wardens"),
+            records=str(config.state / "wardens"),
             limits=limits,
-            grace_s=outfit.settings.runs.stop_grace_s,
-            log_bytes=outfit.settings.runs.log_bytes,
+            grace_s=config.settings.runs.stop_grace_s,
+            log_bytes=config.settings.runs.log_bytes,
         )
-        self._warden = await SupervisorClient.start(asked, self._heard)
-        self._awake.enter_context(keep_awake(f"run {order.run}"))
+        self._supervisor = await SupervisorClient.start(request, self._on_event)
+        self._sleep_inhibitor.enter_context(keep_awake(f"run {spec.run}"))
 
-    async def end(self, in_a_hurry: Callable[[], bool], changed: asyncio.Event) -> None:
-        """Ask them, then end them; a person who is in a hurry is heard meanwhile."""
-        if self._warden is None:
+    async def stop(self, is_urgent: Callable[[], bool], changed: asyncio.Event) -> None:
+        """Terminate the workers and wait; ``is_urgent`` may turn true meanwhile to kill them."""
+        if self._supervisor is None:
             return
-        ended = asyncio.ensure_future(self._warden.ended())
-        hard = in_a_hurry()
-        await self._warden.stop(hard=hard)
+        ended = asyncio.ensure_future(self._supervisor.wait())
+        hard = is_urgent()
+        await self._supervisor.stop(hard=hard)
         while not ended.done():
             changed.clear()
-            if in_a_hurry() and not hard:
+            if is_urgent() and not hard:
                 hard = True
-                await self._warden.stop(hard=True)
+                await self._supervisor.stop(hard=True)
             waker = asyncio.ensure_future(changed.wait())
             await asyncio.wait({ended, waker}, return_when=asyncio.FIRST_COMPLETED)
             waker.cancel()
-        if self._outfit.contained is not None:
-            await self._outfit.contained.remove_workers(self.start, self.states)
-        self._warden = None
-        self._awake.close()
+        if self._config.containers is not None:
+            await self._config.containers.remove_workers(self.start, self.states)
+        self._supervisor = None
+        self._sleep_inhibitor.close()
 
-    async def end_who_is_out(self, is_member: Callable[[WorkerState], bool], changed: asyncio.Event) -> bool:
-        """Who was let in once and is no member now was put out; whether all of them were, and have ended."""
-        living = {rank for rank, state in self.states.items() if state.state != "ended"}
-        members = {rank for rank in living if is_member(self.states[rank])}
-        self._let_in |= members
-        out = (living - members) & self._let_in
-        if self._warden is None or not out:
+    async def stop_evicted(self, is_member: Callable[[WorkerState], bool], changed: asyncio.Event) -> bool:
+        """Stop admitted workers that are no longer members; return True if all have been stopped."""
+        running = {rank for rank, state in self.states.items() if state.state != "ended"}
+        members = {rank for rank in running if is_member(self.states[rank])}
+        self._admitted |= members
+        evicted = (running - members) & self._admitted
+        if self._supervisor is None or not evicted:
             return False
-        if out == living:
-            await self.end(lambda: True, changed)
+        if evicted == running:
+            await self.stop(lambda: True, changed)
             return True
-        if fresh := tuple(sorted(out - self._put_out)):
-            self._put_out |= out
-            await self._warden.drop(fresh)
-            if self._outfit.contained is not None:
-                await self._outfit.contained.remove_workers(self.start, fresh)
+        if newly_evicted := tuple(sorted(evicted - self._evicted)):
+            self._evicted |= evicted
+            await self._supervisor.kill(newly_evicted)
+            if self._config.containers is not None:
+                await self._config.containers.remove_workers(self.start, newly_evicted)
         return False
 
-    def _worker(self, rank: int) -> warden.WorkerLaunch:
-        outfit, record = self._outfit, self._record
-        contained = outfit.contained is not None
+    def _worker(self, rank: int) -> messages.WorkerLaunch:
+        config, record = self._config, self._record
+        in_container = config.containers is not None
         slot = record.slots[rank]
         environment = worker_environment(
-            {} if contained else child_environment(),
-            outfit.order,
+            {} if in_container else child_environment(),
+            config.spec,
             record,
             rank,
             start=self.start,
-            state_directory=containers.STATE_INSIDE if contained else str(outfit.state),
-            # A container does not see it, and takes the way over the cluster's board.
-            local_store="" if contained else str(outfit.home / f"store-{record.generation}"),
-            checkpoints="" if contained else str(outfit.home / "checkpoints"),
-            data=outfit.data,
-            cores=outfit.cores or os.cpu_count() or 1,
-            guests=outfit.guests,
+            state_directory=STATE_INSIDE if in_container else str(config.state),
+            # A container does not see the directory, and uses the cluster's key-value store.
+            local_store="" if in_container else str(config.home / f"store-{record.generation}"),
+            checkpoints="" if in_container else str(config.home / "checkpoints"),
+            data=config.data,
+            cores=config.cores or os.cpu_count() or 1,
+            guests=config.guests,
         )
-        return warden.WorkerLaunch(
+        return messages.WorkerLaunch(
             rank=rank,
             local_rank=slot.local_rank,
-            command=(str(outfit.python), *outfit.order.command),
-            directory=str(outfit.folder),
+            command=(str(config.python), *config.spec.command),
+            directory=str(config.folder),
             environment=environment,
-            log=str(log_path(outfit.home, self.start, slot.local_rank)),
+            log=str(log_path(config.home, self.start, slot.local_rank)),
         )
 
-    def _heard(self, event: warden.Event) -> None:
+    def _on_event(self, event: messages.Event) -> None:
         match event:
-            case warden.WorkerStarted():
+            case messages.WorkerStarted():
                 with contextlib.suppress(psutil.Error):
                     self._processes[event.rank] = psutil.Process(event.pid)
-            case warden.WorkerExited():
-                self._ended(event if self._outfit.contained is None else containers.told_end(event))
-            case warden.SupervisorNote():
-                self._say(f"run {self._outfit.order.run}: {event.text}")
-            case warden.AllExited():
+            case messages.WorkerExited():
+                self._on_exit(event if self._config.containers is None else translate_exit(event))
+            case messages.SupervisorNote():
+                self._report_event(f"run {self._config.spec.run}: {event.text}")
+            case messages.AllExited():
                 self._on_change()
 
-    def _ended(self, event: warden.WorkerExited) -> None:
-        known = self.states.get(event.rank)
-        if known is None or known.state == "ended":
+    def _on_exit(self, event: messages.WorkerExited) -> None:
+        current = self.states.get(event.rank)
+        if current is None or current.state == "ended":
             return
-        self._ends += 1
+        self._exit_count += 1
         tail = event.tail.decode("utf-8", "replace")[-_TAIL_CHARACTERS:]
         if event.out_of_memory:
-            tail += "\nbarnraise: the system ended this worker because it was out of memory"
+            tail += "\nbarnraise: the system killed this worker because memory was exhausted"
         never_ran = event.code is None and event.signal is None
         self.states[event.rank] = replace(
-            known,
+            current,
             state="ended",
             code=-1 if never_ran else (event.code or 0) & 0xFFFFFFFF,
             signal=event.signal or 0,
             tail=tail,
-            place=self._ends,
+            place=self._exit_count,
         )
         self._on_change()
 
 
 def guests_of(order: RunSpec, log: TrustLog, name_of: Callable[[NodeId], str]) -> dict[bytes, str]:
+    """Return the guests among the machines of a run, with their names."""
     return {node.raw: name_of(node) for node in map(NodeId, order.nodes) if log.role(node) == "guest"}
 
 
-def _is_stopped(process: psutil.Process) -> bool:
+def _is_suspended(process: psutil.Process) -> bool:
     try:
         return bool(process.status() == psutil.STATUS_STOPPED)
     except psutil.Error:
@@ -260,12 +273,15 @@ def _is_stopped(process: psutil.Process) -> bool:
 
 
 def log_path(home: Path, start: int, local_rank: int) -> Path:
+    """Return the log file of a worker."""
     return home / "logs" / f"{start}-{local_rank}.log"
 
 
 def run_directory(state: Path, run: str) -> Path:
+    """Return the directory of a run."""
     return state / "runs" / run
 
 
 def remove_run(state: Path, run: str) -> None:
+    """Remove the directory of a run."""
     remove_tree(run_directory(state, run))

@@ -1,6 +1,7 @@
-"""The warden: one small process per run on a machine that starts its workers, keeps their output, ends them.
+"""The supervisor: one small process per run and machine, which starts the workers, keeps their output and
+stops them.
 
-It outlives nothing: when the agent's pipe ends it kills all it started, and when it is killed itself its
-workers die with it. It must start at once and stay small, so the process imports the standard library,
-msgspec and ``barnraise.core`` only (psutil only where a limit needs it; ``leftovers`` runs in the agent).
+It outlives nothing: if the agent's pipe closes, it kills all that it started. If it is killed itself, its
+workers die with it. It must start fast and stay small. Hence the process imports only the standard library,
+msgspec and ``barnraise.core`` (psutil only for some limits; `orphans` runs in the agent).
 """

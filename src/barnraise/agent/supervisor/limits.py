@@ -1,4 +1,4 @@
-"""How a worker is kept from taking the whole machine."""
+"""Resource limits of workers: priority, cores and memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _binds = sys.platform != "darwin"
 
 
 def chosen_cpus(available: frozenset[int], limits: WorkerLimits) -> frozenset[int] | None:
-    """The cores that workers may use; None if all. The first are spared: interrupts mostly go there."""
+    """Return the cores that workers may use, or None for all.
+
+    The first cores are spared, because most interrupts are handled there.
+    """
     count = len(available) - limits.spare_cpus
     if limits.cpus is not None:
         count = min(count, limits.cpus)
@@ -21,11 +24,11 @@ def chosen_cpus(available: frozenset[int], limits: WorkerLimits) -> frozenset[in
     return None if count >= len(available) else frozenset(sorted(available)[-count:])
 
 
-def what_cannot_be_kept(limits: WorkerLimits) -> list[str]:
-    """Sentences about limits that this system has no means for."""
+def unsupported_limits(limits: WorkerLimits) -> list[str]:
+    """Return sentences about limits that this system cannot enforce."""
     missing = []
     if limits.memory_bytes is not None and not _binds:
-        missing.append("this system cannot limit the memory of a process: the memory limit is not kept")
+        missing.append("this system cannot limit the memory of a process: the memory limit is ignored")
     if (limits.cpus is not None or limits.spare_cpus) and not _binds:
         missing.append("this system cannot bind a process to cores: set OMP_NUM_THREADS instead")
     return missing
@@ -33,8 +36,8 @@ def what_cannot_be_kept(limits: WorkerLimits) -> list[str]:
 
 if sys.platform == "win32":
 
-    def apply_from_outside(pid: int, limits: WorkerLimits) -> None:
-        """What Windows lets another process set (priority and memory are set when the worker is made)."""
+    def apply_to_process(pid: int, limits: WorkerLimits) -> None:
+        """Set the limits that Windows lets another process set; the rest is set at creation."""
         import psutil
 
         process = psutil.Process(pid)
@@ -47,16 +50,19 @@ if sys.platform == "win32":
 else:
     import resource
 
-    def preparation(limits: WorkerLimits) -> Callable[[], None]:
-        """What a worker does before it becomes its program. Only in a process with one thread."""
-        warden = os.getpid()
+    def child_setup(limits: WorkerLimits) -> Callable[[], None]:
+        """Return the function that a worker runs before it executes its program.
+
+        It is safe only in a process with one thread.
+        """
+        supervisor = os.getpid()
         cpus = None
         if sys.platform == "linux":
             cpus = chosen_cpus(frozenset(os.sched_getaffinity(0)), limits)
 
         def prepare() -> None:
             if sys.platform == "linux":
-                linux.die_with_parent(warden)
+                linux.die_with_parent(supervisor)
                 if cpus is not None:
                     _try(lambda: os.sched_setaffinity(0, cpus))
                 if limits.memory_bytes is not None:
@@ -68,11 +74,11 @@ else:
 
         return prepare
 
-    def apply_from_outside(pid: int, limits: WorkerLimits) -> None:
-        """Idle input and output, where the system knows it."""
+    def apply_to_process(pid: int, limits: WorkerLimits) -> None:
+        """Set idle input and output priority, if the system has it."""
         if not limits.idle_io:
             return
-        import psutil  # takes longer to load than all the rest, and few runs need it
+        import psutil  # slow to import, and few runs need it
 
         process = psutil.Process(pid)
         if hasattr(process, "ionice"):
@@ -80,7 +86,7 @@ else:
 
 
 def _try(act: Callable[[], object]) -> None:
-    """A limit that cannot be set is no reason not to train."""
+    """Try to set a limit; a failure is no reason not to train."""
     try:
         act()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What only Linux offers: dying with the parent, adopting orphans, and who was killed for lack of memory."""
+"""Features of Linux: the parent-death signal, adoption of orphans, and out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent(parent: int) -> None:
-    """Between fork and exec: the kernel kills this process when the thread that made it is gone."""
+    """Have the kernel kill this process when its parent thread is gone; call between fork and exec."""
     assert _libc is not None
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """A descendant whose parent ends becomes our child instead of getting lost."""
+    """Make this process the parent of descendants whose parent exits (subreaper)."""
     assert _libc is not None
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap_orphans(own: Iterable[int]) -> None:
-    """Bury adopted processes that ended; those in ``own`` are somebody else's to bury."""
-    mine = set(own)
+    """Collect adopted processes that have exited (zombies), except those in ``own``."""
+    own_pids = set(own)
     while True:
         try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if found is None or found.si_pid in mine:
+            exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if exited is None or exited.si_pid in own_pids:
                 return
-            os.waitpid(found.si_pid, os.WNOHANG)
+            os.waitpid(exited.si_pid, os.WNOHANG)
         except ChildProcessError:
             return
 
 
 def kill_descendants(deadline_s: float) -> bool:
-    """Kill all that descends from this process and bury it; whether nothing is left."""
+    """Kill and reap all descendants of this process; return True if none is left."""
     deadline = time.monotonic() + deadline_s
     while True:
         reap_orphans(())
@@ -58,7 +58,7 @@ def kill_descendants(deadline_s: float) -> bool:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
-                pass  # it was faster
+                pass  # it has exited
         time.sleep(_PAUSE_S)
 
 
@@ -69,17 +69,17 @@ def _descendants(root: int) -> list[int]:
             try:
                 stat = Path("/proc", entry, "stat").read_bytes()
             except OSError:
-                continue  # it has ended
+                continue  # it has exited
             # The name in parentheses may hold anything; state and parent follow it.
             children.setdefault(int(stat.rpartition(b")")[2].split()[1]), []).append(int(entry))
-    found = list(children.get(root, ()))
-    for pid in found:
-        found += children.get(pid, ())
-    return found
+    pids = list(children.get(root, ()))
+    for pid in pids:
+        pids += children.get(pid, ())
+    return pids
 
 
 def memory_kills(vmstat: Path = Path("/proc/vmstat")) -> int | None:
-    """How many processes the kernel has killed for lack of memory since it started; None if unknown."""
+    """Return how many processes the kernel has killed for lack of memory, or None if unknown."""
     try:
         lines = vmstat.read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,8 +1,8 @@
 """The output of a worker on disk: bounded, and readable by another process while it is written.
 
-A log is a few segment files beside each other, ``NAME.OFFSET``, where the offset counts every byte that was
-ever written before the segment. So its files alone say where everything belongs: the oldest segments are
-removed as new ones come, and what a full disk swallowed is a hole between two of them.
+A log is a few segment files ``NAME.OFFSET``. The offset counts every byte that was written before the
+segment. The oldest segments are removed as new ones are written. Bytes that a full disk lost are a gap
+between two segments.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _BINARY: int = getattr(os, "O_BINARY", 0)
 
 
 class LogPart(msgspec.Struct, frozen=True):
-    """Bytes of a log. ``start`` is later than what was asked for if those bytes are not kept any more.
+    """Bytes of a log; ``end``: where the whole log ends now.
 
-    ``end`` is where the whole log ends now; there is more to read while ``start + len(data)`` is less.
+    ``start`` is later than the requested offset if older bytes were removed. There is more to read while
+    ``start + len(data)`` is less than ``end``.
     """
 
     start: int
@@ -34,7 +35,7 @@ class LogPart(msgspec.Struct, frozen=True):
 
 
 class LogWriter:
-    """Appends; goes on where an earlier writer of the same log stopped. Not for two writers at once."""
+    """Appender to a log; it continues where an earlier writer stopped. One writer at a time."""
 
     def __init__(
         self,
@@ -55,14 +56,17 @@ class LogWriter:
         self.end = sum(self._segments[-1]) if self._segments else 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """OSError if it cannot be kept: the bytes are counted, dropped, and for a second none are tried."""
+        """Append bytes; raise OSError if the disk rejects them.
+
+        Lost bytes are counted, and for one second no write is tried.
+        """
         rest = memoryview(data)
         if self._file < 0 and self._clock() < self._retry_at:
             self.end += len(rest)
             return
         try:
             while rest:
-                written = os.write(self._room(), rest[: self._left()])
+                written = os.write(self._open_segment(), rest[: self._left()])
                 start, size = self._segments[-1]
                 self._segments[-1] = (start, size + written)
                 self.end += written
@@ -70,10 +74,11 @@ class LogWriter:
         except OSError:
             self.end += len(rest)
             self._retry_at = self._clock() + _RETRY_S
-            self._give_up_segment()
+            self._abandon_segment()
             raise
 
     def close(self) -> None:
+        """Close the current segment."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -81,8 +86,8 @@ class LogWriter:
     def _left(self) -> int:
         return self._segment_bytes - self._segments[-1][1]
 
-    def _room(self) -> int:
-        """The file to append to; it takes at least one byte more."""
+    def _open_segment(self) -> int:
+        """Return the file to append to, with room for at least one byte."""
         joins = bool(self._segments) and sum(self._segments[-1]) == self.end and self._left() > 0
         if self._file >= 0 and joins:
             return self._file
@@ -105,22 +110,25 @@ class LogWriter:
             except FileNotFoundError:
                 pass
             except PermissionError:
-                return  # Windows, while somebody reads it: next time
+                return  # Windows, while another process reads it: next time
             del self._segments[0]
 
-    def _give_up_segment(self) -> None:
+    def _abandon_segment(self) -> None:
         self.close()
         if self._segments and self._segments[-1][1] == 0:
             start, _ = self._segments.pop()
             try:
                 os.unlink(_segment(self._path, start))
             except OSError:
-                pass  # an empty file harms nobody
+                pass  # an empty file is harmless
 
 
-def read_log(path: Path, offset: int, most: int) -> LogPart:
-    """Up to ``most`` bytes from ``offset``, or from the first kept after it, as far as the next hole."""
-    begin: int | None = None
+def read_log(path: Path, offset: int, max_bytes: int) -> LogPart:
+    """Return up to ``most`` bytes from ``offset`` on, up to the next gap.
+
+    If those bytes were removed, it starts at the first byte that is kept.
+    """
+    first: int | None = None
     offset = max(offset, 0)
     position, end = offset, 0
     parts: list[bytes] = []
@@ -129,23 +137,18 @@ def read_log(path: Path, offset: int, most: int) -> LogPart:
             with open(file, "rb", buffering=0) as segment:
                 stop = start + os.fstat(segment.fileno()).st_size
                 end = max(end, stop)
-                if stop <= position or most <= 0 or (begin is not None and start > position):
+                if stop <= position or max_bytes <= 0 or (first is not None and start > position):
                     continue
-                if begin is None:
-                    begin = position = max(offset, start)
+                if first is None:
+                    first = position = max(offset, start)
                 segment.seek(position - start)
-                data = segment.read(min(most, stop - position))
+                data = segment.read(min(max_bytes, stop - position))
         except FileNotFoundError:
-            continue  # dropped since we looked
+            continue  # removed meanwhile
         parts.append(data)
         position += len(data)
-        most -= len(data)
-    return LogPart(begin if begin is not None else min(offset, end), b"".join(parts), end)
-
-
-def remove_log(path: Path) -> None:
-    for _, file in _segments(path):
-        file.unlink(missing_ok=True)
+        max_bytes -= len(data)
+    return LogPart(first if first is not None else min(offset, end), b"".join(parts), end)
 
 
 def _segment(path: Path, start: int) -> Path:
@@ -153,8 +156,8 @@ def _segment(path: Path, start: int) -> Path:
 
 
 def _segments(path: Path) -> list[tuple[int, Path]]:
-    """Each with its offset, oldest first."""
-    found = []
+    """Return the segments with their offsets, oldest first."""
+    segments = []
     try:
         names = os.listdir(path.parent)
     except FileNotFoundError:
@@ -162,5 +165,5 @@ def _segments(path: Path) -> list[tuple[int, Path]]:
     for name in names:
         before, _, digits = name.rpartition(".")
         if before == path.name and len(digits) == _DIGITS and digits.isascii() and digits.isdigit():
-            found.append((int(digits), path.with_name(name)))
-    return sorted(found)
+            segments.append((int(digits), path.with_name(name)))
+    return sorted(segments)

@@ -1,4 +1,4 @@
-"""A small file per warden: what a later agent needs to find and kill what an earlier one left behind."""
+"""Pid file of a supervisor: with it a later agent finds and kills processes that were left behind."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.core.decoding import decode
-from barnraise.core.files import write_whole
+from barnraise.core.files import write_atomically
 
 SUFFIX = ".warden"
-_MOST_BYTES = 256 << 10
+_MAX_BYTES = 256 << 10
 
 Mark = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True):
-    """A process: its number may be used again, but not with the same start."""
+    """A process by number and start time, because numbers are reused."""
 
     pid: Annotated[int, Meta(ge=1, lt=1 << 32)]
-    started: Annotated[float, Meta(ge=0, le=1e12)]  # by the wall clock, as the system itself tells it
+    started: Annotated[float, Meta(ge=0, le=1e12)]  # wall clock, as the system reports it
 
 
 class PidRecord(msgspec.Struct, frozen=True):
+    """Content of a pid file."""
+
     mark: Mark
     run: Annotated[str, Meta(max_length=128)] = ""
     generation: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
@@ -36,17 +38,18 @@ _decoder = msgspec.json.Decoder(PidRecord)
 
 
 def record_path(directory: Path, mark: str) -> Path:
+    """Return the path of a supervisor's pid file."""
     return directory / f"{mark}{SUFFIX}"
 
 
 def write_record(directory: Path, record: PidRecord) -> None:
-    """Whole or not at all; OSError if it cannot be written."""
+    """Write a pid file atomically; raise OSError if that fails."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(record_path(directory, record.mark), msgspec.json.encode(record))
+    write_atomically(record_path(directory, record.mark), msgspec.json.encode(record))
 
 
 def read_record(path: Path) -> PidRecord:
-    """OSError, or ProtocolError if it is not one of ours."""
+    """Read a pid file; raise OSError or ProtocolError if it is unreadable."""
     with open(path, "rb") as file:
-        content = file.read(_MOST_BYTES)
-    return decode(_decoder, content, f"{path} is no record of a warden")
+        content = file.read(_MAX_BYTES)
+    return decode(_decoder, content, f"{path} is not a pid file of a supervisor")

@@ -1,4 +1,4 @@
-"""When a warden asks, kills and complains. Pure."""
+"""The supervisor's policy: which event leads to SIGTERM, a kill or a report. Pure."""
 
 from __future__ import annotations
 
@@ -10,45 +10,50 @@ STUCK_S = 10.0
 
 
 class InputEnded(msgspec.Struct, frozen=True):
-    """The agent is gone, or the system ends this process."""
+    """The agent is gone, or the system stops this process."""
 
 
 class TimePassed(msgspec.Struct, frozen=True):
-    pass
+    """A deadline may have passed."""
 
 
 class SendTerminate(msgspec.Struct, frozen=True):
-    """Ask these to end."""
+    """Effect: send SIGTERM to these workers."""
 
     ranks: tuple[int, ...]
 
 
 class SendKill(msgspec.Struct, frozen=True):
+    """Effect: kill these workers."""
+
     ranks: tuple[int, ...]
 
 
 class Supervision(msgspec.Struct, frozen=True):
-    """What a warden knows about its workers."""
+    """State of the supervised workers and the pending deadlines."""
 
     running: frozenset[int]
     grace_s: float
-    kill_at: float | None = None  # when those that were asked to end are killed
-    stuck_at: float | None = None  # when those that were killed should be gone
+    kill_at: float | None = None  # when to kill workers that got SIGTERM
+    stuck_at: float | None = None  # when killed workers should be gone
 
 
-Happening = WorkerStarted | WorkerExited | SupervisorNote | Stop | InputEnded | TimePassed
+PolicyEvent = WorkerStarted | WorkerExited | SupervisorNote | Stop | InputEnded | TimePassed
 Effect = SendTerminate | SendKill | WorkerStarted | WorkerExited | SupervisorNote
 
 
-def decide(state: Supervision, happening: Happening, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
-    """One worker's end is only reported: whether the others go on is the agent's to say."""
-    match happening:
+def decide(state: Supervision, event: PolicyEvent, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
+    """Return the next state and effects of an event.
+
+    The exit of one worker is only reported: the agent decides whether the others continue.
+    """
+    match event:
         case WorkerStarted(rank=rank):
-            return msgspec.structs.replace(state, running=state.running | {rank}), (happening,)
+            return msgspec.structs.replace(state, running=state.running | {rank}), (event,)
         case WorkerExited(rank=rank):
-            return msgspec.structs.replace(state, running=state.running - {rank}), (happening,)
+            return msgspec.structs.replace(state, running=state.running - {rank}), (event,)
         case SupervisorNote():
-            return state, (happening,)
+            return state, (event,)
         case Stop(ranks=ranks) if ranks:
             return state, (SendKill(tuple(sorted(state.running & set(ranks)))),)
         case Stop(hard=True) | InputEnded():
@@ -59,10 +64,11 @@ def decide(state: Supervision, happening: Happening, now: float) -> tuple[Superv
             asked = msgspec.structs.replace(state, kill_at=now + state.grace_s)
             return asked, (SendTerminate(tuple(sorted(state.running))),)
         case TimePassed():
-            return _time_passed(state, now)
+            return _check_deadlines(state, now)
 
 
 def next_deadline(state: Supervision) -> float | None:
+    """Return when the state has to be checked next, or None."""
     return state.kill_at if state.kill_at is not None else state.stuck_at
 
 
@@ -71,23 +77,23 @@ def _kill(state: Supervision, now: float) -> tuple[Supervision, tuple[Effect, ..
     return killed, (SendKill(tuple(sorted(state.running))),)
 
 
-def _time_passed(state: Supervision, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
+def _check_deadlines(state: Supervision, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
     if state.kill_at is not None and now >= state.kill_at:
         killed, effects = _kill(state, now)
-        late = tuple(SupervisorNote(_refused(rank, state.grace_s)) for rank in sorted(state.running))
+        late = tuple(SupervisorNote(_killed_note(rank, state.grace_s)) for rank in sorted(state.running))
         return killed, (*effects, *late)
     if state.stuck_at is not None and now >= state.stuck_at:
-        held = tuple(SupervisorNote(_held(rank)) for rank in sorted(state.running))
+        held = tuple(SupervisorNote(_stuck_note(rank)) for rank in sorted(state.running))
         return msgspec.structs.replace(state, stuck_at=float("inf")), held
     return state, ()
 
 
-def _refused(rank: int, grace_s: float) -> str:
-    return f"rank {rank} did not end within {grace_s:g} s of being asked to: it was killed"
+def _killed_note(rank: int, grace_s: float) -> str:
+    return f"rank {rank} did not exit within {grace_s:g} s of SIGTERM and was killed"
 
 
-def _held(rank: int) -> str:
+def _stuck_note(rank: int) -> str:
     return (
-        f"rank {rank} was killed {STUCK_S:g} s ago and is still there: a driver or a network disk holds it; "
+        f"rank {rank} was killed {STUCK_S:g} s ago and is still there: a driver or a network disk blocks it; "
         "restart the machine if it does not go away"
     )

@@ -1,4 +1,4 @@
-"""A worker as a process, with all that it starts: made, asked to end, killed, awaited."""
+"""A worker process with its descendants: start, terminate, kill and wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,14 +25,14 @@ _KILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 class ExitOutcome(msgspec.Struct, frozen=True):
-    """How a process ended: by itself with a code, or by a signal."""
+    """Exit code of a process, or the signal that killed it."""
 
     code: int | None
     signal: int | None
 
 
 class WorkerProcess:
-    """Safe to use from several threads; :meth:`start` only while there is one (see ``preparation``)."""
+    """One worker process; thread-safe, except that :func:`start` needs a single thread."""
 
     def __init__(self, process: subprocess.Popen[bytes], job: Job | None) -> None:
         self.pid = process.pid
@@ -44,32 +44,37 @@ class WorkerProcess:
 
     @property
     def output(self) -> io.FileIO:
+        """Return the pipe of the worker's output."""
         assert isinstance(self._process.stdout, io.FileIO)
         return self._process.stdout
 
-    def ask_to_end(self) -> None:
-        """Windows has a key press for it, which only processes of the same console hear."""
+    def terminate(self) -> None:
+        """Ask the worker to exit: SIGTERM, or CTRL_BREAK on Windows."""
         if sys.platform == "win32":
             self._signal(signal.CTRL_BREAK_EVENT)
         else:
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
+        """Kill the worker and its process group."""
         self.killed_by_us = True
         if self._job is not None:
             self._job.kill()
         else:
             self._signal(_KILL)
 
-    def wait_for_end(self) -> bool:
-        """Blocks; whether it ended well. Where the system can, its number stays taken until :meth:`bury`."""
+    def wait_exit(self) -> bool:
+        """Wait for the exit and return True if it was successful.
+
+        Where the system allows it, the process id stays in use until :meth:`reap`.
+        """
         if not hasattr(os, "waitid"):
             return self._process.wait() == 0
         seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         return seen is not None and seen.si_code == os.CLD_EXITED and seen.si_status == 0
 
-    def bury(self) -> ExitOutcome:
-        """Kill what is left of its group and free its number."""
+    def reap(self) -> ExitOutcome:
+        """Kill the rest of its process group, free the process id and return the outcome."""
         with self._lock:
             if self._job is not None:
                 self._job.kill()
@@ -94,45 +99,49 @@ def _signal_group(group: int, number: int) -> None:
         else:
             os.killpg(group, number)
     except OSError:
-        pass  # all gone, or on Windows no console: then it is killed after the grace
+        pass  # all gone; on Windows perhaps no console: killed after the grace
 
 
-def start(order: WorkerLaunch, limits: WorkerLimits, marks: Mapping[str, str]) -> WorkerProcess:
-    """OSError or ValueError where it cannot be started (see :func:`why_not_started`)."""
-    environment = {**order.environment, **marks}
-    if not os.path.isdir(order.directory):  # else the system blames the program
-        raise NotADirectoryError(errno.ENOTDIR, "no such directory", order.directory)
-    process = _spawn(order, limits, environment)
+def start(launch: WorkerLaunch, limits: WorkerLimits, marks: Mapping[str, str]) -> WorkerProcess:
+    """Start a worker; raise OSError or ValueError if that fails (see :func:`explain_start_failure`)."""
+    environment = {**launch.environment, **marks}
+    if not os.path.isdir(launch.directory):  # otherwise the system blames the program
+        raise NotADirectoryError(errno.ENOTDIR, "no such directory", launch.directory)
+    process = _spawn(launch, limits, environment)
     job = None
     if sys.platform == "win32":
         job = _job_of(process, limits)
     try:
-        limiting.apply_from_outside(process.pid, limits)
-    except Exception:  # noqa: BLE001  # psutil's own errors; a limit that cannot be set is no reason not to train
+        limiting.apply_to_process(process.pid, limits)
+    except Exception:  # noqa: BLE001  # psutil's own errors; training works without the limit
         pass
     return WorkerProcess(process, job)
+
+
+def _popen(launch: WorkerLaunch, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        launch.command,
+        cwd=launch.directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
+        **options,
+    )
 
 
 if sys.platform == "win32":
     from barnraise.agent.supervisor.windows_job import Job, kernel32
 
     def _spawn(
-        order: WorkerLaunch, limits: WorkerLimits, environment: dict[str, str]
+        launch: WorkerLaunch, limits: WorkerLimits, environment: dict[str, str]
     ) -> subprocess.Popen[bytes]:
-        flags = subprocess.CREATE_NEW_PROCESS_GROUP  # so that it alone hears the key press
+        flags = subprocess.CREATE_NEW_PROCESS_GROUP  # so that it alone gets CTRL_BREAK
         if limits.nice:
             idle = limits.nice >= 15
             flags |= subprocess.IDLE_PRIORITY_CLASS if idle else subprocess.BELOW_NORMAL_PRIORITY_CLASS
-        return subprocess.Popen(
-            order.command,
-            cwd=order.directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-            creationflags=flags,
-        )
+        return _popen(launch, environment, creationflags=flags)
 
     def _job_of(process: subprocess.Popen[bytes], limits: WorkerLimits) -> Job:
         job = Job(kernel32(), limits.memory_bytes)
@@ -143,55 +152,46 @@ else:
     import fcntl
 
     def _spawn(
-        order: WorkerLaunch, limits: WorkerLimits, environment: dict[str, str]
+        launch: WorkerLaunch, limits: WorkerLimits, environment: dict[str, str]
     ) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            order.command,
-            cwd=order.directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-            start_new_session=True,
-            preexec_fn=limiting.preparation(limits),
-        )
+        setup = limiting.child_setup(limits)
+        process = _popen(launch, environment, start_new_session=True, preexec_fn=setup)
         if sys.platform == "linux" and process.stdout is not None:
             try:
-                # Fewer, larger reads of a worker that says much.
+                # Fewer, larger reads of a worker with much output.
                 fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             except OSError:
-                pass  # the user's share of pipe memory is used up
+                pass  # the user's pipe memory is exhausted
         return process
 
 
-def why_not_started(order: WorkerLaunch, error: Exception) -> str:
-    """A sentence about what to do."""
-    program = order.command[0]
+def explain_start_failure(launch: WorkerLaunch, error: Exception) -> str:
+    """Return a sentence for the user: why a worker did not start, and what to do."""
+    program = launch.command[0]
     code = error.errno if isinstance(error, OSError) else None
-    if isinstance(error, OSError) and error.filename == order.directory:
+    if isinstance(error, OSError) and error.filename == launch.directory:
         return (
-            f"rank {order.rank} was not started: its directory {order.directory} is missing or closed to us; "
-            "start the run again, so that it is sent once more"
+            f"rank {launch.rank} was not started: its directory {launch.directory} is missing or not "
+            "accessible; start the run again, so that it is sent again"
         )
     if code == errno.ENOENT:
         return (
-            f"rank {order.rank} was not started: there is no program {program} on this machine; "
+            f"rank {launch.rank} was not started: there is no program {program} on this machine; "
             "install it, or name another interpreter"
         )
     if code == errno.E2BIG or getattr(error, "winerror", None) == 206:
         return (
-            f"rank {order.rank} was not started: its arguments and environment are longer than this system "
-            "takes; pass fewer of them, or put them into a file"
+            f"rank {launch.rank} was not started: its arguments and environment are longer than this system "
+            "allows; pass fewer of them, or put them into a file"
         )
     if code in (errno.EACCES, errno.ENOEXEC):
         return (
-            f"rank {order.rank} was not started: {program} is not a program that may be run here; "
-            "name the interpreter itself, and see that its file may be executed"
+            f"rank {launch.rank} was not started: {program} is not executable here; "
+            "name the interpreter itself, and make its file executable"
         )
     if code in (errno.EAGAIN, errno.ENOMEM):
         return (
-            f"rank {order.rank} was not started: this machine has no room for another process; "
+            f"rank {launch.rank} was not started: this machine cannot start another process; "
             "close other programs, then start the run again"
         )
-    return f"rank {order.rank} was not started: {error}; correct its command, then start the run again"
+    return f"rank {launch.rank} was not started: {error}; correct its command, then start the run again"

@@ -1,4 +1,4 @@
-"""Job objects of Windows: what a process starts belongs to its job and ends when the job's handle closes."""
+"""Job objects of Windows: all descendants of a process are killed when the job's handle closes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _ExtendedLimits(ctypes.Structure):
 
 
 class Kernel(Protocol):
-    """The calls of kernel32 that a job needs; each gives 0 where it failed."""
+    """The functions of kernel32 that a job uses; each returns 0 on failure."""
 
     def CreateJobObjectW(self, security: None, name: None) -> int: ...
     def SetInformationJobObject(self, job: int, what: int, limits: object, size: int) -> int: ...
@@ -48,13 +48,13 @@ class Kernel(Protocol):
 
 
 class Job:
-    """A group of processes that ends when it is told to, or when the process that holds it ends."""
+    """A group of processes that is killed with the job, or with the process that holds it."""
 
     def __init__(self, kernel: Kernel, memory_bytes: int | None = None) -> None:
         self._kernel = kernel
         self._handle = kernel.CreateJobObjectW(None, None)
         if not self._handle:
-            raise OSError("Windows made no job object")
+            raise OSError("Windows cannot create a job object")
         limits = _ExtendedLimits()
         limits.BasicLimitInformation.LimitFlags = _KILL_ON_CLOSE
         if memory_bytes is not None:
@@ -67,24 +67,27 @@ class Job:
             raise OSError("Windows refused the limits of a job object")
 
     def take(self, process: int) -> None:
-        """Put a process, by its handle, and all that it will start into the job."""
+        """Put a process, by its handle, and all its descendants into the job."""
         if not self._kernel.AssignProcessToJobObject(self._handle, process):
-            raise OSError("Windows did not put the process into its job object")
+            raise OSError("Windows cannot put the process into its job object")
 
     def take_this_process(self) -> None:
+        """Put the current process into the job."""
         self.take(self._kernel.GetCurrentProcess())
 
     def kill(self) -> None:
+        """Kill all processes of the job."""
         self._kernel.TerminateJobObject(self._handle, _KILLED_CODE)
 
     def close(self) -> None:
+        """Close the handle, which kills all processes of the job."""
         if self._handle:
             self._kernel.CloseHandle(self._handle)
             self._handle = 0
 
 
 def kernel32() -> Kernel:
-    """The real one, with types that keep 64-bit handles whole."""
+    """Return the real kernel32, with types that keep 64-bit handles whole."""
     kernel: Any = getattr(ctypes, "WinDLL")("kernel32")  # noqa: B009  # only Windows has it
     handle, number = ctypes.c_void_p, ctypes.c_uint32
     kernel.CreateJobObjectW.restype = handle

@@ -1,1 +1,4 @@
-"""TODO: packing."""
+"""Folders on disk to manifests and back: ignore rules, portable names, hashes, unpacking, results.
+
+Contents by hash belong in ``store``.
+"""

@@ -1,4 +1,4 @@
-"""What a run has made of its folder: the files to bring back."""
+"""Changes that a run made in its folder: the files to bring back."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from barnraise.core.errors import ShippingError
 
 
 def changed_since(manifest: FolderManifest, folder: Path, limits: FolderLimits) -> list[str]:
-    """The paths of files that are new or have another content; symbolic links are not looked at.
+    """Return the paths of new and changed files; symbolic links are skipped.
 
-    No ignore file is asked: checkpoints are often ignored by git, and they are what a run is for.
+    Ignore files do not apply: git often ignores checkpoints, and these are the result of a run.
     """
     known = {entry.path: entry for entry in manifest.files}
     altered = (file for file in _files(folder) if not _is_same(known.get(file.path), file))

@@ -1,6 +1,6 @@
-"""The hashes of files that have not changed since they were last packed, in a small SQLite file.
+"""Hash cache of files that have not changed since they were last packed, in a small SQLite file.
 
-It only saves time: whatever goes wrong with it, the files are hashed again.
+It only saves time: if anything fails, the files are hashed again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class HashedFile(NamedTuple):
-    """A file's state and the hashes that it had then."""
+    """State of a file and its hashes at that time."""
 
     path: str
     facts: os.stat_result
@@ -36,7 +36,7 @@ class HashedFile(NamedTuple):
 
 
 class HashCache:
-    """What is known of the files below one folder; use it as a context."""
+    """Cached hashes of the files below one folder; use it as a context manager."""
 
     def __init__(self, directory: Path, folder: str) -> None:
         self._known: dict[str, tuple[int, int, int, int, bytes]] = {}
@@ -71,7 +71,7 @@ class HashCache:
         return tuple(blob[start : start + 32] for start in range(0, len(blob), 32))
 
     def learn(self, files: Iterable[HashedFile]) -> None:
-        """In one transaction; also that files were seen again."""
+        """Store hashes in one transaction, and note which files were seen again."""
         if self._base is None:
             return
         now = time.time_ns()
@@ -92,6 +92,6 @@ class HashCache:
 
 
 def _state(facts: os.stat_result) -> tuple[int, int, int, int]:
-    """The inode as SQLite can hold it: Windows numbers some files with 64 bits and no sign."""
+    """Return the file's state with an inode that SQLite can hold: some on Windows are unsigned 64-bit."""
     inode = facts.st_ino & 0x7FFF_FFFF_FFFF_FFFF
     return facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, inode

@@ -1,8 +1,8 @@
-"""Which files of a folder are shipped: all but those that ``.gitignore`` and ``.barnraiseignore`` leave out.
+"""Ignore rules: all files of a folder are shipped except those in ``.gitignore`` and ``.barnraiseignore``.
 
-What a ``.barnraiseignore`` says wins over every ``.gitignore``; among files of one name the deeper one wins,
-and in one file the later line, as git has it. The ``.gitignore`` files above the folder count too, up to the
-repository's root, unless they leave out the folder itself.
+A ``.barnraiseignore`` wins over every ``.gitignore``. Among files of one name the deeper one wins, and in one
+file the later line, as in git. The ``.gitignore`` files above the folder count, too, up to the repository's
+root, unless they ignore the folder itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class FoundFile(NamedTuple):
-    """A file to ship: its path in the folder, where its content is, and what the disk says of it."""
+    """File to ship: its path in the folder, its place on disk, and its stat result."""
 
     path: str
     real: str
@@ -44,7 +44,7 @@ class _Rules(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A folder on the way down."""
+    """Folder on the way down the tree."""
 
     path: str  # "" or with a final "/"
     real: str
@@ -54,7 +54,7 @@ class _Place(NamedTuple):
 
 
 def walk(folder: Path, *, everything: bool = False) -> Iterator[FoundFile]:
-    """Every file to ship, in any order. With ``everything`` (a data set) no ``.gitignore`` is asked."""
+    """Yield every file to ship, in any order. ``everything``: a data set, without ``.gitignore``."""
     top = os.path.realpath(folder)
     if not os.path.isdir(top):
         raise ShippingError(f"{folder} is not a folder", hint="Name the folder that holds the script.")
@@ -122,10 +122,10 @@ def _is_left_out(place: _Place, path: str) -> bool:
 
 
 def _said(spec: pathspec.GitIgnoreSpec, path: str) -> bool | None:
-    """What the last line that fits the path itself says: True to leave it out.
+    """Return True if the last line that matches the path itself ignores it.
 
-    For pathspec a line that fits a folder also fits all below it. For git it does not: with ``q`` and
-    ``!/p``, ``p/q`` is left out. We come from above, so the folders have been judged already.
+    In pathspec a line that matches a folder also matches everything below it. In git it does not: with ``q``
+    and ``!/p``, ``p/q`` is ignored. The walk comes from above, so the folders were judged already.
     """
     for pattern in reversed(list(spec.patterns)):
         if pattern.regex is not None and any(map(_is_of_itself, pattern.regex.finditer(path))):
@@ -134,7 +134,7 @@ def _said(spec: pathspec.GitIgnoreSpec, path: str) -> bool | None:
 
 
 def _is_of_itself(match: re.Match[str]) -> bool:
-    """Whether a line fits the whole path, not only a folder above it."""
+    """Return True if a line matches the whole path, not only a folder above it."""
     below = match.start(_BELOW) if _BELOW in match.re.groupindex else -1
     return below in (-1, len(match.string) - 1)
 
@@ -161,7 +161,7 @@ def _is_inside(path: str, top: str) -> bool:
 
 
 def _rules_above(top: str) -> tuple[str, tuple[_Rules, ...]]:
-    """The rules of the repository that the folder lies in, and the folder's path in it."""
+    """Return the rules of the repository around the folder, and the folder's path in it."""
     repository = Path(top)
     while not (repository / ".git").exists():
         if repository == repository.parent:

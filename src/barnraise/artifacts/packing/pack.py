@@ -1,4 +1,4 @@
-"""Puts a folder into the store: walk, check, hash, keep."""
+"""Packing of a folder into the store: walk, check, hash, store."""
 
 from __future__ import annotations
 
@@ -13,14 +13,7 @@ from typing import NamedTuple
 from barnraise.artifacts.packing.hash_cache import HashCache, HashedFile
 from barnraise.artifacts.packing.ignore_rules import FoundFile, walk
 from barnraise.artifacts.packing.portable_names import check_names
-from barnraise.artifacts.store.disk import (
-    create_file,
-    discard,
-    new_draft,
-    read_up_to,
-    shipping_error,
-    write_all,
-)
+from barnraise.artifacts.store.disk import new_draft, read_up_to, shipping_error
 from barnraise.artifacts.store.manifest import (
     MOST_FILES,
     PIECE,
@@ -32,6 +25,7 @@ from barnraise.artifacts.store.manifest import (
 )
 from barnraise.artifacts.store.store import ArtifactStore
 from barnraise.core.errors import ShippingError
+from barnraise.core.files import create_file, discard, write_all
 from barnraise.core.units import format_size
 
 _MOST_LISTED = 8
@@ -40,7 +34,7 @@ _THREADS = 4
 
 
 class PackedFolder(NamedTuple):
-    """A folder that is in the store."""
+    """Folder that is in the store."""
 
     manifest: FolderManifest
     id: bytes
@@ -56,8 +50,10 @@ def pack(
     *,
     everything: bool = False,
 ) -> PackedFolder:
-    """Pack a working folder; or a data set (``everything``: only ``.barnraiseignore`` leaves files out);
-    or exactly the files ``only``, such as those that a run has changed.
+    """Pack a working folder, a data set, or single files.
+
+    ``everything``: a data set, in which only ``.barnraiseignore`` leaves files out. ``only``: exactly these
+    files, such as those that a run has changed.
     """
     files = walk(folder, everything=everything) if only is None else _named(folder, only)
     found = check_size(folder, files, limits)
@@ -72,7 +68,7 @@ def pack(
 
 
 def check_size(folder: Path, files: Iterable[FoundFile], limits: FolderLimits) -> list[FoundFile]:
-    """All of them; ShippingError with the largest ones if they are more than may be shipped."""
+    """Raise ShippingError with the largest files if they exceed the limits."""
     found = []
     total = 0
     for file in files:
@@ -98,7 +94,7 @@ def check_size(folder: Path, files: Iterable[FoundFile], limits: FolderLimits) -
 
 
 def _largest(found: list[FoundFile], *, by_count: bool) -> list[str]:
-    """The folders and files that matter most; a folder that is nearly all of another stands for it."""
+    """Return the largest folders and files; a folder that is nearly all of another replaces it."""
     sizes: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for file in found:
@@ -183,7 +179,7 @@ def _hash_and_keep(file: FoundFile, store: ArtifactStore) -> tuple[os.stat_resul
 def _copy_in(
     file: FoundFile, source: int, expected: int, store: ArtifactStore
 ) -> tuple[int, tuple[bytes, ...]]:
-    """The content is copied while it is hashed, so that what is stored is what was hashed."""
+    """Copy the content into the store while hashing it, so that the stored bytes are the hashed ones."""
     draft = Path(new_draft(store.partial))
     pieces: list[bytes] = []
     size = 0

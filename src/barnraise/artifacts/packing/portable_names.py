@@ -1,4 +1,4 @@
-"""Which names every machine of a mixed cluster can hold, and which would mean two files on some of them."""
+"""Portable names: names that every machine of a mixed cluster can hold without collisions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEVICES = frozenset(
 
 
 def why_unusable(path: str) -> str | None:
-    """The reason why a relative path with ``/`` cannot be made on every machine, or None."""
+    """Return why a relative path with ``/`` cannot exist on every machine, or None."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
@@ -50,14 +50,14 @@ def _why_part_unusable(part: str) -> str | None:
 
 
 def folded(path: str) -> str:
-    """Equal for names that a disk which ignores case or Unicode forms takes for one."""
+    """Return a form that is equal for names that a case-insensitive or normalizing disk takes for one."""
     if path.isascii():
         return path.lower()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", path).casefold())
 
 
 def name_problems(paths: Iterable[str]) -> list[str]:
-    """A sentence for each path that is unusable, and for each pair that would collide on some machine."""
+    """Return a sentence for each unusable path and for each pair that collides on some machine."""
     problems = []
     files: dict[str, str] = {}
     folders: dict[str, str] = {}
@@ -86,7 +86,7 @@ def name_problems(paths: Iterable[str]) -> list[str]:
 
 
 def check_names(paths: Iterable[str]) -> None:
-    """ShippingError with the list, if there is any problem."""
+    """Raise ShippingError with the list of problems, if there are any."""
     problems = name_problems(paths)
     if problems:
         shown = problems[:_MOST_LISTED]

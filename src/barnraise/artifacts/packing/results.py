@@ -1,4 +1,4 @@
-"""What a run wrote into its folder: packed where it ran, unpacked where somebody wants it."""
+"""Results of a run: the files that it wrote, packed where it ran and unpacked where the user wants them."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ _LARGEST_READ = 4 << 20
 
 
 def store_directory(state: Path) -> Path:
-    """Where the agent and the command line of one user keep contents."""
+    """Return the directory of the store that agent and command line of a user share."""
     return state / "store"
 
 
 def folder_limits(settings: Settings) -> FolderLimits:
-    """Of a run's folder, and of what comes back from it."""
+    """Return the limits of a run's folder and of its results."""
     return FolderLimits(settings.runs.most_bytes, settings.runs.most_files)
 
 
 def data_limits(settings: Settings) -> FolderLimits:
-    """Of a data set."""
+    """Return the limits of a data set."""
     return FolderLimits(settings.runs.most_data_bytes, settings.runs.most_files)
 
 
 def pack_changes(manifest: FolderManifest, folder: Path, store: ArtifactStore, limits: FolderLimits) -> bytes:
-    """The id of a manifest of all that is new or altered since; empty if nothing is."""
+    """Pack all new and changed files; return the id of the manifest, or empty if there are none."""
     changed = changed_since(manifest, folder, limits)
     return pack(folder, store, limits, only=changed).id if changed else b""
 
 
 def unpack_into(store: ArtifactStore, name: bytes, target: Path) -> int:
-    """Copies of a packed folder's files; how many. What was unpacked there before is left as it is."""
+    """Copy the files of a packed folder and return their number.
+
+    Files that exist already stay as they are.
+    """
     manifest = store.manifest(name)
     if manifest is None:
         raise ShippingError("the files are not in this machine's store any more", hint="Bring them again.")
@@ -49,7 +52,7 @@ def unpack_into(store: ArtifactStore, name: bytes, target: Path) -> int:
 def read_files(
     store: ArtifactStore, manifest: FolderManifest, wanted: Callable[[str], bool]
 ) -> dict[str, bytes]:
-    """The contents of some files, by path; one that is too large to be text is left out."""
+    """Return the contents of some files by path; leave out those too large to be text."""
     return {
         entry.path: _content(store, entry)
         for entry in manifest.files

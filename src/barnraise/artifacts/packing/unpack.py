@@ -1,4 +1,4 @@
-"""Manifests made into folders again: a copy for a run to work in, or links to read-only data."""
+"""Unpacking of manifests: a copy for a run to work in, or links to read-only data."""
 
 from __future__ import annotations
 
@@ -8,22 +8,16 @@ from io import FileIO
 from pathlib import Path
 
 from barnraise.artifacts.packing.portable_names import check_names
-from barnraise.artifacts.store.disk import (
-    create_file,
-    discard,
-    new_draft,
-    remove_tree,
-    shipping_error,
-    write_all,
-)
+from barnraise.artifacts.store.disk import new_draft, shipping_error
 from barnraise.artifacts.store.manifest import PIECE, FileEntry, FolderManifest, piece_hash
 from barnraise.core.errors import ShippingError
+from barnraise.core.files import create_file, discard, remove_tree, write_all
 
 Locate = Callable[[bytes], Path]
 
 
 def copy_tree(manifest: FolderManifest, target: Path, locate: Locate) -> None:
-    """Copies, never links: the script may write into its folder. Each copy is hashed on the way."""
+    """Copy the files, never link them, since the script may write to its folder. Each copy is hashed."""
     check_names(entry.path for entry in manifest.files)
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -47,7 +41,7 @@ def copy_tree(manifest: FolderManifest, target: Path, locate: Locate) -> None:
 
 
 def link_tree(manifest: FolderManifest, target: Path, locate: Locate) -> None:
-    """Hard links where the disk has them. The folder appears when it is complete."""
+    """Link the files, hard where the disk supports it. The folder appears when it is complete."""
     draft = Path(new_draft(target.parent))
     check_names(entry.path for entry in manifest.files)
     try:
@@ -75,7 +69,7 @@ def link_tree(manifest: FolderManifest, target: Path, locate: Locate) -> None:
 
 
 def _make_folders(top: Path, folder: str, made: set[str]) -> None:
-    """Each exactly once: one that is there already is another name for it on this disk, and an error."""
+    """Create each folder exactly once; one that exists has another name on this disk, which is an error."""
     if folder in made:
         return
     _make_folders(top, folder.rpartition("/")[0], made)

@@ -1,4 +1,4 @@
-"""Makes room: drops the contents that were not used for the longest time."""
+"""Garbage collection: drop the contents that were unused for the longest time."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from barnraise.artifacts.store.disk import discard, remove_tree
 from barnraise.artifacts.store.store import ArtifactStore
 from barnraise.core.errors import ShippingError
+from barnraise.core.files import discard, remove_tree
 
 GRACE_S = 3600.0  # another process may have put it there for a manifest that it has not written yet
 
 
 class CollectedGarbage(NamedTuple):
-    """What was dropped."""
+    """Number and size of the dropped contents."""
 
     objects: int
     bytes: int
 
 
 def collect(store: ArtifactStore, most_bytes: int, keep: Collection[bytes]) -> CollectedGarbage:
-    """Keep the manifests ``keep`` and as many of the last used others as fit; drop the rest.
+    """Keep the manifests ``keep`` and as many recently used others as fit; drop the rest.
 
-    Nothing that was written or relied on within the last hour is dropped, even if that is more than fits.
+    Contents that were written or used within the last hour stay, even if that is more than fits.
     """
     young = time.time() - GRACE_S
     held: set[bytes] = set()
@@ -50,7 +50,7 @@ def collect(store: ArtifactStore, most_bytes: int, keep: Collection[bytes]) -> C
 
 
 def named_elsewhere(store: ArtifactStore, name: bytes) -> set[bytes]:
-    """The contents that other lists than this one name."""
+    """Return the contents that other manifests name, too."""
     lists = [(other, used) for other, used in _manifests(store) if other != name]
     return {key for other, used in lists for key in _objects(store, other, used)}
 
@@ -74,7 +74,7 @@ def _drop_objects(store: ArtifactStore, held: set[bytes], young: float) -> Colle
 
 
 def _manifests(store: ArtifactStore) -> list[tuple[bytes, float]]:
-    """With the time of the last use."""
+    """Return the manifests with the time of their last use."""
     found = []
     for path in store.manifests.iterdir():
         if _is_name(path.name):

@@ -1,4 +1,4 @@
-"""Large files that stay where they are while others fetch them: the store has links to them, no copies."""
+"""Linked files: large files that stay in place while others fetch them. The store has links, no copies."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from barnraise.artifacts.packing.pack import PackedFolder
-from barnraise.artifacts.store.disk import discard, new_draft, read_up_to, shipping_error
+from barnraise.artifacts.store.disk import new_draft, read_up_to, shipping_error
 from barnraise.artifacts.store.gc import named_elsewhere
 from barnraise.artifacts.store.manifest import PIECE, FileEntry, make_manifest, piece_hash
 from barnraise.artifacts.store.store import ArtifactStore
+from barnraise.core.files import discard
 
 
 def entry_of(path: Path, name: str) -> FileEntry:
-    """The file as a manifest would have it; reads all of it. OSError if that cannot be."""
+    """Return the manifest entry of a file, reading all of it; raise OSError if that fails."""
     pieces = []
     size = 0
     with open(path, "rb", buffering=0) as file:
@@ -26,7 +27,7 @@ def entry_of(path: Path, name: str) -> FileEntry:
 
 
 def lend(folder: Path, names: Iterable[str], store: ArtifactStore) -> PackedFolder:
-    """Let these files, which nobody changes any more, be fetched; they are read-only from now on."""
+    """Make these files, which must not change any more, available to others. They become read-only."""
     try:
         entries = [_lend(folder / name, name, store) for name in names]
     except OSError as error:
@@ -36,9 +37,9 @@ def lend(folder: Path, names: Iterable[str], store: ArtifactStore) -> PackedFold
 
 
 def take_back(store: ArtifactStore, name: bytes) -> None:
-    """Drop a manifest and what is in it from the store; files elsewhere that are linked to it stay.
+    """Drop a manifest and its contents from the store; linked files elsewhere stay.
 
-    So does what other manifests name: this one may have been written by somebody who knows them.
+    Contents that other manifests name stay as well, since a manifest may name contents of another.
     """
     manifest = store.manifest(name)
     kept = named_elsewhere(store, name) if manifest is not None else set()

@@ -1,7 +1,7 @@
-"""What is in a folder: names, sizes and the hashes of pieces. Pure.
+"""Manifest of a folder: names, sizes and the hashes of pieces. Pure.
 
-A manifest is small enough for one message. Its id is the hash of its bytes, so whoever knows the id can check
-the manifest, and with it every piece, no matter who sends them.
+A manifest fits into one message. Its id is the hash of its bytes. So the id is enough to check the manifest,
+and the manifest to check every piece, from any machine.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 def piece_hash(data: bytes | bytearray | memoryview) -> bytes:
-    """BLAKE3: several times as fast as what Python brings along, and hashing is what limits a fast line."""
+    """Return the BLAKE3 hash, which is several times as fast as Python's own; hashing limits a fast link."""
     return blake3(data).digest()
 
 
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One file; the last piece may be short, an empty file has none."""
+    """File of a manifest. The last piece may be short; an empty file has none."""
 
     path: Annotated[str, Meta(min_length=1, max_length=MOST_PATH_BYTES)]
     size: Annotated[int, Meta(ge=0, le=_MOST_SIZE)]
@@ -41,7 +41,7 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def object(self) -> bytes:
-        """Names the content, whatever the file is called."""
+        """Return the hash that names the content, independent of the file's name."""
         return hashlib.sha256(self.size.to_bytes(8, "big") + b"".join(self.pieces)).digest()
 
     def piece_size(self, index: int) -> int:
@@ -58,7 +58,9 @@ class FolderManifest(msgspec.Struct, frozen=True, array_like=True):
         return sum(entry.size for entry in self.files)
 
     def objects(self) -> dict[bytes, FileEntry]:
-        """Each content that is not empty once, in the order of the paths: the same on every machine."""
+        """Return each non-empty content once, in the order of the paths, which is the same on every
+        machine.
+        """
         found: dict[bytes, FileEntry] = {}
         for entry in self.files:
             if entry.pieces:
@@ -67,7 +69,7 @@ class FolderManifest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FolderLimits(msgspec.Struct, frozen=True):
-    """How much one folder or data set may hold."""
+    """Limits of one folder or data set."""
 
     most_bytes: int
     most_files: int
@@ -82,7 +84,7 @@ def make_manifest(entries: Iterable[FileEntry]) -> FolderManifest:
 
 
 def encode_manifest(manifest: FolderManifest) -> bytes:
-    """Always the same bytes for the same files; ShippingError if they are too many for one message."""
+    """Encode a manifest with the same bytes for the same files; raise ShippingError if it is too large."""
     data = _encoder.encode(manifest)
     if len(data) > MOST_ENCODED or len(manifest.files) > MOST_FILES:
         raise ShippingError(
@@ -99,7 +101,7 @@ def manifest_id(data: bytes | memoryview) -> bytes:
 
 
 def decode_manifest(data: bytes | memoryview, limits: FolderLimits) -> FolderManifest:
-    """Of anybody's bytes; ShippingError unless every machine could hold what it describes."""
+    """Decode untrusted bytes; raise ShippingError unless every machine could hold the folder."""
     if len(data) > MOST_ENCODED:
         raise _refused(f"it has {len(data)} bytes, at most {MOST_ENCODED} are possible")
     try:

@@ -19,15 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from barnraise.artifacts.packing.unpack import copy_tree, link_tree
-from barnraise.artifacts.store.disk import (
-    check_room,
-    discard,
-    put_in_place,
-    read_up_to,
-    shipping_error,
-    write_all,
-    write_whole,
-)
+from barnraise.artifacts.store.disk import check_room, put_in_place, read_up_to, shipping_error, write_object
 from barnraise.artifacts.store.manifest import (
     MOST_FILES,
     PIECE,
@@ -40,6 +32,7 @@ from barnraise.artifacts.store.manifest import (
     piece_hash,
 )
 from barnraise.core.errors import ShippingError
+from barnraise.core.files import discard, write_all
 
 READ_ONLY = 0o400
 _OWN_LIMITS = FolderLimits(most_bytes=1 << 60, most_files=MOST_FILES)
@@ -47,7 +40,7 @@ _TOUCH_AFTER_S = 600.0
 
 
 class PartialObject(NamedTuple):
-    """A piece that came from somewhere."""
+    """Piece of an object, with its source."""
 
     entry: FileEntry
     number: int
@@ -55,7 +48,7 @@ class PartialObject(NamedTuple):
 
 
 class ArtifactStore:
-    """One machine's."""
+    """Content-addressed store of one machine."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -77,25 +70,25 @@ class ArtifactStore:
         return Path(self._where(name))
 
     def _where(self, name: bytes) -> str:
-        """As text: with tens of thousands of files, making Paths takes longer than the disk."""
+        """Return a path as text: for tens of thousands of files, Path objects cost more than the disk."""
         text = name.hex()
         return f"{self._top}{os.sep}{text[:2]}{os.sep}{text[2:]}"
 
     # manifests
 
     def put_manifest(self, manifest: FolderManifest) -> bytes:
-        """Its id."""
+        """Store a manifest and return its id."""
         data = encode_manifest(manifest)
         name = manifest_id(data)
         path = self.manifests / name.hex()
         try:
-            write_whole(path, data, 0o600, self.partial)
+            write_object(path, data, 0o600, self.partial)
         except OSError as error:
             raise shipping_error(error, path, "written") from error
         return name
 
     def encoded_manifest(self, name: bytes) -> bytes | None:
-        """Its bytes, if it is here and undamaged; counts as a use."""
+        """Return the manifest's bytes if it is here and undamaged; this counts as a use."""
         path = self.manifests / name.hex()
         try:
             data = path.read_bytes()
@@ -116,7 +109,7 @@ class ArtifactStore:
     # what is here
 
     def has(self, name: bytes, size: int) -> bool:
-        """A stored object of another size is what a power cut left of it, and is removed."""
+        """Return True if the object is stored; remove one with a wrong size, which a power cut left."""
         try:
             facts = os.stat(self._where(name))
         except FileNotFoundError:
@@ -127,13 +120,13 @@ class ArtifactStore:
         return True
 
     def keep_fresh(self, name: bytes) -> None:
-        """Somebody is about to rely on it: `collect` in another process must not take it as forgotten."""
+        """Mark the content as used now, so that `collect` in another process keeps it."""
         path = self._where(name)
         if time.time() - os.stat(path).st_mtime > _TOUCH_AFTER_S:
             os.utime(path)
 
     def missing(self, manifest: FolderManifest) -> dict[bytes, list[int]]:
-        """The pieces that are not here, by object. What was received before a restart is hashed again."""
+        """Return the missing pieces by object. Pieces received before a restart are hashed again."""
         wanted = {}
         for name, entry in manifest.objects().items():
             if not self.has(name, entry.size):
@@ -145,13 +138,13 @@ class ArtifactStore:
         return wanted
 
     def check_room(self, needed: int) -> None:
-        """ShippingError if the disk cannot hold so many bytes more."""
+        """Raise ShippingError if the disk does not have ``needed`` free bytes."""
         check_room(self.directory, needed)
 
     # pieces
 
     def write_piece(self, entry: FileEntry, index: int, data: bytes | memoryview) -> None:
-        """Keep it if it is what the manifest promised, else ShippingError."""
+        """Store a piece; raise ShippingError if it does not match the manifest."""
         if not 0 <= index < len(entry.pieces):
             raise ShippingError(f"{entry.path!r} has no piece {index}", hint="Run it again.")
         if len(data) != entry.piece_size(index) or piece_hash(data) != entry.pieces[index]:
@@ -171,7 +164,7 @@ class ArtifactStore:
             raise shipping_error(error, self.directory, "written") from error
 
     def write_pieces(self, arrivals: Iterable[PartialObject]) -> list[ShippingError | None]:
-        """Many in one call; what became of each. A full disk is raised."""
+        """Store many pieces and return the outcome of each; raise ShippingError if the disk is full."""
         outcomes: list[ShippingError | None] = []
         for entry, index, data in arrivals:
             try:
@@ -185,7 +178,7 @@ class ArtifactStore:
         return outcomes
 
     def read_piece(self, name: bytes, index: int) -> bytes | None:
-        """Its bytes, also of an object that is not complete; None if it is not here."""
+        """Return a piece, also of an incomplete object; None if it is not here."""
         have = self._have.get(name)
         is_partial = have is not None and index < len(have) and have[index]
         whole = self._where(name)
@@ -201,22 +194,22 @@ class ArtifactStore:
         return None
 
     def put_object(self, name: bytes, data: bytes | memoryview) -> None:
-        """The whole of a small content, whose hash the caller knows."""
-        write_whole(self._where(name), data, READ_ONLY, self.partial)
+        """Store a small content whose hash the caller knows."""
+        write_object(self._where(name), data, READ_ONLY, self.partial)
 
     def adopt(self, draft: Path, name: bytes) -> None:
-        """A complete file on the store's disk becomes an object."""
+        """Make a complete file on the store's disk an object."""
         os.chmod(draft, READ_ONLY)
         put_in_place(draft, self._where(name))
 
     # folders
 
     def unpack(self, manifest: FolderManifest, target: Path) -> None:
-        """Copies of all files in ``target``, which must not exist yet; nothing of it is left on failure."""
+        """Copy all files to ``target``, which must not exist yet; remove it on failure."""
         copy_tree(manifest, target, self.object_path)
 
     def link_data(self, manifest: FolderManifest) -> Path:
-        """The data set as a read-only folder, one for all runs."""
+        """Return the data set as a read-only folder that all runs share."""
         name = manifest_id(encode_manifest(manifest))
         target = self.data / name.hex()
         if not target.is_dir():
@@ -261,7 +254,7 @@ class ArtifactStore:
                 del self._have[name]
 
     def drop_partial(self, name: bytes) -> None:
-        """Forget what was received of an object."""
+        """Delete the received pieces of an object."""
         with self._lock:
             self._have.pop(name, None)
             discard(self.partial / name.hex())
@@ -276,7 +269,7 @@ class ArtifactStore:
         return have
 
     def _verified(self, name: bytes, entry: FileEntry) -> bytearray:
-        """What an earlier process received and the disk really kept."""
+        """Return the pieces of an earlier process that the disk really kept."""
         have = bytearray(len(entry.pieces))
         try:
             noted = (self.partial / f"{name.hex()}.have").read_bytes()

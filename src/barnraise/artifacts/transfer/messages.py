@@ -1,4 +1,4 @@
-"""What agents say to each other about pieces. Every length is bounded; a piece is a view of the message."""
+"""Messages between agents about pieces. Every length is bounded; a piece is a view of the message."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ Names = Annotated[tuple[PieceName, ...], Meta(max_length=MOST_NAMES)]
 
 
 class WantPieces(msgspec.Struct, frozen=True, array_like=True, tag="want"):
-    """Send me these; with ``hold`` also those that you will have soon."""
+    """Request for pieces; with ``hold`` also for those that the server will have soon."""
 
     names: Names
     hold: bool
 
 
 class PieceData(msgspec.Struct, frozen=True, array_like=True):
-    """One of them."""
+    """Piece of a content, with its bytes."""
 
     name: PieceName
     data: Annotated[memoryview, Meta(max_length=PIECE)]
 
 
 class PieceList(msgspec.Struct, frozen=True, array_like=True, tag="have"):
-    """One large or many small ones."""
+    """Response with one large piece or many small ones."""
 
     pieces: Annotated[tuple[PieceData, ...], Meta(max_length=MOST_TOGETHER)]
 
 
 class LacksPieces(msgspec.Struct, frozen=True, array_like=True, tag="lack"):
-    """These will not come from me."""
+    """Response for pieces that the server will not send."""
 
     names: Names
 
 
 class PieceSoon(msgspec.Struct, frozen=True, array_like=True, tag="soon"):
-    """I still wait for what you want from me."""
+    """Notice that the server still waits for the requested pieces."""
 
 
 class WantManifest(msgspec.Struct, frozen=True, array_like=True, tag="want-list"):
@@ -62,7 +62,7 @@ class WantManifest(msgspec.Struct, frozen=True, array_like=True, tag="want-list"
 
 
 class ManifestIs(msgspec.Struct, frozen=True, array_like=True, tag="list"):
-    """Empty if I do not have it, or not for you."""
+    """Response with a manifest; empty if the server does not have it or may not send it."""
 
     id: Digest
     data: Annotated[bytes, Meta(max_length=MOST_ENCODED)]
@@ -78,5 +78,5 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Message:
-    """ProtocolError for anything else."""
+    """Decode a message; raise ProtocolError for anything else."""
     return decoding.decode(_decoder, data, "a message about pieces cannot be read")

@@ -1,4 +1,4 @@
-"""Gives other agents the pieces that they may have, a bounded amount at a time."""
+"""Piece server: sends other agents the pieces that they may have, a bounded amount at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PieceOutlet(Protocol):
 
 @dataclass
 class _Client:
-    """One node that wants something."""
+    """Node with open requests."""
 
     queue: dict[PieceName, bool] = field(default_factory=dict)  # whether it may be held
     held: dict[PieceName, float] = field(default_factory=dict)  # since when
@@ -55,7 +55,10 @@ class _Client:
 
 
 class PieceServer:
-    """``is_coming`` says whether this machine itself waits for a piece."""
+    """Server of pieces for other agents.
+
+    ``is_coming``: tells whether this machine itself waits for a piece.
+    """
 
     def __init__(
         self, store: ArtifactStore, outlet: PieceOutlet, is_coming: Callable[[PieceName], bool]
@@ -77,7 +80,7 @@ class PieceServer:
         self._sizes.pop(manifest, None)
 
     def forget(self, node: NodeId) -> None:
-        """Its link is gone; it will ask again."""
+        """Drop the requests of a node whose link is gone; it will ask again."""
         client = self._clients.pop(node, None)
         if client is not None and client.task is not None:
             client.task.cancel()
@@ -89,7 +92,7 @@ class PieceServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def here(self, names: Iterable[PieceName]) -> None:
-        """These have come: whoever waits for them gets them now."""
+        """Send pieces that have arrived to the nodes that wait for them."""
         clients = [client for client in self._clients.values() if client.held]
         for name in names if clients else ():
             for client in clients:
@@ -98,7 +101,7 @@ class PieceServer:
                     client.woken.set()
 
     def manifest_here(self) -> None:
-        """One has come: whoever waits for it, or for what is in it, gets it now."""
+        """Send a manifest that has arrived, and its pieces, to the nodes that wait for them."""
         self._wake_all()
 
     def wanted(self, node: NodeId, want: WantPieces) -> None:
@@ -211,7 +214,7 @@ class PieceServer:
             self._outlet.send_ship(node, messages.encode(LacksPieces(tuple(lacked))))
 
     def _size(self, node: NodeId, name: PieceName) -> int:
-        """0 if that node may not have it, or if we do not know yet whether it may."""
+        """Return the piece's size; 0 if the node may not have it, or we do not know yet."""
         for manifest, sizes in self._sizes.items():
             size = sizes.get(name.object)
             if size is not None and node in self._allowed.get(manifest, ()):
@@ -219,7 +222,7 @@ class PieceServer:
         return 0
 
     def _read(self, names: list[PieceName]) -> tuple[bytes, set[PieceName]]:
-        """In a thread: read, and put into one message."""
+        """Read pieces into one message, in a thread."""
         pieces = []
         for name in names:
             data = self._store.read_piece(name.object, name.number)
@@ -228,7 +231,7 @@ class PieceServer:
         return messages.encode(PieceList(tuple(pieces))), {piece.name for piece in pieces}
 
     def _look_at_held(self, node: NodeId, client: _Client) -> None:
-        """Say that we still wait, or that it will not come from us."""
+        """Send a notice that the pieces are still awaited, or that they will not come."""
         now = self._loop.time()
         late = [name for name, since in client.held.items() if now - since >= _START_S]
         refused = [name for name in late if not self._is_coming(name) or not self._size(node, name)]

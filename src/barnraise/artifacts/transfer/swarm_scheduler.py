@@ -1,9 +1,10 @@
-"""Who asks whom for which piece, so that the source sends each piece about once. Pure: no clock, no network.
+"""Swarm scheduler: which machine requests which piece from which, so that the source sends each about once.
 
-Every receiver computes the same order of receivers for each piece. The first of them asks a source; every
-other asks the first one that it can reach, which answers as soon as it has the piece. A receiver only ever
-waits for one that stands before it, so nobody waits in a circle. If those before it are gone, it asks a
-source itself; if no source can be reached, it asks everybody for what they have by now.
+It is pure: no clock, no network. Every receiver computes the same order of receivers for each piece. The
+first of them requests it from a source. Every other requests it from the first one that it can reach, which
+answers as soon as it has the piece. A receiver only ever waits for one before it in the order, so there is no
+deadlock. If those before it are gone, it requests the piece from a source. If no source can be reached, it
+asks every peer for what it has by now.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ RETRY_S = 2.0  # pieces that nobody has are asked for again after so long
 
 
 class PieceSized(NamedTuple):
-    """A piece of the manifest, in the order that all machines share."""
+    """Piece of the manifest, in the order that all machines share."""
 
     name: PieceName
     size: int
 
 
 class AskPeer(NamedTuple):
-    """A request to send now."""
+    """Request to send now."""
 
     node: NodeId
     names: tuple[PieceName, ...]
@@ -42,21 +43,21 @@ class AskPeer(NamedTuple):
 
 
 class PieceReceived(NamedTuple):
-    """Pieces are in our store; ``node`` sent them."""
+    """Event: pieces of ``node`` are in our store."""
 
     node: NodeId
     names: Sequence[PieceName]
 
 
 class PieceRefused(NamedTuple):
-    """The peer does not have them, or not for us."""
+    """Event: the peer does not have the pieces, or may not send them."""
 
     node: NodeId
     names: Sequence[PieceName]
 
 
 class PiecePromised(NamedTuple):
-    """The peer says that it still waits for what we want."""
+    """Event: the peer still waits for the requested pieces."""
 
     node: NodeId
 
@@ -70,13 +71,13 @@ class PeerDown(NamedTuple):
 
 
 class PeerDistrusted(NamedTuple):
-    """It sent bytes with a wrong hash."""
+    """Event: the peer sent bytes with a wrong hash."""
 
     node: NodeId
 
 
 class SwarmTick(NamedTuple):
-    """Time has passed."""
+    """Event: time has passed."""
 
 
 Event = PieceReceived | PieceRefused | PiecePromised | PeerUp | PeerDown | PeerDistrusted | SwarmTick
@@ -105,7 +106,7 @@ class _Peer:
 
 
 class SwarmScheduler:
-    """What one receiver does to get its missing pieces."""
+    """Schedule of one receiver's requests for its missing pieces."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class SwarmScheduler:
         return not self._number
 
     def wants(self, node: NodeId, name: PieceName) -> bool:
-        """Whether a piece from that node is of use."""
+        """Return True if a piece from that node is still missing."""
         peer = self._peers.get(node)
         return peer is not None and peer.trusted and name in self._number
 
@@ -147,11 +148,11 @@ class SwarmScheduler:
         return any(self._peers[node].trusted for node in self.sources)
 
     def waits_for(self) -> list[NodeId]:
-        """Whoever was asked and has not answered; if nobody can be asked, the sources."""
+        """Return the peers with open requests; if no peer can be asked, the sources."""
         return [node for node, peer in self._peers.items() if peer.asked] or self.sources
 
     def handle(self, event: Event, now: float) -> list[AskPeer]:
-        """What to ask now that this has happened."""
+        """Handle an event and return the requests to send now."""
         match event:
             case PieceReceived(node, names):
                 self._heard(node, now)
@@ -276,7 +277,7 @@ class SwarmScheduler:
     # whom to ask
 
     def _whom(self, number: int) -> NodeId | None:
-        """The first receiver before us that can be asked; None if there is none."""
+        """Return the first receiver before us that can be asked, or None."""
         refusers = self._refused.get(number, ())
         first, others = self._first[number], len(self._order) - 1
         node = self._order[first]
@@ -291,7 +292,7 @@ class SwarmScheduler:
         return None
 
     def _sort(self) -> None:
-        """Every piece that is neither asked for nor given up for the moment, by whom to ask."""
+        """Group the pieces that are neither requested nor postponed by the peer to ask."""
         asked = {number for peer in self._peers.values() for number in peer.asked}
         asked.update(self._parked)
         lanes: dict[NodeId | None, list[int]] = {None: [], **{node: [] for node in self._receivers}}
@@ -361,7 +362,10 @@ class SwarmScheduler:
 
 
 def _first_receivers(pieces: Sequence[PieceSized], receivers: int) -> list[int]:
-    """For each piece the receiver that has the fewest bytes to ask the sources for; the same everywhere."""
+    """Return for each piece the receiver with the fewest bytes to request from the sources.
+
+    The result is the same on every machine.
+    """
     load = [(0, place) for place in range(receivers)]
     firsts = []
     for piece in pieces:

@@ -27,10 +27,10 @@ class Display:
         self._task = asyncio.get_running_loop().create_task(self._follow(agent))
 
     async def _follow(self, agent: Agent) -> None:
-        while not agent.ended.is_set():
+        while not agent.stop_requested.is_set():
             self._show(agent)
             try:
-                await asyncio.wait_for(agent.ended.wait(), _LOOK_S)
+                await asyncio.wait_for(agent.stop_requested.wait(), _LOOK_S)
             except TimeoutError:
                 pass
         click.echo("Saying goodbye ...")
@@ -58,7 +58,7 @@ class Display:
 
 
 def print_events(agent: Agent) -> None:
-    """Where nobody looks at a terminal: a line for each event."""
+    """Print one line per event, for output that is not a terminal."""
     for event in agent.events:
         click.echo(event)
     agent.on_event = click.echo

@@ -1,4 +1,4 @@
-"""``barnraise id``: who this machine is."""
+"""``barnraise id``: the identity of this machine."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def run() -> None:
 
 
 def machine_key(settings: Settings) -> NodeKey:
-    """This machine's own; made if there is none yet."""
+    """Return this machine's key, and create it if there is none yet."""
     return NodeKey.load_or_create(state_directory(settings) / "node.key")

@@ -54,7 +54,7 @@ def _end(question: ShutdownRequest | LeaveRequest, as_json: bool) -> int:
 
 
 def unpair(*, node: str, yes: bool, as_json: bool) -> int:
-    """Remove a machine for ever."""
+    """Remove a machine from the cluster permanently."""
     _confirm(f"Remove {node} for ever? It cannot return under its key.", yes or as_json)
     return _do(UnpairRequest(node), as_json)
 
@@ -64,7 +64,7 @@ def rename(*, name: str, as_json: bool) -> int:
 
 
 def go_on(*, without: list[str], as_json: bool) -> int:
-    """The user is the witness that these machines are gone."""
+    """Continue without these machines: the user states that they are gone."""
     return _do(ContinueRequest(tuple(without)), as_json)
 
 

@@ -35,6 +35,7 @@ from barnraise.agent_client.cluster_requests import (
     encode,
 )
 from barnraise.agent_client.run_requests import RunQuestion
+from barnraise.core.command import runner
 from barnraise.core.errors import AgentError, BarnraiseError, RunError, TorchMissing
 
 NAMES = ("ada", "ben", "cleo")
@@ -178,21 +179,14 @@ def _start(node: TestNode, room: Path, trace: Path) -> subprocess.Popen[bytes]:
 
 
 def _compare(node: TestNode, room: Path) -> None:
-    """The same steps on one machine alone."""
+    """Run the same steps on one machine alone, and compare the results."""
     found = re.search(r"final (\d+) (.*)", _words(room))
     if found is None:
         raise RunError("the run printed no result", hint="Report this with the agents' logs.")
     script = room / "alone.py"
     script.write_text(f"PAUSE = 0.0\n{_PROGRAM}")
     environment = {key: value for key, value in node.environment.items() if not key.startswith("BARNRAISE_")}
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = runner(120.0, environment)([sys.executable, str(script)])
     alone = re.search(r"final (\d+) (.*)", done.stdout)
     if alone is None or alone[1] != found[1]:
         raise RunError(f"the same program alone failed:\n{done.stderr}", hint="Report this.")
@@ -217,7 +211,7 @@ def _check_trace(trace: Path) -> None:
 
 
 def _last(trace: Path) -> tuple[int, int]:
-    """The newest step, and how many members its group had."""
+    """Return the newest step and the number of members of its group."""
     try:
         words = trace.read_text().splitlines()[-1].split()
         return int(words[1]), int(words[4])

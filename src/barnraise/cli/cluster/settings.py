@@ -1,4 +1,4 @@
-"""``barnraise settings``: what is in force, and who said so."""
+"""``barnraise settings``: the settings in force, and where each comes from."""
 
 from __future__ import annotations
 

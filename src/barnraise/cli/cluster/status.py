@@ -38,7 +38,7 @@ def run(*, as_json: bool, graph: bool, measure: bool) -> int:
 
 
 def nodes(*, as_json: bool) -> int:
-    """Who they are, one line each."""
+    """List the machines of the cluster, one line each."""
     told = ask(StatusRequest(), StatusResponse)
     if as_json:
         print_json(told)
@@ -53,7 +53,7 @@ def nodes(*, as_json: bool) -> int:
 
 
 def describe(told: StatusResponse, *, calm: bool = False) -> str:
-    """``calm`` leaves out figures that change every second."""
+    """Describe the state of the cluster. ``calm`` leaves out figures that change every second."""
     branch = f" (branch {told.branch})" if told.branch else ""
     lines = [f"cluster {told.cluster}  view {told.view}{branch}  {told.sentence}"]
     if told.encryption != "tls":

@@ -6,12 +6,12 @@ torch is asked in a process of its own: a broken install may crash on import, an
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 
 import click
 import msgspec
 
+from barnraise.core.command import TOO_SLOW, runner
 from barnraise.core.torch_range import TESTED_RANGE, is_tested
 from barnraise.environments.torch_build import TorchChoice, choose_torch_here
 
@@ -31,14 +31,14 @@ print(json.dumps({"version": torch.__version__, "devices": devices, "registered"
 
 
 class InstallAdvice(msgspec.Struct, frozen=True):
-    """How to install torch on one kind of machine, and why so."""
+    """Advice on how to install torch on one kind of machine, with the reason."""
 
     command: str | None
     why: str
 
 
 class TorchProbe(msgspec.Struct, frozen=True):
-    """What the installed torch says about itself."""
+    """Version and devices that the installed torch reports."""
 
     version: str
     devices: tuple[str, ...]
@@ -46,7 +46,7 @@ class TorchProbe(msgspec.Struct, frozen=True):
 
 
 def advise(choice: TorchChoice) -> InstallAdvice:
-    """The install command for a machine with that choice of builds."""
+    """Return the install command for a machine with that choice of builds."""
     if not choice.possible:
         return InstallAdvice(None, choice.why)
     command = f'"{sys.executable}" -m pip install "torch{TESTED_RANGE}"'
@@ -54,17 +54,9 @@ def advise(choice: TorchChoice) -> InstallAdvice:
 
 
 def probe() -> TorchProbe | str:
-    """What torch says in a fresh process, or the sentence that says why it could not be asked."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE],
-            capture_output=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
+    """Ask torch in a fresh process. Return a sentence with the reason if torch cannot answer."""
+    done = runner(_PROBE_TIMEOUT_S)([sys.executable, "-c", _PROBE])
+    if done.returncode == TOO_SLOW:
         return f"importing it took more than {_PROBE_TIMEOUT_S:.0f} s"
     lines = done.stdout.strip().splitlines()
     if done.returncode != 0 or not lines:

@@ -16,7 +16,7 @@ from barnraise.core.errors import AgentError
 
 
 def run(*, detach: bool, psk_file: Path | None, witness: bool) -> int:
-    """Until Ctrl-C or `barnraise down`; with ``detach`` only until the agent answers."""
+    """Run the agent until Ctrl-C or `barnraise down`. With ``detach``, return when the agent answers."""
     settings = load_settings()
     if settings.network.encryption == "plaintext":
         click.echo("barnraise: workers' links are PLAINTEXT, by your setting; agents are encrypted", err=True)
@@ -30,7 +30,7 @@ def run(*, detach: bool, psk_file: Path | None, witness: bool) -> int:
         click.echo(f"The agent runs in the background (pid {pid}); its log is {log}.")
         click.echo(_next())
         return 0
-    from barnraise.agent.serving import serve
+    from barnraise.agent.__main__ import serve
     from barnraise.cli.cluster.display import Display, print_events
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
@@ -40,7 +40,7 @@ def run(*, detach: bool, psk_file: Path | None, witness: bool) -> int:
 
 
 def _next() -> str:
-    """What to do now: a machine that was paired before finds the others by itself."""
+    """Return the next step for the user; a machine that was paired before finds its cluster by itself."""
     machines = len(ask(StatusRequest(), StatusResponse, offer_start=False).nodes)
     if machines > 1:
         return f"It is one of {machines} paired machines and finds the others by itself: `barnraise status`."

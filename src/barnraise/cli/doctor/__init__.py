@@ -1,8 +1,8 @@
-"""What the doctor can see of this machine without its agent: facts, and checks that judge them.
+"""Diagnostics of this machine that work without its agent: facts, and checks that judge them.
 
-``gathering`` and ``hubs`` look, with deadlines, ``reading`` makes facts of what commands print,
-and ``machine`` and ``network`` judge; the last three are pure. May import ``agent``, ``local`` and below;
-``hubs`` also what knows where the hubs of this machine are.
+``collect`` and ``hub_checks`` look at the system, with deadlines. ``parsers`` turns the output of commands
+into facts. ``machine_checks`` and ``network_checks`` judge. The last three are pure. May import ``agent`` and
+everything below it.
 """
 
 from barnraise.cli.doctor.facts import CHECKS

@@ -47,7 +47,7 @@ def recorded_version(package: str) -> str | None:
 
 
 def torch() -> TorchFacts:
-    """From its files: importing it takes seconds, and a broken one may crash."""
+    """Read torch's version from its files: an import takes seconds, and a broken torch may crash."""
     try:
         found = importlib.metadata.distribution("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -129,7 +129,7 @@ def port(number: int, directory: Path) -> PortFacts:
 
 
 def _holder(number: int) -> str:
-    """Which program listens there, where the system tells."""
+    """Return the name of the program that listens on a port, if the system tells it."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == number and connection.pid:
@@ -181,7 +181,7 @@ def _sleep_of_linux(run: Run, root: Path) -> SleepFacts:
 
 
 def firewalls(run: Run, number: int, root: Path = Path("/")) -> list[FirewallFacts]:
-    """Those that are active. Reading the rules of Linux takes root; without it they are unknown."""
+    """Return the active firewalls. Linux shows its rules to root only; without root they are unknown."""
     if SYSTEM == "macos":
         answers = [run([_ALF, f"--{what}"]).stdout for what in ("getglobalstate", "getblockall")]
         app = run([_ALF, "--getappblocked", os.path.realpath(sys.executable)]).stdout
@@ -244,7 +244,7 @@ def _is_thunderbolt(root: Path, name: str) -> bool:
 
 
 def installed_s() -> float:
-    """When this Barnraise was put here: the clock cannot have been before."""
+    """Return when this Barnraise was installed; the clock cannot be earlier."""
     import barnraise
 
     try:

@@ -1,4 +1,6 @@
-"""``barnraise doctor``: everything that usually keeps machines apart, each with the command that mends it."""
+"""``barnraise doctor``: checks for everything that often keeps machines apart, each with a command that fixes
+it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ Rows = Sequence[CheckRow | None]
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """What was found; ``ok`` if nothing has failed."""
+    """All results of one examination; ``ok`` if no check failed."""
 
     ok: bool
     version: str
@@ -56,7 +58,7 @@ def run(*, as_json: bool) -> int:
 
 
 def examine(run_command: Run) -> Diagnosis:
-    """Every check that can be made now."""
+    """Run every check that is possible now."""
     began = time.monotonic()
     rows: list[CheckRow] = []
     left: list[DeadlineExceeded] = []
@@ -101,14 +103,14 @@ def examine(run_command: Run) -> Diagnosis:
 
 
 def came_in(rows: Iterable[CheckRow]) -> tuple[str, ...]:
-    """Peers that could dial this machine just now. Pure."""
+    """Return the peers that dialled this machine just now. Pure."""
     return tuple(
         row.peer for row in rows if row.name == "reach" and row.sentence.startswith("both directions")
     )
 
 
 def describe(found: Diagnosis) -> str:
-    """One line for each check, what has failed last; a warning or failure with what mends it. Pure."""
+    """Format one line per check, failures last; warnings and failures show their fix. Pure."""
     width = max((len(row.name) for row in found.rows), default=0)
     lines = []
     for row in found.rows:
@@ -142,7 +144,7 @@ def _ask_agent() -> CheckResponse:
 
 
 def _looks(run_command: Run) -> list[DeadlineCall[Rows]]:
-    """What can be seen of any machine."""
+    """Start the checks that every machine can run."""
     system, arch = collect.SYSTEM, platform.machine().lower()
     bits = struct.calcsize("P") * 8
 
@@ -163,7 +165,7 @@ def _looks(run_command: Run) -> list[DeadlineCall[Rows]]:
 
 
 def _looks_with(settings: Settings, directory: Path, run_command: Run) -> list[DeadlineCall[Rows]]:
-    """What depends on the settings: where the state is, and which port it is."""
+    """Start the checks that depend on the settings: the state directory and the port."""
     number = settings.network.port
 
     def state() -> Rows:
@@ -189,7 +191,7 @@ def _looks_with(settings: Settings, directory: Path, run_command: Run) -> list[D
 
 
 def _ordered(rows: Iterable[CheckRow], left: Iterable[DeadlineExceeded]) -> Diagnosis:
-    """What failed last; a check that somebody else has made is not left out."""
+    """Sort the results, failures last. A check that another source has answered is not missing. Pure."""
     ordered = tuple(sorted(rows, key=lambda row: (_ORDER[row.state], row.name, row.peer)))
     made = {row.name for row in ordered} | (set() if collect.SYSTEM == "macos" else {"local-network"})
     missing = [

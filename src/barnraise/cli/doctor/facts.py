@@ -1,4 +1,4 @@
-"""What is known of this machine before it is judged. Pure. None and empty mean: could not be seen."""
+"""Facts about this machine, before a check judges them. Pure. None and empty mean that a fact is unknown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class NvidiaFacts:
 
 @dataclass(frozen=True)
 class DiskFacts:
-    """Where the state directory is."""
+    """Facts about the disk with the state directory."""
 
     directory: str
     free_bytes: int | None = None
@@ -70,7 +70,7 @@ class KeyFacts:
 
 @dataclass(frozen=True)
 class PortFacts:
-    """The one TCP port; ``holder``: which program has it, if somebody else does."""
+    """The machine's TCP port; ``holder``: another program that uses it."""
 
     number: int
     ours: bool = False
@@ -80,7 +80,7 @@ class PortFacts:
 
 @dataclass(frozen=True)
 class AgentFacts:
-    """What answers at the local door: nobody, a listener, or an agent; ``trouble``: why it was not asked."""
+    """Process behind the local socket: none, a listener or an agent. ``trouble``: why it was not asked."""
 
     version: str = ""
     pid: int = 0

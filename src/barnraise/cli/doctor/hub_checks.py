@@ -1,5 +1,7 @@
-"""Looks at the hubs that this machine keeps or trains for: each of their addresses is asked once, all at the
-same time, and nobody is waited for longer than a few seconds."""
+"""Checks of the hubs that this machine hosts or trains for.
+
+Each address is asked once, all at the same time, and each wait ends after a few seconds.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class _Known(NamedTuple):
 
 
 def hubs(settings: Settings) -> list[HubFacts]:
-    """HubError if there are some, and what it takes to ask them is not installed."""
+    """Return facts about every hub. Raise HubError if there are hubs and their packages are not installed."""
     known = [*_kept(settings)]
     own = {one.id for one in known}
     known += [one for one in _joined(settings) if one.id not in own]
@@ -48,7 +50,7 @@ def hubs(settings: Settings) -> list[HubFacts]:
 
 
 def ask(address: str, hub: NodeId) -> HubAddressFacts:
-    """As a stranger, who uses up nothing of this machine's own share there."""
+    """Ask a hub as an unknown client, so that the request does not count against this machine's limits."""
     from barnraise.hub.client.client import HubClient
     from barnraise.hub.protocol.messages import RunDescription
 
@@ -75,7 +77,7 @@ def _way(address: str, found: HubAddressFacts | DeadlineExceeded) -> HubAddressF
 
 
 def _kept(settings: Settings) -> Iterator[_Known]:
-    """Those that were up here at least once, so that they have an address."""
+    """Yield the hubs hosted here that have an address, because they ran at least once."""
     up = {room.name.rsplit("-", 2)[0] for room in rooms_with(settings, "hub.output")}
     for directory in kept_hubs(settings):
         addresses = known_addresses(directory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from barnraise.agent.diagnostics.checks import clock_mend
+from barnraise.agent.diagnostics.checks import clock_fix
 from barnraise.agent_client.cluster_requests import CheckRow
 from barnraise.cli.doctor.facts import DiskFacts, KeyFacts, NvidiaFacts, SleepFacts, TorchFacts
 from barnraise.core.installation import install_hint
@@ -36,7 +36,9 @@ def python(version: tuple[int, int, int], bits: int) -> CheckRow:
 
 
 def barnraise(running: str, recorded: str | None) -> CheckRow:
-    """``recorded`` is what the environment's list of packages says; None in a source tree."""
+    """Check the installed version. ``recorded``: version in the environment's package list; None in a source
+    tree.
+    """
     if recorded is not None and recorded != running:
         return CheckRow(
             "barnraise",
@@ -70,7 +72,7 @@ def torch(found: TorchFacts, system: str, machine: str) -> CheckRow:
 
 
 def gpu(nvidia: NvidiaFacts, found: TorchFacts) -> CheckRow:
-    """A card that torch cannot use is the most expensive mistake of all."""
+    """Check that torch can use each GPU of this machine."""
     if not nvidia.cards:
         return CheckRow("gpu", "ok", "no NVIDIA card")
     cards = ", ".join(nvidia.cards[:4])
@@ -117,7 +119,9 @@ def disk(found: DiskFacts) -> CheckRow:
 
 
 def network_disk(found: DiskFacts) -> CheckRow:
-    """Locks and sockets fail there, and a home that two machines share makes them one node."""
+    """Check that the state directory is on a local disk. On a network disk, locks and sockets fail, and two
+    machines that share a home become one node.
+    """
     if found.remote:
         return CheckRow(
             "network-disk",
@@ -152,7 +156,7 @@ def key(found: KeyFacts) -> CheckRow:
 
 
 def cloned_key(found: KeyFacts) -> CheckRow | None:
-    """Signs on this disk that the key came here with a copy; a running agent looks for the other one."""
+    """Look for signs that the key was copied to this disk. A running agent looks for the other machine."""
     if not found.exists:
         return None
     copied = (
@@ -183,17 +187,19 @@ def cloned_key(found: KeyFacts) -> CheckRow | None:
 
 
 def clock(now_s: float, installed_s: float, system: str) -> CheckRow:
-    """Nothing is decided by dates, but logs are read by them, and other programs refuse certificates."""
+    """Check the date of the clock: logs show it, and other programs reject certificates if it is wrong."""
     shown = time.strftime("%Y-%m-%d", time.gmtime(max(0.0, min(now_s, 2 * _YEAR_2100_S))))
     if now_s < installed_s - _DAY_S or now_s > _YEAR_2100_S:
         return CheckRow(
-            "clock", "warn", f"the clock of this machine says {shown}, which cannot be", clock_mend(system)
+            "clock", "warn", f"the clock of this machine says {shown}, which cannot be", clock_fix(system)
         )
     return CheckRow("clock", "ok", shown)
 
 
 def sleep(found: SleepFacts, system: str) -> CheckRow:
-    """A machine that sleeps says goodbye and comes back, but it does not train meanwhile."""
+    """Check whether the machine goes to sleep: it leaves properly and returns, but it does not train
+    meanwhile.
+    """
     lid = "; closing the lid sends it to sleep as well" if found.lid else ""
     if found.after_s is None:
         note = "closing the lid sends this machine to sleep" if found.lid else "no setting could be read"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 from urllib.parse import urlsplit
 
-from barnraise.agent.diagnostics.checks import clock_mend, firewall_mend
+from barnraise.agent.diagnostics.checks import clock_fix, firewall_fix
 from barnraise.agent_client.cluster_requests import CheckRow
 from barnraise.cli.doctor.facts import AgentFacts, BridgeFacts, FirewallFacts, HubFacts, PortFacts, WslFacts
 from barnraise.core.errors import BarnraiseError
@@ -68,7 +68,7 @@ def agent(found: AgentFacts, version: str) -> CheckRow:
 def firewall(
     found: Iterable[FirewallFacts], number: int, system: str, came_in: tuple[str, ...]
 ) -> list[CheckRow]:
-    """``came_in``: peers that dialled this machine just now; what they did cannot be blocked."""
+    """Check the firewalls of this machine. ``came_in``: peers that dialled it just now."""
     rows = []
     for one in found:
         mend = _firewall_mend(one.tool, number, system)
@@ -105,7 +105,7 @@ def _firewall_mend(tool: str, number: int, system: str) -> str:
         "firewalld": f"sudo firewall-cmd --permanent --add-port={number}/tcp && sudo firewall-cmd --reload",
         "nftables": f"add `tcp dport {number} accept` to the chain that drops (sudo nft list ruleset)",
     }
-    return commands.get(tool) or firewall_mend(system, number, "")
+    return commands.get(tool) or firewall_fix(system, number, "")
 
 
 def wsl(found: WslFacts, number: int) -> CheckRow | None:
@@ -143,7 +143,7 @@ def wsl(found: WslFacts, number: int) -> CheckRow | None:
 
 
 def local_network(system: str, agent_runs: bool) -> CheckRow | None:
-    """No program may ask macOS whether it is allowed; a running agent tries it."""
+    """Check the local-network permission of macOS. Only a running agent can test it."""
     if system != "macos" or agent_runs:
         return None
     return CheckRow(
@@ -155,7 +155,9 @@ def local_network(system: str, agent_runs: bool) -> CheckRow | None:
 
 
 def bridge(found: Iterable[BridgeFacts]) -> CheckRow | None:
-    """Two machines with two cables are fine; three in a ring of bridges flood each other."""
+    """Check for network loops: two machines with two cables are fine, three bridges in a ring flood each
+    other.
+    """
     for one in found:
         if len(one.members) > 1 and not one.stp:
             return CheckRow(
@@ -172,13 +174,13 @@ def bridge(found: Iterable[BridgeFacts]) -> CheckRow | None:
 
 
 def hub(found: HubFacts, system: str) -> list[CheckRow]:
-    """Whether it answers with its key where friends look for it, and whether they can look there."""
+    """Check that a hub answers with its key where its members look, and that they can reach them."""
     rows = [_hub_reached(found)]
     ahead = next((way.ahead_s for way in found.ways if way.ahead_s is not None), 0.0)
     if abs(ahead) >= _CLOCK_S:
         where = "ahead of" if ahead > 0 else "behind"
         said = f"the clock of {_its(found)} is {format_duration(abs(ahead))} {where} this machine's"
-        rows.append(_hub_row(found, "warn", said, f"On the one that is wrong: {clock_mend(system)}"))
+        rows.append(_hub_row(found, "warn", said, f"On the one that is wrong: {clock_fix(system)}"))
     if found.kept and _is_up(found) and not found.region:
         said, mend = hub_reach([way.address for way in found.ways])
         rows += [_hub_row(found, "warn", f"{said} ({_its(found)})", mend)] if said else []
@@ -186,7 +188,7 @@ def hub(found: HubFacts, system: str) -> list[CheckRow]:
 
 
 def hub_reach(addresses: Sequence[str]) -> tuple[str, str]:
-    """What is wrong for friends who are elsewhere, and what to do; both empty if nothing is."""
+    """Return the problem for members in other networks and its fix; both empty if there is none."""
     reaches = [reach_of(_host(address)) for address in addresses]
     if "internet" in reaches:
         return "", ""

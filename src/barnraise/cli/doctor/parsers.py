@@ -18,7 +18,7 @@ _UNITS = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "hr": 3600, "d
 
 
 def torch_built_for(version_file: str) -> tuple[str, str]:
-    """CUDA and HIP as torch/version.py names them; empty if it was built without."""
+    """Return the CUDA and HIP versions in torch/version.py; empty if torch was built without them."""
 
     def value(name: str) -> str:
         match = re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", version_file, re.MULTILINE)
@@ -28,12 +28,12 @@ def torch_built_for(version_file: str) -> tuple[str, str]:
 
 
 def nvidia_cards(listed: str) -> tuple[str, ...]:
-    """What `nvidia-smi -L` lists."""
+    """Return the GPUs that `nvidia-smi -L` lists."""
     return tuple(re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*\))?$", listed, re.MULTILINE))
 
 
 def filesystem_of(path: str, mounts: Iterable[tuple[str, str]]) -> str:
-    """The kind of the file system with the longest mount point above a path."""
+    """Return the file system type of the longest mount point above a path."""
     best, found = -1, ""
     for mount, kind in mounts:
         inside = path == mount or path.startswith(mount.rstrip("/\\") + "/") or mount in ("/", "\\")
@@ -46,12 +46,12 @@ def filesystem_of(path: str, mounts: Iterable[tuple[str, str]]) -> str:
 
 
 def ufw_is_on(configuration: str) -> bool:
-    """/etc/ufw/ufw.conf, which anybody may read."""
+    """Read /etc/ufw/ufw.conf, which every user may read: return True if ufw is on."""
     return re.search(r"^\s*ENABLED\s*=\s*yes\s*$", configuration, re.MULTILINE | re.IGNORECASE) is not None
 
 
 def ufw_lets_in(status: str, port: int) -> bool:
-    """`ufw status`, which only root may ask."""
+    """Read `ufw status`, which only root may run: return True if the port is open."""
     for line in status.splitlines():
         match = re.match(r"^(\S+)(?: \(v6\))?\s+(?:ALLOW|LIMIT)\b", line)
         if match is not None and (match[1] == "Anywhere" or _has_port(match[1], port)):
@@ -60,7 +60,7 @@ def ufw_lets_in(status: str, port: int) -> bool:
 
 
 def firewalld_lets_in(ports: str, port: int) -> bool:
-    """`firewall-cmd --list-ports`: words such as 1025-65535/tcp."""
+    """Read `firewall-cmd --list-ports`, with words like 1025-65535/tcp: return True if the port is open."""
     return any(_has_port(word, port) for word in ports.split())
 
 
@@ -76,7 +76,7 @@ def _has_port(word: str, port: int) -> bool:
 
 
 def nft_lets_in(ruleset: str, port: int) -> bool | None:
-    """`nft -j list ruleset`: None if its rules are beyond this simple reading."""
+    """Read `nft -j list ruleset`: return None if the rules are too complex for this parser."""
     try:
         objects = json.loads(ruleset)["nftables"]
         chains = [entry["chain"] for entry in objects if "chain" in entry]
@@ -91,7 +91,7 @@ def nft_lets_in(ruleset: str, port: int) -> bool | None:
 
 
 def _chain_lets_in(chain: Mapping[str, Any], rules: list[Any], port: int) -> bool | None:
-    """Rules in order until one decides on a new connection to the port; others only make it unclear."""
+    """Read rules in order until one decides about a new connection to the port. Return None if unclear."""
     unclear = False
     for rule in rules:
         if (rule["family"], rule["table"], rule["chain"]) != (chain["family"], chain["table"], chain["name"]):
@@ -109,7 +109,7 @@ def _chain_lets_in(chain: Mapping[str, Any], rules: list[Any], port: int) -> boo
 
 
 def _rule(expressions: Iterable[Mapping[str, Any]], port: int) -> tuple[bool | None, str | None]:
-    """Whether a rule is for a new TCP connection to the port (None: cannot tell), and what it then does."""
+    """Return whether a rule matches a new TCP connection to the port (None: unknown), and its action."""
     matches: bool | None = True
     verdict: str | None = None
     for expression in expressions:
@@ -156,7 +156,7 @@ def _holds(right: object, port: int) -> bool | None:
 
 
 def macos_firewall(state: str, block_all: str, app: str) -> tuple[bool, bool | None]:
-    """Three answers of socketfilterfw: whether it is on, and whether it lets this program in."""
+    """Read three answers of socketfilterfw: return whether it is on, and whether it accepts this program."""
     on = re.search(r"State = [12]", state) is not None
     blocks = block_all.lower()
     if "block all non-essential" in blocks or ("enabled" in blocks and "disabled" not in blocks):
@@ -167,7 +167,7 @@ def macos_firewall(state: str, block_all: str, app: str) -> tuple[bool, bool | N
 
 
 def windows_firewall_is_on(answers: Iterable[str]) -> bool:
-    """What `reg query` says of EnableFirewall in each profile."""
+    """Read what `reg query` prints for EnableFirewall in each profile: return True if one is on."""
     return any(re.search(r"EnableFirewall\s+REG_DWORD\s+0x1\b", answer) for answer in answers)
 
 
@@ -175,7 +175,7 @@ def windows_firewall_is_on(answers: Iterable[str]) -> bool:
 
 
 def logind_idle_s(files: Iterable[str]) -> int:
-    """logind.conf and what overrides it, in order: 0 if it does nothing when idle."""
+    """Read logind.conf and its overrides in order: return the idle time before sleep, 0 for never."""
     action, seconds = "ignore", 30 * 60
     for text in files:
         for key, value in re.findall(r"^\s*(\w+)\s*=\s*(\S+)\s*$", text, re.MULTILINE):
@@ -195,7 +195,7 @@ def _seconds(text: str) -> int:
 
 
 def gnome_idle_s(kind: str, timeout: str) -> int | None:
-    """Two answers of `gsettings get`."""
+    """Read two answers of `gsettings get`: return the idle time before sleep."""
     if not kind.strip():
         return None
     if kind.strip().strip("'") not in _SUSPENDS:
@@ -205,7 +205,7 @@ def gnome_idle_s(kind: str, timeout: str) -> int | None:
 
 
 def pmset_idle_s(printed: str) -> int | None:
-    """`pmset -g custom`: minutes on mains power, or the only ones that there are."""
+    """Read `pmset -g custom`: return the idle time on mains power, or the only one listed."""
     sections = re.split(r"^(\S.*):\s*$", printed, flags=re.MULTILINE)
     named = dict(zip(sections[1::2], sections[2::2], strict=False))
     match = re.search(r"^\s*sleep\s+([0-9]{1,6})\b", named.get("AC Power", printed), re.MULTILINE)
@@ -213,7 +213,7 @@ def pmset_idle_s(printed: str) -> int | None:
 
 
 def powercfg_idle_s(printed: str) -> int | None:
-    """`powercfg /query`: in every language the last two numbers are seconds on mains and on battery."""
+    """Read `powercfg /query`: in every language the last two numbers are seconds on mains and on battery."""
     numbers = re.findall(r"0x([0-9a-fA-F]{8})\s*$", printed, re.MULTILINE)
     return int(numbers[-2], 16) if len(numbers) >= 2 else None
 
@@ -222,7 +222,7 @@ def powercfg_idle_s(printed: str) -> int | None:
 
 
 def macos_bridges(ifconfig: str, ports: Mapping[str, str]) -> tuple[BridgeFacts, ...]:
-    """`ifconfig -a`: bridges with those Thunderbolt ports in them that have a cable."""
+    """Read `ifconfig -a`: return bridges with the Thunderbolt ports that have a cable."""
     blocks = dict(_blocks(ifconfig))
     found = []
     for name, block in blocks.items():

@@ -1,4 +1,4 @@
-"""What a hub would have this machine run: fetched by content, shown before anything starts, then laid out."""
+"""The code of a hub's run: fetched by hash, shown to the person before it starts, then unpacked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN_FILES = 12
 
 
 class OfferedCode(NamedTuple):
-    """What the hub's signed description names."""
+    """Code that the hub's signed description names."""
 
     description: RunDescription
     code: CodeDescription
@@ -31,7 +31,7 @@ class OfferedCode(NamedTuple):
 
 
 def look(client: HubClient, description: RunDescription, room: Path, settings: Settings) -> OfferedCode:
-    """The list of files; none of them yet."""
+    """Fetch the list of files, without the files themselves."""
     if description.code is None:
         raise HubError(f"the hub of {description.name} has no code to run", hint=ASK_THE_SENDER)
     code = decode_message(CodeDescription, client.fetch_bytes(description.code, MOST_CODE_BYTES, room))
@@ -40,10 +40,11 @@ def look(client: HubClient, description: RunDescription, room: Path, settings: S
 
 
 def shown(offered: OfferedCode, machines: Sequence[str] = ()) -> str:
-    """For the person at this machine, before anything is fetched. Every word of it is the hub's: the command
-    line is quoted, so that one argument cannot look like two, and nothing can overwrite what is said here.
+    """Describe the code for the person at this machine, before anything is fetched.
 
-    ``machines``: where it would start, if not on this one alone."""
+    All of it comes from the hub, so the command line is quoted: one argument cannot look like two, and
+    nothing can overwrite this text. ``machines``: where the code would start, if not on this machine alone.
+    """
     where = f"{', '.join(machines)} (this cluster)" if machines else "this machine"
     description, code, manifest = offered
     files = sorted(manifest.files, key=lambda entry: (entry.path != code.entry, -entry.size))
@@ -64,7 +65,7 @@ def shown(offered: OfferedCode, machines: Sequence[str] = ()) -> str:
 
 
 def lay_out(client: HubClient, offered: OfferedCode, room: Path) -> Path:
-    """Every file, checked against the list that was shown; the folder to run in."""
+    """Fetch every file, check it against the list that was shown, and return the folder to run in."""
     store = ArtifactStore(room / "store")
     store.check_room(2 * offered.manifest.size)
     objects = offered.manifest.objects().items()
@@ -86,7 +87,7 @@ def _keep(store: ArtifactStore, entry: FileEntry, path: Path) -> None:
 
 
 def _check_needs(store: ArtifactStore, offered: OfferedCode) -> None:
-    """What the script imports and this Python lacks, before it fails with it in the middle."""
+    """Check which imports of the script this Python lacks, before the script fails halfway."""
     sources = read_files(store, offered.manifest, lambda path: path.endswith(".py"))
     needs = needs_of(sources, offered.code.entry)
     missing = list(_missing(needs.required))

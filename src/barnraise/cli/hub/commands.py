@@ -1,4 +1,4 @@
-"""The verbs of hubs: options and where each is done. For friends who train one model over the internet."""
+"""Commands of ``barnraise hub``: their options, and the functions that run them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _expel(member: str, name: str) -> int:
 @_name
 @_as_json
 def _status(name: str, as_json: bool) -> int:
-    """Show the hubs of this machine: versions, friends, and whom a round waits for."""
+    """Show the hubs of this machine: versions, members, and which members a round waits for."""
     from barnraise.cli.hub import status
 
     return status.status(name=name, as_json=as_json)

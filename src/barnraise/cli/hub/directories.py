@@ -1,7 +1,7 @@
-"""Where the hubs of this machine are, and how their processes are started.
+"""Directories of the hubs on this machine, and the start of their processes.
 
-``hub`` in the state directory has a folder for each hub that is kept here. ``hubs`` has one for each command
-that keeps a hub or trains for one now; it ends in the command's pid.
+``hub`` in the state directory has a folder for each hub that is hosted here. ``hubs`` has one folder for each
+running command that hosts a hub or trains for one; its name ends in the command's pid.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def top_room(settings: Settings) -> Path:
 
 
 def is_in_use(room: Path) -> bool:
-    """Whether the command that this room belongs to runs."""
+    """Tell whether the command that this folder belongs to still runs."""
     pid = room.name.rpartition("-")[2]
     return pid.isdigit() and psutil.pid_exists(int(pid))
 
 
 def rooms_with(settings: Settings, name: str) -> list[Path]:
-    """Of commands that run now, those that have such a file."""
+    """List the folders of running commands that hold such a file."""
     top = top_room(settings)
     found = sorted(top.iterdir()) if top.is_dir() else []
     return [room for room in found if is_in_use(room) and (room / name).exists()]
@@ -47,7 +47,7 @@ def kept_hubs(settings: Settings) -> list[Path]:
 
 
 def kept_hub(name: str, settings: Settings) -> Path:
-    """The hub of this name, or the only one."""
+    """Return the directory of the hub with this name, or of the only hub."""
     top, found = top_folder(settings), [path.name for path in kept_hubs(settings)]
     if name and name in found:
         return top / name
@@ -69,12 +69,14 @@ def write_addresses(directory: Path, addresses: Sequence[str]) -> None:
 
 
 def write_local_address(directory: Path, address: str) -> None:
-    """Where this machine itself reaches the hub that it keeps."""
+    """Write down the address at which this machine itself reaches the hub that it hosts."""
     (directory / _LOCAL).write_text(f"{address}\n", "utf-8")
 
 
 def addresses_from_here(directory: Path) -> tuple[str, ...]:
-    """This machine's own first: some routers do not let their network in by the address that friends use."""
+    """Return the hub's addresses, this machine's own first: some routers block their public address from
+    inside.
+    """
     path = directory / _LOCAL
     local = path.read_text("utf-8").split() if path.exists() else []
     return tuple(dict.fromkeys((*local, *known_addresses(directory))))

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from barnraise.agent.naming import machine_name
+from barnraise.agent.daemon import machine_name
 from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse
 from barnraise.artifacts import ArtifactStore, FolderManifest, changed_since, folder_limits, pack, unpack_into
-from barnraise.artifacts.store.disk import remove_tree
 from barnraise.cli.agent_call import ask
 from barnraise.cli.child_process import LEFT, ChildProcess, say, until_left
 from barnraise.cli.cluster.identity import machine_key
 from barnraise.cli.hub.directories import is_in_use, rooms_with, top_room
 from barnraise.core.config import Settings, load_settings
 from barnraise.core.errors import HubError
+from barnraise.core.files import remove_tree
 from barnraise.core.installation import install_hint
 from barnraise.core.units import counted
 
@@ -90,14 +90,14 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
 
 
 def _machines_of_site() -> tuple[str, ...]:
-    """Those that a run would be started on: who is here, works and is an owner's."""
+    """Return the machines that a run would start on: online, working, and of an owner."""
     told = ask(StatusRequest(), StatusResponse)
     here = [one for one in told.nodes if one.seniority is not None and one.works and one.role == "owner"]
     return tuple(one.name for one in here)
 
 
 def require_hub_parts() -> None:
-    """HubError with the command that installs them."""
+    """Raise HubError with the install command if the packages for hubs are missing."""
     try:
         import httpx  # noqa: F401
     except ModuleNotFoundError as error:
@@ -105,7 +105,7 @@ def require_hub_parts() -> None:
 
 
 def client_of(settings: Settings, invite: Invite, answer_s: float | None = None) -> HubClient:
-    """With the key that this machine has there."""
+    """Create a client with the key that this machine has at the hub."""
     from barnraise.hub.client.client import ANSWER_S, HubClient
     from barnraise.hub.client.credentials import member_key
 
@@ -123,7 +123,7 @@ def take_seat(
     name: str = "",
     only_begins: bool = False,
 ) -> JoinedHub:
-    """Become a member, and have everything here that the script's process needs."""
+    """Join as a member, and fetch everything that the script's process needs."""
     from barnraise.cli.hub.code import lay_out
     from barnraise.hub.client.credentials import MemberCredentials, member_secret
     from barnraise.hub.protocol.messages import JoinRequest, JoinResponse
@@ -151,7 +151,7 @@ def take_seat(
 
 
 def _check_free(settings: Settings, invite: Invite) -> None:
-    """Two of one machine would be one member to the hub, and train the same samples."""
+    """Check that no other command trains for this hub: the hub would see one member twice."""
     from barnraise.hub.client.credentials import read_credentials
 
     for taken in rooms_with(settings, SEAT):
@@ -190,14 +190,14 @@ async def _train(seated: JoinedHub, quiet: bool) -> int:
 
 
 def fit_name(name: str) -> str:
-    """As a hub's page shows it: plain letters."""
+    """Reduce a name to the plain letters that a hub's page shows."""
     plain = re.sub(r"[^A-Za-z0-9 ._-]+", "-", name).lstrip(" ._-")[:64]
     return plain or "friend"
 
 
 @contextlib.contextmanager
 def room(settings: Settings, run: str) -> Iterator[Path]:
-    """A folder that is gone afterwards; what a killed command left of its own goes first."""
+    """Create a folder for a command and delete it afterwards; delete leftovers of killed commands first."""
     top = top_room(settings)
     top.mkdir(mode=0o700, exist_ok=True)
     for left in top.iterdir():
@@ -214,7 +214,7 @@ def room(settings: Settings, run: str) -> Iterator[Path]:
 
 
 def keep_results(seated: JoinedHub, target: Path, settings: Settings) -> None:
-    """What the script wrote, for a person who asked for it."""
+    """Copy the files that the script wrote to the folder that the user named."""
     limits = folder_limits(settings)
     changed = changed_since(seated.manifest, seated.folder, limits)
     if not changed:

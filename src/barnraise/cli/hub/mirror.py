@@ -17,7 +17,7 @@ from barnraise.identity.node_id import NodeId
 
 
 def follow(*, invite: str, name: str, host: str, port: int) -> int:
-    """A mirror, until Ctrl-C."""
+    """Run a mirror until Ctrl-C."""
     require_hub_parts()
     from barnraise.hub.protocol.invites import read_invite
     from barnraise.hub.storage.create import hub_key
@@ -48,7 +48,7 @@ def follow(*, invite: str, name: str, host: str, port: int) -> int:
 
 
 def hand_over(*, node: str, name: str) -> int:
-    """The hub's own word that another one goes on for it. Made in advance, it outlives this machine."""
+    """Write the hub's signed statement that another machine may take over. It outlives this machine."""
     require_hub_parts()
     from barnraise.hub.mirror.mirror import sign_handover
     from barnraise.hub.storage.create import hub_key, is_mirror

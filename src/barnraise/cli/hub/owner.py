@@ -22,7 +22,7 @@ def expel(*, member: str, name: str) -> int:
 
 
 def _told(member: str, name: str, word: str) -> str:
-    """The owner's word about a member, whose name it gives."""
+    """Send the owner's decision about a member, and return the member's name."""
     require_hub_parts()
     from barnraise.hub.client.client import HubClient
     from barnraise.hub.protocol.messages import RunDescription

@@ -1,4 +1,4 @@
-"""Where in a run's tree a newcomer takes its seat: at the nearest region that takes it in, or at the hub."""
+"""Choice of the regional hub for a new member: the nearest one with free capacity, or the main hub."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Connect = Callable[[Invite, float], HubClient]
 
 
 def settle(first: Invite, joined: JoinResponse, name: str, connect: Connect) -> Invite:
-    """Of the hub where this machine is a member in the end; all have the run that the first one described."""
+    """Return the invite of the hub that this machine joins; all of them have the same run."""
     here, description = first, joined.description
     for _ in range(_LEVELS):
         others = _readable(joined.regions, here)
@@ -64,7 +64,7 @@ def _take_in(
 
 
 def _measured(invites: Sequence[Invite], description: RunDescription, connect: Connect) -> list[float | None]:
-    """Round trips, all at once; None for who does not answer soon, or has another run."""
+    """Measure round trips to all hubs at once; None for a hub that is slow or has another run."""
     asked = [DeadlineCall((), partial(_round_trip, connect, one, description)) for one in invites]
     deadline = time.monotonic() + _MEASURED_S
     found = [one.result(deadline) for one in asked]

@@ -1,7 +1,7 @@
-"""``barnraise join --invite --site``: all machines of this cluster train a friend's model as one member.
+"""``barnraise join --invite --site``: all machines of this cluster train for a hub as one member.
 
-The script is started on them as a run of its own, which ends with this command. Whichever of them comes first
-in its group speaks to the hub, with the seat that this machine has there; only owners' machines get it.
+The script starts on them as a run, which stops with this command. The first rank of the group talks to the
+hub, with the credentials of this machine. Only owners' machines get these credentials.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LEAVE_S = 10.0
 
 
 def train_site(seated: JoinedHub, settings: Settings, *, keep: Path | None, quiet: bool) -> int:
-    """Until the run ends, or is ended with Ctrl-C; the exit code."""
+    """Train until the run stops or Ctrl-C is pressed, and return the exit code."""
     from barnraise.hub.client.credentials import write_credentials
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,5 +1,4 @@
-"""``barnraise invite``, ``hub status`` and ``hub export``: who may come to a hub of this machine, who
-came, and what they made."""
+"""``barnraise invite``, ``hub status`` and ``hub export``: invitations, members and results of a hub."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ def invite(
 
 
 def export(*, folder: Path, name: str) -> int:
-    """Of the newest version, from the disk."""
+    """Export the newest version from the disk."""
     require_hub_parts()
     from barnraise.hub.storage.export import FILE_NAME, export_model  # torch, which takes a while
 
@@ -58,7 +57,7 @@ def export(*, folder: Path, name: str) -> int:
 
 
 def status(*, name: str, as_json: bool) -> int:
-    """From the log on disk, and from each of its addresses: whether friends would be answered there."""
+    """Show a hub's log from disk, and whether each of its addresses answers."""
     require_hub_parts()
     from barnraise.hub.storage.log import HubLog
 
@@ -96,7 +95,7 @@ class MemberContribution(msgspec.Struct, frozen=True):
 
 
 class HubStatusReport(msgspec.Struct, frozen=True):
-    """Of one hub."""
+    """Status of one hub, for people and as JSON."""
 
     name: str
     version: int | None
@@ -121,7 +120,7 @@ def _described(told: HubStatusReport) -> str:
 
 
 def _waits(directory: Path, version: int | None) -> str:
-    """The running hub knows it: whoever holds samples of the open round, by name, and since when."""
+    """Ask the running hub which members hold samples of the open round, and since when."""
     from barnraise.hub.client.client import HubClient
     from barnraise.hub.protocol.messages import VersionHead
     from barnraise.hub.storage.create import hub_key

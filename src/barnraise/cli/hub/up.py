@@ -135,7 +135,7 @@ async def _keep_hub(
 
 
 def _await_founding(directory: Path) -> None:
-    """A region founds itself once it has heard of its parent's run."""
+    """Wait until a region has learned of its parent's run and created its own."""
     from barnraise.hub.storage.create import has_founding
     from barnraise.hub.storage.log import HubLog
 
@@ -153,7 +153,7 @@ def _await_founding(directory: Path) -> None:
 
 
 async def _while_up(work: asyncio.Future[T], hub: ChildProcess, owner: ChildProcess | None = None) -> T:
-    """What it gives, if nothing that it needs ends before."""
+    """Return the result of the work, or raise if a process that it needs stops first."""
     try:
         while not work.done():
             for kept in (hub, owner):
@@ -171,7 +171,7 @@ async def _while_up(work: asyncio.Future[T], hub: ChildProcess, owner: ChildProc
 
 
 def _await_base(invite: Invite, settings: Settings) -> None:
-    """Until the run has a model to begin with; whoever joins then need not wait for it."""
+    """Wait until the run has a model, so that members that join later need not wait for it."""
     from barnraise.hub.protocol.messages import RunDescription
 
     client = client_of(settings, invite)
@@ -182,7 +182,7 @@ def _await_base(invite: Invite, settings: Settings) -> None:
 
 
 def _begin_own(invite: Invite, place: Path, wishes: HubUpOptions, settings: Settings) -> JoinedHub | None:
-    """This machine's own seat, taken as a friend's is, only that nobody asks; None if it is not needed."""
+    """Join this machine as a member without asking; None if it does not train."""
     from barnraise.cli.hub.code import look
     from barnraise.hub.protocol.messages import RunDescription
 
@@ -205,7 +205,7 @@ async def _watch(
     seated: JoinedHub | None,
     settings: Settings,
 ) -> int:
-    """The hub goes on when this machine's own part has ended: friends may be late, and need the end."""
+    """Watch until the hub stops. The hub keeps running after this machine's own part, for slower members."""
     while hub.ended is None:
         hub.show()
         if owner is not None and seated is not None:
@@ -261,7 +261,7 @@ def _directory(wishes: HubUpOptions, settings: Settings) -> Path:
 
 
 def _new(wishes: HubUpOptions, settings: Settings) -> Path:
-    """Found it: the folder's files become blobs, and this machine's key at the hub its owner."""
+    """Create the hub: store the folder's files as blobs, and make this machine's key the owner."""
     from barnraise.hub.client.credentials import member_key
     from barnraise.hub.protocol.messages import CodeDescription, RoundConfig, encode_message
     from barnraise.hub.storage.create import create_hub, hub_blobs, hub_key

@@ -1,4 +1,4 @@
-"""What ``barnraise plan`` and ``barnraise run --dry-run`` are asked in the same words. Light."""
+"""Options that ``barnraise plan`` and ``barnraise run --dry-run`` share. Light to import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Command = Callable[..., Any]
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a plan may do, machines that are only imagined, and how the answer is shown."""
+    """Limits of a plan, hypothetical machines, and the form of the output."""
 
     add: tuple[str, ...] = ()
     sync: Literal["exact", "auto"] = "exact"
@@ -24,7 +24,7 @@ class PlanOptions:
 
 
 def planning_options(command: Command) -> Command:
-    """Those of both verbs."""
+    """Add the options that both commands share."""
     for option in (
         click.option("--picture", type=click.Path(path_type=Path), help="Write the predicted times as SVG."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text."),
@@ -48,5 +48,5 @@ def planning_options(command: Command) -> Command:
 
 
 def take_wishes(options: dict[str, Any]) -> PlanOptions:
-    """Out of what was typed; the rest stays."""
+    """Take the plan options out of ``options``; the rest stays there."""
     return PlanOptions(**{name: options.pop(name) for name in PlanOptions.__dataclass_fields__})

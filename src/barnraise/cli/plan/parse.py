@@ -1,4 +1,4 @@
-"""Reads what was typed about a model and a plan; whatever is wrong, the error ends in what to write. Pure."""
+"""Parsers for options about a model and a plan; each error says what to write. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def options_of(wishes: PlanOptions) -> PlanLimits:
 
 
 def check(wishes: PlanOptions) -> None:
-    """Before anything is measured for them: ConfigError for what could not be answered afterwards."""
+    """Check the options before anything is measured. Raise ConfigError if no plan could satisfy them."""
     machines_of(wishes)
     options_of(wishes)
     if wishes.picture is not None and not wishes.picture.absolute().parent.is_dir():
@@ -37,7 +37,7 @@ def check(wishes: PlanOptions) -> None:
 
 
 def parse_count(text: str, what: str, example: str) -> int:
-    """``124M``, ``1.3B``, ``350k``, ``10_000_000``, ``7e9``; at least 1."""
+    """Parse ``124M``, ``1.3B``, ``350k``, ``10_000_000`` or ``7e9``; at least 1."""
     value = _number(text)
     if value is None or not 1 <= value <= _MOST:
         raise ConfigError(
@@ -47,7 +47,7 @@ def parse_count(text: str, what: str, example: str) -> int:
 
 
 def parse_flops(text: str) -> float:
-    """FLOPs of a sample, written like other counts."""
+    """Parse the FLOPs of a sample, written like other counts."""
     value = _number(text)
     if value is None or not 0 < value <= _MOST_FLOPS:
         raise ConfigError(
@@ -58,7 +58,7 @@ def parse_flops(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """``0.012`` or ``12ms``."""
+    """Parse seconds such as ``0.012`` or ``12ms``."""
     try:
         seconds = parse_duration(text if re.search("[a-zµ]", text, re.IGNORECASE) else f"{text}s")
     except ConfigError:

@@ -54,7 +54,7 @@ text { font-family: system-ui, -apple-system, "Segoe UI", sans-serif; font-size:
 
 
 def picture(answer: PlanReport) -> str:
-    """One bar for each plan that the table shows."""
+    """Draw one bar for each plan of the table."""
     shown = shown_plans(answer)
     plans = [*shown.allowed, *shown.others]
     height = _TOP + _ROW * len(plans) + _MARGIN // 2
@@ -131,5 +131,5 @@ def _short(text: str, most: int) -> str:
 
 
 def _clean(text: str) -> str:
-    """Names come from other machines: no markup, and no sign that XML does not allow."""
+    """Remove markup and characters that XML does not allow from a name of another machine."""
     return escape(printable(text))

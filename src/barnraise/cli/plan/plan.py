@@ -48,7 +48,7 @@ _SETTLED_STEPS = 4
 
 @dataclass(frozen=True)
 class Size:
-    """What was typed about the model."""
+    """Size of the model, as the user typed it."""
 
     parameters: str
     batch: str
@@ -68,7 +68,7 @@ class _Here:
 
 @dataclass(frozen=True)
 class PlanTrial:
-    """A dry run: who took part, and what a step of theirs took."""
+    """Results of a dry run: the machines that took part, and the time of their steps."""
 
     machines: tuple[str, ...] = ()
     step_s: float | None = None
@@ -76,7 +76,7 @@ class PlanTrial:
 
 
 def run(size: Size, *, on: tuple[str, ...], wishes: PlanOptions) -> int:
-    """From the size of a model alone."""
+    """Plan from the size of a model alone."""
     check(wishes)
     parameters = parse_count(size.parameters, "--parameters", "124M")
     profile = StepTimes(batch=parse_count(size.batch, "--batch", "512"))
@@ -100,7 +100,7 @@ def run(size: Size, *, on: tuple[str, ...], wishes: PlanOptions) -> int:
 
 
 def run_measured(measured: StepProfile, *, on: tuple[str, ...], wishes: PlanOptions) -> int:
-    """From what a dry run has measured."""
+    """Plan from the measurements of a dry run."""
     state = 24.0 + measured.frozen_bytes / measured.parameters
     model = ModelSize(
         parameters=measured.parameters,
@@ -141,7 +141,7 @@ def run_measured(measured: StepProfile, *, on: tuple[str, ...], wishes: PlanOpti
 
 
 def _look(on: tuple[str, ...], *, is_needed: bool) -> _Here | None:
-    """What the agent knows; None if there is none and it is not needed."""
+    """Ask the agent for machines and links; None if no agent runs and none is needed."""
     try:
         told = ask(GraphRequest(on=on), GraphResponse, offer_start=is_needed)
     except AgentError as error:
@@ -214,7 +214,7 @@ def _answer(
 
 
 def _tried(ranking: PlanRanking, trial: PlanTrial) -> Plan | None:
-    """The best exact plan of the machines that were tried: what a session does is close to it."""
+    """Return the best exact plan of the machines in the dry run; a session behaves much like it."""
     same = (
         plan
         for plan in ranking.plans

@@ -61,7 +61,7 @@ class Shown(NamedTuple):
 
 
 def describe(answer: PlanReport, width: int = 0) -> str:
-    """``width``: of the terminal; 0: look."""
+    """Format a report for people. ``width``: columns of the terminal; 0: detect them."""
     width = max(_NARROW, min(_WIDE, (width or shutil.get_terminal_size().columns) - 1))
     ranking = answer.ranking
     shown = shown_plans(answer)
@@ -81,7 +81,7 @@ def describe(answer: PlanReport, width: int = 0) -> str:
 
 
 def shown_plans(answer: PlanReport) -> Shown:
-    """The chosen one, the best machine alone, everybody together, and then the best of the rest."""
+    """Choose the plans to show: the chosen one, the best single machine, all machines, the best others."""
     ranking = answer.ranking
     allowed = [plan for plan in ranking.plans if plan.is_allowed]
     largest = max(allowed, key=lambda plan: len(plan.parts))
@@ -94,7 +94,7 @@ def shown_plans(answer: PlanReport) -> Shown:
 
 
 def why(answer: PlanReport, plan: Plan) -> str:
-    """In a few words, what speaks for or against it."""
+    """Explain in a few words what speaks for or against a plan."""
     phases = plan.phases
     if plan == answer.ranking.chosen:
         return "chosen"
@@ -108,7 +108,7 @@ def why(answer: PlanReport, plan: Plan) -> str:
 
 
 def format_count(count: float) -> str:
-    """``124M``, ``1.3G``."""
+    """Format a count such as ``124M`` or ``1.3G``."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g}{unit}"
@@ -120,7 +120,7 @@ def loss(plan: Plan) -> str:
 
 
 def compared(answer: PlanReport) -> str:
-    """After a dry run: what its steps took, and what had been predicted for the same machines."""
+    """Compare the steps of a dry run with the prediction for the same machines."""
     if answer.measured_step_s is None:
         return ""
     seconds = format_duration(answer.measured_step_s)

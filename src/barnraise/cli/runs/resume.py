@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from barnraise.artifacts import ArtifactStore, store_directory
 from barnraise.cli.agent_call import ask
 from barnraise.cli.runs.run import conclude
 from barnraise.cli.runs.run_view import watch
+from barnraise.core.command import runner
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunError, ShippingError
 from barnraise.core.units import format_size
@@ -34,7 +34,9 @@ _BRING_S = 10.0
 
 
 def resume(run: str, *, on: tuple[str, ...], everybody: bool, detach: bool) -> int:
-    """The same command on the machines that are here, from the newest whole checkpoint in reach."""
+    """Start the same command again on the machines that are online, from the newest complete checkpoint in
+    reach.
+    """
     started = ask(ResumeRunRequest(run=run, on=on), RunStarted, timeout_s=_RESUME_S)
     where = f"{', '.join(started.nodes)}; {started.begins}"
     click.echo(f"barnraise: run {started.run} goes on with {run} on {where}", err=True)
@@ -47,12 +49,12 @@ def resume(run: str, *, on: tuple[str, ...], everybody: bool, detach: bool) -> i
 
 
 def export(run: str, target: Path) -> int:
-    """The model of the newest whole checkpoint in reach, and where it comes from."""
+    """Export the model of the newest complete checkpoint in reach, and note where it comes from."""
     row = ask(WatchRequest(run=run, wait_s=0), WatchResponse).row
     _bring_newest(row)
     state = state_directory(load_settings())
     command = [sys.executable, "-P", "-m", "barnraise.checkpoint", str(state), row.run, str(target.resolve())]
-    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
+    done = runner(None, child_environment())(command)
     if done.returncode != 0:
         words = done.stderr.strip().splitlines()
         raise _cannot(row, words[-1] if words else "no reason was given")
@@ -64,7 +66,7 @@ def export(run: str, target: Path) -> int:
 
 
 def _bring_newest(row: RunRow) -> None:
-    """Onto this machine's disk; one that cannot be had is passed over for the next."""
+    """Fetch the newest checkpoint to this disk; take the next one if that fails."""
     passed: list[tuple[str, int]] = []
     why = "no machine that is here has a checkpoint of it"
     while (

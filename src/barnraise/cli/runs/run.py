@@ -52,7 +52,7 @@ _BY_SIZE = (
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What was typed, apart from the script and its arguments."""
+    """Options of ``barnraise run``, without the script and its arguments."""
 
     on: tuple[str, ...] = ()
     per_node: int = 0
@@ -77,7 +77,7 @@ class RunOptions:
 
 
 def run(script: str, arguments: Sequence[str], options: RunOptions) -> int:
-    """The exit code of the run: of the worker that failed first, or 0."""
+    """Run the script on the cluster. Return the exit code of the first worker that failed, or 0."""
     _check_dry_run(options)
     own_variables = _own_variables(options)  # wrong levels are told before anything is sent
     settings = load_settings()
@@ -124,7 +124,7 @@ def run(script: str, arguments: Sequence[str], options: RunOptions) -> int:
 
 
 def conclude(row: RunRow, store: ArtifactStore, folder: Path) -> int:
-    """Bring the results, say how it ended; returns the exit code."""
+    """Fetch the results, report the outcome, and return the exit code."""
     bring_results(row.run, store, folder / RESULTS / row.run)
     return say_end(row)
 
@@ -145,7 +145,7 @@ def say_end(row: RunRow) -> int:
 
 
 def bring_results(run: str, store: ArtifactStore, target: Path) -> None:
-    """What rank 0 wrote."""
+    """Fetch the files that rank 0 wrote."""
     told = ask(ResultsRequest(run), ResultsResponse, timeout_s=600.0, offer_start=False)
     if not told.manifest:
         if told.sentence:
@@ -170,7 +170,7 @@ def _check_dry_run(options: RunOptions) -> None:
 
 
 def _own_variables(options: RunOptions) -> list[tuple[str, str]]:
-    """What a dry run measures is exact, whatever the plans may be that it is for."""
+    """Return the environment variables for the workers. A dry run always measures exact steps."""
     if options.dry_run:
         return [(DRY_RUN, "1")]
     own = [("BARNRAISE_SYNC", "auto")] if options.wishes.sync == "auto" else []
@@ -179,7 +179,7 @@ def _own_variables(options: RunOptions) -> list[tuple[str, str]]:
 
 
 def _check_session(store: ArtifactStore, manifest: FolderManifest, script: str) -> None:
-    """A script without one would train to its end."""
+    """Check that the script uses a session; without one, a dry run would train to the end."""
     sources = read_files(store, manifest, lambda path: path.endswith(".py")).values()
     if not any(b"barnraise" in source and b".prepare(" in source for source in sources):
         raise RunError(
@@ -188,7 +188,7 @@ def _check_session(store: ArtifactStore, manifest: FolderManifest, script: str) 
 
 
 def _profile(row: RunRow, store: ArtifactStore) -> StepProfile:
-    """What the main member wrote down; nothing else that the script wrote is looked at."""
+    """Read the measurements of rank 0; all other files of the dry run are ignored."""
     told = ask(ResultsRequest(row.run), ResultsResponse, timeout_s=600.0, offer_start=False)
     manifest = store.manifest(told.manifest) if told.manifest else None
     found = read_files(store, manifest, lambda path: path == PROFILE_FILE) if manifest is not None else {}
@@ -199,7 +199,7 @@ def _profile(row: RunRow, store: ArtifactStore) -> StepProfile:
 
 
 def _command(script: str, arguments: Sequence[str], folder: Path | None) -> tuple[Path, list[str]]:
-    """The folder that is sent and what Python is asked to do in it."""
+    """Return the folder to send and the arguments for Python in it."""
     if script == "-m":
         if not arguments:
             raise RunError("-m needs the name of a module", hint="Say which: barnraise run -m package.module")

@@ -30,7 +30,7 @@ _AWAY_S = 60.0  # how long this machine's agent may be silent before the view gi
 
 @dataclass
 class RunView:
-    """What was shown already, so that nothing is shown twice."""
+    """View of one run that remembers what it printed, so that nothing is printed twice."""
 
     everybody: bool
     echo: Callable[[str], None] = click.echo
@@ -41,7 +41,7 @@ class RunView:
     shown_progress: float = field(default_factory=time.monotonic)
 
     def follow(self, told: WatchResponse | None) -> tuple[FollowPosition, ...]:
-        """What to ask for next: rank 0, or every rank."""
+        """Return what to ask for next: the output of rank 0, or of every rank."""
         if told is None or not told.workers:
             return ()
         return self.following.wanted(
@@ -84,7 +84,7 @@ class RunView:
         self.shown_progress = time.monotonic()
 
     def say(self, text: str, *, again: bool = False) -> None:
-        """On stderr: the script's own output stays clean."""
+        """Print a line on stderr, so that the script's own output stays clean."""
         if (again and text != self.last_said) or text not in self.said:
             self.said.add(text)
             self.last_said = text
@@ -100,7 +100,9 @@ class RunView:
 
 
 def watch(run: str, *, everybody: bool, stops: bool, echo: Callable[[str], None] = click.echo) -> RunRow:
-    """Until it has ended. Ctrl-C: with ``stops`` once cleanly, twice hard; otherwise it only leaves."""
+    """Watch a run until it stops. With ``stops``, Ctrl-C stops the run, twice kills it; else it only
+    detaches.
+    """
     view = RunView(everybody, echo)
     told: WatchResponse | None = None
     interrupts, told_of, away_since = 0, 0, 0.0

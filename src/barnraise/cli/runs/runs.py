@@ -31,7 +31,7 @@ _SHOWN = 20
 
 
 def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
-    """One line a run; one run in full if it is named."""
+    """List the runs, one line each, or show one run in full."""
     if run is not None:
         told = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
         if as_json:
@@ -59,7 +59,7 @@ def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
 
 
 def logs(*, run: str, rank: int, everybody: bool, follow: bool) -> int:
-    """What its workers said so far; with ``follow`` until it has ended."""
+    """Print the output of the workers so far; with ``follow``, until the run stops."""
     view = RunView(everybody)
     told = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
     ranks = [worker.rank for worker in told.workers] if everybody else [rank]
@@ -84,14 +84,14 @@ def stop(*, run: str, hard: bool, as_json: bool) -> int:
 
 
 def attach(*, run: str, everybody: bool) -> int:
-    """Ctrl-C leaves; the run goes on."""
+    """Watch a run that goes on after Ctrl-C."""
     row = watch(run, everybody=everybody, stops=False)
     store = ArtifactStore(store_directory(state_directory(load_settings())))
     return running.conclude(row, store, Path.cwd())
 
 
 def accept(*, run: str, yes: bool, refuse: bool, as_json: bool) -> int:
-    """Shows who, what files and what command; then asks."""
+    """Show the sender, the files and the command of a run, then ask."""
     told = ask(AcceptRunRequest(run, no=refuse), AcceptRunResponse, timeout_s=120.0)
     if as_json and not yes:
         print_json(told)

@@ -1,7 +1,7 @@
-"""How an operating system starts the agent by itself: systemd, launchd, or the Task Scheduler of Windows.
+"""Services of the operating system that start the agent: systemd, launchd, or the Windows Task Scheduler.
 
-One file for each, behind one port. May import ``core`` and ``agent.running``; what they do to the system
-goes through one callable that runs commands.
+There is one module for each, behind one interface. May import ``core``. All changes to the system go through
+one callable that runs commands.
 """
 
 from barnraise.cli.services.base import ServiceLaunch, ServiceManager, ServiceStatus

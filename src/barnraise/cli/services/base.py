@@ -13,7 +13,7 @@ GOODBYE_S = 10
 
 @dataclass(frozen=True)
 class ServiceLaunch:
-    """How to start the agent: by which Python, where, with which of our settings, and where its words go."""
+    """Command, directory, settings and log file with which a service starts the agent."""
 
     python: str
     directory: str
@@ -22,7 +22,7 @@ class ServiceLaunch:
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done or found. ``wrote``, ``deleted`` and ``ran`` leave nothing out."""
+    """Record of everything that was done or found; ``wrote``, ``deleted`` and ``ran`` are complete."""
 
     system: str
     installed: bool
@@ -37,7 +37,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceManager(Protocol):
-    """One system's way. AgentError says what to do when it cannot."""
+    """Interface to the service manager of one operating system. It raises AgentError with what to do."""
 
     def install(self, launch: ServiceLaunch) -> ServiceStatus: ...
 

@@ -16,10 +16,10 @@ _PRIVATE = 0o077
 
 
 def render(launch: ServiceLaunch) -> bytes:
-    """The property list. Pure.
+    """Render the property list of the service. Pure.
 
-    launchd restarts after any failure with a fixed pause; an end by `barnraise down` has the code 0 and is
-    left alone. Not a background process: those get slow cores, and heartbeats would be late.
+    launchd restarts after any failure with a fixed pause. A stop by `barnraise down` has the code 0 and is
+    left alone. The type is not a background process: those get slow cores, and heartbeats would be late.
     """
     facts = {
         "Label": LABEL,
@@ -112,7 +112,7 @@ class Launchd:
 
 
 def is_running(printed: str) -> bool:
-    """What `launchctl print` says of the job itself; nested parts are indented further. Pure."""
+    """Read what `launchctl print` says of the job itself; nested parts are indented further. Pure."""
     return any(line.strip() == "state = running" for line in printed.splitlines()[:40])
 
 

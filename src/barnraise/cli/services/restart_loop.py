@@ -26,7 +26,7 @@ else:
 
 
 def pause(failures: int) -> float:
-    """How long to wait after so many failures in a row: 2, 4, 8 .. 60 s. Pure."""
+    """Return the pause after a number of failures in a row: 2, 4, 8 .. 60 s. Pure."""
     return _BACKOFF.wait(failures - 1)
 
 
@@ -36,7 +36,7 @@ def keep(
     sleep: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Until it ends without a failure. One that ran well for a while begins with a short pause again."""
+    """Restart the agent until it stops without a failure. After a long good run pauses are short again."""
     failures = 0
     while True:
         began = now()
@@ -47,7 +47,7 @@ def keep(
 
 
 def start_once(command: Sequence[str], environment: dict[str, str], log: Path) -> int:
-    """The exit code; its words go to the end of the log, which begins anew when it has grown too long."""
+    """Run the agent once and return its exit code. Its output goes to the log, which is cut when too long."""
     mode = "wb" if log.exists() and log.stat().st_size > _LARGEST_LOG else "ab"
     with open(log, mode, opener=_private_opener) as words:
         return subprocess.run(

@@ -61,7 +61,7 @@ def status(*, as_json: bool) -> int:
 
 
 def manager_here(run: Run, state: Path, platform: str = sys.platform) -> ServiceManager:
-    """The way of this operating system."""
+    """Return the service manager of this operating system."""
     if platform.startswith("linux"):
         from barnraise.cli.services.systemd import Systemd
 
@@ -83,7 +83,7 @@ def manager_here(run: Run, state: Path, platform: str = sys.platform) -> Service
 
 
 def kept_environment(environ: Mapping[str, str], here: Path) -> tuple[tuple[str, str], ...]:
-    """Our settings and nothing else; paths in them become whole, because a service starts elsewhere. Pure."""
+    """Return our settings and nothing else. Their paths become absolute: a service starts elsewhere. Pure."""
     ours = {ENVIRONMENT_PREFIX + name.replace(".", "_").upper() for name in setting_names()}
     kept = []
     for name, text in sorted(environ.items()):
@@ -95,7 +95,7 @@ def kept_environment(environ: Mapping[str, str], here: Path) -> tuple[tuple[str,
 
 
 def check_importable(run: Run, python: str) -> None:
-    """AgentError if the agent only works with variables of this shell, which a service does not have."""
+    """Raise AgentError if the agent only works with variables of this shell, which a service lacks."""
     done = run([python, "-E", "-P", "-c", "import barnraise.agent"])
     if done.returncode != 0:
         raise AgentError(
@@ -105,7 +105,7 @@ def check_importable(run: Run, python: str) -> None:
 
 
 def describe(told: ServiceStatus) -> str:
-    """Exactly what was written and run, and how to undo it."""
+    """Describe exactly what was written and run, and how to undo it."""
     lines = [f"{told.system}: {told.sentence}"]
     lines += [f"  wrote    {path}" for path in told.wrote]
     lines += [f"  ran      {command}" for command in told.ran]

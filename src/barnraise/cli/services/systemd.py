@@ -16,10 +16,10 @@ _ALIVE = frozenset({"running", "degraded", "starting", "initializing", "maintena
 
 
 def render(launch: ServiceLaunch) -> str:
-    """The unit file. Pure.
+    """Render the unit file of the service. Pure.
 
-    An end by `barnraise down` has the code 0 and is left alone. systemd before 254 does not know the two
-    settings that stretch the pause between restarts, and then keeps to the first pause.
+    A stop by `barnraise down` has the code 0 and is left alone. systemd before 254 does not know the two
+    settings that stretch the pause between restarts. It then keeps the first pause.
     """
     environment = "".join(f'Environment="{_quoted(f"{name}={text}")}"\n' for name, text in launch.environment)
     return f"""\
@@ -118,7 +118,9 @@ class Systemd:
         )
 
     def _check_manager(self, work: InstallTransaction) -> None:
-        """Absent in most containers and in WSL1; under sudo it is there but not ours to reach."""
+        """Check that the user's systemd is there: it is absent in most containers and in WSL1, and not ours
+        under sudo.
+        """
         done = work.ask(*_SYSTEMCTL, "is-system-running")
         if done.stdout.strip() in _ALIVE:
             return
@@ -147,7 +149,7 @@ _SEE_LOG = f"{_LOG}. Or start it in the background: barnraise up --detach"
 
 
 def _quoted(text: str) -> str:
-    """Inside double quotes of a unit file; a percent sign would be a specifier."""
+    """Wrap text in quotes for a unit file; a percent sign would be a specifier."""
     replaced = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return replaced.replace("\n", "\\n")
 

@@ -12,7 +12,7 @@ from barnraise.core.errors import AgentError
 
 
 class InstallTransaction:
-    """What one verb did to the system, in order."""
+    """Record of all changes that one command made to the system, in order."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -21,23 +21,23 @@ class InstallTransaction:
         self.ran: list[str] = []
 
     def ask(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """A command that changes nothing; not in the account."""
+        """Run a command that changes nothing; it is not recorded."""
         return self._run(command)
 
     def may(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """A command that changes something and may fail."""
+        """Run a command that changes something and may fail."""
         self.ran.append(shlex.join(command))
         return self._run(command)
 
     def must(self, *command: str, hint: str) -> None:
-        """AgentError with the command's own words if it fails."""
+        """Run a command, and raise AgentError with its output if it fails."""
         done = self.may(*command)
         if done.returncode != 0:
             words = " ".join((done.stderr or done.stdout).split()) or f"it ended with {done.returncode}"
             raise AgentError(f"`{shlex.join(command)}` failed: {words[:500]}", hint=hint)
 
     def write(self, path: Path, content: bytes) -> None:
-        """A new file for this user alone; AgentError if it is there already."""
+        """Write a new file for this user alone. Raise AgentError if it exists."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(

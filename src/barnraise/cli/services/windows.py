@@ -19,10 +19,10 @@ _STATE = f"(Get-ScheduledTask -TaskName '{TASK}').State.value__"
 
 
 def render(launch: ServiceLaunch, user: str) -> str:
-    """The task. Pure.
+    """Render the task of the service. Pure.
 
-    A logon trigger that names no user would be for everybody, which needs an administrator. The limit of
-    time is off (the usual one is three days), and the priority is normal (the usual one is lower).
+    A logon trigger without a user name would be for all users, which needs an administrator. The time limit
+    is off (the default is three days). The priority is normal (the default is lower).
     """
     python = PureWindowsPath(launch.python)
     arguments = ["-P", "-m", "barnraise.cli.services.restart_loop", "--log", launch.log]

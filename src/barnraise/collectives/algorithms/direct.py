@@ -1,7 +1,7 @@
-"""Direct: every pair of ranks speaks once per phase; one step each, N-1 messages at the same time.
+"""Direct: every pair of ranks exchanges one message per phase, all at the same time.
 
-In shift s every rank sends to the one s ahead and receives from the one s behind, so that at any moment
-each port serves one sender and one receiver. The bytes are those of the ring; the steps are one or two.
+In shift s every rank sends to the rank s ahead and receives from the rank s behind. At any moment each port
+serves one sender and one receiver. The bytes are those of the ring; there are one or two steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def all_gather(rank: int, world: int, layout: BufferLayout) -> Schedule:
 
 
 def all_to_all(rank: int, world: int, layout: BufferLayout) -> Schedule:
-    """The work buffer is the input and behind it the output. The rank's part for itself is not moved here."""
+    """Compile an all_to_all operation. The work buffer holds the input, then the output.
+
+    The rank's block for itself is not moved here.
+    """
     builder = ScheduleBuilder(layout.item, layout.segment)
     bounds = block_bounds(layout.sizes)
     for shift in range(1, world):

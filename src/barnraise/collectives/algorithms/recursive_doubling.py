@@ -1,11 +1,11 @@
-"""Halving and doubling: few steps, and still every byte through a port only as often as it must.
+"""Recursive halving and doubling: few steps, and no byte passes a port more often than necessary.
 
-Reduce-scatter halves what is still open in every step, all-gather doubles what is known; the partners stand
-at distances of powers of two on a circle, so any world size works, with no rank folded away. An all-reduce is
-both: 2 (N-1)/N of the buffer through every port, like the ring, but in 2 ceil(log2 N) steps.
+Reduce-scatter halves the unfinished range in every step, all-gather doubles the known range. Partners are
+at distances of powers of two modulo N, so any world size works and no rank is folded away. An all-reduce
+does both: 2 (N-1)/N of the buffer through every port, like the ring, but in 2 ceil(log2 N) steps.
 
-``exchange`` is for small messages: partners swap the whole buffer, ceil(log2 N) steps in all. Ranks beyond
-the largest power of two fold into a partner first and get the result from it at the end.
+``exchange`` is for small messages: partners swap the whole buffer, in ceil(log2 N) steps. Ranks beyond the
+largest power of two fold into a partner first and receive the result from it at the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def all_gather(rank: int, world: int, layout: BufferLayout) -> Schedule:
 
 
 def barrier(rank: int, world: int, layout: BufferLayout) -> Schedule:
-    """Dissemination: after ceil(log2 N) rounds of empty messages every rank has heard of every other."""
+    """Compile a dissemination barrier.
+
+    After ceil(log2 N) rounds of empty messages every rank has heard from all ranks.
+    """
     builder = ScheduleBuilder()
     for distance, _ in doubling_steps(world):
         builder.send_token((rank + distance) % world)
@@ -51,36 +54,36 @@ def barrier(rank: int, world: int, layout: BufferLayout) -> Schedule:
 
 
 def exchange(rank: int, world: int, layout: BufferLayout) -> Schedule:
-    """Plain recursive doubling of the whole buffer; every rank makes the same sums in the same order."""
+    """Compile recursive doubling of the whole buffer. Every rank computes the same sums in the same order."""
     builder = ScheduleBuilder(layout.item, layout.segment)
-    pieces = builder.cut(0, layout.sizes[0])
+    segments = builder.cut(0, layout.sizes[0])
     power = 1 << (world.bit_length() - 1)
     if rank >= power:
-        for lo, hi in pieces:
-            builder.send_piece(rank - power, lo, hi)
-        for lo, hi in pieces:
-            builder.place_piece(rank - power, lo, hi)
+        for lo, hi in segments:
+            builder.send_segment(rank - power, lo, hi)
+        for lo, hi in segments:
+            builder.place_segment(rank - power, lo, hi)
         return builder.build()
     folded = rank + power if rank + power < world else None
     if folded is not None:
-        for lo, hi in pieces:
-            builder.reduce_piece(folded, lo, hi)
+        for lo, hi in segments:
+            builder.reduce_segment(folded, lo, hi)
     distance = 1
     while distance < power:
         partner = rank ^ distance
-        for lo, hi in pieces:
-            sent = builder.send_piece(partner, lo, hi)
-            # The partner's half of the swap does not wait for ours, so ours must be read before we add.
-            builder.reduce_piece(partner, lo, hi, after_sends=(sent,), incoming_first=partner < rank)
+        for lo, hi in segments:
+            sent = builder.send_segment(partner, lo, hi)
+            # The partner does not wait for our message, so it must be read before we add.
+            builder.reduce_segment(partner, lo, hi, after_sends=(sent,), incoming_first=partner < rank)
         distance *= 2
     if folded is not None:
-        for lo, hi in pieces:
-            builder.send_piece(folded, lo, hi)
+        for lo, hi in segments:
+            builder.send_segment(folded, lo, hi)
     return builder.build()
 
 
 def doubling_steps(world: int) -> tuple[tuple[int, int], ...]:
-    """(distance, blocks moved) of each step: what is known doubles until it is everything."""
+    """Return (distance, blocks moved) of each step. The known blocks double until all are known."""
     steps = []
     known = 1
     while known < world:
@@ -90,7 +93,7 @@ def doubling_steps(world: int) -> tuple[tuple[int, int], ...]:
 
 
 def _double(builder: ScheduleBuilder, rank: int, world: int, bounds: Sequence[int]) -> None:
-    """A rank that knows ``count`` blocks from its own on hands them back and gets the next ``count``."""
+    """Add all-gather steps: a rank sends the ``count`` blocks it knows and receives the next ``count``."""
     for distance, count in doubling_steps(world):
         for lo, hi in _circle_ranges(rank, count, world, bounds):
             builder.send((rank - distance) % world, lo, hi)
@@ -100,7 +103,7 @@ def _double(builder: ScheduleBuilder, rank: int, world: int, bounds: Sequence[in
 
 
 def _halve(builder: ScheduleBuilder, rank: int, world: int, bounds: Sequence[int]) -> None:
-    """The mirror image of ``_double``: its messages backwards, added up instead of placed."""
+    """Add reduce-scatter steps: the messages of ``_double`` in reverse order, added instead of placed."""
     for distance, count in reversed(doubling_steps(world)):
         ahead = (rank + distance) % world
         for lo, hi in _circle_ranges(ahead, count, world, bounds):
@@ -110,9 +113,9 @@ def _halve(builder: ScheduleBuilder, rank: int, world: int, bounds: Sequence[int
 
 
 def _circle_ranges(first: int, count: int, world: int, bounds: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """``count`` blocks from ``first`` on round the circle, as one or two ranges of bytes.
+    """Return ``count`` blocks from ``first`` on, modulo ``world``, as one or two ranges of bytes.
 
-    The furthest blocks come first: halving passes those on soonest.
+    The furthest blocks come first, because halving forwards those first.
     """
     end = first + count
     if end <= world:

@@ -1,8 +1,8 @@
-"""Ring: every rank sends to the next and receives from the one before; best use of bandwidth.
+"""Ring: every rank sends to the next rank and receives from the previous one; best use of bandwidth.
 
 An all-reduce moves 2 (N-1)/N of the buffer through every port, in 2 (N-1) steps. Each segment is forwarded
-as soon as it was received, so the steps overlap and the links never idle between them. Reduce and
-broadcast run along the ring as a pipelined chain that ends or begins at the root.
+as soon as it is received, so the steps overlap and the links never idle. Reduce and broadcast are pipelined
+chains along the ring that end or start at the root.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def all_gather(rank: int, world: int, layout: BufferLayout) -> Schedule:
 
 
 def reduce(rank: int, world: int, layout: BufferLayout) -> Schedule:
-    """A chain towards the root: each rank adds its own and passes the sum on, segment by segment."""
+    """Compile a chain towards the root: each rank adds its values and forwards the sum, by segments."""
     builder = ScheduleBuilder(layout.item, layout.segment)
     sum_upwards(builder, *_chain_neighbours(rank, world, layout), builder.cut(0, layout.sizes[0]))
     return builder.build()
 
 
 def broadcast(rank: int, world: int, layout: BufferLayout) -> Schedule:
-    """A chain from the root: each rank passes on what it receives, segment by segment."""
+    """Compile a chain from the root: each rank forwards the received values, by segments."""
     builder = ScheduleBuilder(layout.item, layout.segment)
     pass_down(builder, *_chain_neighbours(rank, world, layout), builder.cut(0, layout.sizes[0]))
     return builder.build()
@@ -62,7 +62,7 @@ def _ring_order(world: int, layout: BufferLayout) -> tuple[int, ...]:
 
 
 def _blocks_along(ring: Sequence[int], layout: BufferLayout) -> list[tuple[int, int]]:
-    """Each rank's block, listed by position in the ring."""
+    """Return each rank's block, in the order of the ring."""
     bounds = block_bounds(layout.sizes)
     return [(bounds[rank], bounds[rank + 1]) for rank in ring]
 
@@ -70,7 +70,10 @@ def _blocks_along(ring: Sequence[int], layout: BufferLayout) -> list[tuple[int, 
 def scatter_sums(
     builder: ScheduleBuilder, ring: Sequence[int], position: int, chunks: Sequence[tuple[int, int]]
 ) -> None:
-    """After it, the chunk at this rank's position is complete; every other chunk was sent once."""
+    """Add a reduce-scatter: the chunk at this rank's position is complete after it.
+
+    Every other chunk is sent once.
+    """
     world = len(ring)
     before, following = ring[position - 1], ring[(position + 1) % world]
     for step in range(world - 1):
@@ -81,7 +84,7 @@ def scatter_sums(
 def pass_around(
     builder: ScheduleBuilder, ring: Sequence[int], position: int, chunks: Sequence[tuple[int, int]]
 ) -> None:
-    """Every rank starts with the chunk at its own position and ends with all."""
+    """Add an all-gather: every rank starts with the chunk at its own position and ends with all chunks."""
     world = len(ring)
     before, following = ring[position - 1], ring[(position + 1) % world]
     for step in range(world - 1):
@@ -90,7 +93,7 @@ def pass_around(
 
 
 def _chain_neighbours(rank: int, world: int, layout: BufferLayout) -> tuple[int | None, tuple[int, ...]]:
-    """The neighbour towards the root and the one behind; the chain is the ring cut open at the root."""
+    """Return the neighbour towards the root and the one behind. The chain is the ring, cut at the root."""
     ring = _ring_order(world, layout)
     start = ring.index(layout.root)
     distance = (ring.index(rank) - start) % world

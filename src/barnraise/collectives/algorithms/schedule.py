@@ -1,15 +1,18 @@
-"""What one rank sends and receives in one operation, as plain data.
+"""Schedule of one rank for one operation: its sends and receives as plain data.
 
-A strategy compiles an operation into one ``Schedule`` per rank; the mover executes it. The rules:
+An algorithm compiles an operation into one ``Schedule`` per rank. The communication process executes it.
+The rules:
 
-* The k-th ``SendStep`` of a to b carries exactly the k-th ``ReceiveStep`` of b from a. Both sizes are equal.
-* A send may be read from memory at any moment between its ``after`` receives being applied and its delivery.
+* The k-th ``SendStep`` of a to b carries exactly the k-th ``ReceiveStep`` of b from a. Both sizes are
+  equal.
+* A send may be read from memory at any time after its ``after`` receives are applied and before its
+  delivery.
 * A receive that does not reduce is placed straight into memory as its bytes come in.
-* A receive that reduces is applied at once as a whole, when everything in ``after`` has been applied
-  and everything in ``after_sends`` has been read from memory (handed to the link, not delivered).
-* The order listed is the order in which sends that are ready should leave.
+* A receive that reduces is applied as a whole. All of ``after`` must be applied before it. All of
+  ``after_sends`` must be read from memory before it (passed to the link, not delivered).
+* The order listed is the order in which ready sends should leave.
 
-No later receive overwrites bytes of a send that could still be unread: either the receive can only arrive
+No later receive overwrites bytes of a send that may still be unread. Either the receive can only arrive
 because that send was delivered, or ``after_sends`` names the send.
 """
 
@@ -33,8 +36,8 @@ SHAPES = ("ring", "tree", "star")
 NONE: tuple[int, ...] = ()
 
 
-class StepKind(StrEnum):
-    """The operations that are compiled into programs."""
+class OperationKind(StrEnum):
+    """The operations that are compiled into schedules."""
 
     ALL_REDUCE = "all_reduce"
     REDUCE = "reduce"
@@ -49,7 +52,7 @@ class StepKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SendStep:
-    """Bytes ``[lo, hi)`` of the work buffer go to ``peer`` once the receives ``after`` are applied."""
+    """Send of bytes ``[lo, hi)`` of the work buffer to ``peer``, after the receives ``after`` are applied."""
 
     peer: int
     lo: int
@@ -59,9 +62,9 @@ class SendStep:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveStep:
-    """Bytes from ``peer`` are placed into ``[lo, hi)``, or combined into it if ``reduce``.
+    """Receive of bytes from ``peer``, placed into ``[lo, hi)`` or combined into it if ``reduce``.
 
-    ``incoming_first`` asks for ``incoming OP mine`` instead of ``mine OP incoming``: two ranks that combine
+    ``incoming_first`` asks for ``incoming OP mine`` instead of ``mine OP incoming``. Two ranks that combine
     the same pair then get the same bits, also for signed zeros and NaN.
     """
 
@@ -76,7 +79,7 @@ class ReceiveStep:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Everything one rank does in one operation. Compiled once, executed many times."""
+    """All steps of one rank in one operation. Compiled once, executed many times."""
 
     sends: tuple[SendStep, ...] = ()
     receives: tuple[ReceiveStep, ...] = ()
@@ -103,7 +106,7 @@ class Schedule:
             for ordinal, number in enumerate(numbers):
                 ordinals[number] = ordinal
         return IndexedSchedule(
-            program=self,
+            steps=self,
             peers=frozenset(sends_to) | frozenset(receives_from),
             receives_from=receives_from,
             send_ordinals=tuple(ordinals),
@@ -118,15 +121,15 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class IndexedSchedule:
-    """A program and what its executor looks up. Numbers are positions in the program's tuples."""
+    """A schedule with lookup tables for its execution. Numbers are positions in the schedule's tuples."""
 
-    program: Schedule
+    steps: Schedule
     peers: frozenset[int]
-    """Every rank that this program exchanges a message with."""
+    """Every rank that this schedule exchanges a message with."""
     receives_from: dict[int, tuple[int, ...]]
-    """By peer: its receives in order, so that the k-th message from it is for the k-th of these."""
+    """By peer: its receives in order. The k-th message of the peer is for the k-th of these."""
     send_ordinals: tuple[int, ...]
-    """Per send: the how-manieth message to its peer it is, from 0."""
+    """Per send: its position among the messages to its peer, from 0."""
     ready_sends: tuple[int, ...]
     """Sends that may leave at once."""
     send_waits: tuple[int, ...]
@@ -144,30 +147,34 @@ class IndexedSchedule:
 EMPTY = Schedule()
 
 
-def indexed(program: Schedule) -> IndexedSchedule:
-    """The program with its lookup tables, made at the first call and kept with the program."""
-    return program.index
+def indexed(schedule: Schedule) -> IndexedSchedule:
+    """Return the schedule with its lookup tables, which are built at the first call and cached."""
+    return schedule.index
 
 
-class BufferShapes(NamedTuple):
-    """How sums go through sites: to the leader of each, among the leaders, and back. A ring to or from one
-    rank is a chain."""
+class StageShapes(NamedTuple):
+    """Shapes of a hierarchical sum: to the leader of each site, among the leaders, and back."""
 
     reduce: str = "ring"
     across: str = "ring"
     broadcast: str = "ring"
 
 
-CHAINS = BufferShapes()
+CHAINS = StageShapes()
 
 
 @dataclass(frozen=True, slots=True)
 class BufferLayout:
-    """Sizes in bytes and everything else, beside rank and world, that shapes a program.
+    """Sizes in bytes and all other inputs of a schedule, except rank and world.
 
-    ``sizes`` is ``(nbytes,)`` for all_reduce, reduce and broadcast; one block per rank for all_gather,
-    reduce_scatter, gather and scatter; this rank's send splits followed by its receive splits for
-    all_to_all; empty for barrier. Every size is a whole number of items.
+    ``sizes`` depends on the operation:
+
+    * all_reduce, reduce and broadcast: ``(nbytes,)``.
+    * all_gather, reduce_scatter, gather and scatter: one block per rank.
+    * all_to_all: this rank's send splits, then its receive splits.
+    * barrier: empty.
+
+    Every size is a whole number of items.
     """
 
     sizes: tuple[int, ...] = ()
@@ -179,18 +186,18 @@ class BufferLayout:
     """The ring's order as ranks; empty means 0, 1, 2, ..."""
     sites: tuple[tuple[int, ...], ...] = ()
     """The ranks of each site along its chain, the leader first; empty means each its own."""
-    shapes: BufferShapes = CHAINS
+    shapes: StageShapes = CHAINS
 
 
 def chunk_bounds(nbytes: int, parts: int, item: int) -> tuple[int, ...]:
-    """``parts + 1`` bounds that cut ``nbytes`` at whole items, the remainder spread over the first chunks."""
+    """Return ``parts + 1`` bounds that cut ``nbytes`` at whole items. The first chunks get the remainder."""
     items = nbytes // item
     each, left = divmod(items, parts)
     return tuple(item * (part * each + min(part, left)) for part in range(parts + 1))
 
 
 def block_bounds(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The offsets of blocks that lie one behind the other, and the end of the last."""
+    """Return the offsets of consecutive blocks, and the end of the last block."""
     bounds = [0]
     for size in sizes:
         bounds.append(bounds[-1] + size)
@@ -198,9 +205,9 @@ def block_bounds(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def segments(lo: int, hi: int, item: int, segment: int) -> tuple[tuple[int, int], ...]:
-    """Cut ``[lo, hi)`` into near-equal pieces of at most ``segment`` bytes, each of whole items.
+    """Cut ``[lo, hi)`` into nearly equal segments of at most ``segment`` bytes, each of whole items.
 
-    The cut depends on the length only, so both ends of a transfer cut alike wherever the bytes lie.
+    The cut depends on the length only, so both ends of a transfer cut the same segments.
     """
     length = hi - lo
     if length <= 0:
@@ -210,18 +217,19 @@ def segments(lo: int, hi: int, item: int, segment: int) -> tuple[tuple[int, int]
     grain = lcm(item, PREFERRED_ALIGNMENT)
     if grain > segment:
         grain = item
-    most = max(grain, segment // grain * grain)
-    pieces = -(-length // most)
-    step = -(-length // (pieces * grain)) * grain
+    max_bytes = max(grain, segment // grain * grain)
+    count = -(-length // max_bytes)
+    step = -(-length // (count * grain)) * grain
     return tuple((start, min(start + step, hi)) for start in range(lo, hi, step))
 
 
 class ScheduleBuilder:
-    """Write a program down as if it ran step by step; the builder derives who has to wait for whom.
+    """Builds a schedule from steps in order, and derives their dependencies.
 
-    A send waits for the receives that last wrote its bytes. A reducing receive waits for them too, which
-    fixes the order of every sum. A placing receive waits for nothing: its bytes are final, and come
-    only after everything they replace was used.
+    * A send waits for the receives that last wrote its bytes.
+    * A reducing receive waits for them too, which fixes the order of every sum.
+    * A placing receive waits for nothing. Its bytes are final and arrive only after all replaced bytes were
+      used.
     """
 
     def __init__(self, item: int = 1, segment: int = DEFAULT_SEGMENT_BYTES) -> None:
@@ -235,28 +243,28 @@ class ScheduleBuilder:
         return segments(lo, hi, self.item, self.segment)
 
     def send(self, peer: int, lo: int, hi: int) -> None:
-        """Send a range, cut into segments; an empty range is no message."""
+        """Send a range, cut into segments. An empty range sends no message."""
         for start, stop in self.cut(lo, hi):
-            self.send_piece(peer, start, stop)
+            self.send_segment(peer, start, stop)
 
-    def send_piece(self, peer: int, lo: int, hi: int) -> int:
+    def send_segment(self, peer: int, lo: int, hi: int) -> int:
         self._sends.append(SendStep(peer, lo, hi, self._writers.of(lo, hi)))
         return len(self._sends) - 1
 
     def place(self, peer: int, lo: int, hi: int) -> None:
-        """Receive final bytes of a range, cut into segments."""
+        """Receive the final bytes of a range, cut into segments."""
         for start, stop in self.cut(lo, hi):
-            self.place_piece(peer, start, stop)
+            self.place_segment(peer, start, stop)
 
-    def place_piece(self, peer: int, lo: int, hi: int) -> None:
+    def place_segment(self, peer: int, lo: int, hi: int) -> None:
         self._append(ReceiveStep(peer, lo, hi))
 
     def reduce(self, peer: int, lo: int, hi: int) -> None:
         """Receive and combine a range, cut into segments."""
         for start, stop in self.cut(lo, hi):
-            self.reduce_piece(peer, start, stop)
+            self.reduce_segment(peer, start, stop)
 
-    def reduce_piece(
+    def reduce_segment(
         self,
         peer: int,
         lo: int,
@@ -269,7 +277,7 @@ class ScheduleBuilder:
         self._append(ReceiveStep(peer, lo, hi, True, after, after_sends, incoming_first))
 
     def send_token(self, peer: int) -> None:
-        """Send an empty message once every receive so far has come."""
+        """Send an empty message after all receives so far."""
         self._sends.append(SendStep(peer, 0, 0, tuple(range(len(self._receives)))))
 
     def receive_token(self, peer: int) -> None:
@@ -284,7 +292,7 @@ class ScheduleBuilder:
 
 
 class _LastWriters:
-    """Which receive wrote each byte last: disjoint ranges in order."""
+    """The receive that last wrote each byte, as sorted disjoint ranges."""
 
     def __init__(self) -> None:
         self._los: list[int] = []
@@ -299,15 +307,15 @@ class _LastWriters:
 
     def write(self, lo: int, hi: int, number: int) -> None:
         first, last = self._span(lo, hi)
-        pieces = [(lo, hi, number)]
+        chunk_ranges = [(lo, hi, number)]
         if first < last:
             if self._los[first] < lo:
-                pieces.insert(0, (self._los[first], lo, self._numbers[first]))
+                chunk_ranges.insert(0, (self._los[first], lo, self._numbers[first]))
             if self._his[last - 1] > hi:
-                pieces.append((hi, self._his[last - 1], self._numbers[last - 1]))
-        self._los[first:last] = [piece[0] for piece in pieces]
-        self._his[first:last] = [piece[1] for piece in pieces]
-        self._numbers[first:last] = [piece[2] for piece in pieces]
+                chunk_ranges.append((hi, self._his[last - 1], self._numbers[last - 1]))
+        self._los[first:last] = [entry[0] for entry in chunk_ranges]
+        self._his[first:last] = [entry[1] for entry in chunk_ranges]
+        self._numbers[first:last] = [entry[2] for entry in chunk_ranges]
 
     def _span(self, lo: int, hi: int) -> tuple[int, int]:
         first = bisect_right(self._his, lo)
@@ -315,11 +323,11 @@ class _LastWriters:
 
 
 def check_layout(rank: int, world: int, layout: BufferLayout) -> None:
-    """Refuse numbers that no program can be made from."""
+    """Raise ConfigError if no schedule can be compiled from these numbers."""
     if world < 1 or not 0 <= rank < world:
-        raise ConfigError(f"there is no rank {rank} in a world of {world}", hint="Use ranks 0 to world - 1.")
+        raise ConfigError(f"rank {rank} is not in a world of {world}", hint="Use ranks 0 to world - 1.")
     if not 0 <= layout.root < world:
-        raise ConfigError(f"there is no root {layout.root} in a world of {world}", hint="Use a rank as root.")
+        raise ConfigError(f"root {layout.root} is not in a world of {world}", hint="Use a rank as root.")
     if layout.item < 1 or any(size < 0 or size % layout.item for size in layout.sizes):
         raise ConfigError(
             f"sizes {layout.sizes[:8]} are not whole items of {layout.item} bytes",
@@ -343,7 +351,7 @@ def check_layout(rank: int, world: int, layout: BufferLayout) -> None:
     for shape in layout.shapes:
         if shape not in SHAPES:
             raise ConfigError(
-                f"sums do not go through sites as {shape!r}", hint=f"Use one of {', '.join(SHAPES)}."
+                f"a hierarchical sum has no shape {shape!r}", hint=f"Use one of {', '.join(SHAPES)}."
             )
 
 

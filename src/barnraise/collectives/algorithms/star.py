@@ -1,6 +1,6 @@
-"""Star: everything through the root in the fewest steps; its port carries what all others send.
+"""Star: all data passes through the root, in the fewest steps. The root's port carries all traffic.
 
-Right for very small groups and messages. Gather and scatter are stars by nature.
+The star suits very small groups and messages. Gather and scatter are always stars.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def broadcast(rank: int, world: int, layout: BufferLayout) -> Schedule:
 
 
 def gather(rank: int, world: int, layout: BufferLayout) -> Schedule:
-    """The root's work buffer holds all blocks, its own in place; the others' hold their own block only."""
+    """Compile a gather operation. The root's work buffer holds all blocks, each other rank's one block."""
     builder = ScheduleBuilder(layout.item, layout.segment)
     if rank != layout.root:
         builder.send(layout.root, 0, layout.sizes[rank])
@@ -41,7 +41,7 @@ def gather(rank: int, world: int, layout: BufferLayout) -> Schedule:
 
 
 def scatter(rank: int, world: int, layout: BufferLayout) -> Schedule:
-    """The root's work buffer holds all blocks, its own stays there; the others' hold their own block only."""
+    """Compile a scatter operation. The root's work buffer holds all blocks, each other rank's one block."""
     builder = ScheduleBuilder(layout.item, layout.segment)
     if rank != layout.root:
         builder.place(layout.root, 0, layout.sizes[rank])

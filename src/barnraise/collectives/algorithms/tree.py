@@ -1,7 +1,7 @@
-"""Tree: a k-ary heap of ranks below the root; few steps, and the inner ranks carry more than the leaves.
+"""Tree: a k-ary heap of ranks below the root. It has few steps, but inner ranks carry more than leaves.
 
 Ranks are renumbered so that the root is virtual rank 0; the parent of v is (v - 1) // arity. Segments go up
-and down one behind the other, so a deep tree costs little more than a flat one for large buffers.
+and down in a pipeline, so a deep tree costs little more than a flat one for large buffers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from barnraise.core.errors import ConfigError
 
 
 def virtual_rank(rank: int, root: int, world: int) -> int:
-    """The rank's number in the tree; the root's is 0."""
+    """Return the rank's number in the tree. The root has number 0."""
     return (rank - root) % world
 
 
@@ -31,7 +31,7 @@ def virtual_children(virtual: int, arity: int, world: int) -> range:
 
 
 def depth(world: int, arity: int) -> int:
-    """How many steps the furthest rank is from the root."""
+    """Return the number of steps from the root to the furthest rank."""
     steps, last = 0, world - 1
     while last > 0:
         last = (last - 1) // arity
@@ -50,7 +50,7 @@ def children(rank: int, root: int, world: int, arity: int) -> tuple[int, ...]:
 
 
 def all_reduce(rank: int, world: int, layout: BufferLayout) -> Schedule:
-    """Up to the root, then down from it."""
+    """Compile a reduce to the root, followed by a broadcast from it."""
     builder = _builder(layout)
     _up(builder, rank, world, layout)
     _down(builder, rank, world, layout)
@@ -88,21 +88,21 @@ def _down(builder: ScheduleBuilder, rank: int, world: int, layout: BufferLayout)
 
 
 def sum_upwards(
-    builder: ScheduleBuilder, above: int | None, below: Sequence[int], pieces: Iterable[tuple[int, int]]
+    builder: ScheduleBuilder, above: int | None, below: Sequence[int], segments: Iterable[tuple[int, int]]
 ) -> None:
-    """Each piece: add what comes from below, and send the sum on."""
-    for lo, hi in pieces:
+    """Add steps that receive and add each segment from the children, and send the sum to the parent."""
+    for lo, hi in segments:
         for child in below:
-            builder.reduce_piece(child, lo, hi)
+            builder.reduce_segment(child, lo, hi)
         if above is not None:
-            builder.send_piece(above, lo, hi)
+            builder.send_segment(above, lo, hi)
 
 
 def pass_down(
-    builder: ScheduleBuilder, above: int | None, below: Sequence[int], pieces: Iterable[tuple[int, int]]
+    builder: ScheduleBuilder, above: int | None, below: Sequence[int], segments: Iterable[tuple[int, int]]
 ) -> None:
-    for lo, hi in pieces:
+    for lo, hi in segments:
         if above is not None:
-            builder.place_piece(above, lo, hi)
+            builder.place_segment(above, lo, hi)
         for child in below:
-            builder.send_piece(child, lo, hi)
+            builder.send_segment(child, lo, hi)

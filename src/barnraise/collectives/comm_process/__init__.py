@@ -1,5 +1,5 @@
-"""The mover: the process beside each worker that owns its sockets, TLS and sums.
+"""The communication process: the helper process of a worker that owns its sockets, TLS and sums.
 
-Torch-free, started by ``python -m barnraise.collectives.comm_process``. ``engine`` decides what is sent; free
-of sockets and clocks; ``process`` gives it both.
+It is torch-free and started by ``python -m barnraise.collectives.comm_process``. ``engine`` decides what is
+sent, without sockets and clocks; ``process`` runs the event loop around it.
 """

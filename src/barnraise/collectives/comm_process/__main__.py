@@ -1,4 +1,7 @@
-"""``python -m barnraise.collectives.comm_process CHANNEL DIRECT RUN GENERATION``: only a worker starts it."""
+"""Entry point ``python -m barnraise.collectives.comm_process CHANNEL DIRECT RUN GENERATION``.
+
+Only a worker starts it.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +14,31 @@ import sys
 
 import numpy as np
 
-from barnraise.collectives.comm_process.process import CommProcess, refuse
-from barnraise.collectives.comm_process.scheduling import ask_for_promptness
+from barnraise.collectives.comm_process.process import CommProcess, report_start_error
+from barnraise.collectives.comm_process.scheduling import raise_priority
 from barnraise.core.config import load_settings
 from barnraise.core.errors import BarnraiseError
 
 
 def main(arguments: list[str]) -> int:
-    # Both are the worker's, which may want to save something first; we end when it does.
+    # Both are for the worker, which may save something first; we exit with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(
         level=os.environ.get("BARNRAISE_LOG", "WARNING").upper(),
-        format=f"%(asctime)s mover[{os.getpid()}] %(levelname)s %(message)s",
+        format=f"%(asctime)s comm-process[{os.getpid()}] %(levelname)s %(message)s",
     )
     channel, direct = _socket(arguments[0]), _socket(arguments[1])
     try:
-        mover = CommProcess(channel, direct, load_settings(), arguments[2], int(arguments[3]))
+        comm_process = CommProcess(channel, direct, load_settings(), arguments[2], int(arguments[3]))
     except BarnraiseError as error:
-        refuse(channel, error)
+        report_start_error(channel, error)
         return 1
-    np.seterr(all="ignore")  # an overflow is the program's: it shows in the numbers, as in torch
-    ask_for_promptness()
-    gc.freeze()  # what start-up made lives for ever: no later collection needs to look at it
-    gc.set_threshold(20_000, 10, 10)  # an operation makes no cycles, so looking for them rarely is enough
-    mover.serve()
+    np.seterr(all="ignore")  # an overflow shows in the numbers, as in torch
+    raise_priority()
+    gc.freeze()  # objects of the start are permanent: no later collection scans them
+    gc.set_threshold(20_000, 10, 10)  # operations create no cycles, so rare collections are enough
+    comm_process.serve()
     return 0
 
 

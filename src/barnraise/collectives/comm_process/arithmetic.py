@@ -1,4 +1,4 @@
-"""Sums and the other reductions, on shared memory, by numpy."""
+"""Sums and other reductions on shared memory, with numpy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOGICAL: dict[str, Any] = {"sum": np.maximum, "product": np.minimum, "min": np.
 
 
 def supported(code: int, reduction: str) -> bool:
-    """Does this reduction exist for this element type?"""
+    """Return True if this reduction exists for this element type."""
     element = by_code(code)
     if reduction in ("band", "bor", "bxor"):
         return element.kind in ("int", "bool")
@@ -37,7 +37,7 @@ def supported(code: int, reduction: str) -> bool:
 
 @cache
 def combiner(code: int, reduction: str) -> Combine:
-    """``combine(mine, theirs, theirs_first)`` leaves the reduction of both, in that order, in ``mine``."""
+    """Return ``combine(mine, theirs, theirs_first)``, which reduces both in this order into ``mine``."""
     if not supported(code, reduction):
         raise UnsupportedOperation(f"{reduction} does not exist for {by_code(code).name}")
     dtype = numpy_dtype(code)

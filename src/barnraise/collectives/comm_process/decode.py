@@ -1,4 +1,4 @@
-"""Reading what a peer reports, and writing what it may read. Nothing but ``ProtocolError`` comes out."""
+"""Decoding of peers' reports, and limits on our own. Decoding raises only ``ProtocolError``."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _CODES = frozenset({"peer-lost", "operation-timeout", "operation-mismatch", "ope
 _MAX_MESSAGE = 2000
 
 
-def decoded(payload: bytes, kind: type[_T]) -> _T:
-    """A structure from a peer's bytes."""
+def decode_peer(payload: bytes, kind: type[_T]) -> _T:
+    """Decode a structure from a peer's bytes."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)
     except (ValueError, RecursionError) as error:  # DecodeError, UnicodeDecodeError, nesting without end
         raise ProtocolError(f"malformed {kind.__name__}") from error
 
 
-def possible(failure: Failure, world: int) -> bool:
-    """Could an honest member of a group of this size have sent it?"""
+def is_plausible(failure: Failure, world: int) -> bool:
+    """Return True if an honest member of a group of this size could have sent this failure."""
     ranks = range(world)
-    named = failure.peer in ranks or (failure.peer == -1 and failure.code != "peer-lost")
+    format_label = failure.peer in ranks or (failure.peer == -1 and failure.code != "peer-lost")
     late = len(failure.late) <= world and all(rank in ranks for rank in failure.late)
-    return failure.code in _CODES and named and late
+    return failure.code in _CODES and format_label and late
 
 
-def shortened(failure: Failure) -> Failure:
-    """A failure travels in a control frame, whatever a name or a reason in it is made of."""
+def truncate_failure(failure: Failure) -> Failure:
+    """Cut the message of a failure so that it fits a control frame."""
     return msgspec.structs.replace(failure, message=failure.message[:_MAX_MESSAGE])

@@ -1,6 +1,6 @@
-"""How a group opens: everyone joins, links are measured once, rank 0's cost table becomes everyone's. No I/O.
+"""Group setup: all ranks join, links are measured once, and all ranks get rank 0's cost table. No I/O.
 
-One table, from one rank, is what makes it impossible that two ranks choose different strategies.
+With one table from one rank, two ranks cannot choose different algorithms.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from barnraise.collectives.algorithms.cost_model import CostTable, merge
+from barnraise.collectives.algorithms.cost_model import CostTable, merge_tables
 from barnraise.collectives.comm_process.group import Group
 from barnraise.collectives.comm_process.peers import PeerLink, Peers
 from barnraise.collectives.messages import GroupOpened, Reply
@@ -19,9 +19,9 @@ from barnraise.core.errors import ProtocolError
 from barnraise.transport.links.frames import FrameHeader, FrameKind
 
 _FIRST_PROBE = (1, 64 << 10)  # frames, bytes each
-_SECOND_PROBE = (8, 256 << 10)  # only where the first took so little that it says nothing
+_SECOND_PROBE = (8, 256 << 10)  # only if the first was too short to measure
 _SHORT_S = 0.005
-_MAX_PROBES = 64  # an honest peer needs two
+_MAX_PROBES = 64  # an honest peer sends two
 _RESULT = struct.Struct("<Qd")
 _ZEROS = memoryview(bytes(256 << 10))
 
@@ -36,12 +36,12 @@ class GroupSetup:
 
     def __init__(self, peers: Peers, world: ReplySink, opened: Callable[[Group], None]) -> None:
         self._peers = peers
-        self._world = world
+        self._environment = world
         self._opened = opened
         self._probe_scratch = memoryview(bytearray(_SECOND_PROBE[1]))
 
     def advance(self, group: Group) -> None:
-        """Do what can be done now; harmless at any time."""
+        """Perform the steps that are possible now. Calling it at any time is harmless."""
         if group.opened or group.failure is not None or len(group.joined) < group.world - 1:
             return
         if group.world == 1 and group.table is None:
@@ -58,7 +58,7 @@ class GroupSetup:
             raise ProtocolError("malformed cost table") from error
         if kind is FrameKind.TABLE:
             if rank != 0:
-                raise ProtocolError("a cost table from another rank than 0")
+                raise ProtocolError("a cost table must come from rank 0")
             group.table, group.agreed = table, True
         else:
             group.measures[rank] = table
@@ -66,11 +66,11 @@ class GroupSetup:
 
     def probe_space(self, peer: PeerLink, header: FrameHeader) -> memoryview:
         if header.length > len(self._probe_scratch):
-            raise ProtocolError("a probe that is too large")
+            raise ProtocolError("a probe is too large")
         return self._probe_scratch[: header.length]
 
     def probe_frame(self, peer: PeerLink, header: FrameHeader, payload: memoryview) -> None:
-        now = self._world.now()
+        now = self._environment.now()
         if header.kind is FrameKind.PROBE:
             if header.first == 0:
                 peer.probe_began, peer.probe_bytes = now, 0
@@ -79,7 +79,7 @@ class GroupSetup:
             if header.first + 1 == header.second:
                 peer.probes_answered += 1
                 if peer.probes_answered > _MAX_PROBES:
-                    raise ProtocolError("a peer that measures the link again and again")
+                    raise ProtocolError("a peer sent too many probes")
                 result = _RESULT.pack(peer.probe_bytes, now - peer.probe_began)
                 peer.link.send(FrameHeader(FrameKind.PROBED), result)
         elif len(payload) != _RESULT.size:
@@ -103,7 +103,7 @@ class GroupSetup:
 
     def _probe(self, peer: PeerLink, probe: tuple[int, int]) -> None:
         count, size = probe
-        peer.probing_since = self._world.now()
+        peer.probing_since = self._environment.now()
         for index in range(count):
             peer.link.send_bulk(FrameHeader(FrameKind.PROBE, first=index, second=count), _ZEROS[:size], None)
 
@@ -118,13 +118,13 @@ class GroupSetup:
             else:
                 self._send(group, 0, FrameKind.MEASURE, measure)
         if group.rank == 0 and (group.table is not None or len(group.measures) == group.world):
-            group.table = group.table or merge(group.measures.values())
+            group.table = group.table or merge_tables(group.measures.values())
             group.agreed = True
             for rank in group.others():
                 self._send(group, rank, FrameKind.TABLE, group.table)
 
     def _own_measure(self, group: Group) -> CostTable | None:
-        """What this rank sees of its links; None while it is still being measured."""
+        """Return this rank's measurement of its links, or None while it is measured."""
         peers = [self._peers.get(group.workers[rank]) for rank in group.others()]
         known = [peer for peer in peers if peer is not None]
         if len(known) < len(peers) or not all(peer.measured for peer in known):
@@ -149,5 +149,5 @@ class GroupSetup:
         peers = [self._peers.get(group.workers[rank]) for rank in group.others()]
         links = tuple(peer.link.description for peer in peers if peer is not None)
         nodes = tuple(peer.node if peer is not None else b"" for peer in peers)
-        self._world.reply(GroupOpened(group.command.request, group.tag, group.table, links, nodes))
+        self._environment.reply(GroupOpened(group.command.request, group.tag, group.table, links, nodes))
         self._opened(group)

@@ -1,4 +1,4 @@
-"""The workers this one has links to: liveness, latency, bandwidth. No I/O of its own."""
+"""Links to other workers: liveness, latency and bandwidth. No I/O of its own."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from barnraise.transport.links.frames import FrameHeader, FrameKind
 from barnraise.transport.links.link import Link
 
 _FIRST_PINGS = 3
-_RESUMED_S = 2.0  # a gap between two ticks longer than this: it was we who slept
+_RESUMED_S = 2.0  # a longer gap between two ticks means that this machine slept
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The two link clocks: how often we speak, and after how long a silence means loss."""
+    """Heartbeat interval, and the silence after which a peer is lost."""
 
     heartbeat_s: float = 1.0
     silence_s: float = 5.0
@@ -22,13 +22,13 @@ class Clocks:
 
 @dataclass(slots=True, eq=False)
 class PeerLink:
-    """One link and what is known of it."""
+    """One link with its measurements and liveness."""
 
     worker: bytes
     link: Link
     heard_at: float
     spoke_at: float
-    node: bytes = b""  # whose key spoke for it; empty in plaintext
+    node: bytes = b""  # machine whose key signed for it; empty in plaintext
     heard_bytes: int = 0
     pings: dict[int, float] = field(default_factory=dict)
     ping_serial: int = 0
@@ -50,7 +50,7 @@ class PeerLink:
             del self.pings[next(iter(self.pings))]
 
     def pong(self, serial: int, now: float) -> bool:
-        """Take a round trip into account; True once there are enough to judge the link by."""
+        """Record a round trip. Return True when there are enough samples to judge the link."""
         started = self.pings.pop(serial, None)
         if started is None:
             return False
@@ -70,7 +70,7 @@ class PeerLink:
 
 
 class Peers:
-    """All of them, by worker and by link."""
+    """All peers, by worker and by link."""
 
     def __init__(self, clocks: Clocks, now: Callable[[], float]) -> None:
         self._clocks = clocks
@@ -91,7 +91,7 @@ class Peers:
 
     @property
     def seconds_per_byte(self) -> float | None:
-        """Of the slowest link that was measured; links of one machine share its port."""
+        """Return the value of the slowest measured link. Links of one machine share its port."""
         return max(
             (peer.seconds_per_byte for peer in self if peer.seconds_per_byte is not None), default=None
         )
@@ -109,7 +109,7 @@ class Peers:
         return peer
 
     def tick(self, now: float) -> list[tuple[PeerLink, str]]:
-        """Speak where it is time to; return the peers that have been silent for too long."""
+        """Send heartbeats that are due. Return the peers that have been silent for too long."""
         slept = now - self._ticked_at
         self._ticked_at = now
         lost: list[tuple[PeerLink, str]] = []

@@ -1,7 +1,8 @@
 """Point-to-point messages of one group: offers, matching by source and tag, credits. No I/O.
 
-Small messages travel with their offer and wait at the receiver, within a credit. Large ones wait at the
-sender until the receiver has a place for them, so a message without a matching receive never blocks a link.
+Small messages are sent with their offer and wait at the receiver, within a credit. Large messages wait at
+the sender until the receiver has memory for them. So a message without a matching receive never blocks a
+link.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Bulk = Callable[[int, FrameHeader, memoryview, "OutgoingMessage"], None]
 
 @dataclass(slots=True)
 class OutgoingMessage:
-    """A send under way; done when ``frames_left`` is zero."""
+    """A send in progress, done when ``frames_left`` is zero."""
 
     command: SendTo
     memory: memoryview
@@ -46,7 +47,7 @@ class IncomingMessage:
 
 @dataclass(slots=True)
 class MessageOffer:
-    """Something a peer wants to send or, with ``data``, has sent."""
+    """A message that a peer offers or, with ``data``, has sent."""
 
     source: int
     identifier: int
@@ -69,8 +70,8 @@ class PointToPoint:
     offers: list[MessageOffer] = field(default_factory=list)
     sending: dict[int, OutgoingMessage] = field(default_factory=dict)
     receiving: dict[tuple[int, int], IncomingMessage] = field(default_factory=dict)
-    eager_out: dict[int, int] = field(default_factory=dict)  # by receiver, what waits there
-    eager_in: dict[int, int] = field(default_factory=dict)  # by sender, what waits here
+    eager_out: dict[int, int] = field(default_factory=dict)  # by receiver: messages that wait there
+    eager_in: dict[int, int] = field(default_factory=dict)  # by sender: messages that wait here
     next_identifier: int = 0
 
     def send(self, command: SendTo, memory: memoryview, deadline: float) -> None:
@@ -86,7 +87,7 @@ class PointToPoint:
             out.frames_left, out.started = 1, True
             self.bulk(command.peer, header._replace(kind=FrameKind.EAGER), memory, out)
         else:
-            # in the queue of the eager ones: messages under one tag keep their order
+            # in the same queue as eager messages, so that messages of one tag keep their order
             self.control(command.peer, header, command.size.to_bytes(_SIZE_BYTES, "little"))
 
     def receive(self, command: ReceiveFrom, memory: memoryview, deadline: float) -> None:
@@ -107,14 +108,14 @@ class PointToPoint:
             self.finish(out.command.operation, -1)
 
     def target(self, peer: int, header: FrameHeader) -> memoryview | None:
-        """Where the bytes of an OFFER, EAGER or PARCEL frame go."""
+        """Return the memory for the bytes of an OFFER, EAGER or PARCEL frame."""
         if header.kind is FrameKind.OFFER:
             if header.length != _SIZE_BYTES:
                 raise ProtocolError("malformed offer")
             return memoryview(bytearray(_SIZE_BYTES))
         if header.kind is FrameKind.EAGER:
             if header.length > EAGER_BYTES:
-                raise ProtocolError("a message that is too large to be sent unasked")
+                raise ProtocolError("an eager message is too large")
             return memoryview(bytearray(header.length))
         incoming = self.receiving.get((peer, header.sequence))
         if incoming is None:
@@ -126,7 +127,7 @@ class PointToPoint:
 
     def frame(self, peer: int, header: FrameHeader, payload: memoryview) -> None:
         if header.kind is FrameKind.EAGER:
-            self._offered(
+            self._on_offer(
                 MessageOffer(
                     peer, header.sequence, header.first, header.second, header.length, bytes(payload)
                 )
@@ -135,38 +136,41 @@ class PointToPoint:
             if header.length != _SIZE_BYTES:
                 raise ProtocolError("malformed offer")
             size = int.from_bytes(payload, "little")
-            self._offered(MessageOffer(peer, header.sequence, header.first, header.second, size, None))
+            self._on_offer(MessageOffer(peer, header.sequence, header.first, header.second, size, None))
         elif header.kind is FrameKind.TAKEN:
             self.eager_out[peer] = max(0, self.eager_out.get(peer, 0) - 1)
         elif header.kind is FrameKind.ACCEPT:
-            self._accepted(peer, header.sequence)
+            self._on_accept(peer, header.sequence)
         elif header.kind is FrameKind.PARCEL:
-            self._parcel(peer, header)
+            self._payload_received(peer, header)
 
-    def late(self, now: float) -> Failure | None:
-        """The failure of something whose time has run out."""
-        for item in self._open():
+    def find_timeout(self, now: float) -> Failure | None:
+        """Return the failure of the first message whose deadline has passed, or None."""
+        for item in self._unfinished():
             if now >= item.deadline:
                 other, tag = item.command.peer, item.command.tag
                 name = f"rank {other}" if other >= 0 else "any rank"
-                message = f"point-to-point with {name} (tag {tag}) found no partner in its time"
+                message = f"point-to-point with {name} (tag {tag}) found no partner in time"
                 return Failure("operation-timeout", message, late=(other,) if other >= 0 else ())
         return None
 
     def pending(self) -> list[int]:
-        """Operations that have not ended."""
-        return [item.command.operation for item in self._open()]
+        """Return the operations that are not complete."""
+        return [item.command.operation for item in self._unfinished()]
 
-    def _open(self) -> list[OutgoingMessage | IncomingMessage]:
+    def _unfinished(self) -> list[OutgoingMessage | IncomingMessage]:
         return [*self.sending.values(), *self.posted, *self.receiving.values()]
 
-    def stranded(self, rank: int, *, alone: bool) -> bool:
-        """Does something wait for a message or an answer of a rank that has left? ``alone``: all have."""
+    def is_stranded(self, rank: int, *, alone: bool) -> bool:
+        """Return True if an operation waits for a rank that has left.
+
+        ``alone``: all other ranks have left.
+        """
         return any(out.command.peer == rank and not out.started for out in self.sending.values()) or any(
             incoming.command.peer == rank or (alone and incoming.command.peer < 0) for incoming in self.posted
         )
 
-    def _offered(self, offer: MessageOffer) -> None:
+    def _on_offer(self, offer: MessageOffer) -> None:
         for position, incoming in enumerate(self.posted):
             if _matches(incoming, offer):
                 del self.posted[position]
@@ -205,22 +209,22 @@ class PointToPoint:
         else:
             self.finish(command.operation, offer.source)
 
-    def _accepted(self, peer: int, identifier: int) -> None:
+    def _on_accept(self, peer: int, identifier: int) -> None:
         out = self.sending.get(identifier)
         if out is None or out.command.peer != peer or out.started:
             raise ProtocolError("a message was accepted that was not offered")
         out.started = True
-        pieces = deque(range(0, out.command.size, MAX_PAYLOAD))
-        out.frames_left = max(1, len(pieces))
-        for start in pieces:
+        offsets = deque(range(0, out.command.size, MAX_PAYLOAD))
+        out.frames_left = max(1, len(offsets))
+        for start in offsets:
             header = FrameHeader(
                 FrameKind.PARCEL, group=self.group, sequence=identifier, second=start // MAX_PAYLOAD
             )
             self.bulk(peer, header, out.memory[start : start + MAX_PAYLOAD], out)
-        if not pieces:
+        if not offsets:
             self.sent(out)
 
-    def _parcel(self, peer: int, header: FrameHeader) -> None:
+    def _payload_received(self, peer: int, header: FrameHeader) -> None:
         incoming = self.receiving.get((peer, header.sequence))
         if incoming is None:
             return

@@ -1,4 +1,4 @@
-"""The mover's process: one loop that gives the engine its sockets, memory and clock."""
+"""Event loop of the communication process: gives the engine its sockets, memory and clock."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ import psutil
 
 from barnraise.agent_client import ListenerClient, register_worker
 from barnraise.collectives.comm_process.engine import CommEngine
-from barnraise.collectives.comm_process.links.connect import Connections, lanes_for
-from barnraise.collectives.comm_process.links.handshakes import MAX_LANES, EstablishedLink, HandshakeSecurity
+from barnraise.collectives.comm_process.links.connect import Connections, extra_stream_count
+from barnraise.collectives.comm_process.links.handshakes import (
+    MAX_EXTRA_STREAMS,
+    EstablishedLink,
+    HandshakeSecurity,
+)
 from barnraise.collectives.comm_process.peers import Clocks
 from barnraise.collectives.messages import (
     Alive,
     AskStatistics,
-    CommandRefused,
     CommProcessReady,
     Failure,
     GroupMember,
@@ -30,6 +33,7 @@ from barnraise.collectives.messages import (
     OperationFinished,
     Reply,
     StartOperation,
+    StartRefused,
     Statistics,
     UnmapSegment,
     encode,
@@ -47,47 +51,47 @@ from barnraise.transport.links.parallel_streams import (
 )
 from barnraise.transport.links.stream import StreamLink, tune
 
-log = logging.getLogger("barnraise.mover")
+log = logging.getLogger("barnraise.comm_process")
 
 _TICK_S = 0.2
-_FAREWELL_S = 0.3
-_CHUNK = 256 << 10
+_GOODBYE_S = 0.3
+_READ_BYTES = 256 << 10
 
 
 class CommProcess:
-    """Owns every descriptor; the engine decides, this performs."""
+    """Owner of every descriptor. It performs what the engine decides."""
 
     def __init__(
         self, channel: socket.socket, direct: socket.socket, settings: Settings, run: str, generation: int
     ) -> None:
         self._channel = channel
         self._channel.setblocking(False)
-        self._direct = direct  # a caller that waits reads its reply here itself; descriptors come in here
+        self._direct = direct  # replies for callers that wait themselves; also carries descriptors
         self._direct_operations: set[int] = set()
         self._settings = settings
         self._inbox = Inbox(commands=True)
         self._outbox = bytearray()
         self._segments: dict[int, SharedSegment] = {}
         self._selector = selectors.DefaultSelector()
-        self._again: set[StreamLink] = set()
+        self._readable_links: set[StreamLink] = set()
         self._blocked: set[StreamLink] = set()
         self._worker_process = psutil.Process(os.getppid())
         self._stopped_since: float | None = None
         self._leaving = False
         self._dialled: dict[bytes, GroupMember] = {}
         self._reports = ParallelStreamReports()
-        self._lane_links: dict[ParallelStream, StreamLink] = {}
-        self._nodes: dict[Link, NodeId | None] = {}  # another machine may not take over a worker's name
+        self._links_by_stream: dict[ParallelStream, StreamLink] = {}
+        self._nodes: dict[Link, NodeId | None] = {}  # another machine must not take over a worker's id
         self._listener, self._engine, self._connections = self._register(run, generation)
         self._selector.register(channel, selectors.EVENT_READ, self._channel_ready)
-        self._selector.register(self._reports.fileno(), selectors.EVENT_READ, self._lanes_ready)
+        self._selector.register(self._reports.fileno(), selectors.EVENT_READ, self._streams_ready)
 
     def _register(self, run: str, generation: int) -> tuple[ListenerClient, CommEngine, Connections]:
         settings = self._settings
         listener, ticket = register_worker(settings, run, generation)
         plaintext = ticket.encryption == "plaintext"
         if plaintext:
-            log.info("links are in PLAINTEXT, as network.encryption says: only for a fabric you trust")
+            log.info("links are in PLAINTEXT (network.encryption): use this only in a network you trust")
         security = HandshakeSecurity.of(
             ticket.credentials, [NodeId(raw) for raw in ticket.trusted], ticket.secret, plaintext=plaintext
         )
@@ -101,7 +105,7 @@ class CommProcess:
         self.reply(CommProcessReady(member, ticket.run, ticket.generation, ticket.encryption))
         return listener, engine, connections
 
-    # the engine's world
+    # environment of the engine
 
     def now(self) -> float:
         return time.monotonic()
@@ -115,7 +119,7 @@ class CommProcess:
             and message.operation in self._direct_operations
         ):
             self._direct_operations.discard(message.operation)
-            # one small message at a time is ever under way here: it always fits
+            # only one small message is in flight here: it always fits
             with contextlib.suppress(OSError):
                 self._direct.send(encode(message))
             return
@@ -128,10 +132,10 @@ class CommProcess:
     def memory(self, segment: int, offset: int, size: int) -> memoryview:
         return self._segments[segment].view[offset : offset + size]
 
-    # the loop
+    # event loop
 
     def serve(self) -> None:
-        """Until the worker is gone."""
+        """Run the event loop until the worker exits."""
         next_tick = self.now()
         while not self._leaving:
             now = self.now()
@@ -139,15 +143,15 @@ class CommProcess:
                 self._tick(now)
                 next_tick = now + _TICK_S
             self._flush()
-            wait = 0.0 if self._again else max(0.0, next_tick - self.now())
-            for link in list(self._again):
-                self._readable(link)
+            wait = 0.0 if self._readable_links else max(0.0, next_tick - self.now())
+            for link in list(self._readable_links):
+                self._read_link(link)
             for key, events in self._selector.select(wait):
                 if isinstance(key.data, StreamLink):
                     self._link_ready(key.data, events)
                 else:
                     key.data()
-        self._farewell()
+        self._say_goodbye()
 
     def _tick(self, now: float) -> None:
         rate = self._engine.peers.seconds_per_byte
@@ -156,16 +160,16 @@ class CommProcess:
                 if rate is not None:
                     peer.link.expect_rate(peer.seconds_per_byte or rate)
                 if peer.link.sleeps_through:
-                    self._readable(peer.link)
+                    self._read_link(peer.link)
         self._engine.tick()
         self._connections.tick(now)
-        self._widen()
+        self._open_extra_streams()
         self._watch_worker(now)
-        self._reap()
+        self._remove_closed_links()
         self.reply(Alive())
 
     def _watch_worker(self, now: float) -> None:
-        """A worker that was stopped answers nothing, however well its mover is."""
+        """Fail all groups if the worker is stopped (SIGSTOP), and leave if it has exited."""
         try:
             status = self._worker_process.status()
         except psutil.Error:
@@ -180,7 +184,7 @@ class CommProcess:
             self._stopped_since = now
         elif now - self._stopped_since >= self._settings.link.silence_s - _TICK_S:
             silence = self._settings.link.silence_s
-            self._engine.fail_everything(f"its training process has been stopped for {silence:g} s")
+            self._engine.fail_all(f"its training process has been stopped for {silence:g} s")
 
     def _flush(self) -> None:
         for peer in self._engine.peers:
@@ -188,15 +192,15 @@ class CommProcess:
             if isinstance(link, StreamLink) and link.writer.pending and link not in self._blocked:
                 if link.flush():
                     self._blocked.add(link)
-                    self._interest(link, selectors.EVENT_READ | selectors.EVENT_WRITE)
+                    self._set_events(link, selectors.EVENT_READ | selectors.EVENT_WRITE)
                 elif link.closed is not None:
-                    self._down(link)
+                    self._remove_link(link)
         if self._outbox:
             try:
                 sent = self._channel.send(self._outbox)
                 del self._outbox[:sent]
             except BlockingIOError:
-                pass  # the worker is slow to read; the next round tries again
+                pass  # the worker is slow to read; retry in the next iteration
             except OSError:
                 self._leaving = True
 
@@ -206,20 +210,20 @@ class CommProcess:
             if link.flush():
                 self._blocked.add(link)
             else:
-                self._interest(link, selectors.EVENT_READ)
+                self._set_events(link, selectors.EVENT_READ)
         if events & selectors.EVENT_READ and link.closed is None:
-            self._readable(link)
+            self._read_link(link)
         if link.closed is not None:
-            self._down(link)
+            self._remove_link(link)
 
-    def _readable(self, link: StreamLink) -> None:
-        self._again.discard(link)
+    def _read_link(self, link: StreamLink) -> None:
+        self._readable_links.discard(link)
         if link.closed is None and link.receive():
-            self._again.add(link)
+            self._readable_links.add(link)
         if link.closed is not None:
-            self._down(link)
+            self._remove_link(link)
 
-    def _interest(self, link: StreamLink, events: int) -> None:
+    def _set_events(self, link: StreamLink, events: int) -> None:
         if link.closed is None:
             self._selector.modify(link.fileno(), events, link)
 
@@ -227,56 +231,58 @@ class CommProcess:
         worker, sock = connected.worker, connected.socket
         existing = self._engine.peers.get(worker)
         if existing is not None and self._nodes.get(existing.link) != connected.node:
-            log.warning("refused another machine that claims to be worker %s", worker.hex()[:8])
+            log.warning("rejected another machine that claims to be worker %s", worker.hex()[:8])
             sock.close()
             return
         if connected.stream:
-            self._lane_up(existing.link if existing is not None else None, sock)
+            self._add_stream(existing.link if existing is not None else None, sock)
             return
         if existing is not None and isinstance(existing.link, StreamLink):
-            existing.link.close("it connected anew")
-            self._reap()
+            existing.link.close("it connected again")
+            self._remove_closed_links()
         tune(sock, self._settings.link.silence_s)
         link = StreamLink(sock, self._engine)
         self._nodes[link] = connected.node
         self._selector.register(link.fileno(), selectors.EVENT_READ, link)
-        self._again.add(link)  # TLS may hold bytes already
+        self._readable_links.add(link)  # TLS may hold bytes already
         self._engine.link_up(worker, link, connected.node.raw if connected.node is not None else b"")
 
-    def _lane_up(self, link: Link | None, sock: socket.socket) -> None:
-        if not isinstance(link, StreamLink) or len(link.lanes) >= MAX_LANES:
+    def _add_stream(self, link: Link | None, sock: socket.socket) -> None:
+        if not isinstance(link, StreamLink) or len(link.lanes) >= MAX_EXTRA_STREAMS:
             sock.close()
             return
         tune(sock, self._settings.link.silence_s)
-        lane = ParallelStream(sock, self._reports)
-        self._lane_links[lane] = link
-        link.lanes.append(lane)
+        stream = ParallelStream(sock, self._reports)
+        self._links_by_stream[stream] = link
+        link.lanes.append(stream)
 
-    def _widen(self) -> None:
-        """Open lanes where one core's encryption is the limit, or as many as are set."""
+    def _open_extra_streams(self) -> None:
+        """Open parallel streams if one core's encryption is the limit, or as many as the settings say."""
         for peer in self._engine.peers:
             link, member = peer.link, self._dialled.get(peer.worker)
             if member is None or not isinstance(link, StreamLink):
                 continue
-            count = lanes_for(self._settings.network.streams, os.cpu_count() or 1, peer.seconds_per_byte)
+            count = extra_stream_count(
+                self._settings.network.streams, os.cpu_count() or 1, peer.seconds_per_byte
+            )
             at = GroupMember(member.worker, member.port, (link.address,))
             for stream in range(len(link.lanes) + 1, count + 1):
                 self._connections.dial(at, stream)
 
-    def _lanes_ready(self) -> None:
+    def _streams_ready(self) -> None:
         for report in self._reports.take():
-            link = self._lane_links.get(report.lane)
+            link = self._links_by_stream.get(report.lane)
             if link is None or link.closed is not None:
                 report.lane.close()
-                self._lane_links.pop(report.lane, None)
+                self._links_by_stream.pop(report.lane, None)
                 continue
             try:
-                self._lane_report(link, report)
+                self._handle_stream_report(link, report)
             except ProtocolError as error:
                 link.close(f"it broke the protocol: {error.message}")
-        self._reap()
+        self._remove_closed_links()
 
-    def _lane_report(self, link: StreamLink, report: ParallelStreamReport) -> None:
+    def _handle_stream_report(self, link: StreamLink, report: ParallelStreamReport) -> None:
         if report.kind == "arriving" and report.header is not None:
             report.lane.place(self._engine.target(link, report.header))
         elif report.kind == "arrived" and report.header is not None and report.payload is not None:
@@ -287,28 +293,28 @@ class CommProcess:
         else:
             link.close(report.why)
 
-    def _down(self, link: StreamLink) -> None:
-        """Forget a closed link; its descriptor is gone from the selector by number."""
+    def _remove_link(self, link: StreamLink) -> None:
+        """Forget a closed link. Its descriptor is removed from the selector by number."""
         for descriptor, key in list(self._selector.get_map().items()):
             if key.data is link:
                 self._selector.unregister(descriptor)
-        self._again.discard(link)
+        self._readable_links.discard(link)
         self._blocked.discard(link)
-        for lane in link.lanes:
-            self._lane_links.pop(lane, None)
+        for stream in link.lanes:
+            self._links_by_stream.pop(stream, None)
         self._nodes.pop(link, None)
         self._engine.link_down(link)
 
-    def _reap(self) -> None:
+    def _remove_closed_links(self) -> None:
         for peer in self._engine.peers:
             if isinstance(peer.link, StreamLink) and peer.link.closed is not None:
-                self._down(peer.link)
+                self._remove_link(peer.link)
 
     # worker and listener
 
     def _channel_ready(self) -> None:
         try:
-            data = self._channel.recv(_CHUNK)
+            data = self._channel.recv(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -332,7 +338,7 @@ class CommProcess:
                 self._engine.command(message)  # type: ignore[arg-type]
 
     def _receive_descriptor(self) -> int:
-        """A segment's descriptor was sent before the message that names it, so it is there."""
+        """Receive a segment's descriptor, which was sent before the message that names it."""
         self._direct.setblocking(True)
         try:
             return socket.recv_fds(self._direct, 1, 1)[1][0]
@@ -345,7 +351,7 @@ class CommProcess:
             while (received := self._listener.receive()) is not None:
                 self._connections.accept(received[1], received[0])
         except ListenerError as error:
-            # links that exist go on; only new ones cannot come in
+            # existing links continue; new ones cannot be accepted
             log.warning("the listener is gone: %s", error)
             self._selector.unregister(descriptor)
 
@@ -367,20 +373,20 @@ class CommProcess:
                 values[f"round_trip_s.{peer.worker.hex()[:8]}"] = peer.round_trip_s
         return Statistics(request, values, tuple(peer.link.description for peer in links))
 
-    def _farewell(self) -> None:
-        """The worker ended: say so, so that nobody waits for a silence."""
+    def _say_goodbye(self) -> None:
+        """Tell all peers that the worker exited, so that they do not wait for a silence."""
         for peer in self._engine.peers:
             if peer.link.closed is None:
-                peer.link.send(FrameHeader(FrameKind.GOODBYE), b"its process ended")
-        deadline = self.now() + _FAREWELL_S
+                peer.link.send(FrameHeader(FrameKind.GOODBYE), b"its process exited")
+        deadline = self.now() + _GOODBYE_S
         for peer in self._engine.peers:
             while peer.link.closed is None and peer.link.flush() and self.now() < deadline:
                 time.sleep(0.002)
-            peer.link.close("this process ended")
+            peer.link.close("this process exited")
 
 
-def refuse(channel: socket.socket, error: BarnraiseError) -> None:
-    """Tell the worker why its mover cannot serve."""
+def report_start_error(channel: socket.socket, error: BarnraiseError) -> None:
+    """Report to the worker why its communication process cannot start."""
     with contextlib.suppress(OSError):
         channel.setblocking(True)
-        channel.sendall(encode(CommandRefused(Failure(error.code, f"{error.message} ({error.hint})"))))
+        channel.sendall(encode(StartRefused(Failure(error.code, f"{error.message} ({error.hint})"))))

@@ -1,4 +1,4 @@
-"""Running collectives: start programs, place what arrives, finish, or find that ranks disagree. No I/O."""
+"""Runs collectives: starts schedules, places received bytes, and detects mismatches. No I/O."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _POOLED_BYTES = 64 << 20  # of all lengths together
 _POOLED_LENGTHS = 1024
 
 
-_DESCRIBED = 300
-_STALL_ASK_S = 1.0
+_MAX_DESCRIPTION = 300
+_STALL_QUERY_S = 1.0
 _STALL_REPORT_S = 10.0
 
 
 class RunnerHost(Protocol):
-    """What running needs of the engine's environment."""
+    """Environment of the runner: clock, replies and shared memory."""
 
     def now(self) -> float: ...
     def now_ns(self) -> int: ...
@@ -43,14 +43,14 @@ class RunnerHost(Protocol):
 
 
 class Groups(Protocol):
-    """What running needs of the engine."""
+    """Methods of the engine that the runner calls."""
 
     def link_to(self, group: Group, rank: int) -> Link | None: ...
     def fail(self, group: Group, failure: Failure) -> None: ...
 
 
 @dataclass(slots=True)
-class SendQueue:
+class SendToken:
     """Token of a queued message of a collective."""
 
     group: Group
@@ -59,10 +59,10 @@ class SendQueue:
 
 
 class Runner:
-    """The collectives of all groups."""
+    """Runner for the collectives of all groups."""
 
     def __init__(self, world: RunnerHost, groups: Groups) -> None:
-        self._world = world
+        self._environment = world
         self._groups = groups
         self._buffers: dict[int, list[memoryview]] = {}
         self._pooled_bytes = 0
@@ -71,26 +71,26 @@ class Runner:
         self.bytes_by_group: dict[int, int] = {}
 
     def start(self, group: Group, command: StartOperation) -> None:
-        now = self._world.now()
+        now = self._environment.now()
         specification = command.specification
         try:
-            program = compile_operation(specification, group.rank, group.world, command.splits)
+            schedule = compile_operation(specification, group.rank, group.world, command.splits)
             reduction = specification.reduction
             combine = combiner(specification.dtype, reduction) if reduction else None
-            memory = self._world.memory(command.segment, command.offset, command.size)
+            memory = self._environment.memory(command.segment, command.offset, command.size)
         except BarnraiseError as error:
-            self._world.reply(OperationFailed(command.operation, Failure(error.code, error.message)))
+            self._environment.reply(OperationFailed(command.operation, Failure(error.code, error.message)))
             return
         sequence, encoded = command.sequence, encode_specification(specification)
-        links = {peer: self._groups.link_to(group, peer) for peer in sorted(program.peers)}
+        links = {peer: self._groups.link_to(group, peer) for peer in sorted(schedule.peers)}
         execution = Execution(
             command,
             encoded,
-            program,
+            schedule,
             memory,
             combine,
             self._transmitter(group, sequence, links),
-            group.may_send_early(sequence),
+            group.early_send_gate(sequence),
         )
         execution.deadline = now + command.timeout_s
         execution.progressed_at = execution.asked_at = now
@@ -99,8 +99,8 @@ class Runner:
         group.recent.append((sequence, encoded))
         for peer, link in links.items():
             if peer in group.left:
-                if group.announced(peer, sequence):
-                    continue  # it did its part before it left
+                if group.has_announced(peer, sequence):
+                    continue  # it sent its bytes before it left
                 self._groups.fail(group, Failure("peer-lost", "it closed the group", peer=peer))
                 return
             if link is None:
@@ -110,21 +110,21 @@ class Runner:
         self._begin(group, execution)
 
     def _begin(self, group: Group, execution: Execution) -> None:
-        """Compare with what others sent ahead, send what can go, take in what came early."""
+        """Compare with early messages, send the ready sends, and apply the early messages."""
         sequence = execution.sequence
-        # of all ranks: who calls something else may speak to us although we have nothing to say to it
-        early = [(peer, group.take_early(peer, sequence)) for peer in group.others()]
-        for peer, kept in early:
-            if kept is None or kept.encoded is None:
+        # From all ranks: a rank that called another operation may send to us although we send nothing to it.
+        early = [(peer, group.pop_early(peer, sequence)) for peer in group.others()]
+        for peer, entry in early:
+            if entry is None or entry.encoded is None:
                 continue
-            if kept.encoded != execution.encoded:
-                self._mismatch(group, peer, sequence, execution.encoded, kept.encoded)
+            if entry.encoded != execution.encoded:
+                self._mismatch(group, peer, sequence, execution.encoded, entry.encoded)
                 return
             execution.started_peers.add(peer)
-        execution.begin()
-        for peer, kept in early:
-            for ordinal, payload in kept.messages if kept is not None else ():
-                if not self._take_early(group, execution, peer, ordinal, payload):
+        execution.start()
+        for peer, entry in early:
+            for ordinal, payload in entry.messages if entry is not None else ():
+                if not self._apply_early(group, execution, peer, ordinal, payload):
                     return
         self._finish_if_done(group, execution)
 
@@ -136,19 +136,19 @@ class Runner:
             if link is not None:
                 sent_bytes[tag] = sent_bytes.get(tag, 0) + len(payload)
                 header = FrameHeader(FrameKind.DATA, group=tag, sequence=sequence, first=ordinal)
-                link.send_bulk(header, payload, SendQueue(group, running[sequence], number))
+                link.send_bulk(header, payload, SendToken(group, running[sequence], number))
 
         return transmit
 
     def peer_opened(self, group: Group, rank: int, sequence: int, encoded: bytes) -> None:
-        """A peer says that it has started an operation."""
+        """Record that a peer has started an operation."""
         group.peer_started(rank, sequence)
         execution = group.running.get(sequence)
         if execution is None:
             if sequence not in group.started:
-                group.keep_start(rank, sequence, encoded)
-            elif (ours := group.called(sequence)) and ours != encoded:
-                # it ended here, as it does for a root that waits for nobody, but not as the peer meant it
+                group.store_early_start(rank, sequence, encoded)
+            elif (ours := group.find_call(sequence)) and ours != encoded:
+                # It finished here (a root may wait for no rank), but the peer called another operation.
                 self._mismatch(group, rank, sequence, ours, encoded)
         elif execution.encoded != encoded:
             self._mismatch(group, rank, sequence, execution.encoded, encoded)
@@ -156,8 +156,11 @@ class Runner:
             execution.peer_started(rank)
             self._finish_if_done(group, execution)
 
-    def told(self, group: Group, rank: int, header: FrameHeader, encoded: bytes) -> None:
-        """An answer to our question: has this rank called it, and what if it still remembers."""
+    def on_call_reply(self, group: Group, rank: int, header: FrameHeader, encoded: bytes) -> None:
+        """Process a peer's reply to our query for an operation.
+
+        The reply says if the peer has called the operation, and its specification if it is remembered.
+        """
         execution = group.running.get(header.sequence)
         if execution is None:
             return
@@ -167,82 +170,85 @@ class Runner:
             execution.called_by.add(rank)
 
     def place(self, group: Group, rank: int, header: FrameHeader) -> memoryview | None:
-        """Where a message goes: tensor memory where that is safe, else a buffer; None throws it away."""
+        """Return the memory for a message: tensor memory if that is safe, else a buffer. None discards it."""
         execution = group.running.get(header.sequence)
         if execution is None:
             if header.sequence in group.started:
-                self._over(group, rank, header.sequence)
+                self._fail_finished(group, rank, header.sequence)
                 return None
             if header.length > EAGER_BYTES:
-                raise ProtocolError(f"data for operation {header.sequence}, which is not under way")
+                raise ProtocolError(f"data for operation {header.sequence}, which is not running")
             return memoryview(bytearray(header.length))
-        found = execution.expected(rank, header.first)
-        if found is None or found[1].hi - found[1].lo != header.length:
+        match = execution.expected(rank, header.first)
+        if match is None or match[1].hi - match[1].lo != header.length:
             self._size_mismatch(group, execution, rank, header.length)
             return None
         key = (group.tag, header.sequence, rank, header.first)
         if key in self._arriving:
-            raise ProtocolError(f"a message of operation {header.sequence} comes twice at once")
-        place, buffer = execution.place(found[0]), None
+            raise ProtocolError(f"a message of operation {header.sequence} arrives twice at once")
+        place, buffer = execution.place(match[0]), None
         if place is None:
             place = buffer = self._buffer(header.length)
         self._arriving[key] = (
             group,
             execution,
-            found[0],
+            match[0],
             buffer,
         )
         return place
 
     def arrived(self, group: Group, rank: int, header: FrameHeader, payload: memoryview) -> None:
-        """A whole message is there, where ``place`` put it."""
+        """Apply a complete message, which is in the memory that ``place`` returned."""
         under_way = self._arriving.pop((group.tag, header.sequence, rank, header.first), None)
         if under_way is not None:
             _, execution, index, buffer = under_way
-            execution.progressed_at = self._world.now()
-            self._reuse(execution.arrived(index, buffer))
+            execution.progressed_at = self._environment.now()
+            self._recycle(execution.arrived(index, buffer))
             self._finish_if_done(group, execution)
             return
         running = group.running.get(header.sequence)
         if header.sequence in group.started and running is None:
-            self._over(group, rank, header.sequence)
+            self._fail_finished(group, rank, header.sequence)
         elif running is None:
-            group.keep_data(rank, header.sequence, header.first, bytes(payload))
-        elif self._take_early(group, running, rank, header.first, bytes(payload)):
+            group.store_early_data(rank, header.sequence, header.first, bytes(payload))
+        elif self._apply_early(group, running, rank, header.first, bytes(payload)):
             self._finish_if_done(group, running)
 
-    def _take_early(
+    def _apply_early(
         self, group: Group, execution: Execution, peer: int, ordinal: int, payload: bytes
     ) -> bool:
-        """A message that was received before its place was known."""
-        found = execution.expected(peer, ordinal)
-        if found is None or found[1].hi - found[1].lo != len(payload):
+        """Apply a message that arrived before its operation started here."""
+        match = execution.expected(peer, ordinal)
+        if match is None or match[1].hi - match[1].lo != len(payload):
             self._size_mismatch(group, execution, peer, len(payload))
             return False
-        execution.progressed_at = self._world.now()
-        self._reuse(execution.arrived(found[0], memoryview(bytearray(payload))))
+        execution.progressed_at = self._environment.now()
+        self._recycle(execution.arrived(match[0], memoryview(bytearray(payload))))
         return True
 
-    def sent(self, token: SendQueue) -> None:
+    def sent(self, token: SendToken) -> None:
         group, execution = token.group, token.execution
         if group.running.get(execution.sequence) is execution:
-            execution.progressed_at = self._world.now()
-            self._reuse(execution.sent(token.number))
+            execution.progressed_at = self._environment.now()
+            self._recycle(execution.sent(token.number))
             self._finish_if_done(group, execution)
 
     def forget(self, group: Group) -> None:
-        """The group is over: nothing that arrives for it has a place any more."""
+        """Discard messages in progress of a group that has ended."""
         self._arriving = {key: item for key, item in self._arriving.items() if item[0] is not group}
 
-    def watch(self, group: Group, now: float) -> None:
-        """Deadlines; and where nothing moves, ask who has called it, and say for whom it waits."""
+    def check_progress(self, group: Group, now: float) -> None:
+        """Check the deadlines of all operations.
+
+        Query other ranks about a stalled operation and report late ones.
+        """
         for execution in list(group.running.values()):
             if now >= execution.deadline:
-                message, late = who_is_late(group, execution)
+                message, late = describe_late_ranks(group, execution)
                 self._groups.fail(group, Failure("operation-timeout", message, late=late))
                 return
             stalled = now - execution.progressed_at
-            if stalled >= _STALL_ASK_S and now - execution.asked_at >= _STALL_ASK_S:
+            if stalled >= _STALL_QUERY_S and now - execution.asked_at >= _STALL_QUERY_S:
                 execution.asked_at = now
                 for rank in group.others():
                     link = self._groups.link_to(group, rank)
@@ -250,14 +256,14 @@ class Runner:
                         link.send(FrameHeader(FrameKind.ASK, group=group.tag, sequence=execution.sequence))
             if stalled >= _STALL_REPORT_S and not execution.reported:
                 execution.reported = True
-                message, _ = who_is_late(group, execution)
-                self._world.reply(WaitingFor(execution.operation, stalled, message))
+                message, _ = describe_late_ranks(group, execution)
+                self._environment.reply(WaitingFor(execution.operation, stalled, message))
 
     def _finish_if_done(self, group: Group, execution: Execution) -> None:
         if execution.finished and group.running.get(execution.sequence) is execution:
             del group.running[execution.sequence]
             self.operations += 1
-            self._world.reply(OperationFinished(execution.operation, self._world.now_ns()))
+            self._environment.reply(OperationFinished(execution.operation, self._environment.now_ns()))
 
     def _buffer(self, length: int) -> memoryview:
         free = self._buffers.get(length)
@@ -266,7 +272,7 @@ class Runner:
         self._pooled_bytes -= length
         return free.pop()
 
-    def _reuse(self, freed: list[memoryview]) -> None:
+    def _recycle(self, freed: list[memoryview]) -> None:
         for buffer in freed:
             pool = self._buffers.setdefault(len(buffer), [])
             if len(pool) < _POOLED_BUFFERS:
@@ -276,15 +282,15 @@ class Runner:
             self._buffers.clear()
             self._pooled_bytes = 0
 
-    def _over(self, group: Group, peer: int, sequence: int) -> None:
-        message = f"rank {peer} sent bytes for operation {sequence}, which is over at rank {group.rank}"
+    def _fail_finished(self, group: Group, peer: int, sequence: int) -> None:
+        message = f"rank {peer} sent bytes for operation {sequence}, which is finished at rank {group.rank}"
         self._groups.fail(group, Failure("operation-mismatch", message))
 
     def _mismatch(self, group: Group, peer: int, sequence: int, ours: bytes, theirs: bytes) -> None:
         try:
-            other = decode_specification(theirs).describe()[:_DESCRIBED]
+            other = decode_specification(theirs).describe()[:_MAX_DESCRIPTION]
         except (ValueError, RecursionError, BarnraiseError):
-            other = "something that this version cannot read"
+            other = "an operation that this version cannot decode"
         message = (
             f"operation {sequence} of the group differs: rank {group.rank} called "
             f"{decode_specification(ours).describe()}; rank {peer} called {other}"
@@ -299,14 +305,14 @@ class Runner:
         self._groups.fail(group, Failure("operation-mismatch", message))
 
 
-def who_is_late(group: Group, execution: Execution) -> tuple[str, tuple[int, ...]]:
-    """For whom an operation waits, in words and as ranks."""
+def describe_late_ranks(group: Group, execution: Execution) -> tuple[str, tuple[int, ...]]:
+    """Return the ranks that an operation waits for, in words and as numbers."""
     called = execution.started_peers | execution.called_by
     late = [rank for rank in group.others() if rank not in called]
     what = execution.specification.describe()
     if late:
         names = ", ".join(f"rank {rank}" for rank in late)
         return f"{what}: {names} alive but late, has not called it", tuple(late)
-    slow = execution.awaited()
+    slow = execution.missing_ranks()
     names = ", ".join(f"rank {rank}" for rank in slow) or "the network"
     return f"{what}: every rank called it, bytes of {names} are still on the way", tuple(slow)

@@ -1,6 +1,6 @@
-"""Asks the system to run the mover soon after it is woken, also beside a trainer that never pauses.
+"""Scheduling priority: asks the system to run the communication process soon after it wakes.
 
-It sleeps most of the time, so this costs others nothing. Whatever a system does not grant is done without.
+It sleeps most of the time, so other processes lose nothing. A request that the system refuses is ignored.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _ATTRIBUTES = struct.Struct("<IIQiIQQQ")  # size, policy, flags, nice, priority,
 _LITTLE_MORE = -5
 
 
-def ask_for_promptness() -> None:
+def raise_priority() -> None:
     if sys.platform == "win32":
         with contextlib.suppress(psutil.Error, OSError):
             psutil.Process().nice(psutil.ABOVE_NORMAL_PRIORITY_CLASS)
         return
-    with contextlib.suppress(PermissionError, OSError):  # only an administrator may; others go on as they are
+    with contextlib.suppress(PermissionError, OSError):  # needs administrator rights
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _LITTLE_MORE)
     number = _SCHED_SETATTR.get(platform.machine())
     if sys.platform == "linux" and number is not None:

@@ -1,1 +1,4 @@
-"""TODO: ops."""
+"""Torch operations as chunks of bytes: checks of tensors, dtypes, copies in and out.
+
+Shared memory, algorithms and the communication process do not belong here.
+"""

@@ -1,7 +1,7 @@
-"""Cutting a tensor operation into pieces that fit shared memory, and moving bytes in and out of them.
+"""Cuts a tensor operation into chunks that fit shared memory, and copies bytes in and out of them.
 
-Pieces of a few MiB let copies overlap with the network and bound the memory of a large operation. The cut
-depends only on sizes that all ranks agree on.
+Chunks of a few MiB let copies overlap with the network and bound the memory of a large operation. The cut
+depends only on sizes that are equal on all ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-PIECE_BYTES = 4 << 20
+CHUNK_BYTES = 4 << 20
 
 Cut = tuple[torch.Tensor, int, int]  # a flat tensor and a range of its elements
 Copy = Callable[[torch.Tensor], object]
@@ -20,7 +20,7 @@ Finish = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One run of the mover: what it is told, and how its memory is filled and read."""
+    """One unit of work for the communication process: its sizes, and how its memory is filled and read."""
 
     sizes: tuple[int, ...]  # as the specification wants them: equal on all ranks
     nbytes: int  # of shared memory
@@ -28,13 +28,16 @@ class Chunk:
     drain: Copy
 
 
-def nothing(_: torch.Tensor) -> None:
-    """The copy of a rank that gives or takes no bytes."""
+def no_copy(_: torch.Tensor) -> None:
+    """Copy nothing, for a rank that gives or takes no bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseView:
-    """A tensor's values in a row. ``copied``: they lay otherwise, and a result must be written back."""
+    """A tensor's values in contiguous memory.
+
+    ``copied``: the tensor was not contiguous, so a result must be written back.
+    """
 
     tensor: torch.Tensor
     values: torch.Tensor
@@ -42,7 +45,10 @@ class DenseView:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> DenseView:
-        """Without autograd and version counter: like every backend, we write where the caller says."""
+        """Return the dense view of a tensor, without autograd and version counter.
+
+        Like every backend, we write to the memory that the caller names.
+        """
         plain = tensor.data
         if plain.is_conj() or plain.is_neg():
             return cls(plain, plain.resolve_conj().resolve_neg().contiguous(), True)
@@ -52,7 +58,7 @@ class DenseView:
 
     @property
     def bytes(self) -> torch.Tensor:
-        """A flat uint8 view."""
+        """Return a flat uint8 view of the values."""
         flat = self.values.view(-1)
         if flat.is_complex():
             flat = torch.view_as_real(flat).view(-1)
@@ -64,7 +70,7 @@ class DenseView:
 
 
 def write_back(outputs: Sequence[DenseView]) -> Finish | None:
-    """What is left to do when all pieces have been read; None if nothing is."""
+    """Return the copy that remains after all chunks were read, or None if there is none."""
     copies = [output for output in outputs if output.copied]
     if not copies:
         return None
@@ -76,9 +82,12 @@ def write_back(outputs: Sequence[DenseView]) -> Finish | None:
     return finish
 
 
-def ranges(total: int, item: int, parts: int = 1) -> list[tuple[int, int]]:
-    """Byte ranges of at most a piece when ``parts`` of them share its memory; one empty range for nothing."""
-    limit = max(item, PIECE_BYTES // parts // item * item)
+def chunk_ranges(total: int, item: int, parts: int = 1) -> list[tuple[int, int]]:
+    """Cut ``total`` bytes into ranges that fit a chunk which ``parts`` ranges share.
+
+    Return one empty range for no bytes.
+    """
+    limit = max(item, CHUNK_BYTES // parts // item * item)
     if total <= limit + limit // 2:
         return [(0, total)]
     count = -(-total // limit)
@@ -87,21 +96,22 @@ def ranges(total: int, item: int, parts: int = 1) -> list[tuple[int, int]]:
 
 
 def cut_blocks(flats: Sequence[torch.Tensor], item: int) -> list[list[Cut]]:
-    """Pieces that take the same part of every block; a short block is empty in later pieces.
+    """Cut blocks so that a chunk takes the same range of every block.
 
-    ``item`` is the size of an element that may not be cut, also where ``flats`` are its single bytes.
+    A short block is empty in later chunks. ``item``: size in bytes of an element that must not be cut, even
+    if ``flats`` hold single bytes.
     """
     unit = item // flats[0].element_size()
     longest = max(flat.numel() * flat.element_size() for flat in flats)
     cuts = []
-    for lo, hi in ranges(longest, item, len(flats)):
+    for lo, hi in chunk_ranges(longest, item, len(flats)):
         low, high = lo // item * unit, hi // item * unit
         cuts.append([(flat, min(low, flat.numel()), min(high, flat.numel())) for flat in flats])
     return cuts
 
 
 def copy_in(cuts: Sequence[Cut]) -> Copy:
-    """Lay the cuts one behind the other."""
+    """Return a copy that writes the cuts one after another into shared memory."""
 
     def fill(view: torch.Tensor) -> None:
         start = 0
@@ -113,7 +123,7 @@ def copy_in(cuts: Sequence[Cut]) -> Copy:
 
 
 def copy_out(cuts: Sequence[Cut], start: int = 0) -> Copy:
-    """Read the cuts, which lie one behind the other from ``start`` on."""
+    """Return a copy that reads the cuts one after another from ``start`` on."""
 
     def drain(view: torch.Tensor) -> None:
         offset = start

@@ -1,4 +1,4 @@
-"""Element types on the wire: a number per dtype, and how numpy sees it. Torch-free."""
+"""Element types on the wire: a number for each dtype, and its numpy type. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from barnraise.core.errors import UnsupportedOperation
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """``code`` is the wire's and never reused; ``kind`` decides which reductions exist."""
+    """Dtype of the wire.
+
+    ``code`` is part of the wire format and never reused; ``kind`` decides which reductions exist.
+    """
 
     code: int
     name: str
@@ -62,7 +65,7 @@ def by_name(name: str) -> ElementType:
 
 @cache
 def numpy_dtype(code: int) -> np.dtype[np.generic]:
-    """The numpy type that does this element's arithmetic."""
+    """Return the numpy type that computes with this element."""
     element = by_code(code)
     if element.name == "bool":
         return np.dtype(np.uint8)  # logical, on bytes 0 and 1

@@ -1,4 +1,4 @@
-"""One operation as torch asked for it, brought to pieces of bytes: what the issuer needs to run it."""
+"""One operation as torch requested it, cut into chunks of bytes for the submitter."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from dataclasses import dataclass
 
 import torch
 
-from barnraise.collectives.ops.chunking import Chunk, DenseView, Finish, nothing, write_back
+from barnraise.collectives.ops.chunking import Chunk, DenseView, Finish, no_copy, write_back
 from barnraise.collectives.ops.dtypes import ElementType, by_name
-from barnraise.collectives.ops.tensors import element_of
+from barnraise.collectives.ops.tensors import element_type_of
 
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """``kind`` to ``splits`` are compared between ranks, ``sizes`` of the pieces too; the rest is our own."""
+    """A torch operation, ready to submit.
+
+    Ranks compare ``kind`` to ``splits`` and the ``sizes`` of the chunks. The other fields are local.
+    """
 
     kind: str
     element: ElementType
-    pieces: Sequence[Chunk]
+    chunks: Sequence[Chunk]
     result: list[torch.Tensor]
     device: torch.device
     reduction: str = ""
@@ -30,28 +33,31 @@ class Operation:
 
     @property
     def agreed_bytes(self) -> int:
-        """The size that may decide something: the same on every rank, so nothing where splits differ."""
-        return sum(sum(piece.sizes) for piece in self.pieces)
+        """Return the size that is equal on every rank, and so may decide on the algorithm.
+
+        It is 0 for all_to_all, whose splits differ between ranks.
+        """
+        return sum(sum(chunk.sizes) for chunk in self.chunks)
 
     @property
     def staged_bytes(self) -> int:
-        return sum(piece.nbytes for piece in self.pieces)
+        return sum(chunk.nbytes for chunk in self.chunks)
 
 
 def barrier() -> Operation:
-    return Operation("barrier", by_name("uint8"), [Chunk((), 0, nothing, nothing)], [], _CPU)
+    return Operation("barrier", by_name("uint8"), [Chunk((), 0, no_copy, no_copy)], [], _CPU)
 
 
 def send(tensor: torch.Tensor) -> Operation:
     flat = DenseView.of(tensor).bytes
-    piece = Chunk((), flat.numel(), lambda view: view.copy_(flat), nothing)
-    return Operation("send", element_of(tensor), [piece], [tensor], tensor.device)
+    chunk = Chunk((), flat.numel(), lambda view: view.copy_(flat), no_copy)
+    return Operation("send", element_type_of(tensor), [chunk], [tensor], tensor.device)
 
 
 def receive(tensor: torch.Tensor) -> Operation:
     target = DenseView.of(tensor)
     flat = target.bytes
-    piece = Chunk((), flat.numel(), nothing, lambda view: flat.copy_(view))
+    chunk = Chunk((), flat.numel(), no_copy, lambda view: flat.copy_(view))
     return Operation(
-        "receive", element_of(tensor), [piece], [tensor], tensor.device, finish=write_back([target])
+        "receive", element_type_of(tensor), [chunk], [tensor], tensor.device, finish=write_back([target])
     )

@@ -1,4 +1,4 @@
-"""What tensors of an operation must be, and the forms in which torch hands them over."""
+"""Checks of an operation's tensors, and views of the forms in which torch passes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from barnraise.collectives.ops.dtypes import ElementType, by_name
 from barnraise.core.errors import OperationMismatch, UnsupportedOperation
 
 
-def element_of(tensor: torch.Tensor) -> ElementType:
+def element_type_of(tensor: torch.Tensor) -> ElementType:
     if tensor.layout is not torch.strided:
         raise UnsupportedOperation(
             f"a tensor of layout {tensor.layout} cannot be moved", hint="Call to_dense() first."
@@ -19,7 +19,7 @@ def element_of(tensor: torch.Tensor) -> ElementType:
 
 
 def only(tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensor of a call; torch's own layers give it in a list or bare."""
+    """Return the single tensor of a call. torch's own layers pass it in a list or bare."""
     if isinstance(tensors, torch.Tensor):
         return tensors
     if len(tensors) != 1:
@@ -27,21 +27,21 @@ def only(tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     return tensors[0]
 
 
-def blocks_of(whole: torch.Tensor, one: torch.Tensor, world: int) -> list[torch.Tensor]:
-    """A concatenated or stacked tensor as one block per rank, each a view of it."""
-    if whole.numel() != one.numel() * world:
+def split_blocks(whole: torch.Tensor, block: torch.Tensor, world: int) -> list[torch.Tensor]:
+    """Split a concatenated or stacked tensor into one block per rank, each a view of it."""
+    if whole.numel() != block.numel() * world:
         raise OperationMismatch(
-            f"a tensor of {whole.numel()} elements does not hold {world} blocks of {one.numel()}"
+            f"a tensor of {whole.numel()} elements does not hold {world} blocks of {block.numel()}"
         )
     if not whole.is_contiguous():
         raise UnsupportedOperation(
             "the concatenated tensor must be contiguous", hint="Call contiguous() on it first."
         )
-    return list(whole.data.view(world, -1).unbind()) if one.numel() else [whole.data.view(-1)] * world
+    return list(whole.data.view(world, -1).unbind()) if block.numel() else [whole.data.view(-1)] * world
 
 
-def rows_of(tensor: torch.Tensor, splits: Sequence[int], world: int) -> list[torch.Tensor]:
-    """One block of rows per rank; without splits, equal ones."""
+def split_rows(tensor: torch.Tensor, splits: Sequence[int], world: int) -> list[torch.Tensor]:
+    """Split a tensor into one block of rows per rank. Without ``splits`` the blocks are equal."""
     plain = tensor.data if tensor.dim() else tensor.data.view(1)
     rows = plain.shape[0]
     if not splits:
@@ -58,13 +58,16 @@ def rows_of(tensor: torch.Tensor, splits: Sequence[int], world: int) -> list[tor
 def check_blocks(
     blocks: Sequence[torch.Tensor], element: ElementType, world: int, equal: int | None = None
 ) -> None:
-    """One block per rank, of one dtype and, where asked for, of ``equal`` elements each."""
+    """Check that there is one block per rank, all of one dtype.
+
+    If ``equal`` is given, each block must have this number of elements.
+    """
     if len(blocks) != world:
         raise OperationMismatch(f"{len(blocks)} blocks were given to a group of {world} ranks")
     for block in blocks:
-        if element_of(block) != element:
+        if element_type_of(block) != element:
             raise OperationMismatch(
-                f"blocks of {element_of(block).name} and {element.name} in one operation",
+                f"blocks of {element_type_of(block).name} and {element.name} in one operation",
                 hint="Convert them to one dtype first.",
             )
         if equal is not None and block.numel() != equal:

@@ -1,4 +1,4 @@
-"""Which bytes of the shared segments are free. Pure bookkeeping, torch-free."""
+"""First-fit allocator for shared segments. Pure bookkeeping, torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ALIGNMENT = 256
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A range of one segment."""
+    """An allocated range of one segment."""
 
     segment: int
     offset: int
@@ -17,7 +17,7 @@ class Block:
 
 
 class BlockAllocator:
-    """First fit over the free ranges of each segment; neighbours are joined when freed."""
+    """First-fit allocation over the free ranges of each segment; adjacent free ranges are merged."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[tuple[int, int]]] = {}  # segment -> sorted (offset, size)
@@ -31,11 +31,11 @@ class BlockAllocator:
         del self._free[segment], self._sizes[segment]
 
     def idle_segments(self) -> list[int]:
-        """Segments nothing is taken from."""
+        """Return the segments without an allocated block."""
         return [s for s, free in self._free.items() if free == [(0, self._sizes[s])]]
 
-    def take(self, size: int) -> Block | None:
-        """None: no segment has a range this long."""
+    def allocate(self, size: int) -> Block | None:
+        """Return a block of at least ``size`` bytes, or None if no segment has a range this long."""
         need = max(_ALIGNMENT, -(-size // _ALIGNMENT) * _ALIGNMENT)
         for segment, free in self._free.items():
             for position, (offset, length) in enumerate(free):
@@ -47,7 +47,7 @@ class BlockAllocator:
                     return Block(segment, offset, need)
         return None
 
-    def give_back(self, block: Block) -> None:
+    def free(self, block: Block) -> None:
         free = self._free.get(block.segment)
         if free is None:
             return

@@ -1,4 +1,4 @@
-"""Tensor memory that the mover sees: blocks of shared segments as torch views, and the way to devices."""
+"""Arena of shared memory: blocks as torch views, and staging of device tensors."""
 
 from __future__ import annotations
 
@@ -26,46 +26,49 @@ CopyContext = Callable[[], AbstractContextManager[object]]
 class SharedArena:
     """All shared segments of one worker. Thread-safe."""
 
-    def __init__(self, mover: CommProcessClient) -> None:
-        self.mover = mover
-        self._limit = mover.settings.collectives.arena_bytes
+    def __init__(self, comm_process: CommProcessClient) -> None:
+        self.comm_process = comm_process
+        self._limit = comm_process.settings.collectives.arena_bytes
         self._lock = threading.Lock()
         self._blocks = BlockAllocator()
         self._segments: dict[int, tuple[SharedSegment, torch.Tensor]] = {}
         self._next = 0
         self._bytes = 0
-        self._taken = 0
+        self._allocated = 0
         self._pinned: set[int] = set()
         self._announced: set[str] = set()
 
-    def take(self, size: int) -> Block:
+    def allocate(self, size: int) -> Block:
         with self._lock:
-            block = self._blocks.take(size)
+            block = self._blocks.allocate(size)
             if block is None:
-                self._grow(size)
-                block = self._blocks.take(size)
+                self._add_segment(size)
+                block = self._blocks.allocate(size)
             assert block is not None
-            self._taken += block.size
+            self._allocated += block.size
             return block
 
     def has_room(self, size: int) -> bool:
-        """Whether so much more stays within the limit. Asked only by those who can wait."""
-        return self._taken + size <= self._limit
+        """Return True if ``size`` more bytes stay within the limit. Only callers that can wait ask for it."""
+        return self._allocated + size <= self._limit
 
-    def give_back(self, block: Block) -> None:
+    def free(self, block: Block) -> None:
         with self._lock:
-            self._taken -= block.size
-            self._blocks.give_back(block)
+            self._allocated -= block.size
+            self._blocks.free(block)
             if self._bytes > self._limit:
                 for segment in self._blocks.idle_segments():
-                    self._drop(segment)
+                    self._remove_segment(segment)
 
     def view(self, block: Block, size: int) -> torch.Tensor:
-        """The block's first ``size`` bytes as uint8."""
+        """Return the block's first ``size`` bytes as a uint8 tensor."""
         return self._segments[block.segment][1][block.offset : block.offset + size]
 
     def check_device(self, device: torch.device) -> None:
-        """Device tensors pass through host memory: say so once, or refuse where that was asked for."""
+        """Warn once that tensors of a device are staged through host memory.
+
+        Raise UnsupportedOperation if the settings forbid staging.
+        """
         kind = device.type
         if kind == "cpu" or kind in self._announced:
             return
@@ -73,7 +76,7 @@ class SharedArena:
             raise UnsupportedOperation(
                 "a tensor on the meta device has no values to move", hint="Materialise it on a device first."
             )
-        if self.mover.settings.collectives.staging == "refuse":
+        if self.comm_process.settings.collectives.staging == "refuse":
             raise UnsupportedOperation(
                 f"a {kind} tensor would be staged through host memory, which collectives.staging forbids",
                 hint='Move it to the CPU yourself, or set collectives.staging = "host".',
@@ -87,20 +90,20 @@ class SharedArena:
                     self._pin(segment)
         log.warning("%s tensors are staged through host memory on their way to other machines", kind)
 
-    def _grow(self, size: int) -> None:
+    def _add_segment(self, size: int) -> None:
         length = max(_SEGMENT_BYTES, -(-size // _ROUND_BYTES) * _ROUND_BYTES)
         shared = SharedSegment.create(length)
         number, self._next = self._next, self._next + 1
-        with torch.inference_mode(False):  # whoever comes first, everyone must be able to write to it
+        with torch.inference_mode(False):  # every later caller must be able to write to it
             self._segments[number] = (shared, torch.frombuffer(shared.mapping, dtype=torch.uint8))
         self._blocks.add_segment(number, length)
         self._bytes += length
-        self.mover.map(number, shared)
+        self.comm_process.map_segment(number, shared)
         if "cuda" in self._announced:
             self._pin(number)
 
     def _pin(self, segment: int) -> None:
-        """Page-lock a segment so that CUDA copies run at full speed; never needed for correctness."""
+        """Lock a segment in memory so that CUDA copies run at full speed. Correctness never depends on it."""
         if segment not in self._pinned:
             tensor = self._segments[segment][1]
             code = _cuda_runtime().cudaHostRegister(tensor.data_ptr(), tensor.numel(), 0)
@@ -111,15 +114,15 @@ class SharedArena:
                     "shared memory could not be page-locked (CUDA error %d): copies are slower", int(code)
                 )
 
-    def _drop(self, segment: int) -> None:
+    def _remove_segment(self, segment: int) -> None:
         shared, tensor = self._segments.pop(segment)
         if segment in self._pinned:
             self._pinned.discard(segment)
             _cuda_runtime().cudaHostUnregister(tensor.data_ptr())
         self._blocks.remove_segment(segment)
         self._bytes -= shared.size
-        self.mover.unmap(segment)
-        # torch.frombuffer keeps the mapping alive but does not stop a close(): leave that to the last view
+        self.comm_process.unmap_segment(segment)
+        # torch.frombuffer keeps the mapping alive but does not prevent close(): the last view unmaps it
         shared.close_descriptor()
 
 
@@ -132,20 +135,21 @@ _plain: CopyContext = nullcontext
 
 
 def copy_context(device: torch.device, tensors: Sequence[torch.Tensor]) -> CopyContext:
-    """What the copies of an operation must run in, on whichever thread; called by the thread that issues it.
+    """Return the context for the copies of an operation, on any thread. The submitting thread calls it.
 
-    CUDA: on a stream of our own, behind what the caller has queued so far; later pieces are copied by another
-    thread, whose current stream knows nothing of that. A copy to or from the host ends before it returns, so
-    the caller needs no event of ours. Inference tensors can be written only in inference mode.
+    On CUDA the copies run on a stream of our own, after all work that the caller has queued. Later chunks
+    are copied by another thread, whose current stream does not know about that work. A copy to or from the
+    host completes before it returns, so the caller needs no event of ours. Inference tensors can be written
+    only in inference mode.
     """
     inference = torch.is_inference_mode_enabled() or any(tensor.is_inference() for tensor in tensors)
     if device.type == "cuda":
-        return _behind_caller(device, inference)
+        return _after_caller_stream(device, inference)
     return (lambda: torch.inference_mode()) if inference else _plain
 
 
-def _behind_caller(device: torch.device, inference: bool) -> CopyContext:
-    issued = torch.cuda.current_stream(device).record_event()
+def _after_caller_stream(device: torch.device, inference: bool) -> CopyContext:
+    submitted = torch.cuda.current_stream(device).record_event()
     stream = _copy_streams.get(device)
     if stream is None:
         stream = _copy_streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]  # likewise
@@ -153,7 +157,7 @@ def _behind_caller(device: torch.device, inference: bool) -> CopyContext:
     @contextmanager
     def context() -> Iterator[None]:
         with torch.inference_mode(inference), torch.cuda.stream(stream):
-            stream.wait_event(issued)
+            stream.wait_event(submitted)
             yield
 
     return context

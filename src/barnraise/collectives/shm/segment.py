@@ -1,7 +1,10 @@
-"""Memory that a worker and its mover both see. Torch-free; one small branch per operating system.
+"""Shared memory segment, with one small branch per operating system. Torch-free.
 
-Linux: an anonymous memory file; macOS: a POSIX segment whose name is removed at once; Windows: a named
-mapping. Nothing of it outlives the two processes.
+* Linux: an anonymous memory file.
+* macOS: a POSIX segment whose name is removed at once.
+* Windows: a named mapping.
+
+No segment outlives the two processes.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import sys
 
 
 class SharedSegment:
-    """A mapped segment; ``descriptor`` (POSIX) or ``name`` (Windows) lets the other process map it too."""
+    """A mapped segment; ``descriptor`` (POSIX) or ``name`` (Windows) lets the other process map it."""
 
     def __init__(self, size: int, descriptor: int, name: str, mapping: mmap.mmap) -> None:
         self.size = size
@@ -33,7 +36,7 @@ class SharedSegment:
 
     @classmethod
     def attach(cls, size: int, descriptor: int, name: str) -> SharedSegment:
-        """Map what the other process made; takes over the descriptor."""
+        """Map a segment that the other process created. This takes ownership of the descriptor."""
         if sys.platform == "win32":
             return cls(size, -1, name, mmap.mmap(-1, size, tagname=name))
         if os.fstat(descriptor).st_size < size:
@@ -44,7 +47,7 @@ class SharedSegment:
         return segment
 
     def close_descriptor(self) -> None:
-        """Once the other process has its own, ours only costs a slot."""
+        """Close our descriptor once the other process has its own."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -55,7 +58,7 @@ class SharedSegment:
         try:
             self.mapping.close()
         except BufferError:
-            pass  # a view is still in use somewhere: the mapping goes when that does
+            pass  # a view is still in use; the mapping is freed with it
 
 
 def _anonymous_file() -> int:

@@ -1,1 +1,4 @@
-"""TODO: torch_patch."""
+"""Changes to torch in a running process: backend registration, wrapped functions, the pickle guard.
+
+The process group itself and its store do not belong here.
+"""

@@ -1,10 +1,7 @@
-"""Makes ``init_process_group("barnraise")`` known to torch, and the cluster as a place to meet.
+"""Registers the ``barnraise`` backend and rendezvous with torch. ``import torch`` calls it by entry point.
 
-In a process that `barnraise run` started it also lets unmodified scripts meet and train there.
-
-Called by ``import torch`` through an entry point.
-
-Nothing here may raise or be slow: a failure would break ``import torch`` for every program on the machine.
+In a process that ``barnraise run`` started it also lets unmodified scripts train in the cluster. Nothing
+here may raise or be slow: a failure would break ``import torch`` in all programs on the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ _registered = False
 
 
 def register() -> None:
-    """Register the backend once; harmless when called again."""
+    """Register the backend once. Calling it again does nothing."""
     global _registered
     if _registered:
         return
@@ -28,10 +25,10 @@ def register() -> None:
         if not dist.is_available():
             return
         if os.environ.get("BARNRAISE_GUESTS"):
-            # First: if it fails, there is no engine over which a guest could send anything.
-            from barnraise.collectives.torch_patch.pickle_guard import refuse_from_guests
+            # First: if it fails, there is no backend over which a guest could send data.
+            from barnraise.collectives.torch_patch.pickle_guard import install_pickle_guard
 
-            refuse_from_guests()
+            install_pickle_guard()
         dist.Backend.register_backend("barnraise", _create, devices=["cpu", "cuda", "mps"])
         _registered = True
         _register_rendezvous()
@@ -39,19 +36,19 @@ def register() -> None:
             from barnraise.collectives.torch_patch.init_process_group import install
 
             install()
-    except Exception as error:  # noqa: BLE001  # a program that does not use us must not notice
+    except Exception as error:  # noqa: BLE001  # a script that does not use us must not fail
         import logging
 
         logging.getLogger("barnraise").warning("the barnraise backend could not be registered: %s", error)
 
 
 def _register_rendezvous() -> None:
-    """``barnraise://``, by torch's public way; and ``env://`` where it would fail for want of an address."""
+    """Register ``barnraise://``, and wrap ``env://`` for processes without an address."""
     rendezvous = import_module("torch.distributed.rendezvous")  # the package has a function of that name
     rendezvous.register_rendezvous_handler("barnraise", _meet)
     handlers = getattr(rendezvous, "_rendezvous_handlers", {})
     original = handlers.get("env")
-    if original is None:  # another torch: then only barnraise:// works
+    if original is None:  # in this torch only barnraise:// works
         return
 
     def env(url: str, **options: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Lets a script that `barnraise run` started use torch.distributed as it always did.
+"""Wraps torch.distributed functions, so that scripts started by ``barnraise run`` need no change.
 
-Its ranks meet in the cluster whatever address it names, and each group gets the engine that `runs.engines`
-chooses. Only the public functions of torch that make groups and stores are wrapped, wherever torch has them.
+Ranks meet in the cluster and ignore the address that the script names. Each group gets the backend that
+``runs.backend_choice`` selects. Only public functions of torch that create groups and stores are wrapped,
+in every module that exports them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
-from barnraise.collectives.rendezvous import values_of
+from barnraise.collectives.rendezvous import read_values
 from barnraise.core.errors import ConfigError
 from barnraise.core.flow.log_once import first_time
 from barnraise.runs.backend_choice import (
@@ -47,15 +48,15 @@ _MODULES = (
     "torch.distributed.rendezvous",
 )
 
-# What launched processes find as MASTER_ADDR. The launcher names it too (a test compares them): its module
-# would bring far more into `import torch` than this one word.
+# MASTER_ADDR of launched processes. The launcher repeats it (a test compares them), because importing its
+# module would slow down `import torch`.
 NO_HOST = "barnraise.invalid"
 
 Function = Callable[..., Any]
 
 
 class LaunchEnvironment(NamedTuple):
-    """What the launcher fixed: the machine of every rank, and what this one computes on."""
+    """Values that the launcher set: the machine of every rank, and this rank's device."""
 
     rank: int
     machines: tuple[int, ...]
@@ -67,12 +68,12 @@ class LaunchEnvironment(NamedTuple):
     def read(cls, environment: Mapping[str, str]) -> LaunchEnvironment:
         try:
             rank = int(environment["RANK"])
-            machines = tuple(int(one) for one in environment["BARNRAISE_MACHINES"].split(","))
+            machines = tuple(int(text) for text in environment["BARNRAISE_MACHINES"].split(","))
             if not 0 <= rank < len(machines):
                 raise ValueError(f"there is no rank {rank} among {len(machines)}")
         except (KeyError, ValueError) as error:
             raise ConfigError(
-                f"this process has no place in a run: RANK or BARNRAISE_MACHINES is missing or bad: {error}",
+                f"RANK or BARNRAISE_MACHINES of this process is missing or invalid: {error}",
                 hint="Let `barnraise run` start it, or unset BARNRAISE_LAUNCHED.",
             ) from None
         return cls(
@@ -85,7 +86,7 @@ class LaunchEnvironment(NamedTuple):
 
 
 class WorldSpec(NamedTuple):
-    """The ranks of the default group as they told of themselves, where they are, and what they got."""
+    """The default group: the devices and machines of its ranks, and its backend."""
 
     launch: LaunchEnvironment
     ranks: tuple[RankDevices, ...]
@@ -99,7 +100,7 @@ _exchanges = count(1)
 
 
 def install() -> None:
-    """Wrap torch's functions, once."""
+    """Wrap torch's functions once."""
     global _installed
     if _installed or not _is_launched():
         return
@@ -107,18 +108,18 @@ def install() -> None:
     _replace("init_process_group", _wrapped(dist.init_process_group, _init_process_group))
     _replace("new_group", _wrapped(dist.new_group, _new_group))
     _replace("split_group", _wrapped(dist.split_group, _split_group))
-    _replace("TCPStore", StoreAnywhere)
+    _replace("TCPStore", LaunchedTcpStore)
     handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
-    handlers["env"] = _handler(handlers["env"], lambda url: True)
-    handlers["tcp"] = _handler(handlers["tcp"], lambda url: urlparse(url).hostname == NO_HOST)
+    handlers["env"] = _rendezvous_handler(handlers["env"], lambda url: True)
+    handlers["tcp"] = _rendezvous_handler(handlers["tcp"], lambda url: urlparse(url).hostname == NO_HOST)
     several = os.environ.get("WORLD_SIZE", "1") != "1"
     if several and os.environ.get("BARNRAISE_DEVICE") in ("cpu", "mps"):
-        # Without this Accelerate would let each such process train alone, and not say so.
+        # Without this Accelerate would silently train each process alone.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 
 def _is_launched() -> bool:
-    """Not in the processes that a launched one starts by multiprocessing: they are no ranks of the run."""
+    """Return True in a rank of the run, but not in processes that a rank starts by multiprocessing."""
     return bool(os.environ.get("BARNRAISE_LAUNCHED")) and multiprocessing.parent_process() is None
 
 
@@ -136,7 +137,7 @@ def _wrapped(original: Function, inner: Callable[[Function, inspect.BoundArgumen
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             bound = signature.bind(*args, **kwargs)
-        except TypeError:  # torch says it in its own words
+        except TypeError:  # torch raises its own error
             return original(*args, **kwargs)
         return inner(original, bound) if _is_launched() else original(*args, **kwargs)
 
@@ -148,72 +149,79 @@ def _wrapped(original: Function, inner: Callable[[Function, inspect.BoundArgumen
 
 def _init_process_group(original: Function, bound: inspect.BoundArguments) -> None:
     global _world
-    given = bound.arguments
+    arguments = bound.arguments
     if dist.is_initialized():
-        _call(original, bound)  # it says that this is the second time
+        _call_original(original, bound)  # torch reports the second call
         return
     launch = LaunchEnvironment.read(os.environ)
-    own = RankDevices(_text(given.get("backend")), launch.device, _nccl_available(), sys.platform)
-    size = given.get("world_size", -1)
-    if given.get("rank", -1) in (-1, launch.rank) and size in (-1, len(launch.machines)):
-        ranks, machines = _exchange(launch, own, given.get("timeout") or default_pg_timeout), launch.machines
-    else:  # the script numbers its processes itself: nobody knows where the others are
+    own = RankDevices(_text(arguments.get("backend")), launch.device, _nccl_available(), sys.platform)
+    size = arguments.get("world_size", -1)
+    if arguments.get("rank", -1) in (-1, launch.rank) and size in (-1, len(launch.machines)):
+        ranks, machines = (
+            _exchange_devices(launch, own, arguments.get("timeout") or default_pg_timeout),
+            launch.machines,
+        )
+    else:  # the script sets its own ranks, so their machines are unknown
         ranks = (own,) * max(size, 1)
         apart = len(set(launch.machines)) > 1
         machines = tuple(range(len(ranks))) if apart else (0,) * len(ranks)
     choice = choose_together(ranks, machines, launch.forced, launch.fabric)
-    _announce(own.asked, choice, machines, launch.rank)
+    _print_choice(own.asked, choice, machines, launch.rank)
     if choice.backend != usual_name(own.asked, launch.device):
-        _give(given, choice, own.asked)
-    _call(original, bound)
+        _set_backend(arguments, choice, own.asked)
+    _call_original(original, bound)
     _world = WorldSpec(launch, ranks, machines, choice.backend)
 
 
 def _new_group(original: Function, bound: inspect.BoundArguments) -> Any:
-    given, world = bound.arguments, _world
-    members = given.get("ranks")
+    arguments, world = bound.arguments, _world
+    members = arguments.get("ranks")
     numbers = range(len(world.ranks) if world else 0) if members is None else sorted(members)
     if world is None or not numbers or not 0 <= numbers[0] <= numbers[-1] < len(world.ranks):
-        return _call(original, bound)  # torch knows what is wrong
-    asked = _text(given.get("backend"))
+        return _call_original(original, bound)  # torch reports the error
+    asked = _text(arguments.get("backend"))
     ranks = [world.ranks[number] for number in numbers]
     if asked is not None:
         ranks = [RankDevices(asked, rank.device, rank.nccl_available, rank.system) for rank in ranks]
     machines = [world.machines[number] for number in numbers]
     choice = choose_together(ranks, machines, world.launch.forced, world.launch.fabric)
-    _announce(asked or ranks[0].asked, choice, machines, world.launch.rank)
-    # Without a name torch takes that of the default group.
+    _print_choice(asked or ranks[0].asked, choice, machines, world.launch.rank)
+    # Without a name torch uses the backend of the default group.
     if choice.backend != (world.backend if asked is None else asked):
-        _give(given, choice, asked)
+        _set_backend(arguments, choice, asked)
     elif choice.backend == OURS:
-        _drop(given, "the barnraise engine has no use for it")
-    return _call(original, bound)
+        _remove_options(arguments, "the barnraise backend does not use it")
+    return _call_original(original, bound)
 
 
 def _split_group(original: Function, bound: inspect.BoundArguments) -> Any:
-    """What torch has for NCCL only, by way of new groups."""
-    given = bound.arguments
-    parent, splits = given.get("parent_pg") or dist.group.WORLD, given.get("split_ranks")
+    """Replace ``split_group``, which torch has for NCCL only, by new groups."""
+    arguments = bound.arguments
+    parent, splits = arguments.get("parent_pg") or dist.group.WORLD, arguments.get("split_ranks")
     if not splits or parent is None or dist.get_backend(parent) != OURS:
-        return _call(original, bound)
+        return _call_original(original, bound)
     numbers = dist.get_process_group_ranks(parent)
-    named = {name: given[name] for name in ("timeout", "group_desc") if given.get(name) is not None}
-    mine = None
+    format_label = {
+        name: arguments[name] for name in ("timeout", "group_desc") if arguments.get(name) is not None
+    }
+    own_group = None
     for split in splits:
         members = sorted(numbers[place] for place in split)
-        here = dist.get_rank() in members
-        # Only where all ranks call this can all take part in making each group.
+        is_member = dist.get_rank() in members
+        # All ranks may create each group together only if all of them call this.
         if parent is dist.group.WORLD:
-            group = dist.new_group(members, **named)
-        elif here:
-            group = dist.new_group(members, use_local_synchronization=True, **named)
-        if here:
-            mine = group
-    return mine
+            group = dist.new_group(members, **format_label)
+        elif is_member:
+            group = dist.new_group(members, use_local_synchronization=True, **format_label)
+        if is_member:
+            own_group = group
+    return own_group
 
 
-def _exchange(launch: LaunchEnvironment, own: RankDevices, timeout: timedelta) -> tuple[RankDevices, ...]:
-    """What each rank tells of itself. Devices differ, and scripts ask by device: so all choose alike."""
+def _exchange_devices(
+    launch: LaunchEnvironment, own: RankDevices, timeout: timedelta
+) -> tuple[RankDevices, ...]:
+    """Exchange the devices of all ranks, so that all ranks choose the same backend."""
     from barnraise.collectives.cluster_store import launched_store
 
     if len(launch.machines) == 1:
@@ -222,9 +230,9 @@ def _exchange(launch: LaunchEnvironment, own: RankDevices, timeout: timedelta) -
     meeting = next(_exchanges)
     keys = [f"engine/{meeting}/rank {number}" for number in range(len(launch.machines))]
     store.set(keys[launch.rank], encode_rank(own))  # type: ignore[arg-type]  # bytes are taken too
-    told = [decode_rank(data, number) for number, data in enumerate(values_of(store, keys))]
-    told[launch.rank] = own
-    return tuple(told)
+    devices = [decode_rank(data, number) for number, data in enumerate(read_values(store, keys))]
+    devices[launch.rank] = own
+    return tuple(devices)
 
 
 def _nccl_available() -> bool:
@@ -235,33 +243,35 @@ def _text(backend: str | None) -> str | None:
     return str(backend).lower() if backend else None
 
 
-def _give(given: dict[str, Any], choice: BackendChoice, asked: str | None) -> None:
-    given["backend"] = choice.backend
-    _drop(given, f"the group uses {choice.backend} instead of {asked or 'the default of torch'}")
+def _set_backend(arguments: dict[str, Any], choice: BackendChoice, asked: str | None) -> None:
+    arguments["backend"] = choice.backend
+    _remove_options(
+        arguments, f"the group uses {choice.backend} instead of {asked or 'the default of torch'}"
+    )
 
 
-def _drop(given: dict[str, Any], why: str) -> None:
+def _remove_options(arguments: dict[str, Any], why: str) -> None:
     for name in ("pg_options", "device_id"):
-        if given.get(name) is not None:
-            log.info("%s is left out: %s", name, why)
-            given[name] = None
+        if arguments.get(name) is not None:
+            log.info("%s is ignored: %s", name, why)
+            arguments[name] = None
 
 
-def _announce(asked: str | None, choice: BackendChoice, machines: Sequence[int], rank: int) -> None:
+def _print_choice(asked: str | None, choice: BackendChoice, machines: Sequence[int], rank: int) -> None:
     line = sentence(asked, choice, machines)
     if line and rank == 0 and first_time(("engine", line)):
         sys.stderr.write(f"barnraise: {line}\n")
         sys.stderr.flush()
 
 
-def _call(original: Function, bound: inspect.BoundArguments) -> Any:
+def _call_original(original: Function, bound: inspect.BoundArguments) -> Any:
     return original(*bound.args, **bound.kwargs)
 
 
-# places to meet
+# rendezvous
 
 
-def _handler(original: Function, ours: Callable[[str], bool]) -> Function:
+def _rendezvous_handler(original: Function, ours: Callable[[str], bool]) -> Function:
     def meet(url: str, **options: Any) -> Any:
         if not _is_launched() or not ours(url):
             return original(url, **options)
@@ -272,13 +282,13 @@ def _handler(original: Function, ours: Callable[[str], bool]) -> Function:
     return meet
 
 
-class StoreAnywhere(TCPStore):
-    """For scripts that make their own store at the address they find in the environment."""
+class LaunchedTcpStore(TCPStore):
+    """TCPStore for scripts that open their own store at the address in the environment."""
 
     def __new__(cls, host_name: str = "", port: int = 0, *args: Any, **options: Any) -> Any:
         if host_name != NO_HOST or not _is_launched():
             return super().__new__(cls)
         from barnraise.collectives.cluster_store import launched_store
 
-        timeout = next((one for one in args if isinstance(one, timedelta)), options.get("timeout"))
+        timeout = next((value for value in args if isinstance(value, timedelta)), options.get("timeout"))
         return PrefixStore(f"tcp/{port}", launched_store(timeout))

@@ -1,8 +1,8 @@
-"""Refuses what torch would unpickle from a guest.
+"""Prevents torch from unpickling data of a guest.
 
-torch's object collectives, its RPC and two of its optimizers' and checkpoints' ways unpickle what other ranks
-send, which is to run code of theirs. Owners may do that to each other; a guest may do it to nobody. Whose
-machine a rank is on, its link has proved: what ranks or the store say of themselves counts for nothing.
+torch's object collectives, its RPC, one optimizer and one checkpoint transport unpickle data of other
+ranks. That runs code of these ranks. Owners may do that to each other; a guest may not do it to any rank.
+The link proves the machine of a rank: claims of ranks or of the store do not count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OBJECTS = (
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
     *("send_object_list", "recv_object_list"),
 )
-_UNPICKLES = "_tensor_to_object"  # what all of these end in
+_UNPICKLES = "_tensor_to_object"  # the function that all of these call
 _ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
 _TRANSPORT = "torch.distributed.checkpoint._pg_transport"
 _HINT = (
@@ -38,123 +38,126 @@ _HINT = (
 Function = Callable[..., Any]
 
 
-def refuse_from_guests() -> None:
-    """In a run with a guest, also in processes that its workers start. Raises where this torch has no such
-    function, so that nothing is left open."""
-    company = Participants.read(os.environ)
-    if company is None or isinstance(getattr(distributed_c10d, _UNPICKLES), _Guarded):
+def install_pickle_guard() -> None:
+    """Guard torch's functions in a run with a guest, also in processes that its workers start.
+
+    Raise an error if this torch lacks one of the functions, so that no path stays open.
+    """
+    participants = Participants.read(os.environ)
+    if participants is None or isinstance(getattr(distributed_c10d, _UNPICKLES), _Guarded):
         return
     for name in (*_OBJECTS, _UNPICKLES):
-        guarded = _Guarded(company, getattr(distributed_c10d, name))
+        guarded = _Guarded(participants, getattr(distributed_c10d, name))
         for module in (dist, distributed_c10d):
             if hasattr(module, name):
                 setattr(module, name, guarded)
-    _refuse_rpc(company)
+    _refuse_rpc(participants)
     partial = functools.partial
-    later = _Later({_ZERO: partial(_guard_zero, company), _TRANSPORT: partial(_guard_transport, company)})
-    for name, change in later.changes.items():
+    finder = _PatchOnImport(
+        {_ZERO: partial(_guard_zero, participants), _TRANSPORT: partial(_guard_transport, participants)}
+    )
+    for name, patch in finder.patches.items():
         if name in sys.modules:
-            change(sys.modules[name])
-    sys.meta_path.insert(0, later)
+            patch(sys.modules[name])
+    sys.meta_path.insert(0, finder)
 
 
-def check_group(company: Participants, group: dist.ProcessGroup) -> None:
-    """UntrustedPickle, unless every member is proved to be on an owner's machine."""
+def check_group(participants: Participants, group: dist.ProcessGroup) -> None:
+    """Raise UntrustedPickle unless every member is proved to be on an owner's machine."""
     if group.size() == 1:
         return
     nodes: Sequence[bytes] | None = getattr(group, "nodes", None)
     if nodes is None:
-        guests = " and ".join(company.guests.values())
+        guests = " and ".join(participants.guests.values())
         raise UntrustedPickle(
-            f"{guests} takes part in this run as a guest, and a group of {dist.get_backend(group)} does not "
-            "prove who its members are, so that torch could unpickle what the guest sends",
-            hint=f"{_HINT} A group that only owners are in may do so on the engine `barnraise`.",
+            f"{guests} is a guest in this run, and a {dist.get_backend(group)} group does not "
+            "authenticate its members, so torch could unpickle data of the guest",
+            hint=f"{_HINT} A group of owners only may do so with the backend `barnraise`.",
         )
-    strange = company.not_owners(nodes)
-    if strange:
+    not_owners = participants.not_owners(nodes)
+    if not_owners:
         raise UntrustedPickle(
-            f"{' and '.join(strange)} takes part in this group as a guest, "
-            "and torch would unpickle what its worker sends",
+            f"{' and '.join(not_owners)} is a guest in this group, and torch would unpickle its data",
             hint=_HINT,
         )
 
 
 class _Guarded:
-    """A function of torch that has an argument called ``group``."""
+    """Wrapper of a torch function that has an argument called ``group``."""
 
-    def __init__(self, company: Participants, original: Function) -> None:
+    def __init__(self, participants: Participants, original: Function) -> None:
         functools.update_wrapper(self, original)
-        self._company = company
+        self._participants = participants
         self._original = original
         self._signature = inspect.signature(original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             bound = self._signature.bind(*args, **kwargs)
-        except TypeError:  # torch says it in its own words
+        except TypeError:  # torch raises its own error
             return self._original(*args, **kwargs)
         group = bound.arguments.get("group") or dist.group.WORLD
-        # Without a group, and for who is not in it, torch unpickles nothing.
+        # Without a group, and outside of it, torch unpickles nothing.
         if isinstance(group, dist.ProcessGroup):
-            check_group(self._company, group)
+            check_group(self._participants, group)
         return self._original(*args, **kwargs)
 
 
-def _refuse_rpc(company: Participants) -> None:
-    """It calls what others name, over connections of its own."""
+def _refuse_rpc(participants: Participants) -> None:
+    """Disable RPC, which runs functions that other ranks name, over its own connections."""
     from torch.distributed import rpc
 
     if not rpc.is_available():
         return
 
     def refuse(*_: Any, **__: Any) -> None:
-        guests = " and ".join(company.guests.values())
+        guests = " and ".join(participants.guests.values())
         raise UntrustedPickle(
-            f"{guests} takes part in this run as a guest, and torch's RPC runs whatever a rank sends",
+            f"{guests} is a guest in this run, and torch's RPC runs any function that a rank names",
             hint=_HINT,
         )
 
-    _ = rpc._init_rpc_backend  # what its init_rpc calls
+    _ = rpc._init_rpc_backend  # its init_rpc calls this
     rpc._init_rpc_backend = refuse
 
 
-def _guard_zero(company: Participants, module: ModuleType) -> None:
-    module._broadcast_object = _Guarded(company, module._broadcast_object)  # type: ignore[attr-defined]
+def _guard_zero(participants: Participants, module: ModuleType) -> None:
+    module._broadcast_object = _Guarded(participants, module._broadcast_object)  # type: ignore[attr-defined]
 
 
-def _guard_transport(company: Participants, module: ModuleType) -> None:
+def _guard_transport(participants: Participants, module: ModuleType) -> None:
     original = module.PGTransport.recv_checkpoint
 
     @functools.wraps(original)
     def receive(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check_group(company, self._pg)
+        check_group(participants, self._pg)
         return original(self, *args, **kwargs)
 
     module.PGTransport.recv_checkpoint = receive
 
 
-class _Later(MetaPathFinder):
-    """For modules that few programs import and that take seconds to."""
+class _PatchOnImport(MetaPathFinder):
+    """Import hook that patches rarely used modules, which take seconds to import."""
 
-    def __init__(self, changes: dict[str, Callable[[ModuleType], None]]) -> None:
-        self.changes = changes
+    def __init__(self, patches: dict[str, Callable[[ModuleType], None]]) -> None:
+        self.patches = patches
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        change = self.changes.get(name)
-        spec = PathFinder.find_spec(name, path, target) if change is not None else None
-        if spec is not None and spec.loader is not None and change is not None:
-            spec.loader = _Changing(spec.loader, change)
+        patch = self.patches.get(name)
+        spec = PathFinder.find_spec(name, path, target) if patch is not None else None
+        if spec is not None and spec.loader is not None and patch is not None:
+            spec.loader = _PatchingLoader(spec.loader, patch)
         return spec
 
 
-class _Changing(Loader):
-    def __init__(self, loader: Loader, change: Callable[[ModuleType], None]) -> None:
+class _PatchingLoader(Loader):
+    def __init__(self, loader: Loader, patch: Callable[[ModuleType], None]) -> None:
         self._loader = loader
-        self._change = change
+        self._patch = patch
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        self._change(module)
+        self._patch(module)

@@ -1,4 +1,4 @@
-"""That the installed torch was not tested is said once. Torch-free itself."""
+"""Warning about a torch version that was not tested. Torch-free itself."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     state = compress_gradients(ddp, "int8")
 
-or, by hand, ``ddp.register_comm_hook(GradientHook(ddp.module, "int8", group), average)``.
+The same by hand: ``ddp.register_comm_hook(GradientHook(ddp.module, "int8", group), average)``.
 """
 
-# Annotations are not postponed here: DDP looks at those of a hook and refuses mere strings.
+# No postponed annotations here: DDP inspects those of a hook and rejects strings.
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -24,11 +24,12 @@ from barnraise.core.errors import RunError
 
 
 class GradientHook:
-    """What a hook remembers: the codec, residuals by the parameters' names, and the step.
+    """State of a hook: the codec, residuals by parameter name, and the step.
 
-    Residuals go by parameter, not by bucket: DDP puts its buckets together anew after the first step. With
-    ``overlaps`` a thread of its own sums while backward goes on; nothing else may use ``group`` meanwhile,
-    not even a SyncBatchNorm, so give it one made for it by `dist.new_group()`.
+    Residuals are kept by parameter, not by bucket, because DDP rebuilds its buckets after the first step.
+
+    ``overlaps``: a separate thread sums while backward continues. No other code may use ``group``
+    meanwhile, not even a SyncBatchNorm. Pass a group made for it by `dist.new_group()`.
     """
 
     def __init__(
@@ -46,20 +47,20 @@ class GradientHook:
         self.codec = codec_named(codec) if isinstance(codec, str) else codec
         self.feedback = ErrorFeedback(decay) if error_feedback else None
         self.step = 0
-        self.last: AllReduceResult | None = None  # of the latest bucket
+        self.last: AllReduceResult | None = None  # of the last bucket
         self._group = group
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._thread = ThreadPoolExecutor(1, "barnraise-sums") if overlaps else None
         self._if_not_finite = if_not_finite
         self._sites = sites
 
-    def sum(self, buffer: torch.Tensor, parts: list[FeedbackPart], turn: CodecRound) -> torch.Tensor:
-        """The mean over all members, in the buffer's own dtype."""
+    def sum(self, buffer: torch.Tensor, parts: list[FeedbackPart], codec_round: CodecRound) -> torch.Tensor:
+        """Replace the buffer by the mean over all members, in its own dtype."""
         summed = sum_over(
             self._group,
             buffer,
             self.codec,
-            turn,
+            codec_round,
             parts=parts,
             feedback=self.feedback,
             if_not_finite=self._if_not_finite,
@@ -70,24 +71,27 @@ class GradientHook:
         return buffer.copy_(summed.values.div_(self._group.size()).view_as(buffer))
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        parts = [FeedbackPart(self._name_of(one), tuple(one.shape)) for one in bucket.parameters()]
-        turn = CodecRound(f"bucket {bucket.index()}", self.step)
+        parts = [
+            FeedbackPart(self._name_of(parameter), tuple(parameter.shape))
+            for parameter in bucket.parameters()
+        ]
+        codec_round = CodecRound(f"bucket {bucket.index()}", self.step)
         buffer = bucket.buffer()
         if bucket.is_last():
             self.step += 1
-        begun: torch.futures.Future[None] = torch.futures.Future()
+        started: torch.futures.Future[None] = torch.futures.Future()
         if self._thread is None:
-            mean = self.sum(buffer, parts, turn)
-            begun.set_result(None)
-            return begun.then(lambda _: mean)
-        running = self._thread.submit(self.sum, buffer, parts, turn)
-        # DDP does not see an error that is set on a future; it sees one that is raised in a callback.
-        future = begun.then(lambda _: running.result())
-        running.add_done_callback(lambda _: begun.set_result(None))
+            mean = self.sum(buffer, parts, codec_round)
+            started.set_result(None)
+            return started.then(lambda _: mean)
+        running = self._thread.submit(self.sum, buffer, parts, codec_round)
+        # DDP does not see an error that is set on a future, only one raised in a callback.
+        future = started.then(lambda _: running.result())
+        running.add_done_callback(lambda _: started.set_result(None))
         return future
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain dicts, numbers and tensors; residuals are this member's own."""
+        """Return plain dicts, numbers and tensors. Residuals belong to this member alone."""
         state: dict[str, Any] = {"codec": self.codec.name, "step": self.step}
         if self.feedback is not None:
             state["feedback"] = self.feedback.state_dict()
@@ -111,14 +115,14 @@ class GradientHook:
         name = self._names.get(parameter)  # type: ignore[call-overload]
         if name is None:
             raise RunError(
-                "DDP reduces a parameter that the hook's model does not have",
+                "the hook's model lacks a parameter that DDP reduces",
                 hint="Give the hook the same model as DDP, after its last change.",
             )
         return str(name)
 
 
 def average(state: GradientHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The hook itself, for `register_comm_hook`."""
+    """Return the future mean of a bucket. Pass this function to `register_comm_hook`."""
     return state.average(bucket)
 
 
@@ -133,10 +137,10 @@ def compress_gradients(
     if_not_finite: Literal["refuse", "nan"] = "refuse",
     sites: Sequence[Sequence[int]] = (),
 ) -> GradientHook:
-    """Register the hook; save the state with the model's, one for each member.
+    """Register the hook and return its state. Save the state with the model, one for each member.
 
-    ``sites``: the group's ranks at each site, the same on every member; what is encoded crosses between sites
-    once, and inside of them sums are exact.
+    ``sites``: the group's ranks at each site, equal on every member. Encoded data crosses between sites
+    once, and sums inside sites are exact.
     """
     state = GradientHook(
         ddp.module,

@@ -1,7 +1,7 @@
-"""Sums whose bits do not depend on the processor, the number of threads or the library.
+"""Deterministic sums: the bits do not depend on the processor, the number of threads or the library.
 
-torch adds in as many lanes as the processor has. Here the second half of the rows is added to the first,
-again and again: each addition is one of single numbers, in an order that follows from the number of rows
+torch adds in as many SIMD lanes as the processor has. Here the second half of the rows is added to the
+first, repeatedly. Each addition is one of single numbers, in an order that follows from the number of rows
 alone.
 """
 
@@ -11,7 +11,7 @@ import torch
 
 
 def sum_rows(values: torch.Tensor) -> torch.Tensor:
-    """Over the first dimension; ``values`` is used up."""
+    """Sum over the first dimension. The contents of ``values`` are destroyed."""
     left = values.shape[0]
     if not left:
         return values.new_zeros(values.shape[1:])

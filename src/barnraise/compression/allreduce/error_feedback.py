@@ -1,7 +1,7 @@
-"""Error feedback: what a codec lost of a tensor is added to it the next time.
+"""Error feedback: the encoding error of a tensor is added to it in the next round.
 
-One residual for each named tensor and member. It is the member's own: it is saved and loaded with that
-member, and a newcomer begins without any; a copy of another member's would count that one's losses twice.
+Each member has one residual for each named tensor. It is saved and loaded with that member, and a joining
+member starts without residuals. A copy of another member's residual would count that member's errors twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FORGET = "Forget the residuals with forget(), or load those that were saved wit
 
 
 class FeedbackPart(NamedTuple):
-    """A named tensor within a flat one; they lie there one after the other."""
+    """A named tensor within a flat one. Parts lie one after the other."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,16 +30,17 @@ class FeedbackPart(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A payload, and what it lacks."""
+    """A payload and its encoding error."""
 
     payload: torch.Tensor
     residual: torch.Tensor
 
 
 class ErrorFeedback:
-    """Residuals by name. ``decay`` below 1 lets old losses fade: 0.95 suits sparse codecs of local steps.
+    """Residuals of encoding by tensor name. ``decay`` below 1 reduces old errors.
 
-    Nothing changes until `keep`: a step that broke and is repeated starts from the same residuals.
+    A decay of 0.95 suits sparse codecs with local steps. Nothing changes until `keep`: a failed step that
+    is repeated starts from the same residuals.
     """
 
     def __init__(self, decay: float = 1.0) -> None:
@@ -51,7 +52,7 @@ class ErrorFeedback:
         self._residuals: dict[str, torch.Tensor] = {}
 
     def compensated(self, flat: torch.Tensor, parts: Sequence[FeedbackPart]) -> torch.Tensor:
-        """A new tensor: the given one with the residuals of its parts."""
+        """Return a new tensor: the given one plus the residuals of its parts."""
         result = torch.empty_like(flat)
         first = 0
         for part in parts:
@@ -71,41 +72,46 @@ class ErrorFeedback:
         return result
 
     def keep(self, residual: torch.Tensor, parts: Sequence[FeedbackPart]) -> None:
-        """The new residuals, once the step counts. The tensor belongs to the feedback from now on."""
-        pieces = torch.split(residual, [part.numel for part in parts])
-        self._residuals |= {part.name: piece for part, piece in zip(parts, pieces, strict=True)}
+        """Store the new residuals after the step was committed. This takes ownership of the tensor."""
+        residuals = torch.split(residual, [part.numel for part in parts])
+        self._residuals |= {
+            part.name: part_residual for part, part_residual in zip(parts, residuals, strict=True)
+        }
 
-    def encode(self, codec: Codec, tensor: torch.Tensor, turn: CodecRound) -> Encoded:
-        """For one receiver: `keep(encoded.residual, [Part(turn.name, tensor.shape)])` when it has arrived."""
+    def encode(self, codec: Codec, tensor: torch.Tensor, codec_round: CodecRound) -> Encoded:
+        """Encode a tensor for one receiver.
+
+        After it has arrived, call `keep(encoded.residual, [FeedbackPart(codec_round.name, tensor.shape)])`.
+        """
         residual = self.compensated(
-            as_flat(tensor, turn.name), [FeedbackPart(turn.name, tuple(tensor.shape))]
+            as_flat(tensor, codec_round.name), [FeedbackPart(codec_round.name, tuple(tensor.shape))]
         )
-        payload = codec.encode(residual, turn)
-        codec.add(residual, payload, turn, sign=-1.0)
+        payload = codec.encode(residual, codec_round)
+        codec.add(residual, payload, codec_round, sign=-1.0)
         return Encoded(payload, residual)
 
     def forget(self) -> None:
         self._residuals.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy, of plain dicts, floats and tensors."""
-        residuals = {name: one.detach().cpu().clone() for name, one in self._residuals.items()}
+        """Return a copy of the state as plain dicts, floats and tensors."""
+        residuals = {name: residual.detach().cpu().clone() for name, residual in self._residuals.items()}
         return {"decay": self.decay, "residuals": residuals}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         residuals = state.get("residuals")
         if not isinstance(residuals, Mapping) or not all(map(_is_residual, residuals.items())):
-            raise RunError("what was loaded is not the state of an error feedback", hint=_FORGET)
+            raise RunError("the loaded state does not belong to error feedback", hint=_FORGET)
         self.decay = ErrorFeedback(float(state.get("decay", self.decay))).decay
-        self._residuals = {name: one.clone() for name, one in residuals.items()}
+        self._residuals = {name: residual.clone() for name, residual in residuals.items()}
 
 
 def _is_residual(item: tuple[object, object]) -> bool:
-    name, one = item
+    name, residual = item
     return (
         isinstance(name, str)
-        and isinstance(one, torch.Tensor)
-        and one.dtype == torch.float32
-        and one.dim() == 1
-        and bool(torch.isfinite(one).all())
+        and isinstance(residual, torch.Tensor)
+        and residual.dtype == torch.float32
+        and residual.dim() == 1
+        and bool(torch.isfinite(residual).all())
     )

@@ -1,7 +1,7 @@
-"""Payloads between the members of a process group, each with a verdict on what it was made of.
+"""Payload exchange between the members of a process group, each payload with a check result.
 
-A member that cannot encode, decode or sum says so in place of a payload, and all learn it together. If it
-just raised, the others would wait for it until their time is out.
+A member that cannot encode, decode or sum sends the reason in place of a payload, so all members fail
+together. If it raised an error instead, the others would wait until their timeout.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _ALIGNED = 8
 
 
 class PayloadKind(IntEnum):
-    """What there is to say about a payload."""
+    """Result of checking a payload."""
 
     FINE = 0
     NOT_FINITE = 1  # this member's numbers
-    MALFORMED = 2  # what came from this member
-    TOO_LARGE = 3  # the sum, which this member made
+    MALFORMED = 2  # payload of this member
+    TOO_LARGE = 3  # sum that this member computed
 
 
 class PayloadCheck(NamedTuple):
@@ -34,14 +34,14 @@ class PayloadCheck(NamedTuple):
 
 
 class PayloadMessage(NamedTuple):
-    """A payload; empty or meaningless unless the verdict is fine."""
+    """A payload with its verdict. It is empty or meaningless unless the verdict is fine."""
 
     verdict: PayloadCheck
     payload: torch.Tensor
 
 
-class IncomingPayload:
-    """Messages on their way to this member."""
+class IncomingPayloads:
+    """Messages that are on their way to this member."""
 
     def __init__(
         self,
@@ -49,74 +49,78 @@ class IncomingPayload:
         world: int,
         arrived: torch.Tensor,
         sizes: Sequence[Sequence[int]],
-        room: int | None = None,
+        slot_bytes: int | None = None,
     ) -> None:
-        """``sizes``: of every rank's payloads; ``room``: for each message, where all take as much."""
+        """Create the receiver of messages. ``sizes``: sizes of every rank's payloads.
+
+        ``slot_bytes``: bytes of each message, if all messages have the same size.
+        """
         self._work, self._world, self._arrived = work, world, arrived
-        self._sizes, self._room = sizes, room
+        self._sizes, self._uniform_slot_bytes = sizes, slot_bytes
 
     def wait(self) -> list[list[PayloadMessage]]:
-        """By sender."""
+        """Wait for the messages and return them by sender."""
         self._work.wait()
-        found: list[list[PayloadMessage]] = []
+        messages: list[list[PayloadMessage]] = []
         first = 0
         for sender, sizes in enumerate(self._sizes):
-            found.append([])
+            messages.append([])
             for size in sizes:
-                found[sender].append(self._opened(sender, self._arrived[first:], size))
-                first += _slot_bytes(size) if self._room is None else self._room
-        return found
+                messages[sender].append(self._parse_slot(sender, self._arrived[first:], size))
+                first += _slot_bytes(size) if self._uniform_slot_bytes is None else self._uniform_slot_bytes
+        return messages
 
-    def _opened(self, sender: int, slot: torch.Tensor, size: int) -> PayloadMessage:
+    def _parse_slot(self, sender: int, slot: torch.Tensor, size: int) -> PayloadMessage:
         kind, rank = slot[:_HEADER].cpu().view(torch.int32).tolist()
         payload = slot[_HEADER : _HEADER + size]
-        if kind not in {one.value for one in PayloadKind} or not 0 <= rank < self._world:
+        if kind not in {member.value for member in PayloadKind} or not 0 <= rank < self._world:
             return PayloadMessage(PayloadCheck(PayloadKind.MALFORMED, sender), payload)
         return PayloadMessage(PayloadCheck(PayloadKind(kind), rank), payload)
 
 
 class PayloadExchange:
-    """One process group, any backend that moves uint8; counts the bytes of this member's messages.
+    """Exchange over one process group, on any backend that moves uint8. It counts this member's bytes.
 
-    ``sites``: the ranks of each site, if there are several; ``crossed`` are the bytes that left this one's.
+    ``sites``: the ranks of each site, if there are several. ``crossed``: bytes that left this member's
+    site.
     """
 
     def __init__(self, group: dist.ProcessGroup, sites: Sequence[Sequence[int]] = ()) -> None:
         self._group = group
         self.rank, self.world = group.rank(), group.size()
-        self.sites = _checked(sites, self.world)
+        self.sites = _validate_sites(sites, self.world)
         self.site = next((number for number, site in enumerate(self.sites) if self.rank in site), 0)
         self._near = frozenset(self.sites[self.site] if self.sites else range(self.world))
         self.sent = self.crossed = 0
 
-    def spread(
+    def all_to_all(
         self,
         messages: Sequence[Sequence[PayloadMessage]],
         expected: Sequence[Sequence[int]],
         device: torch.device,
-    ) -> IncomingPayload:
-        """Other messages to each member, some to none; ``expected``: the sizes of each one's payloads."""
-        filled = [message for some in messages for message in some]
-        buffer = _laid_out(filled, [_slot_bytes(one.payload.numel()) for one in filled], device)
-        leaving = [sum(_slot_bytes(one.payload.numel()) for one in some) for some in messages]
+    ) -> IncomingPayloads:
+        """Send different messages to each member. ``expected``: the payload sizes from each member."""
+        filled = [message for row in messages for message in row]
+        buffer = _pack_messages(filled, [_slot_bytes(message.payload.numel()) for message in filled], device)
+        leaving = [sum(_slot_bytes(message.payload.numel()) for message in row) for row in messages]
         coming = [sum(map(_slot_bytes, sizes)) for sizes in expected]
         arrived = torch.zeros(sum(coming), dtype=torch.uint8, device=device)
         self._count(leaving)
         work = self._group.all_to_all_single(arrived, buffer, coming, leaving)
-        return IncomingPayload(work, self.world, arrived, expected)
+        return IncomingPayloads(work, self.world, arrived, expected)
 
-    def gather(self, message: PayloadMessage, sizes: Sequence[int]) -> IncomingPayload:
-        """The same message to all; ``sizes``: of everybody's payload."""
-        room = _slot_bytes(max(sizes))
+    def gather(self, message: PayloadMessage, sizes: Sequence[int]) -> IncomingPayloads:
+        """Send one message to all members. ``sizes``: the payload size of each member."""
+        slot_bytes = _slot_bytes(max(sizes))
         device = message.payload.device
-        buffer = _laid_out([message], [room], device)
-        arrived = torch.zeros(self.world * room, dtype=torch.uint8, device=device)
-        self._count([room] * self.world)
+        buffer = _pack_messages([message], [slot_bytes], device)
+        arrived = torch.zeros(self.world * slot_bytes, dtype=torch.uint8, device=device)
+        self._count([slot_bytes] * self.world)
         work = self._group.all_gather_single(arrived, buffer)
-        return IncomingPayload(work, self.world, arrived, [[size] for size in sizes], room)
+        return IncomingPayloads(work, self.world, arrived, [[size] for size in sizes], slot_bytes)
 
-    def share(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
-        """Some numbers of each member to all, in rank order."""
+    def all_gather_numbers(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+        """Gather a few integers of each member on all members, in rank order."""
         own = torch.tensor(list(numbers), dtype=torch.int64, device=device)
         arrived = torch.zeros(self.world * own.numel(), dtype=torch.int64, device=device)
         self._count([own.numel() * 8] * self.world)
@@ -125,15 +129,15 @@ class PayloadExchange:
         return table
 
     def _count(self, leaving: Sequence[int]) -> None:
-        """``leaving``: bytes for each rank; what is for oneself goes nowhere."""
+        """Count the bytes for each rank, except those for this rank."""
         self.sent += sum(leaving) - leaving[self.rank]
         self.crossed += sum(size for rank, size in enumerate(leaving) if rank not in self._near)
 
 
-def _checked(sites: Sequence[Sequence[int]], world: int) -> tuple[tuple[int, ...], ...]:
-    """None, where there is nothing to tell apart: one site, or every member at its own."""
-    named = sorted(rank for site in sites for rank in site)
-    if sites and (named != list(range(world)) or not all(sites)):
+def _validate_sites(sites: Sequence[Sequence[int]], world: int) -> tuple[tuple[int, ...], ...]:
+    """Return the sites, or nothing if there is one site or every member has its own."""
+    ranks = sorted(rank for site in sites for rank in site)
+    if sites and (ranks != list(range(world)) or not all(sites)):
         raise OperationMismatch(
             f"the sites {[list(site) for site in sites]} do not name each of {world} ranks once",
             hint="List every rank in exactly one site, or leave the sites out.",
@@ -145,8 +149,10 @@ def _slot_bytes(payload: int) -> int:
     return _HEADER + -(-payload // _ALIGNED) * _ALIGNED
 
 
-def _laid_out(messages: Sequence[PayloadMessage], sizes: Sequence[int], device: torch.device) -> torch.Tensor:
-    """One after the other, zeros between them: nothing of this process's memory is sent by accident."""
+def _pack_messages(
+    messages: Sequence[PayloadMessage], sizes: Sequence[int], device: torch.device
+) -> torch.Tensor:
+    """Pack messages one after the other. Gaps are zero, so that no memory of this process leaks."""
     buffer = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
     first = 0
     for message, size in zip(messages, sizes, strict=True):

@@ -1,21 +1,21 @@
-"""A sum over members at several sites: exact inside each of them, encoded between them.
+"""Hierarchical all-reduce over several sites: exact inside each site, encoded between them.
 
-A tensor is cut in lanes, as many as the largest site has members, and each site has one member that leads a
-lane; only the leaders of one lane speak with each other across sites.
+A tensor is cut into channels, as many as the largest site has members. Each site has one leader per
+channel. Only the leaders of one channel communicate across sites.
 
-1. Inside: everybody hands its numbers of a lane to the lane's leader at its own site, in float32. The leader
-   adds them in the order of ranks.
-2. Across: a lane has one shard for each site. Leaders send their site's sum of a shard, encoded, to the
-   leader at the shard's site, which adds them in the order of sites, its own uncoded.
-3. Across: it encodes that sum once and sends it to the other leaders. A sparse codec's sums are not encoded
-   again: leaders skip the second, and send their site's sum of the whole lane.
-4. Inside: leaders give all that to the members of their site as it came, so everybody decodes the same bytes.
+1. Inside: every member sends its numbers of a channel to the channel's leader at its site, in float32. The
+   leader adds them in rank order.
+2. Across: a channel has one shard for each site. Leaders send their site's sum of a shard, encoded, to the
+   leader at the shard's site. That leader adds them in site order, its own unencoded.
+3. Across: it encodes the sum once and sends it to the other leaders. Sums of a sparse codec are not encoded
+   again: leaders skip step 2 and send their site's sum of the whole channel.
+4. Inside: leaders forward these payloads unchanged to their site, so all members decode the same bytes.
 
-What crosses between sites is as much as if each were one machine, and all members share the work.
+The traffic between sites is the same as if each site were one machine, and all members share the work.
 
-What roundings lost stays with the leader that rounded, in its own residual; the others keep nothing of the
-lane, for their residuals went to it with their numbers. So nothing has to be moved when other members lead:
-what one kept as a leader reaches the next one, in float32, with its own share of those numbers.
+The rounding error stays in the residual of the leader that rounded. The other members clear theirs for the
+channel, because they sent their residuals with their numbers. So nothing moves when the leaders change: a
+former leader's residual reaches the next leader in float32 with its numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 
 from barnraise.compression.allreduce import sharded
 from barnraise.compression.allreduce.exchange import (
-    IncomingPayload,
+    IncomingPayloads,
     PayloadCheck,
     PayloadExchange,
     PayloadKind,
@@ -38,164 +38,179 @@ from barnraise.compression.codecs.fp32 import Fp32
 from barnraise.core.errors import ProtocolError
 
 _PLAIN = Fp32()
-_AHEAD = 2  # pieces that are one stage further: while one is on its way, others are summed and encoded
+_AHEAD = 2  # chunks between two stages: while one is sent, others are summed and encoded
 
 
-class SiteLane(NamedTuple):
-    """A stretch of the tensor, its shards by site, and who leads it at each site."""
+class SiteChannel(NamedTuple):
+    """A span of the tensor, its shards by site, and its leader at each site."""
 
     whole: slice
     shards: tuple[slice, ...]
     leaders: tuple[int, ...]
 
 
-def lanes_of(numel: int, sites: Sequence[Sequence[int]], grain: int) -> list[SiteLane]:
-    """The last ones shorter or empty. Every member leads at least one."""
-    found = []
+def channels_of(numel: int, sites: Sequence[Sequence[int]], grain: int) -> list[SiteChannel]:
+    """Cut the tensor into channels. The last ones may be shorter or empty; every member leads one or more."""
+    channels = []
     for number, whole in enumerate(sharded.cut(numel, max(map(len, sites)), grain)):
-        pieces = sharded.cut(whole.stop - whole.start, len(sites), grain)
-        moved = tuple(slice(whole.start + one.start, whole.start + one.stop) for one in pieces)
-        found.append(SiteLane(whole, moved, tuple(site[number % len(site)] for site in sites)))
-    return found
+        shards = sharded.cut(whole.stop - whole.start, len(sites), grain)
+        moved = tuple(slice(whole.start + shard.start, whole.start + shard.stop) for shard in shards)
+        channels.append(SiteChannel(whole, moved, tuple(site[number % len(site)] for site in sites)))
+    return channels
 
 
-def sum_through_sites(
-    exchange: PayloadExchange, codec: Codec, turn: CodecRound, values: torch.Tensor, keeps: bool
+def all_reduce_hierarchical(
+    exchange: PayloadExchange,
+    codec: Codec,
+    codec_round: CodecRound,
+    values: torch.Tensor,
+    keep_residual: bool,
 ) -> tuple[torch.Tensor, list[PayloadCheck]]:
-    """The sum and what is to be said about it; with ``keeps``, ``values`` become their own residual."""
+    """Return the sum and its checks. With ``keep_residual``, ``values`` become their own residual."""
     total = torch.zeros_like(values)
-    pieces = [_Piece(exchange, one) for one in sharded.stretches(codec, turn, values, total, keeps)]
-    stages = (_Piece.hand_in, _Piece.send_shares, _Piece.send_sums, _Piece.pass_on, _Piece.finish)
-    for tick in range(len(pieces) + _AHEAD * (len(stages) - 1)):
+    reductions = [
+        _ChunkReduction(exchange, chunk)
+        for chunk in sharded.cut_chunks(codec, codec_round, values, total, keep_residual)
+    ]
+    stages = (
+        _ChunkReduction.send_to_leaders,
+        _ChunkReduction.send_shares,
+        _ChunkReduction.send_sums,
+        _ChunkReduction.send_to_site,
+        _ChunkReduction.finish,
+    )
+    for tick in range(len(reductions) + _AHEAD * (len(stages) - 1)):
         for number, stage in enumerate(stages):
-            if 0 <= (place := tick - _AHEAD * number) < len(pieces):
-                stage(pieces[place])
-    verdicts = [verdict for piece in pieces for verdict in piece.verdicts]
-    if codec.is_sparse and not is_finite(total):  # all have added the same
+            if 0 <= (place := tick - _AHEAD * number) < len(reductions):
+                stage(reductions[place])
+    verdicts = [verdict for reduction in reductions for verdict in reduction.verdicts]
+    if codec.is_sparse and not is_finite(total):  # all members added the same payloads
         verdicts.append(PayloadCheck(PayloadKind.TOO_LARGE, exchange.rank))
     return total, verdicts
 
 
-class _Piece:
-    """A stretch of the tensor that goes through all stages as one."""
+class _ChunkReduction:
+    """All-reduce of one chunk, through all stages."""
 
-    def __init__(self, exchange: PayloadExchange, stretch: sharded.Stretch) -> None:
-        codec, values = stretch.codec, stretch.values
-        self._exchange, self._codec, self._keeps = exchange, codec, stretch.keeps
-        self._turn, self._turn_at = stretch.turn, stretch.turn_at
-        self._values, self._total = values, stretch.total
+    def __init__(self, exchange: PayloadExchange, chunk: sharded.TensorChunk) -> None:
+        codec, values = chunk.codec, chunk.values
+        self._exchange, self._codec, self._keep_residual = exchange, codec, chunk.keep_residual
+        self._codec_round, self._round_at = chunk.codec_round, chunk.round_at
+        self._values, self._total = values, chunk.total
         self._summed = (
-            values if self._keeps else torch.empty_like(values)
-        )  # over this site, where this one leads
+            values if self._keep_residual else torch.empty_like(values)
+        )  # over this site, for led channels
         self._site, self._sites = exchange.site, exchange.sites
-        self._mates = [rank for rank in self._sites[self._site] if rank != exchange.rank]
-        self._lanes = lanes_of(values.numel(), self._sites, codec.grain)
-        leaders = [lane.leaders[self._site] for lane in self._lanes]
-        self._led = [number for number, leader in enumerate(leaders) if leader == exchange.rank]
-        self._found: dict[int, PayloadCheck] = {}  # about the lanes that this one leads
-        self._parcels: dict[tuple[int, int], PayloadMessage] = {}  # by lane and site: what everybody adds
-        self._parcel_sizes: dict[tuple[int, int], int] = {}
-        self._arriving: IncomingPayload | None = None
+        self._site_peers = [rank for rank in self._sites[self._site] if rank != exchange.rank]
+        self._channels = channels_of(values.numel(), self._sites, codec.grain)
+        leaders = [channel.leaders[self._site] for channel in self._channels]
+        self._led_channels = [number for number, leader in enumerate(leaders) if leader == exchange.rank]
+        self._checks: dict[int, PayloadCheck] = {}  # by led channel
+        self._site_sums: dict[
+            tuple[int, int], PayloadMessage
+        ] = {}  # by channel and site: messages that all members add
+        self._site_sum_sizes: dict[tuple[int, int], int] = {}
+        self._arriving: IncomingPayloads | None = None
         self.verdicts: list[PayloadCheck] = []
 
-    def hand_in(self) -> None:
-        me, is_fine = self._exchange.rank, is_finite(self._values)
-        verdict = PayloadCheck(PayloadKind.FINE if is_fine else PayloadKind.NOT_FINITE, me)
-        self._found = dict.fromkeys(self._led, verdict)
+    def send_to_leaders(self) -> None:
+        own_rank, is_fine = self._exchange.rank, is_finite(self._values)
+        verdict = PayloadCheck(PayloadKind.FINE if is_fine else PayloadKind.NOT_FINITE, own_rank)
+        self._checks = dict.fromkeys(self._led_channels, verdict)
         messages, expected = self._outgoing(), self._incoming()
-        for lane in self._lanes:
-            leader = lane.leaders[self._site]
-            size = _PLAIN.payload_bytes(lane.whole.stop - lane.whole.start)
-            if leader == me:
-                for mate in self._mates:
-                    expected[mate].append(size)
+        for channel in self._channels:
+            leader = channel.leaders[self._site]
+            size = _PLAIN.payload_bytes(channel.whole.stop - channel.whole.start)
+            if leader == own_rank:
+                for site_peer in self._site_peers:
+                    expected[site_peer].append(size)
             else:
-                mine = self._values[lane.whole]
-                payload = _PLAIN.encode(mine, self._turn) if is_fine else self._blank(size)
+                own_values = self._values[channel.whole]
+                payload = _PLAIN.encode(own_values, self._codec_round) if is_fine else self._blank(size)
                 messages[leader].append(PayloadMessage(verdict, payload))
         self._send(messages, expected)
 
     def send_shares(self) -> None:
-        came = self._came()
-        for number in self._led:
-            self._sum_site(number, came)
-        for number, lane in enumerate(self._lanes) if self._keeps else ():
-            if number not in self._led:
-                self._values[lane.whole] = 0.0  # its leader has it now
+        received = self._received()
+        for number in self._led_channels:
+            self._sum_site(number, received)
+        for number, channel in enumerate(self._channels) if self._keep_residual else ():
+            if number not in self._led_channels:
+                self._values[channel.whole] = 0.0  # its leader has it
         if self._codec.is_sparse:
             return
         shares: dict[tuple[int, int], PayloadMessage] = {}
-        for number in self._led:
+        for number in self._led_channels:
             for other in self._others():
-                shard = self._lanes[number].shards[other]
+                shard = self._channels[number].shards[other]
                 shares[number, other] = self._encoded(number, self._summed[shard], shard)
         sizes = self._share_sizes(shares)
         messages, expected = self._outgoing(), self._incoming()
-        for number in self._led:
+        for number in self._led_channels:
             for other in self._others():
-                leader = self._lanes[number].leaders[other]
+                leader = self._channels[number].leaders[other]
                 messages[leader].append(shares[number, other])
                 expected[leader].append(sizes[number, other, self._site])
         self._send(messages, expected)
 
     def send_sums(self) -> None:
-        came = self._came() if not self._codec.is_sparse else []
-        for number in self._led:
-            self._parcels[number, self._site] = self._parcel(number, came)
-        self._parcel_sizes = self._sizes_of_parcels()
+        received = self._received() if not self._codec.is_sparse else []
+        for number in self._led_channels:
+            self._site_sums[number, self._site] = self._site_sum(number, received)
+        self._site_sum_sizes = self._exchange_site_sum_sizes()
         messages, expected = self._outgoing(), self._incoming()
-        for number in self._led:
+        for number in self._led_channels:
             for other in self._others():
-                leader = self._lanes[number].leaders[other]
-                messages[leader].append(self._parcels[number, self._site])
-                expected[leader].append(self._parcel_sizes[number, other])
+                leader = self._channels[number].leaders[other]
+                messages[leader].append(self._site_sums[number, self._site])
+                expected[leader].append(self._site_sum_sizes[number, other])
         self._send(messages, expected)
 
-    def pass_on(self) -> None:
-        came = self._came()
+    def send_to_site(self) -> None:
+        received = self._received()
         messages, expected = self._outgoing(), self._incoming()
-        for number, lane in enumerate(self._lanes):
-            leader = lane.leaders[self._site]
-            for site, sender in enumerate(lane.leaders):
+        for number, channel in enumerate(self._channels):
+            leader = channel.leaders[self._site]
+            for site, sender in enumerate(channel.leaders):
                 if leader != self._exchange.rank:
-                    expected[leader].append(self._parcel_sizes[number, site])
+                    expected[leader].append(self._site_sum_sizes[number, site])
                     continue
                 if site != self._site:
-                    self._parcels[number, site] = next(came[sender])
-                for mate in self._mates:
-                    messages[mate].append(self._parcels[number, site])
+                    self._site_sums[number, site] = next(received[sender])
+                for site_peer in self._site_peers:
+                    messages[site_peer].append(self._site_sums[number, site])
         self._send(messages, expected)
 
     def finish(self) -> None:
-        came = self._came()
-        for number, lane in enumerate(self._lanes):
+        received = self._received()
+        for number, channel in enumerate(self._channels):
             for site in range(len(self._sites)):
-                if number not in self._led:
-                    self._parcels[number, site] = next(came[lane.leaders[self._site]])
-                verdict, payload = self._parcels.pop((number, site))
+                if number not in self._led_channels:
+                    self._site_sums[number, site] = next(received[channel.leaders[self._site]])
+                verdict, payload = self._site_sums.pop((number, site))
                 self.verdicts.append(verdict)
                 if verdict.kind is PayloadKind.FINE:
                     span = self._span(number, site)
-                    self._codec.add(self._total[span], payload, self._turn_at(span))
+                    self._codec.add(self._total[span], payload, self._round_at(span))
 
-    # a leader's part
+    # leaders only
 
-    def _sum_site(self, number: int, came: Sequence[Iterator[PayloadMessage]]) -> None:
-        """This site's sum of a lane, and whether it is one."""
-        me, whole = self._exchange.rank, self._lanes[number].whole
+    def _sum_site(self, number: int, received: Sequence[Iterator[PayloadMessage]]) -> None:
+        """Compute this site's sum of a channel, and check it."""
+        own_rank, whole = self._exchange.rank, self._channels[number].whole
         total = torch.zeros_like(self._values[whole])
-        for rank in sorted((*self._mates, me)):
-            if rank == me:
+        for rank in sorted((*self._site_peers, own_rank)):
+            if rank == own_rank:
                 total.add_(self._values[whole])
             else:
-                self._add(_PLAIN, number, total, next(came[rank]), rank, (rank,), self._turn)
+                self._add(_PLAIN, number, total, next(received[rank]), rank, (rank,), self._codec_round)
         self._summed[whole] = total
-        if self._found[number].kind is PayloadKind.FINE and not is_finite(total):
-            self._found[number] = PayloadCheck(PayloadKind.TOO_LARGE, me)
+        if self._checks[number].kind is PayloadKind.FINE and not is_finite(total):
+            self._checks[number] = PayloadCheck(PayloadKind.TOO_LARGE, own_rank)
 
-    def _parcel(self, number: int, came: Sequence[Iterator[PayloadMessage]]) -> PayloadMessage:
-        """What everybody is to add for this site: the sum of its shard, or of a sparse codec its own sum."""
-        lane, span = self._lanes[number], self._span(number, self._site)
+    def _site_sum(self, number: int, received: Sequence[Iterator[PayloadMessage]]) -> PayloadMessage:
+        """Return this site's message: the sum of its shard, or its own sum if the codec is sparse."""
+        channel, span = self._channels[number], self._span(number, self._site)
         if self._codec.is_sparse:
             return self._encoded(number, self._summed[span], span)
         total = torch.zeros_like(self._summed[span])
@@ -203,13 +218,13 @@ class _Piece:
             if site == self._site:
                 total.add_(self._summed[span])
             else:
-                sender = lane.leaders[site]
-                turn = self._turn_at(span)
-                self._add(self._codec, number, total, next(came[sender]), sender, members, turn)
-        if self._found[number].kind is PayloadKind.FINE and not is_finite(total):
-            self._found[number] = PayloadCheck(PayloadKind.TOO_LARGE, self._exchange.rank)
+                sender = channel.leaders[site]
+                codec_round = self._round_at(span)
+                self._add(self._codec, number, total, next(received[sender]), sender, members, codec_round)
+        if self._checks[number].kind is PayloadKind.FINE and not is_finite(total):
+            self._checks[number] = PayloadCheck(PayloadKind.TOO_LARGE, self._exchange.rank)
         message = self._encoded(number, total, span)
-        if self._keeps:
+        if self._keep_residual:
             self._summed[span] = total
         return message
 
@@ -221,82 +236,85 @@ class _Piece:
         message: PayloadMessage,
         sender: int,
         about: Sequence[int],
-        turn: CodecRound,
+        codec_round: CodecRound,
     ) -> None:
-        """A sender's word counts about itself, and of a leader about its site."""
-        found = message.verdict
-        if found.kind is PayloadKind.FINE:
+        """Add a message to the total.
+
+        A sender reports only on itself, and a leader on its site.
+        """
+        check = message.verdict
+        if check.kind is PayloadKind.FINE:
             try:
-                codec.add(total, message.payload, turn)
+                codec.add(total, message.payload, codec_round)
             except ProtocolError:
-                found = PayloadCheck(PayloadKind.MALFORMED, sender)
-        if found.kind is not PayloadKind.FINE and self._found[number].kind is PayloadKind.FINE:
-            self._found[number] = found if found.rank in about else PayloadCheck(found.kind, sender)
+                check = PayloadCheck(PayloadKind.MALFORMED, sender)
+        if check.kind is not PayloadKind.FINE and self._checks[number].kind is PayloadKind.FINE:
+            self._checks[number] = check if check.rank in about else PayloadCheck(check.kind, sender)
 
     def _encoded(self, number: int, values: torch.Tensor, span: slice) -> PayloadMessage:
-        """With what was found about the lane; of ``values`` the residual is left, if it is kept."""
-        verdict, turn = self._found[number], self._turn_at(span)
+        """Encode values with the channel's check. If residuals are kept, ``values`` become the residual."""
+        verdict, codec_round = self._checks[number], self._round_at(span)
         if verdict.kind is not PayloadKind.FINE:
-            return PayloadMessage(verdict, self._blank(self._most(span) if self._codec.is_fixed else 0))
-        payload = self._codec.encode(values, turn)
-        if self._keeps:
-            self._codec.add(values, payload, turn, sign=-1.0)
+            return PayloadMessage(verdict, self._blank(self._max_bytes(span) if self._codec.is_fixed else 0))
+        payload = self._codec.encode(values, codec_round)
+        if self._keep_residual:
+            self._codec.add(values, payload, codec_round, sign=-1.0)
         return PayloadMessage(verdict, payload)
 
     # sizes
 
     def _share_sizes(self, shares: dict[tuple[int, int], PayloadMessage]) -> dict[tuple[int, int, int], int]:
-        """By lane, site of the sender, site of the receiver."""
+        """Return the sizes by channel, site of the sender and site of the receiver."""
         count = len(self._sites)
-        own = [0] * (len(self._lanes) * count)
+        own = [0] * (len(self._channels) * count)
         for (number, site), message in shares.items():
             own[number * count + site] = message.payload.numel()
-        heard = self._heard(own)
+        announced = self._announced_sizes(own)
         return {
-            (number, source, target): self._size(heard, leader, number * count + target, shard)
-            for number, lane in enumerate(self._lanes)
-            for source, leader in enumerate(lane.leaders)
-            for target, shard in enumerate(lane.shards)
+            (number, source, target): self._size(announced, leader, number * count + target, shard)
+            for number, channel in enumerate(self._channels)
+            for source, leader in enumerate(channel.leaders)
+            for target, shard in enumerate(channel.shards)
             if source != target
         }
 
-    def _sizes_of_parcels(self) -> dict[tuple[int, int], int]:
-        own = [0] * len(self._lanes)
-        for number in self._led:
-            own[number] = self._parcels[number, self._site].payload.numel()
-        heard = self._heard(own)
+    def _exchange_site_sum_sizes(self) -> dict[tuple[int, int], int]:
+        own = [0] * len(self._channels)
+        for number in self._led_channels:
+            own[number] = self._site_sums[number, self._site].payload.numel()
+        announced = self._announced_sizes(own)
         return {
-            (number, site): self._size(heard, leader, number, self._span(number, site))
-            for number, lane in enumerate(self._lanes)
-            for site, leader in enumerate(lane.leaders)
+            (number, site): self._size(announced, leader, number, self._span(number, site))
+            for number, channel in enumerate(self._channels)
+            for site, leader in enumerate(channel.leaders)
         }
 
-    def _heard(self, own: Sequence[int]) -> list[list[int]]:
-        return [] if self._codec.is_fixed else self._exchange.share(own, self._values.device)
+    def _announced_sizes(self, own: Sequence[int]) -> list[list[int]]:
+        return [] if self._codec.is_fixed else self._exchange.all_gather_numbers(own, self._values.device)
 
-    def _size(self, heard: Sequence[Sequence[int]], rank: int, place: int, span: slice) -> int:
-        """Everybody sees all sizes, so everybody refuses the same ones."""
-        most = self._most(span)
-        size = heard[rank][place] if heard else most
-        if not 0 <= size <= most:
-            raise ProtocolError(f"a member announced {size} bytes, where {self._codec.name} has {most}")
+    def _size(self, announced: Sequence[Sequence[int]], rank: int, place: int, span: slice) -> int:
+        """Return a valid size. All members see all sizes, so all reject the same ones."""
+        max_bytes = self._max_bytes(span)
+        size = announced[rank][place] if announced else max_bytes
+        if not 0 <= size <= max_bytes:
+            raise ProtocolError(f"a member announced {size} bytes, but {self._codec.name} allows {max_bytes}")
         return size
 
-    def _most(self, span: slice) -> int:
+    def _max_bytes(self, span: slice) -> int:
         return self._codec.payload_bytes(span.stop - span.start)
 
     def _blank(self, size: int) -> torch.Tensor:
-        """In place of a payload that could not be made."""
+        """Return a placeholder for a payload that could not be encoded."""
         return torch.zeros(size, dtype=torch.uint8, device=self._values.device)
 
-    # ways
+    # messages
 
     def _others(self) -> list[int]:
         return [site for site in range(len(self._sites)) if site != self._site]
 
     def _span(self, number: int, site: int) -> slice:
-        lane = self._lanes[number]
-        return lane.whole if self._codec.is_sparse else lane.shards[site]
+        channel = self._channels[number]
+        return channel.whole if self._codec.is_sparse else channel.shards[site]
 
     def _outgoing(self) -> list[list[PayloadMessage]]:
         return [[] for _ in range(self._exchange.world)]
@@ -305,10 +323,10 @@ class _Piece:
         return [[] for _ in range(self._exchange.world)]
 
     def _send(self, messages: Sequence[Sequence[PayloadMessage]], expected: Sequence[Sequence[int]]) -> None:
-        self._arriving = self._exchange.spread(messages, expected, self._values.device)
+        self._arriving = self._exchange.all_to_all(messages, expected, self._values.device)
 
-    def _came(self) -> list[Iterator[PayloadMessage]]:
-        """By sender; lanes, and of a lane sites, are in order."""
+    def _received(self) -> list[Iterator[PayloadMessage]]:
+        """Wait for the messages. Return them by sender, in the order of channels and sites."""
         assert self._arriving is not None
         arrived, self._arriving = self._arriving.wait(), None
         return [iter(messages) for messages in arrived]

@@ -1,4 +1,4 @@
-"""fp32: the numbers as they are. With it, sums have an order of their own but lose nothing."""
+"""fp32 codec: the numbers unchanged. It fixes the order of sums and loses nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from barnraise.compression.codecs.codec import Codec, CodecRound, read, refuse_unless_finite, require_finite
+from barnraise.compression.codecs.codec import (
+    Codec,
+    CodecRound,
+    check_input_finite,
+    check_payload_finite,
+    read,
+)
 
 
 @dataclass(frozen=True)
@@ -20,11 +26,11 @@ class Fp32(Codec):
     def payload_bytes(self, numel: int) -> int:
         return 4 * numel
 
-    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
-        refuse_unless_finite(flat, turn.name)
-        return flat.clone().view(torch.uint8)  # what is left of the input may be taken away from it
+    def _encode(self, flat: torch.Tensor, codec_round: CodecRound) -> torch.Tensor:
+        check_input_finite(flat, codec_round.name)
+        return flat.clone().view(torch.uint8)  # a copy, because the input becomes the residual
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, codec_round: CodecRound, sign: float) -> None:
         values = read(payload, 0, total.numel(), torch.float32)
-        require_finite(values)
+        check_payload_finite(values)
         total.add_(values, alpha=sign)

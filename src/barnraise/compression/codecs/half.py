@@ -1,4 +1,4 @@
-"""fp16 and bf16: half the bytes. What is too large for the type is cut to its largest number."""
+"""fp16 and bf16 codecs: half the bytes. Values beyond the type's range are clamped to its maximum."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from barnraise.compression.codecs.codec import (
     Codec,
     CodecRound,
+    check_input_finite,
+    check_payload_finite,
     chunks,
     read,
-    refuse_unless_finite,
-    require_finite,
 )
 
 
@@ -28,19 +28,19 @@ class Half(Codec):
     def payload_bytes(self, numel: int) -> int:
         return 2 * numel
 
-    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
+    def _encode(self, flat: torch.Tensor, codec_round: CodecRound) -> torch.Tensor:
         if not flat.numel():
             return flat.to(self.dtype).view(torch.uint8)
         extremes = torch.stack(torch.aminmax(flat))
-        refuse_unless_finite(extremes, turn.name)
-        most = torch.finfo(self.dtype).max
-        if float(extremes.abs().max()) > most:
-            flat = flat.clamp(-most, most)
+        check_input_finite(extremes, codec_round.name)
+        max_value = torch.finfo(self.dtype).max
+        if float(extremes.abs().max()) > max_value:
+            flat = flat.clamp(-max_value, max_value)
         return flat.to(self.dtype).view(torch.uint8)
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, codec_round: CodecRound, sign: float) -> None:
         values = read(payload, 0, total.numel(), self.dtype)
-        for some in chunks(total.numel(), 1, total.device):
-            wide = values[some].to(torch.float32)
-            require_finite(wide)
-            total[some].add_(wide, alpha=sign)
+        for rows_slice in chunks(total.numel(), 1, total.device):
+            wide = values[rows_slice].to(torch.float32)
+            check_payload_finite(wide)
+            total[rows_slice].add_(wide, alpha=sign)

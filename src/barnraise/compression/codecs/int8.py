@@ -1,4 +1,4 @@
-"""int8: 127 steps each way. No number is off by more than 1 / 254 of the largest magnitude of its block."""
+"""int8 codec: 127 steps each way. The error is at most 1 / 254 of the largest magnitude in a block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from barnraise.compression.codecs.block_scaling import blocks_of, check_block, count, read_scales, scales_of
+from barnraise.compression.codecs.block_scaling import (
+    block_count,
+    check_block_size,
+    compute_scales,
+    iterate_blocks,
+    read_scales,
+)
 from barnraise.compression.codecs.codec import Codec, CodecRound, chunks
 
 _LEVELS = 127
@@ -14,12 +20,12 @@ _LEVELS = 127
 
 @dataclass(frozen=True)
 class Int8(Codec):
-    """Payload: all scales (float32), then one byte for each number."""
+    """int8 payload: all scales (float32), then one byte for each number."""
 
     block: int = 256
 
     def __post_init__(self) -> None:
-        check_block("int8", self.block)
+        check_block_size("int8", self.block)
 
     @property
     def name(self) -> str:
@@ -30,28 +36,30 @@ class Int8(Codec):
         return self.block
 
     def payload_bytes(self, numel: int) -> int:
-        return 4 * count(numel, self.block) + numel
+        return 4 * block_count(numel, self.block) + numel
 
-    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
-        scales, inverses = scales_of(flat, self.block, _LEVELS, turn.name)
+    def _encode(self, flat: torch.Tensor, codec_round: CodecRound) -> torch.Tensor:
+        scales, inverses = compute_scales(flat, self.block, _LEVELS, codec_round.name)
         payload = torch.empty(self.payload_bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
         start = 4 * scales.numel()
         payload[:start].copy_(scales.view(torch.uint8))
         codes = payload[start:].view(torch.int8)
-        for part in blocks_of(flat.numel(), self.block):
+        for part in iterate_blocks(flat.numel(), self.block):
             values = flat[part.first : part.last].view(part.rows, part.width)
             target = codes[part.first : part.last].view(part.rows, part.width)
             own = inverses[part.scales].unsqueeze(1)
-            for some in chunks(part.rows, part.width, flat.device):
-                target[some].copy_((values[some] * own[some]).round_())
+            for rows_slice in chunks(part.rows, part.width, flat.device):
+                target[rows_slice].copy_((values[rows_slice] * own[rows_slice]).round_())
         return payload
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, codec_round: CodecRound, sign: float) -> None:
         scales = read_scales(payload, total.numel(), self.block, _LEVELS)
         codes = payload[4 * scales.numel() :].view(torch.int8)
-        for part in blocks_of(total.numel(), self.block):
+        for part in iterate_blocks(total.numel(), self.block):
             source = codes[part.first : part.last].view(part.rows, part.width)
             target = total[part.first : part.last].view(part.rows, part.width)
             own = scales[part.scales].unsqueeze(1)
-            for some in chunks(part.rows, part.width, total.device):
-                target[some].add_(source[some].to(torch.float32).mul_(own[some]), alpha=sign)
+            for rows_slice in chunks(part.rows, part.width, total.device):
+                target[rows_slice].add_(
+                    source[rows_slice].to(torch.float32).mul_(own[rows_slice]), alpha=sign
+                )

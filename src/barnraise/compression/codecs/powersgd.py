@@ -1,12 +1,15 @@
 """PowerSGD: a matrix as the product of two thin ones, found with one step of a power iteration.
 
-It is no codec of the port. A codec turns one member's tensor into bytes that stand for themselves; here the
-members first sum a projection P = M Q, make its columns orthonormal, and only then know with what to form Q =
-M^T P, which is summed, too. So it takes two sums one after the other, it needs the shapes of the tensors, and
-it remembers Q, which must be the same on all members, from one step to the next. Tensors that are no
-matrices, or too small to gain anything, travel whole with the first sum.
+It is not a ``Codec``. A codec turns one member's tensor into a self-contained payload. PowerSGD needs two
+sums, one after the other:
 
-What happens after a sum is computed in an order of its own (see `folding`): all members get the same bits.
+1. All members sum a projection P = M Q and make its columns orthonormal.
+2. All members sum Q = M^T P.
+
+It needs the shapes of the tensors. It keeps Q, which must be equal on all members, from one step to the
+next. Tensors that are not matrices, or too small to gain anything, are sent whole with the first sum.
+
+Computations after a sum have a fixed order (see ``deterministic_sum``), so all members get the same bits.
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ from barnraise.compression.allreduce.deterministic_sum import sum_rows
 from barnraise.compression.allreduce.error_feedback import FeedbackPart
 from barnraise.core.errors import ConfigError, OperationMismatch, RunError
 
-MOST_RANK = 64
-_GAIN = 2  # the thin ones must have at most 1/2 of the numbers
-_DEPENDENT = 1e-10  # of a column's own square: what is left of it is rounding
+MAX_RANK = 64
+_GAIN = 2  # the factors must have at most 1/2 of the numbers
+_DEPENDENT = 1e-10  # relative to a column's square: the remainder is rounding error
 _CHECK = 4
 
 
 class Matrix(NamedTuple):
-    """A part seen as a matrix, and where it begins in the flat tensor."""
+    """A part viewed as a matrix, and its first position in the flat tensor."""
 
     name: str
     first: int
@@ -46,20 +49,23 @@ class Matrix(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Which parts of a flat tensor are factored, and the spans of what travels whole."""
+    """The factored parts of a flat tensor, and the spans that are sent whole."""
 
     matrices: tuple[Matrix, ...]
     spans: tuple[slice, ...]
 
 
 class PowerSGD:
-    """Rank ``rank``. All members must hold the same factors: load a member's, or `restart` on all of them."""
+    """PowerSGD of rank ``rank``. All members must hold the same factors.
+
+    Load the state of one member on the others, or call `restart` on all of them.
+    """
 
     def __init__(self, rank: int = 4, seed: int = 0) -> None:
-        if not 1 <= rank <= MOST_RANK:
+        if not 1 <= rank <= MAX_RANK:
             raise ConfigError(
                 f"powersgd cannot have the rank {rank}",
-                hint=f"Give a rank from 1 to {MOST_RANK}, such as powersgd:rank=4.",
+                hint=f"Give a rank from 1 to {MAX_RANK}, such as powersgd:rank=4.",
             )
         self.rank, self.seed = rank, seed
         self._factors: dict[str, torch.Tensor] = {}
@@ -82,49 +88,52 @@ class PowerSGD:
         return Split(tuple(matrices), tuple(spans))
 
     def factor(self, matrix: Matrix, step: int) -> torch.Tensor:
-        """Q to project with, its columns orthonormal; columns that were lost are drawn anew."""
-        kept = self._factors.get(matrix.name)
-        if kept is None or kept.shape != (matrix.columns, self.rank):
-            return orthonormal(self._drawn(matrix, 0))
-        found = orthonormal(kept)
-        is_lost = ~found.any(dim=0)
+        """Return the orthonormal Q of a matrix. Columns that were lost are drawn again."""
+        stored = self._factors.get(matrix.name)
+        if stored is None or stored.shape != (matrix.columns, self.rank):
+            return orthonormal(self._draw(matrix, 0))
+        columns = orthonormal(stored)
+        is_lost = ~columns.any(dim=0)
         if not is_lost.any():
-            return found
-        return orthonormal(torch.where(is_lost, self._drawn(matrix, 1 + step), found))
+            return columns
+        return orthonormal(torch.where(is_lost, self._draw(matrix, 1 + step), columns))
 
     def keep(self, factors: Mapping[str, torch.Tensor]) -> None:
-        """The summed Q of each matrix, once the step counts."""
+        """Store the summed Q of each matrix, after the step was committed."""
         self._factors |= factors
 
     def restart(self) -> None:
         self._factors.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The same on all members, unlike residuals: a newcomer loads it from any of them."""
-        return {"factors": {name: one.detach().cpu().clone() for name, one in self._factors.items()}}
+        """Return the factors, which are equal on all members.
+
+        A joining member loads them from any other member.
+        """
+        return {"factors": {name: factor.detach().cpu().clone() for name, factor in self._factors.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         factors = state.get("factors")
         if not isinstance(factors, Mapping) or not all(map(self._is_factor, factors.items())):
             raise RunError(
-                f"what was loaded is not the state of {self.name}",
+                f"the loaded state does not belong to {self.name}",
                 hint="Load the state of a member with the same rank, or call restart() on all members.",
             )
-        self._factors = {name: one.clone() for name, one in factors.items()}
+        self._factors = {name: factor.clone() for name, factor in factors.items()}
 
     def _is_factor(self, item: tuple[object, object]) -> bool:
-        name, one = item
+        name, factor = item
         return (
             isinstance(name, str)
-            and isinstance(one, torch.Tensor)
-            and one.dtype == torch.float32
-            and one.dim() == 2
-            and one.shape[1] == self.rank
-            and bool(torch.isfinite(one).all())
+            and isinstance(factor, torch.Tensor)
+            and factor.dtype == torch.float32
+            and factor.dim() == 2
+            and factor.shape[1] == self.rank
+            and bool(torch.isfinite(factor).all())
         )
 
-    def _drawn(self, matrix: Matrix, number: int) -> torch.Tensor:
-        """Uniform in -1 to 1, the same on every machine and in every version."""
+    def _draw(self, matrix: Matrix, number: int) -> torch.Tensor:
+        """Return uniform values in -1 to 1, equal on every machine and in every version."""
         word = f"{self.seed}/{number}/{matrix.columns}/{self.rank}/{matrix.name}"
         key = int.from_bytes(blake3(word.encode()).digest(length=16), "little")
         raw = numpy.random.Philox(key=key).random_raw(matrix.columns * self.rank) >> numpy.uint64(11)
@@ -133,9 +142,9 @@ class PowerSGD:
 
 
 def orthonormal(columns: torch.Tensor) -> torch.Tensor:
-    """Columns that span the same, orthogonal and of length 1; zeros where one depends on those before it.
+    """Return orthonormal columns with the same span. A column that depends on earlier ones becomes zero.
 
-    In float64, by the Cholesky factor of the columns' products with each other, in plain Python numbers.
+    It computes in float64, by the Cholesky factor of the Gram matrix, in plain Python numbers.
     """
     wide = columns.detach().cpu().double()
     rank = wide.shape[1]
@@ -169,30 +178,33 @@ def _dot(left: Sequence[float], right: Sequence[float], count: int) -> float:
 
 
 def restore(p: torch.Tensor, q: torch.Tensor, into: torch.Tensor) -> None:
-    """``into`` becomes P Q^T, column by column, so that no library chooses the order of the additions."""
+    """Write P Q^T to ``into`` column by column, so that no library chooses the order of additions."""
     rows = max(1, (1 << 17) // max(1, into.shape[1])) if into.device.type == "cpu" else max(1, into.shape[0])
     turned = q.t().contiguous()
     for first in range(0, into.shape[0], rows):
-        some = slice(first, first + rows)
-        torch.mul(p[some, :1], turned[:1], out=into[some])
+        rows_slice = slice(first, first + rows)
+        torch.mul(p[rows_slice, :1], turned[:1], out=into[rows_slice])
         for number in range(1, p.shape[1]):
-            into[some].add_(p[some, number : number + 1] * turned[number : number + 1])
+            into[rows_slice].add_(p[rows_slice, number : number + 1] * turned[number : number + 1])
 
 
 def fingerprint(factors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """A few small whole numbers and their squares: their sums over members show whether all were the same."""
+    """Return a few small integers and their squares. Their sums over members show if all were equal."""
     digest = blake3()
-    for one in factors:
-        digest.update(one.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    for factor in factors:
+        digest.update(factor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     marks = torch.tensor(list(digest.digest(length=_CHECK)), dtype=torch.float32, device=device)
     return torch.cat([marks, marks.square()])
 
 
 def require_equal(summed: torch.Tensor, world: int) -> None:
-    """Every member sees the same sums, so either all raise or none."""
+    """Raise OperationMismatch if members hold different factors.
+
+    All members see the same sums, so either all raise or none.
+    """
     marks, squares = summed[:_CHECK].double(), summed[_CHECK:].double()
     if not torch.equal(squares * world, marks.square()):
         raise OperationMismatch(
             "members hold different factors for powersgd",
-            hint="Load the state of one member on the newcomers, or call restart() on all members.",
+            hint="Load the state of one member on the joining members, or call restart() on all members.",
         )

@@ -1,4 +1,4 @@
-"""Codecs by name, as settings and plans write them: ``int8``, ``int8:block=128``, ``bf16+zlib``."""
+"""Codecs by name, as in settings and plans: ``int8``, ``int8:block=128``, ``bf16+zlib``."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ _MAKERS: Mapping[str, tuple[Callable[..., Codec | PowerSGD], tuple[str, ...]]] =
 }
 NAMES = tuple(_MAKERS)
 _PACKING = "zlib"
-_MOST_DIGITS = 12
+_MAX_DIGITS = 12
 
 
 def codec_named(text: str) -> Codec | PowerSGD:
-    """A new one; ConfigError that lists what there is."""
-    words, *packings = text.strip().split("+")
-    name, colon, given = words.partition(":")
+    """Create the codec of a name. Raise ConfigError that lists the valid names."""
+    codec_text, *packings = text.strip().split("+")
+    name, colon, parameter_text = codec_text.partition(":")
     if name not in _MAKERS:
-        raise ConfigError(f"there is no codec {name!r}", hint=f"Choose one of {', '.join(NAMES)}.")
-    make, known = _MAKERS[name]
-    codec = make(**_parameters(name, given, known) if colon else {})
+        raise ConfigError(f"unknown codec {name!r}", hint=f"Choose one of {', '.join(NAMES)}.")
+    make, allowed = _MAKERS[name]
+    codec = make(**_parameters(name, parameter_text, allowed) if colon else {})
     if not packings:
         return codec
     if packings != [_PACKING] or isinstance(codec, PowerSGD):
         raise ConfigError(
             f"{text!r} does not name a codec",
-            hint=f"Only +{_PACKING} may follow, once, and not after powersgd.",
+            hint=f"Only +{_PACKING} may follow a codec, once, and not after powersgd.",
         )
     return ZlibCodec(codec)
 
 
-def _parameters(name: str, given: str, known: tuple[str, ...]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    takes = f"{name} takes {' and '.join(known)}" if known else f"{name} takes no parameters"
-    for word in given.split(","):
+def _parameters(name: str, parameter_text: str, allowed: tuple[str, ...]) -> dict[str, int]:
+    parameters: dict[str, int] = {}
+    takes = f"{name} takes {' and '.join(allowed)}" if allowed else f"{name} takes no parameters"
+    for word in parameter_text.split(","):
         key, _, value = word.partition("=")
-        if key not in known:
+        if key not in allowed:
             raise ConfigError(f"{name} has no parameter {key!r}", hint=f"{takes}.")
-        if key in found:
+        if key in parameters:
             raise ConfigError(f"{name} is given {key} twice", hint=f"Give {key} once.")
-        if not (value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS):
+        if not (value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS):
             raise ConfigError(
                 f"{key}={value} of {name} is not a whole number", hint=f"Write it as in {name}:{key}=64."
             )
-        found[key] = int(value)
-    return found
+        parameters[key] = int(value)
+    return parameters

@@ -1,9 +1,10 @@
-"""topk: of each block only the largest numbers, each in 2 bits, and where they are in about 8.
+"""topk codec: the largest numbers of each block, 2 bits for each value and about 8 for its position.
 
-A number is its sign and one of two magnitudes, which each block has for itself: the means of the upper and of
-the lower of its largest numbers, divided at their mean. Positions are in rising order and written in the
-manner of Elias and Fano: the low bits as they are, the high bits as the distances between ones in a row of
-bits. That takes as much room for every choice of positions, and nearly as little as is possible at all.
+A value is a sign and one of two magnitudes. Each block has its own two: the means of its kept numbers above
+and below their mean.
+
+Positions are sorted and stored as an Elias-Fano code: low bits as they are, high bits as distances between
+ones in a bit row. All choices of positions take the same space, which is close to the optimum.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import numpy
 import torch
 
 from barnraise.compression.allreduce.deterministic_sum import sum_rows
-from barnraise.compression.codecs.codec import Codec, CodecRound, chunks, read, refuse_unless_finite
+from barnraise.compression.codecs.codec import Codec, CodecRound, check_input_finite, chunks, read
 from barnraise.core.errors import ConfigError, ProtocolError
 
-MOST_BLOCK = 1 << 20
+MAX_BLOCK = 1 << 20
 _LEVELS = 2
 _LEVEL_BYTES = 2 * _LEVELS
 
@@ -28,7 +29,7 @@ Numbers = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.int64]]
 
 
 class _Rows(NamedTuple):
-    """Equal blocks as rows: where they begin in the tensor and in the payload, and what is kept of each."""
+    """Equal blocks as rows, their first position in tensor and payload, and the number of kept values."""
 
     first: int
     first_byte: int
@@ -68,10 +69,10 @@ class TopK(Codec):
     is_sparse = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.k <= self.block <= MOST_BLOCK:
+        if not 1 <= self.k <= self.block <= MAX_BLOCK:
             raise ConfigError(
                 f"topk cannot keep {self.k} numbers of each {self.block}",
-                hint=f"Give a block of at most {MOST_BLOCK} and a k from 1 to the block, such as "
+                hint=f"Give a block of at most {MAX_BLOCK} and a k from 1 to the block, such as "
                 "topk:k=64,block=4096.",
             )
 
@@ -87,7 +88,7 @@ class TopK(Codec):
         return max((part.last_byte for part in self._parts(numel)), default=0)
 
     def _parts(self, numel: int) -> Iterator[_Rows]:
-        """The whole blocks, then the shorter one, of which the same share is kept, rounded up."""
+        """Yield the full blocks, then the shorter one, which keeps the same share rounded up."""
         whole, rest = divmod(numel, self.block)
         full = _Rows(0, 0, whole, self.block, self.k)
         if whole:
@@ -95,14 +96,17 @@ class TopK(Codec):
         if rest:
             yield _Rows(whole * self.block, full.last_byte, 1, rest, -(-rest * self.k // self.block))
 
-    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
-        refuse_unless_finite(flat, turn.name)
+    def _encode(self, flat: torch.Tensor, codec_round: CodecRound) -> torch.Tensor:
+        check_input_finite(flat, codec_round.name)
         device, flat = flat.device, flat.cpu()
         payload = torch.empty(self.payload_bytes(flat.numel()), dtype=torch.uint8)
         for part in self._parts(flat.numel()):
             rows = flat[part.first : part.last].view(part.rows, part.width)
             positions = torch.cat(
-                [_largest(rows[some], part.k) for some in chunks(part.rows, part.width, rows.device)]
+                [
+                    _largest(rows[rows_slice], part.k)
+                    for rows_slice in chunks(part.rows, part.width, rows.device)
+                ]
             )
             values = rows.gather(1, positions)
             levels, is_high = _levels_of(values.abs())
@@ -112,52 +116,55 @@ class TopK(Codec):
             target[:, _LEVEL_BYTES:] = torch.from_numpy(_pack(positions.numpy(), codes.numpy(), part))
         return payload.to(device)
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, codec_round: CodecRound, sign: float) -> None:
         payload = payload.cpu()
         for part in self._parts(total.numel()):
             source = payload[part.first_byte : part.last_byte].view(part.rows, part.row_bytes)
             levels = read(source[:, :_LEVEL_BYTES].reshape(-1), 0, part.rows * _LEVELS, torch.bfloat16)
             levels = levels.to(torch.float32).view(part.rows, _LEVELS)
-            if not (float(levels.min()) >= 0 and float(levels.max()) < float("inf")):  # NaN fails, too
+            if not (float(levels.min()) >= 0 and float(levels.max()) < float("inf")):  # this form rejects NaN
                 raise ProtocolError(
                     "a payload holds a magnitude that is negative or not finite", not_finite=True
                 )
             positions, codes = _unpack(source[:, _LEVEL_BYTES:].numpy(), part)
             values = levels.gather(1, codes >> 1).mul_(1.0 - 2.0 * (codes & 1))
             rows = total[part.first : part.last].view(part.rows, part.width)
-            # No position comes twice in a row, so the order of these additions does not matter.
+            # Positions of a row are distinct, so the order of these additions does not matter.
             rows.scatter_add_(1, positions.to(total.device), values.mul_(sign).to(total.device))
 
 
 def _largest(rows: torch.Tensor, k: int) -> torch.Tensor:
-    """Where the ``k`` largest magnitudes of each row are, in rising order; of equal ones, the first."""
+    """Return the sorted positions of the ``k`` largest magnitudes of each row.
+
+    Of equal ones the first win.
+    """
     width = rows.shape[1]
-    keys = rows.abs().view(torch.int32).numpy()  # magnitudes have the order of their bits
-    least = numpy.partition(keys, width - k, axis=1)[:, width - k : width - k + 1]
-    is_taken = keys >= least
+    keys = rows.abs().view(torch.int32).numpy()  # magnitudes sort like their bits
+    threshold = numpy.partition(keys, width - k, axis=1)[:, width - k : width - k + 1]
+    is_taken = keys >= threshold
     surplus = numpy.count_nonzero(is_taken, axis=1) - k
     for row in numpy.flatnonzero(surplus):
-        is_taken[row, numpy.flatnonzero(keys[row] == least[row])[-surplus[row] :]] = False
+        is_taken[row, numpy.flatnonzero(keys[row] == threshold[row])[-surplus[row] :]] = False
     return torch.from_numpy(numpy.flatnonzero(is_taken).reshape(-1, k) % width)
 
 
 def _levels_of(magnitudes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two magnitudes for each row, and which numbers take the higher one."""
+    """Return two magnitudes for each row, and a mask of the numbers with the higher one."""
     by_row = magnitudes.double().t().contiguous()
     whole = sum_rows(by_row.clone())
     is_high = by_row * by_row.shape[0] > whole
     highs = is_high.sum(0)
     above = sum_rows(by_row * is_high)
-    lows = by_row.shape[0] - highs  # never none: something is not above the mean
+    lows = by_row.shape[0] - highs  # never 0: some value is not above the mean
     low = (whole - above).clamp_(min=0.0) / lows
     high = torch.where(highs > 0, above / highs.clamp(min=1), low)
-    most = torch.finfo(torch.bfloat16).max
-    levels = torch.stack([low, high], dim=1).clamp_(max=most).to(torch.bfloat16)
+    max_value = torch.finfo(torch.bfloat16).max
+    levels = torch.stack([low, high], dim=1).clamp_(max=max_value).to(torch.bfloat16)
     return levels, is_high.t()
 
 
 def _pack(positions: Numbers, codes: Bits, part: _Rows) -> Bits:
-    """One row of bytes for each block: high bits, low bits, codes."""
+    """Return one row of bytes for each block: high bits, low bits, codes."""
     bits = numpy.zeros((part.rows, part.bits), dtype=numpy.uint8)
     ones = (positions >> part.low_bits) + numpy.arange(part.k)
     numpy.put_along_axis(bits, ones, 1, axis=1)
@@ -168,11 +175,14 @@ def _pack(positions: Numbers, codes: Bits, part: _Rows) -> Bits:
 
 
 def _unpack(data: Bits, part: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions and codes; ProtocolError unless the positions are ``k`` rising ones within the block."""
+    """Return positions and codes.
+
+    Raise ProtocolError unless there are ``k`` increasing positions within the block.
+    """
     bits = numpy.unpackbits(data, axis=1, count=part.bits, bitorder="little")
     highs, rest = bits[:, : part.high_bits], bits[:, part.high_bits :]
     if not (highs.sum(axis=1, dtype=numpy.int64) == part.k).all():
-        raise ProtocolError("a payload holds more or fewer positions than it must")
+        raise ProtocolError("a payload holds a wrong number of positions")
     ones = numpy.nonzero(highs)[1].reshape(part.rows, part.k)
     lows = _gathered(rest[:, : part.k * part.low_bits], part, part.low_bits)
     positions = ((ones - numpy.arange(part.k)) << part.low_bits) | lows
@@ -183,7 +193,7 @@ def _unpack(data: Bits, part: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _spread(values: Numbers | Bits, bits: int) -> Bits:
-    """The lowest bits of each number, one by one."""
+    """Return the lowest bits of each number, one by one."""
     wide = values.astype(numpy.int64)[..., None]
     spread: Bits = (wide >> numpy.arange(bits, dtype=numpy.int64) & 1).astype(numpy.uint8)
     return spread

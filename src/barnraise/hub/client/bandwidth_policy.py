@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime, time, timedelta
@@ -17,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from barnraise.core.command import runner
 from barnraise.core.config import ContributorSettings
 from barnraise.core.errors import ConfigError
 from barnraise.core.flow.retry import ReportedBackoff
@@ -178,9 +177,4 @@ def is_metered(platform: str = sys.platform, ask: Asked | None = None) -> bool:
 
 
 def _answer(command: list[str]) -> str:
-    if shutil.which(command[0]) is None:
-        return ""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5.0, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    return runner(5.0)(command).stdout

@@ -1,4 +1,4 @@
-"""How fast codecs are on this machine, so that its plans need not believe a table."""
+"""Benchmark of codecs on this machine, so that plans need not rely on a table."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _NUMBERS = 1 << 20
 _TIMES = 3
 
 
-def measured(codecs: Sequence[PlanCodec]) -> tuple[PlanCodec, ...]:
-    """The same with the speeds found now: of a member's part in a sum, error feedback and all."""
+def measure_codecs(codecs: Sequence[PlanCodec]) -> tuple[PlanCodec, ...]:
+    """Return the codecs with the speeds measured now, including error feedback."""
     numbers = torch.randn(_NUMBERS, generator=torch.Generator().manual_seed(0))
-    found = []
+    measured = []
     for codec in codecs:
         coder = codec_named(codec.name)
         if isinstance(coder, Coder):
             seconds = min(_work_s(coder, numbers) for _ in range(_TIMES))
             megabytes = numbers.numel() * numbers.element_size() / 1e6
             codec = msgspec.structs.replace(codec, mb_per_s=megabytes / seconds)
-        found.append(codec)
-    return tuple(found)
+        measured.append(codec)
+    return tuple(measured)
 
 
 def _work_s(coder: Coder, numbers: torch.Tensor) -> float:
-    """Its own gradient is encoded; of what comes, each number is decoded in a part and in the sum."""
+    """Measure a worker's part in one compressed all-reduce: one encoding and two decodings."""
     feedback, turn, total = ErrorFeedback(), CodecRound("speed"), torch.zeros_like(numbers)
-    begin = time.perf_counter()
+    start = time.perf_counter()
     payload = feedback.encode(coder, numbers, turn).payload
     for _ in range(2):
         coder.add(total, payload, turn)
-    return time.perf_counter() - begin
+    return time.perf_counter() - start

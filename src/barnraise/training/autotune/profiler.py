@@ -1,7 +1,7 @@
-"""A dry run: the first steps are measured, written down for the command line, and the script ends.
+"""Profiler of a dry run: measures the first steps, writes the profile, and ends the script.
 
-Each worker times its own units. At every commit the members tell each other what they have so far; when the
-main member has seen enough it writes all of it into the run's folder, and everybody ends after the same step.
+Each worker times its own micro-batches. At every commit the workers exchange their measurements. When rank 0
+has enough, it writes the profile into the run's folder, and all workers exit after the same step.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("barnraise.training")
 
-_ENOUGH_S = 3.0  # of steps after the first
-_MOST_STEPS = 64
+_ENOUGH_S = 3.0  # of steps after the first one
+_MAX_STEPS = 64
 
 
 def is_dry_run() -> bool:
+    """Return True in a worker of a dry run."""
     return bool(os.environ.get(DRY_RUN))
 
 
 def profiled(session: Session, batches: Iterable[Any]) -> Iterable[Any]:
-    """The batches as they are; in a dry run, a few steps of them, after which the script ends."""
+    """Return the batches; in a dry run, wrapped by a profiler that ends the script."""
     return StepProfiler(session, batches) if is_dry_run() else batches
 
 
 class _Tally:
-    """Samples, and the seconds that they took."""
+    """Sum of samples and seconds."""
 
     def __init__(self) -> None:
         self.samples = 0
@@ -57,23 +58,23 @@ class _Tally:
 
 
 class StepProfiler:
-    """Stands where the batches stood."""
+    """Iterable over the batches that measures them."""
 
     def __init__(self, session: Session, batches: Iterable[Any]) -> None:
         self._session = session
         self._batches = batches
-        self._file = Path.cwd() / PROFILE_FILE  # before the script goes elsewhere
-        self._units = session._data.units(session.done)
-        # In the first step things still get ready. In a unit with which a step ends, gradients travel: it
-        # counts only for a member that has no other.
+        self._file = Path.cwd() / PROFILE_FILE  # before the script changes the directory
+        self._microbatches = session._data.microbatches(session.done)
+        # The first step includes warm-up. A step's last micro-batch also sends gradients, so it counts only
+        # for a worker that has no other.
         self._cold, self._last, self._warm = _Tally(), _Tally(), _Tally()
         self._commits: list[float] = []
-        self._applying = 0.0
-        self._applied_s: list[float] = []
-        session._steps.on_commit.append(self._committed)
+        self._step_start = 0.0
+        self._optimizer_s: list[float] = []
+        session._step_loop.on_commit.append(self._on_commit)
         for optimizer in session._optimizers:
-            optimizer.register_step_pre_hook(self._applies)
-            optimizer.register_step_post_hook(self._applied)
+            optimizer.register_step_pre_hook(self._before_step)
+            optimizer.register_step_post_hook(self._after_step)
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]  # TypeError for a stream, as always
@@ -81,66 +82,67 @@ class StepProfiler:
     def __iter__(self) -> Iterator[Any]:
         session = self._session
         for batch in self._batches:
-            piece, done, waited = session._current, session.done, session._pace._waited_s
-            begin = time.monotonic()
+            part, done, waited = session._current, session.done, session._throughput.waited_s
+            start = time.monotonic()
             yield batch
             _synchronize()
-            seconds = time.monotonic() - begin - (session._pace._waited_s - waited)
+            seconds = time.monotonic() - start - (session._throughput.waited_s - waited)
             tally = self._cold if done == 0 else self._last if session.done > done else self._warm
-            tally.add(piece.span.size if piece is not None else 0, seconds)
+            tally.add(part.span.size if part is not None else 0, seconds)
         if len(self._commits) > 1:
-            self._report(self._gathered())
+            self._report(self._exchange())
 
-    def _applies(self, *_: Any) -> None:
+    def _before_step(self, *_: Any) -> None:
         _synchronize()
-        self._applying = time.monotonic()
+        self._step_start = time.monotonic()
 
-    def _applied(self, *_: Any) -> None:
+    def _after_step(self, *_: Any) -> None:
         _synchronize()
-        self._applied_s.append(time.monotonic() - self._applying)
+        self._optimizer_s.append(time.monotonic() - self._step_start)
 
-    def _committed(self) -> None:
+    def _on_commit(self) -> None:
         self._commits.append(time.monotonic())
-        said = self._gathered()
-        if not said or said[0].is_ready:
-            self._report(said)
+        measured = self._exchange()
+        if not measured or measured[0].is_ready:
+            self._report(measured)
 
-    def _gathered(self) -> list[MeasuredStep]:
-        """What every member has measured; nothing if the group broke meanwhile."""
+    def _exchange(self) -> list[MeasuredStep]:
+        """Return the measurements of all workers; empty if the group failed."""
         tally = next((one for one in (self._warm, self._last) if one.samples), self._cold)
-        # Of the first step, the optimizer makes its state.
+        # In its first step an optimizer creates its state.
         optimizers = max(1, len(self._session._optimizers))
-        applied = self._applied_s[optimizers:] or self._applied_s
-        word = MeasuredStep(
+        applied = self._optimizer_s[optimizers:] or self._optimizer_s
+        own = MeasuredStep(
             node=os.environ.get("BARNRAISE_NODE", ""),
             device=os.environ.get("BARNRAISE_DEVICE", "cpu"),
             samples=tally.samples,
             seconds=tally.seconds,
             is_warm=tally is not self._cold,
             optimizer_s=statistics.median(applied) * optimizers if applied else 0.0,
-            is_ready=self._commits[-1] - self._commits[0] >= _ENOUGH_S or len(self._commits) >= _MOST_STEPS,
+            is_ready=self._commits[-1] - self._commits[0] >= _ENOUGH_S or len(self._commits) >= _MAX_STEPS,
         )
         try:
-            return [decode_measured(data) for data in self._session._circle.gather(encode(word))]
+            messages = self._session._manager.group.all_gather_bytes(encode(own))
+            return [decode_measured(message) for message in messages]
         except BarnraiseError as error:
-            log.warning("the dry run ends without figures: %s", error.message)
+            log.warning("the dry run ends without a profile: %s", error.message)
             return []
 
-    def _report(self, said: list[MeasuredStep]) -> None:
-        """The main member writes it down; the script ends here, wherever it is."""
+    def _report(self, measured: list[MeasuredStep]) -> None:
+        """Write the profile on rank 0, and exit the script."""
         session = self._session
-        if said and session.is_main and session._model is not None:
-            trained = session._sums.parameters
+        if measured and session.is_main and session._model is not None:
+            trained = session._reducer.parameters
             known = {id(one) for one in trained}
             others = [one for one in session._model.parameters() if id(one) not in known]
             profile = StepProfile(
                 parameters=sum(one.numel() for one in trained),
-                gradient_bytes=sum(flat.nbytes for flat in session._sums.local.values()),
+                gradient_bytes=sum(flat.nbytes for flat in session._reducer.local.values()),
                 frozen_bytes=sum(one.nbytes for one in others),
                 is_lora=any("lora_" in name for name, _ in session._model.named_parameters()),
-                batch=sum(unit.size for unit in self._units),
-                unit=max(unit.size for unit in self._units),
-                workers=tuple(said),
+                batch=sum(unit.size for unit in self._microbatches),
+                unit=max(unit.size for unit in self._microbatches),
+                workers=tuple(measured),
                 steps_s=tuple(b - a for a, b in zip(self._commits, self._commits[1:], strict=False)),
             )
             self._file.write_bytes(encode(profile))
@@ -148,6 +150,6 @@ class StepProfiler:
 
 
 def _synchronize() -> None:
-    """Devices compute after the call that asked them to has returned."""
+    """Wait for the device, which computes asynchronously."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()

@@ -1,9 +1,9 @@
-"""Which way of staying together suits the machines: the first member asks the planner while it trains.
+"""Tuner of the synchronization: rank 0 asks the planner, while it trains, how workers should synchronize.
 
-The first steps of a group are exact. They show how fast each member computes and how long a step takes, which
-calibrates the prediction. Then the plans for just these members are compared. With sync "auto" the best is
-taken from a later commit on, and machines rest whom the others are clearly faster without; otherwise it is
-only said what would be faster. Steps that leave the prediction for a while are a reason to plan again.
+The first steps of a group are exact. They show each worker's speed and the duration of a step, which
+calibrates the prediction. Then the plans for these workers are compared. With sync "auto" the best one is
+applied at a later commit, and machines that slow the group down are paused. Otherwise only log what would be
+faster. If steps deviate from the prediction for a while, plan again.
 """
 
 from __future__ import annotations
@@ -43,42 +43,42 @@ from barnraise.planning.inputs.levels import OPEN
 from barnraise.planning.plan.drift_monitor import FIRST_REST_S, WORTH, is_same
 from barnraise.planning.plan.plans import listed
 from barnraise.topology.graph import TopologyGraph, build_graph
-from barnraise.training.autotune.codec_benchmark import measured as measured_codecs
+from barnraise.training.autotune.codec_benchmark import measure_codecs
 from barnraise.training.sync import Sync
 
 log = logging.getLogger("barnraise.training")
 
-WARM = 8  # commits of a group before anything is said of it
-_LONG_S = 20.0  # or as many as take so long
-_AGAIN_S = 60.0
-_SAID = 0.98  # of a step's time: what is faster than this alone is said
-_STAY = 2  # machines at least
+WARM = 8  # commits of a group before it is judged
+_LONG_S = 20.0  # or fewer commits that take this long
+_RETRY_S = 60.0
+_ADVICE_BELOW = 0.98  # of a step's time: only plans faster than this are advised
+_MIN_MACHINES = 2
 
-# Sparse gradients of single steps are only known to suit small vision models: they can be asked for.
+# Sparse gradients of single steps are only known to work for small vision models; users can ask for them.
 CODECS = tuple(
     msgspec.structs.replace(codec, step_cost=1.0) if codec.gathers else codec for codec in CHOOSABLE
 )
 
-Wish = Literal["exact", "auto"]
+SyncMode = Literal["exact", "auto"]
 
 
 class SyncChoice(NamedTuple):
-    """``said``: what a person should know, if anything. ``rests``: machines to go on without, and why."""
+    """A plan with its settings. ``advice``: text for the user, if any. ``paused``: machines to pause."""
 
     plan: Plan
     sync: Sync
     calibration: Calibration
     why: str
-    said: str = ""
-    rests: tuple[str, ...] = ()
-    rests_why: str = ""
+    advice: str = ""
+    paused: tuple[str, ...] = ()
+    pause_reason: str = ""
 
 
 def choose(
     cluster: PlanCluster,
     model: ModelSize,
     profile: StepTimes,
-    wish: Wish,
+    mode: SyncMode,
     calibration: Calibration,
     measured: tuple[Plan, float] | None = None,
     codecs: tuple[PlanCodec, ...] = CODECS,
@@ -87,48 +87,49 @@ def choose(
     workers: int = 0,
     levels: Levels = OPEN,
 ) -> SyncChoice:
-    """``measured``: the plan that is followed, and the seconds of a step. Without it, every step is exact.
+    """Choose the best plan; ``measured``: the current plan and its seconds per step.
 
-    ``overlaps``: whether members go ahead while a round is summed. ``workers``: how many there are, at least
-    one on each machine. ``levels``: what a person has fixed.
+    ``overlaps``: workers compute while a round is all-reduced. ``workers``: their number, at least one per
+    machine. ``levels``: choices that the user has fixed.
     """
     if measured is not None and len(measured[0].order) == len(cluster.members):
         calibration = refit(calibration, observation(measured[0], cluster, measured[1]))
     options = PlanLimits(
-        sync=wish, is_given=True, is_flat=True, codecs=codecs, overlaps=overlaps, levels=levels
+        sync=mode, is_given=True, is_flat=True, codecs=codecs, overlaps=overlaps, levels=levels
     )
-    found = make_plans(cluster, model, profile, options, calibration)
+    plans = make_plans(cluster, model, profile, options, calibration)
     free = msgspec.structs.replace(options, is_given=False)
     best = make_plans(cluster, model, profile, free, calibration).chosen
-    said = _advice(found.chosen, best)
-    if levels != OPEN and len(found.chosen.order) < len(cluster.members):
-        everybody = listed(sorted(one.name for one in cluster.members))
-        said = f"what --levels fixes suits no plan for {everybody}: leave a part of it to auto"
-    if said and wish == "exact":
+    text = _advice(plans.chosen, best)
+    if levels != OPEN and len(plans.chosen.order) < len(cluster.members):
+        names = listed(sorted(one.name for one in cluster.members))
+        text = f"no plan for {names} fits what --levels fixes: leave a part of it to auto"
+    if text and mode == "exact":
         auto = make_plans(cluster, model, profile, msgspec.structs.replace(options, sync="auto"), calibration)
         if auto.chosen.score > best.score:
-            said += "; or let plans change the mathematics: --sync auto"
-    sync = sync_of(found.chosen, profile, workers or len(cluster.members))
-    choice = SyncChoice(found.chosen, sync, calibration, found.reason, said)
-    if wish != "auto" or len(cluster.members) <= _STAY:
+            text += "; or allow lossy plans (compressed gradients, local steps): --sync auto"
+    sync = sync_of(plans.chosen, profile, workers or len(cluster.members))
+    choice = SyncChoice(plans.chosen, sync, calibration, plans.reason, text)
+    if mode != "auto" or len(cluster.members) <= _MIN_MACHINES:
         return choice
-    company = msgspec.structs.replace(free, least_machines=_STAY)
-    return _with_rest(choice, cluster, make_plans(cluster, model, profile, company, calibration).chosen)
+    limited = msgspec.structs.replace(free, least_machines=_MIN_MACHINES)
+    return _with_pause(choice, cluster, make_plans(cluster, model, profile, limited, calibration).chosen)
 
 
-def _with_rest(choice: SyncChoice, cluster: PlanCluster, best: Plan) -> SyncChoice:
+def _with_pause(choice: SyncChoice, cluster: PlanCluster, best: Plan) -> SyncChoice:
+    """Add the machines to pause, if the others are clearly faster without them."""
     gain = best.score / choice.plan.score
-    rests = [member for member in cluster.members if member.name not in best.order]
-    if not rests or len(best.order) < _STAY or gain < WORTH:
+    paused = [member for member in cluster.members if member.name not in best.order]
+    if not paused or len(best.order) < _MIN_MACHINES or gain < WORTH:
         return choice
-    them = "it" if len(rests) == 1 else "them"
+    them = "it" if len(paused) == 1 else "them"
     why = f"{listed(sorted(best.order))} are predicted to be {gain:.2f} times as fast without {them}"
-    return choice._replace(rests=tuple(member.node for member in rests), rests_why=why)
+    return choice._replace(paused=tuple(member.node for member in paused), pause_reason=why)
 
 
 def _advice(plan: Plan, best: Plan) -> str:
-    """Whether fewer machines would be faster."""
-    if len(best.order) >= len(plan.order) or best.step_s > _SAID * plan.step_s:
+    """Return advice if fewer machines would be faster, else an empty text."""
+    if len(best.order) >= len(plan.order) or best.step_s > _ADVICE_BELOW * plan.step_s:
         return ""
     together = " alone" if len(best.order) == 1 else ""
     return (
@@ -138,6 +139,7 @@ def _advice(plan: Plan, best: Plan) -> str:
 
 
 def sync_of(plan: Plan, profile: StepTimes, workers: int) -> Sync:
+    """Return the settings of a plan."""
     if plan.outer is None:
         return Sync(codec=plan.codec)
     return Sync(
@@ -151,7 +153,7 @@ def sync_of(plan: Plan, profile: StepTimes, workers: int) -> Sync:
 
 
 class GroupSample(NamedTuple):
-    """A commit, as the chooser needs it."""
+    """Measurements at one commit, as the tuner needs them."""
 
     generation: int
     sync: Sync
@@ -161,91 +163,92 @@ class GroupSample(NamedTuple):
 
 
 class SyncTuner:
-    """Of one member; only the first one's words are heard. Planning has a thread of its own."""
+    """Tuner of one worker; only rank 0's requests have an effect. Planning runs in a thread."""
 
     def __init__(
         self,
         survey: Callable[[], TopologyGraph],
         model: ModelSize,
         profile: StepTimes,
-        wish: Wish,
-        want: Callable[[Sync], None],
-        rest: Callable[[Sequence[str], str], None],
+        mode: SyncMode,
+        request_sync: Callable[[Sync], None],
+        request_pause: Callable[[Sequence[str], str], None],
         *,
         overlaps: bool = True,
         levels: Levels = OPEN,
     ) -> None:
         self._overlaps, self._levels = overlaps, levels
         self._survey, self._model, self._profile = survey, model, profile
-        self._wish, self._want, self._rest = wish, want, rest
+        self._mode, self._request_sync, self._request_pause = mode, request_sync, request_pause
         self._known: frozenset[str] = frozenset()
         self._generation = -1
         self._steps: deque[float] = deque(maxlen=WARM)
-        self._plan: Plan | None = None  # that is followed, or about to be
+        self._plan: Plan | None = None  # the current one, or the one about to be applied
         self._sync = Sync()
         self._watch: DriftMonitor | None = None
         self._calibration = Calibration()
         self._thread: threading.Thread | None = None
-        self._not_before = 0.0  # planning did not work, and is not tried again so soon
-        self._said = ""
+        self._not_before = 0.0  # planning failed, and is not retried earlier
+        self._last_error = ""
         self._alone_since: float | None = None
         self._codecs: tuple[PlanCodec, ...] = ()
 
-    def note(self, seen: GroupSample) -> None:
-        """After each commit."""
-        if seen.generation != self._generation or seen.sync != self._sync:
-            if seen.generation != self._generation:
+    def observe(self, sample: GroupSample) -> None:
+        """Take a sample after each commit, and plan when there is a reason to."""
+        if sample.generation != self._generation or sample.sync != self._sync:
+            if sample.generation != self._generation:
                 self._not_before, self._alone_since = 0.0, None
-            self._generation, self._sync = seen.generation, seen.sync
+            self._generation, self._sync = sample.generation, sample.sync
             self._steps.clear()
-            return  # what came before belongs to another group
-        self._steps.append(seen.step_s)
+            return  # earlier samples belong to another group
+        self._steps.append(sample.step_s)
         now = time.monotonic()
-        if len(set(seen.nodes)) == 1:
-            self._stay_alone(seen, now)
+        if len(set(sample.nodes)) == 1:
+            self._return_to_exact(sample, now)
             return
         is_busy = self._thread is not None and self._thread.is_alive()
-        if is_busy or now < self._not_before or not seen.speeds:
+        if is_busy or now < self._not_before or not sample.speeds:
             return
-        if self._plan is None or frozenset(seen.nodes) != self._known:
+        if self._plan is None or frozenset(sample.nodes) != self._known:
             if len(self._steps) >= WARM or (len(self._steps) > 1 and sum(self._steps) > _LONG_S):
-                self._begin(seen, statistics.median(self._steps), is_first=True)
+                self._start_planning(sample, statistics.median(self._steps), is_first=True)
         elif self._watch is not None:
-            self._watch, proposal, _ = watch(self._watch, seen.step_s, now)
+            self._watch, proposal, _ = watch(self._watch, sample.step_s, now)
             if proposal is not None:
-                self._begin(seen, proposal.measured_s, is_first=False)
+                self._start_planning(sample, proposal.measured_s, is_first=False)
 
-    def _stay_alone(self, seen: GroupSample, now: float) -> None:
-        """For one machine exact steps cost nothing. But who left may be back soon, and changes cost."""
+    def _return_to_exact(self, sample: GroupSample, now: float) -> None:
+        """Request exact steps for a single machine, but only after a while: other machines may return."""
         if self._alone_since is None:
             self._alone_since = now
-        if self._wish == "auto" and seen.sync != Sync() and now - self._alone_since > FIRST_REST_S:
+        if self._mode == "auto" and sample.sync != Sync() and now - self._alone_since > FIRST_REST_S:
             self._plan, self._known = None, frozenset()
-            self._want(Sync())
+            self._request_sync(Sync())
 
-    def _begin(self, seen: GroupSample, step_s: float, *, is_first: bool) -> None:
-        self._known = frozenset(seen.nodes)
+    def _start_planning(self, sample: GroupSample, step_s: float, *, is_first: bool) -> None:
+        self._known = frozenset(sample.nodes)
         self._thread = threading.Thread(
-            target=self._plan_again, args=(seen, step_s, is_first), name="barnraise-plan", daemon=True
+            target=self._plan_again, args=(sample, step_s, is_first), name="barnraise-plan", daemon=True
         )
         self._thread.start()
 
-    def _plan_again(self, seen: GroupSample, step_s: float, is_first: bool) -> None:
+    def _plan_again(self, sample: GroupSample, step_s: float, is_first: bool) -> None:
+        """Plan on a thread, and request the result."""
         try:
-            cluster = cluster_at(self._survey(), self._model, seen.nodes, seen.speeds)
-            workers = len(seen.nodes)
+            cluster = cluster_of_group(self._survey(), self._model, sample.nodes, sample.speeds)
+            workers = len(sample.nodes)
             current = self._plan
             if is_first or current is None:
                 exact = PlanLimits(is_given=True, is_flat=True, levels=self._levels.exact())
                 current = make_plans(cluster, self._model, self._profile, exact, self._calibration).chosen
-            is_followed = seen.sync == sync_of(current, self._profile, workers)
-            if self._wish == "auto" and not self._codecs:
-                self._codecs = measured_codecs(CODECS)
+            is_followed = sample.sync == sync_of(current, self._profile, workers)
+            if self._mode == "auto" and not self._codecs:
+                self._codecs = measure_codecs(CODECS)
             found = choose(
                 cluster,
                 self._model,
                 self._profile,
-                self._wish,
+                self._mode,
                 self._calibration,
                 (current, step_s) if is_followed else None,
                 self._codecs or CODECS,
@@ -254,34 +257,34 @@ class SyncTuner:
                 levels=self._levels,
             )
             if is_followed and not is_first:
-                found = _unless_worth_it(found, current, step_s, seen.sync)
-        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on as it is
+                found = _keep_unless_better(found, current, step_s, sample.sync)
+        except Exception as error:  # noqa: BLE001  # training continues without a new plan
             self._give_up(error)
             return
         self._calibration = found.calibration
         if self._watch is None:
             self._watch = begin_watch(found.plan)
-        elif is_first or found.sync != seen.sync:
+        elif is_first or found.sync != sample.sync:
             self._watch = adopt(self._watch, found.plan)
         self._plan = found.plan
-        log.log(logging.INFO if found.sync == seen.sync else logging.WARNING, "plan: %s", found.why)
-        if found.said:
-            log.warning("%s", found.said)
-        if not found.rests:
-            self._want(found.sync)
-        elif seen.generation == self._generation:
-            self._rest(found.rests, found.rests_why)  # what suits those who stay, they will see
+        log.log(logging.INFO if found.sync == sample.sync else logging.WARNING, "plan: %s", found.why)
+        if found.advice:
+            log.warning("%s", found.advice)
+        if not found.paused:
+            self._request_sync(found.sync)
+        elif sample.generation == self._generation:
+            self._request_pause(found.paused, found.pause_reason)  # the smaller group plans for itself
 
     def _give_up(self, error: Exception) -> None:
-        self._not_before = time.monotonic() + _AGAIN_S
-        said = f"{error.message} {error.hint}" if isinstance(error, BarnraiseError) else repr(error)
-        if said != self._said:
-            self._said = said
-            log.warning("nothing is planned for this group: %s", said)
+        self._not_before = time.monotonic() + _RETRY_S
+        text = f"{error.message} {error.hint}" if isinstance(error, BarnraiseError) else repr(error)
+        if text != self._last_error:
+            self._last_error = text
+            log.warning("no plan could be made for this group: %s", text)
 
 
-def _unless_worth_it(found: SyncChoice, current: Plan, step_s: float, sync: Sync) -> SyncChoice:
-    """What is followed stays, unless another plan is clearly better: each change costs what was learnt."""
+def _keep_unless_better(found: SyncChoice, current: Plan, step_s: float, sync: Sync) -> SyncChoice:
+    """Keep the current plan unless another one is clearly better, because each change has a cost."""
     is_better, why = is_worth(current, found.plan, step_s)
     if is_better:
         return found._replace(why=why)
@@ -289,17 +292,17 @@ def _unless_worth_it(found: SyncChoice, current: Plan, step_s: float, sync: Sync
     return found._replace(plan=found.plan if same else current, sync=sync, why=why)
 
 
-def cluster_at(
+def cluster_of_group(
     graph: TopologyGraph, model: ModelSize, nodes: Sequence[str], speeds: Sequence[float]
 ) -> PlanCluster:
-    """The members' machines as a cluster; of several workers on one machine, the speeds add up."""
+    """Return the machines of a group as a cluster; speeds of workers on one machine are added."""
     together: dict[str, float] = {}
     for node, speed in zip(nodes, speeds, strict=True):
         together[node] = together.get(node, 0.0) + speed
     facts = [one for one in graph.nodes if one.node in together]
     if len(facts) < len(together):
         raise RunError(
-            "not all of its machines have been measured yet",
-            hint="`barnraise status --measure` measures them.",
+            "not all machines of the group have been measured yet",
+            hint="Run `barnraise status --measure`.",
         )
     return cluster_of(build_graph(facts, graph.links).whole(), model, together)

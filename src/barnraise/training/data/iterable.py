@@ -1,7 +1,7 @@
-"""An iterable data set: every member reads all of it and computes its own units of it.
+"""Iterable datasets: every worker reads all items and computes its own micro-batches of them.
 
-If it yields the same items in the same order on every machine, samples count exactly once as with any other
-data set. Whether it does, nobody can check; only how many there are in a step is compared at every commit.
+If the dataset yields the same items in the same order on every machine, each sample counts exactly once. That
+cannot be verified; only the number of samples of a step is compared at every commit.
 """
 
 from __future__ import annotations
@@ -15,20 +15,26 @@ import torch
 from torch.utils.data import DataLoader
 
 from barnraise.runs.sharding import MicroBatch, cut
-from barnraise.training.data.loader import batch_size_of, own_randomness, seed_all, seed_of_sample, seed_unit
+from barnraise.training.data.loader import (
+    batch_size_of,
+    preserved_rng,
+    seed_all,
+    seed_microbatch,
+    seed_of_sample,
+)
 from barnraise.training.state.training_state import TrainingState
 
 log = logging.getLogger("barnraise.training")
 
-_SAY_S = 10.0
+_REPORT_S = 10.0
 
 
-def _as_it_is(item: Any) -> Any:
+def _identity(item: Any) -> Any:
     return item
 
 
 class IterableLoader:
-    """``state`` says which epoch is at hand, and with which step it began."""
+    """Micro-batches of an iterable dataset; ``state`` knows the current epoch and its first step."""
 
     def __init__(self, loader: DataLoader[Any], unit: int, seed: int, state: TrainingState) -> None:
         self._loader = loader
@@ -38,26 +44,26 @@ class IterableLoader:
         self._state = state
         self._epoch = -1
         self._items: Iterator[Any] = iter(())
-        self._at = 0  # items that were read of the epoch
-        self._held: tuple[int, list[Any]] = (-1, [])  # where the items of the step at hand begin
+        self._at = 0  # items of the epoch that were read
+        self._current: tuple[int, list[Any]] = (-1, [])  # the current step's position and items
 
     def __len__(self) -> int:
-        raise TypeError("a stream has no length; count steps with run.done")
+        raise TypeError("an iterable dataset has no length; count steps with run.done")
 
     @property
     def batch(self) -> int:
         return self._batch
 
-    def units(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
-        """None where the epoch is over."""
+    def microbatches(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
+        """Return the micro-batches of a round; none if the epoch is over."""
         first, items = self._read(step, period)
         return cut(first, first + len(items), self._unit)
 
     def steps(self, step: int, period: int) -> int:
         return -(-len(self._read(step, period)[1]) // self._batch)
 
-    def may_go_ahead(self, step: int) -> bool:
-        """It has read no further than what is at hand."""
+    def may_overlap(self, step: int) -> bool:
+        """Return False: only the current step has been read."""
         return False
 
     def is_over(self, epoch: int, done: int) -> bool:
@@ -68,47 +74,47 @@ class IterableLoader:
     def batches(self, step: int, spans: Sequence[MicroBatch]) -> Iterator[Any]:
         first, items = self._read(step)
         for span in spans:
-            with own_randomness():
+            with preserved_rng():
                 batch = self._loader.collate_fn(items[span.first - first : span.last - first])
             yield batch
 
     def catch_up(self, step: int) -> None:
-        """Read what lies before a step, and the step: a newcomer does it before anybody waits for it."""
+        """Read everything before a step, and the step, before other workers wait for this one."""
         self._read(step)
 
-    def seed_unit(self, step: int, unit: MicroBatch, part: int = 0) -> None:
-        seed_unit(self._seed, step, unit, part)
+    def seed_microbatch(self, step: int, unit: MicroBatch, part: int = 0) -> None:
+        seed_microbatch(self._seed, step, unit, part)
 
     def _read(self, step: int, period: int = 1) -> tuple[int, list[Any]]:
-        """The items of a step or more, and where in the epoch they begin."""
-        first = (step - self._state.epoch_began) * self._batch
-        if self._epoch != self._state.epoch or first < min(self._at, self._held[0]):
+        """Return the position in the epoch and the items of one or more steps."""
+        first = (step - self._state.epoch_start) * self._batch
+        if self._epoch != self._state.epoch or first < min(self._at, self._current[0]):
             self._open()
-        if self._held[0] != first:
+        if self._current[0] != first:
             self._skip_to(first)
-            self._held = (first, [])
-        found = self._held[1]
-        while len(found) < period * self._batch:
-            with own_randomness():
+            self._current = (first, [])
+        items = self._current[1]
+        while len(items) < period * self._batch:
+            with preserved_rng():
                 more = [item for _ in range(self._batch) for item in self._next()]
             if self._loader.drop_last and len(more) < self._batch:
                 more = []
             if not more:
                 break
-            found += more
-        return first, found
+            items += more
+        return first, items
 
     def _skip_to(self, first: int) -> None:
-        """A newcomer has to read what the others had."""
-        began = said = time.monotonic()
-        with own_randomness():
+        """Read the items that the other workers had, and drop them."""
+        start = reported = time.monotonic()
+        with preserved_rng():
             for at in range(self._at, first):
                 self._next()
                 now = time.monotonic()
-                if now - said > _SAY_S:
-                    said = now
-                    words = "reading the stream for %.0f s, to where the training is: %d of %d items"
-                    log.warning(words, now - began, at, first)
+                if now - reported > _REPORT_S:
+                    reported = now
+                    text = "reading the stream for %.0f s to catch up with the training: %d of %d items"
+                    log.warning(text, now - start, at, first)
 
     def _next(self) -> list[Any]:
         seed_all(seed_of_sample(self._seed, self._epoch, self._at))
@@ -118,10 +124,10 @@ class IterableLoader:
         return []
 
     def _open(self) -> None:
-        self._epoch, self._at, self._held = self._state.epoch, 0, (-1, [])
+        self._epoch, self._at, self._current = self._state.epoch, 0, (-1, [])
         loader = self._loader
-        start = torch.Generator()
-        start.manual_seed(seed_of_sample(self._seed, self._epoch, 0))
+        generator = torch.Generator()
+        generator.manual_seed(seed_of_sample(self._seed, self._epoch, 0))
         more: dict[str, Any] = {}
         if loader.num_workers:
             more = {
@@ -134,8 +140,8 @@ class IterableLoader:
                 loader.dataset,
                 batch_size=None,
                 num_workers=loader.num_workers,
-                collate_fn=_as_it_is,
-                generator=start,
+                collate_fn=_identity,
+                generator=generator,
                 **more,
             )
         )

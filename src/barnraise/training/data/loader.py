@@ -1,4 +1,4 @@
-"""A user's loader, read for its data set and its habits, served unit by unit."""
+"""Wrapper of the script's DataLoader (its dataset and options) that serves one micro-batch at a time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from barnraise.core.errors import RunError
 from barnraise.runs.sharding import DataOrder, MicroBatch, seed_of
 from barnraise.training.data.prefetch import PersistentLoader
 
-_SAMPLE = 1  # the purpose of a seed: of a sample's own randomness, or of a unit's
-_UNIT = 2
+# Purposes of a seed.
+_SAMPLE = 1
+_MICROBATCH = 2
 
 
-class _Placed(Dataset[Any]):
-    """The user's data set by (sample, seed): its randomness belongs to the sample's place in the order."""
+class _PositionedDataset(Dataset[Any]):
+    """Dataset indexed by (sample, seed), so that random transforms depend on the position in the order."""
 
     def __init__(self, inner: Dataset[Any]) -> None:
         self._inner = inner
@@ -32,8 +33,8 @@ class _Placed(Dataset[Any]):
 
 
 @contextlib.contextmanager
-def own_randomness() -> Iterator[None]:
-    """Whatever is seeded inside, the script's own randomness goes on as if nothing had been."""
+def preserved_rng() -> Iterator[None]:
+    """Restore the script's random state after the context."""
     state = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
     try:
         yield
@@ -45,6 +46,7 @@ def own_randomness() -> Iterator[None]:
 
 def seed_all(seed: int) -> None:
     # torch.manual_seed keeps a stack trace for each kind of device that was not used yet, which takes 2 ms.
+    """Seed torch, random and numpy, on all devices."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
@@ -54,29 +56,31 @@ def seed_all(seed: int) -> None:
     numpy.random.seed(seed & 0xFFFFFFFF)
 
 
-def seed_unit(seed: int, step: int, unit: MicroBatch, part: int) -> None:
-    """What happens inside the unit (dropout) depends on its place, not on who computes it.
+def seed_microbatch(seed: int, step: int, unit: MicroBatch, part: int) -> None:
+    """Seed by the micro-batch's position, so that dropout does not depend on the worker.
 
-    In parts of a unit it is something else than in the whole.
+    Splitting a micro-batch into parts changes its random numbers.
     """
-    seed_all(seed_of(seed, step, unit.number, _UNIT + (part << 8)))
+    seed_all(seed_of(seed, step, unit.number, _MICROBATCH + (part << 8)))
 
 
 def seed_of_sample(seed: int, epoch: int, at: int) -> int:
+    """Return the seed of a sample's own random transforms."""
     return seed_of(seed, epoch, at, _SAMPLE)
 
 
 def batch_size_of(loader: DataLoader[Any]) -> int:
+    """Return the global batch size. Raise RunError if the loader has none."""
     if loader.batch_size is None:
         raise RunError(
-            "the loader has no batch_size, which a session reads the global batch from",
+            "the loader has no batch_size, which the session uses as the global batch size",
             hint="Give the loader a batch_size instead of a batch_sampler; see docs/session.md.",
         )
     return loader.batch_size
 
 
 class MicroBatchLoader:
-    """Batches of units, as the user's own loader would have collated them."""
+    """Micro-batches of a map-style dataset, collated as the script's loader does."""
 
     def __init__(self, loader: DataLoader[Any], unit: int, seed: int) -> None:
         batch_size = batch_size_of(loader)
@@ -85,48 +89,48 @@ class MicroBatchLoader:
             sampler, "replacement", False
         ):
             raise RunError(
-                f"the loader's sampler is a {type(sampler).__name__}: its order cannot be had elsewhere",
-                hint="Use shuffle=True or shuffle=False; weight samples in the loss instead.",
+                f"the loader's sampler is a {type(sampler).__name__}: its order is unknown elsewhere",
+                hint="Use shuffle=True or shuffle=False; weigh samples in the loss instead.",
             )
         self.loader = loader
         samples = len(loader.dataset)  # type: ignore[arg-type]
         batch = min(batch_size, samples)
-        self.course = DataOrder(
+        self.data_order = DataOrder(
             samples, batch, min(unit, batch), seed, isinstance(sampler, RandomSampler), loader.drop_last
         )
-        self._placed = _Placed(loader.dataset)
-        self._feeding = PersistentLoader(loader, self._placed)
+        self._dataset = _PositionedDataset(loader.dataset)
+        self._prefetcher = PersistentLoader(loader, self._dataset)
         self._order: tuple[int, Any] = (-1, None)
         if not len(self):
-            raise RunError("the data set is smaller than one batch", hint="Use a smaller batch_size.")
+            raise RunError("the dataset is smaller than one batch", hint="Use a smaller batch_size.")
 
     def __len__(self) -> int:
-        """Steps of an epoch."""
-        return self.course.steps_per_epoch
+        """Return the steps of an epoch."""
+        return self.data_order.steps_per_epoch
 
     @property
     def batch(self) -> int:
-        return self.course.batch
+        return self.data_order.batch
 
-    def units(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
-        return self.course.units(step, period)
+    def microbatches(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
+        return self.data_order.units(step, period)
 
     def steps(self, step: int, period: int) -> int:
-        return self.course.steps(step, period)
+        return self.data_order.steps(step, period)
 
-    def may_go_ahead(self, step: int) -> bool:
-        return self.course.may_go_ahead(step)
+    def may_overlap(self, step: int) -> bool:
+        return self.data_order.may_go_ahead(step)
 
     def is_over(self, epoch: int, done: int) -> bool:
         return done >= (epoch + 1) * len(self)
 
     def batches(self, step: int, units: Sequence[MicroBatch]) -> Iterator[Any]:
-        """The batches of these units, in order."""
+        """Yield the batches of these micro-batches, in order."""
         if not units:
             return
-        epoch, _ = self.course.place(step)
+        epoch, _ = self.data_order.place(step)
         if self._order[0] != epoch:
-            self._order = (epoch, self.course.order(epoch))
+            self._order = (epoch, self.data_order.order(epoch))
         order = self._order[1]
         places = [
             [(int(order[at]), self._seed(epoch, at)) for at in range(one.first, one.last)] for one in units
@@ -134,17 +138,17 @@ class MicroBatchLoader:
         if self.loader.num_workers == 0:
             collate: Callable[[list[Any]], Any] = self.loader.collate_fn
             for row in places:
-                with own_randomness():
-                    batch = collate([self._placed[place] for place in row])
+                with preserved_rng():
+                    batch = collate([self._dataset[place] for place in row])
                 yield batch
             return
-        yield from self._feeding.batches(epoch, places)
+        yield from self._prefetcher.batches(epoch, places)
 
     def catch_up(self, step: int) -> None:
-        """Any place can be read at once."""
+        """Return at once: any position can be read directly."""
 
-    def seed_unit(self, step: int, unit: MicroBatch, part: int = 0) -> None:
-        seed_unit(self.course.seed, step, unit, part)
+    def seed_microbatch(self, step: int, unit: MicroBatch, part: int = 0) -> None:
+        seed_microbatch(self.data_order.seed, step, unit, part)
 
     def _seed(self, epoch: int, at: int) -> int:
-        return seed_of_sample(self.course.seed, epoch, at)
+        return seed_of_sample(self.data_order.seed, epoch, at)

@@ -1,7 +1,7 @@
-"""Loader processes that stay: what they read next is told to them, step by step.
+"""Prefetching with persistent DataLoader workers: each step tells them what to read next.
 
-A loader of torch's own reads a whole epoch in an order that is known when it begins. Here each step says what
-it needs when its units are dealt, and may be given up in the middle; what was read for nobody is thrown away.
+torch's own loader reads a whole epoch in an order that is known when it starts. Here a step says what it
+needs when its micro-batches are assigned. It may be abandoned; what was prefetched for it is dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Row = list[tuple[int, int]]  # samples and their seeds
 
 
 class _Rows:
-    """A batch sampler of what is wanted now."""
+    """Batch sampler that yields the rows wanted now."""
 
     def __init__(self) -> None:
         self.wanted: Sequence[Row] = ()
@@ -29,10 +29,10 @@ class _Rows:
 
 
 class PersistentLoader:
-    """By the processes of the user's ``loader``, started once: for the run, or anew for each epoch.
+    """DataLoader whose worker processes are started once for the run, or once for each epoch.
 
-    Those of a loader without ``persistent_workers`` see what the script changes in its data set between
-    epochs, as with torch.
+    Without ``persistent_workers`` they restart with each epoch, and so see changes that the script makes to
+    the dataset, as with torch.
     """
 
     def __init__(self, loader: DataLoader[Any], dataset: Dataset[Any]) -> None:
@@ -43,18 +43,18 @@ class PersistentLoader:
         self._loader: DataLoader[Any] | None = None
 
     def batches(self, epoch: int, rows: Sequence[Row]) -> Iterator[Any]:
-        """One for each row, in order. To ask again ends what was asked before."""
+        """Yield one batch for each row, in order. Another call ends the previous one."""
         if self._loader is None or (self._epoch != epoch and not self._like.persistent_workers):
-            self._loader = None  # its processes end before others begin
-            self._loader, self._epoch = self._made(epoch), epoch
+            self._loader = None  # its processes stop before others start
+            self._loader, self._epoch = self._make(epoch), epoch
         self._rows.wanted = rows
         yield from self._loader
 
-    def _made(self, epoch: int) -> DataLoader[Any]:
+    def _make(self, epoch: int) -> DataLoader[Any]:
         like = self._like
-        # Seeds come with the samples; this one keeps torch from drawing from the script's own randomness.
-        start = torch.Generator()
-        start.manual_seed(epoch)
+        # Seeds come with the samples; this generator keeps torch from using the script's random state.
+        generator = torch.Generator()
+        generator.manual_seed(epoch)
         return DataLoader(
             self._dataset,
             batch_sampler=self._rows,
@@ -64,7 +64,7 @@ class PersistentLoader:
             timeout=like.timeout,
             worker_init_fn=like.worker_init_fn,
             multiprocessing_context=like.multiprocessing_context,
-            generator=start,
+            generator=generator,
             prefetch_factor=like.prefetch_factor,
             persistent_workers=True,
         )

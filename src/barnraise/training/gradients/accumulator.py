@@ -1,55 +1,58 @@
-"""A member's own gradients within a round: what its next local step is taken with."""
+"""Gradient accumulator of one worker: the gradient for its next local step (LocalSGD)."""
 
 from __future__ import annotations
 
 import torch
 
-from barnraise.training.gradients.reducer import GradientReducer, clipping, wide
+from barnraise.training.gradients.reducer import GradientReducer, clip_factor, to_sum_dtype
 
 
 class GradientAccumulator:
-    """The mean of the units since the last local step, by weight. One unit alone is not copied."""
+    """Weighted mean of the micro-batches since the last local step. A single micro-batch is not copied."""
 
-    def __init__(self, sums: GradientReducer) -> None:
-        self._sums = sums
-        self._found: dict[int, torch.Tensor] = {}
+    def __init__(self, reducer: GradientReducer) -> None:
+        self._reducer = reducer
+        self._gradients: dict[int, torch.Tensor] = {}
         self._weight = 0.0
-        self._is_mean = True  # of one unit: not yet multiplied by its weight
+        self._is_mean = True  # a single micro-batch, not yet multiplied by its weight
 
     @property
     def is_empty(self) -> bool:
         return not self._weight
 
-    def take(self, weight: float) -> None:
-        """The gradients that backward has left, which are means over a unit or a part of one."""
-        came = self._sums.collect()
-        if not weight:  # nothing, also if it is NaN
+    def add_microbatch(self, weight: float) -> None:
+        """Add the gradients of a micro-batch or of a part of one, which are means."""
+        gradients = self._reducer.take_gradients()
+        if not weight:  # ignored, because it may be NaN
             return
         if self.is_empty:
-            self._found, self._weight, self._is_mean = dict(came), weight, True
+            self._gradients, self._weight, self._is_mean = dict(gradients), weight, True
             return
         if self._is_mean:
             self._is_mean = False
-            self._found = {number: wide(one).mul_(self._weight) for number, one in self._found.items()}
-        for number, gradient in came:
-            if number in self._found:
-                self._found[number].add_(gradient, alpha=weight)
+            self._gradients = {
+                number: to_sum_dtype(one).mul_(self._weight) for number, one in self._gradients.items()
+            }
+        for number, gradient in gradients:
+            if number in self._gradients:
+                self._gradients[number].add_(gradient, alpha=weight)
             else:
-                self._found[number] = wide(gradient).mul_(weight)
+                self._gradients[number] = to_sum_dtype(gradient).mul_(weight)
         self._weight += weight
 
-    def give(self, clip: float | None) -> float:
-        """Each parameter gets its mean gradient, as a whole clipped; returns the weight. Nothing is left."""
-        weight, found = self._weight, self._found
+    def write_grads(self, clip: float | None) -> float:
+        """Write the clipped mean to ``parameter.grad``, clear the accumulator, and return the weight."""
+        weight, gradients = self._weight, self._gradients
         if not self._is_mean:
-            for one in found.values():
-                one.mul_(1.0 / weight)
-        factor = clipping(found.values(), clip)
-        for number, one in found.items():
-            parameter = self._sums.parameters[number]
-            parameter.grad = (one if factor == 1.0 else one * factor).to(parameter.dtype)
+            for gradient in gradients.values():
+                gradient.mul_(1.0 / weight)
+        factor = clip_factor(gradients.values(), clip)
+        for number, gradient in gradients.items():
+            parameter = self._reducer.parameters[number]
+            parameter.grad = (gradient if factor == 1.0 else gradient * factor).to(parameter.dtype)
         self.clear()
         return weight
 
     def clear(self) -> None:
-        self._found, self._weight, self._is_mean = {}, 0.0, True
+        """Drop what was accumulated."""
+        self._gradients, self._weight, self._is_mean = {}, 0.0, True

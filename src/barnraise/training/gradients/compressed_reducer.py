@@ -1,101 +1,87 @@
-"""Sums that travel encoded. What the codec lost is kept by this member, and sent with the next sum.
+"""Compressed all-reduce with error feedback: what a codec loses is added to the worker's next gradient.
 
-It is remembered when the step counts, not before: a sum that broke and is repeated sends the same bytes. What
-a member kept dies with it: the error of one encoding, once.
+The error is stored when the step is committed, not before: an all-reduce that failed and is repeated sends
+the same bytes. A worker that dies loses its stored error, which is the error of one encoding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
 
 import torch
 
 from barnraise.compression import Codec, CodecRound, ErrorFeedback, FeedbackPart, PowerSGD
-from barnraise.training.gradients.reducer import Pairs, ReduceGroup
+from barnraise.training.gradients.reducer import Pairs
+from barnraise.training.group.interface import CompressingGroup, Encoding, ReduceGroup
 from barnraise.training.sync import Sync
 
 
-class Encoding(NamedTuple):
-    """A member's numbers, and the form in which they travel."""
-
-    tensor: torch.Tensor
-    codec: Codec | PowerSGD
-    turn: CodecRound
-    parts: Sequence[FeedbackPart]
-    feedback: ErrorFeedback
-
-
-class CompressingGroup(Protocol):
-    """What sums over the members in a codec's form."""
-
-    world: int
-
-    def sum_coded(self, mine: Encoding) -> tuple[torch.Tensor, Callable[[], None]]:
-        """The sum, NaN if a number was not finite, and what to call when it counts."""
-
-
 class CompressedReducer:
-    """One residual for each parameter, whatever the codec."""
+    """Error feedback with one residual for each parameter, independent of the codec."""
 
     def __init__(self) -> None:
         self._feedback = ErrorFeedback()
         self._codec: tuple[str, Codec | PowerSGD] | None = None
-        self._keeps: list[Callable[[], None]] = []
-        self._whole = self._kept_whole = 1.0
+        self._on_commit: list[Callable[[], None]] = []
+        self._divisor = self._residual_divisor = 1.0
 
-    def sum(
+    def all_reduce(
         self,
-        circle: CompressingGroup,
+        group: CompressingGroup,
         sync: Sync,
         step: int,
         pairs: Pairs,
         parts: Sequence[Sequence[FeedbackPart]],
-        whole: float,
+        divisor: float,
     ) -> None:
-        """Of each pair (mine, total) the second becomes the sum of everybody's first.
+        """Sum ``own`` of each (own, total) pair over all workers into ``total``.
 
-        ``whole`` is what all members' sums are divided by later, or in proportion to it. What was lost of one
-        is added in proportion: of a round of 32 batches as a thirty-second part to one of a single batch.
+        ``divisor``: the total is divided by it later, or in proportion to it. Residuals are scaled
+        accordingly: the error of a round of 32 batches counts a thirty-second in a step of one batch.
         """
-        self._keeps, self._whole = [], whole
-        if circle.world == 1:
-            self._feedback.decay = whole / self._kept_whole
-            for (mine, total), named in zip(pairs, parts, strict=True):
-                total.copy_(self._feedback.compensated(mine, named))
-            self._keeps.append(self._feedback.forget)
+        self._on_commit, self._divisor = [], divisor
+        if group.world == 1:
+            self._feedback.decay = divisor / self._residual_divisor
+            for (own, total), named in zip(pairs, parts, strict=True):
+                total.copy_(self._feedback.compensated(own, named))
+            self._on_commit.append(self._feedback.forget)
             return
         if self._codec is None or self._codec[0] != sync.codec:
-            self._codec = (sync.codec, sync.made_codec())
-        self._feedback.decay = sync.decay * whole / self._kept_whole
-        for number, ((mine, total), named) in enumerate(zip(pairs, parts, strict=True)):
+            self._codec = (sync.codec, sync.make_codec())
+        self._feedback.decay = sync.decay * divisor / self._residual_divisor
+        for number, ((own, total), named) in enumerate(zip(pairs, parts, strict=True)):
             turn = CodecRound(f"sum-{number}", step)
-            found, keep = circle.sum_coded(Encoding(mine, self._codec[1], turn, named, self._feedback))
-            total.copy_(found)
-            self._keeps.append(keep)
+            result, keep = group.all_reduce_compressed(
+                Encoding(own, self._codec[1], turn, named, self._feedback)
+            )
+            total.copy_(result)
+            self._on_commit.append(keep)
 
-    def begin_group(self) -> None:
-        """A codec that learns from sums (PowerSGD) begins anew with all members; residuals stay."""
+    def reset_codec(self) -> None:
+        """Restart a codec that learns from sums (PowerSGD) for a new group. Residuals stay."""
         self._codec = None
 
-    def keep(self) -> None:
-        """The step counts."""
-        if not self._keeps:
+    def commit(self) -> None:
+        """Store the residuals of the last all-reduce, because its step is committed."""
+        if not self._on_commit:
             return
-        for keep in self._keeps:
+        for keep in self._on_commit:
             keep()
-        self._keeps, self._kept_whole = [], self._whole
+        self._on_commit, self._residual_divisor = [], self._divisor
 
-    def pooled(self, circle: ReduceGroup, parts: Sequence[Sequence[FeedbackPart]]) -> dict[str, torch.Tensor]:
-        """What all members keep, together: for a checkpoint, from which one of them goes on with it."""
+    def sum_residuals(
+        self, group: ReduceGroup, parts: Sequence[Sequence[FeedbackPart]]
+    ) -> dict[str, torch.Tensor]:
+        """Return the residuals of all workers, summed, for a checkpoint."""
         own: Mapping[str, torch.Tensor] = self._feedback.state_dict()["residuals"]
         named = [part for some in parts for part in some]
         flat = torch.cat([own.get(part.name, torch.zeros(part.numel)) for part in named])
-        flat /= self._kept_whole
-        circle.begin_sum(flat).wait()
+        flat /= self._residual_divisor
+        group.all_reduce_async(flat).wait()
         pieces = torch.split(flat, [part.numel for part in named])
         return {part.name: piece.clone() for part, piece in zip(named, pieces, strict=True)}
 
-    def take(self, pooled: Mapping[str, torch.Tensor]) -> None:
-        self._feedback.load_state_dict({"decay": 1.0, "residuals": dict(pooled)})
-        self._kept_whole = 1.0
+    def load_residuals(self, residuals: Mapping[str, torch.Tensor]) -> None:
+        """Replace this worker's residuals by those of a checkpoint."""
+        self._feedback.load_state_dict({"decay": 1.0, "residuals": dict(residuals)})
+        self._residual_divisor = 1.0

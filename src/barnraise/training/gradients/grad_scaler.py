@@ -1,7 +1,7 @@
-"""GradScaler: each loss is scaled as ever, but the whole batch's gradient is judged, and unscaled once.
+"""GradScaler support: losses are scaled as usual, and the gradient of the whole batch is unscaled once.
 
-torch's own scaler looks for infinities in the gradients at each call. A unit's gradient is only a part of the
-step's, so here every member looks at the same reduced sum and comes to the same verdict.
+torch's scaler looks for infinities in the gradients at each call. A micro-batch's gradient is only a part of
+the step's. Here every worker checks the same all-reduced gradient, and so all decide alike.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 
 class ScalerAdapter:
-    """A scaler given to `prepare`; without one, nothing is scaled."""
+    """Wrapper of the GradScaler given to `prepare`; without one, the scale is 1."""
 
     def __init__(self, scaler: torch.amp.GradScaler | None) -> None:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -22,10 +22,11 @@ class ScalerAdapter:
             self.scaler.update = self._update  # type: ignore[method-assign]
 
     def factor(self) -> float:
+        """Return the current scale of the loss."""
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
-    def follow(self, *, finite: bool) -> None:
-        """Grow or back off, as torch would have done."""
+    def update(self, *, finite: bool) -> None:
+        """Grow the scale or back off after a step, as torch does."""
         if self.scaler is None:
             return
         state = self.scaler.state_dict()
@@ -43,8 +44,8 @@ class ScalerAdapter:
 
     @staticmethod
     def _unscale(optimizer: Any) -> None:
-        """Clipping on a unit's gradient is refused where the step is taken; see `Sums.take`."""
+        """Ignore the call: the step unscales. Clipping afterwards is rejected by the reducer."""
 
     @staticmethod
     def _update(new_scale: Any = None) -> None:
-        """The scale follows commits."""
+        """Ignore the call: the scale follows commits."""

@@ -1,9 +1,11 @@
-"""The gradients of a step: summed over units here, over members by the group, and given to the optimizer.
+"""Gradient reducer: accumulates micro-batches locally, all-reduces over workers, writes ``parameter.grad``.
 
-The local sum is never reduced in place: if the reduction breaks, it is what the next group goes on with.
-During the backward pass of a member's last unit, each bucket of gradients travels as soon as it is complete;
-all members start the same buckets in the same order. One more tensor has the sum of the weights, so that all
-divide by the same number, and how many members had a gradient of each parameter: of none, there is none.
+The local sum is never reduced in place: if the all-reduce fails, the next group continues with the local sum.
+During the backward pass of a worker's last micro-batch, each bucket is sent as soon as it is complete. All
+workers start the same buckets in the same order.
+
+One more small tensor, the metadata, is summed with the gradients. It holds the total weight, by which all
+workers divide, and how many workers had a gradient of each parameter.
 """
 
 from __future__ import annotations
@@ -13,336 +15,350 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from blake3 import blake3
 
-from barnraise.checkpoint.serialization import as_bytes
+from barnraise.checkpoint.serialization import tensor_bytes
 from barnraise.compression import FeedbackPart
 from barnraise.core.errors import CollectiveError, ProtocolError, RunError
-from barnraise.training.sync import NUMBERS, Sync
+from barnraise.training.group.interface import PendingWork, ReduceGroup
+from barnraise.training.sync import SYNC_NUMBERS, Sync
 
 BUCKET_BYTES = 16 << 20
 _DIGEST_BYTES = 1 << 20
-_WORD = slice(2, 2 + NUMBERS)
-_CAME = slice(2 + NUMBERS, None)
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+# Layout of the metadata: the weight, how many workers must repeat the all-reduce, rank 0's next `Sync`, and
+# for each parameter how many workers have a gradient of it.
+_WEIGHT, _REPEAT = 0, 1
+_SYNC = slice(2, 2 + SYNC_NUMBERS)
+_HAS_GRADIENT = slice(2 + SYNC_NUMBERS, None)
+_SUM_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 log = logging.getLogger("barnraise.training")
 
-Kind = tuple[torch.dtype, torch.device]
-Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]  # a member's own, and what becomes the sum
-
-
-class PendingWork(Protocol):
-    """A sum that is on its way."""
-
-    def wait(self) -> object: ...
-
-
-class ReduceGroup(Protocol):
-    """What sums over the members."""
-
-    def begin_sum(self, tensor: torch.Tensor) -> PendingWork: ...
+BufferKey = tuple[torch.dtype, torch.device]
+Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]  # a worker's own sum, and the tensor for the total
 
 
 class ParameterSlice(NamedTuple):
-    """Where a parameter's gradient lies in the flat buffers."""
+    """The place of a parameter's gradient in the flat buffers."""
 
     bucket: int
-    kind: Kind
+    key: BufferKey
     first: int
     last: int
 
 
 class GradientBucket:
-    """A span of one flat buffer that travels as one."""
+    """A slice of a flat buffer that is all-reduced at once."""
 
-    def __init__(self, kind: Kind, first: int) -> None:
-        self.kind = kind
+    def __init__(self, key: BufferKey, first: int) -> None:
+        self.key = key
         self.first = self.last = first
-        self.missing: set[int] = set()  # parameters whose gradient has not come in this unit
+        self.missing: set[int] = set()  # parameters without a gradient in the current micro-batch
         self.parameters: list[int] = []
 
 
 class GradientReducer:
-    """One flat buffer for all parameters of a kind: of one device, and one dtype to sum in."""
+    """Flat gradient buffers, one for each pair of dtype and device.
+
+    ``local``: sums over this worker's micro-batches. ``total``: sums over all workers.
+    """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
-        found = {id(one): one for one in parameters if one.requires_grad}
-        self.parameters = list(found.values())
+        trained = {id(parameter): parameter for parameter in parameters if parameter.requires_grad}
+        self.parameters = list(trained.values())
         if not self.parameters:
-            raise RunError("the model has no parameter to train", hint="See that requires_grad is set.")
+            raise RunError(
+                "the model has no parameter to train",
+                hint="Set requires_grad before you call prepare.",
+            )
         self._buckets: list[GradientBucket] = []
-        self._places: dict[int, ParameterSlice] = {}
-        sizes: dict[Kind, int] = {}
-        newest: dict[Kind, GradientBucket] = {}
-        # The last layers' gradients come first.
+        self._slices: dict[int, ParameterSlice] = {}
+        sizes: dict[BufferKey, int] = {}
+        open_buckets: dict[BufferKey, GradientBucket] = {}
+        # Backward computes the gradients of the last layers first.
         for number in reversed(range(len(self.parameters))):
-            one = self.parameters[number]
-            kind = (_WIDE.get(one.dtype, one.dtype), one.device)
-            first = sizes.get(kind, 0)
-            bucket = newest.get(kind)
-            if bucket is None or (bucket.last - bucket.first) * kind[0].itemsize >= bucket_bytes:
-                bucket = newest[kind] = GradientBucket(kind, first)
+            parameter = self.parameters[number]
+            key = (_SUM_DTYPES.get(parameter.dtype, parameter.dtype), parameter.device)
+            first = sizes.get(key, 0)
+            bucket = open_buckets.get(key)
+            if bucket is None or (bucket.last - bucket.first) * key[0].itemsize >= bucket_bytes:
+                bucket = open_buckets[key] = GradientBucket(key, first)
                 self._buckets.append(bucket)
-            sizes[kind] = bucket.last = first + one.numel()
+            sizes[key] = bucket.last = first + parameter.numel()
             bucket.parameters.append(number)
-            self._places[number] = ParameterSlice(self._buckets.index(bucket), kind, first, bucket.last)
-        self.local = {kind: torch.zeros(size, dtype=kind[0], device=kind[1]) for kind, size in sizes.items()}
-        self.total = {kind: torch.zeros_like(flat) for kind, flat in self.local.items()}
+            self._slices[number] = ParameterSlice(self._buckets.index(bucket), key, first, bucket.last)
+        self.local = {key: torch.zeros(size, dtype=key[0], device=key[1]) for key, size in sizes.items()}
+        self.total = {key: torch.zeros_like(flat) for key, flat in self.local.items()}
+        self.local_metadata = torch.zeros(2 + SYNC_NUMBERS + len(self.parameters), dtype=torch.float64)
+        self.total_metadata = torch.zeros_like(self.local_metadata)
         self._overlaps = True
-        # The weight, how many members must sum again, the first member's word on what comes next, and which
-        # parameters have a gradient: given zeros, an optimizer would move them by decay and by its memory.
-        self.local_weight = torch.zeros(2 + NUMBERS + len(self.parameters), dtype=torch.float64)
-        self.total_weight = torch.zeros_like(self.local_weight)
-        self._is_dirty = False  # whether the local sum is not zero
-        self._kept: list[tuple[int, torch.Tensor]] = []  # the last unit's gradients, not yet in it
-        self._kept_weight = 0.0
-        self._numbers = {identity: number for number, identity in enumerate(found)}
-        self._put_by: dict[int, torch.Tensor | None] = {}  # of optimizers that have stepped, others have not
+        self._is_dirty = False  # the local sum is not zero
+        self._last: list[tuple[int, torch.Tensor]] = []  # the last micro-batch's gradients, not yet added
+        self._last_weight = 0.0
+        self._number_of = {identity: number for number, identity in enumerate(trained)}
+        self._saved: dict[int, torch.Tensor | None] = {}  # of optimizers that have stepped before others
         self._versions: dict[int, int] = {}
-        self._circle: ReduceGroup | None = None  # while the last unit is at hand
+        self._early_group: ReduceGroup | None = None  # set during the last micro-batch
         self._weight = 0.0
-        self._travelling: list[PendingWork] = []
-        self._sending_s = 0.0  # of backward's time, which is not computing
-        self._broken: CollectiveError | None = None
-        self._is_spoiled = False  # a gradient changed after it had left
-        for number, one in enumerate(self.parameters):
-            one.register_post_accumulate_grad_hook(partial(self._came, number))  # type: ignore[no-untyped-call]
+        self._in_flight: list[PendingWork] = []
+        self._sending_s = 0.0  # part of backward's time that is not computation
+        self._error: CollectiveError | None = None
+        self._must_repeat = False  # a gradient changed after it was sent
+        for number, parameter in enumerate(self.parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))  # type: ignore[no-untyped-call]
 
     @property
     def is_on_mps(self) -> bool:
-        """There, two threads that compute at once may end the process (pytorch issue 197805)."""
+        """Return True on Apple GPUs, where two computing threads may crash (pytorch issue 197805)."""
         return any(device.type == "mps" for _, device in self.local)
 
+    # accumulation
+
     def clear(self) -> None:
-        self._kept.clear()
+        """Reset the local sum to zero."""
+        self._last.clear()
         if self._is_dirty:
             for flat in self.local.values():
                 flat.zero_()
         self._is_dirty = False
-        self.local_weight.zero_()
+        self.local_metadata.zero_()
 
-    def forget_unit(self) -> None:
-        """No gradient of a unit is awaited, and none is on its way that anybody will ask for."""
-        self.settle()
-        self._circle, self._broken, self._is_spoiled = None, None, False
-        self._travelling.clear()
+    def discard_microbatch(self) -> None:
+        """Drop the gradients of an unfinished micro-batch, and buckets of it that are in flight."""
+        self._add_last()
+        self._early_group, self._error, self._must_repeat = None, None, False
+        self._in_flight.clear()
         self._versions.clear()
-        self._put_by.clear()
+        self._saved.clear()
 
-    def expect_last(self, circle: ReduceGroup, weight: float) -> None:
-        """The unit at hand is this member's last of the step: what backward has done may travel."""
+    def start_last_microbatch(self, group: ReduceGroup, weight: float) -> None:
+        """Send buckets during the next backward pass, which is this worker's last of the step."""
         if not self._overlaps or self.is_on_mps:
             return
-        self._circle, self._weight = circle, weight
+        self._early_group, self._weight = group, weight
         for bucket in self._buckets:
             bucket.missing = set(bucket.parameters)
 
     @property
-    def has_begun(self) -> bool:
-        """Whether a gradient of the last unit has come, with its weight."""
-        return self._circle is not None and bool(self._versions)
+    def has_sent_gradients(self) -> bool:
+        """Return True if a gradient of the last micro-batch may have been sent with its weight."""
+        return self._early_group is not None and bool(self._versions)
 
-    def weigh(self, weight: float) -> None:
+    def set_weight(self, weight: float) -> None:
+        """Set the weight of the current micro-batch."""
         self._weight = weight
 
-    def take(self, weight: float) -> None:
-        """Add this unit's gradients, which are means over it, with its weight; and let go of them.
+    def add_microbatch(self, weight: float) -> None:
+        """Add the gradients of a micro-batch, which are means, times its weight.
 
-        Those that travel already are only kept: in nearly every step they need not be added here at all.
+        If buckets are in flight already, the gradients are only kept: they are rarely needed again.
         """
-        self._circle, self._kept_weight = None, weight
-        came = self.collect()
-        self._kept += came
-        self.local_weight[0] += weight
+        self._early_group, self._last_weight = None, weight
+        gradients = self.take_gradients()
+        self._last += gradients
+        self.local_metadata[_WEIGHT] += weight
         if weight:
-            self.local_weight[_CAME][[number for number, _ in came]] = 1.0
-        if not self._travelling:
-            self.settle()
+            self.local_metadata[_HAS_GRADIENT][[number for number, _ in gradients]] = 1.0
+        if not self._in_flight:
+            self._add_last()
 
-    def put_by(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """An optimizer of several has stepped: its gradients are those of now, whatever comes later."""
-        for number in [self._numbers[id(one)] for one in parameters if id(one) in self._numbers]:
-            self._put_by[number] = self._taken(number)
+    def save_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Save one optimizer's gradients now, because another optimizer's backward may overwrite them."""
+        known = [self._number_of[id(one)] for one in parameters if id(one) in self._number_of]
+        for number in known:
+            self._saved[number] = self._take_gradient(number)
 
-    def collect(self) -> list[tuple[int, torch.Tensor]]:
-        """The gradients that backward has left, by parameter; the parameters let go of them."""
-        found = []
+    def take_gradients(self) -> list[tuple[int, torch.Tensor]]:
+        """Return the gradients by parameter number, and set ``grad`` of all parameters to None."""
+        gradients = []
         for number, parameter in enumerate(self.parameters):
-            if number in self._put_by:
-                gradient = self._put_by[number]
-                parameter.grad = None  # another optimizer's loss left it
+            if number in self._saved:
+                gradient = self._saved[number]
+                parameter.grad = None  # left by another optimizer's loss
             else:
-                gradient = self._taken(number)
+                gradient = self._take_gradient(number)
             if gradient is not None:
-                found.append((number, gradient))
+                gradients.append((number, gradient))
         self._versions.clear()
-        self._put_by.clear()
-        return found
+        self._saved.clear()
+        return gradients
 
-    def _taken(self, number: int) -> torch.Tensor | None:
+    def _take_gradient(self, number: int) -> torch.Tensor | None:
         parameter = self.parameters[number]
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
-            if number in self._versions and self._places[number].bucket < len(self._travelling):
-                self._is_spoiled = True  # it was dropped by zero_grad() after it had left
+            if number in self._versions and self._slices[number].bucket < len(self._in_flight):
+                self._must_repeat = True  # zero_grad() dropped it after it was sent
         elif gradient._version != self._versions.get(number, gradient._version):
             raise RunError(
                 "gradients were changed between backward() and optimizer.step()",
-                hint="A unit's gradient is only a part of the step's. Use run.clip_grad_norm(...) once "
-                "before the loop; it clips the gradient of the whole batch.",
+                hint="A micro-batch's gradient is only a part of the step's. Use run.clip_grad_norm(...) "
+                "once before the loop; it clips the gradient of the whole batch.",
             )
         return gradient
 
-    def settle(self) -> None:
-        """What was kept becomes part of the local sum. What weighs nothing is nothing, also if it is NaN."""
-        if not self._kept_weight:
-            self._kept.clear()
-        for number, gradient in self._kept:
-            _, kind, first, last = self._places[number]
-            flat = self.local[kind]
-            flat[first:last].add_(gradient.reshape(-1).to(flat.dtype), alpha=self._kept_weight)
-        self._is_dirty = self._is_dirty or bool(self._kept)
-        self._kept.clear()
+    def _add_last(self) -> None:
+        """Add the last micro-batch to the local sum. Skip it if its weight is 0, because it may be NaN."""
+        if not self._last_weight:
+            self._last.clear()
+        for number, gradient in self._last:
+            _, key, first, last = self._slices[number]
+            flat = self.local[key]
+            flat[first:last].add_(gradient.reshape(-1).to(flat.dtype), alpha=self._last_weight)
+        self._is_dirty = self._is_dirty or bool(self._last)
+        self._last.clear()
 
-    def fill(self, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], weight: float) -> None:
-        """The local sum is this instead: by how much each parameter was lowered, with one weight."""
+    def set_change(
+        self, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], weight: float
+    ) -> None:
+        """Replace the local sum by the weighted decrease of each parameter (a pseudo-gradient)."""
         self.clear()
         for number, (old, new) in enumerate(zip(before, after, strict=True)):
-            _, kind, first, last = self._places[number]
-            place = self.local[kind][first:last]
-            place.copy_(old.detach().reshape(-1))
-            place.sub_(new.detach().reshape(-1)).mul_(weight)
-        self.local_weight[0] = weight
-        self.local_weight[_CAME] = 1.0
+            _, key, first, last = self._slices[number]
+            target = self.local[key][first:last]
+            target.copy_(old.detach().reshape(-1))
+            target.sub_(new.detach().reshape(-1)).mul_(weight)
+        self.local_metadata[_WEIGHT] = weight
+        self.local_metadata[_HAS_GRADIENT] = 1.0
         self._is_dirty = True
 
-    def parts(self) -> list[list[FeedbackPart]]:
-        """The parameters in each flat buffer, in order."""
-        found: dict[Kind, list[FeedbackPart]] = {kind: [] for kind in self.local}
-        for number, place in self._places.items():
-            found[place.kind].append(FeedbackPart(str(number), tuple(self.parameters[number].shape)))
-        return list(found.values())
+    # all-reduce
 
-    def reduce(
+    def all_reduce(
         self,
-        circle: ReduceGroup,
-        also: torch.Tensor,
-        coded: Callable[[Pairs], None] | None = None,
-        word: Sync | None = None,
+        group: ReduceGroup,
+        extra: torch.Tensor,
+        reduce_compressed: Callable[[Pairs], None] | None = None,
+        next_sync: Sync | None = None,
     ) -> None:
-        """``total`` becomes the sum over all members, and so does ``also``; ``local`` stays.
+        """Sum ``local`` over all workers into ``total``, and ``extra`` in place.
 
-        ``coded`` sums the gradients in another form; ``word`` is said to all.
+        ``reduce_compressed`` replaces the all-reduce of the gradients. ``next_sync`` is sent with the
+        metadata.
         """
-        own = also.clone()
-        self.local_weight[_WORD] = 0.0 if word is None else word.numbers()
-        self._sum(circle, also, coded)
-        if self.total_weight[1]:
-            log.warning("backward() runs more than once for a batch: gradients travel after it from now on")
-            self._overlaps = self._is_spoiled = False
-            self._sum(circle, also.copy_(own), coded)
+        own_extra = extra.clone()
+        self.local_metadata[_SYNC] = 0.0 if next_sync is None else next_sync.to_tensor()
+        self._all_reduce_once(group, extra, reduce_compressed)
+        if self.total_metadata[_REPEAT]:
+            log.warning(
+                "backward() was called more than once per batch; disabling overlap of communication with "
+                "backward"
+            )
+            self._overlaps = self._must_repeat = False
+            self._all_reduce_once(group, extra.copy_(own_extra), reduce_compressed)
 
-    def word(self) -> Sync | None:
-        """What the first member said with the sum."""
-        return Sync.read(self.total_weight[_WORD])
-
-    def _sum(
-        self,
-        circle: ReduceGroup,
-        also: torch.Tensor,
-        coded: Callable[[Pairs], None] | None,
+    def _all_reduce_once(
+        self, group: ReduceGroup, extra: torch.Tensor, reduce_compressed: Callable[[Pairs], None] | None
     ) -> None:
-        travelling, self._travelling = self._travelling, []  # units of the next step may come meanwhile
-        is_spoiled = self._is_spoiled
+        works, self._in_flight = self._in_flight, []  # the next step's micro-batches may start meanwhile
+        must_repeat = self._must_repeat
         try:
-            if self._broken is not None:
-                raise self._broken
-            if len(travelling) < len(self._buckets):
-                self.settle()
-            if coded is not None:
-                coded([(flat, self.total[kind]) for kind, flat in self.local.items()])
-            for bucket in self._buckets[len(travelling) :] if coded is None else ():
+            if self._error is not None:
+                raise self._error
+            if len(works) < len(self._buckets):
+                self._add_last()
+            if reduce_compressed is not None:
+                reduce_compressed([(flat, self.total[key]) for key, flat in self.local.items()])
+            for bucket in self._buckets[len(works) :] if reduce_compressed is None else ():
                 span = slice(bucket.first, bucket.last)
-                self.total[bucket.kind][span].copy_(self.local[bucket.kind][span])
-                travelling.append(circle.begin_sum(self.total[bucket.kind][span]))
-            self.total_weight.copy_(self.local_weight)
-            self.total_weight[1] = is_spoiled
-            travelling.append(circle.begin_sum(self.total_weight))
-            if also.numel():
-                travelling.append(circle.begin_sum(also))
-            for one in travelling:
-                one.wait()
+                self.total[bucket.key][span].copy_(self.local[bucket.key][span])
+                works.append(group.all_reduce_async(self.total[bucket.key][span]))
+            self.total_metadata.copy_(self.local_metadata)
+            self.total_metadata[_REPEAT] = must_repeat
+            works.append(group.all_reduce_async(self.total_metadata))
+            if extra.numel():
+                works.append(group.all_reduce_async(extra))
+            for work in works:
+                work.wait()
         except CollectiveError:
-            for one in travelling:  # none may write into a buffer that is used again
+            for work in works:  # none may write into a buffer that is used again
                 with contextlib.suppress(CollectiveError):
-                    one.wait()
+                    work.wait()
             raise
 
-    def result(self) -> list[torch.Tensor]:
-        """A copy of the sum over all members, before it is divided."""
-        return [one.detach().cpu().clone() for one in (*self.total.values(), self.total_weight)]
+    def received_sync(self) -> Sync | None:
+        """Return the `Sync` that rank 0 sent with the last all-reduce, or None."""
+        return Sync.from_tensor(self.total_metadata[_SYNC])
 
-    def take_result(self, buffers: Sequence[torch.Tensor]) -> None:
-        """What `result` gave, as bytes; ProtocolError if it does not fit."""
-        mine = (*self.total.values(), self.total_weight)
-        sizes = [one.numel() * one.element_size() for one in mine]
+    def feedback_parts(self) -> list[list[FeedbackPart]]:
+        """Return the parameters of each flat buffer, in order, for error feedback."""
+        parts: dict[BufferKey, list[FeedbackPart]] = {key: [] for key in self.local}
+        for number, place in self._slices.items():
+            parts[place.key].append(FeedbackPart(str(number), tuple(self.parameters[number].shape)))
+        return list(parts.values())
+
+    # the result
+
+    def copy_result(self) -> list[torch.Tensor]:
+        """Return a copy of the totals, before they are divided by the weight."""
+        return [flat.detach().cpu().clone() for flat in (*self.total.values(), self.total_metadata)]
+
+    def load_result(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Load the bytes of another worker's `copy_result`. Raise ProtocolError if they do not fit."""
+        targets = (*self.total.values(), self.total_metadata)
+        sizes = [target.numel() * target.element_size() for target in targets]
         if [buffer.numel() for buffer in buffers] != sizes:
-            raise ProtocolError("a result is not of this model")
-        for one, buffer in zip(mine, buffers, strict=True):
-            one.copy_(buffer.view(one.dtype))
+            raise ProtocolError("the result of a step does not fit this model")
+        for target, buffer in zip(targets, buffers, strict=True):
+            target.copy_(buffer.view(target.dtype))
 
     def digest(self, step: int) -> bytes:
-        """Of one window of the result, another one at each step: the same bits on every member."""
-        hasher = blake3(as_bytes(self.total_weight))
+        """Hash one window of the result, a different one at each step."""
+        hasher = blake3(tensor_bytes(self.total_metadata))
         for flat in self.total.values():
             width = _DIGEST_BYTES // flat.element_size()
             first = (step % max(1, -(-flat.numel() // width))) * width
-            hasher.update(as_bytes(flat[first : first + width]))
+            hasher.update(tensor_bytes(flat[first : first + width]))
         return hasher.digest()
 
     def is_finite(self) -> bool:
+        """Return True if the totals contain neither infinity nor NaN."""
         return all(_is_finite(flat) for flat in self.total.values())
 
-    def give(self, clip: float | None, scale: float = 1.0) -> bool:
-        """The mean gradient of the whole batch becomes each parameter's; ``scale`` divides it first.
+    def write_grads(self, clip: float | None, scale: float = 1.0) -> bool:
+        """Write the mean gradient of the whole batch, divided by ``scale``, to ``parameter.grad``.
 
-        Returns whether there is one: of a batch that weighs nothing there is none.
+        Return False if there is none, because the batch has no weight.
         """
-        if not self.total_weight[0]:
+        if not self.total_metadata[_WEIGHT]:
             return False
         for flat in self.total.values():
-            flat.mul_(1.0 / (float(self.total_weight[0]) * scale))
-        factor = clipping(self.total.values(), clip)
+            flat.mul_(1.0 / (float(self.total_metadata[_WEIGHT]) * scale))
+        factor = clip_factor(self.total.values(), clip)
         for flat in self.total.values() if factor != 1.0 else ():
             flat.mul_(factor)
-        came = self.total_weight[_CAME].tolist()
+        has_gradient = self.total_metadata[_HAS_GRADIENT].tolist()
         for number, parameter in enumerate(self.parameters):
-            _, kind, first, last = self._places[number]
+            _, key, first, last = self._slices[number]
             parameter.grad = None
-            if came[number]:
-                found = self.total[kind][first:last].view_as(parameter).to(parameter.dtype)
-                parameter.grad = laid_out_as(parameter, found)
+            # Zeros would not do: an optimizer moves such parameters by weight decay and by momentum.
+            if has_gradient[number]:
+                gradient = self.total[key][first:last].view_as(parameter).to(parameter.dtype)
+                parameter.grad = match_layout(parameter, gradient)
         return True
 
-    def release(self) -> None:
+    def clear_grads(self) -> None:
+        """Set ``grad`` of all parameters to None."""
         for parameter in self.parameters:
             parameter.grad = None
 
-    def sending_s(self) -> float:
-        """How long backward was kept by what left meanwhile, since this was last asked.
+    def pop_sending_s(self) -> float:
+        """Return the seconds that sending gradients has added to backward() since the last call.
 
-        0 where gradients of several devices come at once: then their times are no sum.
+        Return 0 if several devices compute at once, because their times cannot be added.
         """
-        found, self._sending_s = self._sending_s, 0.0
-        return found if len({device for _, device in self.local}) == 1 else 0.0
+        seconds, self._sending_s = self._sending_s, 0.0
+        return seconds if len({device for _, device in self.local}) == 1 else 0.0
 
-    def _came(self, number: int, parameter: torch.Tensor) -> None:
+    # overlap with backward
+
+    def _on_gradient(self, number: int, parameter: torch.Tensor) -> None:
+        """Handle a gradient that backward has just computed."""
         gradient = parameter.grad
-        if gradient is None or number in self._put_by:
+        if gradient is None or number in self._saved:
             return
         if gradient.layout != torch.strided:
             raise RunError(
@@ -350,67 +366,67 @@ class GradientReducer:
                 hint="Use layers with dense gradients, such as an embedding with sparse=False.",
             )
         self._versions[number] = gradient._version
-        if self._circle is None or self._broken is not None:
+        if self._early_group is None or self._error is not None:
             return
-        begin = time.monotonic()
-        self._send(number, gradient, self._circle)
-        self._sending_s += time.monotonic() - begin
+        start = time.monotonic()
+        self._send_ready_buckets(number, gradient, self._early_group)
+        self._sending_s += time.monotonic() - start
 
-    def _send(self, number: int, gradient: torch.Tensor, circle: ReduceGroup) -> None:
-        """A gradient of the last unit, and the buckets that are complete with it."""
-        place = self._places[number]
+    def _send_ready_buckets(self, number: int, gradient: torch.Tensor, group: ReduceGroup) -> None:
+        """Add a gradient of the last micro-batch, and send the buckets that it completes."""
+        place = self._slices[number]
         bucket = self._buckets[place.bucket]
-        if place.bucket < len(self._travelling):
-            self._is_spoiled = True  # backward() was called again for the same unit
+        if place.bucket < len(self._in_flight):
+            self._must_repeat = True  # backward() was called again for the same micro-batch
             return
-        flat = self.local[place.kind][place.first : place.last]
-        # As `settle` adds it, if it must, to the last bit.
-        total = self.total[place.kind][place.first : place.last]
-        part = gradient.detach().reshape(-1).to(flat.dtype)
+        flat = self.local[place.key][place.first : place.last]
+        # The same arithmetic as in `_add_last`, so that both give the same bits.
+        total = self.total[place.key][place.first : place.last]
+        own = gradient.detach().reshape(-1).to(flat.dtype)
         if not self._weight:
             total.copy_(flat)
         elif self._is_dirty:
-            torch.add(flat, part, alpha=self._weight, out=total)
+            torch.add(flat, own, alpha=self._weight, out=total)
         else:
-            torch.mul(part, self._weight, out=total)
+            torch.mul(own, self._weight, out=total)
         bucket.missing.discard(number)
         try:
-            for ready in self._buckets[len(self._travelling) :]:
+            for ready in self._buckets[len(self._in_flight) :]:
                 if ready.missing:
                     break
-                span = self.total[ready.kind][ready.first : ready.last]
-                self._travelling.append(circle.begin_sum(span))
-        except CollectiveError as error:  # it is told where the step ends, not out of the user's backward()
-            self._broken = error
+                span = self.total[ready.key][ready.first : ready.last]
+                self._in_flight.append(group.all_reduce_async(span))
+        except CollectiveError as error:  # raised when the step ends, not out of the user's backward()
+            self._error = error
 
 
 def _is_finite(flat: torch.Tensor) -> bool:
-    if flat.device.type == "cpu":  # in one pass, which makes no tensor of truths: a tenth of the time
+    if flat.device.type == "cpu":  # one pass without a boolean tensor, in a tenth of the time
         flat = torch.stack(torch.aminmax(flat))
     return bool(torch.isfinite(flat).all())
 
 
-def laid_out_as(parameter: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """Fused optimizers take both for one row of numbers: in memory they must have the same order."""
-    if found.stride() == parameter.stride() or (parameter.is_contiguous() and found.is_contiguous()):
-        return found
-    return torch.empty_like(parameter, dtype=found.dtype, device=found.device).copy_(found)
+def match_layout(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with the parameter's memory layout, which fused optimizers require."""
+    if tensor.stride() == parameter.stride() or (parameter.is_contiguous() and tensor.is_contiguous()):
+        return tensor
+    return torch.empty_like(parameter, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In the form in which gradients are added."""
-    return tensor.to(_WIDE.get(tensor.dtype, tensor.dtype))
+def to_sum_dtype(tensor: torch.Tensor) -> torch.Tensor:
+    """Convert a tensor to the dtype in which gradients are summed."""
+    return tensor.to(_SUM_DTYPES.get(tensor.dtype, tensor.dtype))
 
 
 def _norm(tensor: torch.Tensor) -> float:
-    """In float64: the order in which processors add must not show in what gradients are multiplied with."""
-    found = tensor.cpu() if tensor.device.type == "mps" else tensor  # which has none
-    return float(torch.linalg.vector_norm(found, dtype=torch.float64))
+    """Return the norm in float64, so that the order of additions does not change the clip factor."""
+    source = tensor.cpu() if tensor.device.type == "mps" else tensor  # MPS has no float64
+    return float(torch.linalg.vector_norm(source, dtype=torch.float64))
 
 
-def clipping(tensors: Iterable[torch.Tensor], most: float | None) -> float:
-    """What a gradient of these tensors is multiplied with, so that its norm is at most this."""
-    if most is None:
+def clip_factor(tensors: Iterable[torch.Tensor], max_norm: float | None) -> float:
+    """Return the factor that clips a gradient of these tensors to ``max_norm``."""
+    if max_norm is None:
         return 1.0
-    norm = sum(_norm(one) ** 2 for one in tensors) ** 0.5
-    return most / (norm + 1e-6) if norm > most else 1.0
+    norm = sum(_norm(tensor) ** 2 for tensor in tensors) ** 0.5
+    return max_norm / (norm + 1e-6) if norm > max_norm else 1.0

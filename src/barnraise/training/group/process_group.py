@@ -1,4 +1,4 @@
-"""One group of workers, as the session uses it: words, sums, and tensors from one to another."""
+"""One process group as a training step uses it: all-reduce, all-gather of messages, and send/receive."""
 
 from __future__ import annotations
 
@@ -14,88 +14,110 @@ from barnraise.compression import sum_over
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.planning.cost.rank_layout import RankLayout
-from barnraise.planning.inputs.levels import Levels
-from barnraise.training.gradients.compressed_reducer import Encoding
-from barnraise.training.gradients.reducer import PendingWork
+from barnraise.training.group.interface import Encoding, PendingWork
 
-_LARGEST_WORD = 4 << 20
-_SHORT_WORD = 1016
+_MAX_MESSAGE = 4 << 20
+_SHORT_MESSAGE = 1016
 _LENGTH_BYTES = 8
-_SITES = msgspec.msgpack.Decoder(tuple[tuple[Annotated[tuple[int, ...], Meta(min_length=1)], ...], bool])
+_layouts = msgspec.msgpack.Decoder(tuple[tuple[Annotated[tuple[int, ...], Meta(min_length=1)], ...], bool])
 
 
 class TrainingGroup:
-    """The first ``members`` ranks train; the others, if any, are newcomers."""
+    """Collective operations of one generation, or of one recovery attempt.
 
-    def __init__(self, group: BarnraiseProcessGroup, rank: int, world: int, members: int) -> None:
-        self._group = group
+    The first ``members`` ranks train; later ranks are joining workers. ``choose_layout`` returns the sites of
+    the ranks; rank 0 decides for all.
+    """
+
+    def __init__(
+        self,
+        process_group: BarnraiseProcessGroup,
+        rank: int,
+        world: int,
+        members: int,
+        choose_layout: Callable[[], RankLayout] = RankLayout,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._process_group = process_group
         self.rank, self.world, self.members = rank, world, members
-        self.nodes = group.nodes  # the machines of the other ranks
-        self.on_close: Callable[[], None] = lambda: None
+        self.nodes = process_group.nodes  # node ids of the other ranks
+        self._choose_layout, self._on_close = choose_layout, on_close
+        self._is_layout_known = members <= 2  # two workers have nothing to choose
 
-    def gather(self, word: bytes) -> list[bytes]:
-        # One round for what is short, as nearly all words are: each step waits for it.
-        head = len(word).to_bytes(_LENGTH_BYTES, "little")
-        rows = self._rows(head + word[:_SHORT_WORD], _SHORT_WORD + _LENGTH_BYTES)
-        lengths = [int.from_bytes(row[:_LENGTH_BYTES], "little") for row in rows]
-        longest = max(lengths)
-        if longest > _LARGEST_WORD:
-            raise RunError(f"a member's word has {longest} bytes, too many")
-        if longest > _SHORT_WORD:
-            rest = self._rows(word[_SHORT_WORD:], longest - _SHORT_WORD)
-            rows = [row + more for row, more in zip(rows, rest, strict=True)]
-        pairs = zip(rows, lengths, strict=True)
-        return [row[_LENGTH_BYTES : _LENGTH_BYTES + length] for row, length in pairs]
+    def all_reduce_async(self, tensor: torch.Tensor) -> PendingWork:
+        """Start to sum the tensor over all workers, in place."""
+        self._agree_on_sites()
+        return self._process_group.allreduce([tensor])
 
-    def tell_levels(self, levels: Levels) -> None:
-        """The strategies that a person has fixed for the whole run."""
-        self._group.tell_levels(levels)
-
-    def agree_on_sites(self, mine: RankLayout) -> None:
-        """As the first rank says; the others' word does not count."""
-        said = msgspec.msgpack.encode(mine) if self.rank == 0 else b""
-        heard = self.gather(said)[0]
-        try:
-            sites, are_places = decode(_SITES, heard, "a word on sites")
-        except ProtocolError:  # whoever is first may be a guest; all hear the same
-            sites, are_places = RankLayout()
-        is_whole = sorted(rank for site in sites for rank in site) == list(range(self.world))
-        self._group.tell_sites(sites if is_whole else (), are_places=are_places)
-
-    def begin_sum(self, tensor: torch.Tensor) -> PendingWork:
-        return self._group.allreduce([tensor])
-
-    def sum_coded(self, mine: Encoding) -> tuple[torch.Tensor, Callable[[], None]]:
-        tensor, codec, turn, parts, feedback = mine
-        found = sum_over(
-            self._group,
+    def all_reduce_compressed(self, own: Encoding) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Return the sum of all workers' encodings, and a callback that keeps the codec's error."""
+        self._agree_on_sites()
+        tensor, codec, turn, parts, feedback = own
+        result = sum_over(
+            self._process_group,
             tensor,
             codec,
             turn,
             parts=parts,
             feedback=feedback,
             if_not_finite="nan",
-            sites=self._group.sites,
+            sites=self._process_group.sites,
         )
-        return found.values, found.keep
+        return result.values, result.keep
 
-    def begin_send(self, tensor: torch.Tensor, to: int) -> PendingWork:
-        return self._group.send([tensor], to)
+    def all_gather_bytes(self, message: bytes) -> list[bytes]:
+        """Return every rank's message, by rank. Short messages need one round trip only."""
+        header = len(message).to_bytes(_LENGTH_BYTES, "little")
+        rows = self._gather_rows(header + message[:_SHORT_MESSAGE], _SHORT_MESSAGE + _LENGTH_BYTES)
+        lengths = [int.from_bytes(row[:_LENGTH_BYTES], "little") for row in rows]
+        longest = max(lengths)
+        if longest > _MAX_MESSAGE:
+            raise RunError(f"a worker sent a message of {longest} bytes; the limit is {_MAX_MESSAGE}")
+        if longest > _SHORT_MESSAGE:
+            rest = self._gather_rows(message[_SHORT_MESSAGE:], longest - _SHORT_MESSAGE)
+            rows = [row + more for row, more in zip(rows, rest, strict=True)]
+        pairs = zip(rows, lengths, strict=True)
+        return [row[_LENGTH_BYTES : _LENGTH_BYTES + length] for row, length in pairs]
 
-    def begin_receive(self, tensor: torch.Tensor, sender: int) -> PendingWork:
-        return self._group.recv([tensor], sender)
+    def send_async(self, tensor: torch.Tensor, to: int) -> PendingWork:
+        """Start to send a tensor to a rank."""
+        return self._process_group.send([tensor], to)
+
+    def receive_async(self, tensor: torch.Tensor, sender: int) -> PendingWork:
+        """Start to receive a tensor from a rank, in place."""
+        return self._process_group.recv([tensor], sender)
 
     def abort(self) -> None:
-        self._group.abort()
+        """Fail every pending operation now."""
+        self._process_group.abort()
 
     def close(self) -> None:
+        """Shut the process group down."""
         try:
-            self._group.shutdown()
+            self._process_group.shutdown()
         finally:
-            self.on_close()
+            self._on_close()
 
-    def _rows(self, data: bytes, width: int) -> list[bytes]:
-        mine = torch.frombuffer(bytearray(data.ljust(width, b"\0")), dtype=torch.uint8)
-        everybody = torch.zeros(self.world * width, dtype=torch.uint8)
-        self._group.all_gather_single(everybody, mine).wait()
-        return [bytes(row.numpy()) for row in everybody.view(self.world, width)]
+    def _agree_on_sites(self) -> None:
+        """Use rank 0's site layout from the first all-reduce on.
+
+        This is done lazily, so that ranks that only check for completion are not delayed.
+        """
+        if self._is_layout_known:
+            return
+        self._is_layout_known = True
+        own = msgspec.msgpack.encode(self._choose_layout()) if self.rank == 0 else b""
+        received = self.all_gather_bytes(own)[0]
+        try:
+            sites, are_places = decode(_layouts, received, "a site layout")
+        except ProtocolError:  # rank 0 may be a guest; all ranks receive the same bytes
+            sites, are_places = RankLayout()
+        is_complete = sorted(rank for site in sites for rank in site) == list(range(self.world))
+        self._process_group.set_sites(sites if is_complete else (), are_places=are_places)
+
+    def _gather_rows(self, data: bytes, width: int) -> list[bytes]:
+        """Return every rank's data, padded to ``width`` bytes."""
+        own = torch.frombuffer(bytearray(data.ljust(width, b"\0")), dtype=torch.uint8)
+        rows = torch.zeros(self.world * width, dtype=torch.uint8)
+        self._process_group.all_gather_single(rows, own).wait()
+        return [bytes(row.numpy()) for row in rows.view(self.world, width)]

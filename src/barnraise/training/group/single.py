@@ -1,4 +1,4 @@
-"""A run of one: all that a session needs of a group, without anybody else in it."""
+"""Group and group manager of a worker that trains alone: every collective operation is a no-op."""
 
 from __future__ import annotations
 
@@ -8,29 +8,59 @@ import torch
 
 from barnraise.core.errors import CollectiveError
 from barnraise.topology.graph import TopologyGraph
-from barnraise.training.gradients.reducer import PendingWork
-from barnraise.training.recovery.live_recovery import RecoveryGroup
+from barnraise.training.group.interface import PendingWork, RecoveryGroup, TrainingCollectives
 
 
 class CompletedWork:
-    """The sum over one."""
+    """An operation of a single worker, which is complete at once."""
 
     def wait(self) -> None:
         return
 
 
 class SingleWorkerGroup:
-    """A run of one."""
+    """A group of one worker."""
 
-    rank, world, generation, provisional, beginning, finished = 0, 1, 0, False, True, False
+    rank, world = 0, 1
+    nodes: Sequence[bytes] = ()
 
-    def __init__(self) -> None:
-        self.on_told: Callable[[int], None] = lambda nursery: None
+    def all_reduce_async(self, tensor: torch.Tensor) -> PendingWork:
+        """Leave the tensor as it is: the sum over one worker."""
+        return CompletedWork()
 
-    def meet(self, broken: CollectiveError | None) -> None:
+    def all_reduce_compressed(self, *_: object) -> tuple[torch.Tensor, Callable[[], None]]:
+        raise AssertionError("a single worker has no peers")
+
+    def send_async(self, tensor: torch.Tensor, to: int) -> PendingWork:
+        raise AssertionError("a single worker has no peers")
+
+    receive_async = send_async
+
+    def all_gather_bytes(self, message: bytes) -> list[bytes]:
+        """Return this worker's own message."""
+        return [message]
+
+    def abort(self) -> None:
         return
 
-    def newest(self) -> int:
+    def close(self) -> None:
+        return
+
+
+class SingleWorkerManager:
+    """Group manager of a run with one worker, which never changes its group."""
+
+    rank, world, generation = 0, 1, 0
+    provisional, is_first_start, finished = False, True, False
+
+    def __init__(self) -> None:
+        self.on_next_group: Callable[[int], None] = lambda attempt: None
+        self.group: TrainingCollectives = SingleWorkerGroup()
+
+    def join_next_group(self, error: CollectiveError | None) -> None:
+        return
+
+    def newest_generation(self) -> int:
         return 0
 
     def machines(self) -> tuple[str, ...]:
@@ -39,45 +69,28 @@ class SingleWorkerGroup:
     def survey(self) -> TopologyGraph:
         return TopologyGraph()
 
-    def gather(self, word: bytes) -> list[bytes]:
-        return [word]
-
-    def abort(self) -> None:
-        return
-
-    def begin_sum(self, tensor: torch.Tensor) -> PendingWork:
-        return CompletedWork()
-
-    def sum_coded(self, *_: object) -> tuple[torch.Tensor, Callable[[], None]]:
-        raise AssertionError("there is nobody else")
-
-    def begin_send(self, tensor: torch.Tensor, to: int) -> PendingWork:
-        raise AssertionError("there is nobody else")
-
-    begin_receive = begin_send
-
-    def nursery(self) -> int:
+    def recovery_attempt(self) -> int:
         return 0
 
-    def nursery_opener(self, number: int) -> Callable[[], RecoveryGroup] | None:
+    def recovery_opener(self, number: int) -> Callable[[], RecoveryGroup] | None:
         return None
 
-    def await_nursery(self) -> RecoveryGroup | None:
+    def wait_for_recovery_group(self) -> RecoveryGroup | None:
         return None
 
-    def nursery_broke(self) -> None:
+    def report_recovery_failed(self) -> None:
         return
 
-    def say_near(self) -> None:
+    def report_caught_up(self) -> None:
         return
 
-    def say_trained(self) -> None:
+    def report_trained(self) -> None:
         return
 
-    def say_waits(self, words: str) -> None:
+    def report_waiting(self, reason: str) -> None:
         return
 
-    def say_rests(self, nodes: Sequence[str], why: str) -> None:
+    def request_pause(self, nodes: Sequence[str], reason: str) -> None:
         return
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which ranks of a group are at one site, by what the agents have measured."""
+"""Site layout of a group: which ranks are at one site, by the links that the agents have measured."""
 
 from __future__ import annotations
 
@@ -12,36 +12,40 @@ from barnraise.topology.graph import TopologyGraph
 
 log = logging.getLogger("barnraise.training")
 
-_SURVEY_S = 300.0
+_CACHE_S = 300.0
 
 
 class SiteMap:
-    """Remembers what was measured for a while: a group must not wait for it."""
+    """Cached topology, so that a new group need not wait for a survey."""
 
     def __init__(self, survey: Callable[[], TopologyGraph]) -> None:
         self._survey = survey
-        self._known: TopologyGraph | None = None
-        self._survey_again = 0.0
+        self._graph: TopologyGraph | None = None
+        self._expires_at = 0.0
 
     def ranks(self, machines: Sequence[str]) -> RankLayout:
-        """``machines``: of every rank. None where nothing can be told apart."""
+        """Return the ranks by site; ``machines``: node id of each rank.
+
+        The layout is empty if sites cannot be distinguished.
+        """
         try:
-            known = self._known
-            if known is None or time.monotonic() > self._survey_again or not _knows(known, machines):
-                self._known = known = self._survey()
-                self._survey_again = time.monotonic() + _SURVEY_S
-            found = ranks_by_site(known, machines)
+            graph = self._graph
+            if graph is None or time.monotonic() > self._expires_at or not _has_all(graph, machines):
+                self._graph = graph = self._survey()
+                self._expires_at = time.monotonic() + _CACHE_S
+            layout = ranks_by_site(graph, machines)
         except BarnraiseError as error:
-            log.info("sites are not told apart: %s", error.message)
+            log.info("sites cannot be distinguished: %s", error.message)
             return RankLayout()
-        sites = found.sites
+        sites = layout.sites
         if len(sites) > 1:
-            log.info("sums go through %d sites, ranks %s", len(sites), " and ".join(map(str, sites)))
+            log.info("all-reduce uses %d sites, ranks %s", len(sites), " and ".join(map(str, sites)))
         elif sites:
-            log.info("sums go around by ranks %s, which avoids the slowest links", sites[0])
-        return found
+            log.info("all-reduce uses the ring %s, which avoids the slowest links", sites[0])
+        return layout
 
 
-def _knows(graph: TopologyGraph, machines: Sequence[str]) -> bool:
+def _has_all(graph: TopologyGraph, machines: Sequence[str]) -> bool:
+    """Tell whether the graph contains all these machines."""
     known = {facts.node for facts in graph.nodes}
     return all(machine in known for machine in machines)

@@ -1,9 +1,9 @@
-"""A group's place at a hub: what its members hold alike of it, and how the one who speaks for them does.
+"""Hub client of a group: the state that all its workers hold of the lease, and the conversation with the hub.
 
-The version that all began with, the lease and how far it is trained are part of the state of a training, so
-any member can go on with them. One of them speaks to the hub at a time, in a thread of its own: whoever waits
-for the hub can still hear that somebody came or went. That two of them speak, because a network is cut,
-does no harm: to the hub they are one member, with one lease, which counts once.
+The version that a lease starts from, the lease, and its progress are part of the training state, so any
+worker can continue them. One worker at a time talks to the hub, in a background thread, so that it still
+notices changes of the group. If a network split makes two workers talk, no harm is done: to the hub they
+are one member with one lease, which counts once.
 """
 
 from __future__ import annotations
@@ -18,46 +18,52 @@ import torch
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.training.gradients.reducer import GradientReducer
-from barnraise.training.hub.port import FlatParameters, HubPort, LeasedData, LeasedWork, RoundUpdate
+from barnraise.training.hub.flat_parameters import FlatParameters
+from barnraise.training.hub.leased_data import LeasedData
+from barnraise.training.hub.parameter_server import LeasedWork, ParameterServer, RoundUpdate
 from barnraise.training.state.training_state import TrainingState
 from barnraise.training.steps.background_task import BackgroundTask
 
-UNREADABLE = "what a member says of the hub's lease cannot be read"
+UNREADABLE = "a worker's message about the hub's lease cannot be read"
 
 
 class HubAnswer(NamedTuple):
-    """What the hub made of it: the next version, and what to train from there."""
+    """The hub's response to an update: the next version, and the next lease."""
 
     state: torch.Tensor
-    task: LeasedWork
+    lease: LeasedWork
 
 
 class GroupHubClient:
-    """``beyond`` is None on a machine that cannot speak to a hub."""
+    """Lease and version of a group; ``server`` is None on a machine that cannot talk to a hub."""
 
     def __init__(
-        self, beyond: HubPort | None, sums: GradientReducer, data: LeasedData, state: TrainingState
+        self,
+        server: ParameterServer | None,
+        reducer: GradientReducer,
+        data: LeasedData,
+        state: TrainingState,
     ) -> None:
-        self._beyond, self._data, self._state = beyond, data, state
-        self._flat = FlatParameters(state.model, sums)
-        self._form = self._flat.form(data.course)
-        self._base = torch.zeros(self._flat.size)
-        self._began: float | None = None  # when this process got the task at hand
-        self._last: LeasedWork | None = None  # what this process was given by the hub
-        self._talk: BackgroundTask[HubAnswer] | None = None
-        self._asked: tuple[int, LeasedWork | None] = (-1, None)  # for which step, and with which task done
+        self._server, self._data, self._state = server, data, state
+        self._flat = FlatParameters(state.model, reducer)
+        self._spec = self._flat.spec(data.data_order)
+        self._base = torch.zeros(self._flat.size)  # the version that the lease starts from
+        self._lease_start: float | None = None  # when this process received the lease
+        self._last_lease: LeasedWork | None = None  # the last one that the hub gave to this process
+        self._request: BackgroundTask[HubAnswer] | None = None
+        self._requested: tuple[int, LeasedWork | None] = (-1, None)  # its step, and the lease it completes
 
     # the state
 
     def state_dict(self) -> dict[str, Any]:
-        return {"base": self._base, "task": encode_task(self._data.task), "place": self._data.place}
+        return {"base": self._base, "task": encode_lease(self._data.lease), "place": self._data.offset}
 
-    def load_state_dict(self, found: dict[str, Any]) -> None:
-        self._base.copy_(found["base"])
-        task = decode_task(found["task"])
-        if task != self._data.task:
-            self._began = None
-        self._data.task, self._data.place = task, int(found["place"])
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._base.copy_(state["base"])
+        lease = decode_lease(state["task"])
+        if lease != self._data.lease:
+            self._lease_start = None
+        self._data.lease, self._data.offset = lease, int(state["place"])
 
     @property
     def size(self) -> int:
@@ -65,99 +71,104 @@ class GroupHubClient:
 
     @property
     def is_due(self) -> bool:
-        """Whether the hub is to be asked before anything can be trained."""
+        """Return True if the hub must be asked before anything can be trained."""
         return self._data.is_trained
 
     @property
-    def has_begun(self) -> bool:
-        return self._data.task is not None
+    def has_lease(self) -> bool:
+        return self._data.lease is not None
 
-    def go_forward(self) -> None:
-        """A commit: a step of the lease is trained."""
-        self._data.go_forward()
+    def advance(self) -> None:
+        """Count a committed step of the lease."""
+        self._data.advance()
 
-    def take(self, answer: HubAnswer) -> int:
-        """A commit: the model is the next version. Returns how many batches went by, here and elsewhere."""
-        batch = self._data.course.batch
-        was = self._data.task
-        self._forget_talk()
+    def apply(self, answer: HubAnswer) -> int:
+        """Load the next version and lease. Return how many batches all groups have trained since."""
+        batch = self._data.data_order.batch
+        previous = self._data.lease
+        self._drop_request()
         self._base.copy_(answer.state)
         self._flat.write(self._base)
-        self._data.task, self._data.place = answer.task, 0
-        self._began = time.monotonic()
-        if was is None:
+        self._data.lease, self._data.offset = answer.lease, 0
+        self._lease_start = time.monotonic()
+        if previous is None:
             self._state.epoch = self._data.epoch or 0
-        return max(0, answer.task.covered // batch - (0 if was is None else was.covered // batch))
+        covered = 0 if previous is None else previous.covered // batch
+        return max(0, answer.lease.covered // batch - covered)
 
-    # speaking
+    # requests
 
     @property
-    def speaks(self) -> bool:
-        return self._beyond is not None
+    def can_request(self) -> bool:
+        return self._server is not None
 
-    def speak(self, done: int, loss: Callable[[], float | None], patience_s: float) -> HubAnswer | None:
-        """Ask the hub what comes after this step, if it was not asked yet; None: it has not answered."""
-        asked = (done, self._data.task)
-        if self._asked != asked:
-            self._forget_talk()  # it was about something that others have settled meanwhile
-        if self._talk is None:
-            self._talk, self._asked = BackgroundTask(self._question(loss()), "barnraise-hub"), asked
-        self._talk.wait(patience_s)
-        return self._talk.result() if self._asked == asked and self._talk.has_ended else None
+    def request(self, done: int, loss: Callable[[], float | None], timeout_s: float) -> HubAnswer | None:
+        """Ask the hub for what follows this step, once. Return None if it has not answered in time."""
+        requested = (done, self._data.lease)
+        if self._requested != requested:
+            self._drop_request()  # other workers have settled its subject meanwhile
+        if self._request is None:
+            self._request = BackgroundTask(self._make_request(loss()), "barnraise-hub")
+            self._requested = requested
+        self._request.wait(timeout_s)
+        is_answered = self._requested == requested and self._request.has_ended
+        return self._request.result() if is_answered else None
 
-    def _forget_talk(self) -> None:
-        """With its copies of the model; one that still goes on has the line to the hub, and is waited for."""
-        if self._talk is not None and self._talk.has_ended:
-            self._talk = None
+    def _drop_request(self) -> None:
+        """Drop a request with its copies of the model; one that still runs is waited for instead."""
+        if self._request is not None and self._request.has_ended:
+            self._request = None
 
-    def _question(self, loss: float | None) -> Callable[[], HubAnswer]:
-        """All of the model that it needs is copied now."""
-        beyond, task, form = self._beyond, self._data.task, self._form
-        assert beyond is not None
-        if task is None:
-            state, handed = self._flat.read(), None
+    def _make_request(self, loss: float | None) -> Callable[[], HubAnswer]:
+        """Return a function that talks to the hub. It uses copies of the parameters, made now."""
+        server, lease, spec = self._server, self._data.lease, self._spec
+        assert server is not None
+        if lease is None:
+            state, update = self._flat.read(), None
         else:
             state = self._base.clone()
-            took_s = time.monotonic() - self._began if self._began is not None else 0.0
-            speed = self._data.leased / took_s if took_s > 0 else 0.0
+            duration_s = time.monotonic() - self._lease_start if self._lease_start is not None else 0.0
+            speed = self._data.leased_samples / duration_s if duration_s > 0 else 0.0
             change = self._flat.change(self._base)
             if not change.isfinite().all():
                 raise RunError(
-                    "what was changed since the hub's last version is not finite",
+                    "the change since the hub's last version is not finite",
                     hint="Lower the learning rate, or clip the gradient with run.clip_grad_norm.",
                 )
-            handed = RoundUpdate(change, self._data.leased, loss, speed)
+            update = RoundUpdate(change, self._data.leased_samples, loss, speed)
 
-        def ask() -> HubAnswer:
-            if handed is None or task is None:
-                found = beyond.begin(form, state)
+        def talk() -> HubAnswer:
+            if update is None or lease is None:
+                new_lease = server.begin(spec, state)
             else:
-                if task != self._last:
-                    beyond.go_on(form, task)
-                found = beyond.exchange(handed, state)
-            self._data.check(found)
-            self._last = found
-            return HubAnswer(state, found)
+                if lease != self._last_lease:
+                    server.continue_lease(spec, lease)
+                new_lease = server.exchange(update, state)
+            self._data.check(new_lease)
+            self._last_lease = new_lease
+            return HubAnswer(state, new_lease)
 
-        return ask
-
-
-def encode_task(task: LeasedWork | None) -> bytes:
-    return msgspec.msgpack.encode(task)
+        return talk
 
 
-def decode_task(data: bytes) -> LeasedWork | None:
-    return decode(_tasks, data, UNREADABLE)
+def encode_lease(lease: LeasedWork | None) -> bytes:
+    """Encode a lease for other workers or for a checkpoint."""
+    return msgspec.msgpack.encode(lease)
 
 
-def answer_of(tensors: list[torch.Tensor], size: int) -> HubAnswer:
-    """From a member's result, which came as bytes; ProtocolError if it is not of this model."""
+def decode_lease(data: bytes) -> LeasedWork | None:
+    """Decode a lease from bytes. Raise ProtocolError if it cannot be read."""
+    return decode(_leases, data, UNREADABLE)
+
+
+def answer_from_tensors(tensors: list[torch.Tensor], size: int) -> HubAnswer:
+    """Build an answer from another worker's bytes. Raise ProtocolError if it does not fit this model."""
     if len(tensors) != 2 or tensors[0].numel() != 4 * size:
-        raise ProtocolError("a version of the hub is not of this model")
-    task = decode_task(bytes(tensors[1].numpy()))
-    if task is None:
+        raise ProtocolError("a version of the hub does not fit this model")
+    lease = decode_lease(bytes(tensors[1].numpy()))
+    if lease is None:
         raise ProtocolError(UNREADABLE)
-    return HubAnswer(tensors[0].view(torch.float32), task)
+    return HubAnswer(tensors[0].view(torch.float32), lease)
 
 
-_tasks: msgspec.msgpack.Decoder[LeasedWork | None] = msgspec.msgpack.Decoder(LeasedWork | None)
+_leases: msgspec.msgpack.Decoder[LeasedWork | None] = msgspec.msgpack.Decoder(LeasedWork | None)

@@ -1,8 +1,8 @@
-"""The steps of a training at a hub: those of a lease are like all others, and between two leases is one more.
+"""Step loop of a group at a hub: steps of a lease are ordinary, and between two leases is an exchange step.
 
-That one is the exchange. The first member that can speaks to the hub; what comes back is summed like
-gradients, only that the others add nothing, and counts when all are known to hold it. So a version reaches
-all members or none, and if the one who speaks dies, the next one asks again: the hub counts a lease once.
+In an exchange step, the first worker that can talks to the hub. Its answer is all-reduced like gradients,
+to which the others add zeros, and is committed when all workers hold it. So a version reaches all workers or
+none. If the worker that talks dies, the next one asks again; the hub counts a lease once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import torch
 from blake3 import blake3
 
-from barnraise.checkpoint.serialization import as_bytes
+from barnraise.checkpoint.serialization import tensor_bytes
 from barnraise.core.decoding import decode
 from barnraise.core.errors import BarnraiseError, CollectiveError, ProtocolError, RunError
 from barnraise.core.installation import install_hint
@@ -25,9 +25,9 @@ from barnraise.training.hub.group_client import (
     UNREADABLE,
     GroupHubClient,
     HubAnswer,
-    answer_of,
-    decode_task,
-    encode_task,
+    answer_from_tensors,
+    decode_lease,
+    encode_lease,
 )
 from barnraise.training.recovery.live_recovery import CommittedStep
 from barnraise.training.steps.commit_vote import CommitVote
@@ -35,144 +35,145 @@ from barnraise.training.steps.step_loop import StepLoop
 
 log = logging.getLogger("barnraise.training")
 
-_LOOK_S = 0.5  # how often those who wait for the hub hear of each other
-_SAY_S = 60.0
+_POLL_S = 0.5  # interval at which workers that wait for the hub exchange their status
+_REPORT_S = 60.0
 
 
-class _Tick(msgspec.Struct, frozen=True, array_like=True):
-    """Of one member that waits for the hub."""
+class _HubStatus(msgspec.Struct, frozen=True, array_like=True):
+    """Status of a worker that waits for the hub."""
 
     step: int
-    newest: int  # the newest generation that it knows of
-    speaks: bool  # it could ask the hub
-    task: bytes = b""  # that the hub gave it; empty: it did not answer yet
+    newest_generation: int
+    can_request: bool
+    lease: bytes = b""  # that the hub gave to it; empty without an answer
 
 
-_ticks = msgspec.msgpack.Decoder(_Tick)
+_statuses = msgspec.msgpack.Decoder(_HubStatus)
 
 
 class HubStepLoop(StepLoop):
-    """With ``outward``, which all members hold alike."""
+    """Step loop with exchange steps; all workers hold the same state of ``client``."""
 
-    def __init__(self, outward: GroupHubClient, *parts: Any) -> None:
+    def __init__(self, client: GroupHubClient, *parts: Any) -> None:
         super().__init__(*parts)
-        self._outward = outward
-        self._answer: HubAnswer | None = None  # what an exchange brought, until it is committed
-        self._lease_began = 0  # in the journal
-        self._mute_at = -1  # the step at which this member could not speak to the hub
+        self._client = client
+        self._answer: HubAnswer | None = None  # result of an exchange, until it is committed
+        self._lease_start = 0  # position in the metrics
+        self._failed_at = -1  # the step at which this worker could not talk to the hub
 
-    def begin(self) -> None:
-        """In a group that has met: until there is something to train, or nothing is left."""
-        while not self._outward.has_begun:
-            self.finish()
+    def wait_for_lease(self) -> None:
+        """Run exchange steps until there is something to train, or the training is complete."""
+        while not self._client.has_lease:
+            self.finish_step()
 
-    def finish(self) -> None:
-        if not self._outward.is_due:
-            super().finish()
+    def finish_step(self) -> None:
+        """Finish a step of the lease, or run an exchange step if the lease is trained."""
+        if not self._client.is_due:
+            super().finish_step()
             return
         try:
-            words = self._exchange()
+            votes = self._exchange()
         except CollectiveError as error:
-            log.info("what the hub said did not reach everybody: %s", error.message)
-            self.meet(error)
+            log.info("the hub's answer did not reach all workers: %s", error.message)
+            self.join_next_group(error)
             return
-        if words is None:
-            self.meet()
+        if votes is None:
+            self.join_next_group()
         else:
-            self._commit(words)
+            self._commit(votes)
 
     def _exchange(self) -> list[CommitVote] | None:
-        """None: somebody comes or goes first."""
-        heard = self._await_hub()
-        if heard is None:
+        """Get the hub's answer and all-reduce it. Return None if the group changes first."""
+        received = self._wait_for_hub()
+        if received is None:
             return None
-        task, answer = heard
-        found = decode_task(task)
-        if found is None:
+        encoded_lease, answer = received
+        lease = decode_lease(encoded_lease)
+        if lease is None:
             raise ProtocolError(UNREADABLE)
-        total = torch.zeros(self._outward.size) if answer is None else answer.state.clone()
-        for one in [self._circle.begin_sum(part) for part in torch.split(total, BUCKET_BYTES // 4)]:
-            one.wait()
-        self._answer = HubAnswer(total, found)
-        return self._tell_held(self._word(), blake3(as_bytes(total)).update(task).digest())
+        total = torch.zeros(self._client.size) if answer is None else answer.state.clone()
+        group = self._manager.group
+        for work in [group.all_reduce_async(part) for part in torch.split(total, BUCKET_BYTES // 4)]:
+            work.wait()
+        self._answer = HubAnswer(total, lease)
+        digest = blake3(tensor_bytes(total)).update(encoded_lease).digest()
+        return self._exchange_votes(self._make_vote(), digest)
 
-    def _await_hub(self) -> tuple[bytes, HubAnswer | None] | None:
-        """The task that it gave to whoever speaks; if that is this member, also its whole answer."""
+    def _wait_for_hub(self) -> tuple[bytes, HubAnswer | None] | None:
+        """Return the lease of the worker that talks to the hub; on that worker, also the whole answer."""
         answer: HubAnswer | None = None
-        began = said_at = time.monotonic()
+        start = reported = time.monotonic()
         while True:
-            task = encode_task(answer.task) if answer is not None else b""
-            speaks = self._outward.speaks and self._mute_at != self.done
-            mine = _Tick(self.done, self._circle.newest(), speaks, task)
-            words = self._circle.gather(msgspec.msgpack.encode(mine))
-            said = [decode(_ticks, word, UNREADABLE) for word in words]
-            if max(one.newest for one in said) > self._circle.generation:
+            lease = encode_lease(answer.lease) if answer is not None else b""
+            can_request = self._client.can_request and self._failed_at != self.done
+            own = _HubStatus(self.done, self._manager.newest_generation(), can_request, lease)
+            messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
+            statuses = [decode(_statuses, message, UNREADABLE) for message in messages]
+            if max(status.newest_generation for status in statuses) > self._manager.generation:
                 return None
-            leader = _leader(said, self.done)
-            if said[leader].task:
-                return said[leader].task, answer
-            if leader == self._circle.rank:
-                answer = self._spoken(is_last=sum(one.speaks for one in said) == 1)
-            elif time.monotonic() - said_at > _SAY_S:
-                said_at = time.monotonic()
-                log.warning(
-                    "waiting for %.0f s for the hub, to which member %d speaks", said_at - began, leader
-                )
+            leader = _choose_leader(statuses, self.done)
+            if statuses[leader].lease:
+                return statuses[leader].lease, answer
+            if leader == self._manager.rank:
+                answer = self._request(is_last=sum(status.can_request for status in statuses) == 1)
+            elif time.monotonic() - reported > _REPORT_S:
+                reported = time.monotonic()
+                log.warning("waiting for %.0f s for the hub; rank %d talks to it", reported - start, leader)
 
-    def _spoken(self, *, is_last: bool) -> HubAnswer | None:
-        """What keeps one machine from speaking (a full disk, its own line) need not keep the next."""
+    def _request(self, *, is_last: bool) -> HubAnswer | None:
+        """Request an answer from the hub. On failure let the next machine do it, unless this is the last."""
         try:
-            return self._outward.speak(self.done, self._loss, _LOOK_S)
+            return self._client.request(self.done, self._mean_loss, _POLL_S)
         except (BarnraiseError, OSError) as error:
             if is_last:
                 raise
-            log.warning("this machine cannot speak to the hub, the next one does: %s", error)
-            self._mute_at = self.done
+            log.warning("this machine cannot talk to the hub; the next one does: %s", error)
+            self._failed_at = self.done
             return None
 
-    def _loss(self) -> float | None:
-        """A mean over the steps of the lease: of the last one, this member knows its own part."""
-        known = [one["loss"] for one in self._journal.since(self._lease_began) if "loss" in one]
-        last = self._journal.mean(self.done - 1, "loss")
-        known += [] if last is None else [last]
-        return sum(known) / len(known) if known else None
+    def _mean_loss(self) -> float | None:
+        """Return the mean loss of the lease; of its last step, only this worker's own part is known."""
+        losses = [entry["loss"] for entry in self._metrics.since(self._lease_start) if "loss" in entry]
+        last = self._metrics.mean(self.done - 1, "loss")
+        losses += [] if last is None else [last]
+        return sum(losses) / len(losses) if losses else None
 
     # commits
 
-    def _result(self, batches: int) -> CommittedStep:
-        if not self._outward.is_due:
-            return super()._result(batches)
+    def _committed_step(self, batches: int) -> CommittedStep:
+        if not self._client.is_due:
+            return super()._committed_step(batches)
         assert self._answer is not None
-        task = torch.frombuffer(bytearray(encode_task(self._answer.task)), dtype=torch.uint8)
-        return CommittedStep(self.done + 1, self._state.epoch, self.clip, [self._answer.state, task], 0)
+        lease = torch.frombuffer(bytearray(encode_lease(self._answer.lease)), dtype=torch.uint8)
+        return CommittedStep(self.done + 1, self._state.epoch, self.clip, [self._answer.state, lease], 0)
 
-    def _take_effect(self, clip: float | None, batches: int) -> None:
-        if not self._outward.is_due:
-            super()._take_effect(clip, batches)
-            self._outward.go_forward()
+    def _apply_update(self, clip: float | None, batches: int) -> None:
+        if not self._client.is_due:
+            super()._apply_update(clip, batches)
+            self._client.advance()
             return
         assert self._answer is not None
         answer, self._answer = self._answer, None
-        self._go_forward(self._outward.take(answer))
-        self._lease_began = self._journal.count + 1  # the last lease's last step is told with this
+        self._advance_schedulers(self._client.apply(answer))
+        self._lease_start = self._metrics.count + 1  # the last lease's last step is logged with this one
         self.done += 1
 
-    def _follow(self, result: CommittedStep) -> None:
-        if not self._outward.is_due:
-            super()._follow(result)
+    def _replay(self, step: CommittedStep) -> None:
+        if not self._client.is_due:
+            super()._replay(step)
             return
-        self._answer = answer_of(result.tensors, self._outward.size)
-        self._take_effect(result.clip, result.batches)
+        self._answer = answer_from_tensors(step.tensors, self._client.size)
+        self._apply_update(step.clip, step.batches)
 
 
-def _leader(said: Sequence[_Tick], step: int) -> int:
-    """Who speaks for all: the first who can."""
-    if {one.step for one in said} != {step}:
-        raise RunError("members of one group are at different steps", hint="Report this.")
-    for rank, one in enumerate(said):
-        if one.speaks:
+def _choose_leader(statuses: Sequence[_HubStatus], step: int) -> int:
+    """Return the first rank that can talk to the hub."""
+    if {status.step for status in statuses} != {step}:
+        raise RunError("workers of one group are at different steps", hint="Report this.")
+    for rank, status in enumerate(statuses):
+        if status.can_request:
             return rank
     raise RunError(
-        "none of the machines that are left can speak to the hub",
-        hint=f"On at least one of them: {install_hint('hub')}; then join again with --site.",
+        "none of the remaining machines can talk to the hub",
+        hint=f"On at least one of them, then join again with --site: {install_hint('hub')}",
     )

@@ -1,4 +1,4 @@
-"""The end of this worker as if it had been killed: the others go on, and its machine may start it again."""
+"""Failures of a worker: errors that no other group could avoid, and exits that lead to a restart."""
 
 from __future__ import annotations
 
@@ -7,19 +7,36 @@ import os
 import signal
 import sys
 
+from barnraise.core.errors import CollectiveError, OperationMismatch, RunError, UnsupportedOperation
+
 log = logging.getLogger("barnraise.training")
 
+_SAME_CALLS = (
+    "All workers must do the same: a stream must yield equally many items on every machine, every machine "
+    "needs the same script and model, and run.gather is called by all of them or by none."
+)
 
-def end_as_killed() -> None:
-    """Nothing of the script can catch it and go on beside the run, and it is not taken for a good end."""
+
+def raise_if_permanent(error: CollectiveError | None) -> None:
+    """Raise RunError if another group would fail in the same way; ignore lost peers and broken links."""
+    if isinstance(error, OperationMismatch):
+        raise RunError(error.message, hint=_SAME_CALLS) from error
+    if isinstance(error, UnsupportedOperation):
+        raise RunError(error.message, hint=error.hint) from error
+
+
+def kill_self() -> None:
+    """Kill this process, so that the script cannot catch it and the exit does not count as success."""
     sys.stderr.flush()
     os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
-def end_without_state(*, finished: bool) -> None:
-    """Nobody is left who could give it to this newcomer; ``finished``: because the training is over."""
+def exit_without_state(*, finished: bool) -> None:
+    """Exit a joining worker that cannot get the state; ``finished``: the training is complete."""
     if finished:
-        log.warning("the others have finished before this worker could join them")
+        log.warning("the other workers finished before this worker could join them")
     else:
-        log.error("everybody who had the state is gone; this worker ends, to begin with a checkpoint")
-    end_as_killed()
+        log.error(
+            "no worker with the training state is left; exiting so that the run restarts from a checkpoint"
+        )
+    kill_self()

@@ -1,100 +1,87 @@
-"""State for those who have none: from all who have it at once, each sending its stripe, checked by a hash."""
+"""State transfer: all donors send at once, each its stripe of the chunks; a hash verifies the result."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import msgspec
 import torch
 from blake3 import blake3
 
-from barnraise.checkpoint.serialization import FlatState, as_bytes, byte_view, digest, shapes
+from barnraise.checkpoint.serialization import FlatState, byte_view, digest, shapes, tensor_bytes
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError
-from barnraise.training.gradients.reducer import PendingWork
+from barnraise.training.group.interface import ByteGatherer, PendingWork, TensorChannel
 
-LARGEST_SKELETON = 64 << 20
+MAX_SKELETON = 64 << 20
 _CHUNK = 4 << 20
 _SKETCH_BYTES = 64 << 10
-_WINDOW = 4  # pieces on their way from one donor
+_WINDOW = 4  # chunks in flight from one donor
 
 
-class TensorChannel(Protocol):
-    """What carries tensors between two members."""
-
-    def begin_send(self, tensor: torch.Tensor, to: int) -> PendingWork: ...
-
-    def begin_receive(self, tensor: torch.Tensor, sender: int) -> PendingWork: ...
-
-
-class TransferMembers(Protocol):
-    def gather(self, data: bytes) -> Sequence[bytes]: ...
-
-
-class _Head(msgspec.Struct, frozen=True, array_like=True):
+class _StateHeader(msgspec.Struct, frozen=True, array_like=True):
     skeleton: int
     digest: bytes
 
 
-_heads = msgspec.msgpack.Decoder(_Head)
+_headers = msgspec.msgpack.Decoder(_StateHeader)
 
 
-def give_state(
-    wire: TensorChannel, me: int, parts: FlatState, donors: Sequence[int], fresh: Sequence[int]
+def send_state(
+    channel: TensorChannel, rank: int, parts: FlatState, donors: Sequence[int], receivers: Sequence[int]
 ) -> None:
-    """Of every chunk that is this donor's."""
-    place = donors.index(me)
-    head = msgspec.msgpack.encode(_Head(len(parts.skeleton), digest(parts)))
-    for rank in fresh:
+    """Send this donor's stripe of the state to every receiver."""
+    place = donors.index(rank)
+    header = msgspec.msgpack.encode(_StateHeader(len(parts.skeleton), digest(parts)))
+    for receiver in receivers:
         if place == 0:
-            send_bytes(wire, head, rank)
-            send_bytes(wire, parts.skeleton, rank)
-        send_stripe(wire, chunks(parts.tensors), rank, place, len(donors))
+            send_bytes(channel, header, receiver)
+            send_bytes(channel, parts.skeleton, receiver)
+        send_stripe(channel, chunks(parts.tensors), receiver, place, len(donors))
 
 
-def receive_state(wire: TensorChannel, donors: Sequence[int], most_bytes: int) -> FlatState:
-    """ProtocolError if what came is not what was promised."""
-    head = decode(_heads, receive_bytes(wire, donors[0], 4096), "a donor's state cannot be read")
-    skeleton = receive_bytes(wire, donors[0], LARGEST_SKELETON)
-    tensors = room_for(skeleton, most_bytes)
-    receive_stripes(wire, chunks(tensors), donors, lambda number: None)
+def receive_state(channel: TensorChannel, donors: Sequence[int], max_bytes: int) -> FlatState:
+    """Receive the state from all donors. Raise ProtocolError if its hash is wrong."""
+    header = decode(_headers, receive_bytes(channel, donors[0], 4096), "a donor's state cannot be read")
+    skeleton = receive_bytes(channel, donors[0], MAX_SKELETON)
+    tensors = allocate(skeleton, max_bytes)
+    receive_stripes(channel, chunks(tensors), donors, lambda number: None)
     parts = FlatState(skeleton, tensors)
-    if digest(parts) != head.digest or len(skeleton) != head.skeleton:
-        raise ProtocolError("the state that came has another hash than was promised")
+    if digest(parts) != header.digest or len(skeleton) != header.skeleton:
+        raise ProtocolError("the received state does not have the hash that was announced")
     return parts
 
 
-def room_for(skeleton: bytes, most_bytes: int) -> list[torch.Tensor]:
-    """Memory for the tensors of a state; ProtocolError if it is more than this model's can be."""
-    found = shapes(skeleton)
-    size = sum(math.prod(shape) * dtype.itemsize for dtype, shape in found)
-    if size > most_bytes:
-        raise ProtocolError(f"a donor announces a state of {size} bytes, at most {most_bytes} are possible")
-    return [torch.empty(shape, dtype=dtype) for dtype, shape in found]
+def allocate(skeleton: bytes, max_bytes: int) -> list[torch.Tensor]:
+    """Allocate the tensors of a state. Raise ProtocolError if they exceed ``max_bytes``."""
+    forms = shapes(skeleton)
+    size = sum(math.prod(shape) * dtype.itemsize for dtype, shape in forms)
+    if size > max_bytes:
+        raise ProtocolError(f"a donor announces a state of {size} bytes, at most {max_bytes} are possible")
+    return [torch.empty(shape, dtype=dtype) for dtype, shape in forms]
 
 
-def same_as(members: TransferMembers, fingerprint: bytes, first: int) -> set[int]:
-    """Who has the state of ``first`` already, by a fingerprint of each member's."""
-    said = members.gather(fingerprint)
-    return {rank for rank, one in enumerate(said) if one == said[first]}
+def ranks_with_same_state(group: ByteGatherer, fingerprint: bytes, reference: int) -> set[int]:
+    """Return the ranks whose fingerprint equals that of rank ``reference``."""
+    fingerprints = group.all_gather_bytes(fingerprint)
+    return {rank for rank, other in enumerate(fingerprints) if other == fingerprints[reference]}
 
 
 def sketch(parts: FlatState, turn: int) -> bytes:
-    """A hash of a window of every tensor, another one at each turn.
+    """Hash a window of every tensor, a different one at each turn.
 
-    Who followed every result differs nowhere, or nearly everywhere.
+    That suffices for a worker that replayed every step: it differs nowhere, or nearly everywhere.
     """
     hasher = blake3(parts.skeleton)
     for tensor in parts.tensors:
-        hasher.update(as_bytes(window_of(tensor, _SKETCH_BYTES, turn)))
+        hasher.update(tensor_bytes(window_of(tensor, _SKETCH_BYTES, turn)))
     return hasher.digest()
 
 
 def window_of(tensor: torch.Tensor, size: int, turn: int) -> torch.Tensor:
-    """So many bytes of it; as turns go by, all of it."""
+    """Return ``size`` bytes of a tensor; successive turns cover all of it."""
     flat = tensor.detach().reshape(-1)
     width = size // flat.element_size()
     first = (turn % max(1, -(-flat.numel() // width))) * width
@@ -102,7 +89,7 @@ def window_of(tensor: torch.Tensor, size: int, turn: int) -> torch.Tensor:
 
 
 def chunks(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Their bytes in pieces, in the same order on every member."""
+    """Split the bytes of tensors into chunks, in the same order on every worker."""
     buffers = [byte_view(tensor.contiguous()) for tensor in tensors]
     return [
         buffer[first : first + _CHUNK] for buffer in buffers for first in range(0, buffer.numel(), _CHUNK)
@@ -110,50 +97,52 @@ def chunks(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def send_stripe(
-    wire: TensorChannel, pieces: Sequence[torch.Tensor], to: int, place: int = 0, donors: int = 1
+    channel: TensorChannel, pieces: Sequence[torch.Tensor], to: int, place: int = 0, donors: int = 1
 ) -> None:
-    """Every piece that is this donor's, a few at a time."""
-    leaving: deque[PendingWork] = deque()
+    """Send every chunk of this donor's stripe, a few at a time."""
+    in_flight: deque[PendingWork] = deque()
     for piece in pieces[place::donors]:
-        leaving.append(wire.begin_send(piece, to))
-        if len(leaving) >= _WINDOW:
-            leaving.popleft().wait()
-    for one in leaving:
-        one.wait()
+        in_flight.append(channel.send_async(piece, to))
+        if len(in_flight) >= _WINDOW:
+            in_flight.popleft().wait()
+    for work in in_flight:
+        work.wait()
 
 
 def receive_stripes(
-    wire: TensorChannel,
+    channel: TensorChannel,
     pieces: Sequence[torch.Tensor],
     donors: Sequence[int],
-    has_come: Callable[[int], None],
+    on_received: Callable[[int], None],
 ) -> None:
-    """Piece by piece from the donors in turn; ``has_come`` is told the place of each."""
-    coming: deque[tuple[int, PendingWork]] = deque()
-    for place, piece in enumerate(pieces):
-        coming.append((place, wire.begin_receive(piece, donors[place % len(donors)])))
-        if len(coming) >= _WINDOW * len(donors):
-            _await_first(coming, has_come)
-    while coming:
-        _await_first(coming, has_come)
+    """Receive the chunks from the donors in turn; ``on_received`` gets the index of each."""
+    in_flight: deque[tuple[int, PendingWork]] = deque()
+    for index, piece in enumerate(pieces):
+        in_flight.append((index, channel.receive_async(piece, donors[index % len(donors)])))
+        if len(in_flight) >= _WINDOW * len(donors):
+            _wait_for_first(in_flight, on_received)
+    while in_flight:
+        _wait_for_first(in_flight, on_received)
 
 
-def _await_first(coming: deque[tuple[int, PendingWork]], has_come: Callable[[int], None]) -> None:
-    place, travelling = coming.popleft()
-    travelling.wait()
-    has_come(place)
+def _wait_for_first(in_flight: deque[tuple[int, PendingWork]], on_received: Callable[[int], None]) -> None:
+    index, work = in_flight.popleft()
+    work.wait()
+    on_received(index)
 
 
-def send_bytes(wire: TensorChannel, data: bytes, to: int) -> None:
-    wire.begin_send(torch.tensor([len(data)]), to).wait()
-    wire.begin_send(torch.frombuffer(bytearray(data), dtype=torch.uint8), to).wait()
+def send_bytes(channel: TensorChannel, data: bytes, to: int) -> None:
+    """Send bytes with a length prefix."""
+    channel.send_async(torch.tensor([len(data)]), to).wait()
+    channel.send_async(torch.frombuffer(bytearray(data), dtype=torch.uint8), to).wait()
 
 
-def receive_bytes(wire: TensorChannel, sender: int, most: int) -> bytes:
+def receive_bytes(channel: TensorChannel, sender: int, max_bytes: int) -> bytes:
+    """Receive bytes with a length prefix. Raise ProtocolError if there are too many."""
     length = torch.zeros(1, dtype=torch.int64)
-    wire.begin_receive(length, sender).wait()
-    if not 0 < int(length) <= most:
-        raise ProtocolError(f"a donor announces {int(length)} bytes, at most {most} are possible")
+    channel.receive_async(length, sender).wait()
+    if not 0 < int(length) <= max_bytes:
+        raise ProtocolError(f"a donor announces {int(length)} bytes, at most {max_bytes} are possible")
     data = torch.zeros(int(length), dtype=torch.uint8)
-    wire.begin_receive(data, sender).wait()
+    channel.receive_async(data, sender).wait()
     return bytes(data.numpy())

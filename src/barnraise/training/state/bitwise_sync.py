@@ -1,10 +1,10 @@
-"""Machines that compute differently: one member's bits count, and the others adopt them now and then.
+"""Bitwise synchronization of machines whose processors round differently.
 
-The sum of a step has the same bits on all members, whatever their processors. What an optimizer makes of it
-has not: the kernels of two generations of processors already differ in the last bit. A probe tells. In a
-mixed group the first member that has the state is the anchor; the others go on with their own bits, take over
-the anchor's every few commits, before any checkpoint and before newcomers get the state, and say how far off
-they were.
+The all-reduced gradient has the same bits on all workers. The optimizer's result may differ in the last bit,
+because kernels differ between processors. A probe detects such machines.
+
+In a mixed group one worker is the reference, and the others copy its state every few commits. They also do so
+before each checkpoint and before a joining worker receives the state.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ import torch
 from blake3 import blake3
 from torch.optim import Optimizer
 
-from barnraise.checkpoint.serialization import FlatState, as_bytes, digest
-from barnraise.training.group.manager import GroupManager
-from barnraise.training.recovery.state_transfer import give_state, receive_state
+from barnraise.checkpoint.serialization import FlatState, digest, tensor_bytes
+from barnraise.training.group.interface import TrainingCollectives
+from barnraise.training.recovery.state_transfer import receive_state, send_state
 from barnraise.training.state.training_state import TrainingState
 
 ADOPT_EVERY = 32
-_PROBE = 4099  # numbers: a prime, so that no kernel gets by without its remainder loop
-_STEPS = 3
+_PROBE_SIZE = 4099  # a prime, so that every kernel also runs its remainder loop
+_PROBE_STEPS = 3
 
 log = logging.getLogger("barnraise.training")
 
 
 def arithmetic_of(optimizers: Sequence[Optimizer]) -> bytes:
-    """The same on machines whose optimizers make the same bits of the same numbers."""
+    """Return a hash that is equal on machines whose optimizers compute the same bits."""
     key = numpy.array([7, 7], dtype=numpy.uint64)
-    numbers = numpy.random.Generator(numpy.random.Philox(key=key)).integers(-(1 << 20), 1 << 20, size=_PROBE)
+    generator = numpy.random.Generator(numpy.random.Philox(key=key))
+    numbers = generator.integers(-(1 << 20), 1 << 20, size=_PROBE_SIZE)
     start = torch.from_numpy(numbers.astype(numpy.float64)) / (1 << 20)
     hasher = blake3()
     for optimizer in optimizers:
@@ -41,59 +42,63 @@ def arithmetic_of(optimizers: Sequence[Optimizer]) -> bytes:
         probe = torch.nn.Parameter(values.clone())
         try:
             twin = type(optimizer)([probe], **optimizer.defaults)
-        except (TypeError, ValueError):  # it wants something else: the most usual one stands for it
+        except (TypeError, ValueError):  # it needs other arguments: probe the most common optimizer
             twin = torch.optim.AdamW([probe], lr=1e-3)
-        for step in range(_STEPS):
+        for step in range(_PROBE_STEPS):
             probe.grad = values.roll(17 * step + 1)
             twin.step()
-        hasher.update(as_bytes(probe))
+        hasher.update(tensor_bytes(probe))
     return hasher.digest(8)
 
 
 class BitwiseSync:
-    """Of one member; ``mixed`` is known to all alike, from the words with which a group begins."""
+    """Reference worker of a mixed group; ``mixed`` is decided by all workers alike.
+
+    ``drift``: largest relative difference at the last synchronization.
+    """
 
     def __init__(self, state: TrainingState, arithmetic: bytes) -> None:
         self.arithmetic = arithmetic
         self.mixed = False
-        self.drift = 0.0  # the largest difference of the last adoption, relative to the largest number
+        self.drift = 0.0
         self._state = state
-        self._anchor = 0
+        self._reference = 0
 
-    def begin(self, anchor: int, *, mixed: bool) -> None:
-        """A new group: whose bits count in it."""
+    def start_group(self, reference: int, *, mixed: bool) -> None:
+        """Set the reference rank of a new group."""
         if mixed and not self.mixed:
             log.warning(
-                "the machines' processors differ in the last bits of what they compute: the state of member "
-                "%d counts, the others adopt it every %d steps",
-                anchor,
+                "the machines' processors differ in the last bits of their results; the state of rank %d is "
+                "the reference, and the others copy it every %d steps",
+                reference,
                 ADOPT_EVERY,
             )
-        self._anchor, self.mixed = anchor, mixed
+        self._reference, self.mixed = reference, mixed
 
-    def differing(self, circle: GroupManager, done: int) -> tuple[tuple[int, ...], list[int]]:
-        """Who has the anchor's bits, and who has not. All members ask together."""
-        said = circle.gather(digest(self._state.parts(done)))
-        same = tuple(rank for rank, word in enumerate(said) if word == said[self._anchor])
-        return same, [rank for rank in range(len(said)) if rank not in same]
+    def split_by_state(self, group: TrainingCollectives, done: int) -> tuple[tuple[int, ...], list[int]]:
+        """Return the ranks with the reference's bits, and the others. All workers call it together."""
+        digests = group.all_gather_bytes(digest(self._state.flatten(done)))
+        same = tuple(rank for rank, other in enumerate(digests) if other == digests[self._reference])
+        return same, [rank for rank in range(len(digests)) if rank not in same]
 
-    def adopt(self, circle: GroupManager, done: int) -> None:
-        """All members together; afterwards all have the same bits."""
-        donors, others = self.differing(circle, done)
-        if circle.rank not in others:
-            give_state(circle, circle.rank, self._state.parts(done), donors, others)
+    def adopt(self, group: TrainingCollectives, done: int) -> None:
+        """Copy the reference's state to all workers. All workers call it together."""
+        donors, receivers = self.split_by_state(group, done)
+        if group.rank not in receivers:
+            send_state(group, group.rank, self._state.flatten(done), donors, receivers)
             return
-        found = receive_state(circle, donors, self._state.most_bytes)
-        self.drift = _drift(self._state.parts(done), found)
-        log.info("adopted the anchor's state of step %d; the largest difference was %.1e", done, self.drift)
-        self._state.load(found)
+        received = receive_state(group, donors, self._state.max_bytes)
+        self.drift = _drift(self._state.flatten(done), received)
+        log.info("copied the reference state of step %d; the largest difference was %.1e", done, self.drift)
+        self._state.load(received)
 
 
-def _drift(mine: FlatState, found: FlatState) -> float:
-    most = 0.0
-    for one, other in zip(mine.tensors, found.tensors, strict=False):
-        if one.is_floating_point() and one.shape == other.shape and one.numel():
-            other = other.to(one.device)
+def _drift(own: FlatState, received: FlatState) -> float:
+    """Return the largest difference of two states, relative to the largest number of a tensor."""
+    largest = 0.0
+    for tensor, other in zip(own.tensors, received.tensors, strict=False):
+        if tensor.is_floating_point() and tensor.shape == other.shape and tensor.numel():
+            other = other.to(tensor.device)
             scale = float(other.abs().max()) or 1.0
-            most = max(most, float((one - other).abs().max()) / scale)
-    return most
+            largest = max(largest, float((tensor - other).abs().max()) / scale)
+    return largest

@@ -1,7 +1,12 @@
-"""All that a commit changes: the model, its optimizers and schedulers, and what the user tracks."""
+"""Training state: the model, its optimizers and schedulers, and objects that the script tracks.
+
+The keys of the model's state dict do not contain the prefix of torch.compile. So a checkpoint, another worker
+and a hub's version fit whether or not each of them compiles the model.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,19 +14,22 @@ import torch
 from blake3 import blake3
 from torch.optim import Optimizer
 
-from barnraise.checkpoint.serialization import FlatState, as_bytes, assemble, digest, dismantle
+from barnraise.checkpoint.serialization import FlatState, digest, flatten, tensor_bytes, unflatten
 from barnraise.core.errors import RunError
-from barnraise.training.gradients.reducer import laid_out_as
+from barnraise.training.gradients.reducer import match_layout
 from barnraise.training.recovery.state_transfer import sketch, window_of
-from barnraise.training.state.names_in_state import load_state, state_of, tensors_of
-from barnraise.training.sync import Sync, heard
+from barnraise.training.sync import Sync, next_sync
 
+_COMPILED = "_orig_mod."
 _WINDOW_BYTES = 256 << 10
-_MOST_BESIDES = 64 << 20
+_MAX_EXTRA_BYTES = 64 << 20
 
 
 class TrainingState:
-    """Taken apart and put together as one."""
+    """Everything that a commit changes on one worker.
+
+    ``covered``: committed batches. ``epoch_start``: their number when the current epoch started.
+    """
 
     def __init__(
         self,
@@ -34,49 +42,50 @@ class TrainingState:
         self.optimizers = optimizers
         self.schedulers = schedulers
         self.tracked = tracked
-        self.epoch = 0  # the pass over the data that is at hand
-        self.covered = 0  # batches of the data that are committed
-        self.epoch_began = 0  # how many they were when it did
+        self.epoch = 0
+        self.covered = 0
+        self.epoch_start = 0
         self.sync = Sync()
         self.coming: Sync | None = None  # from the next commit on
-        self.outer: torch.optim.SGD | None = None  # of rounds
-        # Only on its way to and from a checkpoint: what codecs keep on all members together.
+        self.outer: torch.optim.SGD | None = None  # of LocalSGD rounds
+        # Error feedback of all workers, summed; set only while a checkpoint is saved or restored.
         self.residuals: dict[str, torch.Tensor] = {}
 
-    def parts(self, done: int) -> FlatState:
-        return dismantle(
+    def flatten(self, done: int) -> FlatState:
+        """Return the whole state as a skeleton and tensors; ``done``: committed steps."""
+        return flatten(
             {
                 "model": state_of(self.model),
-                "optimizers": [self._shared(one.state_dict()) for one in self.optimizers],
+                "optimizers": [self._shared_state(one.state_dict()) for one in self.optimizers],
                 "outer": None if self.outer is None else self.outer.state_dict(),
-                "schedulers": [_plain(one.state_dict()) for one in self.schedulers],
+                "schedulers": [_without_callables(one.state_dict()) for one in self.schedulers],
                 "tracked": {name: thing.state_dict() for name, thing in self.tracked.items()},
                 "done": done,
                 "epoch": self.epoch,
                 "covered": self.covered,
-                "epoch_began": self.epoch_began,
+                "epoch_began": self.epoch_start,
                 "sync": msgspec.to_builtins(self.sync),
                 "coming": None if self.coming is None else msgspec.to_builtins(self.coming),
                 "residuals": self.residuals,
             }
         )
 
-    def _shared(self, state: dict[str, Any]) -> dict[str, Any]:
-        """In rounds, what an optimizer remembers is each member's own."""
+    def _shared_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Drop the optimizer's memory with local steps, because each worker has its own."""
         return {**state, "state": {}} if self.sync.is_local else state
 
-    def hear(self, word: Sync | None, *, is_alone: bool = False) -> Sync | None:
-        """What the first member said with the sum of a commit; returns what is adopted now, if anything."""
-        due, self.coming = heard(self.sync, self.coming, word)
+    def update_sync(self, proposed: Sync | None, *, is_alone: bool = False) -> Sync | None:
+        """Handle the `Sync` that rank 0 sent with a commit. Return the one that is applied now, if any."""
+        due, self.coming = next_sync(self.sync, self.coming, proposed)
         if due is not None:
-            self.adopt(due, is_alone=is_alone)
+            self.apply_sync(due, is_alone=is_alone)
         return due
 
-    def adopt(self, sync: Sync, *, is_alone: bool = False) -> None:
-        """From the next step on. All members do it at the same commit."""
+    def apply_sync(self, sync: Sync, *, is_alone: bool = False) -> None:
+        """Use this `Sync` from the next step on. All workers do so at the same commit."""
         if self.sync.is_local and not sync.is_local and not is_alone:
             for one in self.optimizers:
-                one.state.clear()  # they differ from member to member
+                one.state.clear()  # it differs between workers
         self.sync = sync
         if not sync.is_local:
             self.outer = None
@@ -89,68 +98,90 @@ class TrainingState:
             group.update(lr=sync.rate, momentum=sync.momentum, nesterov=sync.momentum > 0)
 
     def load(self, parts: FlatState) -> int:
-        """Returns how many steps it has behind it."""
-        state = assemble(parts.skeleton, parts.tensors)
+        """Load a flattened state. Return its number of committed steps."""
+        state = unflatten(parts.skeleton, parts.tensors)
         load_state(self.model, state["model"])
-        self.adopt(msgspec.convert(state["sync"], Sync))
+        self.apply_sync(msgspec.convert(state["sync"], Sync))
         self.coming = msgspec.convert(state["coming"], Sync | None)
-        for one, found in zip(self.optimizers, state["optimizers"], strict=True):
-            own = one.state_dict()["state"] if self.sync.is_local else found["state"]
-            _load(one, {**found, "state": own})
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            memory = optimizer.state_dict()["state"] if self.sync.is_local else saved["state"]
+            _load_optimizer(optimizer, {**saved, "state": memory})
         if self.outer is not None:
-            _load(self.outer, state["outer"])
-        for one, found in zip(self.schedulers, state["schedulers"], strict=True):
-            one.load_state_dict(_with_lambdas(one, found))
+            _load_optimizer(self.outer, state["outer"])
+        for scheduler, saved in zip(self.schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(_with_lambdas(scheduler, saved))
         if set(state["tracked"]) != set(self.tracked):
             raise RunError(
-                f"this worker tracks {sorted(self.tracked)}, the others {sorted(state['tracked'])}",
+                f"this worker tracks {sorted(self.tracked)}, the others track {sorted(state['tracked'])}",
                 hint="Call run.track before run.prepare, with the same names everywhere.",
             )
         for name, thing in self.tracked.items():
             thing.load_state_dict(state["tracked"][name])
-        self.epoch, self.epoch_began = int(state["epoch"]), int(state["epoch_began"])
+        self.epoch, self.epoch_start = int(state["epoch"]), int(state["epoch_began"])
         self.covered = int(state["covered"])
         self.residuals = state["residuals"]
         return int(state["done"])
 
-    def window(self, step: int) -> bytes:
-        """A hash of a part of one tensor of the model, another one at each step: all of it in time."""
+    def window_digest(self, step: int) -> bytes:
+        """Hash a part of one tensor of the model; successive steps cover all of it."""
         tensors = list(tensors_of(self.model).values())
-        turn, place = divmod(step, len(tensors))
-        return blake3(as_bytes(window_of(tensors[place], _WINDOW_BYTES, turn))).digest()
+        turn, index = divmod(step, len(tensors))
+        return blake3(tensor_bytes(window_of(tensors[index], _WINDOW_BYTES, turn))).digest()
 
-    def fingerprint(self, done: int, *, wholly: bool) -> bytes:
-        """To find who lacks the state; if not ``wholly``, of a sketch, and of all that the user tracks.
+    def fingerprint(self, done: int, *, is_full: bool) -> bytes:
+        """Return a hash by which workers with different states are found.
 
-        That is changed by the script: a newcomer that followed the others did not see it.
+        If not ``is_full``, hash a sketch and all tracked objects. The script changes those, so a joining
+        worker that replayed every step does not have their changes.
         """
-        parts = self.parts(done)
-        if wholly:
+        parts = self.flatten(done)
+        if is_full:
             return digest(parts)
-        tracked = dismantle({name: thing.state_dict() for name, thing in self.tracked.items()})
+        tracked = flatten({name: thing.state_dict() for name, thing in self.tracked.items()})
         return sketch(parts, done) + digest(tracked)
 
     @property
-    def most_bytes(self) -> int:
-        """More than this state can ever have, with what optimizers add to it."""
-        tensors = self.parts(0).tensors
-        return 8 * sum(tensor.numel() * tensor.element_size() for tensor in tensors) + _MOST_BESIDES
+    def max_bytes(self) -> int:
+        """Return an upper limit for the size of this state, with the memory of optimizers."""
+        tensors = self.flatten(0).tensors
+        return 8 * sum(tensor.numel() * tensor.element_size() for tensor in tensors) + _MAX_EXTRA_BYTES
 
 
-def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
+def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     optimizer.load_state_dict(state)
-    for parameter, kept in optimizer.state.items():
-        for name, value in kept.items():
+    for parameter, memory in optimizer.state.items():
+        for name, value in memory.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                kept[name] = laid_out_as(parameter, value)
+                memory[name] = match_layout(parameter, value)
 
 
 def _with_lambdas(scheduler: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Those whose rate is a function of the user's ask for the state of these functions."""
+    """Add the empty entry that LambdaLR expects for the state of its functions."""
     lambdas = getattr(scheduler, "lr_lambdas", None)
     return state if lambdas is None else {**state, "lr_lambdas": [None] * len(lambdas)}
 
 
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """A scheduler's state without what it can make again."""
+def _without_callables(state: dict[str, Any]) -> dict[str, Any]:
+    """Drop functions from a scheduler's state, because they cannot be serialized."""
     return {name: value for name, value in state.items() if not callable(value) and name != "lr_lambdas"}
+
+
+def state_of(model: torch.nn.Module, *, keep_vars: bool = False) -> dict[str, Any]:
+    """Return the model's state dict without the prefix of torch.compile."""
+    return {_uncompiled(name): value for name, value in model.state_dict(keep_vars=keep_vars).items()}
+
+
+def tensors_of(model: torch.nn.Module, *, keep_vars: bool = False) -> dict[str, torch.Tensor]:
+    """Return the tensors of the state dict, without the values of `get_extra_state`."""
+    state = state_of(model, keep_vars=keep_vars)
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def load_state(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    """Load what `state_of` returned, for this model or for a compiled or uncompiled twin."""
+    own = {_uncompiled(name): name for name in model.state_dict()}
+    model.load_state_dict({own.get(name, name): value for name, value in state.items()})
+
+
+def _uncompiled(name: str) -> str:
+    return name.replace(_COMPILED, "")

@@ -19,7 +19,7 @@ class BackgroundTask(BackgroundCall[Result]):
     Nothing may change the call's tensors until the call has ended.
     """
 
-    def __init__(self, work: Callable[[], Result], name: str = "barnraise-sum") -> None:
+    def __init__(self, work: Callable[[], Result], name: str = "barnraise-reduce") -> None:
         is_on = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         stream = torch.cuda.current_stream() if is_on else None
 

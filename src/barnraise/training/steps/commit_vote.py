@@ -1,4 +1,4 @@
-"""What the members of a group say once they hold the result of a step, and whether they agree."""
+"""Commit vote: each worker's message that it holds the result of a step, and the check that all agree."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ from barnraise.core.errors import RunError
 from barnraise.runs.sharding import fingerprint
 from barnraise.training.metrics import Logged
 
-UNREADABLE = "what a member of the group says cannot be read"
+UNREADABLE = "a message of another worker cannot be read"
 
 
 class CommitVote(msgspec.Struct, frozen=True, array_like=True):
-    """Of one member."""
+    """A worker's vote on a step, sent when it holds the result."""
 
     step: int
-    digest: bytes
-    newest: int  # the newest generation that it knows of
+    digest: bytes  # of the result
+    newest_generation: int  # that the worker knows of
     speed: float  # samples per second
     logged: Logged
-    saves: bool = False  # it is time for a checkpoint; the first member's word counts
-    state: bytes = b""  # a hash of a part of its model, before the step
-    samples: int = 0  # of the step
-    keeps: bool = False  # it can save: the first worker of its machine, with a disk
-    nursery: int = 0  # the newest attempt to heal newcomers that it knows of
-    units: int = 0  # a fingerprint of those that it has computed
+    checkpoint_due: bool = False  # rank 0 decides for all
+    state_window: bytes = b""  # hash of a part of the model, before the step
+    samples: int = 0  # of the whole step
+    can_save: bool = False  # the first worker of its machine, with a disk
+    recovery_attempt: int = 0  # the newest one that the worker knows of
+    microbatches: int = 0  # fingerprint of those that the worker has computed
 
 
-_decoder = msgspec.msgpack.Decoder(CommitVote)
+_votes = msgspec.msgpack.Decoder(CommitVote)
 
 
-def read_held(words: Sequence[bytes], *, step: int, units: int, mixed: bool) -> list[CommitVote]:
-    """RunError if they contradict each other.
+def check_votes(messages: Sequence[bytes], *, step: int, microbatches: int, mixed: bool) -> list[CommitVote]:
+    """Decode the votes of all ranks. Raise RunError if they contradict each other.
 
-    ``units``: how many the step has. ``mixed``: members may differ in their last bits.
+    ``microbatches``: how many the step has. ``mixed``: workers may differ in their last bits.
     """
-    said = [decode(_decoder, word, UNREADABLE) for word in words]
-    if {one.step for one in said} != {step}:
-        raise RunError("members of one group are at different steps", hint="Report this.")
-    if len({one.samples for one in said}) > 1:
+    votes = [decode(_votes, message, UNREADABLE) for message in messages]
+    if {vote.step for vote in votes} != {step}:
+        raise RunError("workers of one group are at different steps", hint="Report this.")
+    if len({vote.samples for vote in votes}) > 1:
         raise RunError(
-            f"members count {', '.join(str(one.samples) for one in said)} samples in step {step}",
+            f"workers count {', '.join(str(vote.samples) for vote in votes)} samples in step {step}",
             hint="Give them the same data: a stream must yield the same items on every machine.",
         )
-    if sum(one.units for one in said) % (1 << 63) != fingerprint(range(units)):
-        raise RunError(f"not every sample of step {step} was counted just once", hint="Report this.")
-    states = 1 if mixed else len({one.state for one in said})
-    if len({one.digest for one in said}) > 1 or states > 1:
+    if sum(vote.microbatches for vote in votes) % (1 << 63) != fingerprint(range(microbatches)):
+        raise RunError(f"not every sample of step {step} was counted exactly once", hint="Report this.")
+    states = 1 if mixed else len({vote.state_window for vote in votes})
+    if len({vote.digest for vote in votes}) > 1 or states > 1:
         raise RunError(
-            f"members hold different bits at step {step}",
+            f"workers hold different bits at step {step}",
             hint="The script may change the model differently on each. If your optimizer computes "
             "differently on their processors, call barnraise.init(mixed=True).",
         )
-    return said
+    return votes
 
 
-def is_outdated(words: Sequence[CommitVote], generation: int) -> bool:
-    """Whether one of them knows of a newer group: all go there after this commit."""
-    return max(word.newest for word in words) > generation
+def is_newer_group_known(votes: Sequence[CommitVote], generation: int) -> bool:
+    """Tell whether a worker knows of a newer group, which all join after this commit."""
+    return max(vote.newest_generation for vote in votes) > generation

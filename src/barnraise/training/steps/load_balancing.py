@@ -1,4 +1,4 @@
-"""Which units of a step this member computes, by what is known of everybody's speed."""
+"""Load balancing: which micro-batches of a step each worker computes, by measured speed."""
 
 from __future__ import annotations
 
@@ -11,49 +11,52 @@ from barnraise.training.steps.throughput import Throughput
 
 log = logging.getLogger("barnraise.training")
 
-Leased = tuple[tuple[int, ...], ...]  # numbers of units by rank
-Leasing = Callable[
-    [Sequence[MicroBatch], Mapping[int, frozenset[int]], Sequence[float], frozenset[int]], Leased
+Assignment = tuple[tuple[int, ...], ...]  # numbers of micro-batches by rank
+Assigner = Callable[
+    [Sequence[MicroBatch], Mapping[int, frozenset[int]], Sequence[float], frozenset[int]], Assignment
 ]
 
 
-def deal(
+def assign_own(
     units: Sequence[MicroBatch],
-    claimed: Mapping[int, frozenset[int]],
-    pace: Throughput,
+    completed: Mapping[int, frozenset[int]],
+    throughput: Throughput,
     world: int,
-    mine: int,
+    own_rank: int,
 ) -> list[MicroBatch]:
-    """Of those that nobody has ``claimed``; the same on all members. Says who gets none."""
-    shares = shares_of(pace, world)
-    dealt, idle = deal_to_all(units, claimed, pace, world)
+    """Return this rank's micro-batches of those that are not ``completed``. Log which ranks get none."""
+    speeds = speeds_of(throughput, world)
+    assignment, idle = assign_all(units, completed, throughput, world)
     for rank in idle:
-        if mine in (0, rank):
+        if own_rank in (0, rank):
             log.warning(
-                "member %d is too slow to be waited for (%.3g samples/s, all together %.3g): it gets no "
-                "units for a while, and is tried again",
+                "rank %d is too slow (%.3g samples/s, all together %.3g); it gets no micro-batches for now "
+                "and will be retried",
                 rank,
-                shares[rank],
-                sum(shares),
+                speeds[rank],
+                sum(speeds),
             )
-    return [units[number] for number in dealt[mine]]
+    return [units[number] for number in assignment[own_rank]]
 
 
-def deal_to_all(
+def assign_all(
     units: Sequence[MicroBatch],
-    claimed: Mapping[int, frozenset[int]],
-    pace: Throughput,
+    completed: Mapping[int, frozenset[int]],
+    throughput: Throughput,
     world: int,
-    leasing: Leasing = lease,
-) -> tuple[Leased, list[int]]:
-    """What each rank has to compute, and the ranks that are too slow to have any, when that begins."""
-    if any(not 0 <= number < len(units) for some in claimed.values() for number in some):
-        raise ProtocolError("a member has computed units that the step does not have")
-    dealt = leasing(units, claimed, shares_of(pace, world), pace.due(world))
-    counts = [len(dealt[rank]) + len(claimed.get(rank, ())) for rank in range(world)]
-    return dealt, pace.dealt(counts) if len(units) >= world else []
+    assigner: Assigner = lease,
+) -> tuple[Assignment, list[int]]:
+    """Return the micro-batches of every rank, and the ranks that have none for the first time.
+
+    The result is the same on all workers.
+    """
+    if any(not 0 <= number < len(units) for numbers in completed.values() for number in numbers):
+        raise ProtocolError("a worker has completed micro-batches that the step does not have")
+    assignment = assigner(units, completed, speeds_of(throughput, world), throughput.ranks_to_retry(world))
+    counts = [len(assignment[rank]) + len(completed.get(rank, ())) for rank in range(world)]
+    return assignment, throughput.note_assignment(counts) if len(units) >= world else []
 
 
-def shares_of(pace: Throughput, world: int) -> Sequence[float]:
-    """The same for each, as long as speeds are not known."""
-    return pace.shares if len(pace.shares) == world else [1.0] * world
+def speeds_of(throughput: Throughput, world: int) -> Sequence[float]:
+    """Return the speed of every rank; equal speeds while they are unknown."""
+    return throughput.speeds if len(throughput.speeds) == world else [1.0] * world

@@ -1,7 +1,7 @@
-"""What one member has of the step at hand, and of the next one if it goes ahead. Pure.
+"""Progress of one worker in the current step, and in the next one if it overlaps. Pure.
 
-While the sum of a step is on its way, what a member computes are units of the next. They become units of the
-step at hand when that one is committed, also in a group that comes after the one that they were dealt in.
+While the all-reduce of a step is in flight, a worker computes micro-batches of the next step. They belong to
+the current step once the one in flight is committed, even if the group has changed since.
 """
 
 from __future__ import annotations
@@ -12,68 +12,79 @@ from barnraise.runs.commit import CommitDecision
 from barnraise.runs.sharding import MicroBatch
 from barnraise.training.sync import Sync
 
-# This member's part of units, of which every rank has some already.
-Deal = Callable[[Sequence[MicroBatch], Mapping[int, frozenset[int]]], list[MicroBatch]]
+# Returns this worker's share of micro-batches, given those that each rank has completed.
+Assign = Callable[[Sequence[MicroBatch], Mapping[int, frozenset[int]]], list[MicroBatch]]
 
 
-def may_go_ahead(*, world: int, sync: Sync, coming: Sync | None) -> bool:
-    """In rounds with others, if the next one is of the same kind. From what all members know alike."""
+def may_overlap(*, world: int, sync: Sync, coming: Sync | None) -> bool:
+    """Tell whether workers may compute during an all-reduce; all workers decide alike.
+
+    Only in rounds of local steps, and if the next round has the same `Sync`.
+    """
     return world > 1 and sync.is_local and coming is None
 
 
 class StepProgress:
-    """``pending`` are the units that this member has still to compute: ahead, of the next step."""
+    """Micro-batches of the current step: assigned, pending and completed.
+
+    ``pending``: this worker has still to compute them; while it overlaps, they belong to the next step.
+    """
 
     def __init__(self) -> None:
         self.pending: list[MicroBatch] = []
-        self.units: tuple[MicroBatch, ...] = ()  # of the step at hand
-        self.claimed: set[int] = set()  # of them, those that this member has computed
-        self.held = b""  # the digest of its result
-        self.next_units: tuple[MicroBatch, ...] = ()  # while its sum is on its way
-        self.ahead: set[int] = set()  # of them, those that this member has computed
-        self.aheads: dict[int, frozenset[int]] = {}  # of every rank, from an earlier group
+        self.microbatches: tuple[MicroBatch, ...] = ()  # of the current step, of all workers
+        self.completed: set[int] = set()  # of these, the ones that this worker has computed
+        self.result_digest = b""  # set when this worker holds the result of the step
+        self.next_microbatches: tuple[MicroBatch, ...] = ()  # of the next step, while it overlaps
+        self.ahead: set[int] = set()  # of these, the ones that this worker has computed
+        self.ahead_by_rank: dict[int, frozenset[int]] = {}  # the same for every rank, after a regroup
 
     @property
     def is_ahead(self) -> bool:
-        return bool(self.next_units)
+        """Return True while this worker computes the next step."""
+        return bool(self.next_microbatches)
 
     @property
     def samples(self) -> int:
-        """Of the whole step."""
-        return sum(unit.size for unit in self.units)
+        """Return the samples of the whole step, of all workers."""
+        return sum(unit.size for unit in self.microbatches)
 
-    def claim(self, number: int) -> None:
-        (self.ahead if self.is_ahead else self.claimed).add(number)
-        self.pending = [one for one in self.pending if one.number != number]
+    def add_microbatch(self, number: int) -> None:
+        """Mark a micro-batch as completed."""
+        (self.ahead if self.is_ahead else self.completed).add(number)
+        self.pending = [unit for unit in self.pending if unit.number != number]
 
-    def is_due(self, *, has_landed: bool) -> bool:
-        """Whether there is something to finish. ``has_landed``: a sum that was on its way."""
-        return not self.pending or has_landed
+    def is_due(self, *, has_arrived: bool) -> bool:
+        """Tell whether the step can be finished; ``has_arrived``: the result in flight is there."""
+        return not self.pending or has_arrived
 
-    def begin(self, units: tuple[MicroBatch, ...], claimed: Mapping[int, frozenset[int]], deal: Deal) -> None:
-        self.units = units
-        self.pending = deal(units, claimed)
+    def start_step(
+        self, units: tuple[MicroBatch, ...], completed: Mapping[int, frozenset[int]], assign: Assign
+    ) -> None:
+        """Start the current step, of which each rank may have completed micro-batches already."""
+        self.microbatches = units
+        self.pending = assign(units, completed)
 
-    def go_ahead(self, units: tuple[MicroBatch, ...], deal: Deal) -> None:
-        """The sum of the step at hand is on its way: these are the next one's."""
-        self.next_units = units
-        self.pending = deal(units, self.aheads)
-        self.aheads = {}
+    def start_next_step(self, units: tuple[MicroBatch, ...], assign: Assign) -> None:
+        """Start to compute the next step, because the current one is in flight."""
+        self.next_microbatches = units
+        self.pending = assign(units, self.ahead_by_rank)
+        self.ahead_by_rank = {}
 
-    def commit(self, units: Callable[[], tuple[MicroBatch, ...]], deal: Deal) -> None:
-        """The next step is at hand, with these ``units``; this member may be in the midst of it."""
-        self.held, self.claimed, self.ahead = b"", self.ahead, set()
+    def commit(self, units: Callable[[], tuple[MicroBatch, ...]], assign: Assign) -> None:
+        """Make the next step the current one; ``units`` returns its micro-batches."""
+        self.result_digest, self.completed, self.ahead = b"", self.ahead, set()
         if self.is_ahead:
-            self.units, self.next_units = self.next_units, ()
+            self.microbatches, self.next_microbatches = self.next_microbatches, ()
             return
-        aheads, self.aheads = self.aheads, {}
-        self.begin(units(), aheads, deal)
+        ahead_by_rank, self.ahead_by_rank = self.ahead_by_rank, {}
+        self.start_step(units(), ahead_by_rank, assign)
 
     def leave_group(self) -> None:
-        """What this member has computed is kept, in the step that it is of."""
-        self.next_units = ()
+        """Stop computing the next step. Completed micro-batches are kept."""
+        self.next_microbatches = ()
 
-    def take_up(self, verdict: CommitDecision, rank: int) -> None:
-        """What a new group has concluded of it; to begin comes next."""
-        self.claimed, self.ahead = set(verdict.claimed[rank]), set(verdict.ahead[rank])
-        self.aheads = dict(enumerate(verdict.ahead))
+    def resume_from(self, decision: CommitDecision, rank: int) -> None:
+        """Keep the micro-batches that the new group has decided to count."""
+        self.completed, self.ahead = set(decision.claimed[rank]), set(decision.ahead[rank])
+        self.ahead_by_rank = dict(enumerate(decision.ahead))

@@ -1,4 +1,4 @@
-"""What a member trains without a quorum, and that it is told when such steps were dropped."""
+"""Provisional steps: notes steps trained without a quorum, and reports those that were discarded."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from barnraise.agent_client.cluster_requests import encode
 from barnraise.agent_client.provisional import note_steps, take_dropped
 from barnraise.agent_client.run_requests import DroppedStepsRequest
 from barnraise.core.errors import BarnraiseError
-from barnraise.training.group.manager import WorkerId
+from barnraise.training.group.agent_client import WorkerId
 
 log = logging.getLogger("barnraise.training")
 
-_ASK_S = 5.0
+_REQUEST_S = 5.0
 
 
-class Trains(Protocol):
-    """What is needed of the session."""
+class ProvisionalStatus(Protocol):
+    """The part of a session that is needed here."""
 
     @property
     def done(self) -> int: ...
@@ -30,39 +30,43 @@ class Trains(Protocol):
 
 
 class ProvisionalSteps:
-    """To be called after each commit. The first worker of a machine does it for all of them."""
+    """Callback after each commit. The first worker of a machine acts for all of its workers."""
 
-    def __init__(self, place: WorkerId | None, home: Path | None) -> None:
-        self._place = place if place is not None and place.local_rank == 0 else None
-        self._home = home
-        self._last: int | None = None  # where it stood before the step at hand
-        self._began: int | None = None
-        self._is_known = False  # whether steps of an earlier worker of this machine were dropped
+    def __init__(self, worker: WorkerId | None, folder: Path | None) -> None:
+        self._worker = worker if worker is not None and worker.local_rank == 0 else None
+        self._folder = folder
+        self._last: int | None = None  # committed steps before the current one
+        self._start: int | None = None
+        self._is_checked = False  # for discarded steps of an earlier worker of this machine
 
     @classmethod
-    def of(cls, place: WorkerId | None) -> ProvisionalSteps:
-        kept = os.environ.get("BARNRAISE_CHECKPOINTS")  # a container keeps nothing
-        return cls(place, Path(kept).parent if kept else None)
+    def of(cls, worker: WorkerId | None) -> ProvisionalSteps:
+        """Build the callback; without a checkpoint folder, as in a container, it does nothing."""
+        checkpoints = os.environ.get("BARNRAISE_CHECKPOINTS")
+        return cls(worker, Path(checkpoints).parent if checkpoints else None)
 
-    def __call__(self, session: Trains) -> None:
-        if self._place is None or self._home is None:
+    def __call__(self, session: ProvisionalStatus) -> None:
+        if self._worker is None or self._folder is None:
             return
         before = self._last if self._last is not None else max(0, session.done - 1)
         self._last = session.done
         if session.provisional:
-            self._began = before if self._began is None else self._began
-            note_steps(self._home, self._began, session.done)
+            self._start = before if self._start is None else self._start
+            note_steps(self._folder, self._start, session.done)
             return
-        self._began = None
-        if not self._is_known:
-            self._is_known = True
-            steps = take_dropped(self._home)
+        self._start = None
+        if not self._is_checked:
+            self._is_checked = True
+            steps = take_dropped(self._folder)
             if steps:
-                self._tell(self._place, steps, before)
+                self._report(self._worker, steps, before)
 
-    def _tell(self, place: WorkerId, steps: int, onward: int) -> None:
+    def _report(self, worker: WorkerId, steps: int, onward: int) -> None:
+        """Report discarded steps to the agent."""
         try:
-            with ListenerClient.connect(place.state) as client:
-                client.ask(encode(DroppedStepsRequest(place.run, steps, onward)), _ASK_S)
+            with ListenerClient.connect(worker.state) as client:
+                client.ask(encode(DroppedStepsRequest(worker.run, steps, onward)), _REQUEST_S)
         except BarnraiseError as error:
-            log.warning("%d provisional steps are dropped; the agent could not be told: %s", steps, error)
+            log.warning(
+                "%d provisional steps were discarded; the agent could not be notified: %s", steps, error
+            )

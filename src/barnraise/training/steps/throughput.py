@@ -1,7 +1,7 @@
-"""How fast each member is, so that shares follow it: samples per second of its own work, without waiting.
+"""Throughput of each worker, for load balancing: samples per second of its own work, without waiting.
 
-A member so slow that the others finish the step before it could compute one unit gets none, and is tried
-again after a while: it may have been busy with something else.
+A worker that is slower with one micro-batch than the others with the whole step gets none. It is retried
+after a while, because it may have been busy with something else.
 """
 
 from __future__ import annotations
@@ -9,79 +9,90 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-_MEMORY = 0.5  # of what was known before, at each commit
-_FIRST_TRIAL = 16  # commits without a unit
-_LAST_TRIAL = 1024
+_SMOOTHING = 0.5  # weight of the previous estimate, at each commit
+_FIRST_RETRY = 16  # commits without a micro-batch
+_LAST_RETRY = 1024
 
 
 class Throughput:
-    """Of this member measured, of the others told."""
+    """Moving averages of all workers' speeds; this worker's own speed is measured here.
+
+    ``speeds``: samples per second by rank.
+    """
 
     def __init__(self) -> None:
-        self.shares: list[float] = []
-        self._speed = 0.0  # 0: not known yet
+        self.speeds: list[float] = []
+        self._own_speed = 0.0  # 0: unknown
         self._busy_s = 0.0
-        self._waited_s = 0.0  # for others inside optimizer.step(), and for what leaves during backward()
+        self._waited_s = 0.0  # in optimizer.step() for other workers, and for sending during backward()
         self._samples = 0
-        self._began = 0.0
-        self._idle: list[int] = []  # commits since each member had a unit
-        self._trials: list[int] = []  # after how many it is tried again
+        self._start = 0.0
+        self._idle: list[int] = []  # commits since each rank had a micro-batch
+        self._retry_after: list[int] = []  # idle commits after which each rank is retried
 
-    def begin_unit(self) -> None:
-        self._began = time.monotonic() - self._waited_s
+    def start_microbatch(self) -> None:
+        """Start the clock for a micro-batch."""
+        self._start = time.monotonic() - self._waited_s
 
-    def end_unit(self, samples: int) -> None:
-        self._busy_s += time.monotonic() - self._waited_s - self._began
+    def finish_microbatch(self, samples: int) -> None:
+        """Stop the clock and count the samples."""
+        self._busy_s += time.monotonic() - self._waited_s - self._start
         self._samples += samples
 
-    def waited(self, seconds: float) -> None:
+    def add_wait(self, seconds: float) -> None:
+        """Exclude waiting time from the measurement."""
         self._waited_s += seconds
 
+    @property
+    def waited_s(self) -> float:
+        """Return the total waiting time so far."""
+        return self._waited_s
+
     def speed(self) -> float:
-        """0: not known yet."""
-        return self._samples / self._busy_s if self._busy_s > 0 else self._speed
+        """Return this worker's samples per second; 0 if unknown."""
+        return self._samples / self._busy_s if self._busy_s > 0 else self._own_speed
 
     @property
     def is_known(self) -> bool:
-        """Whether every member's speed is."""
-        return bool(self.shares) and all(self.shares)
+        """Return True if every rank's speed is known."""
+        return bool(self.speeds) and all(self.speeds)
 
-    def learn(self, speeds: Sequence[float], mine: int) -> None:
-        """What every member said of itself at a commit."""
-        if len(self.shares) == len(speeds):
-            pairs = zip(self.shares, speeds, strict=True)
-            self.shares = [_MEMORY * old + (1 - _MEMORY) * new if new else old for old, new in pairs]
+    def update(self, speeds: Sequence[float], own_rank: int) -> None:
+        """Update the averages with the speeds that all ranks reported with a commit."""
+        if len(self.speeds) == len(speeds):
+            pairs = zip(self.speeds, speeds, strict=True)
+            self.speeds = [_SMOOTHING * old + (1 - _SMOOTHING) * new if new else old for old, new in pairs]
         elif all(speeds):
-            self.shares = list(speeds)
+            self.speeds = list(speeds)
         if self._samples:
-            self._speed = speeds[mine]
+            self._own_speed = speeds[own_rank]
         self._busy_s, self._samples = 0.0, 0
 
-    def begin_group(self, speeds: Sequence[float]) -> None:
-        """With its members' speeds; none: nobody knows anything yet."""
-        self.shares = list(speeds)
-        self._idle, self._trials = [], []
+    def start_group(self, speeds: Sequence[float]) -> None:
+        """Set the speeds of a new group; empty if they are unknown."""
+        self.speeds = list(speeds)
+        self._idle, self._retry_after = [], []
 
-    def due(self, world: int) -> frozenset[int]:
-        """Members who have had nothing to do for so long that they are tried again. The same for all."""
-        self._expect(world)
-        return frozenset(rank for rank in range(world) if self._idle[rank] >= self._trials[rank])
+    def ranks_to_retry(self, world: int) -> frozenset[int]:
+        """Return the ranks that have been idle long enough to be retried; the same on all workers."""
+        self._resize(world)
+        return frozenset(rank for rank in range(world) if self._idle[rank] >= self._retry_after[rank])
 
-    def dealt(self, counts: Sequence[int]) -> list[int]:
-        """How many units each member has in the next step; returns those who have none for the first time."""
-        self._expect(len(counts))
+    def note_assignment(self, counts: Sequence[int]) -> list[int]:
+        """Note how many micro-batches each rank has. Return the ranks that have none for the first time."""
+        self._resize(len(counts))
         idle = []
         for rank, count in enumerate(counts):
             if count:
                 if self._idle[rank]:
-                    self._trials[rank] = min(2 * self._trials[rank], _LAST_TRIAL)
+                    self._retry_after[rank] = min(2 * self._retry_after[rank], _LAST_RETRY)
                 self._idle[rank] = 0
             else:
                 self._idle[rank] += 1
-                if self._idle[rank] == 1 and self._trials[rank] == _FIRST_TRIAL:
+                if self._idle[rank] == 1 and self._retry_after[rank] == _FIRST_RETRY:
                     idle.append(rank)
         return idle
 
-    def _expect(self, world: int) -> None:
+    def _resize(self, world: int) -> None:
         if len(self._idle) != world:
-            self._idle, self._trials = [0] * world, [_FIRST_TRIAL] * world
+            self._idle, self._retry_after = [0] * world, [_FIRST_RETRY] * world

@@ -1,39 +1,40 @@
-"""What a forward pass writes into buffers, but for batch norms: it would differ from member to member."""
+"""Detection of buffers that a forward pass mutates: they would differ between workers."""
 
 from __future__ import annotations
 
 import torch
 
-from barnraise.checkpoint.serialization import as_bytes
+from barnraise.checkpoint.serialization import tensor_bytes
 from barnraise.core.errors import RunError
-from barnraise.training.state.names_in_state import tensors_of
+from barnraise.training.state.training_state import tensors_of
 
 
 class BufferMutationCheck:
-    """Looks once, around the first unit: who writes, writes in every one."""
+    """Check of the first micro-batch only: a module that mutates buffers in forward does so every time."""
 
     def __init__(self, model: torch.nn.Module, handled: set[int]) -> None:
-        """``handled``: the buffers, by identity, that follow commits."""
+        """Set the model; ``handled``: ids of buffers that commits update, such as batch norm statistics."""
         self._model, self._handled = model, handled
         self._before: dict[str, torch.Tensor] | None = None
-        self._has_looked = False
+        self._is_done = False
 
-    def begin(self) -> None:
-        if not self._has_looked:
-            self._before = {name: one.clone() for name, one in self._buffers().items()}
+    def start(self) -> None:
+        """Copy the buffers before the first micro-batch."""
+        if not self._is_done:
+            self._before = {name: buffer.clone() for name, buffer in self._buffers().items()}
 
-    def end(self) -> None:
-        """RunError with the name of what was written."""
+    def finish(self) -> None:
+        """Compare the buffers after the first micro-batch. Raise RunError with the name of a changed one."""
         if self._before is None:
             return
-        before, self._before, self._has_looked = self._before, None, True
+        before, self._before, self._is_done = self._before, None, True
         now = self._buffers()
-        for name, one in before.items():
-            if name in now and as_bytes(one) != as_bytes(now[name]):
+        for name, buffer in before.items():
+            if name in now and tensor_bytes(buffer) != tensor_bytes(now[name]):
                 raise RunError(
-                    f"forward writes into {name}, which would differ between members: each has other samples",
+                    f"forward writes into {name}, which would differ between workers with other samples",
                     hint="Keep forward from writing it (eval() on that module), and change it in "
-                    "run.on_commit, alike everywhere; or register it with persistent=False, if each member "
+                    "run.on_commit, equally everywhere; or register it with persistent=False, if each worker "
                     "may have its own. Use a BatchNorm, or an InstanceNorm without running statistics.",
                 )
 

@@ -1,4 +1,4 @@
-"""What an agent proves itself with, whom it believes, and TLS over bytes in memory."""
+"""TLS of agents: credentials, trusted nodes, and TLS over bytes in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLAIN_CHUNK = 64 * 1024
 
 
 class HandshakeLimits:
-    """Counts connections that are no links yet; when there are too many, the newest is not let in. Pure."""
+    """Limit of concurrent handshakes, per source and in total. Pure."""
 
     def __init__(self, *, total: int = MOST_HANDSHAKES, per_source: int = MOST_HANDSHAKES_PER_SOURCE) -> None:
         self._total = total
@@ -28,7 +28,7 @@ class HandshakeLimits:
         return self._sources.total()
 
     def enter(self, source: str) -> bool:
-        """Whether one more from this source may begin; then `leave` must follow."""
+        """Return True if one more handshake of this source may start; then call `leave` at its end."""
         if len(self) >= self._total or self._sources[source] >= self._per_source:
             return False
         self._sources[source] += 1
@@ -41,10 +41,10 @@ class HandshakeLimits:
 
 
 class AgentTls:
-    """The TLS side of one incarnation of an agent.
+    """TLS contexts of one incarnation of an agent.
 
-    ``trusted`` is asked at every handshake, and once more when it is done: a node that was revoked
-    meanwhile does not get in.
+    ``trusted`` is called at every handshake, and again at its end: a node that was revoked meanwhile is
+    rejected.
     """
 
     def __init__(
@@ -74,13 +74,15 @@ class AgentTls:
         return TlsSession(self._client, server_side=False)
 
     def peer(self, session: TlsSession, expect: NodeId | None = None) -> WorkerIdentity:
-        """The agent at the other end of a finished handshake; HandshakeError if it is not welcome."""
+        """Return the agent at the other end of a finished handshake; raise HandshakeError if it is not
+        trusted.
+        """
         found = tls.peer(session.object, run=AGENT_RUN, expect_node=expect)
         self.check(found.node)
         return found
 
     def check(self, node: NodeId) -> None:
-        """HandshakeError if the node is not trusted now."""
+        """Raise HandshakeError if the node is not trusted now."""
         if node not in self._trusted():
             raise HandshakeError(
                 f"node {node.short} is not trusted any more", hint="Pair the two machines again."
@@ -88,7 +90,7 @@ class AgentTls:
 
 
 class TlsSession:
-    """One TLS connection without a socket: bytes of the network in and out, plain bytes in and out."""
+    """TLS connection without a socket: network bytes in and out, plain bytes in and out."""
 
     def __init__(self, context: ssl.SSLContext, *, server_side: bool) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -96,15 +98,15 @@ class TlsSession:
         self.object = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
 
     def feed(self, data: bytes) -> None:
-        """Bytes that came from the network."""
+        """Add bytes from the network."""
         self._incoming.write(data)
 
     def outgoing(self) -> bytes:
-        """Bytes that must go to the network."""
+        """Return the bytes to send to the network."""
         return self._outgoing.read()
 
     def shake(self) -> bool:
-        """A step of the handshake; True once our side has finished. ssl.SSLError if it failed."""
+        """Advance the handshake; return True once our side has finished. Raise ssl.SSLError if it failed."""
         try:
             self.object.do_handshake()
         except ssl.SSLWantReadError:
@@ -112,7 +114,7 @@ class TlsSession:
         return True
 
     def decrypt(self) -> bytes | None:
-        """Plain bytes that have come, None if there are none now, b"" after the other's goodbye."""
+        """Return plain bytes, None if there are none now, or b"" after the other side closed."""
         try:
             return self.object.read(_PLAIN_CHUNK)
         except ssl.SSLWantReadError:
@@ -127,7 +129,7 @@ class TlsSession:
         return self._outgoing.read()
 
     def goodbye(self) -> bytes:
-        """The bytes that say that nothing more will come from us."""
+        """Return the bytes that close our direction."""
         try:
             self.object.unwrap()
         except ssl.SSLError:  # it wants the other's goodbye too, or the connection is spoilt
@@ -136,7 +138,7 @@ class TlsSession:
 
 
 def explain(error: ssl.SSLError) -> HandshakeError:
-    """A failed handshake in words."""
+    """Return a failed handshake as a sentence."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return HandshakeError(f"its key is not trusted here ({error.verify_message})", hint=_PAIR)
     reason = str(getattr(error, "reason", None) or error)

@@ -1,7 +1,7 @@
-"""One link between two agents: messages in order, both ways, under TLS, on an asyncio selector loop.
+"""Control connection between two agents: ordered messages both ways, under TLS, on an asyncio loop.
 
-`dial_agent` and `accept_agent` make them. Nothing here blocks, and nothing that the other side does makes
-more than a bounded amount wait in memory.
+`dial_agent` and `accept_agent` make them. Nothing here blocks, and the memory for waiting messages is
+bounded.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConnectionLimits(NamedTuple):
-    """How much one message may hold, and how much may wait to be sent."""
+    """Largest message, and the most bytes that may wait to be sent."""
 
     message: int
     queue: int
@@ -59,7 +59,7 @@ OnClosed = Callable[["ControlConnection", str], None]
 
 @dataclass(frozen=True)
 class ConnectionOpening:
-    """What both sides know once TLS is done."""
+    """Versions and identities that both sides know after TLS."""
 
     session: TlsSession
     preface: Preface
@@ -71,11 +71,11 @@ class ConnectionOpening:
 
 
 class ControlConnection:
-    """One stream of messages to one incarnation of an agent.
+    """Ordered stream of messages to one incarnation of an agent.
 
-    ``on_message`` and ``on_closed`` run on the loop; the first comes on the loop's next turn at the earliest,
-    the second exactly once, and also after a `close` of our own. A BarnraiseError that ``on_message`` raises
-    closes the link with its words.
+    ``on_message`` and ``on_closed`` run on the loop. The first runs on the loop's next turn at the earliest.
+    The second runs exactly once, also after our own `close`. A BarnraiseError of ``on_message`` closes the
+    connection with its text.
     """
 
     def __init__(self, meeting: ConnectionOpening) -> None:
@@ -116,11 +116,11 @@ class ControlConnection:
 
     @property
     def queued(self) -> int:
-        """Bytes that were given to `send` and not yet to the system."""
+        """Return the bytes given to `send` that are not yet given to the system."""
         return self._waiting_bytes + (self._transport.get_write_buffer_size() if self._transport else 0)
 
     def send(self, message: bytes) -> None:
-        """Queue a message; on a closed link it is dropped. Who is too far behind is closed."""
+        """Queue a message; drop it if the connection is closed. A peer that is too far behind is closed."""
         if len(message) > self._limits.message:
             raise ProtocolError(
                 f"a message of {len(message)} bytes is too long for its link, at most {self._limits.message}",
@@ -129,7 +129,10 @@ class ControlConnection:
         self._queue(self._waiting, encode_control(ControlFrameKind.MESSAGE, message))
 
     async def drain(self, timeout_s: float = _DRAIN_S) -> None:
-        """Wait until a sender of much may go on; TransportError if the link closes or it takes too long."""
+        """Wait until the queue is short enough.
+
+        Raise TransportError if the connection closes or the wait times out.
+        """
         try:
             await asyncio.wait_for(self._drained.wait(), timeout_s)
         except TimeoutError as error:
@@ -138,7 +141,10 @@ class ControlConnection:
             raise self._gone()
 
     async def ping(self, timeout_s: float) -> float:
-        """Seconds until the other side's loop has answered; TransportError if it does not in time."""
+        """Return the seconds until the other side's loop has answered.
+
+        Raise TransportError if it does not answer in time.
+        """
         if self.closed is not None:
             raise self._gone()
         if len(self._pings) >= _MOST_PINGS:
@@ -155,7 +161,7 @@ class ControlConnection:
             self._pings.pop(payload, None)
 
     def close(self, why: str, *, flush: bool = False) -> None:
-        """End the link; ``flush`` first sends what is queued, for a fifth of a second at most."""
+        """Close the connection; with ``flush`` first send the queue, for a fifth of a second at most."""
         if self.closed is not None:
             return
         self.closed = why
@@ -184,16 +190,16 @@ class ControlConnection:
         return self._transport is not None
 
     async def attach(self, connection: socket.socket) -> None:
-        """Take over the connected socket; it is closed with the link."""
+        """Take over the connected socket, which is closed with the connection."""
         await self._loop.create_connection(lambda: _Plug(self), sock=connection)
         self._digest()
 
     async def opened(self) -> None:
-        """For the side that was dialled: wait for OPEN."""
+        """Wait for OPEN, on the side that was dialled."""
         await self._opened
 
     def begin(self, on_message: OnMessage, on_closed: OnClosed) -> None:
-        """From now on it is the owner's; the dialling side says OPEN."""
+        """Give the connection to its owner; the dialling side sends OPEN."""
         if self.closed is not None:
             raise self._gone()
         self._on_message, self._on_closed = on_message, on_closed
@@ -286,7 +292,7 @@ class ControlConnection:
             self._frames.feed(plain)
 
     def _pause_for_others(self) -> None:
-        """Many small messages must not keep the loop from everybody else's heartbeats."""
+        """Yield to the loop, so that many small messages do not delay other connections' heartbeats."""
         self._held = True
         if self._transport is not None:
             self._transport.pause_reading()
@@ -363,7 +369,7 @@ class ControlConnection:
 
 
 class _Plug(asyncio.Protocol):
-    """Connects a link with asyncio's transport."""
+    """Adapter between a connection and asyncio's transport."""
 
     def __init__(self, link: ControlConnection) -> None:
         self._link = link

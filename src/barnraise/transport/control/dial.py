@@ -1,7 +1,7 @@
-"""Control links between agents: how they are dialled and accepted.
+"""Dial and accept of control connections between agents.
 
-A link opens in three steps: the preface and TLS prove both nodes, the dialler pings to see that it was let
-in, and then it says OPEN. Only then is it a link for the other side, so that a dialler may try several
+A connection opens in three steps. The preface and TLS prove both nodes. The dialler pings to see that it was
+accepted. Then it sends OPEN. Only then does the other side use it, so that a dialler may try several
 addresses and keep one. Heartbeats and decisions have a route of their own; everything large takes the other.
 """
 
@@ -64,9 +64,9 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_
 
 
 def was_refused(error: BarnraiseError) -> bool:
-    """Whether the machine itself answered that nobody listens: evidence that its agent is dead, not silent.
+    """Return True if the machine answered that nothing listens on the port.
 
-    A firewall that rejects instead of dropping looks the same.
+    This is evidence that its agent has ended. A firewall that rejects instead of dropping looks the same.
     """
     return isinstance(error.__cause__, ConnectionRefusedError)
 
@@ -84,9 +84,10 @@ async def dial_agent(
     on_message: OnMessage,
     on_closed: OnClosed,
 ) -> ControlConnection:
-    """An open link; TransportError (see `was_refused`) or HandshakeError with the address in its words.
+    """Return an open connection.
 
-    Register the link before you await anything else: messages may come on the loop's next turn.
+    Raise TransportError (see `was_refused`) or HandshakeError with the address in its text. Register the
+    connection before you await anything else: messages may come on the loop's next turn.
     """
     link = await dial_unopened(
         address, port, route=route, target=target, secret=secret, tls=tls, expect=expect, timeout_s=timeout_s
@@ -106,7 +107,7 @@ async def dial_unopened(
     expect: NodeId | None,
     timeout_s: float = HANDSHAKE_S,
 ) -> ControlConnection:
-    """A link that can only be pinged, until its ``begin`` opens it for the other side."""
+    """Return a connection that can only be pinged, until its ``begin`` opens it for the other side."""
     sockaddr, family = _numeric(address, port)
     knock = Preface(target, os.urandom(16), route)
     step = _Step(show_address(address, port), timeout_s)
@@ -147,10 +148,10 @@ async def accept_agent(
     on_message: OnMessage,
     on_closed: OnClosed,
 ) -> ControlConnection:
-    """Serve a connection whose preface was checked; owns ``connection`` from the call on, whatever happens.
+    """Serve a connection whose preface was checked; own ``connection`` from the call on.
 
-    ``address`` is for people. An error means that there is no link: it was refused, or the dialler chose
-    another address. Register the link before you await anything else.
+    ``address`` is for people. An error means that there is no connection: it was rejected, or the dialler
+    chose another address. Register the connection before you await anything else.
     """
     step = _Step(address, timeout_s)
     link: ControlConnection | None = None
@@ -187,7 +188,7 @@ async def accept_agent(
 
 @dataclass
 class _Step:
-    """Where a handshake stands, for the words of its failure."""
+    """Step of a handshake, for the text of its failure."""
 
     where: str
     timeout_s: float
@@ -220,7 +221,10 @@ class _Step:
 
 
 def _numeric(address: str, port: int) -> tuple[tuple[object, ...], int]:
-    """Addresses come from elsewhere and may be any text; a name would need a server to read it."""
+    """Return the address if it is numeric.
+
+    Addresses come from other machines, and a name would need a lookup.
+    """
     try:
         if len(address) > _LONGEST_ADDRESS:
             raise ValueError("too long")
@@ -263,7 +267,7 @@ async def _knock(connection: socket.socket, words: bytes) -> PrefaceAnswer:
 
 
 async def _welcome(connection: socket.socket, preface: Preface) -> int:
-    """Answer a preface with the version to speak."""
+    """Answer a preface with the version to use."""
     loop = asyncio.get_running_loop()
     version = negotiate(preface.version_min, preface.version_max)
     if version is None:
@@ -293,7 +297,7 @@ async def _shake(connection: socket.socket, session: TlsSession) -> None:
 
 
 async def _last_words(connection: socket.socket, words: bytes) -> None:
-    """Say why, and stay until the other side has heard it: a reset would take the words away again."""
+    """Send the reason and wait until the other side has read it: a reset would discard it."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OSError):
         async with asyncio.timeout(_LAST_WORDS_S):
@@ -311,7 +315,7 @@ def _give_up(connection: socket.socket, link: ControlConnection | None) -> None:
 
 
 def _tune(connection: socket.socket, route: int) -> None:
-    """Small messages leave at once, dead peers are noticed, heartbeats go first where anybody cares."""
+    """Disable Nagle, enable keepalive, and give heartbeats priority where the network supports it."""
     options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     for name, value in _KEEPALIVE.items():
         if hasattr(socket, name):

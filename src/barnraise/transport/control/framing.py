@@ -1,4 +1,4 @@
-"""Frames between agents: how messages, pings and the opening of a link lie in its stream. Pure.
+"""Framing of control connections: messages, pings and the opening. Pure.
 
 Layout in ``docs/wire/control.md``, fixed by ``tests/vectors/control.json``.
 """
@@ -19,7 +19,7 @@ PING_BYTES = 8
 
 
 class ControlFrameKind(IntEnum):
-    """What a frame is for."""
+    """Kinds of control frames."""
 
     MESSAGE = 0
     PING = 1
@@ -35,7 +35,7 @@ _FIXED = {
 
 
 class ControlFrame(NamedTuple):
-    """One whole frame."""
+    """Complete frame of a control connection."""
 
     kind: ControlFrameKind
     payload: bytes
@@ -46,13 +46,13 @@ def encode_control(kind: ControlFrameKind, payload: bytes) -> bytes:
 
 
 def encode_opening(preface: Preface, version: int) -> bytes:
-    """What the preface said and which version was understood: nobody between us has changed it."""
+    """Encode the preface and the negotiated version, so that both sides can compare them under TLS."""
     opening = _OPENING.pack(preface.route, preface.version_min, preface.version_max, version)
     return encode_control(ControlFrameKind.OPEN, opening)
 
 
 class ControlFrames:
-    """Cuts a byte stream into frames; holds at most one frame and what was fed last."""
+    """Parser that cuts a byte stream into frames; it buffers at most one frame and the last input."""
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
@@ -62,7 +62,10 @@ class ControlFrames:
         self._buffer += data
 
     def next(self) -> ControlFrame | None:
-        """The next whole frame, None if more bytes are needed; ProtocolError once one is not allowed."""
+        """Return the next complete frame, or None if more bytes are needed.
+
+        Raise ProtocolError for a frame that is not allowed.
+        """
         if len(self._buffer) < HEADER_BYTES:
             return None
         length, number = _HEADER.unpack_from(self._buffer)

@@ -1,1 +1,4 @@
-"""TODO: ipc."""
+"""Communication between processes of one machine: local socket, messages, and passing of sockets.
+
+Requests for the agent belong in ``agent_client``.
+"""

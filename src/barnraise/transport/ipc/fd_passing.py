@@ -1,8 +1,8 @@
-"""Messages between two processes of one machine, and sockets that travel with them.
+"""Messages between two processes of one machine, with sockets passed along.
 
-A frame is a header (message length, length of a shared socket, whether a socket belongs to it), the
-message and, on Windows, the shared socket. On Unix the descriptor is attached to the frame's first
-byte; descriptors and frames keep their order, so the n-th frame that wants one gets the n-th.
+A frame is a header, the message and, on Windows, the shared socket. The header has the length of the message
+and of the shared socket, and a flag for a socket. On Unix the descriptor is attached to the frame's first
+byte. Descriptors and frames keep their order, so the n-th frame that wants one gets the n-th.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHUNK = 64 * 1024
 
 
 class IpcFrame(NamedTuple):
-    """One message as it was sent."""
+    """Message as it was sent."""
 
     message: bytes
     share: bytes
@@ -33,14 +33,14 @@ class IpcFrame(NamedTuple):
 
 
 class SocketDelivery(NamedTuple):
-    """One message, and the socket that came with it."""
+    """Message, and the socket that came with it."""
 
     message: bytes
     socket: socket.socket | None
 
 
 class IpcFrameReader:
-    """Cuts a byte stream into frames. Pure."""
+    """Parser that cuts a byte stream into frames. Pure."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -49,7 +49,7 @@ class IpcFrameReader:
         self._buffer += data
 
     def next(self) -> IpcFrame | None:
-        """The next whole frame, or None if more bytes are needed."""
+        """Return the next complete frame, or None if more bytes are needed."""
         if len(self._buffer) < _HEADER.size:
             return None
         message_length, share_length, attached = _HEADER.unpack_from(self._buffer)
@@ -75,7 +75,7 @@ def encode_frame(message: bytes, *, share: bytes = b"", has_socket: bool = False
 
 
 class IpcChannel:
-    """A local connection that carries messages and sockets, blocking or not."""
+    """Local connection that carries messages and sockets, blocking or not."""
 
     def __init__(self, connection: socket.socket, *, takes_sockets: bool = False) -> None:
         self._connection = connection
@@ -92,14 +92,14 @@ class IpcChannel:
 
     @property
     def connection(self) -> socket.socket:
-        """For one who sends a frame too large to leave at once; nothing else may be sent meanwhile."""
+        """Return the socket, to send a frame that is too large at once; send nothing else meanwhile."""
         return self._connection
 
     def settimeout(self, timeout_s: float) -> None:
         self._connection.settimeout(timeout_s)
 
     def send(self, message: bytes) -> None:
-        """Send one message, whole or not at all; BlockingIOError means that the reader is behind."""
+        """Send one message, whole or not at all. BlockingIOError means that the reader is behind."""
         self._send(encode_frame(message), None)
 
     def send_socket(self, message: bytes, passed: socket.socket, target_pid: int) -> None:
@@ -110,9 +110,9 @@ class IpcChannel:
             self._send(encode_frame(message, has_socket=True), passed.fileno())
 
     def receive(self, deadline: float | None = None) -> SocketDelivery | None:
-        """The next message; None when there is none yet, or when `closed` says that there will be none.
+        """Return the next message, or None if there is none yet or the channel is closed.
 
-        ``deadline`` (monotonic) bounds the whole wait on a blocking channel; TimeoutError after it.
+        ``deadline`` (monotonic) limits the whole wait on a blocking channel; TimeoutError after it.
         """
         while (frame := self._frames.next()) is None:
             if deadline is not None:

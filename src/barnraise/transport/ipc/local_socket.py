@@ -1,7 +1,7 @@
-"""The door of the listener for processes of the same user on the same machine.
+"""Local socket of the listener, for processes of the same user on the same machine.
 
-Unix: a socket file for the owner alone, and both sides check the other's user. Windows has no such
-sockets in Python: there it is a loopback port, and a token in a private file proves the user.
+Unix: a socket file for the owner alone, and both sides check the other's user. Python on Windows has no such
+sockets. There it is a loopback port, and a token in a private file proves the user.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BACKLOG = 256
 
 
 class LocalListener:
-    """The listener's side. The caller makes sure that it is the only one on this directory."""
+    """Listener's side of the socket. The caller ensures that there is one per directory."""
 
     def __init__(self, directory: Path) -> None:
         self.token = ""
@@ -48,7 +48,9 @@ class LocalListener:
 
 
 def dial_local(directory: Path, timeout_s: float) -> tuple[socket.socket, str]:
-    """A connection to this machine's listener, and the token to show; ListenerError if none answers."""
+    """Connect to this machine's listener and return the token to show; raise ListenerError if none
+    answers.
+    """
     try:
         if sys.platform != "win32":
             connection, token = _dial_unix(directory / SOCKET_NAME, timeout_s), ""
@@ -66,7 +68,7 @@ def dial_local(directory: Path, timeout_s: float) -> tuple[socket.socket, str]:
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end is ours or root's; on Windows the token says so."""
+    """Return True if the other process is of this user or root; on Windows the token proves it."""
     if sys.platform == "win32":
         return True
     else:

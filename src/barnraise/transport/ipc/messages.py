@@ -1,4 +1,4 @@
-"""What processes of this machine and its listener say to each other. Pure."""
+"""Messages between processes of this machine and its listener. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Body = Annotated[bytes, Meta(max_length=LARGEST_BODY)]
 
 
 class RegisterEndpoint(msgspec.Struct, frozen=True, tag="register", forbid_unknown_fields=True):
-    """A worker enters; it stays registered for as long as its connection is open."""
+    """Registration of a worker, valid for as long as its connection is open."""
 
     run: RunName
     generation: Generation
@@ -33,13 +33,13 @@ class RegisterEndpoint(msgspec.Struct, frozen=True, tag="register", forbid_unkno
 
 
 class ListenerStatus(msgspec.Struct, frozen=True, tag="status", forbid_unknown_fields=True):
-    """Is anybody there?"""
+    """Request for the listener's status."""
 
     token: str = ""
 
 
 class ListenerRequest(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
-    """A question for the agent, in a language that the listener does not know; not from a worker."""
+    """Request for the agent, which the listener passes on unread. Workers cannot send it."""
 
     question: Body
     token: str = ""
@@ -49,7 +49,7 @@ class ListenerRequest(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fie
 
 
 class DialTicket(msgspec.Struct, frozen=True, tag="ticket"):
-    """All that a worker needs to dial and to be dialled. A torch Store is never asked for any of it."""
+    """Everything that a worker needs to dial and to be dialled. None of it comes from a torch Store."""
 
     credentials: WorkerCredentials
     trusted: list[RawNodeId]
@@ -70,7 +70,7 @@ class DialTicket(msgspec.Struct, frozen=True, tag="ticket"):
 
 
 class ListenerStanding(msgspec.Struct, frozen=True, tag="standing"):
-    """The answer to Status."""
+    """Response to a ListenerStatus request."""
 
     node: RawNodeId
     port: Port
@@ -83,13 +83,13 @@ class ListenerStanding(msgspec.Struct, frozen=True, tag="standing"):
 
 
 class ListenerReply(msgspec.Struct, frozen=True, tag="told"):
-    """The agent's answer to Ask."""
+    """Agent's response to ListenerRequest."""
 
     answer: Body
 
 
 class IncomingConnection(msgspec.Struct, frozen=True, tag="incoming"):
-    """A connection for this worker, with its socket; the mover answers the preface and does TLS."""
+    """Connection for this worker, with its socket. The worker answers the preface and does TLS."""
 
     worker: WorkerId
     peer_address: str
@@ -99,7 +99,7 @@ class IncomingConnection(msgspec.Struct, frozen=True, tag="incoming"):
 
 
 class RegistrationRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """Why a request was not granted; ``code`` is that of the error behind it, if it was one of ours."""
+    """Rejection of a request. ``code``: code of the error behind it, if it was one of ours."""
 
     message: str
     hint: str

@@ -30,7 +30,7 @@ _LAYOUT = struct.Struct("<BBHIQQII")
 
 
 class FrameKind(IntEnum):
-    """Every frame there is. Numbers are the wire's: never reuse one."""
+    """Kinds of frames on the wire. Never reuse a number."""
 
     HELLO = 1  # link: who I am, once, first
     PING = 2  # link: heartbeat; first = serial
@@ -61,7 +61,7 @@ _BY_NUMBER = {int(kind): kind for kind in FrameKind}
 
 
 class FrameHeader(NamedTuple):
-    """A parsed header; its fields are within bounds."""
+    """Parsed header with fields within bounds."""
 
     kind: FrameKind
     length: int = 0
@@ -75,7 +75,7 @@ class FrameHeader(NamedTuple):
 
 
 def parse_header(data: bytes | bytearray | memoryview, offset: int = 0) -> FrameHeader:
-    """Read one header; anything the protocol does not allow raises ``ProtocolError``."""
+    """Parse one header; raise ProtocolError for anything that is not allowed."""
     number, flags, reserved, length, group, sequence, first, second = _LAYOUT.unpack_from(data, offset)
     kind = _BY_NUMBER.get(number)
     if kind is None:

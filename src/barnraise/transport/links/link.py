@@ -1,7 +1,7 @@
-"""The link port: frames in, frames out, never blocking.
+"""Interface of a link: frames in, frames out, never blocking.
 
-``FrameReader`` and ``FrameWriter`` hold all of the protocol's framing without touching a socket, so that
-every implementation (TLS, plaintext, in-memory) shares them and a fuzzer can feed them bytes directly.
+``FrameReader`` and ``FrameWriter`` hold all of the framing without a socket. So every implementation (TLS,
+plaintext, in memory) shares them, and a fuzzer can feed them bytes.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ assert _RECEIVE_BUFFER >= HEADER_BYTES + MAX_CONTROL
 
 
 class FrameHandler(Protocol):
-    """What a link tells its owner."""
+    """Callbacks of a link to its owner."""
 
     def target(self, link: Link, header: FrameHeader) -> memoryview | None:
-        """Where a bulk frame's payload goes (exactly ``length`` bytes); None throws it away."""
+        """Return the memory for a bulk frame's payload (exactly ``length`` bytes), or None to discard it."""
 
     def frame(self, link: Link, header: FrameHeader, payload: memoryview) -> None:
-        """A whole frame has arrived; ``payload`` is valid only during the call."""
+        """Handle a complete frame; ``payload`` is valid only during the call."""
 
     def sent(self, link: Link, token: object) -> None:
-        """The frame queued with this token has been handed to the network."""
+        """Note that the frame with this token was given to the network."""
 
 
 class FrameReader:
-    """Cuts a byte stream into frames; bulk payloads are read straight into the owner's memory."""
+    """Parser that cuts a byte stream into frames and reads bulk payloads straight into the owner's memory."""
 
     def __init__(self, link: Link, handler: FrameHandler) -> None:
         self._link = link
@@ -54,7 +54,7 @@ class FrameReader:
         self._skipping = 0
 
     def space(self) -> memoryview:
-        """Where the next bytes belong; at least one byte long."""
+        """Return the memory for the next bytes; at least one byte long."""
         if self._payload is not None:
             return self._payload[self._filled :]
         if self._skipping:
@@ -67,16 +67,16 @@ class FrameReader:
 
     @property
     def missing(self) -> int:
-        """Bytes still to come of the payload that is being read."""
+        """Return the bytes still to come of the current payload."""
         return 0 if self._payload is None else len(self._payload) - self._filled
 
     @property
     def in_payload(self) -> bool:
-        """Is ``space()`` the owner's memory?"""
+        """Return True if ``space()`` is the owner's memory."""
         return self._payload is not None
 
     def advance(self, count: int) -> None:
-        """``count`` bytes were written to ``space()``."""
+        """Process ``count`` bytes that were written to ``space()``."""
         if self._payload is not None:
             self._filled += count
             self._finish_payload()
@@ -87,7 +87,7 @@ class FrameReader:
             self._parse()
 
     def divert(self, group: int) -> None:
-        """The owner's memory for this group is no longer ours: what is still coming goes elsewhere."""
+        """Stop writing to the owner's memory of this group; the rest of a payload goes elsewhere."""
         if self._payload is not None and self._header is not None and self._header.group == group:
             self._payload = memoryview(bytearray(self._header.length))
 
@@ -142,7 +142,7 @@ class _Outgoing:
 
 
 class FrameWriter:
-    """Orders what leaves: control frames pass between bulk frames, small frames leave joined."""
+    """Send queue: control frames go between bulk frames, and small frames are joined."""
 
     def __init__(self, link: Link, handler: FrameHandler) -> None:
         self._link = link
@@ -169,13 +169,13 @@ class FrameWriter:
         return bool(self._views or self._control or self._bulk)
 
     def chunks(self) -> list[memoryview]:
-        """What to write next, in order; empty when there is nothing."""
+        """Return what to write next, in order; empty if there is nothing."""
         if not self._views:
             self._load()
         return self._views
 
     def advance(self, count: int) -> None:
-        """The first ``count`` bytes of ``chunks()`` have left."""
+        """Remove the first ``count`` bytes of ``chunks()``, which were sent."""
         while count:
             head = self._views[0]
             if count < len(head):
@@ -189,7 +189,7 @@ class FrameWriter:
                 self._handler.sent(self._link, token)
 
     def forget(self, group: int) -> None:
-        """Drop what is queued for a group; a frame already begun is finished from a private copy."""
+        """Drop what is queued for a group; finish a frame that was started from a private copy."""
         kept = deque(out for out in self._bulk if out.header.group != group)
         self.queued_bytes -= sum(len(out.payload) for out in self._bulk if out.header.group == group)
         self._bulk = kept
@@ -224,7 +224,7 @@ class FrameWriter:
 
 
 class Link(ABC):
-    """One ordered duplex stream of frames to one peer worker."""
+    """Ordered duplex stream of frames to one peer worker."""
 
     def __init__(self, handler: FrameHandler) -> None:
         self.reader = FrameReader(self, handler)
@@ -238,31 +238,31 @@ class Link(ABC):
         self.writer.control(header, payload)
 
     def send_bulk(self, header: FrameHeader, payload: memoryview, token: object) -> None:
-        """Queue a payload; it is read from the given memory when it leaves, then ``sent`` is called."""
+        """Queue a payload, which is read from the given memory when it is sent; then ``sent`` is called."""
         assert header.kind in BULK
         self.writer.bulk(header, payload, token)
 
     def forget(self, group: int) -> None:
-        """The memory of this group is no longer ours: read nothing more from it, write nothing more to it."""
+        """Stop reading from and writing to the memory of this group."""
         self.writer.forget(group)
         self.reader.divert(group)
 
     @abstractmethod
     def receive(self) -> bool:
-        """Read what is there, up to a budget. True: there may be more at once."""
+        """Read what is there, up to a limit; return True if there may be more at once."""
 
     @abstractmethod
     def flush(self) -> bool:
-        """Write what the network takes, up to a budget. True: something is left to write."""
+        """Write what the network takes, up to a limit; return True if something is left to write."""
 
     @abstractmethod
     def close(self, why: str) -> None:
-        """End the link; ``closed`` says why."""
+        """Close the link; ``closed`` holds the reason."""
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """Cipher or plaintext, and the address, for a person."""
+        """Return cipher or plaintext, and the address, for people."""
 
 
 __all__ = ["FrameHandler", "FrameHeader", "FrameKind", "FrameReader", "FrameWriter", "Link"]

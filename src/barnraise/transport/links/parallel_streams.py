@@ -1,8 +1,8 @@
-"""Lanes: further streams of a link, each encrypted by a thread of its own.
+"""Parallel streams of a link, each encrypted by a thread of its own.
 
-One core encrypts a few hundred MB/s; a link faster than that gets lanes. A lane carries only bulk frames.
-Its thread touches nothing but its socket and the memory it was given: where bytes go and what they mean is
-decided in the loop of the link's owner, to which every lane reports through ``ParallelStreamReports``.
+One core encrypts a few hundred MB/s; a faster link gets parallel streams. A stream carries only bulk frames.
+Its thread touches nothing but its socket and the memory it was given. The loop of the link's owner decides
+where bytes go; every stream reports to it through ``ParallelStreamReports``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ParallelStreamReport:
-    """What happened on a lane: ``kind`` is arriving, arrived, sent or closed."""
+    """Event of a stream: ``kind`` is arriving, arrived, sent or closed."""
 
     lane: ParallelStream
     kind: str
@@ -34,7 +34,7 @@ class ParallelStreamReport:
 
 
 class ParallelStreamReports:
-    """A queue from all lanes to the owner's loop, which polls ``fileno``."""
+    """Queue from all streams to the owner's loop, which polls ``fileno``."""
 
     def __init__(self) -> None:
         self._reports: deque[ParallelStreamReport] = deque()
@@ -64,7 +64,7 @@ class ParallelStreamReports:
 
 
 class ParallelStream:
-    """One extra stream, with a thread that sends and one that receives nothing it was not told to place."""
+    """Extra stream with a thread that sends and one that receives."""
 
     def __init__(self, sock: socket.socket, reports: ParallelStreamReports) -> None:
         sock.setblocking(False)
@@ -96,7 +96,7 @@ class ParallelStream:
         self._ring()
 
     def place(self, target: memoryview | None) -> None:
-        """The answer to an ``arriving`` report; None throws the payload away."""
+        """Set the memory for an ``arriving`` payload; None discards it."""
         with self._lock:
             assert self._incoming is not None
             self._payload = target if target is not None else memoryview(bytearray(self._incoming.length))
@@ -104,7 +104,7 @@ class ParallelStream:
         self._ring()
 
     def forget(self, group: int) -> None:
-        """Drop what is queued for a group; what has begun goes on from or into private memory."""
+        """Drop what is queued for a group; what was started continues with private memory."""
         with self._lock:
             self._outgoing = deque(item for item in self._outgoing if item[0].group != group)
             self.queued_bytes = sum(len(payload) for _, payload, _ in self._outgoing)

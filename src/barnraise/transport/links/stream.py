@@ -1,4 +1,4 @@
-"""The link over a TCP socket, under TLS or, where a trusted fabric is declared, in the clear."""
+"""Link over a TCP socket, with TLS, or in the clear where the user declares a trusted network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNSENT_S = 0.02  # but let the kernel hold what it sends while the mover waits 
 
 
 def tune(sock: socket.socket, silence_s: float) -> None:
-    """No Nagle; keepalive and user timeout; a short unsent queue in the kernel."""
+    """Disable Nagle, set keepalive and user timeout, and keep the kernel's unsent queue short."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -84,7 +84,7 @@ class StreamLink(Link):
         return more
 
     def _set_wake(self) -> None:
-        """Sleep through a large payload: a wake-up for each packet costs more than the packet."""
+        """Set the wake-up threshold: waking for each packet of a large payload costs more than the packet."""
         wanted = max(1, min(_WAKE_BYTES, self.reader.missing - _RECORD_BYTES))
         if wanted != self._wake_bytes:
             self._wake_bytes = wanted
@@ -92,7 +92,7 @@ class StreamLink(Link):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
 
     def expect_rate(self, seconds_per_byte: float) -> None:
-        """How fast the link is decides how much the kernel may hold unsent."""
+        """Set how much the kernel may hold unsent, by the expected rate of the link."""
         wanted = int(min(_UNSENT_MOST, max(_UNSENT_LEAST, _UNSENT_S / seconds_per_byte)))
         if wanted != self._unsent_bytes:
             self._unsent_bytes = wanted
@@ -100,7 +100,7 @@ class StreamLink(Link):
 
     @property
     def sleeps_through(self) -> bool:
-        """Bytes may be waiting that have woken nobody: look now and then, they are a sign of life."""
+        """Return True if waiting bytes may not wake the loop, so that it must poll for signs of life."""
         return self._wake_bytes > 1
 
     def _receive(self) -> bool:
@@ -156,7 +156,7 @@ class StreamLink(Link):
         return False
 
     def _send_records(self, view: memoryview) -> int:
-        """One view, in as many records as it takes; what has left is counted even if the next must wait."""
+        """Send one view in as many TLS records as needed, and count those that were sent."""
         sent = 0
         try:
             while sent < len(view):
@@ -190,10 +190,10 @@ class StreamLink(Link):
 
 
 def _reader(sock: socket.socket) -> Callable[[int, memoryview], int]:
-    """How to read into memory.
+    """Return the fastest function that reads into memory.
 
-    SSLSocket's own method wraps each 16 KiB record in three Python calls, a fifth of all time on a fast
-    link; the object inside it has no such cost.
+    SSLSocket's own method wraps each 16 KiB record in three Python calls, a fifth of all time on a fast link.
+    The object inside it does not.
     """
     inner = getattr(sock, "_sslobj", None)
     if inner is not None:

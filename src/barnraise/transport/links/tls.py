@@ -1,7 +1,7 @@
-"""TLS contexts of a link, and the check of who is at its other end.
+"""TLS contexts of a link, and the check of its peer's identity.
 
-OpenSSL verifies that the peer's leaf was signed by a trusted node; `peer` then checks that it speaks
-for the right run and worker. TLS 1.3 only, both sides prove themselves, nothing is resumed.
+OpenSSL verifies that a trusted node signed the peer's leaf certificate. `peer` then checks its run and
+worker. TLS 1.3 only, mutual authentication, no session resumption.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from barnraise.core.errors import HandshakeError, IdentityError
+from barnraise.core.files import write_atomically
 from barnraise.identity import NodeId, WorkerCredentials, WorkerIdentity, anchor, read_worker
 
 # X509_V_FLAG_NO_CHECK_TIME: for us dates authorise nothing, and home machines have wrong clocks.
@@ -34,14 +35,14 @@ Ciphersuites = {":".join(CIPHERS)}
 
 
 def server_context(credentials: WorkerCredentials, trusted: Iterable[NodeId]) -> ssl.SSLContext:
-    """For the side that was dialled."""
+    """Return the context of the side that was dialled."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, credentials, trusted)
     context.num_tickets = 0
     return context
 
 
 def client_context(credentials: WorkerCredentials, trusted: Iterable[NodeId]) -> ssl.SSLContext:
-    """For the side that dials."""
+    """Return the context of the side that dials."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, credentials, trusted)
 
 
@@ -52,9 +53,10 @@ def peer(
     expect_worker: bytes | None = None,
     expect_node: NodeId | None = None,
 ) -> WorkerIdentity:
-    """Who is at the other end of a finished handshake; HandshakeError if it is not who it must be.
+    """Return the worker at the other end of a finished handshake.
 
-    A worker id alone is only as good as the trusted nodes: pin the node too whenever it is known.
+    Raise HandshakeError if it is not the expected one. A worker id alone is only as good as the trusted
+    nodes: pass the node, too, whenever it is known.
     """
     if connection.version() != "TLSv1.3":
         raise HandshakeError(f"the link speaks {connection.version()} instead of TLS 1.3")
@@ -80,11 +82,9 @@ def peer(
 
 
 def write_openssl_conf(directory: Path) -> Path:
-    """Write the file that a mover's OPENSSL_CONF names, in place of the system's (which may be absent)."""
+    """Write the file for the OPENSSL_CONF of a communication process, in place of the system's."""
     path = directory / "openssl.cnf"
-    draft = directory / f".openssl.cnf.{os.getpid()}"
-    draft.write_text(_OPENSSL_CONF, encoding="ascii", newline="\n")
-    os.replace(draft, path)
+    write_atomically(path, _OPENSSL_CONF.encode("ascii"), shared=True)
     return path
 
 

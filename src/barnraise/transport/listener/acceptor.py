@@ -1,7 +1,6 @@
-"""Receives strangers at the port: reads a preface from each, within bounds, and passes on who may enter.
+"""Acceptor of connections: reads a preface from each, within limits, and passes on valid ones.
 
-Nothing that a stranger does costs more than a bounded number of open sockets for a few seconds, and
-a wrong preface gets no answer.
+Unknown peers cost at most a bounded number of open sockets for a few seconds. A wrong preface gets no answer.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConnectionRefusal(NamedTuple):
-    """Why one who knew the secret is turned away all the same, and what it is told."""
+    """Rejection of a peer that knows the secret: the reason, and the bytes to send."""
 
     why: str
     last_words: bytes = b""
@@ -51,7 +50,7 @@ Deliver = Callable[[Preface, socket.socket, str], ConnectionRefusal | None]
 
 
 class _PendingPreface:
-    """A connection whose preface is not complete yet."""
+    """Connection whose preface is not complete yet."""
 
     __slots__ = ("address", "deadline", "received", "socket", "source")
 
@@ -64,7 +63,7 @@ class _PendingPreface:
 
 
 class ConnectionAcceptor:
-    """Owns the listening port from ``open`` to ``close``."""
+    """Owner of the listening port from ``open`` to ``close``."""
 
     def __init__(self, port_socket: socket.socket, key_for: KeyFor, deliver: Deliver) -> None:
         self._socket = port_socket
@@ -124,7 +123,7 @@ class ConnectionAcceptor:
         knock.deadline = self._loop.call_later(PREFACE_DEADLINE_S, self._dismiss, knock, "no preface in time")
 
     def _read(self, knock: _PendingPreface) -> bool:
-        """Take what has come; True once the knock is settled, one way or the other."""
+        """Read what has come; return True once the connection is accepted or rejected."""
         try:
             # Never a byte more: what follows the preface belongs to whom it names.
             data = knock.socket.recv(PREFACE_BYTES - len(knock.received))
@@ -179,7 +178,7 @@ class ConnectionAcceptor:
         knock.socket.close()
 
     def _complain(self, source: str, why: str) -> None:
-        """Once per source, and never more sources than a log can bear."""
+        """Log a failure once per source, with a limit on the sources."""
         if source in self._named_sources or len(self._named_sources) >= _MOST_NAMED_SOURCES:
             return
         self._named_sources.add(source)
@@ -191,7 +190,7 @@ class ConnectionAcceptor:
 def accept_or_pause(
     loop: asyncio.AbstractEventLoop, door: socket.socket, again: Callable[[], None]
 ) -> socket.socket | None:
-    """One connection, not blocking; None if there is none, or if we must wait until descriptors are free."""
+    """Accept one connection without blocking; return None if there is none or no free descriptor."""
     while True:
         try:
             connection, _ = door.accept()

@@ -1,4 +1,4 @@
-"""Opens the one TCP port of a machine."""
+"""Binding of the one TCP port of a machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def open_port(port: int, *, any_port: bool) -> socket.socket:
-    """A listening socket, not blocking; ``any_port`` takes another port when this one is taken."""
+    """Return a non-blocking listening socket. ``any_port``: use another port if this one is taken."""
     try:
         return _bind(port)
     except OSError as error:
@@ -30,7 +30,7 @@ def open_port(port: int, *, any_port: bool) -> socket.socket:
 
 
 def _bind(port: int) -> socket.socket:
-    """Both IPv6 and IPv4 with one socket, or IPv4 alone where there is no IPv6."""
+    """Bind IPv6 and IPv4 with one socket, or IPv4 alone where there is no IPv6."""
     try:
         return _bind_family(socket.AF_INET6, "::", port)
     except OSError as error:

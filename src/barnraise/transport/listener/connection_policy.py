@@ -1,7 +1,7 @@
-"""What a listener must know of the machine that it serves, apart from how it listens.
+"""Connection policy: what a listener must know of trust, secrets and routes.
 
-A listener asks its house anew for every preface and every ticket, because trust and secrets change while
-it runs. The agent brings a house of its own; without an agent the settings say everything.
+A listener asks the policy again for every preface and every ticket, because trust and secrets change while it
+runs. The agent has a policy of its own; without an agent the settings are the policy.
 """
 
 from __future__ import annotations
@@ -22,43 +22,46 @@ RESERVED = "@"  # names of runs that begin so are agents', never a worker's
 
 
 class ConnectionPolicy(Protocol):
-    """All methods are called on the listener's loop and, but for ``answer``, must return at once."""
+    """Interface of a policy.
+
+    All methods run on the listener's loop and, except ``answer``, return at once.
+    """
 
     @property
     def key(self) -> NodeKey:
-        """Signs what workers of this machine prove themselves with."""
+        """Return the key that signs the credentials of this machine's workers."""
 
     def trusted(self) -> tuple[NodeId, ...]:
-        """Whose workers may reach ours, this node included."""
+        """Return the nodes whose workers may reach ours, including this node."""
 
     def secret(self) -> bytes:
-        """The discovery secret, for tickets and the workers' route."""
+        """Return the discovery secret, for tickets and the route of workers."""
 
     def key_for(self, route: int, target: bytes) -> bytes | None:
-        """The secret that a preface for this route and target must know; None closes it without a word.
+        """Return the secret of a preface for this route and target; None closes it without an answer.
 
-        Strangers choose both, so no preface is authentic yet when this is asked.
+        Unknown peers choose both, and no preface is authentic yet at this point.
         """
 
     def deliver(self, preface: Preface, connection: socket.socket, address: str) -> ConnectionRefusal | None:
         """Take a connection of another route than the workers'; its preface is checked, not answered.
 
-        None: the house owns ``connection`` (not blocking, untouched by any loop) from now on and closes it.
-        A refusal or an exception: the listener closes it, after the refusal's last words.
+        Return None to own ``connection`` (non-blocking, not in any loop) from now on. After a refusal or an
+        exception, the listener sends the refusal and closes it.
         """
 
     async def answer(self, question: bytes) -> bytes:
-        """A question of a local process of the same user; a BarnraiseError becomes its refusal.
+        """Answer a request of a local process of the same user; a BarnraiseError becomes a rejection.
 
-        It is cancelled when the one who asked leaves.
+        The call is cancelled when the process disconnects.
         """
 
     def refuse_run(self, run: str) -> str | None:
-        """Why no worker of this run may register here; None if it may."""
+        """Return the reason why workers of this run may not register here, or None."""
 
 
 class SettingsConnectionPolicy:
-    """A machine without an agent: trust comes from the settings, the secret from a file."""
+    """Policy of a machine without an agent: trust from the settings, the secret from a file."""
 
     def __init__(self, settings: Settings) -> None:
         directory = private_directory(state_directory(settings))

@@ -1,10 +1,12 @@
-"""The listener of a machine: one port for everybody outside, one local door for its own processes.
+"""Listener of a machine: one port for other machines, one local socket for its own processes.
 
-Workers register at the local door and get their ticket there; they never open a port themselves. A
-connection with a right preface is handed to the mover of the worker that it names, or to the house if it
-is for no worker: the listener does no TLS for it and sees none of its bytes. What it knows of trust and
-secrets it asks of its house each time. Run it alone (``python -m barnraise.transport.listener.listener``) or
-inside a process with an asyncio selector loop (Windows cannot hand over the sockets of another loop).
+Workers register at the local socket and get their ticket there; they never open a port. A connection with a
+valid preface names a worker or another route. It is passed to that worker's communication process, or to the
+policy. The listener does no TLS for it and sees none of its bytes. It asks its policy about trust and secrets
+each time.
+
+Run it alone (``python -m barnraise.transport.listener.listener``) or inside a process with an asyncio
+selector loop. Windows cannot pass the sockets of another loop.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Local:
-    """A process of this machine that talks to us; a worker once it is registered."""
+    """Connection of a local process, which is a worker once it has registered."""
 
     __slots__ = ("channel", "pid", "requests", "run", "talk", "worker")
 
@@ -80,14 +82,15 @@ class _Local:
 
 
 class Listener:
-    """Owns the port and the local door between ``start`` and ``stop``."""
+    """Owner of the port and the local socket between ``start`` and ``stop``."""
 
     def __init__(
         self, settings: Settings, *, any_port: bool = False, house: ConnectionPolicy | None = None
     ) -> None:
-        """``any_port`` takes another port when the wanted one is taken, and says so.
+        """Create a listener that is not started yet.
 
-        An agent brings its ``house``; without one the settings say whom to trust.
+        ``any_port``: use another port if the wanted one is taken. ``house``: the agent's policy; without one
+        the settings decide which nodes to trust.
         """
         self._settings = settings
         self._any_port = any_port
@@ -121,7 +124,7 @@ class Listener:
         return len(self._workers)
 
     async def start(self) -> None:
-        """Open the port and the local door; ListenerError if another listener has them."""
+        """Open the port and the local socket; raise ListenerError if another listener has them."""
         self._loop = asyncio.get_running_loop()
         await self._succeed()
         try:
@@ -155,7 +158,7 @@ class Listener:
         self._lock.release()
 
     async def wait_until_idle(self, *, first_s: float = _FIRST_WORKER_S, after_s: float = _IDLE_S) -> None:
-        """Return once no process of this machine has been connected for a while."""
+        """Return once no local process has been connected for a while."""
         patience = first_s
         while True:
             try:
@@ -166,7 +169,7 @@ class Listener:
             patience = after_s
 
     async def _succeed(self) -> None:
-        """Become the only listener of the state directory, after one that is just leaving."""
+        """Take over as the only listener of the state directory, after one that is just stopping."""
         deadline = self._loop.time() + _PREDECESSOR_S
         while not self._lock.try_acquire():
             if self._loop.time() > deadline:
@@ -241,7 +244,7 @@ class Listener:
             self._farewell(local)
 
     def _take(self, local: _Local, request: Request) -> None:
-        """Answer at once, or after the questions that came before it."""
+        """Answer at once, or after the earlier requests of this process."""
         assert self._door is not None
         if not secrets.compare_digest(request.token.encode(), self._door.token.encode()):
             raise ProtocolError("a local process showed a wrong token")
@@ -368,7 +371,7 @@ class Listener:
 
 
 def serve(settings: Settings, *, until_idle: bool = False) -> int:
-    """Listen until a signal, or until the last worker has left; returns the exit code."""
+    """Listen until a signal, or until the last worker has left; return the exit code."""
 
     async def run() -> None:
         listener = Listener(settings, any_port=until_idle)
@@ -398,7 +401,7 @@ def serve(settings: Settings, *, until_idle: bool = False) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """``python -m barnraise.transport.listener.listener``."""
+    """Run the listener from the command line."""
     parser = argparse.ArgumentParser(
         prog="barnraise-listener", description="Listen for this machine's workers."
     )

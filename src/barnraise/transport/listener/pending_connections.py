@@ -1,4 +1,4 @@
-"""Connections that have not said who they are yet: bounded in all and per source. Pure."""
+"""Pending connections, which are not identified yet: limited in total and per source. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Guest = TypeVar("Guest", bound=Hashable)
 
 
 class PendingConnections(Generic[Guest]):
-    """Full rooms stay open: the oldest guest leaves for the newest."""
+    """Table of pending connections. If it is full, the oldest is evicted for the newest."""
 
     def __init__(self, *, total: int, per_source: int) -> None:
         self._total = total
@@ -24,7 +24,7 @@ class PendingConnections(Generic[Guest]):
         return guest in self._sources
 
     def oldest_in_the_way(self, source: str) -> Guest | None:
-        """Who has to leave before one more from this source may enter."""
+        """Return the connection to evict before one more of this source may enter, or None."""
         of_source = self._guests.get(source, {})
         if len(of_source) >= self._per_source:
             return next(iter(of_source))

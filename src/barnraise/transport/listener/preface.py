@@ -1,7 +1,7 @@
-"""The first bytes of a connection, before TLS: who may knock, and for whom. Pure.
+"""Preface: the first bytes of a connection, before TLS, with its route and target. Pure.
 
-Layout (little-endian) in ``docs/wire/preface.md``, fixed by ``tests/vectors/preface.json``. A preface
-with a wrong MAC is never answered, so that a stranger sees neither a banner nor a certificate.
+Layout (little-endian) in ``docs/wire/preface.md``, fixed by ``tests/vectors/preface.json``. A preface with a
+wrong MAC is never answered, so that unknown peers see neither a banner nor a certificate.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ KeyFor = Callable[[int, bytes], "bytes | None"]
 
 @dataclass(frozen=True)
 class Preface:
-    """What a dialler says first.
+    """First message of a dialler.
 
-    ``target`` is whom it wants: the id of a worker; the beginning of an agent's NodeId, or zeros for
-    whoever is there; the tag of a pairing offer.
+    ``target``: the id of a worker; the start of an agent's NodeId, or zeros for any agent; or the tag of a
+    pairing offer.
     """
 
     target: bytes
@@ -69,7 +69,7 @@ class Preface:
 
 @dataclass(frozen=True)
 class PrefaceAnswer:
-    """What a knock with a right MAC gets back: the version to speak, or why it is turned away."""
+    """Answer to a preface with a right MAC: the version to use, or the reason of a rejection."""
 
     version: int
     plaintext: bool = False
@@ -91,7 +91,7 @@ def encode(preface: Preface, secret: bytes) -> bytes:
 
 
 def parse(data: bytes, key_for: KeyFor) -> Preface:
-    """Read exactly PREFACE_BYTES; ProtocolError for anything that the right secret did not make."""
+    """Parse exactly PREFACE_BYTES; raise ProtocolError unless the right secret made them."""
     if len(data) != PREFACE_BYTES:
         raise ProtocolError(f"a preface has {PREFACE_BYTES} bytes, this has {len(data)}")
     fields, mac = data[: _FIELDS.size], data[_FIELDS.size :]
@@ -109,37 +109,37 @@ def parse(data: bytes, key_for: KeyFor) -> Preface:
 
 
 def target_at(secret: bytes, address: str, port: int) -> bytes:
-    """For an agent whose name is not known yet: whoever has this very address.
+    """Return the target for an agent of unknown id at this address.
 
-    Bound to the place, so that a stranger who lured us to his own door cannot show our preface at another.
+    It is bound to the address, so that an attacker cannot replay our preface at another address.
     """
     place = f"{address}|{port}".encode()
     return hmac.digest(secret, b"barnraise preface place 1\0" + place, hashlib.sha256)[:TARGET_BYTES]
 
 
 def target_of(node: NodeId) -> bytes:
-    """What a preface names an agent by."""
+    """Return the target that names an agent."""
     return node.raw[:TARGET_BYTES]
 
 
 def negotiate(version_min: int, version_max: int) -> int | None:
-    """The newest version that both we and a peer with this range speak."""
+    """Return the newest version that both we and a peer with this range support."""
     version = min(version_max, VERSION_MAX)
     return version if version >= max(version_min, VERSION_MIN) else None
 
 
 def encode_answer(version: int, *, plaintext: bool = False) -> bytes:
-    """Come in, we speak this version."""
+    """Encode an acceptance with the version to use."""
     return _ANSWER.pack(_ANSWER_MAGIC, version, _PLAINTEXT if plaintext else 0)
 
 
 def refuse_route() -> bytes:
-    """The secret is right, but nobody of that id is registered here."""
+    """Encode a rejection: the secret is right, but the target is not registered here."""
     return _ANSWER.pack(_ANSWER_MAGIC, 0, _NO_ROUTE)
 
 
 def refuse_version() -> bytes:
-    """The secret is right, but no protocol version is common."""
+    """Encode a rejection: the secret is right, but there is no common protocol version."""
     return _ANSWER.pack(_ANSWER_MAGIC, 0, _NO_VERSION)
 
 
@@ -159,9 +159,10 @@ def parse_answer(data: bytes) -> PrefaceAnswer:
 
 
 class ReplayCache:
-    """Nonces seen lately. Only prefaces with a right MAC get here, so a stranger cannot push one out.
+    """Replay protection: nonces seen lately.
 
-    Hence the pairing route, whose secret may be known to all, has one of its own.
+    Only prefaces with a right MAC get here, so others cannot push a nonce out. The pairing route, whose
+    secret may be public, has a cache of its own.
     """
 
     def __init__(self, capacity: int = 16384) -> None:
@@ -169,7 +170,7 @@ class ReplayCache:
         self._seen: set[bytes] = set()
 
     def is_new(self, nonce: bytes) -> bool:
-        """Remember the nonce; False if it is known already."""
+        """Remember the nonce and return True; return False if it is known already."""
         if nonce in self._seen:
             return False
         if len(self._order) == self._order.maxlen:

@@ -43,9 +43,10 @@ from barnraise.artifacts import (
 from barnraise.artifacts.store.manifest import make_manifest
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import AgentError, BarnraiseError, ListenerError, RunEnvironmentError, RunError
+from barnraise.core.files import write_atomically
 from barnraise.core.units import format_size, parse_duration
 from barnraise.environments.script_imports import needs_of
-from barnraise.worker.launch.remote_main import ARGUMENTS, RESULT, SCRIPT, encode_call, write_file
+from barnraise.worker.launch.remote_main import ARGUMENTS, RESULT, SCRIPT, encode_call
 from barnraise.worker.launch.script_builder import script_of
 from barnraise.worker.launch.serializer import decode_values
 
@@ -91,7 +92,7 @@ def launch(
     store = ArtifactStore(store_directory(state_directory(settings)))
     with tempfile.TemporaryDirectory(prefix="barnraise-") as draft:
         (Path(draft) / SCRIPT).write_text(script.text, encoding="utf-8")
-        write_file(Path(draft) / ARGUMENTS, contents)
+        write_atomically(Path(draft) / ARGUMENTS, contents)
         manifest = _pack(Path(draft), home, store, settings)
     question = StartRunRequest(
         command=(SCRIPT,),
@@ -128,7 +129,7 @@ def _check_call(
     kwargs: Mapping[str, object],
     options: Mapping[str, object],
 ) -> None:
-    """Fails here in a moment what would fail on every worker, and what two might be meant by."""
+    """Raise at once for a call that would fail on every worker, or that is ambiguous."""
     title, signature = fn.__name__, inspect.signature(fn)
     try:
         given = signature.bind(*args, **kwargs).arguments
@@ -147,7 +148,7 @@ def _check_call(
 
 
 def _pack(draft: Path, folder: Path | None, store: ArtifactStore, settings: Settings) -> FolderManifest:
-    """The script and its arguments, and the folder's files if there is one."""
+    """Pack the script and its arguments, and the folder's files if there is one."""
     limits = folder_limits(settings)
     manifest = pack(draft, store, limits, everything=True).manifest
     if folder is None:
@@ -190,7 +191,7 @@ def _seconds(value: str | float) -> float:
 
 @dataclass(frozen=True)
 class _Agent:
-    """This machine's."""
+    """Connection to the agent of this machine."""
 
     settings: Settings
     say: Callable[[str], None]
@@ -209,7 +210,7 @@ class _Agent:
         return answer
 
     def patiently(self, question: RunQuestion, expected: type[T]) -> T:
-        """The agent may be starting again: its runs outlive a moment of silence."""
+        """Ask again while the agent restarts: its runs outlive a short silence."""
         give_up = time.monotonic() + _AWAY_S
         while True:
             try:
@@ -266,7 +267,7 @@ class _View:
 
 
 def _watch(agent: _Agent, run: str, view: _View, deadline: float | None) -> RunRow:
-    """Until it has ended. Whatever makes us leave before stops it, for nobody would hear of its result."""
+    """Watch until the run stops. If the caller leaves early, stop the run: its result would be lost."""
     told: WatchResponse | None = None
     try:
         while told is None or not view.is_done(told):

@@ -1,4 +1,4 @@
-"""What a launched function's script does on a worker: reads the arguments, calls, keeps rank 0's result."""
+"""Entry point of a launched function on a worker: reads the arguments, calls, keeps rank 0's result."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from barnraise.core.errors import ShippingError
+from barnraise.core.files import write_atomically
 from barnraise.worker.launch.serializer import Content, decode_values, encode_values
 
 SCRIPT = "barnraise_launch.py"
@@ -27,7 +28,7 @@ class RemoteCall(NamedTuple):
 def encode_call(
     positional: Sequence[object], named: Mapping[str, object], constants: Sequence[tuple[str, object]]
 ) -> list[Content]:
-    """The arguments' file; RunError names the one that cannot travel."""
+    """Encode the file with the arguments. Raise RunError with the name of an argument that cannot be sent."""
     form = (len(positional), list(named), [name for name, _ in constants])
     return encode_values(
         [
@@ -40,25 +41,16 @@ def encode_call(
 
 
 def main(function: Callable[..., object], *, beside: str) -> None:
-    """Called by the script that lies in the run's folder, on every rank."""
+    """Call the function, on every rank; the script in the run's folder calls this."""
     call = _call(Path(beside).with_name(ARGUMENTS))
     result = function(*call.positional, **call.named)
     if os.environ.get("RANK", "0") == "0":
-        write_file(Path(beside).with_name(RESULT), encode_values([("the result", result)]))
+        write_atomically(Path(beside).with_name(RESULT), encode_values([("the result", result)]))
 
 
 def constant(name: str, *, beside: str) -> Any:
-    """A global of the function, as it was where the function was launched."""
+    """Return a global of the function, as it was where the function was launched."""
     return _call(Path(beside).with_name(ARGUMENTS)).constants[name]
-
-
-def write_file(path: Path, contents: Sequence[Content]) -> None:
-    """The whole file or nothing of it."""
-    draft = path.with_name(f"{path.name}.new")
-    with open(draft, "wb") as file:
-        for content in contents:
-            file.write(content)
-    os.replace(draft, path)
 
 
 @cache

@@ -1,5 +1,7 @@
-"""From a function to the text of a script that defines it: with the imports, functions, classes and plain
-data that it uses, and nothing else of the file or notebook that it comes from.
+"""Build the text of a script that defines a function.
+
+The script holds the imports, functions, classes and plain data that the function uses, and nothing else of
+its file or notebook.
 """
 
 from __future__ import annotations
@@ -28,14 +30,16 @@ _OF_EVERY_MODULE = frozenset(["__name__", "__file__", "__doc__", "__builtins__",
 
 @dataclass(frozen=True)
 class GeneratedScript:
-    """What a worker runs, and the plain data that it reads by name."""
+    """Script that a worker runs, and the plain data that the script reads by name."""
 
     text: str
     constants: tuple[tuple[str, object], ...]
 
 
 def script_of(function: Callable[..., object], folder: Path | None = None) -> GeneratedScript:
-    """RunError names what cannot be sent. ``folder`` is sent too, so its modules may be imported."""
+    """Build the script of a function. Raise RunError for parts that cannot be sent. ``folder``: sent along,
+    so its modules may be imported.
+    """
     inner = _plain_function(function)
     parts = _Parts(inner, function, folder)
     home = _home(function, inner.__name__, {"__main__"})
@@ -48,7 +52,7 @@ def script_of(function: Callable[..., object], folder: Path | None = None) -> Ge
 
 @dataclass
 class _Parts:
-    """What was found so far, each thing in the order in which the script must have it."""
+    """Parts collected so far, each in the order in which the script needs them."""
 
     root: FunctionType
     given: Callable[..., object]
@@ -60,7 +64,7 @@ class _Parts:
     begun: set[str] = field(default_factory=set)
 
     def take_root(self) -> None:
-        """What it calls is written before it, because a reader begins with it at the end."""
+        """Write the function last, after everything that it calls, because a reader starts at the end."""
         name = self.root.__name__
         found = _definition_of(self.given, self.root)
         for used in sorted(found.now) + sorted(found.later - {name}):
@@ -71,7 +75,7 @@ class _Parts:
             self._submodules(each)
 
     def _write(self, found: SourceDefinition) -> None:
-        """What is needed at once stands before it, with all that it may call; the rest may follow."""
+        """Write a definition after everything that it needs at once; the rest may follow."""
         for used in sorted(found.now):
             self._take(used, found)
         self.written.setdefault(found.name, found)
@@ -99,7 +103,7 @@ class _Parts:
             self._take_value(name, value, user)
 
     def _take_code(self, name: str, value: Any, user: SourceDefinition) -> bool:
-        """Modules, functions and classes; whether it was one."""
+        """Collect a module, function or class; return False if the value is none of these."""
         if isinstance(value, ModuleType):
             self.imports[name] = self._module_line(name, value, user)
             return True
@@ -150,7 +154,7 @@ class _Parts:
         self.constants[name] = value
 
     def _take_soft(self, found: SourceDefinition) -> None:
-        """Names in annotations come along if they can; no function needs them to run."""
+        """Collect names in annotations if possible; no function needs them to run."""
         for name in sorted(found.annotations):
             if is_data(self.root.__globals__.get(name, None)):
                 continue
@@ -170,7 +174,7 @@ class _Parts:
             self.aliases, self.begun = trial.aliases, trial.begun
 
     def _submodules(self, found: SourceDefinition) -> None:
-        """``import xml.dom`` binds only ``xml``: what is reached through it must be imported as well."""
+        """Import submodules as well: ``import xml.dom`` binds only ``xml``."""
         for dotted in sorted(found.dotted):
             name, *steps = dotted.split(".")
             value = self.root.__globals__.get(name)
@@ -207,7 +211,7 @@ class _Parts:
 
 
 def _plain_function(function: Callable[..., object]) -> FunctionType:
-    """What was written with def; RunError for everything else that can be called."""
+    """Return the function that was written with def. Raise RunError for every other callable."""
     name = getattr(function, "__name__", type(function).__name__)
     inner = inspect.unwrap(function)
     if inspect.ismethod(inner):
@@ -246,7 +250,7 @@ def _definition_of(value: object, inner: FunctionType) -> SourceDefinition:
 
 
 def _home(value: Any, name: str, but: set[str]) -> str | None:
-    """The module from which it can be imported, under its own name or this one."""
+    """Return the module from which a value can be imported, under its own name or this one."""
     own = getattr(value, "__name__", name)
     stated = getattr(value, "__module__", None)
     stated = stated if isinstance(stated, str) and stated in sys.modules and stated not in but else None
@@ -263,7 +267,7 @@ def _home(value: Any, name: str, but: set[str]) -> str | None:
 
 
 def _is_there(home: str, folder: Path | None) -> bool:
-    """Whether a worker can import it: it is installed, or lies in the folder that is sent."""
+    """Tell whether a worker can import a module: it is installed, or lies in the folder that is sent."""
     module = sys.modules.get(home.partition(".")[0])
     root = _root_of(module)
     if module is None or root is None or (folder is not None and root == folder.resolve()):
@@ -272,7 +276,7 @@ def _is_there(home: str, folder: Path | None) -> bool:
 
 
 def _root_of(module: ModuleType | None) -> Path | None:
-    """The folder in which a top module was found; None for one that is part of Python."""
+    """Return the folder in which a top module was found; None for a part of Python."""
     if module is None or module.__name__ in sys.stdlib_module_names:
         return None
     paths = list(getattr(module, "__path__", []))
@@ -289,7 +293,7 @@ def _is_installed(root: Path) -> bool:
 
 
 def _linked(place: Path) -> set[Path]:
-    """Folders of packages that were installed to be edited."""
+    """Return the folders of packages that were installed in editable mode."""
     found = set()
     for file in place.glob("*.pth"):
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()

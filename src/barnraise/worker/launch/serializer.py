@@ -1,8 +1,8 @@
 """Plain data as bytes and back: numbers, texts, containers, numpy arrays and torch tensors. Never a pickle.
 
 A document is a mark, the length of a head, the head (msgpack) and the contents of arrays and long texts. A
-container is a list that begins with its kind. Contents stand in the order in which the head uses them, and
-each is used once, so a document never becomes much larger in memory than it is on disk.
+container is a list that starts with its kind. Contents stand in the order in which the head uses them. Each
+is used once, so a document never becomes much larger in memory than it is on disk.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ Content = bytes | memoryview
 
 
 def is_data(value: object) -> bool:
-    """Whether it is of a kind that travels; a container's items may still not be."""
+    """Tell whether a value is of a kind that can be sent; items of a container may still not be."""
     return type(value) in _SCALARS or type(value) in _KINDS or _is_numpy(value) or _is_torch(value)
 
 
 def encode_values(named: Sequence[tuple[str, object]]) -> list[Content]:
-    """One document in pieces, to be written one after the other; RunError names what cannot travel."""
+    """Encode one document in pieces, to be written in order. Raise RunError for a value of another kind."""
     writer = _Writer()
     trees = [writer.root(name, value) for name, value in named]
     head = msgspec.msgpack.encode([trees, [len(content) for content in writer.contents]])
@@ -65,7 +65,7 @@ def encode_values(named: Sequence[tuple[str, object]]) -> list[Content]:
 
 
 def decode_values(document: bytes | memoryview) -> list[Any]:
-    """The values in their order; ShippingError unless the document is whole and sound."""
+    """Return the values in order. Raise ShippingError unless the document is complete and valid."""
     view = memoryview(document)
     begin = len(MARK) + 8
     size = int.from_bytes(view[len(MARK) : begin], "little")
@@ -137,7 +137,7 @@ class _Writer:
         return tree
 
     def _key(self, key: object) -> object:
-        """Of a mapping or a set. A tensor as key is found by identity only, so never again."""
+        """Encode a key of a mapping or a set. A tensor is found by identity only, so it is rejected."""
         parts: list[Any] = [key]
         while parts:
             part = parts.pop()
@@ -193,7 +193,7 @@ class _Writer:
 
 
 class _Reader:
-    """ValueError and its like for whatever is not as the writer would have made it."""
+    """Reader of a document; raises ValueError and its like for anything the writer would not write."""
 
     def __init__(self, contents: memoryview, sizes: Iterator[int]) -> None:
         self._contents = contents
@@ -273,13 +273,13 @@ class _Reader:
 
 
 def a_kind(value: object) -> str:
-    """``a Linear``, ``an Adam``."""
+    """Return the kind of a value with its article, such as ``a Linear`` or ``an Adam``."""
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def advice(value: object) -> str:
-    """What to do about a value that does not travel."""
+    """Return a hint for a value that cannot be sent."""
     if hasattr(value, "state_dict"):
         return "Pass its state_dict(), and build it inside the function."
     if isinstance(value, dict | list | tuple | set | str | int | float):
@@ -302,7 +302,7 @@ def _is_torch(value: object) -> bool:
 
 
 def _torch() -> Any:
-    """If the process has imported it: otherwise no value can be of it."""
+    """Return torch if the process has imported it: otherwise no value can be a tensor."""
     return sys.modules.get("torch")
 
 
@@ -326,7 +326,7 @@ def _plain_dtype(text: str) -> np.dtype[Any]:
 
 
 def _order(strides: Sequence[int]) -> list[int]:
-    """The dimensions from the outermost in memory to the innermost."""
+    """Return the dimensions from the outermost in memory to the innermost."""
     return sorted(range(len(strides)), key=lambda axis: -strides[axis])
 
 

@@ -1,4 +1,4 @@
-"""The text of a function or class as somebody wrote it, in a file or notebook cell, and the names it uses."""
+"""Source text of a function or class, in a file or notebook cell, and the names that it uses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SourceDefinition:
 
 
 def function_definition(function: FunctionType) -> SourceDefinition:
-    """RunError if its source is not to be had or is not the one that runs."""
+    """Return the source of a function. Raise RunError if the source is missing or differs from what runs."""
     code = function.__code__
     for node in _nodes(code.co_filename, function.__globals__):
         is_here = node.name == code.co_name and _first_line(node) == code.co_firstlineno
@@ -45,7 +45,7 @@ def function_definition(function: FunctionType) -> SourceDefinition:
 
 
 def class_definition(cls: type, space: Mapping[str, Any]) -> SourceDefinition:
-    """Of a class at the top of a file or cell; ``space`` are the globals of who uses it."""
+    """Return the source of a class at the top of a file or cell; ``space``: globals of its user."""
     methods = list(_methods(cls))
     for code in methods:
         for node in _nodes(code.co_filename, space):
@@ -61,7 +61,7 @@ def class_definition(cls: type, space: Mapping[str, Any]) -> SourceDefinition:
 
 
 def names_used(name: str, text: str, place: str, *, decorated: bool = False) -> SourceDefinition:
-    """Pure: what a definition's text needs of its globals."""
+    """Return the globals that the text of a definition needs. Pure."""
     tree = ast.parse(text)
     noted = _Annotations()
     bare = noted.visit(ast.parse(text))
@@ -156,7 +156,7 @@ def _definition(node: _Node, file: str, space: Mapping[str, Any]) -> SourceDefin
 
 
 def _outdented(lines: list[str], node: _Node, first: int) -> str:
-    """Begins at the margin; the inside of a text that runs over several lines stays as it is."""
+    """Remove the indentation; the inside of a multi-line string stays as it is."""
     inside = {
         line
         for part in ast.walk(node)
@@ -186,7 +186,7 @@ def _first_line(node: _Node) -> int:
 
 
 def _methods(cls: type) -> Iterator[CodeType]:
-    """Of the functions that were written in its body."""
+    """Yield the code of the functions that were written in the body of a class."""
     for value in vars(cls).values():
         inner = getattr(value, "fget", None) or getattr(value, "__func__", None) or value
         inner = inspect.unwrap(inner) if callable(inner) else inner
@@ -196,7 +196,7 @@ def _methods(cls: type) -> Iterator[CodeType]:
 
 
 def _places(cls: type) -> list[str]:
-    """Where a class without methods may be written: its module's file, or any cell, the newest first."""
+    """Return files or cells that may define a class without methods, the newest first."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     # An entry without a time of change belongs to no file on the disk.
     cells = [name for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None]
@@ -204,7 +204,7 @@ def _places(cls: type) -> list[str]:
 
 
 def _fits(node: ast.ClassDef, cls: type) -> bool:
-    """Whether the body has the same fields: an older cell may hold a class of that name too."""
+    """Tell whether the body has the same fields: an older cell may hold another class of that name."""
     noted = {
         one.target.id
         for one in node.body

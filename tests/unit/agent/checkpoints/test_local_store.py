@@ -1,4 +1,4 @@
-"""Checkpoints on a machine's disk when a quorum is there again, and runs whose folders go."""
+"""Checkpoints on disk: provisional ones, the latest one, and folders that are removed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from barnraise.agent.checkpoints.local_store import LocalCheckpoints
 from barnraise.agent.runs.service import _KEPT_FOLDERS, _out_of_date
 from barnraise.artifacts import ArtifactStore
 from barnraise.checkpoint.files import CheckpointInfo, Checkpoints
-from barnraise.checkpoint.serialization import dismantle
+from barnraise.checkpoint.serialization import flatten
 from barnraise.identity import NodeKey
 from barnraise.runs.checkpoint_manifest import CheckpointSignature, HeldCheckpoint, sign
 
@@ -24,67 +24,65 @@ SIGNERS = {KEY.id.raw, WORKER.id.raw}
 
 
 class Notary:
-    def seal(self, step: int, fingerprint: bytes) -> CheckpointSignature:
+    def sign(self, step: int, fingerprint: bytes) -> CheckpointSignature:
         return sign(WORKER, RUN, step, fingerprint)
 
     def signers(self, run: str) -> set[bytes]:
         return SIGNERS
 
 
-def _saved(shelf: LocalCheckpoints, step: int, *, provisional: bool) -> None:
-    checkpoints = Checkpoints(shelf.folder(RUN), RUN, Notary())  # type: ignore[arg-type]
-    checkpoints.save(dismantle({"w": torch.full((2,), float(step))}), CheckpointInfo(step, 1, provisional))
+def _saved(local: LocalCheckpoints, step: int, *, provisional: bool) -> None:
+    checkpoints = Checkpoints(local.folder(RUN), RUN, Notary())  # type: ignore[arg-type]
+    checkpoints.save(flatten({"w": torch.full((2,), float(step))}), CheckpointInfo(step, 1, provisional))
     checkpoints.wait()
 
 
-def _shelf(folder: Path) -> LocalCheckpoints:
-    shelf = LocalCheckpoints(folder / "runs", ArtifactStore(folder / "store"), KEY)
+def _local(folder: Path) -> LocalCheckpoints:
+    local = LocalCheckpoints(folder / "runs", ArtifactStore(folder / "store"), KEY)
     for step, provisional in ((50, False), (70, True), (90, True)):
-        _saved(shelf, step, provisional=provisional)
-    return shelf
+        _saved(local, step, provisional=provisional)
+    return local
 
 
-def test_what_was_saved_without_a_quorum_counts_like_all_else_once_it_is_settled(tmp_path: Path) -> None:
-    shelf = _shelf(tmp_path)
-    shelf.settle(RUN, SIGNERS, counts=True)
-    assert set(shelf.held(RUN, SIGNERS)) == {HeldCheckpoint(RUN, step, True, 1) for step in (50, 70, 90)}
-    assert all(shelf.is_whole(RUN, step, SIGNERS) for step in (50, 70, 90))
-    found = Checkpoints(shelf.folder(RUN), RUN, Notary()).newest()  # type: ignore[arg-type]
+def test_settle_kept_provisional_checkpoints_become_normal(tmp_path: Path) -> None:
+    local = _local(tmp_path)
+    local.settle(RUN, SIGNERS, counts=True)
+    assert set(local.held(RUN, SIGNERS)) == {HeldCheckpoint(RUN, step, True, 1) for step in (50, 70, 90)}
+    assert all(local.is_whole(RUN, step, SIGNERS) for step in (50, 70, 90))
+    found = Checkpoints(local.folder(RUN), RUN, Notary()).newest()  # type: ignore[arg-type]
     assert found is not None
     assert (found[0].step, found[0].provisional) == (90, False)
-    assert sorted(os.listdir(shelf.folder(RUN) / "step-00000090")) == [
+    assert sorted(os.listdir(local.folder(RUN) / "step-00000090")) == [
         "manifest.json",
         "seal.json",
         "state.safetensors",
     ]
 
 
-def test_what_is_dropped_stands_in_nobodys_way(tmp_path: Path) -> None:
-    shelf = _shelf(tmp_path)
-    shelf.settle(RUN, SIGNERS, counts=False)
-    assert shelf.held(RUN, SIGNERS) == [HeldCheckpoint(RUN, 50, True, 1)]
-    assert shelf.latest(RUN) == 50
+def test_settle_dropped_provisional_checkpoints_are_renamed_away(tmp_path: Path) -> None:
+    local = _local(tmp_path)
+    local.settle(RUN, SIGNERS, counts=False)
+    assert local.held(RUN, SIGNERS) == [HeldCheckpoint(RUN, 50, True, 1)]
+    assert local.latest(RUN) == 50
     for step in (60, 70, 80, 85):
-        _saved(shelf, step, provisional=False)
-    assert set(shelf.held(RUN, SIGNERS)) == {HeldCheckpoint(RUN, step, True, 1) for step in (70, 80, 85)}
-    _saved(shelf, 95, provisional=True)
-    shelf.settle(RUN, SIGNERS, counts=False)
-    left = {name for name in os.listdir(shelf.folder(RUN)) if name.startswith("dropped-")}
+        _saved(local, step, provisional=False)
+    assert set(local.held(RUN, SIGNERS)) == {HeldCheckpoint(RUN, step, True, 1) for step in (70, 80, 85)}
+    _saved(local, 95, provisional=True)
+    local.settle(RUN, SIGNERS, counts=False)
+    left = {name for name in os.listdir(local.folder(RUN)) if name.startswith("dropped-")}
     assert left == {"dropped-step-00000095"}, "those of the time before are gone"
 
 
-def test_the_last_that_was_written_is_the_latest(tmp_path: Path) -> None:
-    shelf = _shelf(tmp_path)
-    _saved(shelf, 60, provisional=False)
-    assert shelf.latest(RUN) == 60
-    assert HeldCheckpoint(RUN, 60, True, 1) in shelf.held(RUN, SIGNERS), "though three have higher steps"
+def test_latest_by_write_time_not_by_step(tmp_path: Path) -> None:
+    local = _local(tmp_path)
+    _saved(local, 60, provisional=False)
+    assert local.latest(RUN) == 60
+    assert HeldCheckpoint(RUN, 60, True, 1) in local.held(RUN, SIGNERS), "though three have higher steps"
 
 
-def test_a_draft_that_gets_its_name_while_we_look_hides_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_latest_while_draft_is_renamed_finds_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker saves as it likes: its draft is listed, and gone when it is looked at."""
-    shelf = _shelf(tmp_path)
+    local = _local(tmp_path)
     scandir = os.scandir
 
     @contextlib.contextmanager
@@ -97,10 +95,10 @@ def test_a_draft_that_gets_its_name_while_we_look_hides_nothing(
         yield entries
 
     monkeypatch.setattr(os, "scandir", look)
-    assert shelf.latest(RUN) == 90
+    assert local.latest(RUN) == 90
 
 
-def test_a_long_run_that_failed_just_now_keeps_its_checkpoints(tmp_path: Path) -> None:
+def test_out_of_date_long_run_that_just_failed_is_kept(tmp_path: Path) -> None:
     for number in range(_KEPT_FOLDERS + 3):
         (tmp_path / f"short-{number:02}" / "logs").mkdir(parents=True)
         for place in (tmp_path / f"short-{number:02}" / "logs", tmp_path / f"short-{number:02}"):

@@ -1,4 +1,4 @@
-"""Several agents' keepers of checkpoints on one loop, with real disks: found, brought, copied, or refused."""
+"""Checkpoint services of several agents on one loop, with real disks: search, fetch, copy and refusal."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ ROLES: tuple[Role, ...] = ("owner", "owner", "owner", "guest")
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is slow to say what it holds, as this machine may be, would rightly be given a copy more."""
+    """Wait long for answers: a slow machine would correctly be given one more copy."""
     monkeypatch.setattr(service, "_SURVEY_S", 60.0)
 
 
 class Agent:
-    """As much of an agent as its keeper of checkpoints needs."""
+    """As much of an agent as its checkpoint service needs."""
 
     def __init__(self, cluster: Cluster, place: int) -> None:
         self.cluster, self.place = cluster, place
@@ -70,9 +70,11 @@ class Agent:
         self.member: Any = SimpleNamespace(view=SimpleNamespace(members=members))
         self.storage: Any = SimpleNamespace(keep_run=lambda name, record: None, forget_run=lambda name: None)
         self.host = Host(cluster.network, self.me, self.directory / "stores", patience_s=60.0)
-        self.book = RunRegistry(self)
-        self.keeper = CheckpointService(self, self.book, self.host.shipper, self.host.store, self.allow)
-        self.copies = CheckpointReplicator(self, self.book, self.keeper)
+        self.registry = RunRegistry(self)
+        self.service = CheckpointService(
+            self, self.registry, self.host.artifacts, self.host.store, self.allow
+        )
+        self.replicator = CheckpointReplicator(self, self.registry, self.service)
         self.tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -80,8 +82,8 @@ class Agent:
         return self.cluster.log
 
     def allow(self, run: str) -> None:
-        for manifest in self.book.runs[run].order.manifests:
-            self.host.shipper.allow(manifest, self.keeper.loans.borrowers(manifest))
+        for manifest in self.registry.runs[run].spec.manifests:
+            self.host.artifacts.allow(manifest, self.service.grants.readers(manifest))
 
     def name_of(self, node: NodeId) -> str:
         return next(f"h{place}" for place, key in enumerate(self.cluster.keys) if key.id == node)
@@ -96,7 +98,7 @@ class Agent:
             other = next(one for one in self.cluster.agents if one.me == node)
             if other.is_up and self.is_up:
                 told: Any = messages.decode(memoryview(message)[1:])
-                other.keeper.told(self.me, told)
+                other.service.received(self.me, told)
 
         asyncio.get_running_loop().call_soon(deliver)
 
@@ -111,7 +113,7 @@ class Agent:
         return self.directory / "runs" / RUN / "checkpoints" / folder_name(step)
 
     def saves(self, step: int, *, by: NodeKey | None = None, copies: int = 2, size: int = 50_000) -> None:
-        """As its worker would: whoever looks meanwhile, in a thread, sees nothing of it or all."""
+        """Save a checkpoint as a worker would: a concurrent reader sees all of it or nothing."""
         place = self.place_of(step).with_name(f".draft-{step}")
         place.mkdir(parents=True)
         (place / "state.safetensors").write_bytes(hashlib.shake_256(bytes([step])).digest(size))
@@ -132,8 +134,8 @@ class Agent:
         place.rename(self.place_of(step))
 
     def holds(self, step: int) -> bool:
-        signers = self.keeper.signers_of(RUN)
-        return self.keeper.shelf.is_whole(RUN, step, signers)
+        signers = self.service.signers_of(RUN)
+        return self.service.local.is_whole(RUN, step, signers)
 
     def steps(self) -> list[int]:
         folder = self.place_of(0).parent
@@ -146,11 +148,11 @@ class Agent:
         return len(list(store.objects.glob("??/*"))) + len(list(store.manifests.iterdir()))
 
     async def bring(self, step: int) -> None:
-        told = await self.keeper.answer(FetchCheckpointRequest(RUN, step, 60.0))
+        told = await self.service.answer(FetchCheckpointRequest(RUN, step, 60.0))
         assert told == FetchCheckpointResponse(True, told.done_bytes, told.all_bytes)  # type: ignore[union-attr]
 
     async def newest(self, *passing_over: tuple[str, int]) -> NewestCheckpointResponse:
-        told = await self.keeper.answer(NewestCheckpointRequest(RUN, False, passing_over))
+        told = await self.service.answer(NewestCheckpointRequest(RUN, False, passing_over))
         assert isinstance(told, NewestCheckpointResponse)
         return told
 
@@ -183,7 +185,7 @@ class Cluster:
         self.record = replace(sign_order(order, self.keys[0]), slots=slots, phase="running", generation=1)
         self.folder_id = packed.id
         for agent in self.agents:
-            agent.book.take(self.record)
+            agent.registry.apply(self.record)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -194,7 +196,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_a_machine_that_never_took_part_gets_it_and_what_it_was_started_with(tmp_path: Path) -> None:
+def test_fetch_by_uninvolved_machine_gets_checkpoint_and_files(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path)
         saver, other = cluster.agents[0], cluster.agents[2]
@@ -209,11 +211,11 @@ def test_a_machine_that_never_took_part_gets_it_and_what_it_was_started_with(tmp
         assert other.holds(50)
         assert os.stat(other.place_of(50) / "state.safetensors").st_nlink == 1, "the store has let go of it"
         assert other.stored() == 0
-        saver.keeper.loans.returned(other.me, RUN)
-        await saver.keeper.loans.end_overdue()
+        saver.service.grants.revoke(other.me, RUN)
+        await saver.service.grants.remove_expired()
         assert saver.stored() == before, "and so has that of the machine that lent it"
-        await other.keeper.bring_files(other.book.runs[RUN])
-        assert other.keeper.shelf.has_files([cluster.folder_id])
+        await other.service.ensure_files(other.registry.runs[RUN])
+        assert other.service.local.has_files([cluster.folder_id])
         cluster.log = cluster.log.extended(cluster.log.revoke(other.key, saver.me))
         assert not saver.holds(50)
         assert other.holds(50), "what it took while the other was a member stays good"
@@ -224,16 +226,16 @@ def test_a_machine_that_never_took_part_gets_it_and_what_it_was_started_with(tmp
 @pytest.mark.parametrize(
     ("copies", "nodes", "expected"), [(1, (0,), 1), (2, (0,), 2), (2, (2,), 2), (9, (0,), 3)]
 )
-def test_copies_go_to_machines_outside_the_group(
+def test_replicator_copies_to_machines_outside_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int, nodes: tuple[int, ...], expected: int
 ) -> None:
-    monkeypatch.setattr(replicator, "_LOOK_S", 0.02)
-    monkeypatch.setattr(replicator, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(replicator, "_CHECK_S", 0.02)
+    monkeypatch.setattr(replicator, "_RETRY_S", 0.05)
 
     async def test() -> None:
         cluster = Cluster(tmp_path, nodes)
         for agent in cluster.agents:
-            agent.spawn(agent.copies.run())
+            agent.spawn(agent.replicator.run())
         saver = cluster.agents[nodes[0]]
         for step in (10, 20, 30, 40, 50):
             saver.saves(step, copies=copies)
@@ -249,7 +251,7 @@ def test_copies_go_to_machines_outside_the_group(
         for agent in cluster.agents:
             assert len(agent.steps()) <= KEPT
             if agent.holds(50):
-                assert agent.keeper.shelf.has_files([cluster.folder_id]) or nodes == (2,)
+                assert agent.service.local.has_files([cluster.folder_id]) or nodes == (2,)
         for agent in cluster.agents:
             for task in list(agent.tasks):
                 task.cancel()
@@ -257,18 +259,18 @@ def test_copies_go_to_machines_outside_the_group(
     run(test)
 
 
-def test_members_who_still_write_theirs_are_given_none(
+def test_replicator_waits_for_members_that_still_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicator, "_LOOK_S", 0.02)
-    monkeypatch.setattr(replicator, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(replicator, "_CHECK_S", 0.02)
+    monkeypatch.setattr(replicator, "_RETRY_S", 0.05)
     monkeypatch.setattr(replicator, "_GRACE_S", 60.0)
 
     async def test() -> None:
         cluster = Cluster(tmp_path, (0, 1))
         first, second, third, _ = cluster.agents
         for agent in cluster.agents:
-            agent.spawn(agent.copies.run())
+            agent.spawn(agent.replicator.run())
         first.saves(10)
         await asyncio.sleep(0.3)
         assert second.steps() == third.steps() == []
@@ -286,9 +288,9 @@ def test_members_who_still_write_theirs_are_given_none(
     run(test)
 
 
-def test_whoever_has_no_room_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicator, "_LOOK_S", 0.02)
-    monkeypatch.setattr(replicator, "_AGAIN_S", 0.05)
+def test_replicator_skips_machine_with_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicator, "_CHECK_S", 0.02)
+    monkeypatch.setattr(replicator, "_RETRY_S", 0.05)
 
     async def test() -> None:
         cluster = Cluster(tmp_path)
@@ -297,9 +299,9 @@ def test_whoever_has_no_room_is_passed_over(tmp_path: Path, monkeypatch: pytest.
         def refuse(*_: object) -> None:
             raise full
 
-        cluster.agents[1].keeper.shelf.keep = refuse  # type: ignore[method-assign,assignment]
+        cluster.agents[1].service.local.keep = refuse  # type: ignore[method-assign,assignment]
         cluster.agents[0].saves(10)
-        cluster.agents[0].spawn(cluster.agents[0].copies.run())
+        cluster.agents[0].spawn(cluster.agents[0].replicator.run())
         while not cluster.agents[2].holds(10):
             await asyncio.sleep(0.02)
         assert not cluster.agents[1].steps()
@@ -309,7 +311,7 @@ def test_whoever_has_no_room_is_passed_over(tmp_path: Path, monkeypatch: pytest.
     run(test)
 
 
-def test_a_damaged_one_is_not_lent_and_is_replaced_by_a_whole_one(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_not_granted_and_gets_replaced(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, (0, 1))
         first, second, third, _ = cluster.agents
@@ -329,16 +331,16 @@ def test_a_damaged_one_is_not_lent_and_is_replaced_by_a_whole_one(tmp_path: Path
     run(test)
 
 
-def test_what_a_stranger_signed_is_held_by_nobody(tmp_path: Path) -> None:
+def test_checkpoint_with_unaccepted_signature_is_ignored(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path)
         first, second, _, guest = cluster.agents
         first.saves(10, by=NodeKey.generate())
         first.saves(20, by=guest.key)  # a member of the cluster, but not of this run
         assert await second.newest() == NewestCheckpointResponse()
-        with pytest.raises(RunError, match="no machine that is here has it"):
+        with pytest.raises(RunError, match="no connected machine has it"):
             await second.bring(20)
-        first.keeper.signers_of = lambda run: frozenset({guest.me.raw})  # type: ignore[method-assign]
+        first.service.signers_of = lambda run: frozenset({guest.me.raw})  # type: ignore[method-assign]
         with pytest.raises(RunError, match="it is signed by nobody of this cluster"):
             await second.bring(20)
         assert second.steps() == []
@@ -347,49 +349,49 @@ def test_what_a_stranger_signed_is_held_by_nobody(tmp_path: Path) -> None:
     run(test)
 
 
-def test_guests_get_nothing_of_runs_that_are_not_theirs(tmp_path: Path) -> None:
+def test_guests_cannot_read_checkpoints_of_other_runs(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path)
         first, _, _, guest = cluster.agents
         first.saves(10)
         assert await guest.newest() == NewestCheckpointResponse()
         with pytest.raises(RunError, match="no part in"):
-            await guest.keeper._bring_now(RUN, 10, [first.me])
-        with pytest.raises(RunError, match="for owners and those who take part"):
-            await guest.keeper._fetch_files(first.me, guest.book.runs[RUN], [cluster.folder_id])
+            await guest.service.fetcher.fetch(RUN, 10, [first.me])
+        with pytest.raises(RunError, match="for owners and its participants"):
+            await guest.service.fetcher.fetch_files(first.me, guest.registry.runs[RUN], [cluster.folder_id])
         guest.saves(20, by=first.key)
-        assert "no copy" in await guest.keeper.offer(first.me, RUN, 20)
+        assert "no copy" in await guest.service.offer(first.me, RUN, 20)
 
     run(test)
 
 
-def test_only_members_of_the_group_get_a_signature(tmp_path: Path) -> None:
+def test_sign_only_for_members_of_current_group(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path)
         first, second, *_ = cluster.agents
-        told = await first.keeper.answer(SignRequest(RUN, 0, 1, 10, bytes(32)))
+        told = await first.service.answer(SignRequest(RUN, 0, 1, 10, bytes(32)))
         assert isinstance(told, SignResponse)
         assert CheckpointSignature(told.node, told.signature) == sign(first.key, RUN, 10, bytes(32))
         for asked in (SignRequest(RUN, 0, 2, 10, bytes(32)), SignRequest("train-xyz", 0, 1, 10, bytes(32))):
-            with pytest.raises(RunError, match="no member of run"):
-                await first.keeper.answer(asked)
-        with pytest.raises(RunError, match="no member of run"):
-            await second.keeper.answer(SignRequest(RUN, 0, 1, 10, bytes(32)))
+            with pytest.raises(RunError, match="only members of run"):
+                await first.service.answer(asked)
+        with pytest.raises(RunError, match="only members of run"):
+            await second.service.answer(SignRequest(RUN, 0, 1, 10, bytes(32)))
 
     run(test)
 
 
-def test_a_link_that_breaks_ends_the_wait(tmp_path: Path) -> None:
+def test_request_fails_at_once_when_connection_is_lost(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path)
         first, second, *_ = cluster.agents
         first.saves(10)
-        first.keeper.told = lambda node, message: None  # type: ignore[method-assign]
+        first.service.received = lambda node, message: None  # type: ignore[method-assign]
         asked = asyncio.create_task(second.newest())
-        while first.me not in {node for node, _ in second.keeper._calls._waiting}:
+        while first.me not in {node for node, _ in second.service._calls._waiting}:
             await asyncio.sleep(0.01)
         begin = asyncio.get_running_loop().time()
-        second.keeper.link_down(first.me)
+        second.service.link_down(first.me)
         assert await asked == NewestCheckpointResponse()
         assert asyncio.get_running_loop().time() - begin < 30, "not the whole patience"
 

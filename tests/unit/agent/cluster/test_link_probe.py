@@ -1,4 +1,4 @@
-"""The agent measures its machine's speed when the machine has time for it."""
+"""The device probe is repeated until the machine is idle enough."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SPEED = DeviceSpeed(kind="cpu", index=0, name="x", memory_bytes=1, tflops_fp32=0
     ],
     ids=["at once", "failed at first", "always busy"],
 )
-def test_a_probe_that_failed_is_repeated(
+def test_device_probe_failed_or_disturbed_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: list[ProbeReport], waits: list[float]
 ) -> None:
     slept: list[float] = []
-    around = mock.Mock()
+    context = mock.Mock()
 
     async def measured(*_: object) -> ProbeReport:
         return reports.pop(0)
@@ -38,7 +38,7 @@ def test_a_probe_that_failed_is_repeated(
 
     async def probe() -> None:
         with mock.patch.object(asyncio, "sleep", sleep):
-            await LinkProber(around, tmp_path)._probe()
+            await LinkProber(context, tmp_path)._probe()
 
     monkeypatch.setattr(link_probe, "measured_speeds", measured)
     asyncio.run(probe())

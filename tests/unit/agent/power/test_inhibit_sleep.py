@@ -1,4 +1,4 @@
-"""The machine is kept awake for exactly as long as wanted, with tools that stand in for the system's."""
+"""The machine is kept awake exactly as long as needed, with fake system tools."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _until(file: Path, words: str) -> None:
         time.sleep(0.01)
 
 
-def test_awake_from_beginning_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keep_awake_holds_tool_until_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trail = tmp_path / "trail"
     _fake(tmp_path, monkeypatch, f'trap "" TERM; echo "$@" > {trail}; cat; echo let go >> {trail}')
     with keep_awake("run 7 trains here"):
@@ -50,9 +50,7 @@ def test_awake_from_beginning_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert trail.read_text().splitlines()[0] == " ".join(tool_for(sys.platform, "run 7 trains here")[1:])
 
 
-def test_a_killed_agent_does_not_keep_the_machine_awake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keep_awake_killed_agent_releases_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trail = tmp_path / "trail"
     _fake(tmp_path, monkeypatch, f"echo held > {trail}; cat; echo let go >> {trail}")
     imports = "import time\nfrom barnraise.agent.power.inhibit_sleep import *\n"
@@ -65,7 +63,7 @@ def test_a_killed_agent_does_not_keep_the_machine_awake(
     _until(trail, "let go")
 
 
-def test_a_missing_tool_is_one_line_in_the_log(
+def test_keep_awake_missing_tool_logs_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -76,7 +74,7 @@ def test_a_missing_tool_is_one_line_in_the_log(
     ]
 
 
-def test_a_refusal_is_told_while_it_matters(
+def test_keep_awake_refusal_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _fake(tmp_path, monkeypatch, "echo Access denied >&2; exit 1")
@@ -89,7 +87,7 @@ def test_a_refusal_is_told_while_it_matters(
     assert record.message == "this machine may fall asleep during a run: Access denied"
 
 
-def test_macos_and_linux_have_their_own_tools() -> None:
+def test_tool_for_macos_and_linux() -> None:
     assert tool_for("darwin", "x")[:3] == ["caffeinate", "-i", "-w"]
     assert tool_for("linux", "x") == [
         "systemd-inhibit",
@@ -101,7 +99,7 @@ def test_macos_and_linux_have_their_own_tools() -> None:
     ]
 
 
-def test_two_wishes_on_windows_do_not_cancel_each_other() -> None:
+def test_awake_by_thread_two_requests_are_independent() -> None:
     said: dict[int, list[int]] = {}
 
     def state(flags: int) -> int:

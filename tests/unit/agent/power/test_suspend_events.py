@@ -1,4 +1,4 @@
-"""The system's words about sleep reach the agent, and the lock is let go after the goodbye."""
+"""Suspend events reach the agent, and the sleep delay is released after the goodbye."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ open(sys.argv[1], "a").write("let go ")
 """
 
 
-def test_sleep_and_waking(tmp_path: Path) -> None:
+def test_watch_sleep_calls_back_before_and_after(tmp_path: Path) -> None:
     told: list[str] = []
     trail = tmp_path / "trail"
 
@@ -46,7 +46,7 @@ def test_sleep_and_waking(tmp_path: Path) -> None:
     assert told == ["asleep, held ", "awake"]
 
 
-def test_a_system_without_the_tools_is_left_alone() -> None:
+def test_watch_sleep_without_tools_returns() -> None:
     async def never() -> None:
         raise AssertionError
 

@@ -1,4 +1,4 @@
-"""What is believed of a machine's report of its own part in a run."""
+"""Records and reports that a registry accepts, by the role of their sender and signer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from barnraise.runs.record import WorkerState, sign_order
 from tests.unit.runs.control.test_lifecycle import KEY, A, B, order, report
 
 
-class Around:
-    """An agent of a cluster in which everybody but the first is what is said."""
+class FakeContext:
+    """An agent of a cluster in which all machines but the first have the given role."""
 
     def __init__(self, role: str) -> None:
         self.me, self.incarnation, self.storage, self.log = KEY.id, bytes(16), self, self
@@ -32,15 +32,15 @@ class Around:
 
 
 @pytest.mark.parametrize("role", ["owner", "guest"])
-def test_a_guest_sends_nobody_to_rest_and_commands_no_terminal(role: str) -> None:
+def test_apply_report_of_guest_is_sanitized(role: str) -> None:
     said = WorkerState(0, "running", words="\x1b[2J", rests=(A,), rests_in=1, rests_why="\x1b[2J")
 
     async def taken() -> WorkerState:
-        around: Any = Around(role)
-        book = RunRegistry(around)
-        assert book.take(sign_order(order(), KEY))
-        book.take_report(NodeId(B), report("running", said))
-        return book.runs["train-abcd"].reports[B].workers[0]
+        context: Any = FakeContext(role)
+        registry = RunRegistry(context)
+        assert registry.apply(sign_order(order(), KEY))
+        registry.apply_report(NodeId(B), report("running", said))
+        return registry.runs["train-abcd"].reports[B].workers[0]
 
     found = asyncio.run(taken())
     if role == "owner":
@@ -51,27 +51,27 @@ def test_a_guest_sends_nobody_to_rest_and_commands_no_terminal(role: str) -> Non
 
 
 def _take(sender: bytes | None, key: NodeKey, role: str) -> tuple[bool, list[str]]:
-    """Give a book of a cluster, in which all machines but the first have that role, an order of this key."""
+    """Apply a record signed by ``key``; all machines but the first have that role."""
 
     async def taken() -> tuple[bool, list[str]]:
-        around: Any = Around(role)
-        book = RunRegistry(around)
+        context: Any = FakeContext(role)
+        registry = RunRegistry(context)
         record = sign_order(order(by=key.id.raw), key)
-        is_taken = book.take(record, None if sender is None else NodeId(sender))
-        return is_taken, list(book.runs)
+        is_taken = registry.apply(record, None if sender is None else NodeId(sender))
+        return is_taken, list(registry.runs)
 
     return asyncio.run(taken())
 
 
 @pytest.mark.parametrize("sender", [A, None])
-def test_an_order_that_a_guest_signed_and_an_owner_passes_on_is_refused(sender: bytes | None) -> None:
+def test_apply_spec_signed_by_guest_is_rejected(sender: bytes | None) -> None:
     guest = NodeKey.generate()
-    with pytest.raises(RunError, match="was ordered by a guest"):
+    with pytest.raises(RunError, match="was started by a guest"):
         _take(sender, guest, "guest")
     assert _take(sender, guest, "owner") == (True, ["train-abcd"]), "the role alone decides"
 
 
-def test_an_order_that_an_owner_signed_and_a_guest_passes_on_is_refused() -> None:
+def test_apply_record_sent_by_guest_is_rejected() -> None:
     with pytest.raises(ProtocolError, match="is a guest and cannot start"):
         _take(B, KEY, "guest")
     assert _take(B, KEY, "owner") == (True, ["train-abcd"])

@@ -1,4 +1,4 @@
-"""What workers say of themselves to their agent."""
+"""States that workers report to their agent."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from barnraise.identity import NodeKey
 from barnraise.runs.record import RunRecord, WorkerSlot
 
 
-def test_a_question_that_waited_long_takes_nothing_back() -> None:
-    outfit: Any = None
+def test_set_state_of_old_request_keeps_newer_facts() -> None:
+    config: Any = None
     slots = (WorkerSlot(NodeKey.generate().id.raw, 0, "cpu", 3),)
     record = RunRecord(order=b"", signature=bytes(64), slots=slots)
-    crew = WorkerGroup(outfit, record, [0], 3, lambda: None, lambda text: None)
+    group = WorkerGroup(config, record, [0], 3, lambda: None, lambda text: None)
     early = GroupRequest("train-abcd", 0, 3)
     late = GroupRequest("train-abcd", 0, 3, trained=True, words="pc")
-    assert not crew.note(early)
-    assert crew.note(late)
-    assert not crew.note(late), "it is known"
-    crew.mark("waiting", early)  # it is answered after the other
-    assert (crew.states[0].state, crew.states[0].trained, crew.states[0].words) == ("waiting", True, "pc")
-    assert crew.note(early)
-    assert (crew.states[0].trained, crew.states[0].words) == (True, "")
+    assert not group.update_from(early)
+    assert group.update_from(late)
+    assert not group.update_from(late), "it is known"
+    group.set_state("waiting", early)  # it is answered after the other
+    assert (group.states[0].state, group.states[0].trained, group.states[0].words) == ("waiting", True, "pc")
+    assert group.update_from(early)
+    assert (group.states[0].trained, group.states[0].words) == (True, "")

@@ -1,4 +1,4 @@
-"""Folders as users have them: ignore files, links, limits, changes; compared with git itself."""
+"""Packing of folders: ignore files, links, limits and changes, compared with git itself."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> ArtifactStore:
     return ArtifactStore(tmp_path / "store")
 
 
-def test_ignore_files_also_nested(tmp_path: Path) -> None:
+def test_nested_ignore_files_apply(tmp_path: Path) -> None:
     folder = make(
         tmp_path / "w",
         {
@@ -71,7 +71,7 @@ def test_ignore_files_also_nested(tmp_path: Path) -> None:
     assert "z.tmp" not in shipped(folder, everything=True)
 
 
-def test_the_rules_of_the_repository_above_count(tmp_path: Path) -> None:
+def test_ignore_rules_of_repository_above_apply(tmp_path: Path) -> None:
     make(tmp_path, {"r/.git/HEAD": "", "r/.gitignore": "*.pt\nscratch/\n", "r/exp/.gitignore": "*.npy"})
     folder = make(tmp_path / "r" / "exp" / "one", {"a.py": "", "m.pt": "", "x.npy": "", "scratch/x": ""})
     assert shipped(folder) == {"a.py"}
@@ -88,7 +88,7 @@ _lines = st.lists(st.sampled_from(_PATTERNS.split()), max_size=4)
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="compared with git")
-def test_the_same_files_as_git(tmp_path: Path) -> None:
+def test_walk_returns_same_files_as_git(tmp_path: Path) -> None:
     folder = tmp_path / "w"
     for parent in ("", "p/", "p/q/", "q/", "r/p/"):
         make(folder, {parent + name: "" for name in ("x.a", "y.a", "x.b", "z")})
@@ -107,7 +107,7 @@ def test_the_same_files_as_git(tmp_path: Path) -> None:
 
 
 @needs_links
-def test_links_inside_are_shipped_as_what_they_lead_to(tmp_path: Path, store: ArtifactStore) -> None:
+def test_links_inside_folder_are_shipped_as_content(tmp_path: Path, store: ArtifactStore) -> None:
     folder = make(tmp_path / "w", {"a.txt": "content", "d/b.txt": "deep"})
     (folder / "link.txt").symlink_to("a.txt")
     (folder / "again").symlink_to("d")
@@ -130,7 +130,7 @@ def test_links_inside_are_shipped_as_what_they_lead_to(tmp_path: Path, store: Ar
         ("nowhere", "missing", "leads nowhere"),
     ],
 )
-def test_links_that_are_refused_by_name(
+def test_links_outside_folder_are_rejected_by_name(
     tmp_path: Path, store: ArtifactStore, name: str, target: str, words: str
 ) -> None:
     make(tmp_path, {"secret": "s"})
@@ -144,7 +144,7 @@ def test_links_that_are_refused_by_name(
 
 
 @needs_links
-def test_two_links_that_lead_to_each_others_folder(tmp_path: Path, store: ArtifactStore) -> None:
+def test_links_that_form_a_loop_are_rejected(tmp_path: Path, store: ArtifactStore) -> None:
     folder = make(tmp_path / "w", {"a/x": "", "b/y": ""})
     (folder / "a" / "to_b").symlink_to("../b")
     (folder / "b" / "to_a").symlink_to("../a")
@@ -153,13 +153,13 @@ def test_two_links_that_lead_to_each_others_folder(tmp_path: Path, store: Artifa
 
 
 @needs_links
-def test_what_is_no_file_is_left_out_and_does_not_block(tmp_path: Path, store: ArtifactStore) -> None:
+def test_special_files_are_left_out_without_blocking(tmp_path: Path, store: ArtifactStore) -> None:
     folder = make(tmp_path / "w", {"a": "x"})
     os.mkfifo(folder / "pipe")
     assert pack(folder, store, LIMITS).files == 1
 
 
-def test_limits_name_the_largest(tmp_path: Path, store: ArtifactStore) -> None:
+def test_size_limit_error_names_largest_files(tmp_path: Path, store: ArtifactStore) -> None:
     folder = make(tmp_path / "w", {f"many/deep/{number}": "x" for number in range(30)} | {"a.py": "x"})
     (folder / "big.bin").write_bytes(bytes(100_000))
     with pytest.raises(ShippingError) as caught:
@@ -172,7 +172,7 @@ def test_limits_name_the_largest(tmp_path: Path, store: ArtifactStore) -> None:
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="such names cannot be made there")
-def test_names_are_refused_with_the_list(tmp_path: Path, store: ArtifactStore) -> None:
+def test_unportable_names_raise_with_list(tmp_path: Path, store: ArtifactStore) -> None:
     folder = make(tmp_path / "w", {"a.py": "", "A.py": "", "aux.txt": "", "t:x": ""})
     with pytest.raises(ShippingError) as caught:
         pack(folder, store, LIMITS)
@@ -180,7 +180,7 @@ def test_names_are_refused_with_the_list(tmp_path: Path, store: ArtifactStore) -
         assert name in caught.value.message
 
 
-def test_unchanged_files_are_not_read_again(
+def test_unchanged_files_are_not_hashed_again(
     tmp_path: Path, store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make(tmp_path / "w", {"a": "x", "b": "y"})
@@ -207,18 +207,18 @@ def test_unchanged_files_are_not_read_again(
     assert "b" in read
 
 
-def test_a_broken_memory_of_hashes_only_costs_time(tmp_path: Path, store: ArtifactStore) -> None:
+def test_broken_hash_cache_only_costs_time(tmp_path: Path, store: ArtifactStore) -> None:
     folder = make(tmp_path / "w", {"a": "x"})
     (store.directory / "hashes.db").write_bytes(b"this is no database" * 100)
     assert pack(folder, store, LIMITS).files == 1
 
 
-def test_a_file_that_grows_meanwhile_is_named(
+def test_file_that_grows_while_packed_is_named(
     tmp_path: Path, store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make(tmp_path / "w", {"log": "x"})
     (folder / "log").write_bytes(bytes(PIECE + 1))
-    real = pack.piece_hash
+    real = pack_module.piece_hash
 
     def grow(data: bytes) -> bytes:
         with open(folder / "log", "ab") as file:
@@ -231,7 +231,7 @@ def test_a_file_that_grows_meanwhile_is_named(
     assert list(store.partial.iterdir()) == []
 
 
-def test_only_named_files(tmp_path: Path, store: ArtifactStore) -> None:
+def test_pack_only_packs_named_files(tmp_path: Path, store: ArtifactStore) -> None:
     folder = make(tmp_path / "w", {"a": "x", "d/b": "y", ".gitignore": "*", "c": "z"})
     assert [entry.path for entry in pack(folder, store, LIMITS, only=["d/b", "a"]).manifest.files] == [
         "a",
@@ -242,7 +242,7 @@ def test_only_named_files(tmp_path: Path, store: ArtifactStore) -> None:
             pack(folder, store, LIMITS, only=[bad])
 
 
-def test_what_a_run_has_changed(tmp_path: Path, store: ArtifactStore) -> None:
+def test_changed_since_returns_new_and_changed_files(tmp_path: Path, store: ArtifactStore) -> None:
     folder = make(tmp_path / "w", {"a.py": "x", "same": "y", "gone": "g", ".gitignore": "*.pt"})
     packed = pack(folder, store, LIMITS)
     ran = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Objects on a real disk: resume, verification, folders made of them, and what is dropped."""
+"""Artifact store on a real disk: resume, verification, unpacking and garbage collection."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_pieces_in_any_order_become_an_object(store: ArtifactStore) -> None:
     assert store.read_piece(entry.object, 3) is None
 
 
-def test_what_was_received_survives_a_restart_and_is_hashed_again(store: ArtifactStore) -> None:
+def test_received_pieces_survive_restart_and_are_hashed_again(store: ArtifactStore) -> None:
     data = content(3 * PIECE)
     entry = entry_of(data)
     for number in (0, 2):
@@ -77,15 +77,15 @@ def test_what_was_received_survives_a_restart_and_is_hashed_again(store: Artifac
     assert store.object_path(entry.object).read_bytes() == data
 
 
-def test_a_killed_process_leaves_nothing_that_is_believed(tmp_path: Path) -> None:
+def test_killed_process_leaves_no_unverified_piece(tmp_path: Path) -> None:
     script = f"""
 import sys, random
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
-from tests.unit.artifacts.store.test_store import Store, content, entry_of, PIECE
+from tests.unit.artifacts.store.test_store import ArtifactStore, content, entry_of, PIECE
 data = content(6 * PIECE)
 entry = entry_of(data)
-store = Store(Path({str(tmp_path / "store")!r}))
+store = ArtifactStore(Path({str(tmp_path / "store")!r}))
 for number in range(6):
     store.write_piece(entry, number, data[number * PIECE:(number + 1) * PIECE])
     print(number, flush=True)
@@ -104,7 +104,7 @@ for number in range(6):
 
 
 @pytest.mark.parametrize("size", [100, 2 * PIECE])
-def test_wrong_bytes_are_refused(store: ArtifactStore, size: int) -> None:
+def test_piece_with_wrong_bytes_is_rejected(store: ArtifactStore, size: int) -> None:
     data = content(size)
     entry = entry_of(data)
     for number, bad in (
@@ -121,7 +121,7 @@ def test_wrong_bytes_are_refused(store: ArtifactStore, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [100, 2 * PIECE])
-def test_a_full_disk_is_named(store: ArtifactStore, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_named(store: ArtifactStore, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     data = content(size)
     entry = entry_of(data)
     real = os.replace
@@ -154,7 +154,7 @@ def test_many_threads_write_the_same_object(store: ArtifactStore) -> None:
     assert list(store.partial.iterdir()) == []
 
 
-def test_unpacking_copies(store: ArtifactStore, tmp_path: Path) -> None:
+def test_unpack_copies_files(store: ArtifactStore, tmp_path: Path) -> None:
     data, program = content(PIECE + 7), b"#!/bin/sh\n"
     entries = [entry_of(data, "d/e/big"), entry_of(program, "go.sh", executable=True), entry_of(b"", "empty")]
     for entry, bytes_of in zip(entries, (data, program, b""), strict=True):
@@ -172,7 +172,7 @@ def test_unpacking_copies(store: ArtifactStore, tmp_path: Path) -> None:
     assert (target / "go.sh").read_bytes() == program
 
 
-def test_unpacking_leaves_nothing_on_failure(
+def test_unpack_that_fails_leaves_nothing(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = content(100)
@@ -201,7 +201,7 @@ def test_unpacking_leaves_nothing_on_failure(
 
 
 @pytest.mark.parametrize("path", ["../out", "/tmp/out", "a/../../out", "con", "a\\b"])
-def test_unpacking_checks_names_itself(store: ArtifactStore, tmp_path: Path, path: str) -> None:
+def test_unpack_checks_names_itself(store: ArtifactStore, tmp_path: Path, path: str) -> None:
     data = content(10)
     entry = entry_of(data, path)
     fill(store, data, entry)
@@ -215,7 +215,7 @@ def test_unpacking_checks_names_itself(store: ArtifactStore, tmp_path: Path, pat
     assert list(store.data.iterdir()) == []
 
 
-def test_data_is_linked_once_for_all_runs(store: ArtifactStore, tmp_path: Path) -> None:
+def test_link_data_links_once_for_all_runs(store: ArtifactStore, tmp_path: Path) -> None:
     big, program = content(PIECE + 1), b"#!/bin/sh\n"
     entries = [entry_of(big, "d/big"), entry_of(program, "go", executable=True), entry_of(b"", "empty")]
     for entry, data in zip(entries, (big, program, b""), strict=True):
@@ -232,9 +232,7 @@ def test_data_is_linked_once_for_all_runs(store: ArtifactStore, tmp_path: Path) 
     assert list(store.data.iterdir()) == [folder]
 
 
-def test_data_is_copied_where_the_disk_has_no_links(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_link_data_copies_without_hard_links(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
     data = content(100)
     entry = entry_of(data)
     fill(store, data, entry)
@@ -246,7 +244,7 @@ def test_data_is_copied_where_the_disk_has_no_links(
     assert (store.link_data(FolderManifest((entry,))) / "f").read_bytes() == data
 
 
-def test_the_last_used_stays(store: ArtifactStore, tmp_path: Path) -> None:
+def test_collect_keeps_last_used(store: ArtifactStore, tmp_path: Path) -> None:
     packs = []
     for number in range(3):
         folder = tmp_path / str(number)
@@ -270,7 +268,7 @@ def test_the_last_used_stays(store: ArtifactStore, tmp_path: Path) -> None:
     assert store.missing(FolderManifest((half,))) == {half.object: [0, 1]}
 
 
-def test_a_manifest_that_is_read_is_used(store: ArtifactStore, tmp_path: Path) -> None:
+def test_reading_manifest_counts_as_use(store: ArtifactStore, tmp_path: Path) -> None:
     packs = []
     for number in range(2):
         (tmp_path / str(number)).mkdir()
@@ -291,15 +289,15 @@ def age(store: ArtifactStore, order: dict[bytes, int]) -> None:
         os.utime(store.manifests / name.hex(), (long_ago + place, long_ago + place))
 
 
-def test_a_damaged_manifest_is_not_there(store: ArtifactStore) -> None:
+def test_damaged_manifest_counts_as_missing(store: ArtifactStore) -> None:
     name = store.put_manifest(FolderManifest((entry_of(b"x"),)))
     (store.manifests / name.hex()).write_bytes(b"junk")
     assert store.manifest(name) is None
     assert store.manifest(bytes(32)) is None
 
 
-def test_what_is_taken_back_leaves_what_others_name(tmp_path: Path) -> None:
-    """A list that somebody else wrote may name contents of a list that is needed."""
+def test_take_back_keeps_contents_of_other_manifests(tmp_path: Path) -> None:
+    """A manifest of another user may name contents that are still needed."""
     store = ArtifactStore(tmp_path / "store")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "train.py").write_text("print(1)")

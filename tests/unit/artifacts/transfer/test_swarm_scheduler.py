@@ -1,4 +1,4 @@
-"""Every piece arrives whatever links die and return; without failures the source sends each about once."""
+"""Swarm scheduler: every piece arrives despite lost links, and the source sends each about once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def some_pieces(count: int, chance: random.Random) -> list[PieceSized]:
 
 
 class World:
-    """Time, links and messages on the way; peers answer as the real ones do."""
+    """Simulated time, links and messages; peers answer as the real ones do."""
 
     def __init__(self, sources: int, receivers: int, pieces: list[PieceSized], chance: random.Random) -> None:
         self.chance = chance
@@ -128,7 +128,7 @@ class World:
                 self.tell(one, PeerUp(other) if up else PeerDown(other))
 
     def settle(self, most_s: float = 600.0) -> None:
-        """Let everything come, with ticks whenever nothing is on the way."""
+        """Deliver all messages, with ticks whenever none is on the way."""
         end = self.now + most_s
         while not all(state.done for state in self.states.values()):
             if not self.step():
@@ -142,7 +142,7 @@ class World:
 
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 60), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
-def test_without_failures_each_piece_leaves_a_source_once(
+def test_source_without_failures_sends_each_piece_once(
     sources: int, receivers: int, count: int, chance: random.Random
 ) -> None:
     world = World(sources, receivers, some_pieces(count, chance), chance)
@@ -153,7 +153,7 @@ def test_without_failures_each_piece_leaves_a_source_once(
 
 @given(st.integers(1, 2), st.integers(1, 4), st.integers(1, 40), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
-def test_every_piece_arrives_whatever_links_die(
+def test_every_piece_arrives_despite_lost_links(
     sources: int, receivers: int, count: int, chance: random.Random
 ) -> None:
     world = World(sources, receivers, some_pieces(count, chance), chance)
@@ -174,9 +174,7 @@ def test_every_piece_arrives_whatever_links_die(
 
 @given(st.integers(2, 4), st.integers(1, 40), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
-def test_a_receiver_that_has_all_stands_in_for_the_source(
-    receivers: int, count: int, chance: random.Random
-) -> None:
+def test_complete_receiver_replaces_lost_source(receivers: int, count: int, chance: random.Random) -> None:
     world = World(1, receivers, some_pieces(count, chance), chance)
     for one in world.receivers:
         world.link(world.sources[0], one, up=False)
@@ -187,7 +185,7 @@ def test_a_receiver_that_has_all_stands_in_for_the_source(
     world.settle()
 
 
-def test_silence_is_noticed_and_another_is_asked() -> None:
+def test_silent_peer_is_replaced_by_another() -> None:
     chance = random.Random(1)
     pieces = some_pieces(20, chance)
     names = {piece.name for piece in pieces}
@@ -204,7 +202,7 @@ def test_silence_is_noticed_and_another_is_asked() -> None:
     assert state.wants(other, sorted(asked[other])[0])
 
 
-def test_a_liar_is_never_asked_again() -> None:
+def test_peer_with_wrong_hash_is_never_asked_again() -> None:
     pieces = some_pieces(50, random.Random(2))
     me, liar, source = node(1), node(2), node(100)
     state = SwarmScheduler(me, [source], [me, liar], pieces, {piece.name for piece in pieces}, [liar, source])
@@ -218,7 +216,7 @@ def test_a_liar_is_never_asked_again() -> None:
     assert state.has_trusted_source()
 
 
-def test_who_does_not_fetch_is_left_alone_for_a_while() -> None:
+def test_peer_that_declines_is_asked_after_backoff() -> None:
     pieces = [PieceSized(PieceName(number.to_bytes(32, "big"), 0), PIECE) for number in range(40)]
     me, idle, source = node(1), node(2), node(100)
     state = SwarmScheduler(me, [source], [me, idle], pieces, {piece.name for piece in pieces}, [idle, source])

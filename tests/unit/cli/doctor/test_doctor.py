@@ -729,7 +729,7 @@ def _linked_both_ways() -> checks.PeerFacts:
     from barnraise.agent.diagnostics.reachability import DialResult
 
     knock = DialResult("192.168.1.7", "answered", rtt_ms=0.4)
-    return checks.PeerFacts("mac", ways=(checks.DialPath(knock),), back=(knock,))
+    return checks.PeerFacts("mac", paths=(checks.DialPath(knock),), dial_backs=(knock,))
 
 
 @pytest.mark.usefixtures("calm")

@@ -11,8 +11,8 @@ from barnraise.core.errors import ConfigError
 FLOAT32 = 8
 
 
-def _specification(strategy: str, sites: tuple[tuple[int, ...], ...]) -> OperationSpec:
-    return OperationSpec("all_reduce", FLOAT32, "sum", -1, strategy, (4096,), 1024, 2, sites)
+def _specification(algorithm: str, sites: tuple[tuple[int, ...], ...]) -> OperationSpec:
+    return OperationSpec("all_reduce", FLOAT32, "sum", -1, algorithm, (4096,), 1024, 2, sites)
 
 
 @pytest.mark.parametrize(
@@ -20,14 +20,14 @@ def _specification(strategy: str, sites: tuple[tuple[int, ...], ...]) -> Operati
     [((), [1, 2, 3, 0]), (((0, 2, 1, 3),), [2, 3, 1, 0]), (((0, 2), (3, 1)), [2, 0, 3, 1])],
     ids=["by rank", "one site", "two sites"],
 )
-def test_a_ring_goes_along_the_sites(sites: tuple[tuple[int, ...], ...], following: list[int]) -> None:
+def test_ring_follows_order_of_sites(sites: tuple[tuple[int, ...], ...], following: list[int]) -> None:
     for rank in range(4):
-        program = compile_operation(_specification("ring", sites), rank, 4, None).program
-        assert {send.peer for send in program.sends} == {following[rank]}
+        schedule = compile_operation(_specification("ring", sites), rank, 4, None).steps
+        assert {send.peer for send in schedule.sends} == {following[rank]}
 
 
 @pytest.mark.parametrize(
-    ("strategy", "peers"),
+    ("algorithm", "peers"),
     [
         ("sites", [{1, 4}, {0, 2}, {1, 3}, {2}, {0, 5}, {4}]),
         ("sites:star/ring/star", [{1, 2, 3, 4}, {0}, {0}, {0}, {0, 5}, {4}]),
@@ -35,17 +35,17 @@ def test_a_ring_goes_along_the_sites(sites: tuple[tuple[int, ...], ...], followi
         ("sites:ring/tree/star", [{1, 2, 3, 4}, {0, 2}, {1, 3, 0}, {2, 0}, {0, 5}, {4}]),
     ],
 )
-def test_sites_have_the_shapes_that_are_named(strategy: str, peers: list[set[int]]) -> None:
+def test_label_sets_shapes_of_sites(algorithm: str, peers: list[set[int]]) -> None:
     for rank in range(6):
-        specification = _specification(strategy, ((0, 1, 2, 3), (4, 5)))
+        specification = _specification(algorithm, ((0, 1, 2, 3), (4, 5)))
         assert compile_operation(specification, rank, 6, None).peers == peers[rank]
 
 
-def test_a_shape_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="do not go through sites as 'rign'"):
+def test_unknown_shape_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="has no shape 'rign'"):
         compile_operation(_specification("sites:ring/rign/ring", ((0, 1), (2, 3))), 0, 4, None)
 
 
-def test_an_order_that_leaves_somebody_out_is_refused() -> None:
+def test_order_without_every_rank_is_rejected() -> None:
     with pytest.raises(ConfigError, match="does not name each of 4 ranks once"):
         compile_operation(_specification("ring", ((0, 1, 2),)), 0, 4, None)

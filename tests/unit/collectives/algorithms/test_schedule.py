@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.collectives.algorithms import compile_program
+from barnraise.collectives.algorithms.compile import compile_schedule
 from barnraise.collectives.algorithms.schedule import (
     BufferLayout,
     ReceiveStep,
@@ -22,10 +22,10 @@ from barnraise.collectives.algorithms.schedule import (
     indexed,
     segments,
 )
-from tests.unit.collectives.strategy_simulator import Simulation, prove_free_of_races
+from tests.unit.collectives.schedule_simulator import Simulation, prove_free_of_races
 
 
-def test_chunks_spread_the_remainder_over_the_first() -> None:
+def test_chunk_bounds_spread_remainder_over_first_chunks() -> None:
     assert chunk_bounds(4 * 11, 4, 4) == (0, 12, 24, 36, 44)
     assert chunk_bounds(4 * 2, 4, 4) == (0, 4, 8, 8, 8)
     assert chunk_bounds(0, 3, 4) == (0, 0, 0, 0)
@@ -33,7 +33,7 @@ def test_chunks_spread_the_remainder_over_the_first() -> None:
 
 
 @given(st.integers(0, 5000), st.integers(1, 70), st.sampled_from([1, 2, 4, 8, 16]))
-def test_chunks_cover_everything_in_whole_items(items: int, parts: int, item: int) -> None:
+def test_chunk_bounds_cover_all_bytes_in_whole_items(items: int, parts: int, item: int) -> None:
     bounds = chunk_bounds(items * item, parts, item)
     sizes = [high - low for low, high in pairwise(bounds)]
     assert bounds[0] == 0
@@ -49,20 +49,18 @@ def test_chunks_cover_everything_in_whole_items(items: int, parts: int, item: in
     item=st.sampled_from([1, 2, 4, 8, 16]),
     segment=st.integers(16, 4096),
 )
-def test_segments_cover_everything_and_never_exceed_the_limit(
-    start: int, items: int, item: int, segment: int
-) -> None:
+def test_segments_cover_all_bytes_within_limit(start: int, items: int, item: int, segment: int) -> None:
     lo, hi = start * item, (start + items) * item
-    pieces = segments(lo, hi, item, segment)
-    assert [cell for piece in pieces for cell in range(*piece)] == list(range(lo, hi))
-    assert all(0 < stop - begin <= segment and (begin - lo) % item == 0 for begin, stop in pieces)
-    moved = [(begin - lo, stop - lo) for begin, stop in pieces]
+    found = segments(lo, hi, item, segment)
+    assert [cell for part in found for cell in range(*part)] == list(range(lo, hi))
+    assert all(0 < stop - begin <= segment and (begin - lo) % item == 0 for begin, stop in found)
+    moved = [(begin - lo, stop - lo) for begin, stop in found]
     assert moved == list(segments(0, hi - lo, item, segment)), (
         "both ends must cut alike wherever the bytes lie"
     )
     if segment >= 64:
-        assert all((begin - lo) % 64 == 0 for begin, _ in pieces)
-        assert len(pieces) <= -(-(hi - lo) // (segment // 64 * 64))
+        assert all((begin - lo) % 64 == 0 for begin, _ in found)
+        assert len(found) <= -(-(hi - lo) // (segment // 64 * 64))
 
 
 def test_segments_are_near_equal() -> None:
@@ -71,18 +69,22 @@ def test_segments_are_near_equal() -> None:
     assert sizes == [131136, 131012]
 
 
-def test_the_builder_makes_sends_wait_for_the_last_writers() -> None:
+def test_builder_sends_wait_for_last_writers() -> None:
     builder = ScheduleBuilder(item=1, segment=8)
     builder.reduce(1, 0, 16)
     builder.place(2, 4, 6)
     builder.send(3, 0, 16)
     builder.send(3, 6, 8)
-    program = builder.build()
-    assert program.receives == (ReceiveStep(1, 0, 8, True), ReceiveStep(1, 8, 16, True), ReceiveStep(2, 4, 6))
-    assert program.sends == (SendStep(3, 0, 8, (0, 2)), SendStep(3, 8, 16, (1,)), SendStep(3, 6, 8, (0,)))
+    schedule = builder.build()
+    assert schedule.receives == (
+        ReceiveStep(1, 0, 8, True),
+        ReceiveStep(1, 8, 16, True),
+        ReceiveStep(2, 4, 6),
+    )
+    assert schedule.sends == (SendStep(3, 0, 8, (0, 2)), SendStep(3, 8, 16, (1,)), SendStep(3, 6, 8, (0,)))
 
 
-def test_the_builder_orders_sums() -> None:
+def test_builder_orders_reducing_receives() -> None:
     builder = ScheduleBuilder(item=1, segment=8)
     builder.reduce(1, 0, 8)
     builder.reduce(2, 0, 4)
@@ -90,7 +92,7 @@ def test_the_builder_orders_sums() -> None:
     assert [receive.after for receive in builder.build().receives] == [(), (0,), (0, 1)]
 
 
-def test_empty_ranges_are_no_messages() -> None:
+def test_empty_ranges_send_no_messages() -> None:
     builder = ScheduleBuilder()
     builder.send(1, 5, 5)
     builder.place(1, 5, 5)
@@ -98,8 +100,8 @@ def test_empty_ranges_are_no_messages() -> None:
     assert builder.build().empty
 
 
-def test_tables_for_the_executor() -> None:
-    program = Schedule(
+def test_indexed_schedule_has_lookup_tables() -> None:
+    schedule = Schedule(
         sends=(SendStep(1, 0, 4), SendStep(2, 0, 4, (0, 1)), SendStep(1, 4, 8, (1,))),
         receives=(
             ReceiveStep(2, 0, 4, True, (), (0,)),
@@ -107,9 +109,9 @@ def test_tables_for_the_executor() -> None:
             ReceiveStep(2, 4, 8),
         ),
     )
-    tables = indexed(program)
-    assert tables is indexed(program)
-    assert tables.program is program
+    tables = indexed(schedule)
+    assert tables is indexed(schedule)
+    assert tables.steps is schedule
     assert tables.peers == {1, 2}
     assert tables.receives_from == {2: (0, 2), 1: (1,)}
     assert tables.send_ordinals == (0, 0, 1)
@@ -121,18 +123,20 @@ def test_tables_for_the_executor() -> None:
     assert tables.read_unlocks == ((0,), (), ())
 
 
-def programs(name: str, world: int) -> list[Schedule]:
+def schedules(name: str, world: int) -> list[Schedule]:
     layout = BufferLayout((48,), 2, segment=12)
-    return [compile_program("all_reduce", name, rank, world, layout) for rank in range(world)]
+    return [compile_schedule("all_reduce", name, rank, world, layout) for rank in range(world)]
 
 
-def without_waiting(program: Schedule, field: str) -> Schedule:
-    """The same messages, but nobody waits for ``field``."""
+def without_waiting(schedule: Schedule, field: str) -> Schedule:
+    """Return the same messages without the dependencies of ``field``."""
     if field == "sends":
-        return replace(program, sends=tuple(replace(send, after=()) for send in program.sends))
+        return replace(schedule, sends=tuple(replace(send, after=()) for send in schedule.sends))
     if field == "after":
-        return replace(program, receives=tuple(replace(receive, after=()) for receive in program.receives))
-    return replace(program, receives=tuple(replace(receive, after_sends=()) for receive in program.receives))
+        return replace(schedule, receives=tuple(replace(receive, after=()) for receive in schedule.receives))
+    return replace(
+        schedule, receives=tuple(replace(receive, after_sends=()) for receive in schedule.receives)
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,15 +149,15 @@ def without_waiting(program: Schedule, field: str) -> Schedule:
         ("doubling", "sends"),
     ],
 )
-def test_the_proof_fails_when_a_rank_does_not_wait(name: str, field: str) -> None:
-    prove_free_of_races(programs(name, 5))
+def test_race_check_fails_for_missing_dependency(name: str, field: str) -> None:
+    prove_free_of_races(schedules(name, 5))
     with pytest.raises(AssertionError):
-        prove_free_of_races([without_waiting(program, field) for program in programs(name, 5)])
+        prove_free_of_races([without_waiting(schedule, field) for schedule in schedules(name, 5)])
 
 
 @pytest.mark.parametrize(("name", "field"), [("exchange", "after_sends"), ("ring", "sends")])
-def test_the_simulator_shows_wrong_sums_when_a_rank_does_not_wait(name: str, field: str) -> None:
-    broken = [without_waiting(program, field) for program in programs(name, 4)]
+def test_simulator_shows_wrong_sums_for_missing_dependency(name: str, field: str) -> None:
+    broken = [without_waiting(schedule, field) for schedule in schedules(name, 4)]
     memories = [[(at + 1) << (16 * rank) for at in range(48)] for rank in range(4)]
     wanted = [sum(cells) for cells in zip(*memories, strict=True)]
     wrong = 0

@@ -10,39 +10,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.collectives.ops import chunking, movement, operation, reduction
-from barnraise.collectives.ops.chunking import DenseView, cut_blocks, ranges, write_back
+from barnraise.collectives.ops.chunking import DenseView, chunk_ranges, cut_blocks, write_back
 from barnraise.collectives.ops.operation import Operation
-from barnraise.collectives.ops.tensors import blocks_of, check_blocks, element_of, only, rows_of
+from barnraise.collectives.ops.tensors import check_blocks, element_type_of, only, split_blocks, split_rows
 from barnraise.core.errors import OperationMismatch, UnsupportedOperation
 
 SUM = torch.distributed.ReduceOp(torch.distributed.ReduceOp.SUM)
 
 
 @given(st.integers(0, 40 << 20), st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 64))
-def test_ranges_cover_everything_once_and_cut_no_element(count: int, item: int, parts: int) -> None:
+def test_chunk_ranges_cover_all_bytes_and_cut_no_element(count: int, item: int, parts: int) -> None:
     total = count // item * item
-    cuts = ranges(total, item, parts)
+    cuts = chunk_ranges(total, item, parts)
     assert cuts[0][0] == 0
     assert cuts[-1][1] == total
     assert all(first[1] == second[0] for first, second in pairwise(cuts))
     assert all(lo % item == 0 and hi % item == 0 for lo, hi in cuts)
     longest = max(hi - lo for lo, hi in cuts)
-    assert longest * parts <= chunking.PIECE_BYTES * 1.5 + item * parts
+    assert longest * parts <= chunking.CHUNK_BYTES * 1.5 + item * parts
 
 
-def test_nothing_is_one_empty_range() -> None:
-    assert ranges(0, 4) == [(0, 0)]
+def test_chunk_ranges_of_zero_bytes_is_one_empty_range() -> None:
+    assert chunk_ranges(0, 4) == [(0, 0)]
 
 
-def test_short_blocks_are_empty_in_later_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunking, "PIECE_BYTES", 32)
+def test_short_blocks_are_empty_in_later_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunking, "CHUNK_BYTES", 32)
     flats = [torch.arange(9), torch.arange(2)]
     cut = [[(lo, hi) for _, lo, hi in row] for row in cut_blocks(flats, 8)]
     assert cut == [[(0, 2), (0, 2)], [(2, 4), (2, 2)], [(4, 6), (2, 2)], [(6, 8), (2, 2)], [(8, 9), (2, 2)]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bool, torch.float8_e4m3fn])
-def test_dense_tensors_are_used_where_they_lie(dtype: torch.dtype) -> None:
+def test_contiguous_tensors_are_not_copied(dtype: torch.dtype) -> None:
     tensor = torch.ones(3, 2).to(dtype)
     whole = DenseView.of(tensor)
     assert not whole.copied
@@ -65,7 +65,7 @@ def test_strided_and_conjugated_tensors_are_written_back() -> None:
     assert conjugated.tolist() == [1 + 2j, 3j]
 
 
-def test_parameters_are_written_without_autograd_noticing() -> None:
+def test_write_to_parameters_bypasses_autograd() -> None:
     parameter = torch.nn.Parameter(torch.zeros(3))
     DenseView.of(parameter).flat[:2].copy_(torch.ones(2))
     assert parameter.tolist() == [1, 1, 0]
@@ -73,28 +73,28 @@ def test_parameters_are_written_without_autograd_noticing() -> None:
 
 
 def _stage(call: Operation) -> list[torch.Tensor]:
-    """Fill fresh memory for each piece, as the mover would find it."""
-    memory = [torch.full((piece.nbytes,), 170, dtype=torch.uint8) for piece in call.pieces]
-    for piece, view in zip(call.pieces, memory, strict=True):
-        piece.fill(view)
+    """Fill fresh memory for each piece, as the communication process would find it."""
+    memory = [torch.full((chunk.nbytes,), 170, dtype=torch.uint8) for chunk in call.chunks]
+    for chunk, view in zip(call.chunks, memory, strict=True):
+        chunk.fill(view)
     return memory
 
 
 def _settle(call: Operation, memory: list[torch.Tensor]) -> None:
-    for piece, view in zip(call.pieces, memory, strict=True):
-        piece.drain(view)
+    for chunk, view in zip(call.chunks, memory, strict=True):
+        chunk.drain(view)
     if call.finish is not None:
         call.finish()
 
 
 @pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunking, "PIECE_BYTES", 48)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunking, "CHUNK_BYTES", 48)
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("elements", [0, 1, 7, 64])
-def test_reductions_give_the_sum_of_what_was_staged(elements: int) -> None:
+def test_reduction_chunks_return_staged_sum(elements: int) -> None:
     tensor = torch.arange(float(elements))
     call = reduction.all_reduce(tensor, SUM, 2)
     memory = _stage(call)
@@ -105,7 +105,7 @@ def test_reductions_give_the_sum_of_what_was_staged(elements: int) -> None:
     assert call.agreed_bytes == call.staged_bytes == elements * 4
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_chunks")
 def test_reduce_changes_only_the_root() -> None:
     for root in (0, 1):
         tensor = torch.ones(20)
@@ -117,8 +117,8 @@ def test_reduce_changes_only_the_root() -> None:
         assert tensor.sum() == (0 if root == 0 else 20)
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_coalesced_tensors_come_back_in_their_shapes() -> None:
+@pytest.mark.usefixtures("small_chunks")
+def test_coalesced_tensors_keep_their_shapes() -> None:
     first, second = torch.ones(3, 5), torch.ones(4, 2).t()
     call = reduction.all_reduce_coalesced([first, second], SUM, 2)
     memory = _stage(call)
@@ -131,7 +131,7 @@ def test_coalesced_tensors_come_back_in_their_shapes() -> None:
         reduction.all_reduce_coalesced([first, first.double()], SUM, 2)
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_chunks")
 def test_reduce_scatter_keeps_this_ranks_block() -> None:
     output = torch.zeros(3, 2).t()
     blocks = [torch.full((2, 3), float(rank)) for rank in range(4)]
@@ -142,38 +142,38 @@ def test_reduce_scatter_keeps_this_ranks_block() -> None:
         reduction.reduce_scatter(torch.zeros(5), blocks, SUM, 2, 4)
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("elements", [0, 1, 37])
-def test_gather_and_scatter_cut_alike_on_root_and_leaves(elements: int) -> None:
+def test_gather_and_scatter_chunk_sizes_match_on_all_ranks(elements: int) -> None:
     tensor = torch.arange(elements)
     outputs = [torch.zeros(elements, dtype=torch.int64) for _ in range(3)]
     root = movement.gather(outputs, tensor, 1, 1, 3)
     leaf = movement.gather([], tensor, 1, 0, 3)
-    assert [piece.sizes for piece in root.pieces] == [piece.sizes for piece in leaf.pieces]
+    assert [chunk.sizes for chunk in root.chunks] == [chunk.sizes for chunk in leaf.chunks]
     memory = _stage(root)
-    for piece, view, theirs in zip(root.pieces, memory, _stage(leaf), strict=True):
-        view[: piece.sizes[0]] = theirs
+    for chunk, view, theirs in zip(root.chunks, memory, _stage(leaf), strict=True):
+        view[: chunk.sizes[0]] = theirs
     _settle(root, memory)
     assert outputs[0].tolist() == outputs[1].tolist() == list(range(elements))
     inputs = [tensor + rank for rank in range(3)]
     spread = movement.scatter(outputs[2], inputs, 1, 1, 3)
     other = movement.scatter(outputs[0], [], 1, 2, 3)
-    assert [piece.sizes for piece in spread.pieces] == [piece.sizes for piece in other.pieces]
+    assert [chunk.sizes for chunk in spread.chunks] == [chunk.sizes for chunk in other.chunks]
     given = _stage(spread)
     _settle(spread, given)
-    _settle(other, [view[2 * p.sizes[0] :] for view, p in zip(given, spread.pieces, strict=True)])
+    _settle(other, [view[2 * p.sizes[0] :] for view, p in zip(given, spread.chunks, strict=True)])
     assert outputs[2].tolist() == inputs[1].tolist()
     assert outputs[0].tolist() == inputs[2].tolist()
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_chunks")
 def test_all_gather_and_broadcast_move_every_byte() -> None:
     mine = torch.arange(11, dtype=torch.int16)
     outputs = [torch.zeros(11, dtype=torch.int16), torch.zeros(2, 11, dtype=torch.int16).t()[:, 1]]
     call = movement.all_gather(outputs, mine, outputs, 1, 2)
     memory = _stage(call)
-    for piece, view in zip(call.pieces, memory, strict=True):
-        view[: piece.sizes[0]] = view[piece.sizes[0] :]
+    for chunk, view in zip(call.chunks, memory, strict=True):
+        view[: chunk.sizes[0]] = view[chunk.sizes[0] :]
     _settle(call, memory)
     assert outputs[0].tolist() == outputs[1].tolist() == mine.tolist()
     sent = _stage(movement.broadcast(mine * 2, 0, 0))
@@ -187,10 +187,10 @@ def test_all_gather_and_broadcast_move_every_byte() -> None:
 def test_all_to_all_keeps_its_own_block_and_uneven_splits() -> None:
     source = torch.arange(10.0).view(5, 2)
     target = torch.zeros(4, 2)
-    inputs, outputs = rows_of(source, [4, 1], 2), rows_of(target, [1, 3], 2)
+    inputs, outputs = split_rows(source, [4, 1], 2), split_rows(target, [1, 3], 2)
     with pytest.raises(OperationMismatch):
         movement.all_to_all(outputs, inputs, [target], 0, 2)
-    outputs = rows_of(target, [3, 1], 2)
+    outputs = split_rows(target, [3, 1], 2)
     call = movement.all_to_all(outputs, inputs, [target], 1, 2)
     assert call.splits == ((32, 8), (24, 8))
     assert call.agreed_bytes == 0
@@ -200,28 +200,28 @@ def test_all_to_all_keeps_its_own_block_and_uneven_splits() -> None:
     assert target.tolist() == [[5, 5], [5, 5], [5, 5], [8, 9]]
 
 
-def test_point_to_point_moves_a_tensor() -> None:
+def test_point_to_point_transfers_one_tensor() -> None:
     target = torch.zeros(6)[::2]
     _settle(operation.receive(target), _stage(operation.send(torch.tensor([1.0, 2, 3]))))
     assert target.tolist() == [1, 2, 3]
 
 
-def test_what_tensors_must_be() -> None:
+def test_invalid_tensors_are_rejected() -> None:
     with pytest.raises(UnsupportedOperation):
-        element_of(torch.eye(2).to_sparse())
+        element_type_of(torch.eye(2).to_sparse())
     with pytest.raises(UnsupportedOperation):
         only([torch.ones(1), torch.ones(1)])
     assert only(torch.ones(1)).item() == 1
     with pytest.raises(OperationMismatch):
-        blocks_of(torch.ones(5), torch.ones(2), 2)
+        split_blocks(torch.ones(5), torch.ones(2), 2)
     with pytest.raises(UnsupportedOperation):
-        blocks_of(torch.ones(2, 2).t(), torch.ones(2), 2)
-    assert [block.numel() for block in blocks_of(torch.ones(0), torch.ones(0), 3)] == [0, 0, 0]
+        split_blocks(torch.ones(2, 2).t(), torch.ones(2), 2)
+    assert [block.numel() for block in split_blocks(torch.ones(0), torch.ones(0), 3)] == [0, 0, 0]
     with pytest.raises(OperationMismatch):
-        rows_of(torch.ones(5), [], 2)
+        split_rows(torch.ones(5), [], 2)
     with pytest.raises(OperationMismatch):
-        rows_of(torch.ones(5), [1, 1], 2)
+        split_rows(torch.ones(5), [1, 1], 2)
     with pytest.raises(OperationMismatch):
-        check_blocks([torch.ones(1)], element_of(torch.ones(1)), 2)
+        check_blocks([torch.ones(1)], element_type_of(torch.ones(1)), 2)
     with pytest.raises(OperationMismatch):
-        check_blocks([torch.ones(1), torch.ones(1).int()], element_of(torch.ones(1)), 2)
+        check_blocks([torch.ones(1), torch.ones(1).int()], element_type_of(torch.ones(1)), 2)

@@ -8,59 +8,59 @@ from hypothesis import strategies as st
 from barnraise.collectives.shm.allocator import Block, BlockAllocator
 
 
-def test_first_fit_and_joining_of_neighbours() -> None:
+def test_allocate_first_fit_and_free_merges_neighbours() -> None:
     blocks = BlockAllocator()
     blocks.add_segment(0, 1024)
-    first, second, third = (blocks.take(256) for _ in range(3))
+    first, second, third = (blocks.allocate(256) for _ in range(3))
     assert (first, second, third) == (Block(0, 0, 256), Block(0, 256, 256), Block(0, 512, 256))
     assert first is not None
     assert second is not None
     assert third is not None
-    blocks.give_back(first)
-    blocks.give_back(third)
-    assert blocks.take(512) == Block(0, 512, 512)
-    blocks.give_back(Block(0, 512, 512))
-    blocks.give_back(second)
+    blocks.free(first)
+    blocks.free(third)
+    assert blocks.allocate(512) == Block(0, 512, 512)
+    blocks.free(Block(0, 512, 512))
+    blocks.free(second)
     assert blocks.idle_segments() == [0]
-    assert blocks.take(1024) == Block(0, 0, 1024)
-    assert blocks.take(1) is None
+    assert blocks.allocate(1024) == Block(0, 0, 1024)
+    assert blocks.allocate(1) is None
 
 
-def test_nothing_takes_a_little_so_that_blocks_stay_apart() -> None:
+def test_allocate_zero_bytes_returns_distinct_blocks() -> None:
     blocks = BlockAllocator()
     blocks.add_segment(3, 4096)
-    assert blocks.take(0) == Block(3, 0, 256)
-    assert blocks.take(257) == Block(3, 256, 512)
+    assert blocks.allocate(0) == Block(3, 0, 256)
+    assert blocks.allocate(257) == Block(3, 256, 512)
 
 
-def test_a_block_of_a_removed_segment_may_come_back() -> None:
+def test_free_block_of_removed_segment_is_ignored() -> None:
     blocks = BlockAllocator()
     blocks.add_segment(0, 256)
-    block = blocks.take(1)
+    block = blocks.allocate(1)
     assert block is not None
     blocks.remove_segment(0)
-    blocks.give_back(block)
+    blocks.free(block)
     assert blocks.idle_segments() == []
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3000)), max_size=60))
-def test_taken_ranges_never_overlap(steps: list[tuple[bool, int]]) -> None:
+def test_allocated_ranges_never_overlap(steps: list[tuple[bool, int]]) -> None:
     blocks = BlockAllocator()
     blocks.add_segment(0, 8192)
     blocks.add_segment(1, 4096)
     taken: list[Block] = []
     for take, number in steps:
         if take:
-            block = blocks.take(number)
+            block = blocks.allocate(number)
             if block is not None:
                 assert block.size >= number
                 taken.append(block)
         elif taken:
-            blocks.give_back(taken.pop(number % len(taken)))
+            blocks.free(taken.pop(number % len(taken)))
         for one in taken:
             for other in taken:
                 apart = one.offset + one.size <= other.offset or other.offset + other.size <= one.offset
                 assert one is other or one.segment != other.segment or apart
     for block in taken:
-        blocks.give_back(block)
+        blocks.free(block)
     assert sorted(blocks.idle_segments()) == [0, 1]

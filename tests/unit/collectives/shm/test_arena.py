@@ -14,15 +14,15 @@ from barnraise.collectives.shm import arena as arena_module
 from barnraise.collectives.shm.arena import SharedArena, copy_context
 from barnraise.core.config import CollectiveSettings, Settings
 from barnraise.core.errors import UnsupportedOperation
-from tests.unit.collectives.fake_mover import FakeMover
+from tests.unit.collectives.fake_comm_process import FakeCommProcess
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda", 0), torch.device("mps")
 
 
-def _arena(**collectives: object) -> tuple[SharedArena, FakeMover]:
+def _arena(**collectives: object) -> tuple[SharedArena, FakeCommProcess]:
     settings = msgspec.structs.replace(Settings(), collectives=CollectiveSettings(**collectives))  # type: ignore[arg-type]
-    mover = FakeMover(settings)
-    return SharedArena(mover), mover
+    comm_process = FakeCommProcess(settings)
+    return SharedArena(comm_process), comm_process
 
 
 class FakeCuda:
@@ -44,40 +44,40 @@ class FakeCuda:
         return 0
 
 
-def test_blocks_are_views_of_mapped_segments() -> None:
-    arena, mover = _arena()
-    first, second = arena.take(10), arena.take(100 << 20)
-    assert mover.mapped == {0: 64 << 20, 1: 100 << 20}
+def test_allocated_blocks_are_views_of_mapped_segments() -> None:
+    arena, comm_process = _arena()
+    first, second = arena.allocate(10), arena.allocate(100 << 20)
+    assert comm_process.mapped == {0: 64 << 20, 1: 100 << 20}
     arena.view(first, 10).fill_(7)
     assert arena.view(first, 10).tolist() == [7] * 10
     assert arena.view(second, 100 << 20).numel() == 100 << 20
-    arena.give_back(first)
-    assert arena.take(20) == first
+    arena.free(first)
+    assert arena.allocate(20) == first
 
 
-def test_idle_segments_go_when_there_are_too_many() -> None:
-    arena, mover = _arena(arena_bytes=80 << 20)
-    blocks = [arena.take(60 << 20) for _ in range(3)]
+def test_idle_segments_above_limit_are_unmapped() -> None:
+    arena, comm_process = _arena(arena_bytes=80 << 20)
+    blocks = [arena.allocate(60 << 20) for _ in range(3)]
     assert not arena.has_room(1 << 20)
     view = arena.view(blocks[0], 4)
-    arena.give_back(blocks[0])
+    arena.free(blocks[0])
     view.fill_(1)  # a view that is still held stays valid
-    assert sorted(mover.mapped) == [1, 2]
-    arena.give_back(blocks[1])
-    assert sorted(mover.mapped) == [2]
-    arena.give_back(blocks[2])
-    assert sorted(mover.mapped) == [2]
+    assert sorted(comm_process.mapped) == [1, 2]
+    arena.free(blocks[1])
+    assert sorted(comm_process.mapped) == [2]
+    arena.free(blocks[2])
+    assert sorted(comm_process.mapped) == [2]
     assert arena.has_room(80 << 20)
 
 
-def test_memory_made_in_inference_mode_serves_everyone() -> None:
+def test_segment_created_in_inference_mode_is_writable_later() -> None:
     arena, _ = _arena()
     with torch.inference_mode():
-        block = arena.take(8)
+        block = arena.allocate(8)
     arena.view(block, 8).fill_(1)
 
 
-def test_staging_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_device_staging_logs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     arena, _ = _arena()
     with caplog.at_level(logging.WARNING, "barnraise.collectives"):
         for _ in range(3):
@@ -89,7 +89,7 @@ def test_staging_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("device", [CUDA, MPS])
-def test_staging_can_be_refused(device: torch.device) -> None:
+def test_device_staging_forbidden_by_settings_raises(device: torch.device) -> None:
     arena, _ = _arena(staging="refuse")
     arena.check_device(CPU)
     for _ in range(2):
@@ -97,38 +97,38 @@ def test_staging_can_be_refused(device: torch.device) -> None:
             arena.check_device(device)
 
 
-def test_meta_tensors_have_nothing_to_move() -> None:
+def test_meta_tensor_is_rejected() -> None:
     arena, _ = _arena()
     with pytest.raises(UnsupportedOperation, match="meta"):
         arena.check_device(torch.device("meta"))
 
 
-def test_segments_are_page_locked_for_cuda_and_released(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_segments_are_page_locked_and_released(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = FakeCuda()
     monkeypatch.setattr(arena_module, "_cuda_runtime", lambda: runtime)
     arena, _ = _arena(arena_bytes=80 << 20)
-    before = arena.take(60 << 20)
+    before = arena.allocate(60 << 20)
     arena.check_device(CUDA)
     assert len(runtime.locked) == 1
-    after = arena.take(60 << 20)
+    after = arena.allocate(60 << 20)
     assert len(runtime.locked) == 2
-    arena.give_back(before)
+    arena.free(before)
     assert len(runtime.locked) == 1
-    arena.give_back(after)
+    arena.free(after)
 
 
-def test_memory_that_cannot_be_page_locked_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_page_lock_keeps_segment_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = FakeCuda(code=2)
     monkeypatch.setattr(arena_module, "_cuda_runtime", lambda: runtime)
     arena, _ = _arena(arena_bytes=80 << 20)
     arena.check_device(CUDA)
-    for block in [arena.take(60 << 20) for _ in range(2)]:
+    for block in [arena.allocate(60 << 20) for _ in range(2)]:
         arena.view(block, 1).fill_(1)
-        arena.give_back(block)
+        arena.free(block)
     assert runtime.locked == set()
 
 
-def test_cuda_copies_run_on_their_own_stream_behind_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_copies_run_on_own_stream_after_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
     class FakeStream:

@@ -70,7 +70,7 @@ def _launched(state: Path, rank: int, machines: str, **variables: str) -> dict[s
 def launch(
     state: Path, folder: Path, command: list[str], machines: str = "0,0", **variables: str
 ) -> list[tuple[str, str]]:
-    """What each worker wrote to stdout and stderr; all must end well."""
+    """Run one worker per rank, and return their stdout and stderr. All must exit with 0."""
     run = f"run {next(_numbers)}"
     processes = []
     for rank in range(len(machines.split(","))):
@@ -122,7 +122,7 @@ def _losses(text: str) -> list[str]:
         ("lightning_training.py", "lightning", "gloo", 9),
     ],
 )
-def test_an_unmodified_script_prints_what_it_prints_under_torchrun(
+def test_unmodified_script_prints_same_output_as_torchrun(
     agent: Path, tmp_path: Path, script: str, needs: str, engine: str, lines: int
 ) -> None:
     pytest.importorskip(needs)
@@ -191,7 +191,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_each_group_gets_its_engine_and_the_ranks_meet_by_any_address(agent: Path, tmp_path: Path) -> None:
+def test_groups_get_their_backend_with_any_address(agent: Path, tmp_path: Path) -> None:
     outputs = _run(agent, tmp_path, GROUPS, "0,0,1,1")
     line = "barnraise:4 gloo:2 barnraise:2 barnraise:2 gloo:2 barnraise:2 gloo:1"
     for out, _ in outputs:
@@ -228,7 +228,7 @@ dist.destroy_process_group()
         ("0,1", "", {}, "barnraise", "instead of the default of torch"),
     ],
 )
-def test_what_was_asked_and_what_was_given(
+def test_requested_backend_maps_to_chosen_backend(
     agent: Path,
     tmp_path: Path,
     machines: str,
@@ -265,9 +265,7 @@ except TypeError as error:
 """
 
 
-def test_what_does_not_fit_is_left_out_and_torch_refuses_in_its_own_words(
-    agent: Path, tmp_path: Path
-) -> None:
+def test_unsupported_options_are_dropped_and_torch_errors_kept(agent: Path, tmp_path: Path) -> None:
     ((out, errors),) = _run(agent, tmp_path, ALONE, "0")
     assert "device_id is left out: the group uses barnraise instead of nccl" in out
     assert "pg_options is left out: the group uses barnraise instead of nccl" in out
@@ -278,7 +276,7 @@ def test_what_does_not_fit_is_left_out_and_torch_refuses_in_its_own_words(
     assert errors.count("barnraise: the group of 1 rank on 1 machine uses barnraise instead of nccl") == 1
 
 
-def test_a_rank_that_does_not_come_is_named(agent: Path, tmp_path: Path) -> None:
+def test_missing_rank_is_named_in_error(agent: Path, tmp_path: Path) -> None:
     program = """
 from datetime import timedelta
 try:
@@ -317,7 +315,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_processes_that_a_script_starts_itself_are_its_own(agent: Path, tmp_path: Path) -> None:
+def test_child_processes_of_script_are_not_wrapped(agent: Path, tmp_path: Path) -> None:
     port = str(free_port())
     (tmp_path / "train.py").write_text("import torch, torch.distributed as dist\n" + SPAWNING)
     ((out, _),) = launch(agent, tmp_path, ["train.py", port], "0")
@@ -344,7 +342,7 @@ else:
 """
 
 
-def test_all_places_of_torch_are_covered_and_without_a_launch_none(agent: Path, tmp_path: Path) -> None:
+def test_install_wraps_all_torch_modules_only_if_launched(agent: Path, tmp_path: Path) -> None:
     ((out, _),) = _run(agent, tmp_path, SCAN, "0")
     assert out.splitlines()[-1] == "[]"
     assert "TCPStore barnraise.collectives.torch_patch.init_process_group" in out
@@ -364,19 +362,21 @@ def test_all_places_of_torch_are_covered_and_without_a_launch_none(agent: Path, 
 
 
 @pytest.mark.parametrize("machines", ["", "0;1", "0"])
-def test_a_place_that_cannot_be(machines: str) -> None:
-    with pytest.raises(ConfigError, match="this process has no place in a run"):
+def test_launch_environment_with_invalid_rank_raises(machines: str) -> None:
+    with pytest.raises(ConfigError, match="RANK or BARNRAISE_MACHINES of this process"):
         LaunchEnvironment.read({"RANK": "1", "BARNRAISE_MACHINES": machines})
 
 
-def test_the_launcher_gives_the_address_that_is_known_here() -> None:
+def test_launcher_and_patch_use_same_address() -> None:
     assert MASTER_ADDR == NO_HOST
 
 
 # waiting for machines
 
 
-def test_waiting_for_machines(agent: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wait_for_machines_until_timeout(
+    agent: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(agent))
     assert barnraise.wait_for_peers is wait_for_peers
     assert wait_for_peers(1, timeout=5) == 1
@@ -387,7 +387,7 @@ def test_waiting_for_machines(agent: Path, monkeypatch: pytest.MonkeyPatch, tmp_
         wait_for_peers(1, timeout=5)
 
 
-def test_it_says_for_what_it_waits(
+def test_wait_for_machines_reports_progress(
     agent: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(agent))

@@ -1,4 +1,4 @@
-"""What torch would unpickle is refused in a group with a guest, and only there."""
+"""The pickle guard rejects unpickling in a group with a guest, and only there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GUEST = b"\7" * 32
 COMPANY = Participants(OWNERS[0].hex(), tuple(node.hex() for node in OWNERS), {GUEST.hex(): "friend"})
 
 
-def test_whoever_is_not_known_as_an_owner_is_none() -> None:
+def test_unknown_node_is_not_an_owner() -> None:
     assert COMPANY.not_owners([OWNERS[1]]) == ()
     assert COMPANY.not_owners([OWNERS[1], GUEST]) == ("friend",)
     assert COMPANY.not_owners([b"\5" * 32]) == ("machine 05050505",), "a guest of other runs"
@@ -30,7 +30,7 @@ def test_whoever_is_not_known_as_an_owner_is_none() -> None:
     assert guests_own.not_owners([OWNERS[0]]) == ("friend",), "all ranks refuse alike"
 
 
-def test_a_worker_is_told_of_guests() -> None:
+def test_worker_environment_names_guests() -> None:
     order = RunSpec(
         run="r", by=OWNERS[0], at=0, command=("t.py",), folder=b"", nodes=(*OWNERS, GUEST), variables=()
     )
@@ -78,7 +78,7 @@ def refused(call, *arguments, **named):
 
 for mixed in (Group(2, nodes=(guest,)), Group(3, nodes=(owner, guest)), Group(2, nodes=(b"",))):
     read = distributed_c10d._tensor_to_object
-    assert "as a guest" in refused(read, bytes_, bytes_.numel(), mixed)
+    assert "is a guest" in refused(read, bytes_, bytes_.numel(), mixed)
     refused(dist.all_gather_object, [None, None], 1, group=mixed)
     refused(dist.all_gather_object, [None, None], 1, mixed)
     refused(dist.gather_object, 1, [None, None], group=mixed)
@@ -110,7 +110,7 @@ except ValueError as error:
 
 
 @pytest.mark.slow
-def test_torch_reads_nothing_of_a_guest(tmp_path: Path) -> None:
+def test_torch_does_not_unpickle_data_of_a_guest(tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}
     environment = {**kept, "PYTHONPATH": str(Path(barnraise.__file__).parents[1]), VARIABLE: COMPANY.encode()}
     canary = tmp_path / "canary"
@@ -123,8 +123,8 @@ def test_torch_reads_nothing_of_a_guest(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert not canary.exists(), "it was executed"
-    assert "friend takes part in this group as a guest" in done.stdout
+    assert "friend is a guest in this group" in done.stdout
     assert "-> Send tensors instead (all_gather, or run.gather of a session)" in done.stdout
     assert "a group of gloo does not prove who its members are" in done.stdout
-    assert "torch's RPC runs whatever a rank sends" in done.stdout
+    assert "torch's RPC runs any function that a rank names" in done.stdout
     assert "torch says: Default process group has not been initialized" in done.stdout

@@ -24,14 +24,14 @@ def gradient(step: int = 0) -> torch.Tensor:
 
 
 def one_step(codec: Codec, feedback: ErrorFeedback, step: int, values: torch.Tensor) -> torch.Tensor:
-    turn = CodecRound("w", step)
-    encoded = feedback.encode(codec, values, turn)
+    codec_round = CodecRound("w", step)
+    encoded = feedback.encode(codec, values, codec_round)
     feedback.keep(encoded.residual, [FeedbackPart("w", tuple(values.shape))])
-    return codec.decode(encoded.payload, values.numel(), turn)
+    return codec.decode(encoded.payload, values.numel(), codec_round)
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_the_mean_of_many_steps_is_the_truth(name: str) -> None:
+def test_mean_over_many_steps_converges_to_input(name: str) -> None:
     codec, feedback, right = codec_of(name), ErrorFeedback(), gradient().reshape(-1).double()
     found, alone, gaps = torch.zeros_like(right), torch.zeros_like(right), []
     for step in range(200):
@@ -44,7 +44,7 @@ def test_the_mean_of_many_steps_is_the_truth(name: str) -> None:
     assert gaps[1] < without / 5
 
 
-def test_what_was_sent_and_what_is_left_are_all_there_was() -> None:
+def test_payload_plus_residual_equals_input() -> None:
     codec, feedback = codec_of("topk:k=8,block=512"), ErrorFeedback()
     given, sent = torch.zeros(2000, dtype=torch.float64), torch.zeros(2000, dtype=torch.float64)
     for step in range(30):
@@ -54,7 +54,7 @@ def test_what_was_sent_and_what_is_left_are_all_there_was() -> None:
     assert float((given - sent - left).abs().max()) < 1e-4
 
 
-def test_what_loses_nothing_leaves_nothing() -> None:
+def test_lossless_codec_leaves_zero_residual() -> None:
     for name in ("fp32", "fp32+zlib"):
         feedback = ErrorFeedback()
         for step in range(2):
@@ -62,7 +62,7 @@ def test_what_loses_nothing_leaves_nothing() -> None:
         assert not feedback.state_dict()["residuals"]["w"].any()
 
 
-def test_nothing_changes_until_it_is_kept() -> None:
+def test_residuals_change_only_on_keep() -> None:
     codec, feedback = codec_of("int4"), ErrorFeedback()
     first = feedback.encode(codec, gradient(), CodecRound("w"))
     assert torch.equal(feedback.encode(codec, gradient(), CodecRound("w")).payload, first.payload)
@@ -71,7 +71,7 @@ def test_nothing_changes_until_it_is_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["int4", "topk:k=8,block=512"])
-def test_it_goes_on_where_it_was_saved(name: str) -> None:
+def test_loaded_state_continues_identically(name: str) -> None:
     codec, whole = codec_of(name), ErrorFeedback(decay=0.95)
     for step in range(5):
         one_step(codec, whole, step, gradient(step))
@@ -87,7 +87,7 @@ def test_it_goes_on_where_it_was_saved(name: str) -> None:
     assert again.decay == 0.95
 
 
-def test_decay_lets_old_losses_fade() -> None:
+def test_decay_reduces_old_residuals() -> None:
     codec = codec_of("topk:k=1,block=2000")
     left = {}
     for decay in (1.0, 0.5):
@@ -99,7 +99,7 @@ def test_decay_lets_old_losses_fade() -> None:
     assert 1.9 < left[0.5] <= 2.0
 
 
-def test_residuals_go_by_name_when_tensors_are_put_together_anew() -> None:
+def test_residuals_follow_names_in_other_flat_tensors() -> None:
     feedback = ErrorFeedback()
     feedback.keep(torch.tensor([1.0, 2, 3]), [FeedbackPart("a", (2,)), FeedbackPart("b", ())])
     parts = [
@@ -127,15 +127,15 @@ BROKEN: list[Any] = [
 
 
 @pytest.mark.parametrize("state", BROKEN)
-def test_another_state_is_refused(state: dict[str, Any]) -> None:
+def test_invalid_state_is_rejected(state: dict[str, Any]) -> None:
     feedback = ErrorFeedback()
     feedback.keep(torch.ones(1), [FeedbackPart("w", (1,))])
-    with pytest.raises(RunError, match="not the state"):
+    with pytest.raises(RunError, match="does not belong to error feedback"):
         feedback.load_state_dict(state)
     assert feedback.state_dict()["residuals"]["w"].tolist() == [1.0]
 
 
-def test_a_decay_is_between_none_and_all() -> None:
+def test_decay_out_of_range_is_rejected() -> None:
     for decay in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigError):
             ErrorFeedback(decay)

@@ -15,7 +15,7 @@ from barnraise.core.errors import ConfigError, OperationMismatch, RunError
 MATRIX = Matrix("w", 0, 60, 40)
 
 
-def test_only_matrices_that_gain_are_factored() -> None:
+def test_split_factors_only_large_matrices() -> None:
     parts = [
         FeedbackPart("conv", (32, 8, 3, 3)),
         FeedbackPart("bias", (32,)),
@@ -47,11 +47,11 @@ def test_columns_are_orthonormal_or_zero(seed: int, rows: int, rank: int, expone
     assert float((scaled - found @ (found.t() @ scaled)).abs().max()) < 1e-4
 
 
-def test_zeros_have_no_columns() -> None:
+def test_orthonormal_of_zeros_is_zero() -> None:
     assert not orthonormal(torch.zeros(7, 3)).any()
 
 
-def test_sums_are_added_in_their_own_order() -> None:
+def test_sum_rows_has_fixed_order() -> None:
     for rows in (1, 2, 3, 7, 64, 100):
         values = torch.randn(rows, 5, generator=torch.Generator().manual_seed(rows))
         assert torch.allclose(sum_rows(values.clone()), values.sum(0), atol=1e-5)
@@ -60,14 +60,14 @@ def test_sums_are_added_in_their_own_order() -> None:
     assert float(sum_rows(one.clone())) == 2.0  # (1e8 - 1e8) + (1 + 1), where left to right gives 1
 
 
-def test_products_are_right() -> None:
+def test_restore_computes_low_rank_product() -> None:
     p, q = torch.randn(300, 3), torch.randn(700, 3)
     into = torch.empty(300, 700)
     restore(p, q, into)
     assert torch.allclose(into, p @ q.t(), atol=1e-5)
 
 
-def test_a_rank_that_was_lost_comes_back() -> None:
+def test_lost_columns_are_drawn_again() -> None:
     """A zero gradient leaves factors of zeros, from which a power iteration would never recover."""
     power = PowerSGD(rank=3)
     fresh = power.factor(MATRIX, 0)
@@ -83,7 +83,7 @@ def test_a_rank_that_was_lost_comes_back() -> None:
     assert bool((found[0].abs() > 0.99).any())  # what was known is kept
 
 
-def test_factors_are_saved_and_checked() -> None:
+def test_state_dict_round_trip_and_validation() -> None:
     power, again = PowerSGD(rank=2, seed=7), PowerSGD(rank=2, seed=8)
     power.keep({"w": torch.randn(40, 2)})
     assert not torch.equal(again.factor(MATRIX, 0), power.factor(MATRIX, 0))
@@ -92,11 +92,11 @@ def test_factors_are_saved_and_checked() -> None:
     again.restart()
     assert torch.equal(again.factor(MATRIX, 0), PowerSGD(rank=2, seed=8).factor(MATRIX, 0))
     for state in ({}, {"factors": {"w": torch.zeros(40, 3)}}, {"factors": {"w": None}}):
-        with pytest.raises(RunError, match="not the state of powersgd"):
+        with pytest.raises(RunError, match="does not belong to powersgd"):
             power.load_state_dict(state)
 
 
-def test_different_factors_are_noticed_by_all() -> None:
+def test_different_factors_raise_mismatch() -> None:
     here, there = torch.randn(40, 2), torch.randn(40, 2)
     cpu = torch.device("cpu")
     require_equal(fingerprint([here], cpu) * 3, 3)
@@ -105,7 +105,7 @@ def test_different_factors_are_noticed_by_all() -> None:
         require_equal(fingerprint([here], cpu) * 2 + fingerprint([there], cpu), 3)
 
 
-def test_the_rank_is_bounded() -> None:
+def test_rank_out_of_range_is_rejected() -> None:
     for rank in (0, 65):
         with pytest.raises(ConfigError, match=str(rank)):
             PowerSGD(rank)

@@ -1,4 +1,4 @@
-"""The end of a worker, whatever its threads wait for."""
+"""Group manager: status reports, and a clean exit while its threads still wait."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from barnraise.agent_client.run_requests import MOST_WORDS
-from barnraise.training.group.manager import AgentGroupManager, WorkerId
-from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.group.agent_client import AgentGroupClient, WorkerId
+from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 
@@ -24,13 +24,13 @@ from pathlib import Path
 
 import torch
 
-from barnraise.checkpoint.serialization import Parts
+from barnraise.agent_client.run_requests import GroupResponse
+from barnraise.checkpoint.serialization import FlatState
 from barnraise.core.errors import OperationTimeout
-from barnraise.agent_client.kv_messages import Scope
-from barnraise.agent_client.run_requests import CircleTold
-from barnraise.training import circle as circle_module
-from barnraise.training.group.manager import AgentsCircle, Place
-from barnraise.training.recovery.live_recovery import Nursing
+from barnraise.training.group import manager as manager_module
+from barnraise.training.group.agent_client import WorkerId
+from barnraise.training.group.manager import AgentGroupManager
+from barnraise.training.recovery.live_recovery import StateDonor
 
 waits = threading.Event()
 
@@ -57,23 +57,23 @@ class Board:
         pass
 
 
-circle_module.BoardClient = Board
-circle = AgentsCircle(Place("run-1", 0, 1, Path(sys.argv[1]), "aa"))
-circle.generation, circle.rank = 1, 0
-circle._told = CircleTold(
+manager_module.KvClient = Board
+manager = AgentGroupManager(WorkerId("run-1", 0, 1, Path(sys.argv[1]), "aa"))
+manager._agent.generation = 1
+manager._agent.response = GroupResponse(
     version=1, generation=1, is_member=True, rank=0, world=1, provisional=False, beginning=False,
     finished=False, broken=False, nursery=1, nursed=1, sentence="",
 )
-atexit.register(circle.close)
-nursing = Nursing(Parts(b"", [torch.zeros(1)]), 1)
-nursing.begin(circle.nursery_opener(1))
+atexit.register(manager.close)
+donor = StateDonor(FlatState(b"", [torch.zeros(1)]), 1)
+donor.start(manager.recovery_opener(1))
 assert waits.wait(120)
 print("the script is over", flush=True)
 """
 
 
-def test_a_worker_ends_well_while_it_waits_for_a_newcomer(tmp_path: Path) -> None:
-    """Else the last members of a finished run look like crashed ones, and it begins again."""
+def test_worker_waiting_for_joining_worker_exits_cleanly(tmp_path: Path) -> None:
+    """Otherwise the last workers of a finished run would count as crashed, and the run would restart."""
     script = tmp_path / "worker.py"
     script.write_text(_WORKER)
     words = [sys.executable, str(script), str(tmp_path)]
@@ -83,44 +83,42 @@ def test_a_worker_ends_well_while_it_waits_for_a_newcomer(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
 
 
-def test_a_session_closes_its_circle_when_the_script_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_at_exit_closes_group_manager(monkeypatch: pytest.MonkeyPatch) -> None:
     at_exit: list[object] = []
     monkeypatch.setattr(atexit, "register", at_exit.append)
-    circle, model = SingleWorkerGroup(), torch.nn.Linear(2, 1)
-    session = Session(circle, seed=0, unit=0, saving=CheckpointManager(None, 60.0, 1))
+    manager, model = SingleWorkerManager(), torch.nn.Linear(2, 1)
+    session = Session(manager, seed=0, unit=0, checkpoints=CheckpointManager(None, 60.0, 1))
     loader = DataLoader(TensorDataset(torch.zeros(4, 2)), batch_size=2)
     session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
-    assert circle.close in at_exit
+    assert manager.close in at_exit
 
 
-def test_what_a_member_says_of_itself_reaches_its_agent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once each: a step is not the place for many questions."""
+def test_status_reports_are_sent_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step must not wait for many requests."""
     told: list[tuple[bool, str]] = []
-    monkeypatch.setattr(AgentGroupManager, "_listen", lambda self: None)
-    circle = AgentGroupManager(WorkerId("run-1", 0, 1, tmp_path, "aa"))
+    monkeypatch.setattr(AgentGroupClient, "_poll", lambda self: None)
+    client = AgentGroupClient(WorkerId("run-1", 0, 1, tmp_path, "aa"), lambda: None)
 
-    def tell_now() -> None:
-        asked = circle._question(0, 0.0)
+    def send_status() -> None:
+        asked = client._request(0, 0.0)
         told.append((asked.trained, asked.words))
 
-    monkeypatch.setattr(circle, "_tell_now", tell_now)
+    monkeypatch.setattr(client, "_send_status", send_status)
     for words in ("pc", "pc", "x" * 500, ""):
-        circle.say_waits(words)
-        circle.say_trained()
+        client.report_waiting(words)
+        client.report_trained()
     assert told == [(False, "pc"), (True, "pc"), (True, "x" * MOST_WORDS), (True, "")]
 
 
-def test_who_should_rest_is_said_of_one_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AgentGroupManager, "_listen", lambda self: None)
-    circle = AgentGroupManager(WorkerId("run-1", 0, 1, tmp_path, "aa"))
-    circle.generation = 3
-    monkeypatch.setattr(circle, "_tell_now", lambda: None)
-    circle.say_rests(["ab" * 32], "its line is slow " * 100)
-    asked = circle._question(0, 0.0)
+def test_pause_request_is_valid_for_one_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AgentGroupClient, "_poll", lambda self: None)
+    client = AgentGroupClient(WorkerId("run-1", 0, 1, tmp_path, "aa"), lambda: None)
+    client.generation = 3
+    monkeypatch.setattr(client, "_send_status", lambda: None)
+    client.request_pause(["ab" * 32], "its line is slow " * 100)
+    asked = client._request(0, 0.0)
     assert (asked.generation, asked.rests) == (3, (b"\xab" * 32,))
     assert asked.rests_why.startswith("its line is slow")
     assert len(asked.rests_why) <= MOST_WORDS
-    circle.generation = 4
-    assert (circle._question(0, 0.0).rests, circle._question(0, 0.0).rests_why) == ((), "")
+    client.generation = 4
+    assert (client._request(0, 0.0).rests, client._request(0, 0.0).rests_why) == ((), "")

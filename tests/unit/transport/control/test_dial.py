@@ -1,4 +1,4 @@
-"""Control links with real sockets: who gets in, what passes, and how every misuse ends."""
+"""Control connections with real sockets: trust, messages, and every misuse."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from barnraise.transport.listener.preface import (
     parse_answer,
     target_of,
 )
-from tests.unit.transport.machines import SECRET, Machine, Street, run
+from tests.unit.transport.listening_machines import SECRET, Machine, Street, run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
 Test = Callable[[Street], Coroutine[Any, Any, None]]
@@ -70,7 +70,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def pass_time(seconds: float) -> None:
-    """Limits end at once that would otherwise make a test wait, or fail because this machine is slow."""
+    """Shorten time limits that would make a test slow or dependent on this machine."""
     loop: Any = asyncio.get_running_loop()
     real = loop.time
     loop.time = lambda: real() + seconds
@@ -81,7 +81,7 @@ def knock(preface: Preface, secret: bytes = SECRET) -> bytes:
 
 
 @on_a_street
-async def test_both_sides_know_each_other(street: Street) -> None:
+async def test_dial_proves_both_nodes(street: Street) -> None:
     left, right, here, there = await two(street)
     assert (here.peer.node, here.peer.worker, here.peer.run) == (right.node, right.incarnation, AGENT_RUN)
     assert (there.peer.node, there.peer.worker) == (left.node, left.incarnation)
@@ -108,7 +108,7 @@ async def test_messages_keep_their_order_both_ways(street: Street) -> None:
 
 
 @on_a_street
-async def test_words_right_behind_the_opening_wait_for_the_owner(street: Street) -> None:
+async def test_message_behind_open_waits_for_owner(street: Street) -> None:
     left, right = await street.machine(), await street.machine()
     for _ in range(20):
         link = await left.dial(right)
@@ -121,7 +121,7 @@ async def test_words_right_behind_the_opening_wait_for_the_owner(street: Street)
 
 
 @on_a_street
-async def test_a_ping_measures_and_needs_no_owner(street: Street) -> None:
+async def test_ping_before_open_measures_round_trip(street: Street) -> None:
     _, _, here, there = await two(street)
     rtts = await asyncio.gather(*(here.ping(60) for _ in range(10)), there.ping(60))
     assert all(0 < rtt < 60 for rtt in rtts)
@@ -153,7 +153,7 @@ async def test_pings_overtake_messages_that_wait(street: Street) -> None:
 
 
 @on_a_street
-async def test_an_agent_of_another_node_is_not_taken_for_the_wanted_one(street: Street) -> None:
+async def test_dial_rejects_agent_of_other_node(street: Street) -> None:
     left, right, third = [await street.machine() for _ in range(3)]
     with pytest.raises(HandshakeError, match="expected was node"):
         await left.dial(right, expect=third.node)
@@ -165,7 +165,7 @@ async def test_an_agent_of_another_node_is_not_taken_for_the_wanted_one(street: 
 
 
 @on_a_street
-async def test_untrusted_nodes_are_told_apart(street: Street) -> None:
+async def test_untrusted_node_is_named_on_both_sides(street: Street) -> None:
     left = await street.machine()
     stranger = await street.machine(stranger=True)
     with pytest.raises(HandshakeError, match="not trusted here") as caught:
@@ -181,7 +181,7 @@ async def test_untrusted_nodes_are_told_apart(street: Street) -> None:
 
 
 @on_a_street
-async def test_trust_is_asked_anew_at_each_dial(street: Street) -> None:
+async def test_trust_is_checked_at_each_dial(street: Street) -> None:
     left = await street.machine()
     other = await street.machine(stranger=True)
     for _ in range(2):
@@ -199,7 +199,7 @@ async def test_trust_is_asked_anew_at_each_dial(street: Street) -> None:
 
 
 @on_a_street
-async def test_who_is_revoked_during_the_handshake_does_not_get_in(street: Street) -> None:
+async def test_node_revoked_during_handshake_is_rejected(street: Street) -> None:
     left, right = await street.machine(), await street.machine()
     link = await dial_unopened(**left.arguments(right))
     right.friends.discard(left.node)
@@ -210,7 +210,7 @@ async def test_who_is_revoked_during_the_handshake_does_not_get_in(street: Stree
 
 
 @on_a_street
-async def test_workers_of_a_trusted_node_are_no_agents(street: Street) -> None:
+async def test_worker_of_trusted_node_is_rejected_as_agent(street: Street) -> None:
     left = await street.machine()
     worker = await street.machine(run="mnist")
     with pytest.raises(HandshakeError, match=r"did not let us finish|broke off"):
@@ -221,7 +221,7 @@ async def test_workers_of_a_trusted_node_are_no_agents(street: Street) -> None:
 
 
 @on_a_street
-async def test_a_wrong_secret_gets_not_a_word(street: Street) -> None:
+async def test_wrong_secret_gets_no_answer(street: Street) -> None:
     left, right = await street.machine(), await street.machine()
     with pytest.raises(HandshakeError, match="without a word") as caught:
         await left.dial(right, secret=b"w" * 32)
@@ -233,7 +233,7 @@ async def test_a_wrong_secret_gets_not_a_word(street: Street) -> None:
 
 
 @on_a_street
-async def test_a_refused_connection_is_evidence_and_silence_is_not(street: Street) -> None:
+async def test_was_refused_is_true_for_refusal_not_silence(street: Street) -> None:
     left, right = await street.machine(), await street.machine()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dialling = asyncio.ensure_future(left.dial(right, port=silent.getsockname()[1]))
@@ -253,7 +253,7 @@ async def test_a_refused_connection_is_evidence_and_silence_is_not(street: Stree
 
 
 @pytest.mark.parametrize("address", ["localhost", "", "x" * 5000, "192.0.2.1.5", "a\0b", "127.0.0.1:80"])
-def test_only_addresses_are_dialled(address: str, tmp_path: Path) -> None:
+def test_dial_rejects_host_names(address: str, tmp_path: Path) -> None:
     async def dial() -> None:
         tls = AgentTls(delegate(NodeKey.generate(), run=AGENT_RUN, worker=bytes(16)), tuple)
         with pytest.raises(TransportError, match="not an address") as caught:
@@ -266,7 +266,7 @@ def test_only_addresses_are_dialled(address: str, tmp_path: Path) -> None:
 
 
 @on_a_street
-async def test_a_port_of_another_program_is_recognised(street: Street) -> None:
+async def test_port_of_other_program_is_recognized(street: Street) -> None:
     left, right = await street.machine(), await street.machine()
     answers = [b"HTTP/1.1 400 Bad Request\r\n", encode_answer(9), encode_answer(1, plaintext=True), b"BYO"]
 
@@ -284,7 +284,7 @@ async def test_a_port_of_another_program_is_recognised(street: Street) -> None:
 
 
 async def handshake(left: Machine, right: Machine, preface: Preface) -> tuple[socket.socket, Any]:
-    """What dialling does, by hand, so that a test can misbehave afterwards."""
+    """Do by hand what dialling does, so that a test can misbehave afterwards."""
     loop = asyncio.get_running_loop()
     raw = socket.create_connection(("127.0.0.1", right.listener.port))
     raw.setblocking(False)
@@ -311,7 +311,7 @@ WRONG_FRAMES = {
 
 
 @pytest.mark.parametrize("name", WRONG_FRAMES)
-def test_wrong_frames_close_the_link_with_a_reason(name: str, tmp_path: Path) -> None:
+def test_wrong_frames_close_connection_with_reason(name: str, tmp_path: Path) -> None:
     words, reason = WRONG_FRAMES[name]
 
     @on_a_street
@@ -338,7 +338,7 @@ def test_wrong_frames_close_the_link_with_a_reason(name: str, tmp_path: Path) ->
 
 
 @on_a_street
-async def test_garbage_after_the_handshake_closes_the_link(street: Street) -> None:
+async def test_garbage_after_handshake_closes_connection(street: Street) -> None:
     left, right = await street.machine(), await street.machine()
     raw, session = await handshake(left, right, Preface(ANYBODY, os.urandom(16), ROUTE_AGENT))
     loop = asyncio.get_running_loop()
@@ -351,7 +351,7 @@ async def test_garbage_after_the_handshake_closes_the_link(street: Street) -> No
 
 
 @on_a_street
-async def test_garbage_instead_of_tls_is_turned_away(street: Street) -> None:
+async def test_garbage_instead_of_tls_is_rejected(street: Street) -> None:
     right = await street.machine()
     loop = asyncio.get_running_loop()
     raw = socket.create_connection(("127.0.0.1", right.listener.port))
@@ -362,7 +362,7 @@ async def test_garbage_instead_of_tls_is_turned_away(street: Street) -> None:
 
 
 @on_a_street
-async def test_plaintext_and_unknown_versions_are_refused(street: Street) -> None:
+async def test_plaintext_and_unknown_versions_are_rejected(street: Street) -> None:
     right = await street.machine()
     loop = asyncio.get_running_loop()
     for preface, heard in (
@@ -408,7 +408,7 @@ async def test_stalled_handshakes_are_bounded_in_number_and_time(street: Street)
 
 
 @on_a_street
-async def test_who_shakes_hands_and_never_opens_is_let_go(street: Street) -> None:
+async def test_connection_that_never_opens_times_out(street: Street) -> None:
     left, right = await street.machine(), await street.machine()
     link = await dial_unopened(**left.arguments(right))
     pass_time(60)
@@ -421,7 +421,7 @@ async def test_who_shakes_hands_and_never_opens_is_let_go(street: Street) -> Non
 
 
 @on_a_street
-async def test_who_does_not_take_what_we_send_is_closed(street: Street) -> None:
+async def test_peer_that_does_not_read_is_closed(street: Street) -> None:
     left, _, here, there = await two(street)
     assert there._transport is not None
     there._transport.pause_reading()
@@ -459,7 +459,7 @@ async def test_bulk_passes_with_drain(street: Street) -> None:
 
 
 class _BreaksWhenDrained:
-    """The socket of a link that breaks at the first sending after there was room again."""
+    """Socket that breaks at the first send after the queue was drained."""
 
     def __init__(self, link: ControlConnection, real: socket.socket) -> None:
         self._link = link
@@ -475,7 +475,7 @@ class _BreaksWhenDrained:
 
 
 @on_a_street
-async def test_a_link_that_breaks_when_there_is_room_again_ends_once(street: Street) -> None:
+async def test_connection_that_breaks_while_draining_closes_once(street: Street) -> None:
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
     _, _, here, there = await two(street)
@@ -509,7 +509,7 @@ async def test_drain_has_a_deadline(street: Street) -> None:
 
 
 @on_a_street
-async def test_close_is_told_once_on_both_sides(street: Street) -> None:
+async def test_close_calls_on_closed_once_on_both_sides(street: Street) -> None:
     left, right, here, there = await two(street)
     ping = asyncio.ensure_future(there.ping(60))
     here.close("enough")
@@ -524,7 +524,7 @@ async def test_close_is_told_once_on_both_sides(street: Street) -> None:
     assert right.ends.empty()
 
 
-def test_a_flushed_goodbye_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_with_flush_sends_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "FLUSH_S", 60.0)  # however slow this machine is at the moment
 
     @on_a_street
@@ -544,7 +544,7 @@ def test_a_flushed_goodbye_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @on_a_street
-async def test_flushing_does_not_last(street: Street) -> None:
+async def test_close_with_flush_is_bounded_in_time(street: Street) -> None:
     _, right, here, there = await two(street)
     assert there._transport is not None
     there._transport.pause_reading()
@@ -559,7 +559,7 @@ async def test_flushing_does_not_last(street: Street) -> None:
 
 
 @on_a_street
-async def test_the_owners_errors_close_only_their_link(street: Street) -> None:
+async def test_error_of_owner_closes_only_its_connection(street: Street) -> None:
     left, right = await street.machine(), await street.machine()
 
     def complain(link: ControlConnection, message: bytes) -> None:
@@ -582,8 +582,8 @@ async def test_the_owners_errors_close_only_their_link(street: Street) -> None:
 
 
 @on_a_street
-async def test_a_refused_message_is_not_kept(street: Street) -> None:
-    """Nor does it wait for the collector of garbage, which counts objects and not their size."""
+async def test_rejected_message_is_not_kept(street: Street) -> None:
+    """The message does not wait for garbage collection, which counts objects, not bytes."""
     left, right = await street.machine(), await street.machine()
     seen: list[weakref.ref[set[bytes]]] = []
 
@@ -631,7 +631,7 @@ async def test_many_links_at_once(street: Street) -> None:
 
 
 @on_a_street
-async def test_descriptors_do_not_leak(street: Street) -> None:
+async def test_connections_do_not_leak_descriptors(street: Street) -> None:
     left, right = await street.machine(), await street.machine()
     stranger = await street.machine(stranger=True)
 
@@ -655,7 +655,7 @@ async def test_descriptors_do_not_leak(street: Street) -> None:
 
 
 @on_a_street
-async def test_sockets_are_tuned(street: Street) -> None:
+async def test_control_sockets_are_tuned(street: Street) -> None:
     _, _, here, there = await two(street)
     for link in (here, there):
         assert link._transport is not None
@@ -671,7 +671,7 @@ async def test_sockets_are_tuned(street: Street) -> None:
         assert tls.server_hostname is None
 
 
-def test_handshakes_are_counted() -> None:
+def test_handshake_limits_count_per_source() -> None:
     room = HandshakeLimits(total=3, per_source=2)
     assert [room.enter(source) for source in "aaabb"] == [True, True, False, True, False]
     assert len(room) == 3

@@ -1,4 +1,4 @@
-"""Frames between agents: fixed by vectors; any bytes give frames or a protocol error, never more memory."""
+"""Control frames: golden vectors, and any bytes within bounded memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ frames = st.one_of(
 
 
 @pytest.mark.parametrize("vector", VECTORS["frames"], ids=lambda vector: vector["name"])
-def test_frame_vectors(vector: dict[str, str]) -> None:
+def test_frames_match_golden_vectors(vector: dict[str, str]) -> None:
     kind, payload = ControlFrameKind[vector["kind"]], bytes.fromhex(vector["payload"])
     assert encode_control(kind, payload).hex() == vector["bytes"]
     parser = ControlFrames(1 << 20)
@@ -45,14 +45,14 @@ def test_frame_vectors(vector: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS["openings"], ids=lambda vector: vector["name"])
-def test_opening_vectors(vector: dict[str, int | str]) -> None:
+def test_openings_match_golden_vectors(vector: dict[str, int | str]) -> None:
     low, high = int(vector["version_min"]), int(vector["version_max"])
     preface = Preface(bytes(16), bytes(16), int(vector["route"]), version_min=low, version_max=high)
     assert encode_opening(preface, int(vector["version"])).hex() == vector["bytes"]
 
 
 @given(st.lists(frames, max_size=8), st.integers(1, 40))
-def test_frames_come_back_however_they_are_cut(sent: list[ControlFrame], step: int) -> None:
+def test_frames_decode_for_any_cuts(sent: list[ControlFrame], step: int) -> None:
     wire = b"".join(encode_control(*frame) for frame in sent)
     parser, found = ControlFrames(LARGEST), []
     for start in range(0, len(wire), step):
@@ -64,7 +64,7 @@ def test_frames_come_back_however_they_are_cut(sent: list[ControlFrame], step: i
 
 
 @given(st.binary(max_size=300), st.integers(0, 3), st.integers(0, 2 * LARGEST))
-def test_any_bytes_give_frames_or_a_protocol_error(data: bytes, kind: int, length: int) -> None:
+def test_any_bytes_give_frames_or_protocol_error(data: bytes, kind: int, length: int) -> None:
     for words in (data, struct.pack("<IB", length, kind) + data):
         parser = ControlFrames(LARGEST)
         parser.feed(words)
@@ -79,7 +79,7 @@ def test_any_bytes_give_frames_or_a_protocol_error(data: bytes, kind: int, lengt
     "header",
     [(LARGEST + 1, 0), (0xFFFFFFFF, 0), (0, 4), (0, 255), (9, 1), (0, 1), (7, 2), (8, 3), (0, 3)],
 )
-def test_a_wrong_header_is_an_error_before_its_payload_comes(header: tuple[int, int]) -> None:
+def test_wrong_header_raises_before_payload(header: tuple[int, int]) -> None:
     parser = ControlFrames(LARGEST)
     parser.feed(struct.pack("<IB", *header))
     with pytest.raises(ProtocolError):

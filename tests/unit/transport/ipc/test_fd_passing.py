@@ -1,4 +1,4 @@
-"""Messages and sockets pass between local processes, in order, and nothing leaks."""
+"""Passing of messages and sockets between local processes, in order and without leaks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_messages_and_sockets_keep_their_order(channels: tuple[IpcChannel, IpcCh
         kept.close()
 
 
-def test_another_process_gets_the_socket(channels: tuple[IpcChannel, IpcChannel]) -> None:
+def test_other_process_receives_socket(channels: tuple[IpcChannel, IpcChannel]) -> None:
     left, right = socket.socketpair()
     program = (
         "import socket, sys; from barnraise.transport.ipc.fd_passing import IpcChannel; "
@@ -75,7 +75,9 @@ def test_another_process_gets_the_socket(channels: tuple[IpcChannel, IpcChannel]
             assert kept.recv(10) == b"hello!"
 
 
-def test_not_blocking_receives_nothing_then_everything(channels: tuple[IpcChannel, IpcChannel]) -> None:
+def test_nonblocking_channel_receives_nothing_then_all(
+    channels: tuple[IpcChannel, IpcChannel],
+) -> None:
     sender, receiver = channels
     receiver.setblocking(False)
     assert receiver.receive() is None
@@ -89,7 +91,7 @@ def test_not_blocking_receives_nothing_then_everything(channels: tuple[IpcChanne
     assert receiver.closed
 
 
-def test_a_reader_that_is_behind_gets_no_half_frame() -> None:
+def test_reader_that_is_behind_gets_no_partial_frame() -> None:
     left, right = socket.socketpair()
     left.setblocking(False)
     sender = IpcChannel(left)
@@ -125,7 +127,7 @@ def test_unread_sockets_are_closed_with_the_channel(channels: tuple[IpcChannel, 
     assert count_descriptors() <= before - 2
 
 
-def test_who_wants_no_sockets_keeps_none() -> None:
+def test_channel_without_sockets_closes_received_ones() -> None:
     left, right = socket.socketpair()
     sender, receiver = IpcChannel(left), IpcChannel(right)
     kept, passed = socket.socketpair()
@@ -139,7 +141,7 @@ def test_who_wants_no_sockets_keeps_none() -> None:
         thing.close()
 
 
-def test_a_missing_or_false_socket_is_a_protocol_error(channels: tuple[IpcChannel, IpcChannel]) -> None:
+def test_missing_or_wrong_socket_raises_protocol_error(channels: tuple[IpcChannel, IpcChannel]) -> None:
     sender, receiver = channels
     sender._connection.sendall(encode_frame(b"where is it?", has_socket=True))
     with pytest.raises(ProtocolError, match="without its socket"):
@@ -155,7 +157,7 @@ def test_a_missing_or_false_socket_is_a_protocol_error(channels: tuple[IpcChanne
     os.close(write)
 
 
-def test_a_flood_of_descriptors_is_a_protocol_error(channels: tuple[IpcChannel, IpcChannel]) -> None:
+def test_flood_of_descriptors_raises_protocol_error(channels: tuple[IpcChannel, IpcChannel]) -> None:
     sender, receiver = channels
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0] * 30))
     before = count_descriptors()
@@ -166,7 +168,7 @@ def test_a_flood_of_descriptors_is_a_protocol_error(channels: tuple[IpcChannel, 
     assert count_descriptors() <= before
 
 
-def test_lengths_are_bounded() -> None:
+def test_frame_lengths_are_bounded() -> None:
     frames = IpcFrameReader()
     frames.feed(b"\xff" * 8)
     with pytest.raises(ProtocolError, match="claims"):
@@ -176,7 +178,7 @@ def test_lengths_are_bounded() -> None:
 
 
 @given(st.lists(st.tuples(st.binary(max_size=50), st.booleans()), max_size=5), st.integers(1, 20))
-def test_frames_come_back_however_they_are_cut(messages: list[tuple[bytes, bool]], step: int) -> None:
+def test_ipc_frames_decode_for_any_cuts(messages: list[tuple[bytes, bool]], step: int) -> None:
     wire = b"".join(encode_frame(message, has_socket=attached) for message, attached in messages)
     frames, found = IpcFrameReader(), []
     for start in range(0, len(wire), step):
@@ -187,7 +189,7 @@ def test_frames_come_back_however_they_are_cut(messages: list[tuple[bytes, bool]
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_give_frames_or_a_protocol_error(data: bytes) -> None:
+def test_any_bytes_give_ipc_frames_or_protocol_error(data: bytes) -> None:
     frames = IpcFrameReader()
     frames.feed(data)
     try:

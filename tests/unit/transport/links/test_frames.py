@@ -1,4 +1,4 @@
-"""The frame's header, fixed by vectors; nothing else passes, however the bytes are cut."""
+"""Frame headers: golden vectors, rejected headers, and any cuts of the stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from barnraise.transport.links.frames import (
     parse_header,
 )
 from barnraise.transport.links.link import FrameWriter, Link
-from barnraise.transport.links.memory import MemoryLink
+from tests.memory_link import MemoryLink
 from tests.repository import ROOT
 
 VECTORS = json.loads((ROOT / "tests" / "vectors" / "frames.json").read_text("utf-8"))
@@ -38,7 +38,7 @@ headers = st.builds(
 
 
 @pytest.mark.parametrize("vector", VECTORS["headers"], ids=lambda vector: vector["name"])
-def test_header_vectors(vector: dict[str, object]) -> None:
+def test_headers_match_golden_vectors(vector: dict[str, object]) -> None:
     fields = dict(vector["fields"])  # type: ignore[call-overload]
     header = FrameHeader(**fields | {"kind": FrameKind[fields["kind"]]})
     wire = bytes.fromhex(str(vector["bytes"]))
@@ -48,12 +48,12 @@ def test_header_vectors(vector: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS["refused"], ids=lambda vector: vector["name"])
-def test_headers_that_are_refused(vector: dict[str, str]) -> None:
+def test_wrong_headers_are_rejected(vector: dict[str, str]) -> None:
     with pytest.raises(ProtocolError):
         parse_header(bytes.fromhex(vector["bytes"]))
 
 
-def test_the_vectors_name_every_kind() -> None:
+def test_golden_vectors_name_every_kind() -> None:
     """A new kind needs a vector; a number is never used again."""
     named = {vector["name"] for vector in VECTORS["headers"]}
     assert {kind.name for kind in FrameKind} <= named
@@ -61,12 +61,12 @@ def test_the_vectors_name_every_kind() -> None:
 
 
 @given(headers)
-def test_round_trip(header: FrameHeader) -> None:
+def test_header_encodes_and_decodes(header: FrameHeader) -> None:
     assert parse_header(header.encode()) == header
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
-def test_any_bytes_give_a_header_within_bounds_or_a_protocol_error(data: bytes) -> None:
+def test_any_bytes_give_header_within_bounds_or_protocol_error(data: bytes) -> None:
     try:
         header = parse_header(data)
     except ProtocolError:
@@ -77,7 +77,7 @@ def test_any_bytes_give_a_header_within_bounds_or_a_protocol_error(data: bytes) 
 
 @dataclass
 class Collector:
-    """Takes every frame; some payloads are thrown away."""
+    """Handler that records every frame and discards some payloads."""
 
     frames: list[tuple[FrameHeader, bytes]] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ class Collector:
 
 
 def feed(link: MemoryLink, data: bytes, cuts: list[int]) -> None:
-    """Give the reader these bytes in pieces of these sizes, over and over."""
+    """Feed the reader in pieces of these sizes, repeated."""
     at = turn = 0
     while at < len(data):
         space = link.reader.space()
@@ -116,9 +116,7 @@ chunkings = st.lists(st.integers(1, 100_000), min_size=1, max_size=5)
 
 @settings(deadline=None, max_examples=60)
 @given(frames, st.one_of(chunkings, st.lists(st.integers(30, 40), min_size=1, max_size=3)))
-def test_however_the_bytes_are_cut_the_frames_are_the_same(
-    sent: list[tuple[FrameKind, int, int]], cuts: list[int]
-) -> None:
+def test_frames_are_same_for_any_cuts(sent: list[tuple[FrameKind, int, int]], cuts: list[int]) -> None:
     wire, expected = b"", []
     for number, (kind, first, length) in enumerate(sent):
         if kind not in BULK:
@@ -135,7 +133,7 @@ def test_however_the_bytes_are_cut_the_frames_are_the_same(
 
 @settings(deadline=None)
 @given(st.binary(max_size=2000), chunkings, st.lists(headers, max_size=4))
-def test_any_bytes_give_frames_or_a_protocol_error(
+def test_reader_of_any_bytes_gives_frames_or_protocol_error(
     tail: bytes, cuts: list[int], opening: list[FrameHeader]
 ) -> None:
     wire = b"".join(header.encode() + bytes(header.length) for header in opening) + tail
@@ -145,7 +143,7 @@ def test_any_bytes_give_frames_or_a_protocol_error(
         pass
 
 
-def test_the_reader_asks_for_no_more_memory_than_a_frame_may_have() -> None:
+def test_reader_allocates_no_more_than_largest_frame() -> None:
     collector = Collector()
     link = MemoryLink(collector, 0)
     tracemalloc.start()
@@ -161,7 +159,7 @@ def test_the_reader_asks_for_no_more_memory_than_a_frame_may_have() -> None:
     assert peak < 8 * MAX_PAYLOAD
 
 
-def test_small_frames_leave_together() -> None:
+def test_small_frames_are_sent_together() -> None:
     link = MemoryLink(Collector(), 0)
     writer = FrameWriter(link, Collector())
     for number in range(10):

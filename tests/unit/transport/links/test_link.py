@@ -1,4 +1,4 @@
-"""Corners of writing that the contract suite cannot see from outside."""
+"""Cases of the frame writer that the contract suite cannot see from outside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from barnraise.transport.links.frames import HEADER_BYTES, FrameHeader, FrameKind, parse_header
 from barnraise.transport.links.link import FrameWriter, Link
-from barnraise.transport.links.memory import MemoryLink
+from tests.memory_link import MemoryLink
 
 
 @dataclass
@@ -63,7 +63,7 @@ actions = st.lists(
 
 @settings(deadline=None, max_examples=150)
 @given(actions)
-def test_whatever_is_asked_whole_frames_leave_in_order(asked: list[object]) -> None:
+def test_writer_sends_whole_frames_in_order_for_any_calls(asked: list[object]) -> None:
     out, owner = writer()
     wire, number = b"", 0
     memory: dict[int, bytearray] = {}
@@ -109,7 +109,7 @@ def test_whatever_is_asked_whole_frames_leave_in_order(asked: list[object]) -> N
 
 
 def test_joined_frames_are_private_at_once() -> None:
-    """Small payloads are copied when they are joined, so forgetting them may not change what leaves."""
+    """Small payloads are copied when they are joined, so that later changes do not matter."""
     out, owner = writer()
     memory = bytearray(b"\x01" * 100)
     out.bulk(FrameHeader(FrameKind.DATA, group=1), memoryview(memory), "token")
@@ -121,7 +121,7 @@ def test_joined_frames_are_private_at_once() -> None:
     assert owner.tokens == ["token"]
 
 
-def test_a_frame_written_byte_by_byte_is_whole() -> None:
+def test_frame_written_byte_by_byte_is_complete() -> None:
     out, owner = writer()
     out.bulk(FrameHeader(FrameKind.DATA, group=1), memoryview(b"\x05" * 20_000), 1)
     out.control(FrameHeader(FrameKind.PING, first=9))

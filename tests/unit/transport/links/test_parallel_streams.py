@@ -1,4 +1,4 @@
-"""Lanes: bulk frames over further streams, placed by the owner, forgotten on demand."""
+"""Parallel streams: bulk frames into the owner's memory, forgotten on demand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _kept: dict[ParallelStreamReports, list[ParallelStreamReport]] = {}
 
 
 def until(reports: ParallelStreamReports, kind: str) -> ParallelStreamReport:
-    """The next report of this kind; the others stay for later."""
+    """Return the next report of this kind; the others stay for later."""
     kept = _kept.setdefault(reports, [])
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
@@ -52,7 +52,7 @@ def payload(seed: int) -> memoryview:
     return memoryview(bytes((seed + i) % 251 for i in range(SIZE)))
 
 
-def test_frames_arrive_where_the_owner_says(
+def test_frames_arrive_in_memory_of_owner(
     ends: tuple[ParallelStream, ParallelStreamReports, ParallelStream, ParallelStreamReports],
 ) -> None:
     sender, sender_reports, receiver, receiver_reports = ends
@@ -70,7 +70,7 @@ def test_frames_arrive_where_the_owner_says(
     assert receiver.bytes_in == sender.bytes_out == 3 * (SIZE + 32)
 
 
-def test_a_forgotten_group_leaves_the_memory_alone(
+def test_forgotten_group_leaves_memory_unchanged(
     ends: tuple[ParallelStream, ParallelStreamReports, ParallelStream, ParallelStreamReports],
 ) -> None:
     sender, _, receiver, receiver_reports = ends
@@ -90,7 +90,7 @@ def test_a_forgotten_group_leaves_the_memory_alone(
     assert memory == payload(2)
 
 
-def test_queued_frames_of_a_forgotten_group_never_leave(
+def test_queued_frames_of_forgotten_group_are_not_sent(
     ends: tuple[ParallelStream, ParallelStreamReports, ParallelStream, ParallelStreamReports],
 ) -> None:
     sender, sender_reports, receiver, receiver_reports = ends
@@ -109,7 +109,7 @@ def test_queued_frames_of_a_forgotten_group_never_leave(
     assert sender.queued_bytes == 0
 
 
-def test_what_does_not_belong_on_a_lane_ends_it(
+def test_control_frame_on_parallel_stream_closes_it(
     ends: tuple[ParallelStream, ParallelStreamReports, ParallelStream, ParallelStreamReports],
 ) -> None:
     sender, _, _, receiver_reports = ends
@@ -117,7 +117,7 @@ def test_what_does_not_belong_on_a_lane_ends_it(
     assert "PING" in until(receiver_reports, "closed").why
 
 
-def test_the_other_end_vanishing_is_reported(
+def test_lost_peer_of_parallel_stream_is_reported(
     ends: tuple[ParallelStream, ParallelStreamReports, ParallelStream, ParallelStreamReports],
 ) -> None:
     sender, _, _, receiver_reports = ends

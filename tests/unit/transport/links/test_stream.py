@@ -1,4 +1,4 @@
-"""The link over a socket: options, reasons, and pieces of any size."""
+"""Link over a socket: options, close reasons, and pieces of any size."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from barnraise.transport.links.frames import FrameHeader, FrameKind
 from barnraise.transport.links.stream import StreamLink, _reason, tune
-from tests.contract.ends import Owner, sockets
+from tests.contract.link_pairs import Owner, sockets
 
 
-def test_a_socket_is_tuned() -> None:
+def test_stream_socket_is_tuned() -> None:
     left, right = sockets()
     with left, right:
         tune(left, silence_s=5.0)
@@ -36,11 +36,11 @@ def test_a_socket_is_tuned() -> None:
         (OSError(errno.EHOSTUNREACH, "No route to host"), "No route to host"),
     ],
 )
-def test_reasons_are_for_people(error: OSError, words: str) -> None:
+def test_close_reasons_are_readable(error: OSError, words: str) -> None:
     assert _reason(error) == words
 
 
-def test_a_reset_is_a_reason() -> None:
+def test_connection_reset_is_close_reason() -> None:
     left, right = sockets()
     link = StreamLink(left, Owner())
     tune(left, silence_s=5.0)
@@ -52,7 +52,7 @@ def test_a_reset_is_a_reason() -> None:
     link.close("again")
 
 
-def test_bytes_that_trickle_in_are_frames_all_the_same() -> None:
+def test_single_bytes_become_frames() -> None:
     left, right = sockets()
     tune(right, silence_s=5.0)
     owner = Owner()
@@ -72,7 +72,7 @@ def test_bytes_that_trickle_in_are_frames_all_the_same() -> None:
     link.close("done")
 
 
-def test_half_a_frame_and_then_the_end() -> None:
+def test_end_within_frame_is_close_reason() -> None:
     left, right = sockets()
     tune(right, silence_s=5.0)
     owner = Owner()

@@ -1,4 +1,4 @@
-"""Real handshakes over real sockets: the right peer passes, every wrong one is turned away."""
+"""TLS handshakes over real sockets: the right peer passes, every other is rejected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SERVER, CLIENT = b"S" * 16, b"C" * 16
 def meet(
     server: ssl.SSLContext, client: ssl.SSLContext, check: Callable[[ssl.SSLSocket, ssl.SSLSocket], None]
 ) -> None:
-    """Shake hands over loopback and run the check; the server's fault comes out, else the client's."""
+    """Do a handshake over loopback and check the peer; raise the server's error, else the client's."""
     faults: list[Exception] = []
     accepted: list[ssl.SSLSocket] = []
     with socket.create_server(("127.0.0.1", 0)) as door:
@@ -84,27 +84,27 @@ def shake(server: WorkerCredentials, client: WorkerCredentials, trusted: list[No
     meet(server_context(server, trusted), client_context(client, trusted), check)
 
 
-def test_the_right_peers_meet() -> None:
+def test_expected_peers_connect() -> None:
     shake(credentials(ALPHA, SERVER), credentials(BETA, CLIENT))
 
 
-def test_dates_authorise_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dates_of_certificates_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delegation_module, "_NOT_BEFORE", datetime(2001, 1, 1, tzinfo=UTC))
     monkeypatch.setattr(delegation_module, "_NOT_AFTER", datetime(2001, 1, 2, tzinfo=UTC))
     shake(credentials(ALPHA, SERVER), credentials(BETA, CLIENT))
 
 
-def test_an_untrusted_client_is_turned_away() -> None:
+def test_untrusted_client_is_rejected() -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         shake(credentials(ALPHA, SERVER), credentials(STRANGER, CLIENT))
 
 
-def test_an_untrusted_server_is_turned_away() -> None:
+def test_untrusted_server_is_rejected() -> None:
     with pytest.raises(ssl.SSLError):
         shake(credentials(STRANGER, SERVER), credentials(BETA, CLIENT))
 
 
-def test_a_client_without_a_certificate_is_turned_away() -> None:
+def test_client_without_certificate_is_rejected() -> None:
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     bare.check_hostname = False
     bare.verify_mode = ssl.CERT_NONE
@@ -119,23 +119,23 @@ def test_tls_1_2_is_refused() -> None:
         meet(server_context(credentials(ALPHA, SERVER), TRUSTED), old, lambda *_: None)
 
 
-def test_another_run_of_a_trusted_node_is_turned_away() -> None:
+def test_worker_of_other_run_is_rejected() -> None:
     with pytest.raises(HandshakeError, match="not of run 'mnist'"):
         shake(credentials(ALPHA, SERVER), credentials(BETA, CLIENT, run="other"))
 
 
-def test_another_worker_of_the_run_is_turned_away() -> None:
+def test_other_worker_of_run_is_rejected() -> None:
     with pytest.raises(HandshakeError, match="expected was worker"):
         shake(credentials(ALPHA, SERVER), credentials(BETA, b"X" * 16))
 
 
-def test_a_trusted_node_cannot_speak_for_another_nodes_worker() -> None:
+def test_trusted_node_cannot_act_as_worker_of_other_node() -> None:
     with pytest.raises(HandshakeError, match="expected was node"):
         shake(credentials(ALPHA, SERVER), credentials(ALPHA, CLIENT))
 
 
 def _forged_by(signer: WorkerCredentials, *, as_node: NodeKey) -> WorkerCredentials:
-    """A certificate in the node's name, signed by a worker's key, with the worker's own leaf behind it."""
+    """Return a certificate in the node's name, signed by a worker's key, with the worker's leaf behind it."""
     private = Ed25519PrivateKey.generate()
     issuer = load_pem_private_key(signer.key_pem, None)
     assert isinstance(issuer, Ed25519PrivateKey)
@@ -156,13 +156,13 @@ def _forged_by(signer: WorkerCredentials, *, as_node: NodeKey) -> WorkerCredenti
     )
 
 
-def test_a_worker_cannot_sign_for_another() -> None:
+def test_worker_cannot_sign_for_other_worker() -> None:
     forged = _forged_by(credentials(BETA, CLIENT), as_node=BETA)
     with pytest.raises(ssl.SSLCertVerificationError):
         shake(credentials(ALPHA, SERVER), forged)
 
 
-def test_an_anchor_in_the_peers_chain_does_not_make_it_trusted() -> None:
+def test_anchor_in_chain_of_peer_is_not_trusted() -> None:
     own = credentials(STRANGER, CLIENT)
     chain = own.certificate_pem + ssl.DER_cert_to_PEM_cert(anchor(STRANGER.id)).encode()
     with_anchor = WorkerCredentials(chain, own.key_pem, CLIENT, "mnist", STRANGER.id.raw)
@@ -170,7 +170,7 @@ def test_an_anchor_in_the_peers_chain_does_not_make_it_trusted() -> None:
         shake(credentials(ALPHA, SERVER), with_anchor)
 
 
-def test_a_self_made_authority_with_a_trusted_name_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_made_authority_with_trusted_name_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     true_name = delegation_module._node_name
     with monkeypatch.context() as patch:
         patch.setattr(delegation_module, "_node_name", lambda _: true_name(BETA.id))
@@ -181,12 +181,12 @@ def test_a_self_made_authority_with_a_trusted_name_is_turned_away(monkeypatch: p
         shake(credentials(ALPHA, SERVER), forged)
 
 
-def test_trusting_nobody_is_an_error() -> None:
+def test_context_without_trusted_nodes_raises() -> None:
     with pytest.raises(IdentityError, match="no node is trusted"):
         server_context(credentials(ALPHA, SERVER), [])
 
 
-def test_a_key_of_another_certificate_is_an_error() -> None:
+def test_key_of_other_certificate_raises() -> None:
     first, second = credentials(ALPHA, SERVER), credentials(ALPHA, SERVER)
     mixed = WorkerCredentials(first.certificate_pem, second.key_pem, SERVER, "mnist", ALPHA.id.raw)
     with pytest.raises(IdentityError, match="do not fit"):
@@ -199,7 +199,7 @@ def test_no_key_is_left_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_mover_environment_prefers_aes_128(tmp_path: Path) -> None:
+def test_openssl_conf_prefers_aes_128(tmp_path: Path) -> None:
     path = write_openssl_conf(tmp_path)
     assert write_openssl_conf(tmp_path) == path
     program = (

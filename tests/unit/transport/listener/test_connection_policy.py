@@ -1,4 +1,4 @@
-"""A listener in an agent's house: routes, runs, questions; and the house that the settings make."""
+"""Listener with an agent's policy: routes, runs and requests; and the policy of the settings."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ from barnraise.transport.listener.preface import (
     refuse_route,
     target_of,
 )
-from tests.unit.transport.machines import SECRET, Machine
+from tests.unit.transport.listening_machines import SECRET, Machine
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
 T = TypeVar("T")
 
 
 class Visited(Machine):
-    """Keeps the raw connections that are delivered to it."""
+    """Policy that keeps the raw connections that are delivered to it."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -81,7 +81,7 @@ class Visited(Machine):
 
 
 class Home:
-    """A machine whose loop runs in a thread, so that a test may block."""
+    """Machine whose loop runs in a thread, so that a test may block."""
 
     def __init__(self, make: Callable[[], Machine]) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)
@@ -140,7 +140,7 @@ def local(house: Visited) -> IpcChannel:
     return IpcChannel(dial_local(house.directory, 60)[0], takes_sockets=True)
 
 
-def test_other_routes_lead_to_the_house(house: Visited) -> None:
+def test_other_routes_are_delivered_to_policy(house: Visited) -> None:
     target = target_of(house.node)
     offer = b"open offer".ljust(16)
     knocks = [
@@ -164,7 +164,7 @@ def test_other_routes_lead_to_the_house(house: Visited) -> None:
         there.close()
 
 
-def test_what_is_not_here_is_closed_silently(house: Visited) -> None:
+def test_unknown_target_is_closed_silently(house: Visited) -> None:
     for preface, secret in (
         (Preface(b"other agent".ljust(16), os.urandom(16), ROUTE_AGENT), SECRET),
         (Preface(b"closed offer".ljust(16), os.urandom(16), ROUTE_PAIRING), PAIRING_KEY),
@@ -176,8 +176,8 @@ def test_what_is_not_here_is_closed_silently(house: Visited) -> None:
     assert not house.visitors
 
 
-def test_pairing_nonces_push_no_other_out(house: Visited) -> None:
-    """The key of pairing is known to all: whoever uses it must not make us forget a real nonce."""
+def test_pairing_nonces_do_not_evict_others(house: Visited) -> None:
+    """The pairing key is public, so its users must not evict real nonces."""
     keeper = house.listener.keeper
     first = Preface(target_of(house.node), os.urandom(16), ROUTE_AGENT)
     knock(house, first, SECRET).close()
@@ -191,7 +191,7 @@ def test_pairing_nonces_push_no_other_out(house: Visited) -> None:
         assert replayed.recv(100) == b""
 
 
-def test_a_refusal_or_a_fault_of_the_house_closes_the_connection(house: Visited) -> None:
+def test_refusal_or_error_of_policy_closes_connection(house: Visited) -> None:
     before = len(os.listdir("/dev/fd"))
     house.refusal = ConnectionRefusal("not now", refuse_route())
     preface = Preface(target_of(house.node), os.urandom(16), ROUTE_AGENT)
@@ -205,7 +205,7 @@ def test_a_refusal_or_a_fault_of_the_house_closes_the_connection(house: Visited)
     assert house.listener.keeper.waiting == 0
 
 
-def test_trust_and_secret_are_asked_anew_for_each_ticket(house: Visited) -> None:
+def test_trust_and_secret_are_read_for_each_ticket(house: Visited) -> None:
     friend = NodeKey.generate().id
     channels = [local(house) for _ in range(2)]
     register = RegisterEndpoint(run="mnist", generation=0, pid=os.getpid())
@@ -228,7 +228,7 @@ def test_trust_and_secret_are_asked_anew_for_each_ticket(house: Visited) -> None
         channel.close()
 
 
-def test_names_of_agents_and_refused_runs_get_no_ticket(house: Visited) -> None:
+def test_agent_names_and_rejected_runs_get_no_ticket(house: Visited) -> None:
     channel = local(house)
     for run, why in (("@agent", "cannot begin with @"), ("@", "cannot begin"), ("unknown", "not known")):
         (reply,) = ask(channel, RegisterEndpoint(run=run, generation=0, pid=1))
@@ -237,7 +237,7 @@ def test_names_of_agents_and_refused_runs_get_no_ticket(house: Visited) -> None:
     channel.close()
 
 
-def test_an_agent_answers_questions_of_local_processes(house: Visited) -> None:
+def test_policy_answers_requests_of_local_processes(house: Visited) -> None:
     with ListenerClient.connect(house.directory, timeout=60) as client:
         assert client.standing().agent
         assert client.ask(b"echo", 60) == b"echoecho"
@@ -255,7 +255,7 @@ def test_an_agent_answers_questions_of_local_processes(house: Visited) -> None:
         assert client.register("mnist", 0).run == "mnist"
 
 
-def test_silence_has_an_end_and_the_question_is_dropped(house: Visited) -> None:
+def test_request_without_answer_times_out_and_is_cancelled(house: Visited) -> None:
     while not house.questions:  # a slow listener may read it only when nobody waits any more
         with ListenerClient.connect(house.directory) as client:
             with pytest.raises(AgentError, match=r"within 0\.2 s"):
@@ -281,7 +281,7 @@ def test_answers_keep_the_order_of_the_requests(house: Visited) -> None:
     channel.close()
 
 
-def test_who_asks_without_end_is_cut_off(house: Visited) -> None:
+def test_process_with_endless_requests_is_disconnected(house: Visited) -> None:
     channel, other = local(house), local(house)
     channel.send(encode_message(ListenerRequest(b"wait")))
     wait_for(lambda: house.questions)
@@ -295,7 +295,7 @@ def test_who_asks_without_end_is_cut_off(house: Visited) -> None:
     other.close()
 
 
-def test_who_does_not_read_its_answer_is_cut_off(house: Visited, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_does_not_read_is_disconnected(house: Visited, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "_TELL_S", 0.2)
     channel, other = local(house), local(house)
     wait_for(lambda: len(house.listener._locals) == 2)
@@ -306,7 +306,7 @@ def test_who_does_not_read_its_answer_is_cut_off(house: Visited, monkeypatch: py
     other.close()
 
 
-def test_an_answer_that_is_too_long_is_a_refusal(house: Visited, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_that_is_too_long_becomes_refusal(house: Visited, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "LARGEST_BODY", 10)
     channel = local(house)
     (reply,) = ask(channel, ListenerRequest(b"123456"))
@@ -315,7 +315,7 @@ def test_an_answer_that_is_too_long_is_a_refusal(house: Visited, monkeypatch: py
     channel.close()
 
 
-def test_leaving_at_once_and_stopping_leave_nothing(house: Visited) -> None:
+def test_disconnect_and_stop_leave_nothing(house: Visited) -> None:
     before = len(os.listdir("/dev/fd"))
     for _ in range(20):
         channel = local(house)
@@ -331,7 +331,7 @@ def test_leaving_at_once_and_stopping_leave_nothing(house: Visited) -> None:
     channel.close()
 
 
-def test_a_listener_alone_refers_to_the_agent(tmp_path: Path) -> None:
+def test_listener_without_agent_refers_to_agent(tmp_path: Path) -> None:
     settings = Settings(state=StateSettings(directory=str(tmp_path)), network=NetworkSettings(port=0))
     plain = SettingsConnectionPolicy(settings)
     as_house: ConnectionPolicy = plain

@@ -1,4 +1,4 @@
-"""The listener with real sockets: good knocks get through whatever strangers do."""
+"""Listener with real sockets: valid connections pass while unknown peers misbehave."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with ca
 
 
 class Running:
-    """A listener on a loop in a thread of its own."""
+    """Listener on a loop in a thread of its own."""
 
     def __init__(self, settings: Settings, **options: bool) -> None:
         self.directory = Path(settings.state.directory or "")
@@ -135,7 +135,7 @@ def assert_silently_closed(connection: socket.socket) -> None:
         connection.close()
 
 
-def test_a_ticket_holds_all_that_a_worker_needs(running: Running) -> None:
+def test_ticket_holds_everything_for_worker(running: Running) -> None:
     channel = running.local()
     ticket = register(channel)
     assert ticket.run == "mnist"
@@ -154,7 +154,7 @@ def test_a_ticket_holds_all_that_a_worker_needs(running: Running) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_good_knock_reaches_its_worker_with_every_later_byte(running: Running, host: str) -> None:
+def test_valid_connection_reaches_worker_with_all_bytes(running: Running, host: str) -> None:
     channels = [running.local() for _ in range(3)]
     tickets = [register(channel) for channel in channels]
     for ticket, channel in zip(tickets, channels, strict=True):
@@ -178,7 +178,7 @@ def test_a_good_knock_reaches_its_worker_with_every_later_byte(running: Running,
         channel.close()
 
 
-def test_a_preface_may_come_in_pieces(running: Running) -> None:
+def test_preface_may_arrive_in_pieces(running: Running) -> None:
     channel = running.local()
     ticket = register(channel)
     dialled = running.dial()
@@ -195,14 +195,14 @@ def test_a_preface_may_come_in_pieces(running: Running) -> None:
     [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".ljust(200, b"x"), b"\x16\x03\x01" * 60, b"BARNRAIS" + bytes(72)],
     ids=["http", "tls", "preface without a mac"],
 )
-def test_wrong_words_get_no_answer(running: Running, words: bytes) -> None:
+def test_wrong_preface_gets_no_answer(running: Running, words: bytes) -> None:
     dialled = running.dial()
     dialled.sendall(words)
     assert_silently_closed(dialled)
     assert running.listener.keeper.refused == 1
 
 
-def test_another_clusters_secret_gets_no_answer(running: Running) -> None:
+def test_preface_of_other_cluster_gets_no_answer(running: Running) -> None:
     channel = running.local()
     ticket = register(channel)
     dialled = running.dial()
@@ -211,7 +211,7 @@ def test_another_clusters_secret_gets_no_answer(running: Running) -> None:
     channel.close()
 
 
-def test_a_replay_gets_no_answer(running: Running) -> None:
+def test_replayed_preface_gets_no_answer(running: Running) -> None:
     channel = running.local()
     knock = knock_of(register(channel))
     first = running.dial()
@@ -224,7 +224,7 @@ def test_a_replay_gets_no_answer(running: Running) -> None:
         thing.close()
 
 
-def test_one_who_knows_the_secret_is_told_that_the_worker_is_gone(running: Running) -> None:
+def test_dialler_with_secret_learns_that_worker_is_gone(running: Running) -> None:
     channel = running.local()
     ticket = register(channel)
     channel.close()
@@ -235,7 +235,7 @@ def test_one_who_knows_the_secret_is_told_that_the_worker_is_gone(running: Runni
         assert dialled.recv(8) == b""
 
 
-def test_a_slow_preface_is_dropped(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_preface_is_dropped(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doorkeeper_module, "PREFACE_DEADLINE_S", 0.2)
     began = time.monotonic()
     with running.dial() as dialled:
@@ -245,7 +245,7 @@ def test_a_slow_preface_is_dropped(running: Running, monkeypatch: pytest.MonkeyP
     assert running.listener.keeper.waiting == 0
 
 
-def test_five_hundred_silent_connections_disturb_nobody(running: Running) -> None:
+def test_silent_connections_do_not_block_valid_ones(running: Running) -> None:
     channel = running.local()
     ticket = register(channel)
     silent = []
@@ -267,8 +267,8 @@ def test_five_hundred_silent_connections_disturb_nobody(running: Running) -> Non
     channel.close()
 
 
-def test_many_good_knocks_at_once_all_get_through(running: Running) -> None:
-    """More than may wait from one source: those whose preface has come are never the ones turned away."""
+def test_many_valid_connections_at_once_are_accepted(running: Running) -> None:
+    """There are more than may wait from one source; those with a complete preface are never evicted."""
     channel = running.local()
     ticket = register(channel)
     is_busy, all_sent = threading.Event(), threading.Event()
@@ -287,7 +287,7 @@ def test_many_good_knocks_at_once_all_get_through(running: Running) -> None:
     channel.close()
 
 
-def test_a_stranger_is_named_once(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_peer_is_logged_once(running: Running, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             dialled = running.dial()
@@ -301,7 +301,7 @@ def test_a_stranger_is_named_once(running: Running, caplog: pytest.LogCaptureFix
     assert len(caplog.records) == 257
 
 
-def test_descriptors_do_not_leak(running: Running) -> None:
+def test_listener_does_not_leak_descriptors(running: Running) -> None:
     channel = running.local()
     ticket = register(channel)
 
@@ -325,7 +325,7 @@ def test_descriptors_do_not_leak(running: Running) -> None:
     channel.close()
 
 
-def test_the_listener_says_how_it_stands(running: Running) -> None:
+def test_listener_reports_its_status(running: Running) -> None:
     channel = running.local()
     standing = ask(channel, encode_message(ListenerStatus()))
     assert isinstance(standing, ListenerStanding)
@@ -334,7 +334,7 @@ def test_the_listener_says_how_it_stands(running: Running) -> None:
     channel.close()
 
 
-def test_what_cannot_be_registered_is_explained(running: Running) -> None:
+def test_rejected_registration_is_explained(running: Running) -> None:
     channel = running.local()
     reply = ask(channel, encode_message(RegisterEndpoint(run="a\nb", generation=0, pid=1)))
     assert isinstance(reply, RegistrationRefused)
@@ -348,7 +348,7 @@ def test_what_cannot_be_registered_is_explained(running: Running) -> None:
 @pytest.mark.parametrize(
     "words", [b"\xff" * 100, encode_frame(b"nonsense"), encode_frame(b"", has_socket=True)]
 )
-def test_local_nonsense_cuts_off_only_its_speaker(running: Running, words: bytes) -> None:
+def test_local_garbage_disconnects_only_its_sender(running: Running, words: bytes) -> None:
     good = running.local()
     bad, _ = dial_local(running.directory, 60)
     bad.sendall(words)
@@ -357,7 +357,7 @@ def test_local_nonsense_cuts_off_only_its_speaker(running: Running, words: bytes
     good.close()
 
 
-def test_a_wrong_token_is_cut_off(running: Running) -> None:
+def test_wrong_token_is_disconnected(running: Running) -> None:
     channel = running.local()
     channel.send(encode_message(ListenerStatus(token="guess")))
     assert channel.receive() is None
@@ -365,7 +365,7 @@ def test_a_wrong_token_is_cut_off(running: Running) -> None:
     channel.close()
 
 
-def test_a_worker_that_does_not_read_blocks_nobody(running: Running) -> None:
+def test_worker_that_does_not_read_blocks_no_other(running: Running) -> None:
     stuck, good = running.local(), running.local()
     stuck_ticket, good_ticket = register(stuck), register(good)
     for _ in range(600):
@@ -387,7 +387,7 @@ def test_one_listener_per_state_directory(running: Running, monkeypatch: pytest.
     channel.close()
 
 
-def test_a_taken_port_is_an_error_or_another_port(running: Running, tmp_path: Path) -> None:
+def test_taken_port_raises_or_uses_other_port(running: Running, tmp_path: Path) -> None:
     other = settings_at(tmp_path / "other", port=running.listener.port)
     with pytest.raises(ListenerError, match=f"port {running.listener.port} cannot be opened"):
         Running(other)
@@ -416,13 +416,13 @@ def test_trust_and_addresses_come_from_the_settings(tmp_path: Path) -> None:
     running.stop()
 
 
-def test_a_mistyped_node_is_named(tmp_path: Path) -> None:
+def test_mistyped_node_id_is_named_in_error(tmp_path: Path) -> None:
     settings = Settings(state=StateSettings(directory=str(tmp_path)), trust=TrustSettings(nodes=("ABC",)))
     with pytest.raises(IdentityError, match=r"trust\.nodes has 'ABC'"):
         Listener(settings)
 
 
-def test_idle_means_that_nobody_is_connected(running: Running) -> None:
+def test_wait_until_idle_returns_without_connections(running: Running) -> None:
     channel = running.local()
     running.until(lambda: len(running.listener._locals) == 1)
     ended = threading.Event()

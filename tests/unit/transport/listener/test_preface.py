@@ -1,4 +1,4 @@
-"""The first bytes of a connection, fixed by vectors; nothing but our own passes."""
+"""Preface: golden vectors, and rejection of anything else."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ identifiers = st.binary(min_size=16, max_size=16)
 
 
 def only(secret: bytes) -> KeyFor:
-    """One secret for every route and target."""
+    """Return a function that gives one secret for every route and target."""
     return lambda route, target: secret
 
 
 @pytest.mark.parametrize("vector", VECTORS["prefaces"], ids=lambda vector: vector["name"])
-def test_preface_vectors(vector: dict[str, object]) -> None:
+def test_prefaces_match_golden_vectors(vector: dict[str, object]) -> None:
     fields = dict(vector["fields"])  # type: ignore[call-overload]
     preface = Preface(**fields | {key: bytes.fromhex(fields[key]) for key in ("target", "nonce")})
     secret, wire = bytes.fromhex(str(vector["secret"])), bytes.fromhex(str(vector["bytes"]))
@@ -51,12 +51,12 @@ def test_preface_vectors(vector: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS["answers"], ids=lambda vector: vector["name"])
-def test_answer_vectors(vector: dict[str, object]) -> None:
+def test_answers_match_golden_vectors(vector: dict[str, object]) -> None:
     wire = bytes.fromhex(str(vector["bytes"]))
     assert dataclasses.asdict(parse_answer(wire)) == vector["fields"]
 
 
-def test_answers_are_written_as_the_vectors_say() -> None:
+def test_encoded_answers_match_golden_vectors() -> None:
     written = [
         module.encode_answer(1),
         module.encode_answer(1, plaintext=True),
@@ -67,13 +67,13 @@ def test_answers_are_written_as_the_vectors_say() -> None:
 
 
 @given(identifiers, identifiers, st.booleans(), st.integers(0, 255), st.binary(min_size=32, max_size=64))
-def test_round_trip(target: bytes, nonce: bytes, plaintext: bool, route: int, secret: bytes) -> None:
+def test_preface_round_trip(target: bytes, nonce: bytes, plaintext: bool, route: int, secret: bytes) -> None:
     preface = Preface(target, nonce, route, plaintext)
     assert parse(encode(preface, secret), only(secret)) == preface
 
 
 @given(st.integers(0, module.PREFACE_BYTES - 1), st.integers(1, 255))
-def test_any_changed_byte_is_found(place: int, change: int) -> None:
+def test_parse_finds_changed_byte(place: int, change: int) -> None:
     changed = bytearray(GOOD)
     changed[place] ^= change
     with pytest.raises(ProtocolError):
@@ -81,7 +81,7 @@ def test_any_changed_byte_is_found(place: int, change: int) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_give_a_protocol_error(data: bytes) -> None:
+def test_parse_of_any_bytes_raises_protocol_error(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         parse(data, only(SECRET))
     with pytest.raises(ProtocolError):
@@ -89,7 +89,7 @@ def test_any_bytes_give_a_protocol_error(data: bytes) -> None:
 
 
 @given(st.binary(min_size=48, max_size=48))
-def test_a_right_mac_over_wrong_fields_gives_a_protocol_error(fields: bytes) -> None:
+def test_right_mac_of_wrong_fields_raises_protocol_error(fields: bytes) -> None:
     try:
         parse(fields + module._mac(fields, SECRET), only(SECRET))
     except ProtocolError:
@@ -97,7 +97,7 @@ def test_a_right_mac_over_wrong_fields_gives_a_protocol_error(fields: bytes) -> 
 
 
 @given(st.binary(max_size=12))
-def test_any_answer_gives_an_answer_or_a_protocol_error(data: bytes) -> None:
+def test_parse_answer_of_any_bytes_gives_answer_or_protocol_error(data: bytes) -> None:
     for candidate in (data, b"BYOK" + data[:4]):
         try:
             assert isinstance(parse_answer(candidate), PrefaceAnswer)
@@ -105,14 +105,14 @@ def test_any_answer_gives_an_answer_or_a_protocol_error(data: bytes) -> None:
             pass
 
 
-def test_another_secret_does_not_fit() -> None:
+def test_preface_with_other_secret_is_rejected() -> None:
     with pytest.raises(ProtocolError, match="secret"):
         parse(GOOD, only(bytes(32)))
     with pytest.raises(ProtocolError, match="at least 32"):
         parse(GOOD, only(b"short"))
 
 
-def test_each_route_and_target_has_its_own_secret() -> None:
+def test_route_and_target_select_secret() -> None:
     secrets = {(ROUTE_WORKER, b"w" * 16): b"1" * 32, (ROUTE_AGENT, b"a" * 16): b"2" * 32}
     for (route, target), secret in secrets.items():
         knock = Preface(target, bytes(16), route)
@@ -124,7 +124,7 @@ def test_each_route_and_target_has_its_own_secret() -> None:
         parse(encode(Preface(b"w" * 16, bytes(16)), b"2" * 32), lambda *at: secrets.get(at))
 
 
-def test_nobody_is_asked_for_a_secret_by_what_is_no_preface() -> None:
+def test_other_bytes_do_not_request_secret() -> None:
     def never(route: int, target: bytes) -> bytes:
         raise AssertionError("asked")
 
@@ -133,22 +133,22 @@ def test_nobody_is_asked_for_a_secret_by_what_is_no_preface() -> None:
             parse(data, never)
 
 
-def test_the_pairing_key_is_no_secret_and_never_changes() -> None:
+def test_pairing_key_is_public_and_fixed() -> None:
     vector = next(vector for vector in VECTORS["prefaces"] if vector["fields"]["route"] == ROUTE_PAIRING)
     assert bytes.fromhex(vector["secret"]) == PAIRING_KEY
 
 
-def test_an_agent_is_named_by_the_beginning_of_its_node_id() -> None:
+def test_target_of_agent_is_start_of_node_id() -> None:
     assert target_of(NodeId(bytes(range(32)))) == bytes(range(16))
 
 
-def test_the_newest_common_version_is_chosen() -> None:
+def test_negotiate_returns_newest_common_version() -> None:
     assert negotiate(1, 1) == 1
     assert negotiate(1, 9) == 1
     assert negotiate(2, 9) is None
 
 
-def test_a_replay_is_noticed_and_memory_is_bounded() -> None:
+def test_replay_cache_finds_replay_within_bounded_memory() -> None:
     replays = ReplayCache(capacity=4)
     nonces = [bytes([number]) * 16 for number in range(10)]
     assert all(replays.is_new(nonce) for nonce in nonces)

@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 
 from barnraise.core.errors import RunError
-from barnraise.worker.launch.remote_main import ARGUMENTS, RESULT, SCRIPT, encode_call, write_file
+from barnraise.core.files import write_atomically
+from barnraise.worker.launch.remote_main import ARGUMENTS, RESULT, SCRIPT, encode_call
 from barnraise.worker.launch.script_builder import GeneratedScript, script_of
 from barnraise.worker.launch.serializer import decode_values
 from tests.repository import ROOT
@@ -43,7 +44,7 @@ def run_alone(function: Callable[..., object], *args: object, folder: Path, **kw
     """What the script returns in a fresh process, outside of any cluster."""
     script = script_of(function)
     (folder / SCRIPT).write_text(script.text, encoding="utf-8")
-    write_file(folder / ARGUMENTS, encode_call(args, kwargs, script.constants))
+    write_atomically(folder / ARGUMENTS, encode_call(args, kwargs, script.constants))
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     done = subprocess.run(
         [sys.executable, SCRIPT], cwd=folder, env=environment, capture_output=True, text=True, timeout=150
@@ -147,7 +148,7 @@ def test_the_script_reads_well() -> None:
     assert "MODEL" not in script.text
     assert lines.index("class Base:") < lines.index("class Derived(Base):")
     assert script.text.index("def everything(") > script.text.index("class Marked:")
-    assert "# From test_function_source.py, line " in script.text
+    assert "# From test_script_builder.py, line " in script.text
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
-"""Making links: dial or accept, preface, TLS, hello. Each is a generator that yields what it waits for.
+"""Link handshakes: dial or accept, preface, TLS, hello. Each is a generator that yields its waits.
 
-A generator lets the steps be read in order while the loop that drives it never blocks.
+Generators keep the steps in reading order, and the event loop that drives them never blocks.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from barnraise.transport.links.frames import HEADER_BYTES, FrameHeader, FrameKin
 from barnraise.transport.listener import preface
 
 _WORKER_BYTES = 16
-MAX_LANES = 15
+MAX_EXTRA_STREAMS = 15
 _HELLO_BYTES = HEADER_BYTES + _WORKER_BYTES
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", -1))
 
 
-class LinkRequest(Enum):
-    """What the loop must wait for before it resumes the generator."""
+class SocketWait(Enum):
+    """Event that the loop must wait for before it resumes the generator."""
 
     READ = "read"
     WRITE = "write"
 
 
-Steps = Generator[tuple[socket.socket, LinkRequest], None, "EstablishedLink"]
+Steps = Generator[tuple[socket.socket, SocketWait], None, "EstablishedLink"]
 
 
 @dataclass(frozen=True, slots=True)
 class EstablishedLink:
-    """A finished handshake: the peer, which of the link's streams this is, and the authenticated socket."""
+    """Result of a handshake: the peer, the number of the link's stream, and the authenticated socket."""
 
     worker: bytes
     stream: int
     socket: socket.socket
-    node: NodeId | None  # whose key spoke for the worker; None in plaintext
+    node: NodeId | None  # machine whose key signed for the worker; None in plaintext
 
 
 @dataclass(frozen=True, slots=True)
 class HandshakeSecurity:
-    """What this worker shows and whom it believes."""
+    """Credentials of this worker, and the nodes it trusts."""
 
     worker: bytes
     run: str
@@ -75,9 +75,9 @@ def dial(
     security: HandshakeSecurity,
     first: Callable[[], bool],
 ) -> Steps:
-    """Reach one worker at one address; the result is its id and an authenticated socket.
+    """Dial one worker at one address. The result has its id and an authenticated socket.
 
-    ``first`` says whether this address answered before the others that are tried beside it.
+    ``first`` returns True if this address answered before the others that are tried in parallel.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -86,18 +86,18 @@ def dial(
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             code = sock.connect_ex((address, port))
-        except (ValueError, TypeError) as error:  # the address came through the store and may be any text
+        except (ValueError, TypeError) as error:  # the address is from the store and may be any text
             raise TransportError(f"{address[:60]!r} is not an address") from error
         if code not in _IN_PROGRESS:
             raise TransportError(f"{address}:{port} cannot be dialled: {os.strerror(code)}")
-        yield sock, LinkRequest.WRITE
+        yield sock, SocketWait.WRITE
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise TransportError(f"{address}:{port} cannot be dialled: {os.strerror(code)}")
         if not first():
             raise TransportError(f"{address}:{port} was not needed, another address answered first")
-        knock = preface.Preface(worker, os.urandom(16), plaintext=security.plaintext)
-        yield from _write(sock, preface.encode(knock, security.secret))
+        request = preface.Preface(worker, os.urandom(16), plaintext=security.plaintext)
+        yield from _write(sock, preface.encode(request, security.secret))
         answer = preface.parse_answer((yield from _read(sock, preface.ANSWER_BYTES)))
         if answer.refusal is not None:
             raise HandshakeError(f"{address}:{port}: {answer.refusal}")
@@ -109,12 +109,12 @@ def dial(
         node: NodeId | None = None
         if security.client is not None:
             sock = security.client.wrap_socket(sock, do_handshake_on_connect=False)
-            yield from _shake(sock)
+            yield from _tls_handshake(sock)
             node = tls.peer(sock, run=security.run, expect_worker=worker).node
-        found, _ = yield from _hello(sock, security, stream)
-        if found != worker:
-            raise HandshakeError(f"{address}:{port} is worker {found.hex()[:8]}, not {worker.hex()[:8]}")
-        return EstablishedLink(found, stream, sock, node)
+        received, _ = yield from _hello(sock, security, stream)
+        if received != worker:
+            raise HandshakeError(f"{address}:{port} is worker {received.hex()[:8]}, not {worker.hex()[:8]}")
+        return EstablishedLink(received, stream, sock, node)
     except BaseException:
         sock.close()
         raise
@@ -127,7 +127,7 @@ def accept(sock: socket.socket, incoming: IncomingConnection, security: Handshak
         version = preface.negotiate(incoming.version_min, incoming.version_max)
         if version is None:
             yield from _write(sock, preface.refuse_version())
-            raise HandshakeError(f"{incoming.peer_address} speaks no protocol version that we do")
+            raise HandshakeError(f"{incoming.peer_address} has no common protocol version with this machine")
         yield from _write(sock, preface.encode_answer(version, plaintext=security.plaintext))
         if incoming.plaintext != security.plaintext:
             raise HandshakeError(
@@ -137,12 +137,12 @@ def accept(sock: socket.socket, incoming: IncomingConnection, security: Handshak
         expected: WorkerIdentity | None = None
         if security.server is not None:
             sock = security.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            yield from _shake(sock)
+            yield from _tls_handshake(sock)
             expected = tls.peer(sock, run=security.run)
-        found, stream = yield from _hello(sock, security, 0)
-        if expected is not None and found != expected.worker:
+        received, stream = yield from _hello(sock, security, 0)
+        if expected is not None and received != expected.worker:
             raise HandshakeError("the peer's hello and its certificate name different workers")
-        return EstablishedLink(found, stream, sock, expected.node if expected is not None else None)
+        return EstablishedLink(received, stream, sock, expected.node if expected is not None else None)
     except BaseException:
         sock.close()
         raise
@@ -150,61 +150,65 @@ def accept(sock: socket.socket, incoming: IncomingConnection, security: Handshak
 
 def _hello(
     sock: socket.socket, security: HandshakeSecurity, stream: int
-) -> Generator[tuple[socket.socket, LinkRequest], None, tuple[bytes, int]]:
-    """Who I am, and which stream of our link I dial; the answer's stream number means nothing."""
+) -> Generator[tuple[socket.socket, SocketWait], None, tuple[bytes, int]]:
+    """Exchange hellos with our worker id and the stream number. The number in the reply is ignored."""
     header = FrameHeader(FrameKind.HELLO, length=_WORKER_BYTES, first=stream)
     yield from _write(sock, header.encode() + security.worker)
     data = yield from _read(sock, _HELLO_BYTES)
-    found = parse_header(data)
-    if found.kind is not FrameKind.HELLO or found.length != _WORKER_BYTES or found.first > MAX_LANES:
+    received = parse_header(data)
+    if (
+        received.kind is not FrameKind.HELLO
+        or received.length != _WORKER_BYTES
+        or received.first > MAX_EXTRA_STREAMS
+    ):
         raise ProtocolError("the first frame must be a hello")
     if data[HEADER_BYTES:] == security.worker:
-        raise HandshakeError("the other side claims to be this very worker")
-    return data[HEADER_BYTES:], found.first
+        raise HandshakeError("the peer claims to be this worker")
+    return data[HEADER_BYTES:], received.first
 
 
-def _shake(sock: ssl.SSLSocket) -> Generator[tuple[socket.socket, LinkRequest], None, None]:
+def _tls_handshake(sock: ssl.SSLSocket) -> Generator[tuple[socket.socket, SocketWait], None, None]:
     while True:
         try:
             sock.do_handshake()
             return
         except ssl.SSLWantReadError:
-            yield sock, LinkRequest.READ
+            yield sock, SocketWait.READ
         except ssl.SSLWantWriteError:
-            yield sock, LinkRequest.WRITE
+            yield sock, SocketWait.WRITE
         except ssl.SSLCertVerificationError as error:
             raise HandshakeError(
                 f"the other machine's key is not trusted here ({error.verify_message})"
             ) from error
         except (ssl.SSLError, OSError) as error:
-            raise HandshakeError(f"the other side broke off the TLS handshake ({error})") from error
+            raise HandshakeError(f"the peer aborted the TLS handshake ({error})") from error
 
 
-def _write(sock: socket.socket, data: bytes) -> Generator[tuple[socket.socket, LinkRequest], None, None]:
+def _write(sock: socket.socket, data: bytes) -> Generator[tuple[socket.socket, SocketWait], None, None]:
     while data:
         try:
             data = data[sock.send(data) :]
         except (BlockingIOError, ssl.SSLWantWriteError):
-            yield sock, LinkRequest.WRITE
+            yield sock, SocketWait.WRITE
         except ssl.SSLWantReadError:
-            yield sock, LinkRequest.READ
+            yield sock, SocketWait.READ
         except OSError as error:
-            raise HandshakeError(f"the other side broke off ({error})") from error
+            raise HandshakeError(f"the peer closed the connection ({error})") from error
 
 
-def _read(sock: socket.socket, size: int) -> Generator[tuple[socket.socket, LinkRequest], None, bytes]:
+def _read(sock: socket.socket, size: int) -> Generator[tuple[socket.socket, SocketWait], None, bytes]:
     data = b""
     while len(data) < size:
         try:
             chunk = sock.recv(size - len(data))
         except (BlockingIOError, ssl.SSLWantReadError):
-            yield sock, LinkRequest.READ
+            yield sock, SocketWait.READ
             continue
         except ssl.SSLWantWriteError:
-            yield sock, LinkRequest.WRITE
+            yield sock, SocketWait.WRITE
             continue
         except OSError as error:
-            raise HandshakeError(f"the other side broke off ({error})") from error
+            raise HandshakeError(f"the peer closed the connection ({error})") from error
         if not chunk:
             raise HandshakeError(
                 "the other side closed the connection during the handshake",

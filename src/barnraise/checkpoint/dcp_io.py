@@ -1,0 +1,45 @@
+"""Reader and writer for torch's distributed checkpoint (DCP), whose files may be on other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+
+from barnraise.checkpoint.shard_exchange import RETRY_HINT, error_text
+from barnraise.core.errors import RunError
+
+
+class PathlessWriter(FileSystemWriter):
+    """DCP writer whose pickled metadata has no path: Windows cannot unpickle a POSIX path."""
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta(save_id=self.save_id)
+
+
+class FetchingReader(FileSystemReader):
+    """DCP reader that first fetches the files of this rank's part of the plan."""
+
+    def __init__(self, folder: Path, fetch: Callable[[Collection[str]], None]) -> None:
+        super().__init__(folder)
+        self._fetch = fetch
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
+        self._fetch({self.storage_data[item.storage_index].relative_path for item in plan.items})
+        return super().read_data(plan, planner)
+
+
+@contextmanager
+def dcp_errors(action: str) -> Iterator[None]:
+    """Convert DCP's exception, which lists the failures of all ranks, to RunError."""
+    try:
+        yield
+    except CheckpointException as error:
+        reasons = "; ".join(f"rank {rank}: {error_text(one[0])}" for rank, one in error.failures.items())
+        raise RunError(f"{action}: {reasons}", hint=RETRY_HINT) from error

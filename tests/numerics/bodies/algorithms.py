@@ -1,0 +1,68 @@
+"""Runs any other body with a forced algorithm and segment size, in place of ``auto``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from barnraise.core import metrics
+from barnraise.planning import Levels, read_levels
+from tests.numerics.harness.worker import Context
+
+
+@contextmanager
+def _forced(ctx: Context, algorithm: str, segment_bytes: int) -> Iterator[None]:
+    """A group keeps the settings it was made with; here they change beneath it, on all ranks alike."""
+    submitter = ctx.group._submitter
+    before = submitter._settings
+    submitter._settings = msgspec.structs.replace(
+        before, strategy=algorithm, segment_bytes=segment_bytes, arity=3
+    )
+    try:
+        yield
+    finally:
+        submitter._settings = before
+
+
+def under(ctx: Context, algorithm: str, segment_bytes: int, inner: str, arguments: dict[str, Any]) -> Any:
+    with _forced(ctx, algorithm, segment_bytes):
+        return _run(ctx, inner, arguments)
+
+
+def by_level(
+    ctx: Context,
+    sites: list[list[int]],
+    levels: dict[str, dict[str, str]],
+    inner: str,
+    arguments: dict[str, Any],
+) -> Any:
+    """Through sites, as a person has fixed it; and which strategies it took."""
+    before = _counted()
+    ctx.group.set_sites(sites)
+    ctx.group.set_levels(read_levels(levels, ()))
+    try:
+        with _forced(ctx, "auto", 4096):
+            result = _run(ctx, inner, arguments)
+    finally:
+        ctx.group.set_sites(())
+        ctx.group.set_levels(Levels())
+    return result, sorted(name for name, count in _counted().items() if count > before.get(name, 0.0))
+
+
+def _run(ctx: Context, inner: str, arguments: dict[str, Any]) -> Any:
+    module, _, name = inner.partition(":")
+    return getattr(importlib.import_module(f"tests.numerics.bodies.{module}"), name)(ctx, **arguments)
+
+
+def _counted() -> dict[str, float]:
+    """Return the number of all-reduces by algorithm."""
+    samples = [sample for one in metrics.collective_duration_seconds.collect() for sample in one.samples]
+    return {
+        sample.labels["strategy"]: sample.value
+        for sample in samples
+        if sample.name.endswith("_count") and sample.labels["kind"] == "all_reduce"
+    }

@@ -1,0 +1,69 @@
+"""Windows job objects, through a fake kernel32."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from barnraise.agent.supervisor.windows_job import Job
+
+
+class _Kernel:
+    """Remembers what a job was asked to do; ``refuses`` names the call that fails."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self._refuses = refuses
+
+    def _answer(self, name: str, *arguments: object) -> int:
+        self.calls.append((name, *arguments))
+        return int(name != self._refuses)
+
+    def CreateJobObjectW(self, security: None, name: None) -> int:
+        return 77 * self._answer("create")
+
+    def SetInformationJobObject(self, job: int, what: int, limits: object, size: int) -> int:
+        raw = ctypes.string_at(ctypes.addressof(limits._obj), size)  # type: ignore[attr-defined]
+        flags = int.from_bytes(raw[16:20], "little")
+        memory = int.from_bytes(raw[112:120], "little")
+        return self._answer("limit", job, what, size, flags, memory)
+
+    def AssignProcessToJobObject(self, job: int, process: int) -> int:
+        return self._answer("take", job, process)
+
+    def TerminateJobObject(self, job: int, code: int) -> int:
+        return self._answer("kill", job)
+
+    def GetCurrentProcess(self) -> int:
+        return 5
+
+    def CloseHandle(self, handle: int) -> int:
+        return self._answer("close", handle)
+
+
+@pytest.mark.skipif(ctypes.sizeof(ctypes.c_void_p) != 8, reason="the layout of 64-bit Windows")
+def test_job_kills_on_close_and_limits_memory() -> None:
+    kernel = _Kernel()
+    job = Job(kernel, 1 << 30)
+    job.take(9)
+    job.take_this_process()
+    job.kill()
+    job.close()
+    job.close()
+    assert kernel.calls == [
+        ("create",),
+        ("limit", 77, 9, 144, 0x2100, 1 << 30),
+        ("take", 77, 9),
+        ("take", 77, 5),
+        ("kill", 77),
+        ("close", 77),
+    ]
+
+
+@pytest.mark.parametrize("call", ["create", "limit", "take"])
+def test_job_refused_call_raises_and_closes_handle(call: str) -> None:
+    kernel = _Kernel(call)
+    with pytest.raises(OSError, match="Windows"):
+        Job(kernel).take(9)
+    assert (("close", 77) in kernel.calls) == (call == "limit")

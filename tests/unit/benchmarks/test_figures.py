@@ -1,0 +1,114 @@
+"""What benchmarks print: nothing that was not measured looks like a good figure."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.commits import Commit, judge
+from benchmarks.report import at_most, median, p95, slope
+from benchmarks.session import rotated
+from benchmarks.soak import GOALS_S, Soak
+from tests.arch.source_tree import ROOT
+
+PAGES = ROOT / "docs" / "benchmarks"
+
+
+def _line(step: int, rank: int, units: str, world: int = 2, generation: int = 1, digest: str = "aa") -> str:
+    return f"{step}.{rank} {step} {generation} {rank} {world} {digest} {100 + rank} 4 [{units}]"
+
+
+def test_figures_of_nothing_are_none_and_meet_no_goal() -> None:
+    assert p95([]) is None
+    assert median([]) is None
+    assert at_most(None, 5.0) == "not measured"
+    assert (at_most(5.0, 5.0), at_most(5.1, 5.0)) == ("met", "missed")
+    with pytest.raises(ValueError, match="no growth"):
+        slope([3.0])
+
+
+def test_figures_of_some_values_are_theirs() -> None:
+    values = [float(number) for number in range(100)]
+    random.Random(1).shuffle(values)
+    assert p95(values) == 95.0
+    assert p95([2.0]) == 2.0
+    assert median(values) == 49.5
+    assert slope([1.0, 3.0, 5.0]) == 2.0
+
+
+def test_steps_that_a_group_did_not_write_down_as_a_whole_are_counted_as_not_judged() -> None:
+    lines = [
+        *(_line(1, 0, "0, 1"), _line(1, 1, "2, 3")),
+        _line(2, 0, "0, 1"),  # the other member died before it wrote
+        *(_line(3, 0, "0, 1", generation=2), _line(3, 1, "2, 3", generation=3)),
+        *(_line(4, 0, "0, 1"), _line(4, 1, "2")),
+    ]
+    found = judge([Commit(line) for line in lines], 4)
+    assert (found.steps, found.steps_not_judged, found.units_lost) == (4, 2, 1)
+    assert found.violations == 1, "steps that are not judged are no violation, and no proof either"
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        (_line(1, 1, "2, 3", digest="bb"), "hash_violations"),
+        (_line(1, 1, "1, 2, 3"), "units_doubled"),
+        (_line(1, 1, "2"), "units_lost"),
+        (_line(0, 0, "0"), "step_regressions"),
+    ],
+)
+def test_a_trace_with_a_fault_has_a_violation(line: str, field: str) -> None:
+    found = judge([Commit(_line(1, 0, "0, 1")), Commit(line)], 4)
+    assert getattr(found, field) == 1
+    assert found.violations >= 1
+
+
+def test_a_soak_without_faults_prints_no_times(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text(_line(1, 0, "0, 1, 2, 3", world=1) + "\n")
+    soak = Soak(None, None, tmp_path, 1, ["kill_worker"])  # type: ignore[arg-type]
+    figures = soak.figures()
+    for name in ("kill_to_commit_s_median", *GOALS_S, "longest_pause_s"):
+        assert figures[name] is None, name
+    assert (figures["commits"], figures["steps_not_judged"], figures["faults"]) == (1, 0, 0)
+
+
+def test_a_soak_tells_the_next_commit_after_a_killed_worker_from_the_pause_after_other_faults(
+    tmp_path: Path,
+) -> None:
+    soak = Soak(None, None, tmp_path, 1, ["kill_worker"])  # type: ignore[arg-type]
+    lines = [_line(step, 0, "0", world=1, generation=1 + step // 3) for step in (1, 2, 3, 7, 8)]
+    (tmp_path / "trace").write_text("\n".join(lines) + "\n")
+    soak._await_commit("kill_worker", 1.5, 1)
+    soak._await_commit("cut", 1.5, 1)
+    assert soak.next_commit_s == [pytest.approx(1.5)], "step 3 is the first of a new group"
+    assert soak.pauses_s == {"cut": [pytest.approx(4.0)]}, "from step 3 to step 7"
+
+
+def test_rounds_of_a_session_begin_with_each_way_in_turn() -> None:
+    ways = ["a", "b", "c"]
+    orders = [rotated(ways, number) for number in range(6)]
+    assert [order[0] for order in orders] == ["a", "b", "c", "a", "b", "c"]
+    assert all(sorted(order) == ways for order in orders)
+
+
+def test_the_table_of_collectives_has_the_figures_of_its_file() -> None:
+    text = (PAGES / "collectives.md").read_text(encoding="utf-8")
+    told = json.loads((PAGES / "collectives.json").read_text(encoding="utf-8"))
+    rows = [
+        f"| `{name}` | {one['measured']:.3f} | {one['low']:.2f} to {one['high']:.2f} | {one['goal']} |"
+        for name, one in told["figures"].items()
+    ]
+    assert rows == [line for line in text.splitlines() if re.match(r"\| `\w+` \| \d", line)]
+    assert told["environment"] in text
+    assert len(rows) == 9
+
+
+def test_the_readme_says_of_speed_what_the_table_of_collectives_says() -> None:
+    figures = json.loads((PAGES / "collectives.json").read_text(encoding="utf-8"))["figures"]
+    shares = [figures[name]["measured"] for name in ("lab_1gbit_2h_tls", "lab_1gbit_4h_tls")]
+    slower = [round(100 * (1 - share)) for share in shares]
+    assert f"it is {slower[0]} to {slower[1]} % slower for 32 MB" in (ROOT / "README.md").read_text("utf-8")

@@ -1,0 +1,164 @@
+"""Verbs and options of a cluster as they are typed, at an owner, a guest and a witness."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.hub_process import free_port
+from tests.unit.cli.typed import Machine, Typed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+class Cluster:
+    """Three machines, whose agents were typed."""
+
+    agent: Typed  # of the first
+
+    def __init__(self, room: Path) -> None:
+        discovery = str(free_port())
+        names = ("oak", "ash", "elm")
+        self.oak, self.ash, self.elm = (
+            Machine(room, name, BARNRAISE_NETWORK_DISCOVERY_PORT=discovery) for name in names
+        )
+
+    def nodes(self) -> dict[str, dict[str, object]]:
+        told = json.loads(self.oak.type("status", "--json"))
+        return {row["name"]: row for row in told["nodes"]}
+
+    def rates(self) -> dict[str, object]:
+        """Ask what the links of the first machine carry."""
+        return {name: row["mbps"] for name, row in self.nodes().items() if name != self.oak.name}
+
+    def admit(self, machine: Machine, agent: Typed, *words: str) -> str:
+        """Pair a machine by a code and an address, as `barnraise join CODE --at HOST:PORT`."""
+        code = json.loads(self.oak.type("pair", "--no-wait", "--json", *words))["code"]
+        said = machine.type("join", code, "--at", f"127.0.0.1:{self.oak.port}", *words)
+        agent.until(lambda: self.nodes().get(machine.name, {}).get("seniority") is not None, "one view")
+        return said
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with (
+        tempfile.TemporaryDirectory(prefix="by-", ignore_cleanup_errors=True) as room,
+        contextlib.ExitStack() as running,
+    ):
+        cluster = Cluster(Path(room))
+        options = {"oak": (), "ash": (), "elm": ("--witness",)}
+        agents = {}
+        for machine in (cluster.oak, cluster.ash, cluster.elm):
+            agent = running.enter_context(machine.typing("up", *options[machine.name]))
+            agent.until(lambda machine=machine: _answers(machine), f"the agent of {machine.name}")  # type: ignore[misc]
+            machine.type("rename", machine.name)
+            agents[machine.name] = agent
+        assert "guest" in cluster.admit(cluster.ash, agents["ash"], "--guest")
+        cluster.admit(cluster.elm, agents["elm"])
+        cluster.agent = agents["oak"]
+        yield cluster
+
+
+def _answers(machine: Machine) -> bool:
+    try:
+        machine.type("status")
+    except AssertionError:  # it has not begun
+        return False
+    return True
+
+
+def test_join_with_at_and_guest_admits_a_machine_in_that_role(cluster: Cluster) -> None:
+    assert {name: row["role"] for name, row in cluster.nodes().items()} == {
+        "oak": "owner",
+        "ash": "guest",
+        "elm": "owner",
+    }
+
+
+def test_join_with_at_a_place_where_no_agent_is_ends_with_a_sentence(cluster: Cluster) -> None:
+    alone = Machine(cluster.oak.room, "alone")
+    with alone.typing("up") as agent:
+        agent.until(lambda: _answers(alone), "the agent")
+        said = alone.type("join", "7-crossover-clockwork", "--at", f"127.0.0.1:{free_port()}", code=1)
+        assert "Traceback" not in said
+        assert "[" in said, "an error with its code"
+        assert "is no place" in alone.type("join", "7-crossover-clockwork", "--at", "here:there", code=1)
+
+
+def test_up_with_witness_votes_and_takes_no_work(cluster: Cluster) -> None:
+    assert {name: row["works"] for name, row in cluster.nodes().items()} == {
+        "oak": True,
+        "ash": True,
+        "elm": False,
+    }
+    assert "owner, witness" in cluster.oak.type("status")
+    said = _run(cluster.oak, "--per-node", "1", "print(1)")
+    assert "1 worker on 1 machine" in said
+    assert "elm" not in said
+
+
+def test_status_with_measure_has_links_measured_again(cluster: Cluster) -> None:
+    """By itself an agent measures a link once, and again after hours."""
+    cluster.agent.until(lambda: None not in cluster.rates().values(), "the first measurement")
+    before = cluster.rates()
+    assert "measured" in cluster.oak.type("status", "--measure").splitlines()[0]
+    cluster.agent.until(lambda: cluster.rates() != before, "the second measurement")
+
+
+@pytest.mark.parametrize("role", ["owner", "guest"])
+def test_psk_new_with_output_writes_a_key_that_only_its_owner_reads(cluster: Cluster, role: str) -> None:
+    file = cluster.oak.room / f"{role}.psk"
+    options = ("--guest",) if role == "guest" else ()
+    said = cluster.oak.type("psk", "new", *options, "--output", file.name)
+    assert f"barnraise up --psk-file {file.name}" in said
+    secret = file.read_text().strip()
+    assert secret not in said
+    if sys.platform != "win32":
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert "exists already" in cluster.oak.type("psk", "new", "--output", file.name, code=1)
+    told = json.loads(cluster.oak.type("psk", "new", *options, "--json"))
+    assert told["secret"] != secret
+    assert role in told["sentence"] or role == "owner"
+
+
+def test_run_with_more_min_nodes_than_machines_is_refused_and_with_fewer_is_not(cluster: Cluster) -> None:
+    words = ("--on", "oak", "--per-node", "1", "--wait", "2s")
+    said = _run(cluster.oak, *words, "--min-nodes", "2", "print('began')", code=1)
+    assert "began" not in said
+    assert re.search(r"\b2\b", said), said
+    assert "began" in _run(cluster.oak, *words, "--min-nodes", "1", "print('began')")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="priorities have no number there")
+def test_run_with_nice_starts_workers_of_that_priority(cluster: Cluster) -> None:
+    words = ("--on", "oak", "--per-node", "1", "--nice", "7")
+    assert "nice 7" in _run(cluster.oak, *words, "import os; print('nice', os.nice(0))")
+
+
+def test_accept_with_refuse_keeps_a_run_from_a_guest(cluster: Cluster) -> None:
+    words = ("--on", "ash", "--per-node", "1", "--detach", "--wait", "60s")
+    run = _run(cluster.oak, *words, "open('ran', 'w')").split()[-1]
+    said = cluster.ash.type("accept", run, "--refuse")
+    assert "refus" in said or "not" in said, said
+    told = cluster.oak.type("attach", run, code=1)
+    assert "ash" in told
+    assert not list(cluster.ash.state.rglob("ran")), "nothing of it ran there"
+
+
+def _run(machine: Machine, *words: str, code: int = 0) -> str:
+    """Run a script of one line; the last word is the script."""
+    *options, script = words
+    folder = machine.room / "project"
+    folder.mkdir(exist_ok=True)
+    (folder / "line.py").write_text(script)
+    return machine.type(
+        "run", "--env", "agent", "--folder", str(folder), *options, str(folder / "line.py"), code=code
+    )

@@ -1,0 +1,181 @@
+"""The verbs of a hub as they are typed: one host, a friend, and a mirror that takes over for good."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from barnraise.hub.founding import hub_key
+from barnraise.hub.invites import read_invite
+from safetensors.torch import load_file
+
+from benchmarks.hub_process import free_port
+from tests.unit.cli.typed import Machine, Typed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+# Few samples, so that the run ends by itself.
+SCRIPT = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import barnraise
+
+torch.manual_seed(0)
+x = torch.randn(256, 4)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=32, shuffle=True)
+run = barnraise.init()
+model, optimizer, batches = run.prepare(model, optimizer, loader)
+for epoch in run.epochs(2):
+    for a, b in batches:
+        loss = nn.functional.mse_loss(model(a), b)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.log(loss=loss)
+with open("notes.txt", "w") as file:
+    file.write("written by the script")
+"""
+
+
+class Hosted:
+    """A hub that a person keeps, with its host's machine and its address."""
+
+    def __init__(self, room: Path) -> None:
+        self.room = room
+        self.host, self.friend, self.mirror = (Machine(room, name) for name in ("host", "friend", "mirror"))
+        project = self.host.room / "project"
+        project.mkdir()
+        (project / "train.py").write_text(SCRIPT)
+        self.port = free_port()
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.words = ("hub", "up", "--plain", "--host", "127.0.0.1", "--port", str(self.port))
+        self.words += ("--address", self.address, "--round", "1s", "--no-train", "--uses", "3")
+        self.words += ("--folder", str(project), str(project / "train.py"))
+
+    def invite(self, *words: str) -> str:
+        return self.host.type("invite", *words).splitlines()[0]
+
+    def members(self) -> dict[str, str]:
+        """Ask for all members with the reason of their quarantine."""
+        told = json.loads(self.host.type("hub", "status", "--json"))
+        return {one["name"]: one["quarantine"] for one in told["members"]}
+
+
+@pytest.fixture(scope="module")
+def hosted() -> Iterator[Hosted]:
+    """A hub whose run one friend has trained to its end."""
+    with tempfile.TemporaryDirectory(prefix="by-", ignore_cleanup_errors=True) as name:
+        hosted = Hosted(Path(name))
+        with hosted.host.typing(*hosted.words) as up:
+            first = _invite_of(up)
+            with hosted.friend.typing(
+                *("join", "--invite", first, "--yes", "--name", "ann", "--keep", "kept")
+            ) as joined:
+                assert joined.ended() == 0, joined.said
+                assert "1 file written by the script: kept" in joined.said
+            yield hosted
+
+
+def _invite_of(up: Typed) -> str:
+    up.until(lambda: "--invite barnraise-invite:" in up.said, "the hub")
+    found = re.search(r"barnraise-invite:\S+", up.said)
+    assert found is not None
+    return found[0]
+
+
+def test_join_with_keep_leaves_the_files_that_the_script_wrote(hosted: Hosted) -> None:
+    kept = hosted.friend.room / "kept"
+    assert [file.name for file in kept.iterdir()] == ["notes.txt"], "and not the script itself"
+    assert (kept / "notes.txt").read_text() == "written by the script"
+
+
+def test_hub_export_of_a_trained_run_writes_its_newest_model(hosted: Hosted) -> None:
+    said = hosted.host.type("hub", "export", "exported")
+    version = re.search(r"at version (\d+)", said)
+    assert version is not None
+    assert int(version[1]) > 0
+    weights = load_file(hosted.host.room / "exported" / "model.safetensors")
+    assert {name: tuple(one.shape) for name, one in weights.items()} == {"weight": (1, 4), "bias": (1,)}
+
+
+def test_hub_expel_and_pardon_change_whether_a_member_may_take_part(hosted: Hosted) -> None:
+    assert hosted.members()["ann"] == ""
+    said = hosted.host.type("hub", "expel", "ann")
+    assert "ann takes part no more" in said
+    assert "sent this machine away" in hosted.members()["ann"]
+    words = ("join", "--invite", hosted.invite("--uses", "2"), "--yes", "--name", "ann")
+    assert "sent this machine away" in hosted.friend.type(*words, code=1)
+    assert "ann may take part again" in hosted.host.type("hub", "pardon", "ann")
+    assert hosted.members()["ann"] == ""
+    assert "nobody of train can be meant" in hosted.host.type("hub", "pardon", "carol", code=1)
+
+
+@pytest.mark.parametrize(("lasts", "seconds"), [("90min", 5400), ("2h", 7200)])
+def test_invite_with_for_can_be_used_for_so_long(hosted: Hosted, lasts: str, seconds: float) -> None:
+    began = time.time()
+    expires = read_invite(hosted.invite("--for", lasts)).expires
+    assert began - 1 <= expires - seconds <= time.time() + 1
+
+
+def test_invite_with_for_that_is_over_is_refused(hosted: Hosted) -> None:
+    text = hosted.invite("--for", "1s")
+    time.sleep(max(0.0, read_invite(text).expires + 1.1 - time.time()))
+    stranger = Machine(hosted.room, "late")
+    assert "the invite is too old" in stranger.type("join", "--invite", text, "--yes", code=1)
+
+
+def test_hub_follow_with_a_friends_invite_is_refused(hosted: Hosted) -> None:
+    machine = Machine(hosted.room, "no-mirror")
+    words = ("hub", "follow", "--port", str(free_port()), hosted.invite())
+    assert "mirror" in machine.type(*words, code=1)
+
+
+def test_hub_follow_hand_over_and_take_over_replace_a_host_that_is_gone(hosted: Hosted) -> None:
+    """The mirror has the model; after the host's word it is the hub, and friends join it by new invites."""
+    port = free_port()
+    words = ("hub", "follow", "--name", "copy", "--host", "127.0.0.1", "--port", str(port))
+    copy = hosted.mirror.state / "hub" / "copy"
+    with hosted.mirror.typing(*words, hosted.invite("--mirror")) as following:
+        following.until(lambda: "barnraise hub hand-over " in following.said, "its id")
+        found = re.search(r"barnraise hub hand-over (\S+)", following.said)
+        assert found is not None
+        word = hosted.host.type("hub", "hand-over", found[1]).splitlines()[0]
+        following.until(lambda: _exports(hosted.mirror), "the copy of the model")
+    own, other = (load_file(_exported(one, "after")) for one in (hosted.host, hosted.mirror))
+    assert {name: one.tolist() for name, one in own.items()} == {
+        name: one.tolist() for name, one in other.items()
+    }
+    assert "mirror" in hosted.mirror.type("hub", "hand-over", found[1], code=1)
+    assert "this is the hub now" in hosted.mirror.type("hub", "take-over", word)
+    address = f"http://127.0.0.1:{port}"
+    again = ("hub", "up", "--plain", "--no-train", "--name", "copy", "--host", "127.0.0.1")
+    with hosted.mirror.typing(*again, "--port", str(port), "--address", address) as up:
+        invite = read_invite(_invite_of(up))
+        assert (invite.addresses, invite.hub_id) == ((address,), hub_key(copy).id)
+        friend = Machine(hosted.room, "late-friend")
+        with friend.typing("join", "--invite", _invite_of(up), "--yes", "--name", "bob") as joined:
+            joined.until(lambda: "this machine is bob" in joined.said, "a friend of the new hub")
+            joined.ended()
+        told = json.loads(hosted.mirror.type("hub", "status", "--json"))
+        assert {"ann", "bob"} <= {one["name"] for one in told["members"]}
+
+
+def _exports(machine: Machine) -> bool:
+    try:
+        machine.type("hub", "export", "before")
+    except AssertionError:  # nothing is there yet
+        return False
+    return True
+
+
+def _exported(machine: Machine, folder: str) -> Path:
+    machine.type("hub", "export", folder)
+    return machine.room / folder / "model.safetensors"

@@ -1,0 +1,55 @@
+"""Start of a group: rank 0's state is sent to workers with a different one."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from barnraise.training.steps.throughput import Throughput
+from barnraise.training.sync import Sync
+from tests.unit.training.test_local_sgd import Training
+from tests.unit.training.threaded_group import PendingCopy, SharedExchange, ThreadWorker, run_workers
+
+_sent: Counter[int] = Counter()  # numbers, by who got them
+_counting = threading.Lock()
+
+
+class Counted(ThreadWorker):
+    def send_async(self, tensor: torch.Tensor, to: int) -> PendingCopy:
+        with _counting:
+            _sent[to] += tensor.numel()
+        return super().send_async(tensor, to)
+
+
+@pytest.fixture(autouse=True)
+def _equal_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Throughput, "speed", lambda self: 1.0)
+    _sent.clear()
+
+
+def _member(exchange: SharedExchange, rank: int, differs: int | None) -> Training:
+    def optimizer(parameters: Iterator[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        given = list(parameters)
+        if rank == differs:
+            with torch.no_grad():
+                given[0][-1, -1] += 1e-12
+        return torch.optim.SGD(given, lr=lr)
+
+    return Training(Counted(exchange, rank), Sync(), kind=optimizer).train()
+
+
+def test_worker_with_same_state_receives_nothing() -> None:
+    members = run_workers(3, lambda worker: _member(worker._exchange, worker.rank, None))
+    assert not _sent
+    assert members[0].hashes == members[1].hashes == members[2].hashes
+
+
+def test_worker_with_one_different_number_receives_state() -> None:
+    alike = run_workers(3, lambda worker: _member(worker._exchange, worker.rank, None))
+    members = run_workers(3, lambda worker: _member(worker._exchange, worker.rank, 1))
+    assert list(_sent) == [1]
+    assert members[0].hashes == members[1].hashes == members[2].hashes == alike[0].hashes

@@ -1,0 +1,52 @@
+"""Examples: each runs alone at small size, and learns."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.repository import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def run(name: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), "--small"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_example_images_trains(tmp_path: Path) -> None:
+    found = re.search(r"([\d.]+)% of 500 new images", run("images.py", tmp_path))
+    assert found is not None
+    assert float(found[1]) > 60
+    assert (tmp_path / "shapes.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_example_characters_trains(tmp_path: Path) -> None:
+    losses = [float(one) for one in re.findall(r"loss ([\d.]+)", run("characters.py", tmp_path))]
+    assert losses[-1] < 3.0
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_example_lora_trains(tmp_path: Path) -> None:
+    found = re.search(r"(\d+)% right before, (\d+)% after", run("lora.py", tmp_path))
+    assert found is not None
+    assert int(found[2]) > int(found[1]) + 5
