@@ -33,7 +33,7 @@ from barnraise.hub.protocol.messages import (
 from barnraise.hub.protocol.signatures import sign_request, verify_response
 from barnraise.hub.protocol.vector_file import VectorForm, add_vector, encode_vector
 from barnraise.identity import NodeId, NodeKey
-from benchmarks import hub_process
+from benchmarks.hub import process
 
 T = TypeVar("T", bound=msgspec.Struct)
 LAYOUT = VectorLayout((VectorEntry("weight", (40, 128), "float32"), VectorEntry("bias", (77,), "float32")))
@@ -48,7 +48,7 @@ class Refused(AssertionError):
         super().__init__(f"{status} {problem.kind}: {problem.message}")
 
 
-class HubProcess(hub_process.HubProcess):
+class HubProcess(process.HubProcess):
     """Hub process without TLS, for tests of the protocol."""
 
     def __init__(self, directory: Path, terms: RoundConfig | None = TERMS, **given: Any) -> None:

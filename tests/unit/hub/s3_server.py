@@ -30,7 +30,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 import botocore.session
 
-from benchmarks.hub_process import free_port
+from benchmarks.hub.process import free_port
 
 KEY_ID, SECRET, REGION, BUCKET = "AKIDEXAMPLE", "wJalrXUtnFEMI/EXAMPLEKEY", "eu-central-1", "our-blobs"
 ENVIRONMENT = {

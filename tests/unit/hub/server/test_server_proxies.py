@@ -31,7 +31,7 @@ from barnraise.hub.protocol.messages import (
 from barnraise.hub.storage.create import create_invite
 from barnraise.hub.storage.log import HubLog
 from barnraise.identity import NodeKey
-from benchmarks.hub_process import free_port
+from benchmarks.hub.process import free_port
 from tests.repository import ROOT
 from tests.unit.hub.reverse_proxies import HIDDEN, Caddy, Nginx, program, running
 
