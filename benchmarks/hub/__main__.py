@@ -34,8 +34,8 @@ from barnraise.hub.protocol.messages import (
     JoinResponse,
     RoundConfig,
     RunDescription,
-    UploadStep,
     VersionHead,
+    VersionStep,
 )
 from barnraise.hub.protocol.vector_file import VectorForm, add_vector
 from barnraise.hub.storage.log import HubLog
@@ -167,7 +167,7 @@ class Witness(threading.Thread):
         invite = hub.invite("friend")
         self._token = invite.token_text
         self.client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate(), say=lambda words: None)
-        self.told: dict[int, UploadStep] = {}
+        self.told: dict[int, VersionStep] = {}
         self.times: list[float] = []
         self.changed: list[int] = []
         self.lost = 0
@@ -175,7 +175,7 @@ class Witness(threading.Thread):
 
     def run(self) -> None:
         with suppress(BarnraiseError):
-            self.client.patiently(
+            self.client.ask_with_retries(
                 "POST", "/v1/members", JoinResponse, JoinRequest(token=self._token, name="witness")
             )
         while not self.ended.is_set():

@@ -23,8 +23,8 @@ import psutil
 import torch
 
 from barnraise.core.files import sync
-from barnraise.hub.aggregation.aggregate import MergeInput, merged_chunk
-from barnraise.hub.protocol.messages import RoundConfig, SampleSpan, UploadStep
+from barnraise.hub.aggregation.aggregate import MergeInput, merge_chunk
+from barnraise.hub.protocol.messages import RoundConfig, SampleSpan, VersionStep
 from barnraise.hub.protocol.vector_file import VectorFile, VectorForm
 from barnraise.hub.storage.log import CommittedRound as Version
 from barnraise.hub.storage.log import Contribution, HubLog, change
@@ -174,7 +174,7 @@ def merge_mb_s(updates: int = 16) -> float:
             inputs.append(MergeInput(VectorFile(path, form), 1.0))
         begin = time.process_time()
         for index in range(form.count):
-            merged_chunk(inputs, index, None)
+            merge_chunk(inputs, index, None)
         return (time.process_time() - begin) / updates / (LARGE / 1e6)
 
 
@@ -224,7 +224,7 @@ def logged(updates: int = 2000) -> Logged:
         before = _size(room)
         versions = 5
         for number in range(versions):
-            step = UploadStep("delta", number, f"{number:064x}", 1, "int8")
+            step = VersionStep("delta", number, f"{number:064x}", 1, "int8")
             parts = [_contribution(number, one) for one in range(updates)]
             log.transact([change(HubLog.put_version, Version(number=number, step=step), parts)])
         log.close()

@@ -113,7 +113,7 @@ class Payloads:
         generator = torch.Generator().manual_seed(seed)
         self._chunks = [
             [
-                form.encode(torch.randn(form.sizes(index), generator=generator).mul_(1e-2), index)
+                form.encode(torch.randn(form.chunk_size(index), generator=generator).mul_(1e-2), index)
                 for _ in range(_VARIANTS)
             ]
             for index in range(form.count)
@@ -218,7 +218,8 @@ async def found(owner: Leaf, numel: int, batch: int = 32) -> RunDescription:
     form = VectorForm(numel, terms.chunk, terms.base_codec, 0)
     generator = torch.Generator().manual_seed(1)
     data = MAGIC + b"".join(
-        form.encode(torch.randn(form.sizes(index), generator=generator), index) for index in range(form.count)
+        form.encode(torch.randn(form.chunk_size(index), generator=generator), index)
+        for index in range(form.count)
     )
     course = HubDataOrder(samples=1 << 40, batch=batch, epochs=1 << 10)
     sha256 = hashlib.sha256(data).hexdigest()

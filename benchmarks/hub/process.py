@@ -21,7 +21,7 @@ import psutil
 
 from barnraise.hub.protocol.invites import Invite, invite_text
 from barnraise.hub.protocol.messages import Role, RoundConfig
-from barnraise.hub.storage.create import found_hub, invite_to
+from barnraise.hub.storage.create import create_hub, create_invite
 from barnraise.identity.keys import NodeKey
 from benchmarks.ranks.hosts import PROCESS_ENVIRONMENT, tail
 
@@ -61,7 +61,7 @@ class HubProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
         if terms is not None:
-            found_hub(directory, name, self.owner.id, terms)
+            create_hub(directory, name, self.owner.id, terms)
 
     def __enter__(self) -> HubProcess:
         self.start()
@@ -113,7 +113,7 @@ class HubProcess:
             self._process.wait()
 
     def invite(self, role: Role = "friend", uses: int = 1) -> Invite:
-        return invite_to(self.directory, [self.address], role=role, uses=uses)
+        return create_invite(self.directory, [self.address], role=role, uses=uses)
 
     def memory_mb(self) -> float:
         if self._process is None:

@@ -200,8 +200,8 @@ class Worker(threading.Thread):
 
     def _work(self) -> None:
         asked = JoinRequest(token=self._invite.token_text, name=self.name)
-        self.client.patiently("POST", "/v1/members", JoinResponse, asked)
-        lease = self.contributor.begin(self.task.layout, self.task.course, self.state)
+        self.client.ask_with_retries("POST", "/v1/members", JoinResponse, asked)
+        lease = self.contributor.start(self.task.layout, self.task.course, self.state)
         if self._start is not None:
             self._start.wait(_START_S)
         model = self.task.model()

@@ -17,7 +17,7 @@ import msgspec
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig
 from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate
 from barnraise.hub.rounds.persistent_map import PersistentMap
-from barnraise.hub.rounds.sample_pool import trained
+from barnraise.hub.rounds.sample_pool import first_samples
 from barnraise.hub.rounds.state_machine import (
     ClockTick,
     DropUpdate,
@@ -32,11 +32,11 @@ from barnraise.hub.rounds.state_machine import (
     RunFounded,
     UpdateAccepted,
     UploadProgressed,
-    behind,
     decide,
     lease_for,
-    next_moment,
-    weight_of,
+    next_deadline,
+    staleness_weight,
+    versions_behind,
 )
 from barnraise.hub.server.upload_slots import AT_ONCE
 from barnraise.hub.storage.log import Contribution
@@ -191,7 +191,7 @@ class SimulatedHub:
         if isinstance(lent, RefuseRequest):
             self._leave(lent, reach, answer)
             return
-        late = behind(self.state, update.version)
+        late = versions_behind(self.state, update.version)
         decision = self.step(UpdateAccepted(update), self._contribution(update, lent, late))
         refused = next((one for one in decision.effects if isinstance(one, RefuseRequest)), None)
         if refused is not None:
@@ -203,8 +203,8 @@ class SimulatedHub:
         self.journal.write(partial(self._leave, None, reach, answer))
 
     def _contribution(self, update: PendingUpdate, lent: ActiveLease, late: int) -> Contribution:
-        spans = update.spans or trained(lent.spans, update.samples)
-        weight = update.samples * weight_of(late)
+        spans = update.spans or first_samples(lent.spans, update.samples)
+        weight = update.samples * staleness_weight(late)
         return Contribution(
             node=update.node,
             lease=update.lease,
@@ -263,7 +263,7 @@ class SimulatedHub:
                 del self.arrivals[effect.update]
                 self.tally.counted -= 1
                 self.tally.refuse("discarded")
-        moment = max(next_moment(self.state, self.clock.now), self.clock.now + _SPARE_S)
+        moment = max(next_deadline(self.state, self.clock.now), self.clock.now + _SPARE_S)
         if moment < self._tick_at:
             self._tick_at = moment
             self.clock.later(moment - self.clock.now, partial(self._tick, moment))

@@ -16,11 +16,11 @@ from barnraise.hub.protocol.messages import (
     Lease,
     RoundConfig,
     UpdateDeclaration,
-    UploadStep,
+    VersionStep,
     decode_message,
     encode_message,
 )
-from barnraise.hub.region.region import GATHER_S, declared, regional_terms
+from barnraise.hub.region.region import GATHER_S, declare_update, regional_terms
 from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate
 from barnraise.hub.rounds.state_machine import ParentFinished, RefuseRequest, RoundCommitted, SamplesSupplied
 from barnraise.hub.storage.log import Contribution
@@ -210,9 +210,9 @@ class Region(SimulatedHub):
         own = Lease(
             id=lease.id, version=lease.version, spans=lease.spans, steps=0, seconds=lease.seconds, void_s=0.0
         )
-        step = UploadStep("delta", lease.version, f"{self.version:064x}", self.sizes.update, "int8")
+        step = VersionStep("delta", lease.version, f"{self.version:064x}", self.sizes.update, "int8")
         try:
-            said = decode_message(UpdateDeclaration, encode_message(declared(step, own, parts)))
+            said = decode_message(UpdateDeclaration, encode_message(declare_update(step, own, parts)))
         except ProtocolError:
             return None
         name = f"{lease.id}-{self.name}"

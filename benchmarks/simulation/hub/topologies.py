@@ -13,7 +13,7 @@ from barnraise.core.flow.retry import ReportedBackoff
 from barnraise.hub.client.client import CONNECT_S
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig
 from barnraise.hub.region.region import regional_terms
-from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate, rounded
+from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate, round_to_batch
 from barnraise.hub.rounds.state_machine import RefuseRequest
 from benchmarks.simulation.fake_clock import FakeClock
 from benchmarks.simulation.hub.hub import Costs, Reach, Server, SimulatedHub, Sizes, begun_with
@@ -102,7 +102,7 @@ def _leaf(hub: SimulatedHub, number: int, crowd: Crowd, habits: Habits) -> Leaf:
 def _begin_with_what_is_usual(levels: Sequence[Sequence[SimulatedHub]], leaves: Sequence[Leaf]) -> None:
     usual: dict[str, dict[str, int]] = {hub.name: {} for level in levels for hub in level}
     for leaf in leaves:
-        usual[leaf.hub.name][leaf.name] = rounded(COURSE, leaf.speed * leaf.hub.terms.round_s)
+        usual[leaf.hub.name][leaf.name] = round_to_batch(COURSE, leaf.speed * leaf.hub.terms.round_s)
     for level in reversed(levels):
         for hub in level:
             begun_with(hub, usual[hub.name])
