@@ -58,7 +58,7 @@ class Training:
 
 
 def batch(step, rank, world):
-    """Return this rank's part of a batch. It depends on the step alone: losses do not change with the world."""
+    """Return this rank's part of a batch. It depends on the step alone, not on the world."""
     starts = torch.randint(len(TEXT) - LENGTH - 1, (BATCH,), generator=torch.Generator().manual_seed(step))
     pieces = torch.stack([TEXT[start : start + LENGTH + 1] for start in starts[rank::world]])
     return pieces[:, :-1], pieces[:, 1:]

@@ -50,7 +50,7 @@ class LabProcess:
         return self._popen.wait(timeout)
 
     def signal(self, sig: int, group: bool = False) -> None:
-        """Send a signal to this process, or with group=True to its children too. No error if it has stopped."""
+        """Send a signal to this process, or with group=True its children too. Ignore a stopped one."""
         with contextlib.suppress(ProcessLookupError):
             if group:
                 os.killpg(self.pid, sig)

@@ -152,7 +152,7 @@ class Lab:
         state.forwarder.set_path(places[0].port, places[1].port, conditions)
 
     def set_trunk(self, near: Sequence[Host], far: Sequence[Host], rate: str, delay: str = "0ms") -> None:
-        """Route all traffic between two sites through one line with this rate each way. Needs a shaped lab."""
+        """Route all traffic between two sites through one line with this rate each way. For a shaped lab."""
         state = self._open_state()
         if state.forwarder is None:
             raise LabError("This lab has no forwarder. Make it with shaped=True.")
