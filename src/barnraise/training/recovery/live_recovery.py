@@ -2,8 +2,8 @@
 
 At one commit every training worker copies the state: the snapshot. Training workers and joining workers form
 a second process group. In it, every worker that has the snapshot sends its stripe of the missing chunks. Then
-the first of these donors sends the reduced result of each later step, and the joining worker replays it until
-it joins the training group. If the second group fails, the next one continues with the chunks that are still
+the first of these donors sends the reduced result of each later step. The joining worker replays it until it
+joins the training group. If the second group fails, the next one continues with the chunks that are still
 missing.
 """
 
