@@ -30,8 +30,8 @@ from barnraise.identity import NodeId, NodeKey
 from barnraise.runs.checkpoint_manifest import MANIFEST, SEAL, STATE, encode, fingerprint, folder_name, sign
 from barnraise.runs.checkpoint_manifest import CheckpointManifest as Checkpoint
 from barnraise.runs.record import read_spec
-from benchmarks.machines import Machines
-from benchmarks.runs import write_folder
+from benchmarks.agents.machines import Machines
+from benchmarks.agents.runs import write_folder
 from lab import Lab
 from tests.lab.besieged import MOST_GROWTH, RETURNS_WHAT_IS_FREED, settles_after_a_failure
 from tests.lab.run_yard import EVERYBODY, GUEST, OWNERS, Yard
@@ -393,7 +393,7 @@ OFFERS = {
     "another run": "it belongs to run another-run",
     "another step": "it was changed after it was signed",
     "another state": "the fetched files are another checkpoint than the requested one",
-    "a stranger's signature": "it was not signed by a machine of this cluster",
+    "a stranger's signature": "it is signed by nobody of this cluster",
     "changed afterwards": "it was changed after it was signed",
     "a terabyte": "",
     "the run's own folder": "the fetched files are not a checkpoint",

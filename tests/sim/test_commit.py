@@ -169,42 +169,42 @@ class World:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_atomic_and_exactly_once(block: int) -> None:
-    """A thousand schedules each."""
+def test_commit_is_atomic_and_exactly_once(block: int) -> None:
+    """Run a thousand random schedules."""
     for schedule in range(1000):
         _play(random.Random(block * 1000 + schedule))
 
 
 def _any_holder_decides(words: Sequence[MemberState]) -> CommitDecision:
-    """Wrong: that one survivor holds the result says nothing of the others."""
+    """Wrong: a result that one survivor holds proves nothing about the others."""
     verdict = commit.decide_commit(words)
     is_held = any(word.held and not word.fresh for word in words)
     return replace(verdict, done=verdict.done + 1, apply=True) if is_held and not verdict.apply else verdict
 
 
-def _nobody_applies(words: Sequence[MemberState]) -> CommitDecision:
-    """Wrong: what all survivors hold may have been applied by somebody already."""
+def _no_member_applies(words: Sequence[MemberState]) -> CommitDecision:
+    """Wrong: a member may have applied the result that all survivors hold."""
     verdict = commit.decide_commit(words)
     return replace(verdict, done=verdict.done - 1, apply=False) if verdict.apply else verdict
 
 
 def _claims_are_forgotten(words: Sequence[MemberState]) -> CommitDecision:
-    """Wrong: units that are in somebody's sums are dealt again."""
+    """Wrong: micro-batches in a member's gradients are assigned again."""
     return replace(commit.decide_commit(words), claimed=tuple(frozenset[int]() for _ in words))
 
 
 def _work_ahead_is_forgotten(words: Sequence[MemberState]) -> CommitDecision:
-    """Wrong: each member alone remembers it, and the others deal the same units again."""
+    """Wrong: only the member itself remembers them, and the others assign the same micro-batches again."""
     return replace(commit.decide_commit(words), ahead=tuple(frozenset[int]() for _ in words))
 
 
 @pytest.mark.parametrize(
-    "wrong", [_any_holder_decides, _nobody_applies, _claims_are_forgotten, _work_ahead_is_forgotten]
+    "wrong", [_any_holder_decides, _no_member_applies, _claims_are_forgotten, _work_ahead_is_forgotten]
 )
-def test_a_wrong_rule_is_found(
+def test_wrong_commit_rule_is_detected(
     wrong: Callable[[Sequence[MemberState]], CommitDecision], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else ten thousand clean schedules would mean little."""
+    """Prove that the schedules can detect a wrong rule."""
     monkeypatch.setattr(sys.modules[__name__], "decide_commit", wrong)
     for schedule in range(1000):
         try:

@@ -65,7 +65,7 @@ class Agent:
         self.listener = Listener(settings, house=ClusterConnectionPolicy(self))
         self.events: deque[str] = deque(maxlen=_KEPT_EVENTS)
         self.on_event: Callable[[str], None] | None = None
-        self.on_question: Callable[[bytes], Awaitable[bytes]] | None = None
+        self.on_request: Callable[[bytes], Awaitable[bytes]] | None = None
         self.stop_requested = asyncio.Event()
         self.membership_lock = asyncio.Lock()  # no admission while this machine joins another cluster
         self.removed_by = ""
@@ -259,11 +259,11 @@ class Agent:
         """Accept a connection of another agent."""
         self.connections.accept(connection, preface, address)
 
-    async def answer(self, question: bytes) -> bytes:
+    async def answer(self, request: bytes) -> bytes:
         """Answer a request of a process on this machine."""
-        if self.on_question is None:
+        if self.on_request is None:
             raise AgentError("the agent is still starting", hint="Ask again in a moment.")
-        return await self.on_question(question)
+        return await self.on_request(request)
 
     # what the links tell (see agent.connections)
 

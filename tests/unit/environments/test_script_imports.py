@@ -114,7 +114,7 @@ def test_data_folder_does_not_hide_a_package() -> None:
 def test_cuda_demand_names_its_line(line: str) -> None:
     found = needs(f"import torch\nif True:\n    {line}")
     assert found.cuda is not None
-    assert found.cuda.startswith(f"train.py line {3 + line.count(chr(10))} asks for CUDA")
+    assert found.cuda.startswith(f"train.py line {3 + line.count(chr(10))} requires CUDA")
     guarded = needs(f"import torch\nif True:\n    {line}\nprint(torch.cuda.is_available())")
     assert guarded.cuda is None
 

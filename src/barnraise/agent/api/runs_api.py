@@ -13,7 +13,7 @@ import msgspec
 from barnraise.agent.api.group_api import group_response
 from barnraise.agent.checkpoints.service import LocatedCheckpoint, ShardedCheckpoint
 from barnraise.agent.daemon import Agent
-from barnraise.agent.runs.messages import MOST_LOG_BYTES
+from barnraise.agent.runs.messages import MAX_LOG_BYTES
 from barnraise.agent.runs.registry import RunEntry
 from barnraise.agent_client.cluster_requests import RequestDone, Told
 from barnraise.agent_client.run_requests import (
@@ -59,15 +59,15 @@ _MAX_RESUMED = 16
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
 
-async def answer(agent: Agent, question: RunQuestion) -> Told:
+async def answer(agent: Agent, request: RunQuestion) -> Told:
     """Answer one request about runs of a process of this machine's user."""
-    match question:
+    match request:
         case StartRunRequest():
-            return await _start(agent, question)
+            return await _start(agent, request)
         case ResumeRunRequest():
-            return await _resume(agent, question)
+            return await _resume(agent, request)
         case GraphRequest():
-            nodes = await _choose_nodes(agent, question.on, 1, 0.0)
+            nodes = await _choose_nodes(agent, request.on, 1, 0.0)
             ids = tuple(node.raw.hex() for node in nodes)
             return GraphResponse(
                 graph=encode_graph(agent.link_prober.graph()), nodes=ids, this=agent.me.raw.hex()
@@ -75,22 +75,22 @@ async def answer(agent: Agent, question: RunQuestion) -> Told:
         case RunsRequest():
             return RunsResponse(tuple(_row(agent, entry) for entry in agent.runs.registry.runs.values()))
         case WatchRequest():
-            return await _watch(agent, question)
+            return await _watch(agent, request)
         case StopRunRequest():
-            return await _stop(agent, question)
+            return await _stop(agent, request)
         case AcceptRunRequest():
-            return _accept(agent, question)
+            return _accept(agent, request)
         case GroupRequest():
-            return await group_response(agent, question)
+            return await group_response(agent, request)
         case DroppedStepsRequest():
             agent.runs.report_dropped(
-                agent.runs.registry.find(question.run), DroppedSteps(question.steps, question.onward)
+                agent.runs.registry.find(request.run), DroppedSteps(request.steps, request.onward)
             )
             return RequestDone("")
         case ResultsRequest():
-            return await _results(agent, agent.runs.registry.find(question.run))
+            return await _results(agent, agent.runs.registry.find(request.run))
         case _:
-            return await agent.runs.checkpoints.answer(question)
+            return await agent.runs.checkpoints.answer(request)
 
 
 # start and stop
@@ -264,7 +264,7 @@ def _has_changed(entry: RunEntry, request: WatchRequest, chunks: tuple[LogChunk,
 async def _read_logs(agent: Agent, entry: RunEntry, request: WatchRequest) -> tuple[LogChunk, ...]:
     if not request.follow:
         return ()
-    max_bytes = min(MOST_LOG_BYTES, _MAX_LOG_RESPONSE // len(request.follow))
+    max_bytes = min(MAX_LOG_BYTES, _MAX_LOG_RESPONSE // len(request.follow))
     reads = (_read_log(agent, entry, position, max_bytes, live=request.live) for position in request.follow)
     return tuple(await asyncio.gather(*reads))
 

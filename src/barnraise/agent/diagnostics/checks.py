@@ -309,16 +309,16 @@ def local_network(os: str, deaf: bool, paths: Iterable[DialPath]) -> CheckRow | 
     )
 
 
-def quorum(decides: bool, here: int, voters: int, needed: tuple[str, ...]) -> CheckRow:
+def quorum(decides: bool, online: int, voters: int, needed: tuple[str, ...]) -> CheckRow:
     """Check that enough voters are online to decide."""
     if decides:
-        return CheckRow("quorum", "ok", f"{here} of {voters} voters are online")
+        return CheckRow("quorum", "ok", f"{online} of {voters} voters are online")
     missing = f"one of {', '.join(needed)}" if len(needed) > 1 else ", ".join(needed) or "another voter"
     without = " ".join(f"--without {name}" for name in needed)
     return CheckRow(
         "quorum",
         "fail",
-        f"only {here} of {voters} voters are online, so the cluster cannot decide: {missing} is missing",
+        f"only {online} of {voters} voters are online, so the cluster cannot decide: {missing} is missing",
         f"Start it (on it: barnraise up --detach); only if it is gone for good: barnraise continue {without}",
         needed[0] if len(needed) == 1 else "",
     )

@@ -31,7 +31,7 @@ _MAX_DIALS = 32
 _MAX_CLIENTS = 4
 _EACH_S = 3.0
 _WINDOW_S = 10.0
-_MOST_PER_WINDOW = 20
+_MAX_PER_WINDOW = 20
 
 Outcome = Literal["answered", "refused", "silent", "unreachable", "forbidden", "other"]
 _UNREACHABLE = {
@@ -113,7 +113,7 @@ class DialBackLimiter:
             self._lately.popleft()
         if node in self._last:
             return "asked again too soon"
-        if self._inside >= _MAX_CLIENTS or len(self._lately) >= _MOST_PER_WINDOW:
+        if self._inside >= _MAX_CLIENTS or len(self._lately) >= _MAX_PER_WINDOW:
             return "busy with other requests"
         self._last[node] = now
         self._lately.append(now)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from barnraise.agent.supervisor.messages import MOST_LOG_BYTES
+from barnraise.agent.supervisor.messages import MAX_LOG_BYTES
 
 _SEGMENTS = 4
 _DIGITS = 20
@@ -40,7 +40,7 @@ class LogWriter:
     def __init__(
         self,
         path: Path,
-        most_bytes: int = MOST_LOG_BYTES,
+        most_bytes: int = MAX_LOG_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path

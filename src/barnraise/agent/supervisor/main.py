@@ -17,7 +17,7 @@ from barnraise.agent.supervisor.limits import unsupported_limits
 from barnraise.agent.supervisor.log_pump import LogPump, WorkerLog
 from barnraise.agent.supervisor.messages import (
     MARK_VARIABLE,
-    MOST_TAIL_BYTES,
+    MAX_TAIL_BYTES,
     AllExited,
     Event,
     LaunchRequest,
@@ -111,7 +111,7 @@ class Supervisor:
         sentence = process.explain_start_failure(launch, error)
         log.write(sentence.encode() + b"\n")
         log.close()
-        tail = sentence.encode()[:MOST_TAIL_BYTES]
+        tail = sentence.encode()[:MAX_TAIL_BYTES]
         self.post(WorkerExited(launch.rank, None, None, time.monotonic(), tail, False))
 
     def _drain_inbox(self) -> None:

@@ -16,8 +16,8 @@ from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError
 
 MARK_VARIABLE = "BARNRAISE_WARDEN"  # marks all processes that a supervisor starts
-MOST_TAIL_BYTES = 8 << 10
-MOST_LOG_BYTES = 32 << 20
+MAX_TAIL_BYTES = 8 << 10
+MAX_LOG_BYTES = 32 << 20
 _MAX_LAUNCH_BYTES = 16 << 20
 _MAX_EVENT_BYTES = 64 << 10
 _LENGTH = struct.Struct("<I")
@@ -25,7 +25,7 @@ _LENGTH = struct.Struct("<I")
 Rank = Annotated[int, Meta(ge=0, lt=1 << 20)]
 Text = Annotated[str, Meta(max_length=1 << 17)]
 Sentence = Annotated[str, Meta(max_length=4000)]
-Tail = Annotated[bytes, Meta(max_length=MOST_TAIL_BYTES)]
+Tail = Annotated[bytes, Meta(max_length=MAX_TAIL_BYTES)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Count = Annotated[int, Meta(ge=1, le=4096)]
 
@@ -63,7 +63,7 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     records: Text  # the directory of pid files
     limits: WorkerLimits = WorkerLimits()
     grace_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
-    log_bytes: Annotated[int, Meta(ge=1 << 12, le=1 << 40)] = MOST_LOG_BYTES  # of each worker
+    log_bytes: Annotated[int, Meta(ge=1 << 12, le=1 << 40)] = MAX_LOG_BYTES  # of each worker
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):

@@ -30,17 +30,17 @@ from barnraise.planning import (
     PlanLimits,
     StepTimes,
     adopt_plan,
+    start_monitor,
     cluster_from_graph,
     is_worth_switching,
     make_plans,
     observation,
-    observe_step,
     refit,
-    start_monitor,
+    observe_step,
 )
 from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN
-from barnraise.planning.plan.drift_monitor import FIRST_PAUSE_S, MIN_GAIN, is_same
+from barnraise.planning.plan.drift_monitor import FIRST_REST_S, WORTH, is_same
 from barnraise.planning.plan.plans import listed
 from barnraise.topology.graph import TopologyGraph, build_graph
 from barnraise.training.autotune.codec_benchmark import measure_codecs
@@ -120,7 +120,7 @@ def _with_pause(choice: SyncChoice, cluster: PlanCluster, best: Plan) -> SyncCho
     """Add the machines to pause, if the others are clearly faster without them."""
     gain = best.score / choice.plan.score
     paused = [member for member in cluster.members if member.name not in best.order]
-    if not paused or len(best.order) < _MIN_MACHINES or gain < MIN_GAIN:
+    if not paused or len(best.order) < _MIN_MACHINES or gain < WORTH:
         return choice
     them = "it" if len(paused) == 1 else "them"
     why = f"{listed(sorted(best.order))} are predicted to be {gain:.2f} times as fast without {them}"
@@ -221,7 +221,7 @@ class SyncTuner:
         """Request exact steps for a single machine, but only after a while: other machines may return."""
         if self._alone_since is None:
             self._alone_since = now
-        if self._mode == "auto" and sample.sync != Sync() and now - self._alone_since > FIRST_PAUSE_S:
+        if self._mode == "auto" and sample.sync != Sync() and now - self._alone_since > FIRST_REST_S:
             self._plan, self._known = None, frozenset()
             self._request_sync(Sync())
 
@@ -244,7 +244,7 @@ class SyncTuner:
             is_followed = sample.sync == sync_of(current, self._profile, workers)
             if self._mode == "auto" and not self._codecs:
                 self._codecs = measure_codecs(CODECS)
-            found = choose(
+            choice = choose(
                 cluster,
                 self._model,
                 self._profile,
@@ -257,23 +257,23 @@ class SyncTuner:
                 levels=self._levels,
             )
             if is_followed and not is_first:
-                found = _keep_unless_better(found, current, step_s, sample.sync)
+                choice = _keep_unless_better(choice, current, step_s, sample.sync)
         except Exception as error:  # noqa: BLE001  # training continues without a new plan
             self._give_up(error)
             return
-        self._calibration = found.calibration
+        self._calibration = choice.calibration
         if self._watch is None:
-            self._watch = start_monitor(found.plan)
-        elif is_first or found.sync != sample.sync:
-            self._watch = adopt_plan(self._watch, found.plan)
-        self._plan = found.plan
-        log.log(logging.INFO if found.sync == sample.sync else logging.WARNING, "plan: %s", found.why)
-        if found.advice:
-            log.warning("%s", found.advice)
-        if not found.paused:
-            self._request_sync(found.sync)
+            self._watch = start_monitor(choice.plan)
+        elif is_first or choice.sync != sample.sync:
+            self._watch = adopt_plan(self._watch, choice.plan)
+        self._plan = choice.plan
+        log.log(logging.INFO if choice.sync == sample.sync else logging.WARNING, "plan: %s", choice.why)
+        if choice.advice:
+            log.warning("%s", choice.advice)
+        if not choice.paused:
+            self._request_sync(choice.sync)
         elif sample.generation == self._generation:
-            self._request_pause(found.paused, found.pause_reason)  # the smaller group plans for itself
+            self._request_pause(choice.paused, choice.pause_reason)  # the smaller group plans for itself
 
     def _give_up(self, error: Exception) -> None:
         self._not_before = time.monotonic() + _RETRY_S
@@ -283,13 +283,13 @@ class SyncTuner:
             log.warning("no plan could be made for this group: %s", text)
 
 
-def _keep_unless_better(found: SyncChoice, current: Plan, step_s: float, sync: Sync) -> SyncChoice:
+def _keep_unless_better(choice: SyncChoice, current: Plan, step_s: float, sync: Sync) -> SyncChoice:
     """Keep the current plan unless another one is clearly better, because each change has a cost."""
-    is_better, why = is_worth_switching(current, found.plan, step_s)
+    is_better, why = is_worth_switching(current, choice.plan, step_s)
     if is_better:
-        return found._replace(why=why)
-    same = is_same(current, found.plan)
-    return found._replace(plan=found.plan if same else current, sync=sync, why=why)
+        return choice._replace(why=why)
+    same = is_same(current, choice.plan)
+    return choice._replace(plan=choice.plan if same else current, sync=sync, why=why)
 
 
 def cluster_of_group(

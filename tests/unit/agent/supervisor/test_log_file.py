@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from barnraise.agent.supervisor.log_file import LogPart, LogWriter, read_log
 from barnraise.agent.supervisor.log_pump import WorkerLog
-from barnraise.agent.supervisor.messages import MOST_TAIL_BYTES, SupervisorNote
+from barnraise.agent.supervisor.messages import MAX_TAIL_BYTES, SupervisorNote
 from tests.repository import ROOT
 
 
@@ -186,6 +186,6 @@ def test_worker_log_failing_is_reported_once_and_keeps_tail(tmp_path: Path) -> N
     log.write(b"x" * 20_000)
     log.write(b"last")
     log.close()
-    assert log.tail == b"x" * (MOST_TAIL_BYTES - 4) + b"last"
+    assert log.tail == b"x" * (MAX_TAIL_BYTES - 4) + b"last"
     (note,) = notes
     assert "cannot write the log of rank 2" in note.text
