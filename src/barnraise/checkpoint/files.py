@@ -34,11 +34,11 @@ from barnraise.runs.checkpoint_manifest import (
     encode,
     fingerprint,
     folder_name,
-    to_held_checkpoint,
-    load_manifest,
-    outdated_folders,
     folder_step,
+    load_manifest,
     modification_times,
+    outdated_folders,
+    to_held_checkpoint,
 )
 from barnraise.runs.record import MOST_MACHINES
 

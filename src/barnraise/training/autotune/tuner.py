@@ -30,13 +30,13 @@ from barnraise.planning import (
     PlanLimits,
     StepTimes,
     adopt_plan,
-    start_monitor,
     cluster_from_graph,
     is_worth_switching,
     make_plans,
     observation,
-    refit,
     observe_step,
+    refit,
+    start_monitor,
 )
 from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN
