@@ -393,7 +393,7 @@ OFFERS = {
     "another run": "it belongs to run another-run",
     "another step": "it was changed after it was signed",
     "another state": "the fetched files are another checkpoint than the requested one",
-    "a stranger's signature": "it is signed by nobody of this cluster",
+    "a stranger's signature": "it was not signed by a machine of this cluster",
     "changed afterwards": "it was changed after it was signed",
     "a terabyte": "",
     "the run's own folder": "the fetched files are not a checkpoint",

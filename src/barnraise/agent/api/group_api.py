@@ -57,4 +57,4 @@ def _waits_for(agent: Agent, entry: RunEntry) -> str:
     other = unreachable_peer(agent.me.raw, entry.record.nodes, agent.runs.controller.partitioned())
     if other is None:
         return "waiting for the group to admit this worker"
-    return f"this machine and {agent.name_of(NodeId(other))} do not reach each other"
+    return f"this machine and {agent.name_of(NodeId(other))} cannot reach each other"

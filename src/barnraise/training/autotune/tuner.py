@@ -40,7 +40,7 @@ from barnraise.planning import (
 )
 from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN
-from barnraise.planning.plan.drift_monitor import FIRST_REST_S, WORTH, is_same
+from barnraise.planning.plan.drift_monitor import FIRST_PAUSE_S, MIN_GAIN, is_same
 from barnraise.planning.plan.plans import listed
 from barnraise.topology.graph import TopologyGraph, build_graph
 from barnraise.training.autotune.codec_benchmark import measure_codecs
@@ -120,7 +120,7 @@ def _with_pause(choice: SyncChoice, cluster: PlanCluster, best: Plan) -> SyncCho
     """Add the machines to pause, if the others are clearly faster without them."""
     gain = best.score / choice.plan.score
     paused = [member for member in cluster.members if member.name not in best.order]
-    if not paused or len(best.order) < _MIN_MACHINES or gain < WORTH:
+    if not paused or len(best.order) < _MIN_MACHINES or gain < MIN_GAIN:
         return choice
     them = "it" if len(paused) == 1 else "them"
     why = f"{listed(sorted(best.order))} are predicted to be {gain:.2f} times as fast without {them}"
@@ -221,7 +221,7 @@ class SyncTuner:
         """Request exact steps for a single machine, but only after a while: other machines may return."""
         if self._alone_since is None:
             self._alone_since = now
-        if self._mode == "auto" and sample.sync != Sync() and now - self._alone_since > FIRST_REST_S:
+        if self._mode == "auto" and sample.sync != Sync() and now - self._alone_since > FIRST_PAUSE_S:
             self._plan, self._known = None, frozenset()
             self._request_sync(Sync())
 
