@@ -153,7 +153,7 @@ def test_syntax_error_is_named_with_file_and_line() -> None:
     found = needs("import net", net="x = = 1")
     assert found.syntax is not None
     assert found.syntax.startswith("net.py line 1: invalid syntax")
-    assert scan_imports({"other.py": b""}, "train.py").syntax == "train.py is not in the folder that is sent"
+    assert scan_imports({"other.py": b""}, "train.py").syntax == "train.py is not in the folder of the run"
 
 
 @pytest.mark.parametrize(
