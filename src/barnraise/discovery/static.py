@@ -101,7 +101,7 @@ class StaticFinder:
         """Do nothing: other machines have settings of their own."""
 
     def watch(self, tags: frozenset[str]) -> None:
-        # All peers are one search: any of them may belong to whoever is looked for.
+        # All peers are one search: any of them may be the machine that is searched.
         self._searches.want(frozenset({UNTAGGED}) if tags else frozenset(), time.monotonic())
         self._wakeup.wake()
 
@@ -192,6 +192,6 @@ def _is_loopback(address: str) -> bool:
 
 def _wrong(text: str) -> ConfigError:
     return ConfigError(
-        f"network.peers has {text!r}, which names no machine",
+        f"network.peers has {text!r}, which does not name a machine",
         hint="Write a host or address, with a port if it is not the usual one: nas.lan or 192.0.2.7:52416.",
     )

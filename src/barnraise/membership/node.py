@@ -150,7 +150,7 @@ class MembershipNode:
             case _ if role != "owner":
                 if (sender, "guest") not in self._warned:
                     self._warned.add((sender, "guest"))
-                    self._note(f"{_short(sender)} is a guest and may not decide: it is not listened to")
+                    self._note(f"{_short(sender)} is a guest and cannot vote: its message is ignored")
             case DecisionMessage():
                 self._on_decided(sender, message, now)
             case TrustProposal():
@@ -270,7 +270,7 @@ class MembershipNode:
         self._around.forked.add(sender)
         if (sender, what) not in self._warned:
             self._warned.add((sender, what))
-            self._note(f"{_short(sender)} has another {what} than we: its history is not ours; not followed")
+            self._note(f"{_short(sender)} has another {what} than this machine; it is not followed")
         return True
 
     # what follows from what is known
@@ -355,7 +355,7 @@ class MembershipNode:
             answer = paxos.answer_prepare(self.record, self.me.node, question)
         else:
             if (fault := self.history.fault(question.decision)) is not None:
-                self._note(f"{_short(sender)} proposes what we cannot accept: {fault}")
+                self._note(f"{_short(sender)} proposes a view that this machine rejects: {fault}")
                 return
             answer = paxos.answer_accept(self.record, self.me.node, question)
         if answer.record is not None:
@@ -375,7 +375,7 @@ class MembershipNode:
             if reply.ballot == proposal.ballot:
                 self._round = max(self._round, reply.promised.round)
                 self._proposal = None
-                # Another proposes too: chance decides who comes first.
+                # Another node proposes, too: a random delay decides which is first.
                 self._not_before = now + self._rng.uniform(0.05, 0.4)
             return
         if isinstance(reply, PaxosPromise):
@@ -397,7 +397,7 @@ class MembershipNode:
         try:
             log, complete = self.history.told(message)
         except BarnraiseError as error:
-            self._note(f"{_short(sender)} told us a decision that cannot be: {error.message}")
+            self._note(f"{_short(sender)} sent an invalid decision: {error.message}")
             return
         if not complete:
             longer = len(log.entries) > len(self.history.log.entries)
@@ -409,7 +409,7 @@ class MembershipNode:
             return
         if theirs.branch > mine.branch and mine.number >= theirs.number:
             lost = mine.number - theirs.number + 1
-            self._note(f"the user went on without this machine: {lost} of its own view changes are dropped")
+            self._note(f"the user continued without this machine: {lost} of its own view changes are dropped")
         self._adopt(theirs, log, now)
 
     def _adopt(self, decision: PaxosDecision, log: TrustLog, now: float) -> None:

@@ -24,7 +24,7 @@ MOST_ASKED = 4096
 SILENCE_S = 30.0
 HELD_S = 120.0  # how long another receiver may say that it still waits
 RETRY_BACKOFF = Backoff(5.0, 60.0)  # between requests to a peer that does not answer
-RETRY_S = 2.0  # pieces that nobody has are asked for again after so long
+RETRY_S = 2.0  # pieces that no peer has are requested again after this
 
 
 class PieceSized(NamedTuple):
@@ -127,7 +127,9 @@ class SwarmScheduler:
         self._number = {piece.name: number for number, piece in enumerate(pieces) if piece.name in missing}
         self.left = sum(pieces[number].size for number in self._number.values())
         self._refused: dict[int, set[NodeId]] = {}
-        self._lanes: dict[NodeId | None, list[int]] = {}  # by receiver; None: for a source, or whoever has it
+        self._lanes: dict[
+            NodeId | None, list[int]
+        ] = {}  # by receiver; None: for a source, or any peer that has it
         self._parked: list[int] = []
         self._retry_at = 0.0
         self._sort()
@@ -274,7 +276,7 @@ class SwarmScheduler:
         self._refused.setdefault(number, set()).add(node)
         heapq.heappush(self._lanes[self._whom(number)], number)
 
-    # whom to ask
+    # which peer to ask
 
     def _whom(self, number: int) -> NodeId | None:
         """Return the first receiver before us that can be asked, or None."""
@@ -351,7 +353,7 @@ class SwarmScheduler:
     ) -> None:
         peer = self._peers[node]
         if self._pieces[number].name not in self._number:
-            return  # it came late from somebody else
+            return  # it came late from another peer
         if not peer.asked:
             peer.heard = now
         peer.asked[number] = now

@@ -94,7 +94,7 @@ class TlsSession:
 
     def __init__(self, context: ssl.SSLContext, *, server_side: bool) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        # No server name: who is wanted is nobody's business on the way.
+        # No server name, so that the network does not learn the target.
         self.object = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
 
     def feed(self, data: bytes) -> None:

@@ -129,7 +129,7 @@ async def dial_unopened(
                     ConnectionOpening(session, knock, answer.version, peer, address, port, True)
                 )
                 await link.attach(connection)
-                step.waits_for = "a sign that we were let in"
+                step.waits_for = "the first ping"
                 await link.ping(timeout_s)
         tls.check(peer.node)
     except BaseException:
@@ -254,15 +254,15 @@ async def _knock(connection: socket.socket, words: bytes) -> PrefaceAnswer:
             data = b""
         if not data:
             raise HandshakeError(
-                "it closed the connection without a word",
-                hint="It is of another cluster, does not know this machine yet, or is another machine now.",
+                "it closed the connection without an answer",
+                hint="It may belong to another cluster, not know this machine yet, or be another machine now.",
             )
         received += data
     answer = parse_answer(received)
     if answer.refusal is not None:
         raise HandshakeError(answer.refusal, hint="Install the same Barnraise version on both machines.")
     if answer.plaintext or negotiate(answer.version, answer.version) is None:
-        raise ProtocolError("it chose what was not offered")
+        raise ProtocolError("it chose a version that was not offered")
     return answer
 
 
@@ -272,9 +272,9 @@ async def _welcome(connection: socket.socket, preface: Preface) -> int:
     version = negotiate(preface.version_min, preface.version_max)
     if version is None:
         await _last_words(connection, refuse_version())
-        raise HandshakeError("no protocol version is common to both")
+        raise HandshakeError("there is no common protocol version")
     if preface.plaintext or preface.route not in LIMITS:
-        raise ProtocolError(f"agents never speak in plaintext, nor on route {preface.route}")
+        raise ProtocolError(f"agents do not accept plaintext or route {preface.route}")
     await loop.sock_sendall(connection, encode_answer(version))
     return version
 
@@ -311,7 +311,7 @@ def _give_up(connection: socket.socket, link: ControlConnection | None) -> None:
     if link is None or not link.attached:
         connection.close()
     if link is not None:
-        link.close("it did not become a link")
+        link.close("it was not opened")
 
 
 def _tune(connection: socket.socket, route: int) -> None:
