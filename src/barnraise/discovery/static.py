@@ -125,11 +125,11 @@ class StaticFinder:
     async def _keep(self) -> None:
         while True:
             if self._searches.due(time.monotonic()):
-                await asyncio.gather(*(self._give_out(peer) for peer in self._peers))
+                await asyncio.gather(*(self._report(peer) for peer in self._peers))
             next_at = self._searches.next_at()
             await self._wakeup.sleep(_IDLE_S if next_at is None else next_at - time.monotonic())
 
-    async def _give_out(self, peer: StaticPeer) -> None:
+    async def _report(self, peer: StaticPeer) -> None:
         addresses = [peer.host] if peer.literal else await self._lookup(peer.host)
         if self._on_sighting is not None:
             for address in addresses:

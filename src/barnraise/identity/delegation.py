@@ -136,7 +136,7 @@ def _verified(certificate: x509.Certificate) -> WorkerIdentity:
     if not isinstance(names, x509.SubjectAlternativeName):
         raise IdentityError("the certificate does not name a worker")
     bound = _read_uri(names.get_values_for_type(x509.UniformResourceIdentifier))
-    # Comparing with what we would write leaves no room for an extension that another reader understands differently.
+    # A comparison with what we would write excludes extensions that others understand differently.
     found = [(extension.value, extension.critical) for extension in certificate.extensions]
     if found != _leaf_extensions(node, bound.run, bound.worker):
         raise IdentityError("the certificate is not a worker's certificate")

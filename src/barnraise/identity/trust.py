@@ -317,7 +317,7 @@ class TrustLog:
         if node in self._members:
             raise TrustError(
                 f"{node.short} is a member already, as {self._members[node].role}",
-                hint="A role cannot change: unpair the machine, run `barnraise leave` on it, and pair it again.",
+                hint="A role cannot change: unpair the machine, run `barnraise leave` on it, pair it again.",
             )
         if node in self._revoked:
             raise TrustError(

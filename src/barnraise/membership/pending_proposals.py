@@ -72,7 +72,7 @@ class PendingProposals:
                 continue
             if isinstance(entry.body, RevokeMember):
                 barred.add(entry.body.node)
-                if entry.body.node in history.places:
+                if entry.body.node in history.members:
                     break
             log = extended
             entries.append(data)

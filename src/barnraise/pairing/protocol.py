@@ -303,7 +303,7 @@ class Offerer:
         if role != self._role:
             raise PairingError(
                 f"{proven.name} is a member already, as {role}; the code is for the role {self._role}",
-                hint="A role cannot change: unpair the machine, run `barnraise leave` on it, and pair it again.",
+                hint="A role cannot change: unpair the machine, run `barnraise leave` on it, pair it again.",
             )
         grant = PairingGrant(
             node=self._key.id.raw,
@@ -369,7 +369,7 @@ class Offerer:
                 raise PairingError("a machine came with another pre-shared key")
             raise PairingError(
                 "a machine tried a wrong code",
-                hint="If that was a typing error, run `barnraise pair` again; if not, another machine is guessing.",
+                hint="If that was a typing error, run `barnraise pair` again; if not, another machine tried.",
             )
         proof = messages.decode(plain, PairingProof, limit=messages.PROOF_BYTES)
         _check_signature(channel, "joiner", proof, proof.node)

@@ -105,7 +105,7 @@ class TlsSession:
         """Return the bytes to send to the network."""
         return self._outgoing.read()
 
-    def shake(self) -> bool:
+    def handshake(self) -> bool:
         """Advance the handshake; return True once our side has finished. Raise ssl.SSLError if it failed."""
         try:
             self.object.do_handshake()
@@ -128,7 +128,7 @@ class TlsSession:
             view = view[self.object.write(view) :]
         return self._outgoing.read()
 
-    def goodbye(self) -> bytes:
+    def close_notify(self) -> bytes:
         """Return the bytes that close our direction."""
         try:
             self.object.unwrap()

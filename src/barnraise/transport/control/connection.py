@@ -180,7 +180,7 @@ class ControlConnection:
             self._flush = self._loop.call_later(FLUSH_S, self._transport.abort)
             self._pump()
         else:
-            self._transport.write(self._session.goodbye())  # leaves only if nothing is before it
+            self._transport.write(self._session.close_notify())  # leaves only if nothing is before it
             self._transport.abort()
 
     # What dialling and accepting do with a link.
@@ -239,7 +239,7 @@ class ControlConnection:
             self._drained.clear()
         if self._flush is not None and not self._waiting_bytes and not self._said_all:
             self._said_all = True
-            transport.write(self._session.goodbye())
+            transport.write(self._session.close_notify())
             # We go on reading until the other side has closed too: a reset could overtake our last words.
             transport.write_eof()
 

@@ -120,10 +120,10 @@ async def dial_unopened(
                 _tune(connection, route)
                 await _connect(connection, sockaddr)
                 step.waits_for = "an answer to the preface"
-                answer = await _knock(connection, encode(knock, secret))
+                answer = await _send_preface(connection, encode(knock, secret))
                 step.waits_for = "the end of the TLS handshake"
                 session = tls.session(server_side=False)
-                await _shake(connection, session)
+                await _handshake(connection, session)
                 peer = tls.peer(session, expect)
                 link = ControlConnection(
                     ConnectionOpening(session, knock, answer.version, peer, address, port, True)
@@ -164,10 +164,10 @@ async def accept_agent(
             try:
                 async with asyncio.timeout(timeout_s):
                     _tune(connection, preface.route)
-                    version = await _welcome(connection, preface)
+                    version = await _answer_preface(connection, preface)
                     step.waits_for = "the end of the TLS handshake"
                     session = tls.session(server_side=True)
-                    await _shake(connection, session)
+                    await _handshake(connection, session)
                     peer = tls.peer(session)
                     plain = host.removeprefix("::ffff:")
                     link = ControlConnection(
@@ -243,7 +243,7 @@ async def _connect(connection: socket.socket, sockaddr: tuple[object, ...]) -> N
         raise TransportError("the system gave up connecting") from error
 
 
-async def _knock(connection: socket.socket, words: bytes) -> PrefaceAnswer:
+async def _send_preface(connection: socket.socket, words: bytes) -> PrefaceAnswer:
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(connection, words)
     received = b""
@@ -255,7 +255,7 @@ async def _knock(connection: socket.socket, words: bytes) -> PrefaceAnswer:
         if not data:
             raise HandshakeError(
                 "it closed the connection without an answer",
-                hint="It may belong to another cluster, not know this machine yet, or be another machine now.",
+                hint="It belongs to another cluster, does not know this machine yet, or was replaced.",
             )
         received += data
     answer = parse_answer(received)
@@ -266,12 +266,12 @@ async def _knock(connection: socket.socket, words: bytes) -> PrefaceAnswer:
     return answer
 
 
-async def _welcome(connection: socket.socket, preface: Preface) -> int:
+async def _answer_preface(connection: socket.socket, preface: Preface) -> int:
     """Answer a preface with the version to use."""
     loop = asyncio.get_running_loop()
     version = negotiate(preface.version_min, preface.version_max)
     if version is None:
-        await _last_words(connection, refuse_version())
+        await _send_refusal(connection, refuse_version())
         raise HandshakeError("there is no common protocol version")
     if preface.plaintext or preface.route not in LIMITS:
         raise ProtocolError(f"agents do not accept plaintext or route {preface.route}")
@@ -279,13 +279,13 @@ async def _welcome(connection: socket.socket, preface: Preface) -> int:
     return version
 
 
-async def _shake(connection: socket.socket, session: TlsSession) -> None:
+async def _handshake(connection: socket.socket, session: TlsSession) -> None:
     loop = asyncio.get_running_loop()
     while True:
         try:
-            done = session.shake()
+            done = session.handshake()
         except ssl.SSLError:
-            await _last_words(connection, session.outgoing())
+            await _send_refusal(connection, session.outgoing())
             raise
         await loop.sock_sendall(connection, session.outgoing())
         if done:
@@ -296,7 +296,7 @@ async def _shake(connection: socket.socket, session: TlsSession) -> None:
         session.feed(data)
 
 
-async def _last_words(connection: socket.socket, words: bytes) -> None:
+async def _send_refusal(connection: socket.socket, words: bytes) -> None:
     """Send the reason and wait until the other side has read it: a reset would discard it."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OSError):

@@ -85,7 +85,7 @@ class Listener:
     """Owner of the port and the local socket between ``start`` and ``stop``."""
 
     def __init__(
-        self, settings: Settings, *, any_port: bool = False, house: ConnectionPolicy | None = None
+        self, settings: Settings, *, any_port: bool = False, policy: ConnectionPolicy | None = None
     ) -> None:
         """Create a listener that is not started yet.
 
@@ -95,8 +95,8 @@ class Listener:
         self._settings = settings
         self._any_port = any_port
         self._directory = private_directory(state_directory(settings))
-        self._agent = house is not None
-        self._house: ConnectionPolicy = SettingsConnectionPolicy(settings) if house is None else house
+        self._agent = policy is not None
+        self._policy: ConnectionPolicy = SettingsConnectionPolicy(settings) if policy is None else policy
         self._lock = FileLock(self._directory / "listener.lock")
         self._locals: set[_Local] = set()
         self._workers: dict[bytes, _Local] = {}
@@ -107,7 +107,7 @@ class Listener:
 
     @property
     def node(self) -> NodeId:
-        return self._house.key.id
+        return self._policy.key.id
 
     @property
     def keeper(self) -> ConnectionAcceptor:
@@ -129,7 +129,7 @@ class Listener:
         await self._succeed()
         try:
             port_socket = open_port(self._settings.network.port, any_port=self._any_port)
-            self._keeper = ConnectionAcceptor(port_socket, self._house.key_for, self._deliver)
+            self._keeper = ConnectionAcceptor(port_socket, self._policy.key_for, self._deliver)
             self._keeper.open()
             self._door = LocalListener(self._directory)
             self._loop.add_reader(self._door.socket, self._accept_local)
@@ -138,7 +138,7 @@ class Listener:
             raise
         _log.info(
             "node %s listens on port %d; trusted nodes: %d; encryption: %s",
-            *(self.node.short, self.port, len(self._house.trusted()), self._settings.network.encryption),
+            *(self.node.short, self.port, len(self._policy.trusted()), self._settings.network.encryption),
         )
 
     async def stop(self) -> None:
@@ -212,7 +212,7 @@ class Listener:
             return ConnectionRefusal(f"cannot accept connections now: {error.strerror}")
         try:
             copy.setblocking(False)
-            refusal = self._house.deliver(preface, copy, address)
+            refusal = self._policy.deliver(preface, copy, address)
         except BaseException:
             copy.close()
             raise
@@ -277,7 +277,7 @@ class Listener:
 
     async def _tell(self, request: ListenerRequest) -> Reply:
         try:
-            answer = await asyncio.wait_for(self._house.answer(request.question), _LONGEST_ANSWER_S)
+            answer = await asyncio.wait_for(self._policy.answer(request.question), _LONGEST_ANSWER_S)
         except BarnraiseError as error:
             return RegistrationRefused(error.message, error.hint, error.code)
         except TimeoutError:
@@ -310,7 +310,7 @@ class Listener:
             return RegistrationRefused(
                 f"a run's name cannot begin with {RESERVED}", "Choose another name for the run."
             )
-        why = self._house.refuse_run(request.run)
+        why = self._policy.refuse_run(request.run)
         if why is not None:
             return RegistrationRefused(why, "See what runs are known here: barnraise status")
         try:
@@ -321,9 +321,9 @@ class Listener:
     def _register(self, local: _Local, request: RegisterEndpoint) -> DialTicket:
         worker = secrets.token_bytes(WORKER_BYTES)
         ticket = DialTicket(
-            credentials=delegate(self._house.key, run=request.run, worker=worker),
-            trusted=[node.raw for node in self._house.trusted()],
-            secret=self._house.secret(),
+            credentials=delegate(self._policy.key, run=request.run, worker=worker),
+            trusted=[node.raw for node in self._policy.trusted()],
+            secret=self._policy.secret(),
             run=request.run,
             generation=request.generation,
             worker=worker,

@@ -26,7 +26,7 @@ ROUTE_AGENT_SHIP = 4  # files of runs, so that they never delay what a training 
 AGENT_ROUTES = (ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP)
 
 TARGET_BYTES = 16
-ANYBODY = bytes(TARGET_BYTES)  # for the routes of agents: any agent
+ANY_AGENT = bytes(TARGET_BYTES)  # for the routes of agents: any agent
 # The secret of a code's pairing route. Known to all: there the MAC proves only that the dialler speaks our
 # language and read the offer; the code itself is proven later. A pre-shared key brings its own secret.
 PAIRING_KEY = hashlib.sha256(b"barnraise: opens the pairing route, proves nothing").digest()
