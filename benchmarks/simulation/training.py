@@ -18,10 +18,10 @@ from barnraise.training.steps.load_balancing import Assignment, assign_all
 from barnraise.training.steps.progress import Assign, StepProgress, may_overlap
 from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync, next_sync
-from benchmarks.fake_clock import FakeClock
-from benchmarks.simulation.flights import Flight, Setting, StepSum
+from benchmarks.simulation.all_reduce import Links
+from benchmarks.simulation.fake_clock import FakeClock
 from benchmarks.simulation.network import Network
-from benchmarks.simulation.sums import Links
+from benchmarks.simulation.pending_steps import Flight, Setting, StepSum
 
 
 class Costs(NamedTuple):
@@ -263,7 +263,7 @@ class Training:
         return [units[number] for number in self._dealt[step][rank]]
 
     def _go_on(self, one: _Member) -> None:
-        """As `Session.units_of`."""
+        """As `Session.microbatches`."""
         if not one.at_hand.pending:
             self._finish(one)
             return
@@ -288,7 +288,7 @@ class Training:
     # steps
 
     def _finish(self, one: _Member) -> None:
-        """As `Steps.finish`."""
+        """As `StepLoop.finish_step`."""
         if one.flight is None:
             self._depart(one)
         else:
@@ -351,7 +351,7 @@ class Training:
             self._complete(one, one.flight)
 
     def _complete(self, one: _Member, flight: Flight) -> None:
-        """As `Steps.settle`."""
+        """As `StepLoop.wait_in_flight`."""
         one.flight, one.is_waiting = None, False
         if flight.has_failed:
             self._meet(one)

@@ -11,8 +11,8 @@ import pytest
 
 from barnraise.agent_client.cluster_requests import RequestDone, UnpairRequest
 from barnraise.discovery import namespace_tag
-from benchmarks.insider import SELVES
-from benchmarks.machines import Machines
+from benchmarks.agents.machines import Machines
+from benchmarks.attacks.guest import SELVES
 from lab import Lab
 from tests.lab.besieged import (
     MOST_GROWTH,
@@ -123,7 +123,7 @@ def test_who_fails_at_tls_is_named(house: House) -> None:
     secret = house.log().secret.hex()
     house.attack("come_as_member", secrets=[secret], agents=house.doors, trusted=house.nodes)
     for place in OWNERS:
-        named = house.until_named(place, f"call from {house.stranger.address}")
+        named = house.until_named(place, f"connection from {house.stranger.address}")
         assert 1 <= len(named) <= 5, "once for each way to fail"
 
 

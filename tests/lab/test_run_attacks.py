@@ -30,8 +30,8 @@ from barnraise.identity import NodeId, NodeKey
 from barnraise.runs.checkpoint_manifest import MANIFEST, SEAL, STATE, encode, fingerprint, folder_name, sign
 from barnraise.runs.checkpoint_manifest import CheckpointManifest as Checkpoint
 from barnraise.runs.record import read_order
-from benchmarks.machines import Machines
-from benchmarks.runs import write_folder
+from benchmarks.agents.machines import Machines
+from benchmarks.agents.runs import write_folder
 from lab import Lab
 from tests.lab.besieged import MOST_GROWTH, RETURNS_WHAT_IS_FREED, settles_after_a_failure
 from tests.lab.run_yard import EVERYBODY, GUEST, OWNERS, Yard
@@ -69,7 +69,7 @@ def test_a_guest_starts_no_run(yard: Yard, tmp_path: Path) -> None:
         assert "guests cannot start runs" in done.stderr
         assert "Traceback" not in done.stderr
         asked = StartRunRequest(command=("-c", "pass"), folder=bytes(32), on=("h0",))
-        with pytest.raises(BarnraiseError, match="starts no run"):
+        with pytest.raises(BarnraiseError, match="cannot start runs"):
             yard.machines.ask(GUEST, asked, RunStarted)
         stopped = yard.line.run(GUEST, "stop", yard.run)
         assert stopped.returncode != 0
@@ -98,7 +98,7 @@ def test_a_guests_worker_starts_no_run(yard: Yard, tmp_path: Path) -> None:
         assert accepted.returncode == 0, accepted.stderr
         yard.machines.until(lambda: yard.phase(run) == "ended", 90.0, "it has ended")
         # The guest's machine may be slower than ours, which knows already.
-        yard.machines.until(lambda: "starts no run" in yard.said(run, 1), 30.0, "it was refused")
+        yard.machines.until(lambda: "cannot start runs" in yard.said(run, 1), 30.0, "it was refused")
         assert "told 0" not in yard.said(run, 1)
         accepted = yard.machines.state(GUEST) / "runs" / run / "accepted"
         yard.machines.until(lambda: not accepted.exists(), 30.0, "consent was for once")
@@ -480,7 +480,7 @@ def test_a_guests_pickles_are_not_read(yard: Yard, tmp_path: Path) -> None:
             )
         said = [yard.said(run, rank) for rank in range(3)]
     for rank, text in enumerate(said):
-        assert "h2 takes part in this group as a guest" in text
+        assert "h2 is a guest in this group" in text
         assert "Send tensors instead" in text
         assert "not read" in text
         assert ("['word 0', 'word 1']" in text) == (rank < 2)

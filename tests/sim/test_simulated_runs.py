@@ -15,8 +15,8 @@ from barnraise.runs.commit import CommitDecision, MemberState, conclude
 from barnraise.runs.sharding import DataOrder
 from barnraise.training.steps.progress import StepProgress
 from barnraise.training.sync import Sync
-from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation import training as simulated
+from benchmarks.simulation.fake_clock import FakeClock
 from benchmarks.simulation.figures import (
     Figures,
     chosen_while_training,
@@ -27,9 +27,9 @@ from benchmarks.simulation.figures import (
     train,
 )
 from benchmarks.simulation.network import Link, Network, Way
+from benchmarks.simulation.networks import Churn, Lines, World, homes, lab_world
 from benchmarks.simulation.operations import Operation, compiled
 from benchmarks.simulation.training import Costs, Training
-from benchmarks.simulation.worlds import Churn, Lines, World, homes, lab_world
 
 NUMBERS = 240_000
 COURSE = DataOrder(samples=1 << 30, batch=32, unit=2, seed=0)
@@ -248,17 +248,17 @@ def test_deaths_at_every_moment_of_rounds_that_overlap(monkeypatch: pytest.Monke
 
 def _others_are_not_asked(hand: StepProgress, verdict: CommitDecision, rank: int) -> None:
     """Wrong: what others have computed ahead would be dealt again."""
-    hand.claimed, hand.ahead = set(verdict.claimed[rank]), set(verdict.ahead[rank])
+    hand.completed, hand.ahead = set(verdict.claimed[rank]), set(verdict.ahead[rank])
 
 
 def _both_steps_are_one(hand: StepProgress, number: int) -> None:
     """Wrong: what is computed ahead is not of the step at hand."""
-    hand.claimed.add(number)
+    hand.completed.add(number)
     hand.pending = [one for one in hand.pending if one.number != number]
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong"), [("take_up", _others_are_not_asked), ("claim", _both_steps_are_one)]
+    ("name", "wrong"), [("resume_from", _others_are_not_asked), ("add_microbatch", _both_steps_are_one)]
 )
 def test_a_wrong_rule_is_found(
     name: str, wrong: Callable[..., None], monkeypatch: pytest.MonkeyPatch

@@ -64,7 +64,7 @@ def serve(
 
 async def _serve(settings: Settings, psk: Psk | None, witness: bool, on_start: OnStart | None) -> int:
     agent = Agent(settings, witness=witness)
-    agent.on_question = partial(cluster_api.answer, agent)
+    agent.on_request = partial(cluster_api.answer, agent)
     await agent.start()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows raises KeyboardInterrupt instead

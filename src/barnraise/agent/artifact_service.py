@@ -134,7 +134,7 @@ class ArtifactService:
         """Cancel all fetches and stop serving."""
         self._closed = True
         tasks: list[asyncio.Task[FolderManifest] | asyncio.Task[None]] = [
-            one.task for one in self._fetches.values()
+            fetch.task for fetch in self._fetches.values()
         ]
         if self._writer is not None:
             tasks.append(self._writer)
@@ -184,7 +184,9 @@ class ArtifactService:
 
     def _on_pieces(self, node: NodeId, message: PieceList) -> None:
         for piece in message.pieces:
-            fetch = next((one for one in self._fetches.values() if one.needs(node, piece.name)), None)
+            fetch = next(
+                (candidate for candidate in self._fetches.values() if candidate.needs(node, piece.name)), None
+            )
             if fetch is None:
                 continue
             if self._unwritten_bytes + len(piece.data) > _MAX_UNWRITTEN:
@@ -201,27 +203,27 @@ class ArtifactService:
             while self._unwritten:
                 batch = self._next_batch()
                 arrivals = [
-                    PartialObject(one.fetch.objects[one.name.object], one.name.number, one.data)
-                    for one in batch
+                    PartialObject(write.fetch.objects[write.name.object], write.name.number, write.data)
+                    for write in batch
                 ]
                 try:
                     outcomes = await asyncio.to_thread(self.store.write_pieces, arrivals)
                 except ShippingError as error:
-                    for fetch in {one.fetch for one in batch}:
+                    for fetch in {write.fetch for write in batch}:
                         fetch.fail(error)
                     continue
                 finally:
-                    self._unwritten_bytes -= sum(len(one.data) for one in batch)
-                    for one in batch:
-                        one.fetch.writing.discard((one.node, one.name))
+                    self._unwritten_bytes -= sum(len(write.data) for write in batch)
+                    for write in batch:
+                        write.fetch.writing.discard((write.node, write.name))
                 self._written(batch, outcomes)
         finally:
             self._writer = None
 
     def _next_batch(self) -> list[_PendingWrite]:
         size = count = 0
-        for one in self._unwritten:
-            size += len(one.data)
+        for write in self._unwritten:
+            size += len(write.data)
             count += 1
             if size >= _WRITE_BATCH:
                 break
@@ -229,13 +231,13 @@ class ArtifactService:
         return batch
 
     def _written(self, batch: list[_PendingWrite], outcomes: list[ShippingError | None]) -> None:
-        good: dict[NodeId, list[PieceName]] = {}
-        for one, error in zip(batch, outcomes, strict=True):
+        valid: dict[NodeId, list[PieceName]] = {}
+        for write, error in zip(batch, outcomes, strict=True):
             if error is None:
-                good.setdefault(one.node, []).append(one.name)
+                valid.setdefault(write.node, []).append(write.name)
             else:
-                one.fetch.distrust(one.node, error)
-        for node, names in good.items():
+                write.fetch.distrust(write.node, error)
+        for node, names in valid.items():
             self.serving.here(names)
             for fetch in list(self._fetches.values()):
                 fetch.handle(swarm_scheduler.PieceReceived(node, names))

@@ -65,7 +65,7 @@ class Agent:
         self.listener = Listener(settings, policy=ClusterConnectionPolicy(self))
         self.events: deque[str] = deque(maxlen=_KEPT_EVENTS)
         self.on_event: Callable[[str], None] | None = None
-        self.on_question: Callable[[bytes], Awaitable[bytes]] | None = None
+        self.on_request: Callable[[bytes], Awaitable[bytes]] | None = None
         self.stop_requested = asyncio.Event()
         self.membership_lock = asyncio.Lock()  # no admission while this machine joins another cluster
         self.removed_by = ""
@@ -88,8 +88,8 @@ class Agent:
             self.key = NodeKey.load_or_create(self.directory / "node.key")
             self.me = self.key.id
             self.report_event("cluster.db is missing: this machine starts as a new one, with a new node id")
-        kept = self.storage.fact(_NAME_FACT)
-        self.name = kept.decode() if kept is not None else machine_name()
+        saved_name = self.storage.fact(_NAME_FACT)
+        self.name = saved_name.decode() if saved_name is not None else machine_name()
         log, record = self.storage.log(), self.storage.record()
         is_new = log is None or record is None
         if log is None or record is None:
@@ -119,11 +119,11 @@ class Agent:
     async def stop(self) -> None:
         """Leave running groups, send goodbye and stop all services, within a few seconds."""
         others = [node for node in self.member.view.nodes if node != self.me.raw]
-        in_company = others and self.connections.linked() and not self._broken
-        if in_company:
+        has_peers = others and self.connections.linked() and not self._broken
+        if has_peers:
             await self.runs.leave()
         await self.runs.stop()
-        if in_company:
+        if has_peers:
             await self._send_goodbye()
             await asyncio.sleep(_HANDOVER_S)
         for task in list(self._tasks):
@@ -178,17 +178,17 @@ class Agent:
 
     def find(self, text: str) -> NodeId:
         """Return the machine with this name or id; raise MembershipError unless exactly one matches."""
-        wanted = text.strip().lower()
-        found = [
+        name = text.strip().lower()
+        matches = [
             node
             for node in self.log.members
-            if wanted in (self.name_of(node).lower(), str(node).lower(), node.short.lower())
+            if name in (self.name_of(node).lower(), str(node).lower(), node.short.lower())
         ]
-        if len(found) == 1:
-            return found[0]
+        if len(matches) == 1:
+            return matches[0]
         names = ", ".join(f"{self.name_of(node)} ({node.short})" for node in self.log.members)
-        what = "more than one machine is" if found else "no machine of this cluster is"
-        raise MembershipError(f"{what} called {text!r}", hint=f"Choose by the id in brackets: {names}.")
+        problem = "more than one machine is" if matches else "no machine of this cluster is"
+        raise MembershipError(f"{problem} called {text!r}", hint=f"Choose by the id in brackets: {names}.")
 
     def report_event(self, text: str) -> None:
         """Write one line to the log, the display and `barnraise status`."""
@@ -214,8 +214,8 @@ class Agent:
         deadline = self._loop.time() + patience_s
         while (entry := make(self.log)) is not None:
             if self._loop.time() > deadline:
-                why = self.blocked_reason() or "other changes came first"
-                raise MembershipError(f"the cluster did not decide in {patience_s:g} s: {why}")
+                reason = self.blocked_reason() or "other changes came first"
+                raise MembershipError(f"the cluster did not decide in {patience_s:g} s: {reason}")
             if self.log.role(self.me) != "owner":
                 raise MembershipError(
                     "guests cannot change the cluster",
@@ -223,9 +223,9 @@ class Agent:
                 )
             length = len(self.log)
             self._perform(self.member.propose_entry(encode_entry(entry), self._loop.time()))
-            again = min(deadline, self._loop.time() + _AGAIN_S)
-            while len(self.log) == length and self._loop.time() < again:
-                await self.wait_for_change(again - self._loop.time())
+            retry_at = min(deadline, self._loop.time() + _AGAIN_S)
+            while len(self.log) == length and self._loop.time() < retry_at:
+                await self.wait_for_change(retry_at - self._loop.time())
 
     def continue_without(self, nodes: list[NodeId]) -> None:
         """Let the cluster decide without these machines."""
@@ -259,11 +259,11 @@ class Agent:
         """Accept a connection of another agent."""
         self.connections.accept(connection, preface, address)
 
-    async def answer(self, question: bytes) -> bytes:
+    async def answer(self, request: bytes) -> bytes:
         """Answer a request of a process on this machine."""
-        if self.on_question is None:
+        if self.on_request is None:
             raise AgentError("the agent is still starting", hint="Ask again in a moment.")
-        return await self.on_question(question)
+        return await self.on_request(request)
 
     # what the links tell (see agent.connections)
 

@@ -68,7 +68,7 @@ class SyncBatchNorm(_BatchNorm):
                 "a lazy batch normalisation has no size yet, so it cannot be converted",
                 hint="Run one batch through the model first, then convert it.",
             )
-        made = cls(
+        result = cls(
             norm.num_features,
             norm.eps,
             norm.momentum,
@@ -76,14 +76,14 @@ class SyncBatchNorm(_BatchNorm):
             track_running_stats=False,
             process_group=process_group,
         )
-        made.affine, made.track_running_stats = norm.affine, norm.track_running_stats
-        made.weight, made.bias = norm.weight, norm.bias
+        result.affine, result.track_running_stats = norm.affine, norm.track_running_stats
+        result.weight, result.bias = norm.weight, norm.bias
         # Registered, not assigned: a buffer that was None must stay a buffer.
-        made.register_buffer("running_mean", norm.running_mean)
-        made.register_buffer("running_var", norm.running_var)
-        made.register_buffer("num_batches_tracked", norm.num_batches_tracked)
-        made.training = norm.training
-        return made
+        result.register_buffer("running_mean", norm.running_mean)
+        result.register_buffer("running_var", norm.running_var)
+        result.register_buffer("num_batches_tracked", norm.num_batches_tracked)
+        result.training = norm.training
+        return result
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -161,9 +161,9 @@ class _Normalise(torch.autograd.Function):
         for_bias = sums[0].to(weight.dtype) if ctx.needs_input_grad[2] else None
         for_input = None
         if ctx.needs_input_grad[0]:
-            everyone = sums.clone()
-            dist.all_reduce(everyone, group=ctx.group)
-            averages = everyone / total
+            global_sums = sums.clone()
+            dist.all_reduce(global_sums, group=ctx.group)
+            averages = global_sums / total
             centred = gradient - _spread(averages[0], input) - normalised * _spread(averages[1], input)
             factor = scale if weight is None else scale * weight.to(wide)
             for_input = (centred * _spread(factor, input)).to(input.dtype)
@@ -193,19 +193,19 @@ def _statistics(values: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor
     """
     channels = values.size(1)
     count = values.numel() // channels if channels else 0
-    mine = values.new_zeros(2 * channels + 1)
+    own = values.new_zeros(2 * channels + 1)
     if count:
         variance, mean = torch.var_mean(values, dim=_reduced_dimensions(values), correction=0)
-        mine[:channels], mine[channels:-1] = mean, variance * count
-    mine[-1] = count
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, mine, group=group)
-    everyone = torch.stack(gathered)
-    counts = everyone[:, -1:]
+        own[:channels], own[channels:-1] = mean, variance * count
+    own[-1] = count
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, own, group=group)
+    rows = torch.stack(gathered)
+    counts = rows[:, -1:]
     total = counts.sum()
     if float(total) < 2:
         raise ValueError(f"expected more than 1 value per channel over all ranks, got {int(total)}")
-    means, deviations = everyone[:, :channels], everyone[:, channels:-1]
+    means, deviations = rows[:, :channels], rows[:, channels:-1]
     mean = (means * counts).sum(0) / total
     variance = (deviations + counts * (means - mean) ** 2).sum(0) / total
     return mean, variance, total

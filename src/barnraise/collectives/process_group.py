@@ -156,7 +156,7 @@ class BarnraiseProcessGroup(dist.ProcessGroup):
         self.links = tuple(links)
         self.nodes = tuple(nodes)  # machines of the other ranks, proved by their links
 
-    def tell_sites(self, sites: Sequence[Sequence[int]], *, are_places: bool = True) -> None:
+    def set_sites(self, sites: Sequence[Sequence[int]], *, are_places: bool = True) -> None:
         """Set the ranks of each site along its chain, the leader first. Every rank sets the same sites.
 
         Rings follow this order. A single site with every rank in it sets only the order of the ring.
@@ -166,7 +166,7 @@ class BarnraiseProcessGroup(dist.ProcessGroup):
         self._submitter.sites = tuple(tuple(site) for site in sites)
         self._submitter.are_places = are_places
 
-    def tell_levels(self, levels: Levels) -> None:
+    def set_levels(self, levels: Levels) -> None:
         """Set the algorithms that the user fixed by network level. Every rank sets the same levels."""
         self._submitter.levels = levels
 

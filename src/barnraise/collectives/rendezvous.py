@@ -84,8 +84,8 @@ def _read(data: bytes, rank: int) -> _Entry:
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"rank {rank} published an entry that cannot be decoded ({error})") from error
     member = entry.member
-    known = len(member.worker) == 16 and 0 < member.port < 65536
-    if not known or len(member.addresses) > _MAX_ADDRESSES or len(entry.nonce) > _MAX_NONCE:
+    is_valid = len(member.worker) == 16 and 0 < member.port < 65536
+    if not is_valid or len(member.addresses) > _MAX_ADDRESSES or len(entry.nonce) > _MAX_NONCE:
         raise ProtocolError(f"rank {rank} published an invalid entry")
     return entry
 

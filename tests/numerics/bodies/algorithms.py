@@ -42,14 +42,14 @@ def by_level(
 ) -> Any:
     """Through sites, as a person has fixed it; and which strategies it took."""
     before = _counted()
-    ctx.group.tell_sites(sites)
-    ctx.group.tell_levels(read_levels(levels, ()))
+    ctx.group.set_sites(sites)
+    ctx.group.set_levels(read_levels(levels, ()))
     try:
         with _forced(ctx, "auto", 4096):
             result = _run(ctx, inner, arguments)
     finally:
-        ctx.group.tell_sites(())
-        ctx.group.tell_levels(Levels())
+        ctx.group.set_sites(())
+        ctx.group.set_levels(Levels())
     return result, sorted(name for name, count in _counted().items() if count > before.get(name, 0.0))
 
 

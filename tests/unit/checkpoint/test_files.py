@@ -1,4 +1,4 @@
-"""Checkpoints on a disk: whole, signed and of this run, or refused with the reason."""
+"""Checkpoint files: complete, signed and of this run, or rejected with the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY = NodeKey.generate()
 
 
 class Signs:
-    """An agent that signs for one run; ``known`` are those whose signature counts."""
+    """Agent that signs for one run; ``known``: the key whose signature is valid."""
 
     def __init__(self, key: NodeKey = KEY, run: str = RUN, known: NodeKey = KEY) -> None:
         self.key, self.run, self.known = key, run, known
@@ -59,7 +59,7 @@ def saved(folder: Path, *steps: int, run: str = RUN, notary: Signs | None = None
     return kept
 
 
-def test_the_newest_comes_back_bit_by_bit(tmp_path: Path) -> None:
+def test_newest_checkpoint_is_restored_bitwise(tmp_path: Path) -> None:
     kept = saved(tmp_path, 1, 2, 3, 4, 5)
     found = kept.newest()
     assert found is not None
@@ -73,7 +73,7 @@ def test_the_newest_comes_back_bit_by_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("how", ["cut", "edit", "remove"])
-def test_what_is_not_whole_is_passed_over(tmp_path: Path, file: str, how: str) -> None:
+def test_incomplete_checkpoint_is_skipped(tmp_path: Path, file: str, how: str) -> None:
     kept = saved(tmp_path, 1, 2)
     path = tmp_path / "step-00000002" / file
     content = path.read_bytes()
@@ -92,7 +92,7 @@ def test_what_is_not_whole_is_passed_over(tmp_path: Path, file: str, how: str) -
     assert found[0].step == 1
 
 
-def test_one_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_other_run_is_rejected(tmp_path: Path) -> None:
     saved(tmp_path, 3, run="other-run")
     kept = Checkpoints(tmp_path, RUN, Signs())
     with pytest.raises(RunError, match="belongs to run other-run"):
@@ -100,7 +100,7 @@ def test_one_of_another_run_is_refused(tmp_path: Path) -> None:
     assert kept.newest() is None
 
 
-def test_one_that_a_stranger_signed_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_signed_by_stranger_is_rejected(tmp_path: Path) -> None:
     kept = saved(tmp_path, 1)
     saved(tmp_path, 2, notary=Signs(NodeKey.generate()))
     with pytest.raises(RunError, match="it is signed by nobody of this cluster"):
@@ -110,7 +110,7 @@ def test_one_that_a_stranger_signed_is_refused(tmp_path: Path) -> None:
     assert found[0].step == 1
 
 
-def test_tensors_of_another_checkpoint_are_refused(tmp_path: Path) -> None:
+def test_tensors_of_other_checkpoint_are_rejected(tmp_path: Path) -> None:
     kept = saved(tmp_path, 1, 2)
     (tmp_path / "step-00000001" / "state.safetensors").replace(
         tmp_path / "step-00000002" / "state.safetensors"
@@ -128,7 +128,7 @@ def one_saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(data=st.data())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_byte_is_edited_nothing_else_is_loaded(one_saved: Path, data: st.DataObject) -> None:
+def test_checkpoint_with_edited_byte_is_not_loaded(one_saved: Path, data: st.DataObject) -> None:
     path = one_saved / data.draw(st.sampled_from(FILES))
     content = path.read_bytes()
     place = data.draw(st.integers(0, len(content) - 1))
@@ -145,13 +145,13 @@ def test_whatever_byte_is_edited_nothing_else_is_loaded(one_saved: Path, data: s
         path.write_bytes(content)
 
 
-def test_a_draft_is_no_checkpoint(tmp_path: Path) -> None:
+def test_draft_is_not_loaded_as_checkpoint(tmp_path: Path) -> None:
     kept = saved(tmp_path, 1)
     (tmp_path / "step-00000001").rename(tmp_path / ".draft-00000001")
     assert kept.newest() is None
 
 
-def test_an_agreed_one_counts_before_a_provisional_one(tmp_path: Path) -> None:
+def test_agreed_checkpoint_is_preferred_to_provisional(tmp_path: Path) -> None:
     kept = saved(tmp_path, 1)
     kept.save(parts(2), CheckpointInfo(2, 1, True))
     kept.wait()
@@ -164,7 +164,7 @@ def test_an_agreed_one_counts_before_a_provisional_one(tmp_path: Path) -> None:
     ("folder", "notary", "why"),
     [("/dev/null/nowhere", Signs(), "Not a directory"), ("", IsSilent(), "the agent is silent")],
 )
-def test_what_cannot_be_written_spoils_nothing(
+def test_failed_write_keeps_older_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, folder: str, notary: Signs, why: str
 ) -> None:
     kept = saved(tmp_path, 1)
@@ -175,7 +175,7 @@ def test_what_cannot_be_written_spoils_nothing(
     assert not blocked.is_busy
 
 
-def test_weights_that_two_layers_share_are_saved_under_both_names(tmp_path: Path) -> None:
+def test_shared_weights_are_saved_under_both_names(tmp_path: Path) -> None:
     embedding = torch.nn.Embedding(5, 3)
     head = torch.nn.Linear(3, 5, bias=False)
     head.weight = embedding.weight
@@ -186,7 +186,7 @@ def test_weights_that_two_layers_share_are_saved_under_both_names(tmp_path: Path
     assert torch.equal(found["head.weight"], head.weight)
 
 
-def test_what_a_killed_writer_left_is_removed_and_what_others_write_is_not(tmp_path: Path) -> None:
+def test_drafts_of_killed_writers_only_are_removed(tmp_path: Path) -> None:
     ours = f"model.safetensors.draft-{platform.node()}"
     left, theirs = tmp_path / f"{ours}-4194305", tmp_path / "model.safetensors.draft-elsewhere-4194305"
     for draft in (left, theirs):  # no process has that number

@@ -1,4 +1,4 @@
-"""A state, taken apart and put together."""
+"""Serialization of a nested state."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ states = st.recursive(
 
 
 @given(states)
-def test_plain_values_come_back(state: Any) -> None:
+def test_plain_values_round_trip(state: Any) -> None:
     parts = flatten(state)
     assert unflatten(parts.skeleton, parts.tensors) == state
 
 
-def test_an_optimizer_comes_back_bit_by_bit() -> None:
+def test_optimizer_state_round_trips_bitwise() -> None:
     net = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(net.parameters())
     net(torch.ones(1, 3)).sum().backward()
@@ -52,7 +52,7 @@ def test_an_optimizer_comes_back_bit_by_bit() -> None:
     assert digest(flatten(unflatten(parts.skeleton, copies))) != digest(parts)
 
 
-def test_what_cannot_be_saved_is_named() -> None:
+def test_unserializable_value_is_named() -> None:
     with pytest.raises(RunError, match=r"state\['a'\]\[1\] is a function"):
         flatten({"a": [1, lambda: None]})
     with pytest.raises(RunError, match="cannot be saved"):
@@ -60,14 +60,14 @@ def test_what_cannot_be_saved_is_named() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_nonsense_is_refused(data: bytes) -> None:
+def test_invalid_skeleton_is_rejected(data: bytes) -> None:
     try:
         shapes(data)
     except ProtocolError:
         pass
 
 
-def test_a_tensor_of_another_shape_is_refused() -> None:
+def test_tensor_of_other_shape_is_rejected() -> None:
     parts = flatten({"w": torch.ones(2, 3)})
     with pytest.raises(ProtocolError, match="does not match its skeleton"):
         unflatten(parts.skeleton, [torch.ones(3, 2)])

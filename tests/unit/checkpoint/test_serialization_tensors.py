@@ -1,4 +1,4 @@
-"""Tensors that members gather: what was sent, or refused."""
+"""Serialization of single tensors that workers gather."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from barnraise.core.errors import ProtocolError
 @pytest.mark.parametrize(
     "value", [torch.arange(6).reshape(2, 3), torch.zeros(0, 4), torch.ones(3).bfloat16()]
 )
-def test_a_gathered_tensor_is_the_one_that_was_sent(value: torch.Tensor) -> None:
+def test_encoded_tensor_round_trips(value: torch.Tensor) -> None:
     found = decode_tensor(encode_tensor(value))
     assert found.dtype == value.dtype
     assert torch.equal(found, value)
@@ -33,6 +33,6 @@ def test_a_gathered_tensor_is_the_one_that_was_sent(value: torch.Tensor) -> None
         msgspec.msgpack.encode([bytes(5000), b""]),
     ],
 )
-def test_what_is_no_tensor_is_not_gathered(word: bytes) -> None:
+def test_invalid_encoded_tensor_is_rejected(word: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode_tensor(word)

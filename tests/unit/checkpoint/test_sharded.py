@@ -1,4 +1,4 @@
-"""Sharded checkpoints of real ranks, each with a folder of its own: machines are lost, files are damaged."""
+"""Sharded checkpoints of real ranks, each with its own folder: machines are lost, files are damaged."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Training:
         set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
 
     def digests(self) -> Digests:
-        """Of every full tensor and number."""
+        """Return the hashes of all full tensors and numbers."""
         options = StateDictOptions(full_state_dict=True)
         model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
         found = dict(model)
@@ -100,7 +100,7 @@ def save_another_step(folder: str) -> None:
 
 
 def serve(rank: int, line: Connection) -> None:
-    """Run what is asked for in a new group each time, until told to leave."""
+    """Run each requested function in a new group, until there is no more request."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     register()
@@ -121,8 +121,8 @@ def serve(rank: int, line: Connection) -> None:
             dist.destroy_process_group()
 
 
-class Crew:
-    """Three processes that stay. Each keeps its rank: torch remembers where in a mesh of a size it was."""
+class RankProcesses:
+    """Three rank processes that persist. Each keeps its rank, because torch caches meshes."""
 
     def __init__(self, room: Path) -> None:
         # torch is imported once for all, where the system lets processes fork
@@ -140,7 +140,7 @@ class Crew:
             self._processes.append(process)
 
     def call(self, name: str, folders: Sequence[Path], backend: str = "gloo", **arguments: Any) -> list[Any]:
-        """In a group of so many ranks as there are folders; their answers."""
+        """Run a function on as many ranks as there are folders, and return their results."""
         self._calls += 1
         store, world = str(self._room / f"store-{self._calls}"), len(folders)
         used = list(zip(self._lines, folders, strict=False))
@@ -159,19 +159,21 @@ class Crew:
 
 
 @pytest.fixture(scope="module")
-def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    made = Crew(tmp_path_factory.mktemp("stores"))
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
+    made = RankProcesses(tmp_path_factory.mktemp("stores"))
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def saved(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Digests, Digests]:
-    """Steps 3 and 6 on three machines, and what was in them; `machines` makes copies to be damaged."""
+def saved(
+    processes: RankProcesses, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Digests, Digests]:
+    """Save steps 3 and 6 on three machines, and return their contents; `machines` copies them."""
     room = tmp_path_factory.mktemp("saved")
     folders = [room / str(rank) for rank in range(RANKS)]
-    three = crew.call("save", folders, steps=[3])[0]
-    six = crew.call("save", folders, steps=[6])[0]
+    three = processes.call("save", folders, steps=[3])[0]
+    six = processes.call("save", folders, steps=[6])[0]
     assert three != six
     return room, three, six
 
@@ -196,22 +198,24 @@ def change_a_byte(path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", range(RANKS))
-def test_any_machine_may_be_lost(
-    crew: Crew, machines: list[Path], saved: tuple[Path, Digests, Digests], lost: int
+def test_sharded_checkpoint_survives_loss_of_any_machine(
+    processes: RankProcesses, machines: list[Path], saved: tuple[Path, Digests, Digests], lost: int
 ) -> None:
     shutil.rmtree(machines[lost])
-    assert crew.call("load", machines[:lost] + machines[lost + 1 :]) == [(6, saved[2])] * 2
+    assert processes.call("load", machines[:lost] + machines[lost + 1 :]) == [(6, saved[2])] * 2
 
 
-def test_on_our_own_backend(crew: Crew, saved: tuple[Path, Digests, Digests], tmp_path: Path) -> None:
+def test_sharded_checkpoint_works_on_own_backend(
+    processes: RankProcesses, saved: tuple[Path, Digests, Digests], tmp_path: Path
+) -> None:
     folders = [tmp_path / str(rank) for rank in range(RANKS)]
-    assert crew.call("save", folders, "barnraise", steps=[6])[0] == saved[2]
+    assert processes.call("save", folders, "barnraise", steps=[6])[0] == saved[2]
     shutil.rmtree(folders[0])
-    assert crew.call("load", folders[1:], "barnraise") == [(6, saved[2])] * 2
+    assert processes.call("load", folders[1:], "barnraise") == [(6, saved[2])] * 2
 
 
-def test_who_has_only_its_neighbours_files_gets_what_it_reads(
-    crew: Crew, machines: list[Path], saved: tuple[Path, Digests, Digests]
+def test_machine_with_copies_only_fetches_needed_files(
+    processes: RankProcesses, machines: list[Path], saved: tuple[Path, Digests, Digests]
 ) -> None:
     assert [shards(machine, 6) for machine in machines] == [
         ["__0_0.distcp", "__2_0.distcp"],
@@ -219,33 +223,33 @@ def test_who_has_only_its_neighbours_files_gets_what_it_reads(
         ["__1_0.distcp", "__2_0.distcp"],
     ]
     shutil.rmtree(machines[1])  # it came back with an empty disk
-    assert crew.call("load", machines) == [(6, saved[2])] * 3
+    assert processes.call("load", machines) == [(6, saved[2])] * 3
     assert shards(machines[1], 6) == ["__0_0.distcp", "__1_0.distcp"]
     assert shards(machines[0], 6) == ["__0_0.distcp", "__2_0.distcp"], "it needs nothing more"
 
 
-def test_two_machines_at_once_are_one_too_many(
-    crew: Crew, machines: list[Path], saved: tuple[Path, Digests, Digests], tmp_path: Path
+def test_loss_of_two_machines_is_reported(
+    processes: RankProcesses, machines: list[Path], saved: tuple[Path, Digests, Digests], tmp_path: Path
 ) -> None:
-    assert crew.call("load", machines[:1])[0][0] is None
+    assert processes.call("load", machines[:1])[0][0] is None
     folders = [tmp_path / str(rank) for rank in range(RANKS)]
-    crew.call("save", folders, steps=[6], copies=3)
-    assert crew.call("load", folders[1:2]) == [(6, saved[2])]
+    processes.call("save", folders, steps=[6], copies=3)
+    assert processes.call("load", folders[1:2]) == [(6, saved[2])]
 
 
-def test_ranks_that_share_a_folder_are_one_machine(
-    crew: Crew, saved: tuple[Path, Digests, Digests], tmp_path: Path
+def test_ranks_sharing_folder_are_one_machine(
+    processes: RankProcesses, saved: tuple[Path, Digests, Digests], tmp_path: Path
 ) -> None:
     big, small = tmp_path / "big", tmp_path / "small"
-    crew.call("save", [big, big, small], steps=[6])
+    processes.call("save", [big, big, small], steps=[6])
     assert shards(big, 6) == shards(small, 6) == ["__0_0.distcp", "__1_0.distcp", "__2_0.distcp"]
     shutil.rmtree(big)
-    assert crew.call("load", [small, small]) == [(6, saved[2])] * 2
+    assert processes.call("load", [small, small]) == [(6, saved[2])] * 2
 
 
-def test_the_last_two_are_kept_and_nothing_else_is_left(crew: Crew, machines: list[Path]) -> None:
+def test_only_last_two_checkpoints_are_kept(processes: RankProcesses, machines: list[Path]) -> None:
     (machines[1] / ".draft-0123").mkdir()  # of one that was killed
-    crew.call("save", machines, steps=[9])
+    processes.call("save", machines, steps=[9])
     for machine in machines:
         assert sorted(os.listdir(machine)) == ["step-00000006", "step-00000009"]
 
@@ -253,73 +257,73 @@ def test_the_last_two_are_kept_and_nothing_else_is_left(crew: Crew, machines: li
 # damage
 
 
-def test_a_torn_one_is_passed_over(
-    crew: Crew, machines: list[Path], saved: tuple[Path, Digests, Digests]
+def test_truncated_shard_file_makes_checkpoint_skipped(
+    processes: RankProcesses, machines: list[Path], saved: tuple[Path, Digests, Digests]
 ) -> None:
-    """As after a power cut while two of three machines had not finished."""
+    """This simulates a power cut before two of three machines had finished."""
     (machines[0] / "step-00000006").rename(machines[0] / ".draft-1")
     (machines[1] / "step-00000006" / "manifest.json").write_bytes(b'{"format":1,"st')
-    assert crew.call("load", machines) == [(3, saved[1])] * 3
-    crew.call("save", machines, steps=[5])
+    assert processes.call("load", machines) == [(3, saved[1])] * 3
+    processes.call("save", machines, steps=[5])
     kept = [sorted(os.listdir(machine)) for machine in machines]
     assert kept[0] == kept[2] == ["step-00000003", "step-00000005"], "what is torn does not count as kept"
 
 
-def test_a_changed_byte_is_found_and_the_copy_counts(
-    crew: Crew, machines: list[Path], saved: tuple[Path, Digests, Digests]
+def test_changed_byte_is_detected_and_copy_used(
+    processes: RankProcesses, machines: list[Path], saved: tuple[Path, Digests, Digests]
 ) -> None:
     change_a_byte(machines[1] / "step-00000006" / "__1_0.distcp")
-    assert crew.call("load", machines) == [(6, saved[2])] * 3
+    assert processes.call("load", machines) == [(6, saved[2])] * 3
     assert (machines[1] / "step-00000006" / ".bad-__1_0.distcp").exists()
     assert shards(machines[1], 6) == ["__0_0.distcp", "__1_0.distcp"], "it was brought again"
 
 
-def test_if_both_copies_are_changed_an_older_one_is_taken(
-    crew: Crew, machines: list[Path], saved: tuple[Path, Digests, Digests]
+def test_older_checkpoint_is_used_if_both_copies_changed(
+    processes: RankProcesses, machines: list[Path], saved: tuple[Path, Digests, Digests]
 ) -> None:
     for machine in machines[:2]:
         change_a_byte(machine / "step-00000006" / "__0_0.distcp")
-    assert crew.call("load", machines) == [(3, saved[1])] * 3
+    assert processes.call("load", machines) == [(3, saved[1])] * 3
 
 
-def test_what_fails_on_one_rank_fails_on_all(crew: Crew, machines: list[Path], tmp_path: Path) -> None:
+def test_failure_on_one_rank_is_raised_on_all(
+    processes: RankProcesses, machines: list[Path], tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
-    answers = crew.call("save", [*machines[:2], tmp_path / "file" / "x"], steps=[9])
+    answers = processes.call("save", [*machines[:2], tmp_path / "file" / "x"], steps=[9])
     assert answers[0] == answers[1] == answers[2]
     assert answers[0].startswith("rank 2: ")
     assert sorted(os.listdir(machines[0])) == ["step-00000003", "step-00000006"]
 
 
-def test_another_model_is_refused_on_all(crew: Crew, machines: list[Path]) -> None:
-    for answer in crew.call("load_another_model", machines):
+def test_other_model_is_rejected_on_all_ranks(processes: RankProcesses, machines: list[Path]) -> None:
+    for answer in processes.call("load_another_model", machines):
         assert answer.startswith("step 6 cannot be loaded: rank 0: ")
         assert "strange" in answer
 
 
-def test_ranks_must_save_the_same_step(crew: Crew, machines: list[Path]) -> None:
-    assert {answer[:32] for answer in crew.call("save_another_step", machines)} == {
+def test_ranks_saving_different_steps_are_rejected(processes: RankProcesses, machines: list[Path]) -> None:
+    assert {answer[:33] for answer in processes.call("save_another_step", machines)} == {
         "rank 0 calls save with step 0 and"
     }
 
 
-def test_no_path_is_pickled(machines: list[Path]) -> None:
-    """That of a Linux machine cannot be unpickled on Windows."""
+def test_metadata_contains_no_pickled_path(machines: list[Path]) -> None:
+    """A path of a Linux machine cannot be unpickled on Windows."""
     assert b"PosixPath" not in (machines[0] / "step-00000006" / ".metadata").read_bytes()
 
 
 # one process
 
 
-def test_without_a_group(tmp_path: Path) -> None:
+def test_sharded_checkpoint_works_without_group(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # DCP says that it is alone
         expected = save(str(tmp_path), [3])
         assert load(str(tmp_path)) == (3, expected)
 
 
-def test_in_a_run_a_plain_name_is_a_folder_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_folder_is_placed_in_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BARNRAISE_CHECKPOINTS", str(tmp_path / "run" / "checkpoints"))
     assert load_sharded({}, "mine") is None
     assert (tmp_path / "run" / "checkpoints" / "sharded" / "mine").is_dir()
@@ -327,7 +331,7 @@ def test_in_a_run_a_plain_name_is_a_folder_of_the_run(
     assert (tmp_path / "elsewhere").is_dir()
 
 
-def test_a_run_goes_on_with_those_of_the_run_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_links_earlier_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def in_run(run: str, *earlier: str) -> None:
         monkeypatch.setenv("BARNRAISE_CHECKPOINTS", str(tmp_path / run / "checkpoints"))
         monkeypatch.setenv("BARNRAISE_RESUMES", ",".join(earlier))
@@ -382,13 +386,13 @@ def run_on(*names: str) -> WatchResponse:
     return WatchResponse(row=row, parts=(), workers=tuple(workers))
 
 
-def test_who_is_a_guest() -> None:
+def test_guest_machines_are_found_by_role() -> None:
     assert guest_machines(run_on("mac", "pc"), cluster(mac="owner", pc="owner", lap="guest")) == []
     assert guest_machines(run_on("mac", "lap"), cluster(mac="owner", lap="guest")) == ["lap"]
     assert guest_machines(run_on("mac", "gone"), cluster(mac="owner")) == ["gone"], "nobody knows it"
 
 
-def test_a_group_with_a_guest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_with_guest_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BARNRAISE_LAUNCHED", "1")
     monkeypatch.setenv("BARNRAISE_RUN", "train-abcd")
     told = (run_on("mac", "lap"), cluster(mac="owner", lap="guest"))
@@ -403,8 +407,8 @@ def test_a_group_with_a_guest_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(1, 8), st.data())
-def test_enough_machines_have_every_file(counts: list[int], copies: int, data: st.DataObject) -> None:
-    """Whichever ``copies - 1`` machines are lost, the others can bring each other what they want."""
+def test_copies_cover_every_file_after_losses(counts: list[int], copies: int, data: st.DataObject) -> None:
+    """For any ``copies - 1`` lost machines, the others can send each other all files."""
     listed = [
         [ShardFile(f"__{place}_{number}.distcp", 1, "0" * 64) for number in range(count)]
         for place, count in enumerate(counts)

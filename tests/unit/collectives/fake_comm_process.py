@@ -19,7 +19,7 @@ class FakeCommProcess(CommProcessClient):
         self.inherited = False
         self.encryption = "tls"
         self._lost = None
-        self._forgotten: deque[int] = deque()
+        self._groups_to_close: deque[int] = deque()
         self._numbers = itertools.count(1)
         self.mapped: dict[int, int] = {}
         self.sent: list[Command] = []

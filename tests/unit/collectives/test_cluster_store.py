@@ -150,7 +150,7 @@ def test_cluster_store_behaves_like_torch_store(servers: KvServers, calls: list[
             except dist.QueueEmptyError:
                 outcomes.append("empty")
         assert outcomes[0] == outcomes[1], (name, fields)
-    ours._board.drop()
+    ours._kv.drop()
     cluster_store._alive.remove(ours)
 
 

@@ -87,9 +87,9 @@ def through_sites(groups: Groups, rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in (*CODECS, "powersgd:rank=4"):
         for form, sites in SITES.items():
-            codec, turn = codec_named(name), CodecRound("g", 7)
+            codec, codec_round = codec_named(name), CodecRound("g", 7)
             mine = gradient(rank)
-            summed = sum_over(groups[4], mine, codec, turn, parts=PARTS, sites=sites)
+            summed = sum_over(groups[4], mine, codec, codec_round, parts=PARTS, sites=sites)
             assert torch.equal(mine, gradient(rank))
             right = torch.stack([gradient(one).double() for one in range(4)]).sum(0)
             found[f"{name}/{form}"] = [
@@ -181,15 +181,15 @@ def repeated_step(groups: Groups, rank: int) -> dict[str, Any]:
     for name in ("int4", "powersgd:rank=1"):
         codec, feedback = codec_named(name), ErrorFeedback()
 
-        def once(codec: Any = codec, feedback: ErrorFeedback = feedback, keeps: bool = False) -> str:
+        def once(codec: Any = codec, feedback: ErrorFeedback = feedback, keep_residual: bool = False) -> str:
             summed = sum_over(
                 groups[4], gradient(rank), codec, CodecRound("g"), parts=PARTS, feedback=feedback
             )
-            if keeps:
+            if keep_residual:
                 summed.keep()
             return digest(summed.values)
 
-        found[name] = [once(), once(), once(keeps=True), once()]
+        found[name] = [once(), once(), once(keep_residual=True), once()]
     return found
 
 
@@ -205,13 +205,13 @@ def refusals(groups: Groups, rank: int) -> dict[str, Any]:
             found[name] = "no error"
         except BarnraiseError as error:
             found[name] = f"{error.code}: {error.message}"
-        turn = CodecRound("g", 1)
-        nan = sum_over(groups[3], bad, codec_named(name), turn, parts=PARTS, if_not_finite="nan")
+        codec_round = CodecRound("g", 1)
+        nan = sum_over(groups[3], bad, codec_named(name), codec_round, parts=PARTS, if_not_finite="nan")
         found[f"{name}/nan"] = bool(nan.values.isnan().all())
-        good = sum_over(groups[3], gradient(rank), codec_named(name), turn, parts=PARTS)
+        good = sum_over(groups[3], gradient(rank), codec_named(name), codec_round, parts=PARTS)
         found[f"{name}/after"] = digest(good.values)
         try:
-            sum_over(groups[3], bad, codec_named(name), turn, parts=PARTS, sites=[[0], [1, 2]])
+            sum_over(groups[3], bad, codec_named(name), codec_round, parts=PARTS, sites=[[0], [1, 2]])
         except BarnraiseError as error:
             found[f"{name}/sites"] = f"{error.code}: {error.message}"
     large = torch.full((500,), 3e38)

@@ -163,7 +163,7 @@ def test_single_member_sum_is_exact_and_clears_residuals() -> None:
     summed = sum_over(group, values, codec_named("int4"), CodecRound("w"), feedback=feedback)  # type: ignore[arg-type]
     assert torch.equal(summed.values, values.float().reshape(-1) + 1)
     assert summed.sent == 0
-    assert "nothing travels" in summed.reason
+    assert "nothing is sent" in summed.reason
     summed.keep()
     assert not feedback.state_dict()["residuals"]["w"].any()
     with pytest.raises(CollectiveError, match="'w' holds numbers"):

@@ -16,7 +16,7 @@ NAMES = (
     *("topk:k=5,block=5", "randomk:every=7", "fp32+zlib", "bf16+zlib", "int8+zlib", "int4+zlib"),
     *("topk:k=3,block=17+zlib", "randomk:every=3+zlib"),
 )
-TURN = CodecRound("layer.weight", 3)
+ROUND = CodecRound("layer.weight", 3)
 SMALLEST = 2.0**-100
 
 
@@ -48,12 +48,12 @@ def largest_of_blocks(values: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def through(codec: Codec, values: torch.Tensor) -> torch.Tensor:
-    payload = codec.encode(values, TURN)
+    payload = codec.encode(values, ROUND)
     assert payload.dtype == torch.uint8
     assert payload.dim() == 1
     assert payload.numel() <= codec.payload_bytes(values.numel())
     assert not codec.is_fixed or payload.numel() == codec.payload_bytes(values.numel())
-    return codec.decode(payload, values.numel(), TURN)
+    return codec.decode(payload, values.numel(), ROUND)
 
 
 @settings(max_examples=60, deadline=None)
@@ -100,8 +100,8 @@ def test_topk_with_two_magnitudes_is_exact_and_prefers_first() -> None:
 @settings(max_examples=40, deadline=None)
 @given(tensors(), st.integers(0, 1000))
 def test_randomk_sends_one_number_of_each_group(values: torch.Tensor, step: int) -> None:
-    codec, turn = codec_of("randomk:every=7"), CodecRound("w", step)
-    decoded = codec.decode(codec.encode(values, turn), values.numel(), turn)
+    codec, codec_round = codec_of("randomk:every=7"), CodecRound("w", step)
+    decoded = codec.decode(codec.encode(values, codec_round), values.numel(), codec_round)
     is_kept = decoded == values
     for group, found in zip(is_kept.split(7), decoded.split(7), strict=True):
         assert bool(group.any()) or not values.numel()
@@ -140,9 +140,9 @@ def test_codecs_encode_deterministically(name: str) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        first = codec_of(name).encode(values, TURN)
+        first = codec_of(name).encode(values, ROUND)
         torch.set_num_threads(2)
-        assert torch.equal(codec_of(name).encode(values.clone(), TURN), first)
+        assert torch.equal(codec_of(name).encode(values.clone(), ROUND), first)
     finally:
         torch.set_num_threads(before)
 
@@ -175,25 +175,25 @@ def test_non_finite_input_error_names_tensor(name: str, bad: float) -> None:
         values = torch.ones(300)
         values[place] = bad
         with pytest.raises(CollectiveError, match=r"layer\.weight"):
-            codec_of(name).encode(values, TURN)
+            codec_of(name).encode(values, ROUND)
     with pytest.raises(CollectiveError, match=r"layer\.weight"):
-        codec_of(name).encode(torch.full((3,), 1e200, dtype=torch.float64), TURN)
+        codec_of(name).encode(torch.full((3,), 1e200, dtype=torch.float64), ROUND)
 
 
 @pytest.mark.parametrize("values", [torch.ones(3, dtype=torch.int64), torch.eye(3).to_sparse()])
 def test_sparse_and_integer_tensors_are_rejected(values: torch.Tensor) -> None:
     with pytest.raises(UnsupportedOperation, match=r"layer\.weight"):
-        codec_of("int8").encode(values, TURN)
+        codec_of("int8").encode(values, ROUND)
 
 
 def test_unaligned_payloads_are_decoded() -> None:
     values = torch.randn(301)
     for name in NAMES:
         codec = codec_of(name)
-        payload = codec.encode(values, TURN)
+        payload = codec.encode(values, ROUND)
         shifted = torch.cat([torch.zeros(3, dtype=torch.uint8), payload])[3:]
         assert torch.equal(
-            codec.decode(shifted, values.numel(), TURN), codec.decode(payload, values.numel(), TURN)
+            codec.decode(shifted, values.numel(), ROUND), codec.decode(payload, values.numel(), ROUND)
         )
 
 
@@ -202,7 +202,7 @@ def test_unaligned_payloads_are_decoded() -> None:
 def test_malformed_payload_raises_protocol_error_only(name: str, numel: int, data: st.DataObject) -> None:
     """Bytes of any kind, and good payloads with a few bytes changed: an error of ours, or finite numbers."""
     codec = codec_of(name)
-    good = bytes(codec.encode(numbers(numel, numel, -3, 3), TURN).tolist())
+    good = bytes(codec.encode(numbers(numel, numel, -3, 3), ROUND).tolist())
     kind = data.draw(st.sampled_from(["any", "as long", "changed", "cut", "longer"]))
     if kind == "any":
         sent = data.draw(st.binary(max_size=2 * len(good) + 8))
@@ -219,7 +219,7 @@ def test_malformed_payload_raises_protocol_error_only(name: str, numel: int, dat
         sent = good + data.draw(st.binary(min_size=1, max_size=9))
     payload = torch.tensor(list(sent), dtype=torch.uint8)
     try:
-        decoded = codec.decode(payload, numel, TURN)
+        decoded = codec.decode(payload, numel, ROUND)
     except ProtocolError:
         return
     assert kind in ("any", "as long", "changed")
@@ -230,18 +230,18 @@ def test_malformed_payload_raises_protocol_error_only(name: str, numel: int, dat
 def test_small_zlib_payload_cannot_inflate_beyond_limit() -> None:
     """A deflated plane that would inflate to far more than there is room for."""
     codec = codec_of("fp32+zlib")
-    zeros = codec.encode(torch.zeros(2_000_000), TURN)
+    zeros = codec.encode(torch.zeros(2_000_000), ROUND)
     assert zeros.numel() < 40_000
     with pytest.raises(ProtocolError, match="wrong number of bytes"):
-        codec.decode(zeros, 10_000, TURN)
+        codec.decode(zeros, 10_000, ROUND)
 
 
 def test_zlib_skips_incompressible_planes() -> None:
     noise = torch.randint(0, 256, (400_000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     values = (noise.view(torch.int32) & 0x3FFFFFFF | 0x30000000).view(torch.float32)
     plain, packed = codec_of("fp32"), codec_of("fp32+zlib")
-    assert packed.encode(values, TURN).numel() <= plain.payload_bytes(values.numel()) + 4
+    assert packed.encode(values, ROUND).numel() <= plain.payload_bytes(values.numel()) + 4
     assert torch.equal(through(packed, values), values)
     sparse = torch.zeros(100_000)
     sparse[::100] = 1.5
-    assert packed.encode(sparse, TURN).numel() < 20_000
+    assert packed.encode(sparse, ROUND).numel() < 20_000

@@ -1,4 +1,4 @@
-"""Rounds of local steps: what is committed, what a break costs, who joins, and what a codec changes."""
+"""Rounds of local steps: commits, failed groups, joining workers, and codecs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def data() -> TensorDataset:
 
 @pytest.fixture(autouse=True)
 def _equal_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who gets which units must not depend on what else this machine does."""
+    """Make assignments independent of the load of this machine."""
     monkeypatch.setattr(Throughput, "speed", lambda self: 1.0)
 
 
 class Training:
-    """One member; everything is drawn from the same seeds."""
+    """Training of one worker; all workers use the same seeds."""
 
     def __init__(self, manager: Any, sync: Sync, *, kind: Any = torch.optim.SGD, **more: Any) -> None:
         with _DRAWING:  # all threads share torch's generator
@@ -79,8 +79,8 @@ class Training:
         return torch.cat([one.detach().reshape(-1) for one in self.net.parameters()])
 
 
-def test_alone_a_round_is_just_its_steps() -> None:
-    """The change of one member, applied with rate 1, is what it has done."""
+def test_round_of_single_worker_equals_plain_steps() -> None:
+    """One worker's change, applied with rate 1, equals its own progress."""
     exact = Training(SingleWorkerManager(), Sync(), kind=torch.optim.AdamW).train()
     rounds = Training(SingleWorkerManager(), Sync(period=4, rate=1.0), kind=torch.optim.AdamW)
     rounds.scheduler.gamma = exact.scheduler.gamma
@@ -91,7 +91,7 @@ def test_alone_a_round_is_just_its_steps() -> None:
     torch.testing.assert_close(rounds.flat, exact.flat, rtol=0, atol=0.02)
 
 
-def test_members_hold_the_same_after_every_round() -> None:
+def test_workers_after_each_round_hold_same_state() -> None:
     members = run_workers(3, lambda worker: Training(worker, Sync(period=4, momentum=0.5)).train(4))
     assert members[0].hashes == members[1].hashes == members[2].hashes
     assert members[0].counts == members[1].counts
@@ -103,7 +103,7 @@ def test_members_hold_the_same_after_every_round() -> None:
     assert members[0].scheduler.last_epoch == exact.scheduler.last_epoch == 48
 
 
-def test_every_sample_counts_once() -> None:
+def test_samples_of_rounds_are_computed_once() -> None:
     seen: list[list[float]] = [[], [], []]
 
     def member(worker: ThreadWorker) -> None:
@@ -119,7 +119,7 @@ def test_every_sample_counts_once() -> None:
 
 
 class Breaking(LoneWorker):
-    """A group whose sums break now and then, and which meets again at once."""
+    """Worker whose all-reduce fails at given calls, and which regroups at once."""
 
     def __init__(self, at: set[int]) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Breaking(LoneWorker):
         self.met += 1
 
 
-def test_a_break_costs_nothing_of_a_round() -> None:
+def test_round_after_failed_group_keeps_progress() -> None:
     sync = Sync(period=4, momentum=0.3)
     calm = Training(SingleWorkerManager(), sync, kind=torch.optim.AdamW).train()
     broken = Breaking({6, 10, 11, 15})
@@ -145,7 +145,7 @@ def test_a_break_costs_nothing_of_a_round() -> None:
     torch.testing.assert_close(other.flat, calm.flat, rtol=0, atol=1e-12)
 
 
-def test_what_is_saved_is_what_was_committed() -> None:
+def test_state_within_round_is_committed_state() -> None:
     one = Training(SingleWorkerManager(), Sync(period=6, inner=BATCH))
     for x, y in one.batches:
         torch.nn.functional.mse_loss(one.net(x), y).backward()
@@ -162,7 +162,7 @@ def test_what_is_saved_is_what_was_committed() -> None:
     raise AssertionError("no round was seen")
 
 
-def test_a_newcomer_gets_rounds_with_the_state() -> None:
+def test_joining_worker_loads_sync_with_state() -> None:
     old = Training(SingleWorkerManager(), Sync(period=4, momentum=0.5), kind=torch.optim.AdamW).train(1)
     new = Training(SingleWorkerManager(), Sync(), kind=torch.optim.AdamW)
     new.run._step_loop.done = new.run._state.load(old.run._state.flatten(old.run._step_loop.done))
@@ -174,7 +174,7 @@ def test_a_newcomer_gets_rounds_with_the_state() -> None:
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8", "int4", "topk"])
-def test_codecs_of_rounds_lose_little(codec: str) -> None:
+def test_compressed_rounds_lose_little_accuracy(codec: str) -> None:
     sync = Sync(period=4, codec=codec, decay=0.95 if codec == "topk" else 1.0)
     members = run_workers(2, lambda worker: Training(worker, sync).train(6))
     assert members[0].hashes == members[1].hashes
@@ -184,7 +184,7 @@ def test_codecs_of_rounds_lose_little(codec: str) -> None:
     assert kept > (0.5 if codec == "topk" else 0.97), kept
 
 
-def test_a_codec_at_every_step() -> None:
+def test_compressed_steps_stay_close_to_exact() -> None:
     members = run_workers(2, lambda worker: Training(worker, Sync(codec="int8")).train(2))
     assert members[0].hashes == members[1].hashes
     exact = Training(SingleWorkerManager(), Sync()).train(2)
@@ -192,8 +192,8 @@ def test_a_codec_at_every_step() -> None:
     assert not torch.equal(members[0].flat, exact.flat)
 
 
-def test_what_codecs_lost_goes_on_from_a_checkpoint() -> None:
-    """Of all members together, with one of them: nothing is dropped and nothing counts twice."""
+def test_residuals_in_checkpoint_are_restored() -> None:
+    """The sum over all workers is restored on one of them: nothing is lost or doubled."""
 
     def member(worker: ThreadWorker) -> tuple[Training, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         one = Training(worker, Sync(period=3, codec="int8")).train(2)
@@ -216,8 +216,8 @@ def test_what_codecs_lost_goes_on_from_a_checkpoint() -> None:
     assert torch.equal(found["sum-0"], pooled["sum-0"])
 
 
-def test_what_was_lost_of_a_long_round_is_added_to_a_short_one_in_proportion() -> None:
-    """An epoch ends with a short round: what it is divided by is small."""
+def test_residual_of_long_round_is_scaled_for_short_round() -> None:
+    """An epoch ends with a short round, whose divisor is small."""
     torch.manual_seed(0)
     change = torch.randn(200)
     sync, parts = Sync(period=32, codec="int4"), [[FeedbackPart("0", (200,))]]
@@ -238,7 +238,7 @@ def test_what_was_lost_of_a_long_round_is_added_to_a_short_one_in_proportion() -
         assert float((lost - second).norm()) < 0.3 * float(lost.norm())
 
 
-def test_who_is_alone_adds_what_was_lost_and_keeps_nothing() -> None:
+def test_residual_of_single_worker_is_added_once() -> None:
     sync, parts, mine = Sync(period=4, codec="int4"), [[FeedbackPart("0", (50,))]], torch.linspace(-1, 1, 50)
     compression = CompressedReducer()
     compression.load_residuals({"0": torch.full((50,), 0.25)})  # of a mean
@@ -249,8 +249,8 @@ def test_who_is_alone_adds_what_was_lost_and_keeps_nothing() -> None:
         torch.testing.assert_close(total, expected)
 
 
-def test_back_to_every_step_everybody_is_equal() -> None:
-    """What optimizers remember differs after rounds: it is forgotten by all at the same commit."""
+def test_return_to_exact_steps_makes_workers_equal() -> None:
+    """Optimizer memory differs after rounds, so all workers drop it at the same commit."""
 
     def member(worker: ThreadWorker) -> Training:
         one = Training(worker, Sync(period=3), kind=torch.optim.AdamW).train(2)
@@ -263,7 +263,7 @@ def test_back_to_every_step_everybody_is_equal() -> None:
     assert members[0].counts[-1] == 48
 
 
-def test_a_word_travels_as_numbers() -> None:
+def test_sync_as_tensor_round_trips() -> None:
     for sync in (Sync(), Sync(period=12, codec="int4", inner=7, rate=0.5, momentum=0.9, decay=0.95)):
         assert len(sync.to_tensor()) == SYNC_NUMBERS
         assert Sync.from_tensor(sync.to_tensor()) == sync
@@ -273,13 +273,13 @@ def test_a_word_travels_as_numbers() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"codec": "mp3"}, {"period": 0}, {"rate": 0.0}, {"momentum": 1.0}])
-def test_nonsense_is_refused_with_what_there_is(bad: dict[str, Any]) -> None:
+def test_sync_with_invalid_values_is_rejected_with_hint(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         Sync(**bad)
     assert "Use" in caught.value.hint
 
 
-def test_rounds_and_a_grad_scaler_do_not_go_together() -> None:
+def test_local_steps_with_grad_scaler_are_rejected() -> None:
     net = torch.nn.Linear(5, 1).double()
     run = Session(
         SingleWorkerManager(),
@@ -294,7 +294,7 @@ def test_rounds_and_a_grad_scaler_do_not_go_together() -> None:
     assert "bfloat16" in caught.value.hint
 
 
-def test_a_short_last_batch_changes_no_local_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_last_batch_keeps_size_of_local_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.unit.training.test_local_sgd.SAMPLES", 91)
     inner: set[int] = set()
 
@@ -307,7 +307,7 @@ def test_a_short_last_batch_changes_no_local_step(monkeypatch: pytest.MonkeyPatc
     assert inner == {BATCH // 2}
 
 
-def test_what_a_codec_lost_of_changes_is_no_part_of_a_gradient() -> None:
+def test_residuals_of_rounds_are_dropped_for_exact_steps() -> None:
     def member(worker: ThreadWorker) -> Training:
         one = Training(worker, Sync(period=3, codec="int4"))
         one.run._step_loop.on_commit.append(lambda: _go_back(one))

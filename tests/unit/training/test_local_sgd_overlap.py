@@ -1,4 +1,4 @@
-"""While a round's sum is on its way, members train on: nothing is lost, doubled, or different for it."""
+"""Overlap: workers train while a round's all-reduce is in flight, without losing or doubling work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _equal_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _tell_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A member that has done all that it may do before a sum has come."""
+    """Set an event while a worker waits for the all-reduce in flight."""
     settle = StepLoop.wait_in_flight
 
     def told(steps: StepLoop) -> None:
@@ -40,8 +40,7 @@ def _tell_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class SlowWorker(ThreadWorker):
-    """Its line is slow: what is on its way comes when its member waits for it, and not before. Sums with
-    these numbers break for everybody when they have left."""
+    """Worker whose all-reduce completes only when it is waited for; given calls fail for all workers."""
 
     breaks_at: frozenset[int] = frozenset()
 
@@ -64,7 +63,7 @@ class SlowWorker(ThreadWorker):
 
 
 class Watched(Training):
-    """Notes which units were computed of which step, and how far ahead of the commits."""
+    """Training that records the micro-batches of each step, and how many were computed ahead."""
 
     def __init__(self, manager: Any, sync: Sync) -> None:
         self.units: list[tuple[int, int]] = []
@@ -92,7 +91,7 @@ def _all_together(world: int, sync: Sync, breaks_at: Sequence[int] = ()) -> list
 
 @pytest.mark.parametrize("codec", ["exact", "int8"])
 @pytest.mark.parametrize("world", [2, 3])
-def test_members_train_on_while_a_sum_travels(world: int, codec: str) -> None:
+def test_workers_train_during_all_reduce(world: int, codec: str) -> None:
     members = _all_together(world, Sync(period=3, codec=codec, momentum=0.5))
     assert all(one.ahead > 10 for one in members)
     assert all(one.hashes == members[0].hashes for one in members)
@@ -107,10 +106,10 @@ def _each_unit_once(members: Sequence[Watched]) -> None:
 
 
 @pytest.mark.parametrize("breaks_at", [(6,), (9,), (16, 18), (17, 19, 21)])
-def test_a_sum_that_breaks_on_its_way_costs_no_work(
+def test_all_reduce_failing_in_flight_loses_no_work(
     breaks_at: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither that of its round nor what was done since; and all members hold the same again."""
+    """Neither the round nor the work since is lost, and all workers hold the same state again."""
     kept: list[float] = []
     rollback_round = LocalSgd.rollback_round
 
@@ -127,8 +126,8 @@ def test_a_sum_that_breaks_on_its_way_costs_no_work(
     _each_unit_once(members)
 
 
-def test_a_sum_that_breaks_within_a_unit_doubles_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Units in parts, as after want of memory; what was on its way ends between two of them."""
+def test_all_reduce_failing_within_microbatch_counts_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Micro-batches are computed in parts, and the all-reduce ends between two parts."""
     weights: list[float] = []
     apply = LocalSgd.apply
 
@@ -168,7 +167,7 @@ def test_a_sum_that_breaks_within_a_unit_doubles_none_of_it(monkeypatch: pytest.
     assert members[0].counts[-1] == 3 * 12
 
 
-def test_units_that_weigh_nothing_change_nothing() -> None:
+def test_microbatches_without_weight_change_nothing() -> None:
     alike = []
     for period in (1, 4):
         one = Training(SingleWorkerManager(), Sync(period=period), kind=torch.optim.AdamW)
@@ -185,8 +184,8 @@ def test_units_that_weigh_nothing_change_nothing() -> None:
 
 @pytest.mark.parametrize("period", [1, 3])
 @pytest.mark.parametrize("light", [range(1, 60, 3), range(60)])
-def test_what_weighs_nothing_is_nothing_also_if_it_is_not_a_number(period: int, light: range) -> None:
-    """As the mean over the tokens of a unit whose labels are all ignored."""
+def test_nan_loss_without_weight_is_ignored(period: int, light: range) -> None:
+    """Such is the mean over tokens if all labels of a micro-batch are ignored."""
     found = []
     for factor in (float("nan"), 1.0):
         one = Training(SingleWorkerManager(), Sync(period=period), kind=torch.optim.AdamW)
@@ -208,7 +207,7 @@ def test_what_weighs_nothing_is_nothing_also_if_it_is_not_a_number(period: int, 
     assert found[0].isfinite().all()
 
 
-def test_nobody_gathers_within_a_unit() -> None:
+def test_gather_within_microbatch_is_rejected() -> None:
     one = Training(SingleWorkerManager(), Sync(period=2))
     for x, y in one.batches:
         torch.nn.functional.mse_loss(one.net(x), y).backward()
@@ -219,7 +218,7 @@ def test_nobody_gathers_within_a_unit() -> None:
         break
 
 
-def test_no_more_than_two_copies_of_the_model_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlap_keeps_at_most_two_model_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     most: list[int] = []
     copied = LocalSgd._copy
 
@@ -235,15 +234,15 @@ def test_no_more_than_two_copies_of_the_model_are_kept(monkeypatch: pytest.Monke
     assert all(len(one.run._step_loop._local_sgd._free) <= 2 for one in members)
 
 
-def test_it_learns_as_well() -> None:
+def test_overlapped_training_learns_as_well() -> None:
     exact = _all_together(2, Sync())
     ahead = _all_together(2, Sync(period=3, rate=1.0, momentum=0.3))
     start = Training(ThreadWorker(SharedExchange(1), 0), Sync()).loss()
     assert ahead[0].loss() < start - 0.7 * (start - exact[0].loss())
 
 
-def test_the_word_of_the_first_member_takes_effect_one_round_later() -> None:
-    """By then everybody has it, also those who were ahead."""
+def test_requested_sync_applies_one_round_later() -> None:
+    """By then all workers know it, also those that were ahead."""
 
     def member(worker: ThreadWorker) -> Watched:
         one = Watched(SlowWorker(worker._exchange, worker.rank), Sync(period=3))
@@ -261,7 +260,7 @@ def _wish(one: Watched) -> None:
         one.run._step_loop.requested_sync = Sync(period=2, codec="bf16")
 
 
-def test_a_script_that_ends_meanwhile_ends() -> None:
+def test_script_ending_during_all_reduce_exits() -> None:
     class Never(SlowWorker):
         def __init__(self, exchange: SharedExchange, rank: int) -> None:
             super().__init__(exchange, rank)

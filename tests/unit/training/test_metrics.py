@@ -1,4 +1,4 @@
-"""What a script logs is kept for a long time, but not without end."""
+"""Metrics log: keeps a long history with a limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from barnraise.training import metrics
 from barnraise.training.metrics import MetricsLog
 
 
-def test_the_beginning_of_a_long_history_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_history_drops_oldest_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "MAX_KEPT", 10)
     found = MetricsLog()
     for step in range(95):
@@ -23,7 +23,7 @@ def test_the_beginning_of_a_long_history_is_forgotten(monkeypatch: pytest.Monkey
     assert found.since(96) == []
 
 
-def test_a_single_number_is_gathered_as_a_row() -> None:
+def test_gather_of_scalar_returns_vector() -> None:
     net = torch.nn.Linear(2, 1)
     run = barnraise.init()
     rows = torch.utils.data.TensorDataset(torch.ones(4, 2))

@@ -1,4 +1,4 @@
-"""A session alone: the same mathematics as an ordinary loop, and what it refuses."""
+"""Session of a single worker: the same mathematics as a plain loop, and rejected uses."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def train(
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
-def test_units_add_up_to_the_ordinary_step(clip: float | None) -> None:
-    """The unit size changes nothing, and the result is that of a loop over whole batches."""
+def test_microbatches_add_up_to_plain_step(clip: float | None) -> None:
+    """The size of micro-batches changes nothing: the result equals a loop over whole batches."""
     ours = model()
     run = train(ours, clip=clip)
     assert run.done == 2 * SAMPLES // BATCH
@@ -82,7 +82,7 @@ def test_units_add_up_to_the_ordinary_step(clip: float | None) -> None:
         torch.testing.assert_close(one, two, rtol=0, atol=1e-9)
 
 
-def test_randomness_belongs_to_units_and_samples() -> None:
+def test_random_numbers_depend_on_microbatch_and_sample() -> None:
     class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         def __len__(self) -> int:
             return SAMPLES
@@ -107,7 +107,7 @@ def test_randomness_belongs_to_units_and_samples() -> None:
         assert torch.equal(one, two)
 
 
-def test_batch_norm_follows_units_in_order() -> None:
+def test_batch_norm_stats_follow_microbatch_order() -> None:
     torch.manual_seed(3)
     net = torch.nn.Sequential(
         torch.nn.BatchNorm1d(6, dtype=torch.float64), torch.nn.Linear(6, 1, dtype=torch.float64)
@@ -129,7 +129,7 @@ def test_batch_norm_follows_units_in_order() -> None:
     assert norm.num_batches_tracked == expected.num_batches_tracked
 
 
-def test_what_would_be_wrong_is_refused_with_the_mend() -> None:
+def test_unsupported_use_is_rejected_with_hint() -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -153,7 +153,7 @@ def test_what_would_be_wrong_is_refused_with_the_mend() -> None:
         )
 
 
-def test_a_forgotten_step_is_named() -> None:
+def test_batch_without_step_is_reported() -> None:
     net = model()
     run = barnraise.init()
     _, _, batches = run.prepare(
@@ -164,7 +164,7 @@ def test_a_forgotten_step_is_named() -> None:
             pass
 
 
-def test_the_model_is_saved_as_safetensors(tmp_path: Path) -> None:
+def test_model_is_saved_as_safetensors(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     net = model()
@@ -176,8 +176,8 @@ def test_the_model_is_saved_as_safetensors(tmp_path: Path) -> None:
     }
 
 
-def test_a_frozen_batch_norm_keeps_and_uses_its_statistics() -> None:
-    """And one that runs twice in a unit counts as one."""
+def test_frozen_batch_norm_keeps_and_uses_stats() -> None:
+    """A layer that runs twice in a micro-batch counts once."""
     torch.manual_seed(3)
     frozen, twice = torch.nn.BatchNorm1d(6, dtype=torch.float64), torch.nn.BatchNorm1d(6, dtype=torch.float64)
     frozen.running_mean.fill_(0.5)  # type: ignore[union-attr]
@@ -197,7 +197,7 @@ def test_a_frozen_batch_norm_keeps_and_uses_its_statistics() -> None:
     assert int(twice.num_batches_tracked) == SAMPLES // 8  # type: ignore[arg-type]
 
 
-def test_a_member_that_comes_at_the_end_of_an_epoch_ends_it_too() -> None:
+def test_worker_joining_at_end_of_epoch_ends_epoch() -> None:
     run = train(model(), epochs=1)
     parts = run._state.flatten(run.done)
     late = barnraise.init(seed=9, unit=5)

@@ -1,4 +1,4 @@
-"""A script that leaves the loop over the batches has the model that was committed last, and may go on."""
+"""Leaving the loop over batches: the model is the last committed one, and training can resume."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NET = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)).double
 
 
 class Script:
-    """An ordinary training; ``stop`` is how many steps it has behind it when it breaks out of the loop."""
+    """Ordinary training; ``stop``: committed steps after which it breaks out of the loop."""
 
     def __init__(self, manager: Any, parts: int = 1) -> None:
         self.run = Session(manager, seed=3, unit=UNIT, checkpoints=CheckpointManager(None, 60.0, 1))
@@ -64,7 +64,7 @@ def _same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
-def test_statistics_are_what_was_committed(tmp_path: Path) -> None:
+def test_batch_norm_stats_are_committed_ones(tmp_path: Path) -> None:
     committed: list[torch.Tensor] = []
     script = Script(SingleWorkerManager())
     script.run.on_commit(lambda run: committed.__setitem__(slice(None), _state(script)))
@@ -78,7 +78,7 @@ def test_statistics_are_what_was_committed(tmp_path: Path) -> None:
     assert float(saved["0.running_var"].min()) > 0
 
 
-def test_in_the_middle_of_a_unit_what_was_committed_is_saved(tmp_path: Path) -> None:
+def test_save_within_microbatch_writes_committed_state(tmp_path: Path) -> None:
     script = Script(SingleWorkerManager())
     for x, y in script.batches:
         script.run.save(tmp_path / "model.safetensors")
@@ -95,8 +95,8 @@ def test_in_the_middle_of_a_unit_what_was_committed_is_saved(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("place", ["before backward", "after backward", "after step"])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_another_pass_goes_on_where_it_was_left(place: str, parts: int) -> None:
-    """In the middle of a step, too: every sample of it counts once."""
+def test_second_pass_resumes_after_break(place: str, parts: int) -> None:
+    """Also in the middle of a step, every sample counts once."""
     script = Script(SingleWorkerManager(), parts)
     for number, (x, y) in enumerate(script.batches, 1):
         if number == 3 * parts + 2 and place == "before backward":
@@ -117,7 +117,7 @@ def test_another_pass_goes_on_where_it_was_left(place: str, parts: int) -> None:
     assert int(seen) == SAMPLES // UNIT  # type: ignore[arg-type]
 
 
-def test_an_error_in_the_loop_leaves_what_was_committed() -> None:
+def test_error_in_loop_leaves_committed_state() -> None:
     script = Script(SingleWorkerManager())
 
     def fail() -> None:
@@ -130,9 +130,9 @@ def test_an_error_in_the_loop_leaves_what_was_committed() -> None:
     _same(_state(script), _state(Script(SingleWorkerManager())))
 
 
-def test_all_members_of_a_group_stop_at_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And can still gather. Both have units in every step: who has none is not in the loop."""
-    monkeypatch.setattr(Throughput, "learn", lambda *_: None)
+def test_all_workers_stop_at_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They can still gather. Both have micro-batches in every step, else they would not be in the loop."""
+    monkeypatch.setattr(Throughput, "update", lambda *_: None)
     expected = _state(Script(SingleWorkerManager()).train(stop=2))
 
     def member(worker: ThreadWorker) -> tuple[int, list[torch.Tensor], torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The examples run alone, at small size, and learn something."""
+"""Examples: each runs alone at small size, and learns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(name: str, folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_images(tmp_path: Path) -> None:
+def test_example_images_trains(tmp_path: Path) -> None:
     found = re.search(r"([\d.]+)% of 500 new images", run("images.py", tmp_path))
     assert found is not None
     assert float(found[1]) > 60
@@ -38,7 +38,7 @@ def test_images(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_characters(tmp_path: Path) -> None:
+def test_example_characters_trains(tmp_path: Path) -> None:
     losses = [float(one) for one in re.findall(r"loss ([\d.]+)", run("characters.py", tmp_path))]
     assert losses[-1] < 3.0
     assert losses[-1] < losses[0]
@@ -46,7 +46,7 @@ def test_characters(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_lora(tmp_path: Path) -> None:
+def test_example_lora_trains(tmp_path: Path) -> None:
     found = re.search(r"(\d+)% right before, (\d+)% after", run("lora.py", tmp_path))
     assert found is not None
     assert int(found[2]) > int(found[1]) + 5

@@ -1,4 +1,4 @@
-"""Sessions of several members: machines that compute differently, streams, slow members, little memory."""
+"""Sessions of several workers: different processors, iterable datasets, slow workers, little memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAMPLES, BATCH = 60, 12
 
 
 class Crooked(torch.optim.SGD):
-    """Stands for a processor of its own: its bits depend on the member."""
+    """Optimizer that simulates a processor with its own rounding."""
 
     def __init__(self, parameters: Any, lr: float, error: float = 0.0) -> None:
         super().__init__(parameters, lr=lr)
@@ -85,7 +85,7 @@ def train(run: Session, data: Any, epochs: int = 2, error: float = 0.0) -> tuple
     return run, net
 
 
-def test_who_computes_differently_adopts_the_anchors_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixed_group_copies_reference_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("barnraise.training.steps.commit.ADOPT_EVERY", 5)  # an epoch has five steps
 
     def member(worker: ThreadWorker) -> tuple[Session, torch.nn.Module]:
@@ -101,14 +101,14 @@ def test_who_computes_differently_adopts_the_anchors_bits(monkeypatch: pytest.Mo
     assert 1e-12 < drifts[1] < drifts[2] < 1e-10
 
 
-def test_different_bits_that_nobody_expected_end_the_run() -> None:
+def test_unexpected_different_bits_end_run() -> None:
     with pytest.raises(RunError, match="hold different bits at step") as caught:
         run_workers(2, lambda worker: train(session(worker), rows(), error=worker.rank * 1e-3))
     assert "mixed=True" in caught.value.hint
 
 
-def test_the_probe_tells_processors_apart() -> None:
-    """Other kernels of torch stand for another processor; they make other bits of the same numbers."""
+def test_arithmetic_probe_distinguishes_processors() -> None:
+    """Other torch kernels simulate another processor; they round differently."""
     script = (
         "import torch\nfrom barnraise.training.state.bitwise_sync import arithmetic_of\n"
         "one = torch.nn.Parameter(torch.zeros(3))\n"
@@ -132,7 +132,7 @@ def test_the_probe_tells_processors_apart() -> None:
         assert probe(ATEN_CPU_CAPABILITY="default") != here
 
 
-def test_a_stream_is_read_by_all_and_counts_once() -> None:
+def test_iterable_dataset_read_by_all_counts_once() -> None:
     """The last batch of an epoch is smaller."""
     alone, expected = train(session(SingleWorkerManager()), Numbers(31))
     assert alone.done == 6
@@ -143,7 +143,7 @@ def test_a_stream_is_read_by_all_and_counts_once() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_streams_randomness_belongs_to_its_items(workers: int) -> None:
+def test_iterable_random_numbers_depend_on_item(workers: int) -> None:
     def seen(noise: int) -> list[float]:
         loader = DataLoader(Numbers(31, 0.1), batch_size=BATCH, num_workers=workers)
         run, net = session(SingleWorkerManager()), model()
@@ -163,13 +163,13 @@ def test_a_streams_randomness_belongs_to_its_items(workers: int) -> None:
     assert first[:31] != first[31:], "another epoch has other noise"
 
 
-def test_streams_that_differ_are_named() -> None:
+def test_iterables_of_different_length_are_reported() -> None:
     with pytest.raises(RunError, match="samples in step 2") as caught:
         run_workers(2, lambda worker: train(session(worker), Numbers(31 + worker.rank)))
     assert "same items on every machine" in caught.value.hint
 
 
-def test_a_newcomer_reads_what_the_others_had() -> None:
+def test_joining_worker_skips_items_already_trained() -> None:
     whole, expected = train(session(SingleWorkerManager()), Numbers(48), epochs=1)
     late = session(SingleWorkerManager())
     net = model()
@@ -195,7 +195,7 @@ def test_a_newcomer_reads_what_the_others_had() -> None:
 
 
 class Counted(Numbers):
-    """How many items were read."""
+    """Iterable dataset that counts the items read."""
 
     read = 0
 
@@ -208,7 +208,7 @@ class Counted(Numbers):
 def test_iterable_during_live_recovery_is_read_ahead(
     caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
-    """And not when the others wait for it."""
+    """Reading happens before the other workers wait for this one."""
     monkeypatch.setattr("barnraise.training.data.iterable._REPORT_S", -1.0)
     half = session(SingleWorkerManager())
     other = model()
@@ -238,7 +238,7 @@ def test_iterable_during_live_recovery_is_read_ahead(
     assert torch.equal(net.weight, other.weight)  # type: ignore[arg-type]
 
 
-def test_the_hopelessly_slow_get_nothing_and_are_tried_again() -> None:
+def test_too_slow_rank_gets_nothing_and_is_retried() -> None:
     pace = Throughput()
     pace.start_group([10.0, 10.0, 0.1])
     assert pace.ranks_to_retry(3) == frozenset()
@@ -252,7 +252,7 @@ def test_the_hopelessly_slow_get_nothing_and_are_tried_again() -> None:
     assert [later - earlier for earlier, later in pairwise(tried)] == [33, 65]
 
 
-def test_speeds_are_remembered_from_group_to_group() -> None:
+def test_speeds_of_idle_ranks_are_kept() -> None:
     pace = Throughput()
     assert pace.speed() == 0.0, "nobody knows"
     pace.start_group([])
@@ -264,8 +264,8 @@ def test_speeds_are_remembered_from_group_to_group() -> None:
     assert pace.speeds == [2.0, 4.0], "who computed nothing is as fast as before"
 
 
-def test_a_unit_in_parts_is_the_same_sum(tmp_path: Path) -> None:
-    """Also for the statistics of a batch norm, which are the mean of those of the parts."""
+def test_microbatch_in_parts_gives_same_sum(tmp_path: Path) -> None:
+    """Batch norm statistics are the mean of the parts' statistics."""
     memory = OutOfMemoryGuard(tmp_path / "run" / "parts-0")
     assert memory.halve(4)
     assert memory.halve(4)
@@ -299,7 +299,7 @@ print("done", run.done, int(net[0].num_batches_tracked))
 """
 
 
-def test_out_of_memory_is_followed_by_smaller_pieces(tmp_path: Path) -> None:
+def test_out_of_memory_restarts_with_smaller_parts(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "BARNRAISE_CHECKPOINTS": str(tmp_path / "run" / "checkpoints")}
@@ -314,8 +314,8 @@ def test_out_of_memory_is_followed_by_smaller_pieces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["0", "1"])
-def test_every_machine_saves_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    """By its first worker; the main member does in any case."""
+def test_model_is_saved_on_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """The first worker of each machine saves; rank 0 always does."""
     monkeypatch.setenv("LOCAL_RANK", place)
 
     def member(worker: ThreadWorker) -> bytes:
@@ -330,7 +330,7 @@ def test_every_machine_saves_the_model(tmp_path: Path, monkeypatch: pytest.Monke
     assert {one.suffix for one in tmp_path.iterdir()} == {".safetensors"}
 
 
-def test_a_processors_own_memory_can_be_short_too() -> None:
+def test_main_memory_error_counts_as_out_of_memory() -> None:
     words = (
         "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
     )

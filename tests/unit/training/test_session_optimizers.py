@@ -1,4 +1,4 @@
-"""Several optimizers, each with a loss of its own: their gradients are those of their own step()."""
+"""Several optimizers with separate losses: each uses the gradients of its own step()."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Gan:
         }
 
     def loss(self, name: str, real: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Both leave gradients on both nets."""
+        """Return a loss that leaves gradients on both nets."""
         fake, judge = self.nets[GENERATOR](noise), self.nets[DISCRIMINATOR]
         if name == GENERATOR:
             return torch.nn.functional.softplus(-judge(fake)).mean()
@@ -48,7 +48,7 @@ class Gan:
 
 
 def _plain(epochs: int) -> list[torch.Tensor]:
-    """The usual loop, but that both steps are taken after both losses: that is what a commit is."""
+    """Run the plain loop, with both steps after both losses, as a commit does."""
     gan = Gan()
     x, z = _rows().tensors
     for _ in range(epochs):
@@ -84,7 +84,7 @@ def _train(manager: Any, order: list[str], epochs: int = 2) -> list[torch.Tensor
 
 
 @pytest.mark.parametrize("order", [[DISCRIMINATOR, GENERATOR], [GENERATOR, DISCRIMINATOR]])
-def test_alternating_losses_are_those_of_the_plain_loop(order: list[str]) -> None:
+def test_alternating_optimizers_match_plain_loop(order: list[str]) -> None:
     expected = _plain(2)
     for found in [
         _train(SingleWorkerManager(), order),
@@ -93,8 +93,8 @@ def test_alternating_losses_are_those_of_the_plain_loop(order: list[str]) -> Non
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_a_gradient_that_is_dropped_after_it_had_left_does_not_count() -> None:
-    """zero_grad() between backward() and step(), also in the last unit of a step."""
+def test_gradient_dropped_after_sending_does_not_count() -> None:
+    """The script calls zero_grad() between backward() and step(), also in the last micro-batch of a step."""
     x, z = _rows().tensors
 
     def train(worker: ThreadWorker) -> list[torch.Tensor]:
@@ -117,7 +117,7 @@ def test_a_gradient_that_is_dropped_after_it_had_left_does_not_count() -> None:
         torch.testing.assert_close(found, gan.state(), rtol=0, atol=1e-12)
 
 
-def test_each_steps_once_for_each_batch() -> None:
+def test_optimizers_step_once_per_batch() -> None:
     gan, run = Gan(), _session(SingleWorkerManager())
     first, second = gan.optimizers.values()
     with pytest.raises(RunError, match="without a batch"):

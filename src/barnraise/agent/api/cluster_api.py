@@ -36,7 +36,7 @@ from barnraise.agent_client.cluster_requests import (
     encode,
 )
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest, KvResponse
-from barnraise.agent_client.kv_messages import encode as encode_board
+from barnraise.agent_client.kv_messages import encode as encode_kv
 from barnraise.agent_client.run_requests import RunQuestion
 from barnraise.core.errors import AgentError, MembershipError
 from barnraise.identity import NodeId
@@ -50,44 +50,46 @@ from barnraise.topology.render import draw_graph
 State = Literal["this", "here", "joining", "silent", "away"]
 
 
-async def answer(agent: Agent, question: bytes) -> bytes:
+async def answer(agent: Agent, data: bytes) -> bytes:
     """Answer one request of a process of this machine's user."""
-    asked = decode_question(question)
-    if isinstance(asked, KvRequest | ClusterRequest):
-        if isinstance(asked, KvRequest) and agent.runs.proxy.is_needed:
-            return encode_board(KvResponse(await agent.runs.proxy.request(asked.operation, asked.patience_s)))
-        return await agent.kv.answer(asked)
-    if isinstance(asked, RunQuestion):
-        return encode(await runs_api.answer(agent, asked))
-    return encode(await _answer(agent, asked))
+    request = decode_question(data)
+    if isinstance(request, KvRequest | ClusterRequest):
+        if isinstance(request, KvRequest) and agent.runs.proxy.is_needed:
+            return encode_kv(
+                KvResponse(await agent.runs.proxy.request(request.operation, request.patience_s))
+            )
+        return await agent.kv.answer(request)
+    if isinstance(request, RunQuestion):
+        return encode(await runs_api.answer(agent, request))
+    return encode(await _answer(agent, request))
 
 
-async def _answer(agent: Agent, question: Question) -> Told:
-    match question:
+async def _answer(agent: Agent, request: Question) -> Told:
+    match request:
         case StatusRequest():
             return status(agent)
         case PairRequest():
             _check_owner(agent, "pair another machine")
-            agent.pairing.open_code(question.role)
+            agent.pairing.open_code(request.role)
             agent.discovery.update_tags()
             return _offer(agent)
         case OfferRequest():
-            if question.withdraw and agent.pairing.offer is not None:
+            if request.withdraw and agent.pairing.offer is not None:
                 agent.pairing.offer.withdraw()
             return _offer(agent)
         case JoinClusterRequest():
-            return RequestDone(await join(agent, question))
+            return RequestDone(await join(agent, request))
         case UnpairRequest():
-            return RequestDone(await _unpair(agent, question.node))
+            return RequestDone(await _unpair(agent, request.node))
         case RenameRequest():
-            check_name(question.name)
-            agent.rename(question.name)
-            return RequestDone(f"this machine is now called {question.name}")
+            check_name(request.name)
+            agent.rename(request.name)
+            return RequestDone(f"this machine is now called {request.name}")
         case ContinueRequest():
-            return RequestDone(await _continue(agent, list(question.without)))
+            return RequestDone(await _continue(agent, list(request.without)))
         case PskRequest():
             _check_owner(agent, "make a pre-shared key")
-            psk = new_psk(question.role)
+            psk = new_psk(request.role)
             agent.pairing.use_psk(psk)
             return RequestDone(
                 f"machines with this key are admitted as {psk.role} while this agent runs", str(psk)
@@ -107,7 +109,7 @@ async def _answer(agent: Agent, question: Question) -> Told:
             agent.stop_requested.set()
             return RequestDone("the agent is stopping")
         case _:
-            raise AgentError(f"the agent does not support the request {type(question).__name__}")
+            raise AgentError(f"the agent does not support the request {type(request).__name__}")
 
 
 def _check_owner(agent: Agent, what: str) -> None:
@@ -212,8 +214,8 @@ def status(agent: Agent) -> StatusResponse:
 
 def _in_order(agent: Agent) -> list[NodeId]:
     """Return the members by seniority, then the other machines in the order of their admission."""
-    members = [NodeId(raw) for raw in agent.member.view.nodes]
-    return [*members, *(node for node in agent.log.members if node not in members)]
+    present = [NodeId(raw) for raw in agent.member.view.nodes]
+    return [*present, *(node for node in agent.log.members if node not in present)]
 
 
 def _row(agent: Agent, graph: TopologyGraph, node: NodeId, first: bytes | None, now: float) -> NodeRow:
@@ -261,10 +263,10 @@ def _state(agent: Agent, node: NodeId, now: float) -> State:
 
 
 def _sentence(rows: tuple[NodeRow, ...]) -> str:
-    here = sum(row.state in ("this", "here") for row in rows)
+    online = sum(row.state in ("this", "here") for row in rows)
     silent = [row.name for row in rows if row.state == "silent"]
     away = [row.name for row in rows if row.state == "away"]
-    parts = [f"{here} of {len(rows)} machines are online" if len(rows) > 1 else "this machine is alone"]
+    parts = [f"{online} of {len(rows)} machines are online" if len(rows) > 1 else "this machine is alone"]
     if silent:
         parts.append(f"{', '.join(silent)} does not answer")
     if away:

@@ -24,14 +24,14 @@ async def group_response(agent: Agent, request: GroupRequest) -> GroupResponse:
         await agent.runs.registry.wait_for_change(deadline - loop.time())
     record = entry.record
     rank = executor.rank_of(request) if executor is not None else None
-    nursed = [slot.key for slot in record.nursed]
+    joining = [slot.key for slot in record.nursed]
     key = (agent.me.raw, request.local_rank, request.start)
-    place = nursed.index(key) if key in nursed else None
+    joining_rank = joining.index(key) if key in joining else None
     return GroupResponse(
         version=record.version,
         generation=record.generation,
         is_member=rank is not None and record.phase == "running",
-        rank=rank if rank is not None else place or 0,
+        rank=rank if rank is not None else joining_rank or 0,
         world=len(record.slots),
         provisional=bool(record.provisional),
         # A worker of the first start without state proves that no worker had any.
@@ -42,16 +42,16 @@ async def group_response(agent: Agent, request: GroupRequest) -> GroupResponse:
             for slot in entry.slots.get(request.generation, ())
             if slot not in record.slots
         ),
-        nursery=record.nursery if record.nursed and (rank is not None or place is not None) else 0,
-        nursed=len(nursed),
+        nursery=record.nursery if record.nursed and (rank is not None or joining_rank is not None) else 0,
+        nursed=len(joining),
         sentence=_waits_for(agent, entry) if rank is None else record.why,
     )
 
 
 def _waits_for(agent: Agent, entry: RunEntry) -> str:
     """Return the reason why the group has not admitted the workers of this machine."""
-    if why := rests(entry.record, agent.me.raw):
-        return f"this machine is paused: {why}"
+    if reason := rests(entry.record, agent.me.raw):
+        return f"this machine is paused: {reason}"
     other = is_apart(agent.me.raw, entry.record.nodes, agent.runs.controller.partitioned())
     if other is None:
         return "waiting for the group to admit this worker"

@@ -13,7 +13,7 @@ import msgspec
 from barnraise.agent.api.group_api import group_response
 from barnraise.agent.checkpoints.service import LocatedCheckpoint, ShardedCheckpoint
 from barnraise.agent.daemon import Agent
-from barnraise.agent.runs.messages import MOST_LOG_BYTES
+from barnraise.agent.runs.messages import MAX_LOG_BYTES
 from barnraise.agent.runs.registry import RunEntry
 from barnraise.agent_client.cluster_requests import RequestDone, Told
 from barnraise.agent_client.run_requests import (
@@ -59,15 +59,15 @@ _MAX_RESUMED = 16
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
 
-async def answer(agent: Agent, question: RunQuestion) -> Told:
+async def answer(agent: Agent, request: RunQuestion) -> Told:
     """Answer one request about runs of a process of this machine's user."""
-    match question:
+    match request:
         case StartRunRequest():
-            return await _start(agent, question)
+            return await _start(agent, request)
         case ResumeRunRequest():
-            return await _resume(agent, question)
+            return await _resume(agent, request)
         case GraphRequest():
-            nodes = await _choose_nodes(agent, question.on, 1, 0.0)
+            nodes = await _choose_nodes(agent, request.on, 1, 0.0)
             ids = tuple(node.raw.hex() for node in nodes)
             return GraphResponse(
                 graph=encode_graph(agent.link_prober.graph()), nodes=ids, this=agent.me.raw.hex()
@@ -75,22 +75,22 @@ async def answer(agent: Agent, question: RunQuestion) -> Told:
         case RunsRequest():
             return RunsResponse(tuple(_row(agent, entry) for entry in agent.runs.registry.runs.values()))
         case WatchRequest():
-            return await _watch(agent, question)
+            return await _watch(agent, request)
         case StopRunRequest():
-            return await _stop(agent, question)
+            return await _stop(agent, request)
         case AcceptRunRequest():
-            return _accept(agent, question)
+            return _accept(agent, request)
         case GroupRequest():
-            return await group_response(agent, question)
+            return await group_response(agent, request)
         case DroppedStepsRequest():
             agent.runs.report_dropped(
-                agent.runs.registry.find(question.run), DroppedSteps(question.steps, question.onward)
+                agent.runs.registry.find(request.run), DroppedSteps(request.steps, request.onward)
             )
             return RequestDone("")
         case ResultsRequest():
-            return await _results(agent, agent.runs.registry.find(question.run))
+            return await _results(agent, agent.runs.registry.find(request.run))
         case _:
-            return await agent.runs.checkpoints.answer(question)
+            return await agent.runs.checkpoints.answer(request)
 
 
 # start and stop
@@ -111,41 +111,41 @@ def _new_name(title: str) -> str:
 async def _resume(agent: Agent, request: ResumeRunRequest) -> RunStarted:
     _check_owner(agent)
     entry = agent.runs.registry.find(request.run)
-    old = entry.spec
+    earlier = entry.spec
     if not entry.has_ended:
         raise RunError(f"run {entry.run} has not ended", hint=f"Watch it: barnraise attach {entry.run}")
-    found = await agent.runs.checkpoints.newest((entry.run, *old.resumes))
-    if found is None:
+    checkpoint = await agent.runs.checkpoints.newest((entry.run, *earlier.resumes))
+    if checkpoint is None:
         raise RunError(
             f"no connected machine has a checkpoint of run {entry.run}",
             hint=f"Switch on those that saved, such as {', '.join(_row(agent, entry).machines)}; or start "
             "again: barnraise run",
         )
     await agent.runs.checkpoints.ensure_files(entry)
-    nodes = await _choose_nodes(agent, request.on, old.min_nodes, old.wait_s)
-    names = [agent.name_of(node) for node in found.holders]
-    lacking = [agent.name_of(node) for node in found.holders if node not in nodes]
-    if lacking and isinstance(found, ShardedCheckpoint):
+    nodes = await _choose_nodes(agent, request.on, earlier.min_nodes, earlier.wait_s)
+    names = [agent.name_of(node) for node in checkpoint.holders]
+    lacking = [agent.name_of(node) for node in checkpoint.holders if node not in nodes]
+    if lacking and isinstance(checkpoint, ShardedCheckpoint):
         raise RunError(
             f"shards of the checkpoint are on {' and '.join(lacking)}, which would not take part",
             hint=f"Name all machines: --on {','.join(names)}",
         )
     order = msgspec.structs.replace(
-        old,
-        run=_new_name(old.title),
+        earlier,
+        run=_new_name(earlier.title),
         by=agent.me.raw,
         at=time.time(),
         nodes=tuple(node.raw for node in nodes),
         named=bool(request.on),
-        resumes=(entry.run, *old.resumes)[:_MAX_RESUMED],
+        resumes=(entry.run, *earlier.resumes)[:_MAX_RESUMED],
     )
     started = await _submit(agent, order, f"resumes {entry.run}, from {agent.name}")
-    words = (
-        f"from step {found.held.step}, which is on"
-        if isinstance(found, LocatedCheckpoint)
-        else (f"from its newest whole sharded checkpoint; parts of step {found.step} are on")
+    source = (
+        f"from step {checkpoint.held.step}, which is on"
+        if isinstance(checkpoint, LocatedCheckpoint)
+        else (f"from its newest whole sharded checkpoint; parts of step {checkpoint.step} are on")
     )
-    return msgspec.structs.replace(started, begins=f"{words} {', '.join(names)}")
+    return msgspec.structs.replace(started, begins=f"{source} {', '.join(names)}")
 
 
 async def _submit(agent: Agent, order: RunSpec, why: str) -> RunStarted:
@@ -184,19 +184,19 @@ async def _start(agent: Agent, request: StartRunRequest) -> RunStarted:
     return await _submit(agent, order, f"started from {agent.name}")
 
 
-async def _choose_nodes(agent: Agent, on: Sequence[str], least: int, wait_s: float) -> list[NodeId]:
+async def _choose_nodes(agent: Agent, names: Sequence[str], minimum: int, wait_s: float) -> list[NodeId]:
     """Return the machines that the user named, or all working machines of owners, this one first."""
-    if on:
-        return list(dict.fromkeys(agent.find(name) for name in on))
+    if names:
+        return list(dict.fromkeys(agent.find(name) for name in names))
     deadline = asyncio.get_running_loop().time() + wait_s
     while True:
-        present = [one for one in agent.member.view.members if one.works]
-        nodes = [NodeId(one.node) for one in present if agent.log.role(NodeId(one.node)) == "owner"]
-        if len(nodes) >= least and nodes:
+        present = [member for member in agent.member.view.members if member.works]
+        nodes = [NodeId(member.node) for member in present if agent.log.role(NodeId(member.node)) == "owner"]
+        if len(nodes) >= minimum and nodes:
             return sorted(nodes, key=lambda node: node != agent.me)
         if asyncio.get_running_loop().time() > deadline:
             raise RunError(
-                f"only {len(nodes)} of the required {least} machines are online after waiting {wait_s:g} s",
+                f"only {len(nodes)} of the required {minimum} machines are online after waiting {wait_s:g} s",
                 hint="See which machines are missing: barnraise status",
             )
         await agent.wait_for_change(0.5)
@@ -239,51 +239,51 @@ async def _watch(agent: Agent, request: WatchRequest) -> WatchResponse:
     entry = registry.find(request.run)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + request.wait_s
-    heard = await _read_logs(agent, entry, request)
-    while not _has_changed(entry, request, heard) and loop.time() < deadline:
+    chunks = await _read_logs(agent, entry, request)
+    while not _has_changed(entry, request, chunks) and loop.time() < deadline:
         await registry.wait_for_change(min(_POLL_S, deadline - loop.time()))
-        heard = await _read_logs(agent, entry, request)
+        chunks = await _read_logs(agent, entry, request)
     return WatchResponse(
         row=_row(agent, entry),
         parts=_parts(agent, entry),
         workers=_workers(agent, entry),
         findings=_findings(agent, entry),
         notes=tuple(
-            one.sentence(agent.name_of(NodeId(node)))
+            dropped.sentence(agent.name_of(NodeId(node)))
             for node, report in entry.reports.items()
-            for one in report.dropped
+            for dropped in report.dropped
         ),
-        heard=heard,
+        heard=chunks,
     )
 
 
-def _has_changed(entry: RunEntry, request: WatchRequest, heard: tuple[LogChunk, ...]) -> bool:
-    return (
-        entry.record.version != request.version or entry.has_ended or any(executor.data for executor in heard)
-    )
+def _has_changed(entry: RunEntry, request: WatchRequest, chunks: tuple[LogChunk, ...]) -> bool:
+    return entry.record.version != request.version or entry.has_ended or any(chunk.data for chunk in chunks)
 
 
 async def _read_logs(agent: Agent, entry: RunEntry, request: WatchRequest) -> tuple[LogChunk, ...]:
     if not request.follow:
         return ()
-    most = min(MOST_LOG_BYTES, _MAX_LOG_RESPONSE // len(request.follow))
-    hearing = (_read_log(agent, entry, one, most, live=request.live) for one in request.follow)
-    return tuple(await asyncio.gather(*hearing))
+    max_bytes = min(MAX_LOG_BYTES, _MAX_LOG_RESPONSE // len(request.follow))
+    reads = (_read_log(agent, entry, position, max_bytes, live=request.live) for position in request.follow)
+    return tuple(await asyncio.gather(*reads))
 
 
 async def _read_log(
-    agent: Agent, entry: RunEntry, wanted: FollowPosition, most: int, *, live: bool
+    agent: Agent, entry: RunEntry, position: FollowPosition, max_bytes: int, *, live: bool
 ) -> LogChunk:
-    offset = wanted.offset
+    offset = position.offset
     try:
-        told = await agent.runs.read_output(entry, wanted.generation, wanted.rank, offset, most)
-        if live and told.end - offset > _MAX_LAG:
-            offset = told.end - _LIVE_TAIL
-            told = await agent.runs.read_output(entry, wanted.generation, wanted.rank, offset, most)
+        output = await agent.runs.read_output(entry, position.generation, position.rank, offset, max_bytes)
+        if live and output.end - offset > _MAX_LAG:
+            offset = output.end - _LIVE_TAIL
+            output = await agent.runs.read_output(
+                entry, position.generation, position.rank, offset, max_bytes
+            )
     except BarnraiseError:  # its machine is offline, and its output with it
-        return LogChunk(wanted.rank, wanted.generation, wanted.offset, b"", True)
-    whole = told.start + len(told.data) >= told.end
-    return LogChunk(wanted.rank, wanted.generation, told.start, told.data, whole)
+        return LogChunk(position.rank, position.generation, position.offset, b"", True)
+    is_complete = output.start + len(output.data) >= output.end
+    return LogChunk(position.rank, position.generation, output.start, output.data, is_complete)
 
 
 def _row(agent: Agent, entry: RunEntry) -> RunRow:
@@ -304,7 +304,9 @@ def _row(agent: Agent, entry: RunEntry) -> RunRow:
         version=record.version,
         sentence=outcome.sentence if outcome is not None else record.why,
         machines=tuple(map(name, record.nodes or order.nodes)),
-        left_out=tuple((name(one.node), one.why) for one in (*record.left_out, *record.resting)),
+        left_out=tuple(
+            (name(excluded.node), excluded.why) for excluded in (*record.left_out, *record.resting)
+        ),
         restarts=record.restarts,
         code=outcome.code if outcome is not None and record.phase == "ended" else None,
         failed_rank=outcome.rank if outcome is not None and outcome.rank >= 0 else None,
@@ -320,8 +322,8 @@ def _parts(agent: Agent, entry: RunEntry) -> tuple[PartRow, ...]:
 def _part(agent: Agent, node: bytes, report: NodeReport | None) -> PartRow:
     name = agent.name_of(NodeId(node))
     if report is None:
-        here = node in agent.member.view.nodes
-        words = "it has not answered yet" if here else "it is offline"
+        is_online = node in agent.member.view.nodes
+        words = "it has not answered yet" if is_online else "it is offline"
         return PartRow(name=name, stage="waiting", words=words)
     return PartRow(
         name=name,
@@ -356,8 +358,8 @@ def _workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
 
 
 def _findings(agent: Agent, entry: RunEntry) -> tuple[str, ...]:
-    found = environment_findings(entry.spec, entry.reports, lambda raw: agent.name_of(NodeId(raw)))
-    return tuple(describe(found)) if any(one.level != "fine" for one in found) else ()
+    findings = environment_findings(entry.spec, entry.reports, lambda raw: agent.name_of(NodeId(raw)))
+    return tuple(describe(findings)) if any(finding.level != "fine" for finding in findings) else ()
 
 
 # consent and results
@@ -386,10 +388,10 @@ def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
     elif request.yes:
         executor.consent.set_result(True)
     names = tuple(entry.path for entry in executor.manifest.files)
-    words = {True: "accepted", False: "refused", None: "waiting for your decision"}
-    said = True if request.yes else False if request.no else None
+    texts = {True: "accepted", False: "refused", None: "waiting for your decision"}
+    answer = True if request.yes else False if request.no else None
     return AcceptRunResponse(
-        sentence=f"run {entry.run}: {words[said]}",
+        sentence=f"run {entry.run}: {texts[answer]}",
         by=by,
         command=order.command,
         files=names[:5000],
@@ -409,8 +411,8 @@ async def _results(agent: Agent, entry: RunEntry) -> ResultsResponse:
         report = entry.reports.get(node)
         if report is not None and report.collected:
             break
-        here = node in agent.member.view.nodes
-        if not here or asyncio.get_running_loop().time() > deadline:
+        is_online = node in agent.member.view.nodes
+        if not is_online or asyncio.get_running_loop().time() > deadline:
             return ResultsResponse(b"", f"the results of rank 0 are on {name}, which is offline")
         await agent.runs.registry.wait_for_change(0.5)
     if not report.results:

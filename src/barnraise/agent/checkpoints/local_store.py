@@ -75,24 +75,24 @@ class LocalCheckpoints:
             names = os.listdir(self.folder(run))
         except OSError:
             return []
-        found = []
+        manifests = []
         for name in names:
             step = step_of(name)
             if step is not None:
                 try:
-                    found.append(self._read(run, step, signers))
+                    manifests.append(self._read(run, step, signers))
                 except RunError as error:
                     _log.debug("%s of run %s is ignored: %s", name, run, error.message)
-        return found
+        return manifests
 
     def sharded(self, run: str) -> int:
         """Return the highest step of which a shard is here, or 0."""
-        found = (self.folder(run) / "sharded").rglob("step-*/manifest.json")
-        return max((step_of(path.parent.name) or 0 for path in found), default=0)
+        paths = (self.folder(run) / "sharded").rglob("step-*/manifest.json")
+        return max((step_of(path.parent.name) or 0 for path in paths), default=0)
 
     def held(self, run: str, signers: Collection[bytes]) -> list[HeldCheckpoint]:
         """Return the checkpoints with an accepted signature."""
-        return [held_of(one) for one in self.manifests(run, signers)]
+        return [held_of(manifest) for manifest in self.manifests(run, signers)]
 
     def is_whole(self, run: str, step: int, signers: Collection[bytes]) -> bool:
         """Tell whether a checkpoint is complete and undamaged; reads all of its bytes."""
@@ -126,8 +126,8 @@ class LocalCheckpoints:
         entries = {entry.path: entry for entry in files.files}
         if set(entries) != set(FILES):
             raise RunError("the fetched files are not a checkpoint", hint="Ask another machine.")
-        for name, most in LARGEST.items():
-            if entries[name].size > most:
+        for name, limit in LARGEST.items():
+            if entries[name].size > limit:
                 raise RunError(f"the {name} of the checkpoint is too large", hint="Ask another machine.")
         data, seal = (self._read_object(entries[name].object) for name in (MANIFEST, SEAL))
         manifest = read_manifest(data, seal, run, signers)
@@ -138,26 +138,27 @@ class LocalCheckpoints:
         folder, target = self.folder(run), self._folder_of(run, step)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_tree(target)  # an incomplete one
-        own = encode(sign(self._key, run, step, fingerprint(data)))
-        entries[SEAL] = sealed = FileEntry(SEAL, len(own), False, (piece_hash(own),))
-        self._store.put_object(sealed.object, own)
+        own_seal = encode(sign(self._key, run, step, fingerprint(data)))
+        entries[SEAL] = own_entry = FileEntry(SEAL, len(own_seal), False, (piece_hash(own_seal),))
+        self._store.put_object(own_entry.object, own_seal)
         link_tree(make_manifest(entries.values()), target, self._store.object_path)
-        discard(self._store.object_path(sealed.object))
+        discard(self._store.object_path(own_entry.object))
         for old in out_of_date(written_in(folder), keep=step):
             remove_tree(folder / old)
 
     def settle(self, run: str, signers: Collection[bytes], *, counts: bool) -> None:
         """Confirm checkpoints that were saved without a quorum, or rename them away."""
-        provisional = [one for one in self.manifests(run, signers) if one.provisional]
+        provisional = [manifest for manifest in self.manifests(run, signers) if manifest.provisional]
         if not counts:
             for stale in self.folder(run).glob(f"{_DROPPED}*"):
                 remove_tree(stale)
-        for one in sorted(provisional, key=lambda one: one.step):  # a crash leaves at most one half-changed
-            place = self._folder_of(run, one.step)
+        # In order: a crash leaves at most one half-changed.
+        for manifest in sorted(provisional, key=lambda manifest: manifest.step):
+            folder = self._folder_of(run, manifest.step)
             if counts:
-                self._confirm(place, replace(one, provisional=False))
+                self._confirm(folder, replace(manifest, provisional=False))
             else:
-                place.rename(place.with_name(_DROPPED + place.name))
+                folder.rename(folder.with_name(_DROPPED + folder.name))
 
     def _confirm(self, place: Path, manifest: CheckpointManifest) -> None:
         data = encode(manifest)

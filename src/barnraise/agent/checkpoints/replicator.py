@@ -64,9 +64,9 @@ class CheckpointReplicator:
 
     def _forget(self, run: str) -> None:
         self._open.discard(run)
-        for noted in (self._settled, self._seen, self._next_check):
-            noted.pop(run, None)
-        self._refused = {one: until for one, until in self._refused.items() if one[0] != run}
+        for table in (self._settled, self._seen, self._next_check):
+            table.pop(run, None)
+        self._refused = {key: until for key, until in self._refused.items() if key[0] != run}
 
     async def _check(self, entry: RunEntry, step: int) -> None:
         begin = self._loop.time()
@@ -86,15 +86,17 @@ class CheckpointReplicator:
 
         Return None if enough machines have it, or if a machine has a newer one.
         """
-        may_sign = self._service.signers_of(entry.run)
-        manifests = await asyncio.to_thread(self._service.local.manifests, entry.run, may_sign)
-        mine: dict[HeldCheckpoint, CheckpointManifest] = {held_of(one): one for one in manifests}
-        told = await self._service.survey([entry.run])
-        best = newest((one for answer in told.values() for one in answer.held), [entry.run])
-        if best is None or best not in mine:
+        signers = self._service.signers_of(entry.run)
+        manifests = await asyncio.to_thread(self._service.local.manifests, entry.run, signers)
+        local: dict[HeldCheckpoint, CheckpointManifest] = {
+            held_of(manifest): manifest for manifest in manifests
+        }
+        responses = await self._service.survey([entry.run])
+        best = newest((held for response in responses.values() for held in response.held), [entry.run])
+        if best is None or best not in local:
             return None
-        me, copies = self._context.me.raw, mine[best].copies
-        holders = {node.raw for node, answer in told.items() if best in answer.held} | {me}
+        me, copies = self._context.me.raw, local[best].copies
+        holders = {node.raw for node, response in responses.items() if best in response.held} | {me}
         if len(holders) >= copies:
             return None
         if self._loop.time() < self._seen[entry.run][1] + _GRACE_S and not entry.has_ended:
@@ -105,21 +107,21 @@ class CheckpointReplicator:
             for (run, step, node), until in self._refused.items()
             if (run, step) == (entry.run, best.step) and now < until
         }
-        able = [node for node in self._candidates(entry) if node not in refused]
-        target = next_keeper(me, holders, able, copies)
+        candidates = [node for node in self._candidates(entry) if node not in refused]
+        target = next_keeper(me, holders, candidates, copies)
         return best.step, NodeId(target) if target is not None else None
 
     async def _offer(self, run: str, step: int, node: NodeId | None) -> bool:
         if node is None:
             return False
         try:
-            words = await self._service.offer(node, run, step)
-            again_s = _REFUSED_S
+            reason = await self._service.offer(node, run, step)
+            retry_s = _REFUSED_S
         except BarnraiseError as error:  # most often its network
-            words, again_s = error.message, _UNREACHED_S
-        if words:
-            self._refused[run, step, node.raw] = self._loop.time() + again_s
-            _log.warning("%s cannot keep a copy of run %s: %s", self._context.name_of(node), run, words)
+            reason, retry_s = error.message, _UNREACHED_S
+        if reason:
+            self._refused[run, step, node.raw] = self._loop.time() + retry_s
+            _log.warning("%s cannot keep a copy of run %s: %s", self._context.name_of(node), run, reason)
             return False
         _log.info("copied the checkpoint of step %d of run %s to %s", step, run, self._context.name_of(node))
         return True
@@ -127,8 +129,8 @@ class CheckpointReplicator:
     def _candidates(self, entry: RunEntry) -> list[bytes]:
         """Return the connected machines to copy to: of the run, then of other owners, then witnesses."""
         linked = {node.raw for node in self._context.linked_nodes()}
-        present = [one for one in self._context.member.view.members if self._is_owner(one.node)]
-        others = [one.node for one in sorted(present, key=lambda one: not one.works)]
+        present = [member for member in self._context.member.view.members if self._is_owner(member.node)]
+        others = [member.node for member in sorted(present, key=lambda member: not member.works)]
         return [node for node in dict.fromkeys((*entry.spec.nodes, *others)) if node in linked]
 
     def _is_owner(self, raw: bytes) -> bool:

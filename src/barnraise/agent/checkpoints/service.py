@@ -143,19 +143,19 @@ class CheckpointService:
 
     # requests of processes on this machine
 
-    async def answer(self, question: CheckpointQuestion) -> CheckpointTold:
+    async def answer(self, request: CheckpointQuestion) -> CheckpointTold:
         """Answer a request of a process on this machine."""
-        match question:
+        match request:
             case SignRequest():
-                return self._sign(question)
+                return self._sign(request)
             case SignersRequest():
-                return SignersResponse(tuple(self.signers_of(question.run)))
+                return SignersResponse(tuple(self.signers_of(request.run)))
             case NewestCheckpointRequest():
-                entry = self._registry.find(question.run)
-                runs = (entry.run, *(entry.spec.resumes if question.earlier else ()))
+                entry = self._registry.find(request.run)
+                runs = (entry.run, *(entry.spec.resumes if request.earlier else ()))
                 responses = await self.survey(runs)
-                absent = self._absent(question.awaiting, responses)
-                located = _newest_of(responses, runs, question.passing_over)
+                absent = self._absent(request.awaiting, responses)
+                located = _newest_of(responses, runs, request.passing_over)
                 if located is None:
                     return NewestCheckpointResponse(absent=absent)
                 names = tuple(self._context.name_of(node) for node in located.holders)
@@ -166,7 +166,7 @@ class CheckpointService:
                     held.run, held.step, held.agreed, names, absent=absent, generation=held.generation
                 )
             case FetchCheckpointRequest():
-                return await self._fetch(question)
+                return await self._fetch(request)
 
     def _sign(self, request: SignRequest) -> SignResponse:
         """Sign for a member of the current group; an evicted worker has nothing to save."""

@@ -39,7 +39,7 @@ class ListenerHost(Protocol):
     def deliver_agent(self, preface: Preface, connection: socket.socket, address: str) -> None:
         """Accept a connection of another agent."""
 
-    async def answer(self, question: bytes) -> bytes:
+    async def answer(self, request: bytes) -> bytes:
         """Answer a request of a process on this machine."""
 
 

@@ -67,16 +67,16 @@ class KvProxy:
         """Execute an operation for a worker of this machine; retry with another owner if one fails."""
         deadline = self._loop.time() + patience_s
         while True:
-            left = deadline - self._loop.time()
+            left_s = deadline - self._loop.time()
             owner = self._owner()
             if owner is not None:
-                result = await self._ask(owner, operation, min(left, _SLICE_S))
-                late = isinstance(result, KvDenied) and result.reason == "late"
-                if result is not None and not (late and left > _SLICE_S):
+                result = await self._ask(owner, operation, min(left_s, _SLICE_S))
+                is_late = isinstance(result, KvDenied) and result.reason == "late"
+                if result is not None and not (is_late and left_s > _SLICE_S):
                     return result
             if self._loop.time() >= deadline:
-                words = "no owner's machine answered this guest"
-                return KvDenied("late", words, "Run `barnraise status`.")
+                message = "no owner's machine answered this guest"
+                return KvDenied("late", message, "Run `barnraise status`.")
             await asyncio.sleep(0.2)
 
     def received(self, node: NodeId, body: memoryview) -> None:
@@ -89,9 +89,9 @@ class KvProxy:
             if future is not None and not future.done():
                 future.set_result(message.result)
             return
-        why = self._refusal(node, message.operation.scope)
-        if why is not None:  # no reason to disconnect: the generation may have ended just now
-            self._send(node, KvProxyReply(message.serial, KvDenied("stale", why, "Stop this process.")))
+        refusal = self._refusal(node, message.operation.scope)
+        if refusal is not None:  # no reason to disconnect: the generation may have ended just now
+            self._send(node, KvProxyReply(message.serial, KvDenied("stale", refusal, "Stop this process.")))
             return
         if self._working.get(node, 0) >= _MAX_OPERATIONS:
             raise ProtocolError(f"{node.short} has too many open operations on the key-value store")

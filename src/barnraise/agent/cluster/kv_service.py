@@ -77,11 +77,11 @@ class KvService:
             await asyncio.sleep(_TICK_S)
             self._perform(self._replica.tick(self._loop.time()))
 
-    async def answer(self, question: KvRequest | ClusterRequest) -> bytes:
+    async def answer(self, request: KvRequest | ClusterRequest) -> bytes:
         """Answer a request of a process on this machine."""
-        if isinstance(question, ClusterRequest):
+        if isinstance(request, ClusterRequest):
             return encode(self._cluster())
-        return encode(KvResponse(await self.request(question.operation, question.patience_s)))
+        return encode(KvResponse(await self.request(request.operation, request.patience_s)))
 
     async def request(self, operation: Operation | WatchKey, patience_s: float) -> Result:
         """Execute an operation and return its result; after ``patience_s`` the result is a denial."""

@@ -126,7 +126,7 @@ class LinkProber:
     def graph(self) -> TopologyGraph:
         """Return a snapshot of the topology graph."""
         facts = self._context.node_facts()
-        known = {one.node for one in facts}
+        known = {node.node for node in facts}
         links = dict(self._links)
         for link in self._own_links():
             pair = (link.a, link.b)
@@ -135,13 +135,13 @@ class LinkProber:
                 link = msgspec.structs.replace(link, mbps=old.mbps, reason=old.reason or link.reason)
             links[pair] = link
         now = self._loop.time()
-        kept = []
+        measured = []
         for pair, link in links.items():
             if pair[0] in known and pair[1] in known:
                 at = self._measured_at.get(pair)
                 ago = now - at if at is not None and link.mbps is not None else None
-                kept.append(msgspec.structs.replace(link, measured_s_ago=ago))
-        return build_graph(facts, kept)
+                measured.append(msgspec.structs.replace(link, measured_s_ago=ago))
+        return build_graph(facts, measured)
 
     def measure_now(self) -> None:
         """Request a measurement of all links of this machine, even during a run."""
@@ -169,16 +169,16 @@ class LinkProber:
 
     def _own_links(self) -> list[LinkFacts]:
         own = self._context.me.raw.hex()
-        found = []
+        links = []
         for node in self._context.linked_nodes():
             trip = self._context.round_trip(node)
             if trip is not None:
                 a, b = ordered_pair(own, node.raw.hex())
                 address = self._context.link_address(node)
-                found.append(
+                links.append(
                     LinkFacts(a=a, b=b, rtt_s=trip[0], rtt_deviation_s=trip[1], address=address[:64])
                 )
-        return found
+        return links
 
     async def _probe(self) -> None:
         """Measure the devices; retry later if the machine was busy."""
@@ -203,8 +203,8 @@ class LinkProber:
             own = self._context.me.raw.hex()
             now = self._loop.time()
             links = [link for link in self._own_links() if link.a == own]
-            mine = [link for link in links if not self._slots.is_put_off(link.b, now)]
-            graph = build_graph([NodeFacts(node=name, name="x") for name in _ends(mine)], mine)
+            due = [link for link in links if not self._slots.is_put_off(link.b, now)]
+            graph = build_graph([NodeFacts(node=name, name="x") for name in _ends(due)], due)
             under_way = [ordered_pair(own, node) for node in self._slots.measured_by(now)]
             pair = next_measurement(graph, now, self.busy, self._last, under_way=under_way, asked=self._asked)
             if pair is None or self._slots.is_probing:
@@ -226,8 +226,8 @@ class LinkProber:
             async with asyncio.timeout(_MEASURE_S):
                 mbps = await self._send_train(node)
         except (TimeoutError, BarnraiseError) as error:
-            words = error.message if isinstance(error, BarnraiseError) else "no answer in time"
-            _log.info("the link to %s could not be measured: %s", node.short, words)
+            reason = error.message if isinstance(error, BarnraiseError) else "no answer in time"
+            _log.info("the link to %s could not be measured: %s", node.short, reason)
         finally:
             self._slots.is_sending = False
         if mbps == "busy":
@@ -254,31 +254,31 @@ class LinkProber:
         payload = bytes(LARGEST_PIECE)
         sent = received = 0
         ended = False
-        begin = self._loop.time()
+        started = self._loop.time()
         try:
             while True:
-                while (size := next_piece(sent, received, self._loop.time() - begin)) > 0:
+                while (size := next_piece(sent, received, self._loop.time() - started)) > 0:
                     self._context.send_bulk(node, _encode(ProbeChunk(serial, payload[:size])))
                     sent += size
                     await asyncio.sleep(0)
-                if not ended and (self._loop.time() - begin > MOST_SECONDS or sent >= MOST_BYTES):
+                if not ended and (self._loop.time() - started > MOST_SECONDS or sent >= MOST_BYTES):
                     ended = True
                     self._context.send_bulk(node, _encode(ProbeChunk(serial, b"")))
-                got = await queue.get()
-                received = max(received, got.received)
-                if got.busy:
+                receipt = await queue.get()
+                received = max(received, receipt.received)
+                if receipt.busy:
                     return "busy"  # with another measurement
-                if got.over:
-                    return got.mbps
+                if receipt.over:
+                    return receipt.mbps
         finally:
             del self._answers[node, serial]
 
     def _on_chunk(self, node: NodeId, chunk: ProbeChunk) -> None:
         name = node.raw.hex()
-        taken = self._slots.arrives(name, chunk.serial, self._loop.time())
-        if taken == "declined":
+        decision = self._slots.arrives(name, chunk.serial, self._loop.time())
+        if decision == "declined":
             self._context.send_bulk(node, _encode(ProbeReceipt(chunk.serial, 0, over=True, busy=True)))
-        if taken != "counts":
+        if decision != "counts":
             return
         train = self._trains.get(node)
         if train is None or train.serial != chunk.serial:
@@ -293,12 +293,12 @@ class LinkProber:
             self._context.send_bulk(node, _encode(ProbeReceipt(train.serial, train.received)))
             return
         train.judged = train.received
-        so_far = estimate(train.arrivals)
-        over = last or so_far.enough
-        got = ProbeReceipt(
-            train.serial, train.received, over, so_far.mbps if over else None, so_far.reason[:200]
+        result = estimate(train.arrivals)
+        over = last or result.enough
+        receipt = ProbeReceipt(
+            train.serial, train.received, over, result.mbps if over else None, result.reason[:200]
         )
-        self._context.send_bulk(node, _encode(got))
+        self._context.send_bulk(node, _encode(receipt))
         if over:
             self._trains[node] = _ProbeTrain(-1)
             self._slots.over(name)
@@ -311,10 +311,10 @@ class LinkProber:
         elif len(train.arrivals) < _MAX_ARRIVALS:
             train.arrivals.append((now, size))
 
-    def _on_report(self, node: NodeId, told: LinkReport) -> None:
+    def _on_report(self, node: NodeId, report: LinkReport) -> None:
         name = node.raw.hex()
-        known = {one.node for one in self._context.node_facts()}
-        for link in told.links:
+        known = {facts.node for facts in self._context.node_facts()}
+        for link in report.links:
             pair = (link.a, link.b)
             # A machine may report its own links only.
             if name not in pair or not known.issuperset(pair):

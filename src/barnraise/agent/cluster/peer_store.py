@@ -31,11 +31,11 @@ class PeerStore:
         self._storage = storage
         self._dirty = False
         self._saved = float("-inf")
-        kept = storage.fact(_FACT)
+        saved = storage.fact(_FACT)
         self._known: dict[bytes, PeerInfo] = {}
-        if kept is not None:
+        if saved is not None:
             try:
-                self._known = msgspec.msgpack.decode(kept, type=dict[bytes, PeerInfo])
+                self._known = msgspec.msgpack.decode(saved, type=dict[bytes, PeerInfo])
             except (msgspec.DecodeError, ValueError):
                 pass  # not needed: discovery finds them again
 

@@ -207,8 +207,8 @@ def versions(peer: PeerFacts, here: LocalFacts) -> CheckRow | None:
     if peer.torch and here.torch and _minor(peer.torch) != _minor(here.torch):
         gaps.append(f"torch {peer.torch} there, {here.torch} here")
     if not gaps:
-        found = f"Barnraise {peer.version}" if peer.version else ""
-        return CheckRow("versions", "ok", found, peer=peer.name) if found else None
+        version = f"Barnraise {peer.version}" if peer.version else ""
+        return CheckRow("versions", "ok", version, peer=peer.name) if version else None
     return CheckRow(
         "versions",
         "warn",
@@ -252,10 +252,10 @@ def fork(peer: PeerFacts) -> CheckRow | None:
 
 
 def cloned_key(
-    mine: bytes, incarnation: bytes, dials: Iterable[DialResult], names: Mapping[bytes, str]
+    own_key: bytes, incarnation: bytes, dials: Iterable[DialResult], names: Mapping[bytes, str]
 ) -> CheckRow:
     """Check that no node key is used by two machines at once."""
-    seen: dict[bytes, dict[bytes, str]] = {mine: {incarnation: "here"}}
+    seen: dict[bytes, dict[bytes, str]] = {own_key: {incarnation: "here"}}
     for dial in dials:
         if dial.outcome == "answered":
             seen.setdefault(dial.node, {}).setdefault(dial.incarnation, dial.address)
@@ -266,11 +266,11 @@ def cloned_key(
             return CheckRow(
                 "cloned-key",
                 "fail",
-                f"two machines use the node key of {name} ({where}): one is a copy of the other,so each "
+                f"two machines use the node key of {name} ({where}): one is a copy of the other, so each "
                 "disconnects the other",
                 "On the copy: barnraise down, delete node.key and the rest of its state directory (barnraise "
                 "settings shows where), then barnraise up and barnraise join",
-                "" if node == mine else name,
+                "" if node == own_key else name,
             )
     return CheckRow("cloned-key", "ok", "no other machine answers with a key that is in use here")
 
@@ -309,16 +309,16 @@ def local_network(os: str, deaf: bool, paths: Iterable[DialPath]) -> CheckRow | 
     )
 
 
-def quorum(decides: bool, here: int, voters: int, needed: tuple[str, ...]) -> CheckRow:
+def quorum(decides: bool, online: int, voters: int, needed: tuple[str, ...]) -> CheckRow:
     """Check that enough voters are online to decide."""
     if decides:
-        return CheckRow("quorum", "ok", f"{here} of {voters} voters are online")
+        return CheckRow("quorum", "ok", f"{online} of {voters} voters are online")
     missing = f"one of {', '.join(needed)}" if len(needed) > 1 else ", ".join(needed) or "another voter"
     without = " ".join(f"--without {name}" for name in needed)
     return CheckRow(
         "quorum",
         "fail",
-        f"only {here} of {voters} voters are online, so the cluster cannot decide: {missing} is missing",
+        f"only {online} of {voters} voters are online, so the cluster cannot decide: {missing} is missing",
         f"Start it (on it: barnraise up --detach); only if it is gone for good: barnraise continue {without}",
         needed[0] if len(needed) == 1 else "",
     )

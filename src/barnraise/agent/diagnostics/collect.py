@@ -40,21 +40,21 @@ async def check(agent: Agent, prober: ReachabilityProber) -> CheckResponse:
     interfaces = await asyncio.to_thread(own_interfaces)
     order = _in_order(agent)
     chosen = order[:MAX_PEERS]
-    looking = {node: asyncio.ensure_future(_dial_peer(agent, prober, node)) for node in chosen}
+    tasks = {node: asyncio.ensure_future(_dial_peer(agent, prober, node)) for node in chosen}
     strangers = asyncio.ensure_future(_dial_unknown(agent, prober))
-    await asyncio.wait([*looking.values(), strangers], timeout=_GATHER_S)
-    found: dict[NodeId, _Collected] = {}
-    for node, task in looking.items():
-        found[node] = (
+    await asyncio.wait([*tasks.values(), strangers], timeout=_GATHER_S)
+    collected: dict[NodeId, _Collected] = {}
+    for node, task in tasks.items():
+        collected[node] = (
             task.result() if _is_good(task) else _Collected(dial_back_failure="there was no time to ask it")
         )
         task.cancel()
-    met = strangers.result() if _is_good(strangers) else ()
+    unknown_dials = strangers.result() if _is_good(strangers) else ()
     strangers.cancel()
-    peers = {node: _facts(agent, node, found[node], interfaces) for node in chosen}
+    peers = {node: _facts(agent, node, collected[node], interfaces) for node in chosen}
     rows = [
         *_peer_rows(agent, peers),
-        *_cluster_rows(agent, peers.values(), [*_all_dials(found.values()), *met]),
+        *_cluster_rows(agent, peers.values(), [*_all_dials(collected.values()), *unknown_dials]),
     ]
     if len(order) > len(chosen):
         rest = len(order) - len(chosen)
@@ -74,10 +74,10 @@ class _Collected(msgspec.Struct, frozen=True):
 async def _dial_peer(agent: Agent, prober: ReachabilityProber, node: NodeId) -> _Collected:
     link = agent.connections.get(node)
     first = [link.address] if link is not None else []
-    dials, told = await asyncio.gather(prober.dial_node(node, first), prober.request_dial_back(node))
-    if isinstance(told, DialBackReply):
-        return _Collected(dials, told.results, "", told.wall_s - time.time())
-    return _Collected(dials, (), told)
+    dials, reply = await asyncio.gather(prober.dial_node(node, first), prober.request_dial_back(node))
+    if isinstance(reply, DialBackReply):
+        return _Collected(dials, reply.results, "", reply.wall_s - time.time())
+    return _Collected(dials, (), reply)
 
 
 async def _dial_unknown(agent: Agent, prober: ReachabilityProber) -> tuple[DialResult, ...]:
@@ -100,23 +100,23 @@ async def _dial_unknown(agent: Agent, prober: ReachabilityProber) -> tuple[DialR
     dials = [
         prober.dial(sighting.address, sighting.port, secrets[sighting.tag], None) for sighting in sightings
     ]
-    met, same = await asyncio.gather(asyncio.gather(*dials), prober.dial_node(agent.me))
-    return (*met, *same)
+    unknown, own = await asyncio.gather(asyncio.gather(*dials), prober.dial_node(agent.me))
+    return (*unknown, *own)
 
 
 def _peer_rows(agent: Agent, peers: dict[NodeId, PeerFacts]) -> Iterator[CheckRow]:
-    mine = agent.machine_of(agent.me)
-    torch = (mine.torch or "") if mine is not None else ""
+    machine = agent.machine_of(agent.me)
+    torch = (machine.torch or "") if machine is not None else ""
     here = LocalFacts(agent.name, agent.listener.port, _OS, __version__, torch)
     for peer in peers.values():
-        found = (
+        rows = (
             checks.reach(peer, here),
             checks.interface(peer),
             checks.versions(peer, here),
             checks.clock(peer),
             checks.fork(peer),
         )
-        yield from (row for row in found if row is not None)
+        yield from (row for row in rows if row is not None)
 
 
 def _cluster_rows(agent: Agent, peers: Iterable[PeerFacts], dials: list[DialResult]) -> Iterator[CheckRow]:
@@ -137,7 +137,7 @@ def _cluster_rows(agent: Agent, peers: Iterable[PeerFacts], dials: list[DialResu
     yield checks.stalls(tuple(pauses), now - agent.started)
 
 
-def _facts(agent: Agent, node: NodeId, found: _Collected, interfaces: list[Interface]) -> PeerFacts:
+def _facts(agent: Agent, node: NodeId, collected: _Collected, interfaces: list[Interface]) -> PeerFacts:
     known, link = agent.peer_store[node], agent.connections.get(node)
     peer = agent.member.peers.get(node.raw)
     machine = agent.machine_of(node)
@@ -154,11 +154,11 @@ def _facts(agent: Agent, node: NodeId, found: _Collected, interfaces: list[Inter
         linked=link is not None,
         link_address=link.address if link is not None else "",
         link_inbound=link is not None and not link.outbound,
-        paths=tuple(_path(dial, interfaces) for dial in found.dials),
-        dial_backs=found.dial_backs,
-        dial_back_failure=found.dial_back_failure,
+        paths=tuple(_path(dial, interfaces) for dial in collected.dials),
+        dial_backs=collected.dial_backs,
+        dial_back_failure=collected.dial_back_failure,
         failure=agent.connections.failure(node),
-        clock_ahead_s=found.clock_ahead_s,
+        clock_ahead_s=collected.clock_ahead_s,
         fork=differs,
         heard_by=_heard_by(agent, node),
     )
@@ -210,14 +210,14 @@ def own_interfaces() -> list[Interface]:
     if sys.platform == "darwin":
         ports = hardware_ports(runner(_COMMAND_S)(["networksetup", "-listallhardwareports"]).stdout)
     up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
-    found = []
+    interfaces = []
     for name, entries in psutil.net_if_addrs().items():
         kind = kind_of(name, ports.get(name, ""), wireless=Path(f"/sys/class/net/{name}/wireless").exists())
         for entry in entries:
             if name in up and entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
                 address = entry.address.partition("%")[0]
-                found.append(Interface(name, address, prefix_of(entry.netmask), kind))
-    return found
+                interfaces.append(Interface(name, address, prefix_of(entry.netmask), kind))
+    return interfaces
 
 
 def prefix_of(netmask: str) -> int:
@@ -229,9 +229,9 @@ def prefix_of(netmask: str) -> int:
         return 128 if family == socket.AF_INET6 else 32
 
 
-def _all_dials(found: Iterable[_Collected]) -> Iterator[DialResult]:
-    for one in found:
-        yield from one.dials
+def _all_dials(results: Iterable[_Collected]) -> Iterator[DialResult]:
+    for collected in results:
+        yield from collected.dials
 
 
 def _is_good(task: asyncio.Future[T]) -> bool:

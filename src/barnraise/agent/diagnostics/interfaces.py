@@ -69,15 +69,15 @@ def leading_to(address: str, interfaces: Iterable[Interface]) -> Interface | Non
         wanted = ipaddress.ip_address(address)
     except ValueError:
         return None
-    found = []
+    matching = []
     for interface in interfaces:
         try:
             network = ipaddress.ip_network(f"{interface.address}/{interface.prefix}", strict=False)
         except ValueError:
             continue
         if wanted.version == network.version and wanted in network:
-            found.append(interface)
-    return max(found, key=lambda interface: interface.prefix, default=None)
+            matching.append(interface)
+    return max(matching, key=lambda interface: interface.prefix, default=None)
 
 
 def by_address(interfaces: Iterable[Interface]) -> Mapping[str, Interface]:

@@ -31,7 +31,7 @@ _MAX_DIALS = 32
 _MAX_CLIENTS = 4
 _EACH_S = 3.0
 _WINDOW_S = 10.0
-_MOST_PER_WINDOW = 20
+_MAX_PER_WINDOW = 20
 
 Outcome = Literal["answered", "refused", "silent", "unreachable", "forbidden", "other"]
 _UNREACHABLE = {
@@ -113,7 +113,7 @@ class DialBackLimiter:
             self._lately.popleft()
         if node in self._last:
             return "asked again too soon"
-        if self._inside >= _MAX_CLIENTS or len(self._lately) >= _MOST_PER_WINDOW:
+        if self._inside >= _MAX_CLIENTS or len(self._lately) >= _MAX_PER_WINDOW:
             return "busy with other requests"
         self._last[node] = now
         self._lately.append(now)
@@ -170,12 +170,12 @@ class ReachabilityProber:
         answered = self._waiting[key] = asyncio.get_running_loop().create_future()
         try:
             link.send(encode_dial_back(DialBackRequest(self._serial)))
-            found: DialBackReply = await asyncio.wait_for(answered, _ANSWER_S)
+            reply: DialBackReply = await asyncio.wait_for(answered, _ANSWER_S)
         except TimeoutError:
             return f"it did not answer within {_ANSWER_S:g} s"
         finally:
             del self._waiting[key]
-        return found.declined or found
+        return reply.declined or reply
 
     async def dial_node(self, node: NodeId, addresses: Iterable[str] = ()) -> tuple[DialResult, ...]:
         """Dial all known addresses of a node at once, the given ones first."""

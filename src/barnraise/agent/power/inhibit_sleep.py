@@ -16,7 +16,7 @@ from typing import Any
 _CONTINUOUS = 0x80000000  # ES_CONTINUOUS
 _SYSTEM_REQUIRED = 0x00000001  # ES_SYSTEM_REQUIRED
 _END_S = 1.0
-_MOST_REASON = 500
+_MAX_REASON = 500
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def _tell_if_refused(tool: subprocess.Popen[bytes], wanted: threading.Event) -> 
     """Log a tool that exits by itself, because the system refused it."""
     assert tool.stderr is not None
     with tool.stderr:
-        reason = tool.stderr.read()[-_MOST_REASON:].decode("utf-8", "replace").strip()
+        reason = tool.stderr.read()[-_MAX_REASON:].decode("utf-8", "replace").strip()
     tool.wait()
     if wanted.is_set():
         _log.info("this machine may fall asleep during a run: %s", reason or f"code {tool.returncode}")

@@ -67,21 +67,21 @@ class RunController:
         """Write the next version of a record and send it; raise RunError if another version came first."""
         name = read_order(record).run
         record = replace(record, provisional=0)
-        before = encode_record(entry.record) if entry is not None else b""
+        expected = encode_record(entry.record) if entry is not None else b""
         desired = encode_record(record)
         async with self._writing:
-            seen = await self._compare_set(name, before, desired)
-            if seen == before and seen != desired:  # the store has expired it
-                seen = await self._compare_set(name, b"", desired)
-            elif entry is not None and seen != desired and _builds_on(entry.record, seen):
-                seen = await self._compare_set(name, seen, desired)
-        if seen == desired:
+            stored = await self._compare_set(name, expected, desired)
+            if stored == expected and stored != desired:  # the store has expired it
+                stored = await self._compare_set(name, b"", desired)
+            elif entry is not None and stored != desired and _builds_on(entry.record, stored):
+                stored = await self._compare_set(name, stored, desired)
+        if stored == desired:
             self._registry.apply(record, is_ours=True)
         else:
-            self._registry.apply(decode_record(seen))
+            self._registry.apply(decode_record(stored))
         result = self._registry.runs[name]
         self._broadcast(result)
-        if seen != desired:
+        if stored != desired:
             raise RunError(f"run {name} was changed at the same time", hint="Try again.")
         return result
 
@@ -121,9 +121,13 @@ class RunController:
         """Update the pairs that do not hear each other, from heartbeats here and reports of members."""
         member = self._context.member
         me, peers = self._context.me.raw, member.peers
-        pairs = {frozenset((node, one)) for node, peer in peers.items() for one in peer.suspects(now) or ()}
-        near = watched(member.view.nodes, me)
-        pairs |= {frozenset((me, node)) for node in near if node in peers and peers[node].is_suspect(now)}
+        pairs = {
+            frozenset((node, suspect)) for node, peer in peers.items() for suspect in peer.suspects(now) or ()
+        }
+        watched_nodes = watched(member.view.nodes, me)
+        pairs |= {
+            frozenset((me, node)) for node in watched_nodes if node in peers and peers[node].is_suspect(now)
+        }
         self._partitioned_since = {pair: self._partitioned_since.get(pair, now) for pair in pairs}
 
     def _reconcile_without_quorum(self, entry: RunEntry) -> None:
@@ -171,6 +175,6 @@ class RunController:
         return result.value or b""
 
 
-def _builds_on(record: RunRecord, seen: bytes) -> bool:
+def _builds_on(record: RunRecord, stored: bytes) -> bool:
     """Return True if no quorum has decided since this record became provisional."""
-    return bool(record.provisional) and decode_record(seen).version <= record.provisional
+    return bool(record.provisional) and decode_record(stored).version <= record.provisional

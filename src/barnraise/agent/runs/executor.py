@@ -149,11 +149,11 @@ class RunExecutor:
             return False
         if record.phase != "running" or error is not None or not prepare.done():
             return False
-        mine = record.ranks_of(self._context.me.raw)
-        if any(record.slots[rank].start > self._last_start for rank in mine):
+        own_ranks = record.ranks_of(self._context.me.raw)
+        if any(record.slots[rank].start > self._last_start for rank in own_ranks):
             await self._stop_workers()
             self._generation, self._groups = record.generation, []
-            await self._start(mine, record.generation)
+            await self._start(own_ranks, record.generation)
             return True
         return await self._follow_elastic_group(record) if record.elastic else False
 
@@ -176,8 +176,8 @@ class RunExecutor:
         states = [state for group in self._groups for state in group.states.values()]
         busy = {state.local_rank for state in states if state.state != "ended"}
         absent = [place for place in wanted if place not in busy]
-        well = (state.state == "ended" and not state.failed for state in self._exited.values())
-        is_over = record.finished or any(well)
+        succeeded = (state.state == "ended" and not state.failed for state in self._exited.values())
+        is_over = record.finished or any(succeeded)
         if not absent or is_over or me not in self.entry.spec.nodes or self._cannot_join(members):
             return False
         pause = _RESTART_BACKOFF.wait(self._restarts)
@@ -205,9 +205,9 @@ class RunExecutor:
             return False
         if self._crashes == _MAX_CRASHES:
             self._crashes += 1
-            words = next((state.tail.strip().rpartition("\n")[2] for state in last if state.tail), "")
+            last_line = next((state.tail.strip().rpartition("\n")[2] for state in last if state.tail), "")
             self._report(
-                "ended", f"its worker cannot join: {_MAX_CRASHES} tries failed, the last with: {words}"
+                "ended", f"its worker cannot join: {_MAX_CRASHES} tries failed, the last with: {last_line}"
             )
             self._context.report_event(f"run {self.entry.run}: {self._detail}")
         return True
@@ -253,13 +253,13 @@ class RunExecutor:
         if manifest:
             fetched = await self._fetch(manifest, data_limits(self._context.settings))
             return str(await asyncio.to_thread(self._store.link_data, fetched))
-        found = Path(path).expanduser()
-        if not found.exists():
+        location = Path(path).expanduser()
+        if not location.exists():
             raise RunError(
-                f"the data set {name} is not at {found} on this machine",
+                f"the data set {name} is not at {location} on this machine",
                 hint=f"Put it there, or ship it: --data {name}=PATH without the @.",
             )
-        return str(found)
+        return str(location)
 
     async def _make_environment(self, manifest: FolderManifest) -> None:
         if self.entry.spec.container:
@@ -299,11 +299,11 @@ class RunExecutor:
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, BarnraiseError):
-            words = f"{error.message}. {error.hint}"
+            detail = f"{error.message}. {error.hint}"
         else:
             _log.error("run %s failed on this machine", self.entry.run, exc_info=error)
-            words = f"{type(error).__name__}: {error}"
-        self._report("failed", words)
+            detail = f"{type(error).__name__}: {error}"
+        self._report("failed", detail)
 
     async def _start(self, ranks: Sequence[int], start: int, places: Sequence[int] = ()) -> None:
         """Start the workers of these ranks; joining workers have only local ``places``."""
@@ -347,22 +347,22 @@ class RunExecutor:
 
         await asyncio.gather(*(group.stop(is_urgent, self._wake) for group in self._groups))
 
-    def rank_of(self, asked: GroupRequest) -> int | None:
+    def rank_of(self, request: GroupRequest) -> int | None:
         """Handle a worker's request for its group; return its rank, or None if it has none."""
-        key = (self._context.me.raw, asked.local_rank, asked.start)
+        key = (self._context.me.raw, request.local_rank, request.start)
         rank = next((rank for rank, slot in enumerate(self.entry.record.slots) if slot.key == key), None)
-        group = next((one for one in self._groups if one.start == asked.start), None)
-        word = "running" if rank is not None and not asked.stuck else "near" if asked.near else "waiting"
-        word = "leaving" if self._leaving else word
-        if group is not None and (group.set_state(word, asked) or not self._elastic):
+        group = next((candidate for candidate in self._groups if candidate.start == request.start), None)
+        state = "running" if rank is not None and not request.stuck else "near" if request.near else "waiting"
+        state = "leaving" if self._leaving else state
+        if group is not None and (group.set_state(state, request) or not self._elastic):
             self._elastic = True
             self._report("running")
         return rank
 
-    def note_request(self, asked: GroupRequest) -> None:
+    def note_request(self, request: GroupRequest) -> None:
         """Record what a worker says in its request, before the request waits for a change."""
-        group = next((one for one in self._groups if one.start == asked.start), None)
-        if group is not None and group.update_from(asked):
+        group = next((candidate for candidate in self._groups if candidate.start == request.start), None)
+        if group is not None and group.update_from(request):
             self._report("running")
 
     async def leave(self) -> None:
@@ -424,14 +424,14 @@ class RunExecutor:
         self._collected = True
         self._report("ended", self._detail)
 
-    def _report(self, stage: Stage, words: str = "") -> None:
+    def _report(self, stage: Stage, detail: str = "") -> None:
         self._serial += 1
-        self._stage, self._detail = stage, words
-        for state in (one for group in self._groups for one in group.states.values()):
+        self._stage, self._detail = stage, detail
+        for state in (state for group in self._groups for state in group.states.values()):
             self._exited.pop((state.local_rank, state.start), None)
             if state.state == "ended":
                 self._exited[state.local_rank, state.start] = state
-        alive = [one for group in self._groups for one in group.states.values() if one.state != "ended"]
+        alive = [state for group in self._groups for state in group.states.values() if state.state != "ended"]
         members = {slot.start for slot in self.entry.record.slots if slot.node == self._context.me.raw}
         for key in [key for key in self._exited if key[1] not in members and key[1] != self._last_start]:
             del self._exited[key]
@@ -442,7 +442,7 @@ class RunExecutor:
             serial=self._serial,
             stage=stage,
             generation=self._generation,
-            words=words[:_MAX_DETAIL],
+            words=detail[:_MAX_DETAIL],
             done_bytes=self._done,
             all_bytes=self._all,
             devices=self._devices,

@@ -11,8 +11,8 @@ from barnraise.agent import protocol
 from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, Step
 from barnraise.runs.record import Digest, NodeReport, RunId, RunRecord, Version, Words
 
-MOST_LOG_BYTES = 256 << 10
-MOST_RUNS = 17  # one run, and the earlier runs that it resumes
+MAX_LOG_BYTES = 256 << 10
+MAX_RUNS = 17  # one run, and the earlier runs that it resumes
 
 Serial = Annotated[int, Meta(ge=0, le=2**53)]
 Offset = Annotated[int, Meta(ge=0, le=2**62)]
@@ -39,7 +39,7 @@ class LogRequest(msgspec.Struct, frozen=True, array_like=True, tag="log?"):
     start: Version
     local_rank: Rank
     offset: Offset
-    most: Annotated[int, Meta(ge=1, le=MOST_LOG_BYTES)]
+    most: Annotated[int, Meta(ge=1, le=MAX_LOG_BYTES)]
 
 
 class LogResponse(msgspec.Struct, frozen=True, array_like=True, tag="log"):
@@ -50,7 +50,7 @@ class LogResponse(msgspec.Struct, frozen=True, array_like=True, tag="log"):
 
     serial: Serial
     start: Offset
-    data: Annotated[bytes, Meta(max_length=MOST_LOG_BYTES)]
+    data: Annotated[bytes, Meta(max_length=MAX_LOG_BYTES)]
     end: Offset
 
 
@@ -61,7 +61,7 @@ class HeldCheckpointsRequest(msgspec.Struct, frozen=True, array_like=True, tag="
     """
 
     serial: Serial
-    runs: Annotated[tuple[RunId, ...], Meta(min_length=1, max_length=MOST_RUNS)]
+    runs: Annotated[tuple[RunId, ...], Meta(min_length=1, max_length=MAX_RUNS)]
     files: bool = False
 
 
@@ -69,7 +69,7 @@ class HeldCheckpointsResponse(msgspec.Struct, frozen=True, array_like=True, tag=
     """The checkpoints that the sender holds."""
 
     serial: Serial
-    held: Annotated[tuple[HeldCheckpoint, ...], Meta(max_length=MOST_RUNS * 2 * KEPT)]
+    held: Annotated[tuple[HeldCheckpoint, ...], Meta(max_length=MAX_RUNS * 2 * KEPT)]
     files: bool = False
     sharded: Step = 0  # the newest step of these runs of which it has a part
 

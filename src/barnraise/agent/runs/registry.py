@@ -79,7 +79,9 @@ class RunEntry:
             return True
         report = self.reports.get(slot.node)
         states = report.workers if report is not None else ()
-        return any((one.local_rank, one.start, one.state) == (*slot.key[1:], "leaving") for one in states)
+        return any(
+            (state.local_rank, state.start, state.state) == (*slot.key[1:], "leaving") for state in states
+        )
 
     def update_stuck(self, now: float) -> None:
         """Update since when a member has waited for a new group."""
@@ -112,25 +114,27 @@ class RunRegistry:
         for name, value in self._context.storage.runs():
             try:
                 record = decode_record(value)
-                order = read_order(record)
+                spec = read_order(record)
             except BarnraiseError:
                 self._context.storage.forget_run(name)  # written by another version
                 continue
-            self.runs[order.run] = RunEntry(record, order, self._loop.time())
+            self.runs[spec.run] = RunEntry(record, spec, self._loop.time())
 
     def find(self, text: str) -> RunEntry:
         """Return a run by its name or a unique prefix; raise RunError unless exactly one matches."""
         exact = self.runs.get(text)
         if exact is not None:
             return exact
-        found = [entry for run, entry in self.runs.items() if run.startswith(text)]
-        if len(found) == 1:
-            return found[0]
+        matches = [entry for run, entry in self.runs.items() if run.startswith(text)]
+        if len(matches) == 1:
+            return matches[0]
         if not self.runs:
             raise RunError("this machine knows no run", hint="Start one: barnraise run SCRIPT")
-        what = "more than one run starts" if found else "no run starts"
+        problem = "more than one run starts" if matches else "no run starts"
         recent = ", ".join(list(self.runs)[-5:])
-        raise RunError(f"{what} with {text!r}", hint=f"The latest are: {recent}. See all with: barnraise ps")
+        raise RunError(
+            f"{problem} with {text!r}", hint=f"The latest are: {recent}. See all with: barnraise ps"
+        )
 
     def apply(self, record: RunRecord, sender: NodeId | None = None, *, is_ours: bool = False) -> bool:
         """Store a record if it outranks the known one; return False if not.
@@ -141,22 +145,22 @@ class RunRegistry:
         if sender is not None and self._context.log.role(sender) != "owner":
             self._warn_once(sender)
             raise ProtocolError(f"{sender.short} is a guest and cannot start or change a run")
-        order = read_order(record)
-        entry = self.runs.get(order.run)
-        role = self._context.log.role(NodeId(order.by))
+        spec = read_order(record)
+        entry = self.runs.get(spec.run)
+        role = self._context.log.role(NodeId(spec.by))
         if role == "guest":
-            raise RunError(f"run {order.run} was started by a guest of this cluster")
+            raise RunError(f"run {spec.run} was started by a guest of this cluster")
         if entry is None and role is None:
             return False  # its owner is removed or not known here yet: no fault of the sender
         if entry is not None and record.order != entry.record.order:
-            raise ProtocolError(f"two different runs are called {order.run}")
+            raise ProtocolError(f"two different runs are called {spec.run}")
         if entry is not None and not outranks(record, entry.record):
             return False
         if entry is not None and entry.record.provisional and not record.provisional:
             self._settle(entry, record, is_ours)
         if entry is None:
             self._evict_ended()
-            entry = self.runs[order.run] = RunEntry(record, order, self._loop.time())
+            entry = self.runs[spec.run] = RunEntry(record, spec, self._loop.time())
         self._replace(entry, record)
         if sender is not None:
             self._forward(entry, sender)
@@ -164,10 +168,10 @@ class RunRegistry:
 
     def _settle(self, entry: RunEntry, decided: RunRecord, is_ours: bool) -> None:
         """Report whether steps that were trained here without a quorum are kept."""
-        mine = entry.record
-        is_same = is_ours or (decided.generation, decided.slots) == (mine.generation, mine.slots)
-        words = "kept" if is_same else "discarded because the majority had moved on"
-        self._context.report_event(f"run {entry.run}: steps trained here without a quorum were {words}")
+        own = entry.record
+        is_same = is_ours or (decided.generation, decided.slots) == (own.generation, own.slots)
+        outcome = "kept" if is_same else "discarded because the majority had moved on"
+        self._context.report_event(f"run {entry.run}: steps trained here without a quorum were {outcome}")
         self.on_settled(entry, is_same)
 
     def _replace(self, entry: RunEntry, record: RunRecord) -> None:
@@ -223,9 +227,9 @@ class RunRegistry:
                 continue
             if self._context.log.role(self._context.me) == "owner":
                 self._context.send_bulk(node, encode(RecordUpdate(entry.record)))
-            mine = entry.reports.get(self._context.me.raw)  # also of an ended run: it names the results
-            if mine is not None and self._context.log.role(node) == "owner":
-                self._context.send_bulk(node, encode(ReportUpdate(mine)))
+            own_report = entry.reports.get(self._context.me.raw)  # also of an ended run: it names the results
+            if own_report is not None and self._context.log.role(node) == "owner":
+                self._context.send_bulk(node, encode(ReportUpdate(own_report)))
 
     async def wait_for_change(self, seconds: float) -> bool:
         """Wait for a new record or report; return False after ``seconds``."""
@@ -258,14 +262,14 @@ def _sanitized(report: NodeReport) -> NodeReport:
     """
     workers = tuple(
         replace(
-            one,
-            tail=printable(one.tail, also="\n\t"),
-            words=printable(one.words),
+            state,
+            tail=printable(state.tail, also="\n\t"),
+            words=printable(state.words),
             rests=(),
             rests_in=0,
             rests_why="",
         )
-        for one in report.workers
+        for state in report.workers
     )
     rest = msgspec.to_builtins(replace(report, workers=()), builtin_types=(bytes,))
     return replace(msgspec.convert(_all_printable(rest), NodeReport), workers=workers)
@@ -275,7 +279,7 @@ def _all_printable(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {key: _all_printable(one) for key, one in value.items()}
+        return {key: _all_printable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_all_printable(one) for one in value]
+        return [_all_printable(item) for item in value]
     return value

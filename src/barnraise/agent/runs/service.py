@@ -168,8 +168,8 @@ class RunService:
             case LogRequest():
                 if self._context.log.role(node) != "owner":
                     raise ProtocolError(f"{node.short} is a guest and cannot read output of others")
-                told = self._read_log(message)
-                self._context.send_bulk(node, messages.encode(told))
+                response = self._read_log(message)
+                self._context.send_bulk(node, messages.encode(response))
             case LogResponse():
                 future = self._logs.get((node, message.serial))
                 if future is not None and not future.done():
@@ -178,7 +178,7 @@ class RunService:
                 self.checkpoints.received(node, message)
 
     async def read_output(
-        self, entry: RunEntry, generation: int, rank: int, offset: int, most: int
+        self, entry: RunEntry, generation: int, rank: int, offset: int, max_bytes: int
     ) -> LogResponse:
         """Return output of a worker on any machine; raise an error if its machine does not answer."""
         slots = entry.slots.get(generation, ())
@@ -187,13 +187,13 @@ class RunService:
         slot = slots[rank]
         node = NodeId(slot.node)
         self._serial += 1
-        wanted = LogRequest(self._serial, entry.run, slot.start, slot.local_rank, offset, most)
+        request = LogRequest(self._serial, entry.run, slot.start, slot.local_rank, offset, max_bytes)
         if node == self._context.me:
-            return self._read_log(wanted)
+            return self._read_log(request)
         future: asyncio.Future[LogResponse] = self._loop.create_future()
-        self._logs[node, wanted.serial] = future
+        self._logs[node, request.serial] = future
         try:
-            self._context.send_bulk(node, messages.encode(wanted))
+            self._context.send_bulk(node, messages.encode(request))
             return await asyncio.wait_for(future, _LOG_S)
         except TimeoutError as error:
             name = self._context.name_of(node)
@@ -201,12 +201,12 @@ class RunService:
                 f"{name} did not send the output of rank {rank} within {_LOG_S:g} s"
             ) from error
         finally:
-            del self._logs[node, wanted.serial]
+            del self._logs[node, request.serial]
 
-    def _read_log(self, wanted: LogRequest) -> LogResponse:
-        home = run_directory(self._context.directory, wanted.run)
-        executor = read_log(log_path(home, wanted.start, wanted.local_rank), wanted.offset, wanted.most)
-        return LogResponse(wanted.serial, executor.start, executor.data, executor.end)
+    def _read_log(self, request: LogRequest) -> LogResponse:
+        home = run_directory(self._context.directory, request.run)
+        part = read_log(log_path(home, request.start, request.local_rank), request.offset, request.most)
+        return LogResponse(request.serial, part.start, part.data, part.end)
 
     # this machine's parts
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from barnraise.agent.supervisor.log_file import LogPart, read_log
 from barnraise.agent.supervisor.messages import (
     MARK_VARIABLE,
-    MOST_TAIL_BYTES,
+    MAX_TAIL_BYTES,
     AllExited,
     Event,
     LaunchRequest,
@@ -210,7 +210,7 @@ def _record(path: Path, mark: str) -> PidRecord:
 def _log_tail(log: Path) -> bytes:
     try:
         end = read_log(log, 0, 0).end
-        return read_log(log, max(0, end - MOST_TAIL_BYTES), MOST_TAIL_BYTES).data
+        return read_log(log, max(0, end - MAX_TAIL_BYTES), MAX_TAIL_BYTES).data
     except OSError:
         return b""
 

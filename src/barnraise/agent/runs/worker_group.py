@@ -87,40 +87,40 @@ class WorkerGroup:
         """Tell whether all workers have exited."""
         return all(state.state == "ended" for state in self.states.values())
 
-    def set_state(self, state: str, asked: GroupRequest) -> bool:
+    def set_state(self, state: str, request: GroupRequest) -> bool:
         """Set the state that a worker reports; return True if it changed."""
-        broke, blames = (asked.generation, asked.blames) if asked.stuck else (0, ())
-        for rank, known in self.states.items():
-            said = replace(known, state=state, broke=broke, blames=blames)
-            if known.local_rank == asked.local_rank and known.state != "ended" and known != said:
-                self.states[rank] = said
+        broke, blames = (request.generation, request.blames) if request.stuck else (0, ())
+        for rank, current in self.states.items():
+            updated = replace(current, state=state, broke=broke, blames=blames)
+            if current.local_rank == request.local_rank and current.state != "ended" and current != updated:
+                self.states[rank] = updated
                 return True
         return False
 
-    def update_from(self, asked: GroupRequest) -> bool:
+    def update_from(self, request: GroupRequest) -> bool:
         """Record the facts of a worker's request; return True if they changed.
 
         Unlike `set_state` it is called when the request arrives, because the response may come much later.
         """
-        for rank, known in self.states.items():
-            said = replace(
-                known,
-                trained=known.trained or asked.trained,
-                words=asked.words,
-                rests=asked.rests,
-                rests_in=asked.generation if asked.rests else 0,
-                rests_why=asked.rests_why,
+        for rank, current in self.states.items():
+            updated = replace(
+                current,
+                trained=current.trained or request.trained,
+                words=request.words,
+                rests=request.rests,
+                rests_in=request.generation if request.rests else 0,
+                rests_why=request.rests_why,
             )
-            if known.local_rank == asked.local_rank and known.state != "ended" and known != said:
-                self.states[rank] = said
+            if current.local_rank == request.local_rank and current.state != "ended" and current != updated:
+                self.states[rank] = updated
                 return True
         return False
 
     def mark_leaving(self) -> None:
         """Set the state of all running workers to leaving."""
-        for rank, known in self.states.items():
-            if known.state != "ended":
-                self.states[rank] = replace(known, state="leaving", broke=0, blames=())
+        for rank, current in self.states.items():
+            if current.state != "ended":
+                self.states[rank] = replace(current, state="leaving", broke=0, blames=())
 
     def has_left(self, is_out: Callable[[WorkerState], bool]) -> bool:
         """Tell whether every worker has exited or left its process group."""
@@ -141,18 +141,18 @@ class WorkerGroup:
         """Start the supervisor with all workers."""
         config, record = self._config, self._record
         (config.home / "logs").mkdir(exist_ok=True)
-        order = config.spec
-        limits = messages.QUIET if order.quiet else messages.WorkerLimits(nice=order.nice)
-        limits = replace(limits, memory_bytes=order.memory_bytes or None)
+        spec = config.spec
+        limits = messages.QUIET if spec.quiet else messages.WorkerLimits(nice=spec.nice)
+        limits = replace(limits, memory_bytes=spec.memory_bytes or None)
         workers = tuple(self._worker(rank) for rank in self.states)
         if config.containers is not None:
             workers = tuple(
-                config.containers.wrap(one, self.start, record.slots[one.rank].device, limits)
-                for one in workers
+                config.containers.wrap(worker, self.start, record.slots[worker.rank].device, limits)
+                for worker in workers
             )
             limits = replace(limits, memory_bytes=None)  # the container has this limit
-        asked = messages.LaunchRequest(
-            run=order.run,
+        request = messages.LaunchRequest(
+            run=spec.run,
             generation=self.start,
             workers=workers,
             records=str(config.state / "wardens"),
@@ -160,8 +160,8 @@ class WorkerGroup:
             grace_s=config.settings.runs.stop_grace_s,
             log_bytes=config.settings.runs.log_bytes,
         )
-        self._supervisor = await SupervisorClient.start(asked, self._on_event)
-        self._sleep_inhibitor.enter_context(keep_awake(f"run {order.run}"))
+        self._supervisor = await SupervisorClient.start(request, self._on_event)
+        self._sleep_inhibitor.enter_context(keep_awake(f"run {spec.run}"))
 
     async def stop(self, is_urgent: Callable[[], bool], changed: asyncio.Event) -> None:
         """Terminate the workers and wait; ``is_urgent`` may turn true meanwhile to kill them."""
@@ -185,20 +185,20 @@ class WorkerGroup:
 
     async def stop_evicted(self, is_member: Callable[[WorkerState], bool], changed: asyncio.Event) -> bool:
         """Stop admitted workers that are no longer members; return True if all have been stopped."""
-        living = {rank for rank, state in self.states.items() if state.state != "ended"}
-        members = {rank for rank in living if is_member(self.states[rank])}
+        running = {rank for rank, state in self.states.items() if state.state != "ended"}
+        members = {rank for rank in running if is_member(self.states[rank])}
         self._admitted |= members
-        out = (living - members) & self._admitted
-        if self._supervisor is None or not out:
+        evicted = (running - members) & self._admitted
+        if self._supervisor is None or not evicted:
             return False
-        if out == living:
+        if evicted == running:
             await self.stop(lambda: True, changed)
             return True
-        if fresh := tuple(sorted(out - self._evicted)):
-            self._evicted |= out
-            await self._supervisor.kill(fresh)
+        if newly_evicted := tuple(sorted(evicted - self._evicted)):
+            self._evicted |= evicted
+            await self._supervisor.kill(newly_evicted)
             if self._config.containers is not None:
-                await self._config.containers.remove_workers(self.start, fresh)
+                await self._config.containers.remove_workers(self.start, newly_evicted)
         return False
 
     def _worker(self, rank: int) -> messages.WorkerLaunch:
@@ -241,8 +241,8 @@ class WorkerGroup:
                 self._on_change()
 
     def _on_exit(self, event: messages.WorkerExited) -> None:
-        known = self.states.get(event.rank)
-        if known is None or known.state == "ended":
+        current = self.states.get(event.rank)
+        if current is None or current.state == "ended":
             return
         self._exit_count += 1
         tail = event.tail.decode("utf-8", "replace")[-_TAIL_CHARACTERS:]
@@ -250,7 +250,7 @@ class WorkerGroup:
             tail += "\nbarnraise: the system killed this worker because memory was exhausted"
         never_ran = event.code is None and event.signal is None
         self.states[event.rank] = replace(
-            known,
+            current,
             state="ended",
             code=-1 if never_ran else (event.code or 0) & 0xFFFFFFFF,
             signal=event.signal or 0,

@@ -33,13 +33,13 @@ def adopt_orphans() -> None:
 
 def reap_orphans(own: Iterable[int]) -> None:
     """Collect adopted processes that have exited (zombies), except those in ``own``."""
-    mine = set(own)
+    own_pids = set(own)
     while True:
         try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if found is None or found.si_pid in mine:
+            exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if exited is None or exited.si_pid in own_pids:
                 return
-            os.waitpid(found.si_pid, os.WNOHANG)
+            os.waitpid(exited.si_pid, os.WNOHANG)
         except ChildProcessError:
             return
 
@@ -72,10 +72,10 @@ def _descendants(root: int) -> list[int]:
                 continue  # it has exited
             # The name in parentheses may hold anything; state and parent follow it.
             children.setdefault(int(stat.rpartition(b")")[2].split()[1]), []).append(int(entry))
-    found = list(children.get(root, ()))
-    for pid in found:
-        found += children.get(pid, ())
-    return found
+    pids = list(children.get(root, ()))
+    for pid in pids:
+        pids += children.get(pid, ())
+    return pids
 
 
 def memory_kills(vmstat: Path = Path("/proc/vmstat")) -> int | None:

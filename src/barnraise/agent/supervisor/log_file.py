@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from barnraise.agent.supervisor.messages import MOST_LOG_BYTES
+from barnraise.agent.supervisor.messages import MAX_LOG_BYTES
 
 _SEGMENTS = 4
 _DIGITS = 20
@@ -40,7 +40,7 @@ class LogWriter:
     def __init__(
         self,
         path: Path,
-        most_bytes: int = MOST_LOG_BYTES,
+        most_bytes: int = MAX_LOG_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
@@ -123,12 +123,12 @@ class LogWriter:
                 pass  # an empty file is harmless
 
 
-def read_log(path: Path, offset: int, most: int) -> LogPart:
+def read_log(path: Path, offset: int, max_bytes: int) -> LogPart:
     """Return up to ``most`` bytes from ``offset`` on, up to the next gap.
 
     If those bytes were removed, it starts at the first byte that is kept.
     """
-    begin: int | None = None
+    first: int | None = None
     offset = max(offset, 0)
     position, end = offset, 0
     parts: list[bytes] = []
@@ -137,23 +137,18 @@ def read_log(path: Path, offset: int, most: int) -> LogPart:
             with open(file, "rb", buffering=0) as segment:
                 stop = start + os.fstat(segment.fileno()).st_size
                 end = max(end, stop)
-                if stop <= position or most <= 0 or (begin is not None and start > position):
+                if stop <= position or max_bytes <= 0 or (first is not None and start > position):
                     continue
-                if begin is None:
-                    begin = position = max(offset, start)
+                if first is None:
+                    first = position = max(offset, start)
                 segment.seek(position - start)
-                data = segment.read(min(most, stop - position))
+                data = segment.read(min(max_bytes, stop - position))
         except FileNotFoundError:
             continue  # removed meanwhile
         parts.append(data)
         position += len(data)
-        most -= len(data)
-    return LogPart(begin if begin is not None else min(offset, end), b"".join(parts), end)
-
-
-def remove_log(path: Path) -> None:
-    for _, file in _segments(path):
-        file.unlink(missing_ok=True)
+        max_bytes -= len(data)
+    return LogPart(first if first is not None else min(offset, end), b"".join(parts), end)
 
 
 def _segment(path: Path, start: int) -> Path:
@@ -162,7 +157,7 @@ def _segment(path: Path, start: int) -> Path:
 
 def _segments(path: Path) -> list[tuple[int, Path]]:
     """Return the segments with their offsets, oldest first."""
-    found = []
+    segments = []
     try:
         names = os.listdir(path.parent)
     except FileNotFoundError:
@@ -170,5 +165,5 @@ def _segments(path: Path) -> list[tuple[int, Path]]:
     for name in names:
         before, _, digits = name.rpartition(".")
         if before == path.name and len(digits) == _DIGITS and digits.isascii() and digits.isdigit():
-            found.append((int(digits), path.with_name(name)))
-    return sorted(found)
+            segments.append((int(digits), path.with_name(name)))
+    return sorted(segments)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from barnraise.agent.supervisor.log_file import LogWriter
-from barnraise.agent.supervisor.messages import MOST_TAIL_BYTES, SupervisorNote
+from barnraise.agent.supervisor.messages import MAX_TAIL_BYTES, SupervisorNote
 
 _CHUNK_BYTES = 256 << 10
 _FULL = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
@@ -33,7 +33,7 @@ class WorkerLog:
 
     def write(self, data: bytes | memoryview) -> None:
         """Append output; a failure is reported, not raised."""
-        self.tail = (self.tail + bytes(data[-MOST_TAIL_BYTES:]))[-MOST_TAIL_BYTES:]
+        self.tail = (self.tail + bytes(data[-MAX_TAIL_BYTES:]))[-MAX_TAIL_BYTES:]
         if self._log is None:
             return
         try:

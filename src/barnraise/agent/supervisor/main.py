@@ -17,7 +17,7 @@ from barnraise.agent.supervisor.limits import unsupported_limits
 from barnraise.agent.supervisor.log_pump import LogPump, WorkerLog
 from barnraise.agent.supervisor.messages import (
     MARK_VARIABLE,
-    MOST_TAIL_BYTES,
+    MAX_TAIL_BYTES,
     AllExited,
     Event,
     LaunchRequest,
@@ -54,14 +54,14 @@ class Supervisor:
     Single-threaded until all workers are started; then threads only wait and post events.
     """
 
-    def __init__(self, order: LaunchRequest, mark: str, source: io.FileIO, sink: io.FileIO) -> None:
-        self._launch = order
+    def __init__(self, launch: LaunchRequest, mark: str, source: io.FileIO, sink: io.FileIO) -> None:
+        self._launch = launch
         self._mark = mark
         self._source = source
         self._sink = sink
         self._agent_listens = True
         self._inbox: queue.SimpleQueue[PolicyEvent] = queue.SimpleQueue()
-        self._state = Supervision(frozenset(), order.grace_s)
+        self._state = Supervision(frozenset(), launch.grace_s)
         self._workers: dict[int, process.WorkerProcess] = {}
         self._pumps: list[LogPump] = []
         self._memory_kills = linux.memory_kills()
@@ -92,27 +92,27 @@ class Supervisor:
 
     def _start_all(self) -> dict[int, WorkerLog]:
         logs = {}
-        seen = []
-        for order in self._launch.workers:
-            log = WorkerLog(order.rank, Path(order.log), self._launch.log_bytes, self.post)
+        identities = []
+        for launch in self._launch.workers:
+            log = WorkerLog(launch.rank, Path(launch.log), self._launch.log_bytes, self.post)
             try:
-                worker = process.start(order, self._launch.limits, {MARK_VARIABLE: self._mark})
+                worker = process.start(launch, self._launch.limits, {MARK_VARIABLE: self._mark})
             except (OSError, ValueError, subprocess.SubprocessError) as error:
-                self._report_not_started(order, log, error)
+                self._report_not_started(launch, log, error)
                 continue
-            seen.append(ProcessIdentity(worker.pid, time.time()))
-            self._workers[order.rank] = worker
-            logs[order.rank] = log
-            self._handle(WorkerStarted(order.rank, worker.pid))
-        self._write_record(tuple(seen))
+            identities.append(ProcessIdentity(worker.pid, time.time()))
+            self._workers[launch.rank] = worker
+            logs[launch.rank] = log
+            self._handle(WorkerStarted(launch.rank, worker.pid))
+        self._write_record(tuple(identities))
         return logs
 
-    def _report_not_started(self, order: WorkerLaunch, log: WorkerLog, error: Exception) -> None:
-        sentence = process.explain_start_failure(order, error)
+    def _report_not_started(self, launch: WorkerLaunch, log: WorkerLog, error: Exception) -> None:
+        sentence = process.explain_start_failure(launch, error)
         log.write(sentence.encode() + b"\n")
         log.close()
-        tail = sentence.encode()[:MOST_TAIL_BYTES]
-        self.post(WorkerExited(order.rank, None, None, time.monotonic(), tail, False))
+        tail = sentence.encode()[:MAX_TAIL_BYTES]
+        self.post(WorkerExited(launch.rank, None, None, time.monotonic(), tail, False))
 
     def _drain_inbox(self) -> None:
         while not self._inbox.empty():
@@ -185,12 +185,12 @@ class Supervisor:
         return now > self._memory_kills
 
     def _write_record(self, workers: tuple[ProcessIdentity, ...]) -> None:
-        order = self._launch
+        launch = self._launch
         try:
-            record = PidRecord(self._mark, order.run, order.generation, self._me, workers)
-            write_record(Path(order.records), record)
+            record = PidRecord(self._mark, launch.run, launch.generation, self._me, workers)
+            write_record(Path(launch.records), record)
         except OSError as error:
-            self.post(SupervisorNote(f"cannot write a pid file to {order.records}: {error.strerror}"))
+            self.post(SupervisorNote(f"cannot write a pid file to {launch.records}: {error.strerror}"))
 
     def _sweep(self) -> None:
         self._drain_inbox()

@@ -16,8 +16,8 @@ from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError
 
 MARK_VARIABLE = "BARNRAISE_WARDEN"  # marks all processes that a supervisor starts
-MOST_TAIL_BYTES = 8 << 10
-MOST_LOG_BYTES = 32 << 20
+MAX_TAIL_BYTES = 8 << 10
+MAX_LOG_BYTES = 32 << 20
 _MAX_LAUNCH_BYTES = 16 << 20
 _MAX_EVENT_BYTES = 64 << 10
 _LENGTH = struct.Struct("<I")
@@ -25,7 +25,7 @@ _LENGTH = struct.Struct("<I")
 Rank = Annotated[int, Meta(ge=0, lt=1 << 20)]
 Text = Annotated[str, Meta(max_length=1 << 17)]
 Sentence = Annotated[str, Meta(max_length=4000)]
-Tail = Annotated[bytes, Meta(max_length=MOST_TAIL_BYTES)]
+Tail = Annotated[bytes, Meta(max_length=MAX_TAIL_BYTES)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Count = Annotated[int, Meta(ge=1, le=4096)]
 
@@ -63,7 +63,7 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     records: Text  # the directory of pid files
     limits: WorkerLimits = WorkerLimits()
     grace_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
-    log_bytes: Annotated[int, Meta(ge=1 << 12, le=1 << 40)] = MOST_LOG_BYTES  # of each worker
+    log_bytes: Annotated[int, Meta(ge=1 << 12, le=1 << 40)] = MAX_LOG_BYTES  # of each worker
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
@@ -119,10 +119,10 @@ class ByteReader(Protocol):
 def encode_frame(message: LaunchRequest | Stop | Event) -> bytes:
     """Encode a message with its length; raise ProtocolError if it is too long."""
     body = msgspec.msgpack.encode(message)
-    most = _MAX_LAUNCH_BYTES if isinstance(message, LaunchRequest) else _MAX_EVENT_BYTES
-    if len(body) > most:
+    limit = _MAX_LAUNCH_BYTES if isinstance(message, LaunchRequest) else _MAX_EVENT_BYTES
+    if len(body) > limit:
         raise ProtocolError(
-            f"a supervisor message of {len(body)} bytes is too long; at most {most} are allowed"
+            f"a supervisor message of {len(body)} bytes is too long; at most {limit} are allowed"
         )
     return _LENGTH.pack(len(body)) + body
 
@@ -149,22 +149,24 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Message], body: bytes) -> _Messag
     return decode(decoder, body, "cannot decode a message of a supervisor")
 
 
-def _read_body(stream: ByteReader, most: int) -> bytes | None:
+def _read_body(stream: ByteReader, limit: int) -> bytes | None:
     head = _read_exactly(stream, _LENGTH.size)
     if head is None:
         return None
     (length,) = _LENGTH.unpack(head)
-    if length > most:
-        raise ProtocolError(f"a supervisor message of {length} bytes is too long; at most {most} are allowed")
+    if length > limit:
+        raise ProtocolError(
+            f"a supervisor message of {length} bytes is too long; at most {limit} are allowed"
+        )
     return _read_exactly(stream, length)
 
 
 def _read_exactly(stream: ByteReader, size: int) -> bytes | None:
     """Read ``size`` bytes; return None if the stream ends before."""
-    got = bytearray()
-    while len(got) < size:
-        part = stream.read(min(size - len(got), 1 << 20))
+    received = bytearray()
+    while len(received) < size:
+        part = stream.read(min(size - len(received), 1 << 20))
         if not part:
             return None
-        got += part
-    return bytes(got)
+        received += part
+    return bytes(received)

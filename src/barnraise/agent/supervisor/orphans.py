@@ -33,7 +33,7 @@ class OrphanProcess(msgspec.Struct, frozen=True):
 
 def kill_orphans(state_dir: Path) -> list[OrphanProcess]:
     """Kill processes that earlier supervisors left, by their pid files; call it before any new start."""
-    found = []
+    orphans = []
     for path in sorted(state_dir.glob(f"*{SUFFIX}")):
         try:
             record = read_record(path)
@@ -42,9 +42,9 @@ def kill_orphans(state_dir: Path) -> list[OrphanProcess]:
         else:
             killed = kill_orphans_of(record)
             _log.info("killed %d leftover processes of run %s", killed, record.run)
-            found.append(OrphanProcess(record.run, record.generation, killed))
+            orphans.append(OrphanProcess(record.run, record.generation, killed))
         path.unlink(missing_ok=True)
-    return found
+    return orphans
 
 
 def kill_orphans_of(record: PidRecord) -> int:

@@ -61,8 +61,8 @@ def decide(state: Supervision, event: PolicyEvent, now: float) -> tuple[Supervis
         case Stop():
             if state.kill_at is not None or state.stuck_at is not None:
                 return state, ()
-            asked = msgspec.structs.replace(state, kill_at=now + state.grace_s)
-            return asked, (SendTerminate(tuple(sorted(state.running))),)
+            stopping = msgspec.structs.replace(state, kill_at=now + state.grace_s)
+            return stopping, (SendTerminate(tuple(sorted(state.running))),)
         case TimePassed():
             return _check_deadlines(state, now)
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -102,12 +102,12 @@ def _signal_group(group: int, number: int) -> None:
         pass  # all gone; on Windows perhaps no console: killed after the grace
 
 
-def start(order: WorkerLaunch, limits: WorkerLimits, marks: Mapping[str, str]) -> WorkerProcess:
+def start(launch: WorkerLaunch, limits: WorkerLimits, marks: Mapping[str, str]) -> WorkerProcess:
     """Start a worker; raise OSError or ValueError if that fails (see :func:`explain_start_failure`)."""
-    environment = {**order.environment, **marks}
-    if not os.path.isdir(order.directory):  # otherwise the system blames the program
-        raise NotADirectoryError(errno.ENOTDIR, "no such directory", order.directory)
-    process = _spawn(order, limits, environment)
+    environment = {**launch.environment, **marks}
+    if not os.path.isdir(launch.directory):  # otherwise the system blames the program
+        raise NotADirectoryError(errno.ENOTDIR, "no such directory", launch.directory)
+    process = _spawn(launch, limits, environment)
     job = None
     if sys.platform == "win32":
         job = _job_of(process, limits)
@@ -118,26 +118,30 @@ def start(order: WorkerLaunch, limits: WorkerLimits, marks: Mapping[str, str]) -
     return WorkerProcess(process, job)
 
 
+def _popen(launch: WorkerLaunch, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        launch.command,
+        cwd=launch.directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
+        **options,
+    )
+
+
 if sys.platform == "win32":
     from barnraise.agent.supervisor.windows_job import Job, kernel32
 
     def _spawn(
-        order: WorkerLaunch, limits: WorkerLimits, environment: dict[str, str]
+        launch: WorkerLaunch, limits: WorkerLimits, environment: dict[str, str]
     ) -> subprocess.Popen[bytes]:
         flags = subprocess.CREATE_NEW_PROCESS_GROUP  # so that it alone gets CTRL_BREAK
         if limits.nice:
             idle = limits.nice >= 15
             flags |= subprocess.IDLE_PRIORITY_CLASS if idle else subprocess.BELOW_NORMAL_PRIORITY_CLASS
-        return subprocess.Popen(
-            order.command,
-            cwd=order.directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-            creationflags=flags,
-        )
+        return _popen(launch, environment, creationflags=flags)
 
     def _job_of(process: subprocess.Popen[bytes], limits: WorkerLimits) -> Job:
         job = Job(kernel32(), limits.memory_bytes)
@@ -148,19 +152,10 @@ else:
     import fcntl
 
     def _spawn(
-        order: WorkerLaunch, limits: WorkerLimits, environment: dict[str, str]
+        launch: WorkerLaunch, limits: WorkerLimits, environment: dict[str, str]
     ) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            order.command,
-            cwd=order.directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-            start_new_session=True,
-            preexec_fn=limiting.child_setup(limits),
-        )
+        setup = limiting.child_setup(limits)
+        process = _popen(launch, environment, start_new_session=True, preexec_fn=setup)
         if sys.platform == "linux" and process.stdout is not None:
             try:
                 # Fewer, larger reads of a worker with much output.
@@ -170,33 +165,33 @@ else:
         return process
 
 
-def explain_start_failure(order: WorkerLaunch, error: Exception) -> str:
+def explain_start_failure(launch: WorkerLaunch, error: Exception) -> str:
     """Return a sentence for the user: why a worker did not start, and what to do."""
-    program = order.command[0]
+    program = launch.command[0]
     code = error.errno if isinstance(error, OSError) else None
-    if isinstance(error, OSError) and error.filename == order.directory:
+    if isinstance(error, OSError) and error.filename == launch.directory:
         return (
-            f"rank {order.rank} was not started: its directory {order.directory} is missing or not "
+            f"rank {launch.rank} was not started: its directory {launch.directory} is missing or not "
             "accessible; start the run again, so that it is sent again"
         )
     if code == errno.ENOENT:
         return (
-            f"rank {order.rank} was not started: there is no program {program} on this machine; "
+            f"rank {launch.rank} was not started: there is no program {program} on this machine; "
             "install it, or name another interpreter"
         )
     if code == errno.E2BIG or getattr(error, "winerror", None) == 206:
         return (
-            f"rank {order.rank} was not started: its arguments and environment are longer than this system "
+            f"rank {launch.rank} was not started: its arguments and environment are longer than this system "
             "allows; pass fewer of them, or put them into a file"
         )
     if code in (errno.EACCES, errno.ENOEXEC):
         return (
-            f"rank {order.rank} was not started: {program} is not executable here; "
+            f"rank {launch.rank} was not started: {program} is not executable here; "
             "name the interpreter itself, and make its file executable"
         )
     if code in (errno.EAGAIN, errno.ENOMEM):
         return (
-            f"rank {order.rank} was not started: this machine cannot start another process; "
+            f"rank {launch.rank} was not started: this machine cannot start another process; "
             "close other programs, then start the run again"
         )
-    return f"rank {order.rank} was not started: {error}; correct its command, then start the run again"
+    return f"rank {launch.rank} was not started: {error}; correct its command, then start the run again"

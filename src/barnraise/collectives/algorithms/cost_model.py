@@ -172,23 +172,23 @@ def choose(
     best = ranked[0][1]
     size = f"{format_size(nbytes)} on {world} ranks"
     if setting == "plain":
-        taken = _plain(kind, nbytes, world, plain_below)
+        chosen = _plain(kind, nbytes, world, plain_below)
         reason = (
-            f"{taken}: by the plain rule, tree below {format_size(plain_below)} or {PLAIN_BELOW_RANKS} ranks "
-            f"and ring above where they exist; {size}, about {format_duration(times[taken])}."
+            f"{chosen}: plain rule, tree below {format_size(plain_below)} or {PLAIN_BELOW_RANKS} ranks "
+            f"and ring above where they exist; {size}, about {format_duration(times[chosen])}."
         )
     elif setting != "auto" and (forced := _forced(kind, setting, strict)) is not None:
-        taken = forced
-        reason = f"{taken}: set by name; {size}, about {format_duration(times[taken])}."
-        if taken != best:
+        chosen = forced
+        reason = f"{chosen}: set by name; {size}, about {format_duration(times[chosen])}."
+        if chosen != best:
             reason += f" {best} would take about {format_duration(times[best])}."
     else:
-        taken = best
+        chosen = best
         reason = _auto_reason(ranked, world, size)
         if setting != "auto":
             reason += f" {setting}, which is set, does not exist for {kind}."
-    segment = segment_bytes(kind, taken, nbytes, world, table, limit)
-    return AlgorithmChoice(taken, segment, arity, times[taken], reason)
+    segment = segment_bytes(kind, chosen, nbytes, world, table, limit)
+    return AlgorithmChoice(chosen, segment, arity, times[chosen], reason)
 
 
 def _ranked(
@@ -208,8 +208,8 @@ def _ranked(
             segment = segment_bytes(kind, name, nbytes, world, table, limit)
             timed.append((predict(kind, name, nbytes, world, table, arity, segment, leaders, shapes), name))
     fastest = min(seconds for seconds, _ in timed)
-    taken = next(entry for entry in timed if entry[0] <= fastest * TIE)
-    return [taken, *sorted(entry for entry in timed if entry != taken)]
+    chosen = next(entry for entry in timed if entry[0] <= fastest * TIE)
+    return [chosen, *sorted(entry for entry in timed if entry != chosen)]
 
 
 def _auto_reason(ranked: list[tuple[float, str]], world: int, size: str) -> str:

@@ -147,9 +147,9 @@ class IndexedSchedule:
 EMPTY = Schedule()
 
 
-def indexed(program: Schedule) -> IndexedSchedule:
+def indexed(schedule: Schedule) -> IndexedSchedule:
     """Return the schedule with its lookup tables, which are built at the first call and cached."""
-    return program.index
+    return schedule.index
 
 
 class StageShapes(NamedTuple):
@@ -224,7 +224,7 @@ def segments(lo: int, hi: int, item: int, segment: int) -> tuple[tuple[int, int]
 
 
 class ScheduleBuilder:
-    """Builds a schedule from steps in program order, and derives their dependencies.
+    """Builds a schedule from steps in order, and derives their dependencies.
 
     * A send waits for the receives that last wrote its bytes.
     * A reducing receive waits for them too, which fixes the order of every sum.

@@ -114,16 +114,16 @@ class Runner:
         sequence = execution.sequence
         # From all ranks: a rank that called another operation may send to us although we send nothing to it.
         early = [(peer, group.pop_early(peer, sequence)) for peer in group.others()]
-        for peer, kept in early:
-            if kept is None or kept.encoded is None:
+        for peer, entry in early:
+            if entry is None or entry.encoded is None:
                 continue
-            if kept.encoded != execution.encoded:
-                self._mismatch(group, peer, sequence, execution.encoded, kept.encoded)
+            if entry.encoded != execution.encoded:
+                self._mismatch(group, peer, sequence, execution.encoded, entry.encoded)
                 return
             execution.started_peers.add(peer)
         execution.start()
-        for peer, kept in early:
-            for ordinal, payload in kept.messages if kept is not None else ():
+        for peer, entry in early:
+            for ordinal, payload in entry.messages if entry is not None else ():
                 if not self._apply_early(group, execution, peer, ordinal, payload):
                     return
         self._finish_if_done(group, execution)
@@ -179,20 +179,20 @@ class Runner:
             if header.length > EAGER_BYTES:
                 raise ProtocolError(f"data for operation {header.sequence}, which is not running")
             return memoryview(bytearray(header.length))
-        found = execution.expected(rank, header.first)
-        if found is None or found[1].hi - found[1].lo != header.length:
+        match = execution.expected(rank, header.first)
+        if match is None or match[1].hi - match[1].lo != header.length:
             self._size_mismatch(group, execution, rank, header.length)
             return None
         key = (group.tag, header.sequence, rank, header.first)
         if key in self._arriving:
             raise ProtocolError(f"a message of operation {header.sequence} arrives twice at once")
-        place, buffer = execution.place(found[0]), None
+        place, buffer = execution.place(match[0]), None
         if place is None:
             place = buffer = self._buffer(header.length)
         self._arriving[key] = (
             group,
             execution,
-            found[0],
+            match[0],
             buffer,
         )
         return place
@@ -218,12 +218,12 @@ class Runner:
         self, group: Group, execution: Execution, peer: int, ordinal: int, payload: bytes
     ) -> bool:
         """Apply a message that arrived before its operation started here."""
-        found = execution.expected(peer, ordinal)
-        if found is None or found[1].hi - found[1].lo != len(payload):
+        match = execution.expected(peer, ordinal)
+        if match is None or match[1].hi - match[1].lo != len(payload):
             self._size_mismatch(group, execution, peer, len(payload))
             return False
         execution.progressed_at = self._environment.now()
-        self._recycle(execution.arrived(found[0], memoryview(bytearray(payload))))
+        self._recycle(execution.arrived(match[0], memoryview(bytearray(payload))))
         return True
 
     def sent(self, token: SendToken) -> None:

@@ -25,13 +25,13 @@ from barnraise.core.errors import OperationMismatch
 def broadcast(tensor: torch.Tensor, root: int, rank: int) -> Operation:
     element = element_type_of(tensor)
     whole = DenseView.of(tensor)
-    flat, mine = whole.bytes, root == rank
+    flat, is_root = whole.bytes, root == rank
     chunks = []
     for lo, hi in chunk_ranges(flat.numel(), element.size):
         cut = [(flat, lo, hi)]
-        fill, drain = (copy_in(cut), no_copy) if mine else (no_copy, copy_out(cut))
+        fill, drain = (copy_in(cut), no_copy) if is_root else (no_copy, copy_out(cut))
         chunks.append(Chunk((hi - lo,), hi - lo, fill, drain))
-    finish = None if mine else write_back([whole])
+    finish = None if is_root else write_back([whole])
     return Operation("broadcast", element, chunks, [tensor], tensor.device, root=root, finish=finish)
 
 
@@ -45,13 +45,13 @@ def all_gather(
             f"all_gather: this rank gives {tensor.numel()} elements, "
             f"its place in the output has {outputs[rank].numel()}"
         )
-    mine = DenseView.of(tensor).bytes
+    own_bytes = DenseView.of(tensor).bytes
     targets = [DenseView.of(output) for output in outputs]
     chunks = []
     for cuts in cut_blocks([target.bytes for target in targets], element.size):
         sizes = tuple(hi - lo for _, lo, hi in cuts)
         _, lo, hi = cuts[rank]
-        fill = _copy_at(mine[lo:hi], sum(sizes[:rank]))
+        fill = _copy_at(own_bytes[lo:hi], sum(sizes[:rank]))
         chunks.append(Chunk(sizes, sum(sizes), fill, copy_out(cuts)))
     return Operation("all_gather", element, chunks, result, tensor.device, finish=write_back(targets))
 
@@ -64,20 +64,20 @@ def gather(
     outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, rank: int, world: int
 ) -> Operation:
     element = element_type_of(tensor)
-    mine = DenseView.of(tensor).bytes
+    own_bytes = DenseView.of(tensor).bytes
     targets: list[DenseView] = []
     if root == rank:
         check_blocks(outputs, element, world, equal=tensor.numel())
         targets = [DenseView.of(output) for output in outputs]
     flats = [target.bytes for target in targets]
     chunks = []
-    for lo, hi in chunk_ranges(mine.numel(), element.size, world):
+    for lo, hi in chunk_ranges(own_bytes.numel(), element.size, world):
         size = hi - lo
         if root == rank:
-            fill = _copy_at(mine[lo:hi], rank * size)
+            fill = _copy_at(own_bytes[lo:hi], rank * size)
             chunk = Chunk((size,) * world, size * world, fill, copy_out([(flat, lo, hi) for flat in flats]))
         else:
-            chunk = Chunk((size,) * world, size, copy_in([(mine, lo, hi)]), no_copy)
+            chunk = Chunk((size,) * world, size, copy_in([(own_bytes, lo, hi)]), no_copy)
         chunks.append(chunk)
     finish = write_back(targets)
     return Operation("gather", element, chunks, list(outputs), tensor.device, root=root, finish=finish)
@@ -129,9 +129,9 @@ def all_to_all(
 
     def drain(view: torch.Tensor) -> None:
         start = sum(send)
-        for other, place in enumerate(places):
+        for other_rank, place in enumerate(places):
             arrived = view[start : start + place.numel()]
-            place.copy_(sources[rank] if other == rank else arrived)  # this rank's own block is not sent
+            place.copy_(sources[rank] if other_rank == rank else arrived)  # this rank's own block is not sent
             start += place.numel()
 
     fill = copy_in([(source, 0, source.numel()) for source in sources])

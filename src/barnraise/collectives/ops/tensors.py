@@ -27,17 +27,17 @@ def only(tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     return tensors[0]
 
 
-def split_blocks(whole: torch.Tensor, one: torch.Tensor, world: int) -> list[torch.Tensor]:
+def split_blocks(whole: torch.Tensor, block: torch.Tensor, world: int) -> list[torch.Tensor]:
     """Split a concatenated or stacked tensor into one block per rank, each a view of it."""
-    if whole.numel() != one.numel() * world:
+    if whole.numel() != block.numel() * world:
         raise OperationMismatch(
-            f"a tensor of {whole.numel()} elements does not hold {world} blocks of {one.numel()}"
+            f"a tensor of {whole.numel()} elements does not hold {world} blocks of {block.numel()}"
         )
     if not whole.is_contiguous():
         raise UnsupportedOperation(
             "the concatenated tensor must be contiguous", hint="Call contiguous() on it first."
         )
-    return list(whole.data.view(world, -1).unbind()) if one.numel() else [whole.data.view(-1)] * world
+    return list(whole.data.view(world, -1).unbind()) if block.numel() else [whole.data.view(-1)] * world
 
 
 def split_rows(tensor: torch.Tensor, splits: Sequence[int], world: int) -> list[torch.Tensor]:

@@ -149,16 +149,16 @@ def _wrapped(original: Function, inner: Callable[[Function, inspect.BoundArgumen
 
 def _init_process_group(original: Function, bound: inspect.BoundArguments) -> None:
     global _world
-    given = bound.arguments
+    arguments = bound.arguments
     if dist.is_initialized():
         _call_original(original, bound)  # torch reports the second call
         return
     launch = LaunchEnvironment.read(os.environ)
-    own = RankDevices(_text(given.get("backend")), launch.device, _nccl_available(), sys.platform)
-    size = given.get("world_size", -1)
-    if given.get("rank", -1) in (-1, launch.rank) and size in (-1, len(launch.machines)):
+    own = RankDevices(_text(arguments.get("backend")), launch.device, _nccl_available(), sys.platform)
+    size = arguments.get("world_size", -1)
+    if arguments.get("rank", -1) in (-1, launch.rank) and size in (-1, len(launch.machines)):
         ranks, machines = (
-            _exchange_devices(launch, own, given.get("timeout") or default_pg_timeout),
+            _exchange_devices(launch, own, arguments.get("timeout") or default_pg_timeout),
             launch.machines,
         )
     else:  # the script sets its own ranks, so their machines are unknown
@@ -168,18 +168,18 @@ def _init_process_group(original: Function, bound: inspect.BoundArguments) -> No
     choice = choose_together(ranks, machines, launch.forced, launch.fabric)
     _print_choice(own.asked, choice, machines, launch.rank)
     if choice.backend != usual_name(own.asked, launch.device):
-        _set_backend(given, choice, own.asked)
+        _set_backend(arguments, choice, own.asked)
     _call_original(original, bound)
     _world = WorldSpec(launch, ranks, machines, choice.backend)
 
 
 def _new_group(original: Function, bound: inspect.BoundArguments) -> Any:
-    given, world = bound.arguments, _world
-    members = given.get("ranks")
+    arguments, world = bound.arguments, _world
+    members = arguments.get("ranks")
     numbers = range(len(world.ranks) if world else 0) if members is None else sorted(members)
     if world is None or not numbers or not 0 <= numbers[0] <= numbers[-1] < len(world.ranks):
         return _call_original(original, bound)  # torch reports the error
-    asked = _text(given.get("backend"))
+    asked = _text(arguments.get("backend"))
     ranks = [world.ranks[number] for number in numbers]
     if asked is not None:
         ranks = [RankDevices(asked, rank.device, rank.nccl_available, rank.system) for rank in ranks]
@@ -188,32 +188,34 @@ def _new_group(original: Function, bound: inspect.BoundArguments) -> Any:
     _print_choice(asked or ranks[0].asked, choice, machines, world.launch.rank)
     # Without a name torch uses the backend of the default group.
     if choice.backend != (world.backend if asked is None else asked):
-        _set_backend(given, choice, asked)
+        _set_backend(arguments, choice, asked)
     elif choice.backend == OURS:
-        _remove_options(given, "the barnraise backend does not use it")
+        _remove_options(arguments, "the barnraise backend does not use it")
     return _call_original(original, bound)
 
 
 def _split_group(original: Function, bound: inspect.BoundArguments) -> Any:
     """Replace ``split_group``, which torch has for NCCL only, by new groups."""
-    given = bound.arguments
-    parent, splits = given.get("parent_pg") or dist.group.WORLD, given.get("split_ranks")
+    arguments = bound.arguments
+    parent, splits = arguments.get("parent_pg") or dist.group.WORLD, arguments.get("split_ranks")
     if not splits or parent is None or dist.get_backend(parent) != OURS:
         return _call_original(original, bound)
     numbers = dist.get_process_group_ranks(parent)
-    format_label = {name: given[name] for name in ("timeout", "group_desc") if given.get(name) is not None}
-    mine = None
+    format_label = {
+        name: arguments[name] for name in ("timeout", "group_desc") if arguments.get(name) is not None
+    }
+    own_group = None
     for split in splits:
         members = sorted(numbers[place] for place in split)
-        here = dist.get_rank() in members
+        is_member = dist.get_rank() in members
         # All ranks may create each group together only if all of them call this.
         if parent is dist.group.WORLD:
             group = dist.new_group(members, **format_label)
-        elif here:
+        elif is_member:
             group = dist.new_group(members, use_local_synchronization=True, **format_label)
-        if here:
-            mine = group
-    return mine
+        if is_member:
+            own_group = group
+    return own_group
 
 
 def _exchange_devices(
@@ -228,9 +230,9 @@ def _exchange_devices(
     meeting = next(_exchanges)
     keys = [f"engine/{meeting}/rank {number}" for number in range(len(launch.machines))]
     store.set(keys[launch.rank], encode_rank(own))  # type: ignore[arg-type]  # bytes are taken too
-    told = [decode_rank(data, number) for number, data in enumerate(read_values(store, keys))]
-    told[launch.rank] = own
-    return tuple(told)
+    devices = [decode_rank(data, number) for number, data in enumerate(read_values(store, keys))]
+    devices[launch.rank] = own
+    return tuple(devices)
 
 
 def _nccl_available() -> bool:
@@ -241,16 +243,18 @@ def _text(backend: str | None) -> str | None:
     return str(backend).lower() if backend else None
 
 
-def _set_backend(given: dict[str, Any], choice: BackendChoice, asked: str | None) -> None:
-    given["backend"] = choice.backend
-    _remove_options(given, f"the group uses {choice.backend} instead of {asked or 'the default of torch'}")
+def _set_backend(arguments: dict[str, Any], choice: BackendChoice, asked: str | None) -> None:
+    arguments["backend"] = choice.backend
+    _remove_options(
+        arguments, f"the group uses {choice.backend} instead of {asked or 'the default of torch'}"
+    )
 
 
-def _remove_options(given: dict[str, Any], why: str) -> None:
+def _remove_options(arguments: dict[str, Any], why: str) -> None:
     for name in ("pg_options", "device_id"):
-        if given.get(name) is not None:
+        if arguments.get(name) is not None:
             log.info("%s is ignored: %s", name, why)
-            given[name] = None
+            arguments[name] = None
 
 
 def _print_choice(asked: str | None, choice: BackendChoice, machines: Sequence[int], rank: int) -> None:

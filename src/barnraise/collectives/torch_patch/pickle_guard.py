@@ -70,15 +70,14 @@ def check_group(participants: Participants, group: dist.ProcessGroup) -> None:
     if nodes is None:
         guests = " and ".join(participants.guests.values())
         raise UntrustedPickle(
-            f"{guests} takes part in this run as a guest, and a group of {dist.get_backend(group)} does not "
-            "prove who its members are, so that torch could unpickle what the guest sends",
-            hint=f"{_HINT} A group that only owners are in may do so on the engine `barnraise`.",
+            f"{guests} is a guest in this run, and a {dist.get_backend(group)} group does not "
+            "authenticate its members, so torch could unpickle data of the guest",
+            hint=f"{_HINT} A group of owners only may do so with the backend `barnraise`.",
         )
-    strange = participants.not_owners(nodes)
-    if strange:
+    not_owners = participants.not_owners(nodes)
+    if not_owners:
         raise UntrustedPickle(
-            f"{' and '.join(strange)} takes part in this group as a guest, "
-            "and torch would unpickle what its worker sends",
+            f"{' and '.join(not_owners)} is a guest in this group, and torch would unpickle its data",
             hint=_HINT,
         )
 
@@ -114,7 +113,7 @@ def _refuse_rpc(participants: Participants) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         guests = " and ".join(participants.guests.values())
         raise UntrustedPickle(
-            f"{guests} takes part in this run as a guest, and torch's RPC runs whatever a rank sends",
+            f"{guests} is a guest in this run, and torch's RPC runs any function that a rank names",
             hint=_HINT,
         )
 

@@ -57,7 +57,7 @@ def sum_over(
     group: dist.ProcessGroup,
     tensor: torch.Tensor,
     codec: Codec | PowerSGD,
-    turn: CodecRound,
+    codec_round: CodecRound,
     *,
     parts: Sequence[FeedbackPart] | None = None,
     feedback: ErrorFeedback | None = None,
@@ -67,84 +67,94 @@ def sum_over(
     """Sum a tensor over a group. All members call it with equal sizes, codecs, rounds and sites.
 
     ``parts``: the named tensors that lie in it one after the other, for residuals by name and for the
-    matrices of PowerSGD. By default it is one part, ``turn.name``.
+    matrices of PowerSGD. By default it is one part, ``codec_round.name``.
 
     ``if_not_finite``: if numbers of a member are not finite, ``"refuse"`` raises CollectiveError on all
     members. ``"nan"`` returns a sum of NaN, which a GradScaler skips.
 
     ``sites``: the ranks at each site, if links between sites are slower than inside.
     """
-    flat = as_flat(tensor, turn.name)
-    named = [FeedbackPart(turn.name, tuple(tensor.shape))] if parts is None else list(parts)
-    if (given := sum(part.numel for part in named)) != flat.numel():
-        raise OperationMismatch(f"the parts of {turn.name!r} have {given} numbers, it has {flat.numel()}")
+    flat = as_flat(tensor, codec_round.name)
+    all_parts = [FeedbackPart(codec_round.name, tuple(tensor.shape))] if parts is None else list(parts)
+    if (given := sum(part.numel for part in all_parts)) != flat.numel():
+        raise OperationMismatch(
+            f"the parts of {codec_round.name!r} have {given} numbers, it has {flat.numel()}"
+        )
     exchange = PayloadExchange(group, sites)
-    keeps = feedback is not None
-    values = flat if feedback is None else feedback.compensated(flat, named)
+    keep_residual = feedback is not None
+    values = flat if feedback is None else feedback.compensated(flat, all_parts)
     if exchange.world == 1 or not flat.numel():
-        outcome = _single_member(values, keeps)
+        outcome = _single_member(values, keep_residual)
     elif isinstance(codec, PowerSGD):
-        outcome = _all_reduce_powersgd(exchange, codec, turn, values, named, keeps)
+        outcome = _all_reduce_powersgd(exchange, codec, codec_round, values, all_parts, keep_residual)
     elif codec.is_sparse and not exchange.sites:
-        outcome = _all_reduce_gathered(exchange, codec, turn, values, keeps)
+        outcome = _all_reduce_gathered(exchange, codec, codec_round, values, keep_residual)
     else:
-        outcome = _Outcome(*_all_reduce_encoded(exchange, codec, turn, values, keeps))
-    bad = next((one for one in outcome.verdicts if one.kind is not PayloadKind.FINE), None)
-    if bad is not None:
-        if if_not_finite == "refuse" or bad.kind is PayloadKind.MALFORMED:
-            raise _error(bad, exchange.rank, turn, flat, named)
+        outcome = _Outcome(*_all_reduce_encoded(exchange, codec, codec_round, values, keep_residual))
+    failed = next((check for check in outcome.verdicts if check.kind is not PayloadKind.FINE), None)
+    if failed is not None:
+        if if_not_finite == "refuse" or failed.kind is PayloadKind.MALFORMED:
+            raise _error(failed, exchange.rank, codec_round, flat, all_parts)
         outcome = _Outcome(torch.full_like(flat, float("nan")), _FINE)
 
     def keep() -> None:
         if outcome.keep is not None:
             outcome.keep()
-        if feedback is not None and bad is None:
-            feedback.keep(values, named)
+        if feedback is not None and failed is None:
+            feedback.keep(values, all_parts)
 
     reason = _reason(codec, exchange, flat.numel())
     return AllReduceResult(outcome.total, exchange.sent, reason, keep, exchange.crossed)
 
 
 def _all_reduce_encoded(
-    exchange: PayloadExchange, codec: Codec, turn: CodecRound, values: torch.Tensor, keeps: bool
+    exchange: PayloadExchange,
+    codec: Codec,
+    codec_round: CodecRound,
+    values: torch.Tensor,
+    keep_residual: bool,
 ) -> tuple[torch.Tensor, list[PayloadCheck]]:
     through = all_reduce_hierarchical if exchange.sites else all_reduce_sharded
-    return through(exchange, codec, turn, values, keeps)
+    return through(exchange, codec, codec_round, values, keep_residual)
 
 
-def _single_member(values: torch.Tensor, keeps: bool) -> _Outcome:
+def _single_member(values: torch.Tensor, keep_residual: bool) -> _Outcome:
     """Return the values of a single member: nothing is sent, so nothing is lost."""
     total = values.clone()
-    if keeps:
+    if keep_residual:
         values.zero_()
     verdict = PayloadCheck(PayloadKind.FINE if is_finite(total) else PayloadKind.NOT_FINITE, 0)
     return _Outcome(total, [verdict])
 
 
 def _all_reduce_gathered(
-    exchange: PayloadExchange, codec: Codec, turn: CodecRound, values: torch.Tensor, keeps: bool
+    exchange: PayloadExchange,
+    codec: Codec,
+    codec_round: CodecRound,
+    values: torch.Tensor,
+    keep_residual: bool,
 ) -> _Outcome:
     verdict = PayloadCheck(PayloadKind.FINE, exchange.rank)
     try:
-        payload = codec.encode(values, turn)
+        payload = codec.encode(values, codec_round)
     except CollectiveError:
         verdict = PayloadCheck(PayloadKind.NOT_FINITE, exchange.rank)
         size = codec.payload_bytes(values.numel()) if codec.is_fixed else 0
         payload = torch.zeros(size, dtype=torch.uint8, device=values.device)
     sizes = [codec.payload_bytes(values.numel())] * exchange.world
     if not codec.is_fixed:
-        most = sizes[0]
+        max_bytes = sizes[0]
         sizes = [row[0] for row in exchange.all_gather_numbers([payload.numel()], values.device)]
-        if not all(0 <= size <= most for size in sizes):
-            raise ProtocolError(f"a member announced more than the {most} bytes of {codec.name}")
+        if not all(0 <= size <= max_bytes for size in sizes):
+            raise ProtocolError(f"a member announced more than the {max_bytes} bytes of {codec.name}")
     arrived = [message for (message,) in exchange.gather(PayloadMessage(verdict, payload), sizes).wait()]
     verdicts = [PayloadCheck(message.verdict.kind, rank) for rank, message in enumerate(arrived)]
     total = torch.zeros_like(values)
-    if all(one.kind is PayloadKind.FINE for one in verdicts):
+    if all(check.kind is PayloadKind.FINE for check in verdicts):
         for message in arrived:
-            codec.add(total, message.payload, turn)
-        if keeps:
-            codec.add(values, payload, turn, sign=-1.0)
+            codec.add(total, message.payload, codec_round)
+        if keep_residual:
+            codec.add(values, payload, codec_round, sign=-1.0)
         if not is_finite(total):
             verdicts.append(PayloadCheck(PayloadKind.TOO_LARGE, exchange.rank))
     return _Outcome(total, verdicts)
@@ -153,68 +163,76 @@ def _all_reduce_gathered(
 def _all_reduce_powersgd(
     exchange: PayloadExchange,
     power: PowerSGD,
-    turn: CodecRound,
+    codec_round: CodecRound,
     values: torch.Tensor,
     parts: Sequence[FeedbackPart],
-    keeps: bool,
+    keep_residual: bool,
 ) -> _Outcome:
     split = power.split(parts)
-    factors = [power.factor(matrix, turn.step).to(values.device) for matrix in split.matrices]
-    projections = [one.view(values) @ q for one, q in zip(split.matrices, factors, strict=True)]
+    factors = [power.factor(matrix, codec_round.step).to(values.device) for matrix in split.matrices]
+    projections = [matrix.view(values) @ q for matrix, q in zip(split.matrices, factors, strict=True)]
     mark = powersgd.fingerprint(factors, values.device)
     whole = [values[span] for span in split.spans]
-    sums, verdicts = _all_reduce_exact(exchange, turn, [*projections, *whole, mark])
-    if any(one.kind is not PayloadKind.FINE for one in verdicts):
+    sums, verdicts = _all_reduce_exact(exchange, codec_round, [*projections, *whole, mark])
+    if any(check.kind is not PayloadKind.FINE for check in verdicts):
         return _Outcome(values, verdicts)
     powersgd.require_equal(sums[-1], exchange.world)
-    bases = [powersgd.orthonormal(one) for one in sums[: len(factors)]]
-    own = [one.view(values).t() @ p for one, p in zip(split.matrices, bases, strict=True)]
-    summed, verdicts = _all_reduce_exact(exchange, turn, own)
-    if any(one.kind is not PayloadKind.FINE for one in verdicts):
+    bases = [powersgd.orthonormal(projection) for projection in sums[: len(factors)]]
+    own = [matrix.view(values).t() @ p for matrix, p in zip(split.matrices, bases, strict=True)]
+    summed, verdicts = _all_reduce_exact(exchange, codec_round, own)
+    if any(check.kind is not PayloadKind.FINE for check in verdicts):
         return _Outcome(values, verdicts)
     total = torch.empty_like(values)
-    for matrix, p, q, mine in zip(split.matrices, bases, summed, own, strict=True):
+    for matrix, p, q, own_q in zip(split.matrices, bases, summed, own, strict=True):
         powersgd.restore(p, q, matrix.view(total))
-        if keeps:
-            matrix.view(values).sub_(p @ mine.t())
-    for span, one in zip(split.spans, sums[len(factors) : -1], strict=True):
-        total[span] = one
-        if keeps:
+        if keep_residual:
+            matrix.view(values).sub_(p @ own_q.t())
+    for span, span_sum in zip(split.spans, sums[len(factors) : -1], strict=True):
+        total[span] = span_sum
+        if keep_residual:
             values[span] = 0.0
     kept = {matrix.name: q for matrix, q in zip(split.matrices, summed, strict=True)}
     return _Outcome(total, verdicts, lambda: power.keep(kept))
 
 
 def _all_reduce_exact(
-    exchange: PayloadExchange, turn: CodecRound, tensors: Sequence[torch.Tensor]
+    exchange: PayloadExchange, codec_round: CodecRound, tensors: Sequence[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[PayloadCheck]]:
     """Sum several tensors as one in float32, in a fixed order."""
     if not tensors:
         return [], _FINE
-    joined = torch.cat([one.reshape(-1) for one in tensors])
-    total, verdicts = _all_reduce_encoded(exchange, Fp32(), turn, joined, keeps=False)
-    pieces = torch.split(total, [one.numel() for one in tensors])
-    return [piece.view(one.shape) for piece, one in zip(pieces, tensors, strict=True)], verdicts
+    joined = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    total, verdicts = _all_reduce_encoded(exchange, Fp32(), codec_round, joined, keep_residual=False)
+    sums = torch.split(total, [tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(sums, tensors, strict=True)], verdicts
 
 
 def _error(
-    bad: PayloadCheck, rank: int, turn: CodecRound, flat: torch.Tensor, parts: Sequence[FeedbackPart]
+    failed: PayloadCheck,
+    rank: int,
+    codec_round: CodecRound,
+    flat: torch.Tensor,
+    parts: Sequence[FeedbackPart],
 ) -> CollectiveError | ProtocolError:
-    if bad.kind is PayloadKind.MALFORMED:
-        return ProtocolError(f"rank {bad.rank} sent a payload of {turn.name!r} that cannot be decoded")
-    if bad.kind is PayloadKind.TOO_LARGE:
+    if failed.kind is PayloadKind.MALFORMED:
+        return ProtocolError(
+            f"rank {failed.rank} sent a payload of {codec_round.name!r} that cannot be decoded"
+        )
+    if failed.kind is PayloadKind.TOO_LARGE:
         return CollectiveError(
-            f"the sum of {turn.name!r} over all ranks is too large for float32",
+            f"the sum of {codec_round.name!r} over all ranks is too large for float32",
             hint="Lower the learning rate or the loss scale, or clip the gradient.",
         )
-    if bad.rank != rank:
-        return CollectiveError(f"rank {bad.rank} holds numbers of {turn.name!r} that are not finite")
+    if failed.rank != rank:
+        return CollectiveError(
+            f"rank {failed.rank} holds numbers of {codec_round.name!r} that are not finite"
+        )
     try:
         for part, values in zip(parts, torch.split(flat, [part.numel for part in parts]), strict=True):
             check_input_finite(values, part.name)
     except CollectiveError as error:
         return error
-    return CollectiveError(f"{turn.name!r} is too large for float32 together with its residual")
+    return CollectiveError(f"{codec_round.name!r} is too large for float32 together with its residual")
 
 
 def _reason(codec: Codec | PowerSGD, exchange: PayloadExchange, numel: int) -> str:

@@ -54,13 +54,13 @@ class GradientHook:
         self._if_not_finite = if_not_finite
         self._sites = sites
 
-    def sum(self, buffer: torch.Tensor, parts: list[FeedbackPart], turn: CodecRound) -> torch.Tensor:
+    def sum(self, buffer: torch.Tensor, parts: list[FeedbackPart], codec_round: CodecRound) -> torch.Tensor:
         """Replace the buffer by the mean over all members, in its own dtype."""
         summed = sum_over(
             self._group,
             buffer,
             self.codec,
-            turn,
+            codec_round,
             parts=parts,
             feedback=self.feedback,
             if_not_finite=self._if_not_finite,
@@ -71,17 +71,20 @@ class GradientHook:
         return buffer.copy_(summed.values.div_(self._group.size()).view_as(buffer))
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        parts = [FeedbackPart(self._name_of(one), tuple(one.shape)) for one in bucket.parameters()]
-        turn = CodecRound(f"bucket {bucket.index()}", self.step)
+        parts = [
+            FeedbackPart(self._name_of(parameter), tuple(parameter.shape))
+            for parameter in bucket.parameters()
+        ]
+        codec_round = CodecRound(f"bucket {bucket.index()}", self.step)
         buffer = bucket.buffer()
         if bucket.is_last():
             self.step += 1
         started: torch.futures.Future[None] = torch.futures.Future()
         if self._thread is None:
-            mean = self.sum(buffer, parts, turn)
+            mean = self.sum(buffer, parts, codec_round)
             started.set_result(None)
             return started.then(lambda _: mean)
-        running = self._thread.submit(self.sum, buffer, parts, turn)
+        running = self._thread.submit(self.sum, buffer, parts, codec_round)
         # DDP does not see an error that is set on a future, only one raised in a callback.
         future = started.then(lambda _: running.result())
         running.add_done_callback(lambda _: started.set_result(None))

@@ -78,16 +78,16 @@ class ErrorFeedback:
             part.name: part_residual for part, part_residual in zip(parts, residuals, strict=True)
         }
 
-    def encode(self, codec: Codec, tensor: torch.Tensor, turn: CodecRound) -> Encoded:
+    def encode(self, codec: Codec, tensor: torch.Tensor, codec_round: CodecRound) -> Encoded:
         """Encode a tensor for one receiver.
 
-        After it has arrived, call `keep(encoded.residual, [FeedbackPart(turn.name, tensor.shape)])`.
+        After it has arrived, call `keep(encoded.residual, [FeedbackPart(codec_round.name, tensor.shape)])`.
         """
         residual = self.compensated(
-            as_flat(tensor, turn.name), [FeedbackPart(turn.name, tuple(tensor.shape))]
+            as_flat(tensor, codec_round.name), [FeedbackPart(codec_round.name, tuple(tensor.shape))]
         )
-        payload = codec.encode(residual, turn)
-        codec.add(residual, payload, turn, sign=-1.0)
+        payload = codec.encode(residual, codec_round)
+        codec.add(residual, payload, codec_round, sign=-1.0)
         return Encoded(payload, residual)
 
     def forget(self) -> None:
@@ -95,7 +95,7 @@ class ErrorFeedback:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the state as plain dicts, floats and tensors."""
-        residuals = {name: one.detach().cpu().clone() for name, one in self._residuals.items()}
+        residuals = {name: residual.detach().cpu().clone() for name, residual in self._residuals.items()}
         return {"decay": self.decay, "residuals": residuals}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -103,15 +103,15 @@ class ErrorFeedback:
         if not isinstance(residuals, Mapping) or not all(map(_is_residual, residuals.items())):
             raise RunError("the loaded state does not belong to error feedback", hint=_FORGET)
         self.decay = ErrorFeedback(float(state.get("decay", self.decay))).decay
-        self._residuals = {name: one.clone() for name, one in residuals.items()}
+        self._residuals = {name: residual.clone() for name, residual in residuals.items()}
 
 
 def _is_residual(item: tuple[object, object]) -> bool:
-    name, one = item
+    name, residual = item
     return (
         isinstance(name, str)
-        and isinstance(one, torch.Tensor)
-        and one.dtype == torch.float32
-        and one.dim() == 1
-        and bool(torch.isfinite(one).all())
+        and isinstance(residual, torch.Tensor)
+        and residual.dtype == torch.float32
+        and residual.dim() == 1
+        and bool(torch.isfinite(residual).all())
     )

@@ -61,19 +61,19 @@ class IncomingPayloads:
     def wait(self) -> list[list[PayloadMessage]]:
         """Wait for the messages and return them by sender."""
         self._work.wait()
-        found: list[list[PayloadMessage]] = []
+        messages: list[list[PayloadMessage]] = []
         first = 0
         for sender, sizes in enumerate(self._sizes):
-            found.append([])
+            messages.append([])
             for size in sizes:
-                found[sender].append(self._parse_slot(sender, self._arrived[first:], size))
+                messages[sender].append(self._parse_slot(sender, self._arrived[first:], size))
                 first += _slot_bytes(size) if self._uniform_slot_bytes is None else self._uniform_slot_bytes
-        return found
+        return messages
 
     def _parse_slot(self, sender: int, slot: torch.Tensor, size: int) -> PayloadMessage:
         kind, rank = slot[:_HEADER].cpu().view(torch.int32).tolist()
         payload = slot[_HEADER : _HEADER + size]
-        if kind not in {one.value for one in PayloadKind} or not 0 <= rank < self._world:
+        if kind not in {member.value for member in PayloadKind} or not 0 <= rank < self._world:
             return PayloadMessage(PayloadCheck(PayloadKind.MALFORMED, sender), payload)
         return PayloadMessage(PayloadCheck(PayloadKind(kind), rank), payload)
 
@@ -100,9 +100,9 @@ class PayloadExchange:
         device: torch.device,
     ) -> IncomingPayloads:
         """Send different messages to each member. ``expected``: the payload sizes from each member."""
-        filled = [message for some in messages for message in some]
-        buffer = _pack_messages(filled, [_slot_bytes(one.payload.numel()) for one in filled], device)
-        leaving = [sum(_slot_bytes(one.payload.numel()) for one in some) for some in messages]
+        filled = [message for row in messages for message in row]
+        buffer = _pack_messages(filled, [_slot_bytes(message.payload.numel()) for message in filled], device)
+        leaving = [sum(_slot_bytes(message.payload.numel()) for message in row) for row in messages]
         coming = [sum(map(_slot_bytes, sizes)) for sizes in expected]
         arrived = torch.zeros(sum(coming), dtype=torch.uint8, device=device)
         self._count(leaving)
@@ -136,8 +136,8 @@ class PayloadExchange:
 
 def _validate_sites(sites: Sequence[Sequence[int]], world: int) -> tuple[tuple[int, ...], ...]:
     """Return the sites, or nothing if there is one site or every member has its own."""
-    named = sorted(rank for site in sites for rank in site)
-    if sites and (named != list(range(world)) or not all(sites)):
+    ranks = sorted(rank for site in sites for rank in site)
+    if sites and (ranks != list(range(world)) or not all(sites)):
         raise OperationMismatch(
             f"the sites {[list(site) for site in sites]} do not name each of {world} ranks once",
             hint="List every rank in exactly one site, or leave the sites out.",

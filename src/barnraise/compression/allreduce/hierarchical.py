@@ -51,21 +51,26 @@ class SiteChannel(NamedTuple):
 
 def channels_of(numel: int, sites: Sequence[Sequence[int]], grain: int) -> list[SiteChannel]:
     """Cut the tensor into channels. The last ones may be shorter or empty; every member leads one or more."""
-    found = []
+    channels = []
     for number, whole in enumerate(sharded.cut(numel, max(map(len, sites)), grain)):
         shards = sharded.cut(whole.stop - whole.start, len(sites), grain)
         moved = tuple(slice(whole.start + shard.start, whole.start + shard.stop) for shard in shards)
-        found.append(SiteChannel(whole, moved, tuple(site[number % len(site)] for site in sites)))
-    return found
+        channels.append(SiteChannel(whole, moved, tuple(site[number % len(site)] for site in sites)))
+    return channels
 
 
 def all_reduce_hierarchical(
-    exchange: PayloadExchange, codec: Codec, turn: CodecRound, values: torch.Tensor, keeps: bool
+    exchange: PayloadExchange,
+    codec: Codec,
+    codec_round: CodecRound,
+    values: torch.Tensor,
+    keep_residual: bool,
 ) -> tuple[torch.Tensor, list[PayloadCheck]]:
-    """Return the sum and its checks. With ``keeps``, ``values`` become their own residual."""
+    """Return the sum and its checks. With ``keep_residual``, ``values`` become their own residual."""
     total = torch.zeros_like(values)
     reductions = [
-        _ChunkReduction(exchange, one) for one in sharded.cut_chunks(codec, turn, values, total, keeps)
+        _ChunkReduction(exchange, chunk)
+        for chunk in sharded.cut_chunks(codec, codec_round, values, total, keep_residual)
     ]
     stages = (
         _ChunkReduction.send_to_leaders,
@@ -89,10 +94,12 @@ class _ChunkReduction:
 
     def __init__(self, exchange: PayloadExchange, chunk: sharded.TensorChunk) -> None:
         codec, values = chunk.codec, chunk.values
-        self._exchange, self._codec, self._keeps = exchange, codec, chunk.keeps
-        self._turn, self._turn_at = chunk.turn, chunk.turn_at
+        self._exchange, self._codec, self._keep_residual = exchange, codec, chunk.keep_residual
+        self._codec_round, self._round_at = chunk.codec_round, chunk.round_at
         self._values, self._total = values, chunk.total
-        self._summed = values if self._keeps else torch.empty_like(values)  # over this site, for led channels
+        self._summed = (
+            values if self._keep_residual else torch.empty_like(values)
+        )  # over this site, for led channels
         self._site, self._sites = exchange.site, exchange.sites
         self._site_peers = [rank for rank in self._sites[self._site] if rank != exchange.rank]
         self._channels = channels_of(values.numel(), self._sites, codec.grain)
@@ -107,19 +114,19 @@ class _ChunkReduction:
         self.verdicts: list[PayloadCheck] = []
 
     def send_to_leaders(self) -> None:
-        me, is_fine = self._exchange.rank, is_finite(self._values)
-        verdict = PayloadCheck(PayloadKind.FINE if is_fine else PayloadKind.NOT_FINITE, me)
+        own_rank, is_fine = self._exchange.rank, is_finite(self._values)
+        verdict = PayloadCheck(PayloadKind.FINE if is_fine else PayloadKind.NOT_FINITE, own_rank)
         self._checks = dict.fromkeys(self._led_channels, verdict)
         messages, expected = self._outgoing(), self._incoming()
         for channel in self._channels:
             leader = channel.leaders[self._site]
             size = _PLAIN.payload_bytes(channel.whole.stop - channel.whole.start)
-            if leader == me:
+            if leader == own_rank:
                 for site_peer in self._site_peers:
                     expected[site_peer].append(size)
             else:
-                mine = self._values[channel.whole]
-                payload = _PLAIN.encode(mine, self._turn) if is_fine else self._blank(size)
+                own_values = self._values[channel.whole]
+                payload = _PLAIN.encode(own_values, self._codec_round) if is_fine else self._blank(size)
                 messages[leader].append(PayloadMessage(verdict, payload))
         self._send(messages, expected)
 
@@ -127,7 +134,7 @@ class _ChunkReduction:
         received = self._received()
         for number in self._led_channels:
             self._sum_site(number, received)
-        for number, channel in enumerate(self._channels) if self._keeps else ():
+        for number, channel in enumerate(self._channels) if self._keep_residual else ():
             if number not in self._led_channels:
                 self._values[channel.whole] = 0.0  # its leader has it
         if self._codec.is_sparse:
@@ -184,22 +191,22 @@ class _ChunkReduction:
                 self.verdicts.append(verdict)
                 if verdict.kind is PayloadKind.FINE:
                     span = self._span(number, site)
-                    self._codec.add(self._total[span], payload, self._turn_at(span))
+                    self._codec.add(self._total[span], payload, self._round_at(span))
 
     # leaders only
 
     def _sum_site(self, number: int, received: Sequence[Iterator[PayloadMessage]]) -> None:
         """Compute this site's sum of a channel, and check it."""
-        me, whole = self._exchange.rank, self._channels[number].whole
+        own_rank, whole = self._exchange.rank, self._channels[number].whole
         total = torch.zeros_like(self._values[whole])
-        for rank in sorted((*self._site_peers, me)):
-            if rank == me:
+        for rank in sorted((*self._site_peers, own_rank)):
+            if rank == own_rank:
                 total.add_(self._values[whole])
             else:
-                self._add(_PLAIN, number, total, next(received[rank]), rank, (rank,), self._turn)
+                self._add(_PLAIN, number, total, next(received[rank]), rank, (rank,), self._codec_round)
         self._summed[whole] = total
         if self._checks[number].kind is PayloadKind.FINE and not is_finite(total):
-            self._checks[number] = PayloadCheck(PayloadKind.TOO_LARGE, me)
+            self._checks[number] = PayloadCheck(PayloadKind.TOO_LARGE, own_rank)
 
     def _site_sum(self, number: int, received: Sequence[Iterator[PayloadMessage]]) -> PayloadMessage:
         """Return this site's message: the sum of its shard, or its own sum if the codec is sparse."""
@@ -212,12 +219,12 @@ class _ChunkReduction:
                 total.add_(self._summed[span])
             else:
                 sender = channel.leaders[site]
-                turn = self._turn_at(span)
-                self._add(self._codec, number, total, next(received[sender]), sender, members, turn)
+                codec_round = self._round_at(span)
+                self._add(self._codec, number, total, next(received[sender]), sender, members, codec_round)
         if self._checks[number].kind is PayloadKind.FINE and not is_finite(total):
             self._checks[number] = PayloadCheck(PayloadKind.TOO_LARGE, self._exchange.rank)
         message = self._encoded(number, total, span)
-        if self._keeps:
+        if self._keep_residual:
             self._summed[span] = total
         return message
 
@@ -229,29 +236,29 @@ class _ChunkReduction:
         message: PayloadMessage,
         sender: int,
         about: Sequence[int],
-        turn: CodecRound,
+        codec_round: CodecRound,
     ) -> None:
         """Add a message to the total.
 
         A sender reports only on itself, and a leader on its site.
         """
-        found = message.verdict
-        if found.kind is PayloadKind.FINE:
+        check = message.verdict
+        if check.kind is PayloadKind.FINE:
             try:
-                codec.add(total, message.payload, turn)
+                codec.add(total, message.payload, codec_round)
             except ProtocolError:
-                found = PayloadCheck(PayloadKind.MALFORMED, sender)
-        if found.kind is not PayloadKind.FINE and self._checks[number].kind is PayloadKind.FINE:
-            self._checks[number] = found if found.rank in about else PayloadCheck(found.kind, sender)
+                check = PayloadCheck(PayloadKind.MALFORMED, sender)
+        if check.kind is not PayloadKind.FINE and self._checks[number].kind is PayloadKind.FINE:
+            self._checks[number] = check if check.rank in about else PayloadCheck(check.kind, sender)
 
     def _encoded(self, number: int, values: torch.Tensor, span: slice) -> PayloadMessage:
         """Encode values with the channel's check. If residuals are kept, ``values`` become the residual."""
-        verdict, turn = self._checks[number], self._turn_at(span)
+        verdict, codec_round = self._checks[number], self._round_at(span)
         if verdict.kind is not PayloadKind.FINE:
             return PayloadMessage(verdict, self._blank(self._max_bytes(span) if self._codec.is_fixed else 0))
-        payload = self._codec.encode(values, turn)
-        if self._keeps:
-            self._codec.add(values, payload, turn, sign=-1.0)
+        payload = self._codec.encode(values, codec_round)
+        if self._keep_residual:
+            self._codec.add(values, payload, codec_round, sign=-1.0)
         return PayloadMessage(verdict, payload)
 
     # sizes
@@ -287,10 +294,10 @@ class _ChunkReduction:
 
     def _size(self, announced: Sequence[Sequence[int]], rank: int, place: int, span: slice) -> int:
         """Return a valid size. All members see all sizes, so all reject the same ones."""
-        most = self._max_bytes(span)
-        size = announced[rank][place] if announced else most
-        if not 0 <= size <= most:
-            raise ProtocolError(f"a member announced {size} bytes, but {self._codec.name} allows {most}")
+        max_bytes = self._max_bytes(span)
+        size = announced[rank][place] if announced else max_bytes
+        if not 0 <= size <= max_bytes:
+            raise ProtocolError(f"a member announced {size} bytes, but {self._codec.name} allows {max_bytes}")
         return size
 
     def _max_bytes(self, span: slice) -> int:

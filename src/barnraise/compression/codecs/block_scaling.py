@@ -76,8 +76,8 @@ def compute_scales(
 def read_scales(payload: torch.Tensor, numel: int, block: int, levels: int) -> torch.Tensor:
     """Read the scales at the start of a payload. Raise ProtocolError if one would give infinite numbers."""
     scales = read(payload, 0, block_count(numel, block), torch.float32)
-    least, most = torch.aminmax(scales)
-    if not (float(least) >= 0 and float(most) <= _largest_step(levels)):  # this form rejects NaN
+    smallest, largest = torch.aminmax(scales)
+    if not (float(smallest) >= 0 and float(largest) <= _largest_step(levels)):  # this form rejects NaN
         raise ProtocolError("a payload holds a scale that is negative or too large", not_finite=True)
     return scales
 

@@ -66,11 +66,13 @@ class Codec(ABC):
     def payload_bytes(self, numel: int) -> int:
         """Return the payload size of ``numel`` numbers."""
 
-    def encode(self, tensor: torch.Tensor, turn: CodecRound) -> torch.Tensor:
+    def encode(self, tensor: torch.Tensor, codec_round: CodecRound) -> torch.Tensor:
         """Encode a tensor of any shape and float type. Raise CollectiveError if a number is not finite."""
-        return self._encode(as_flat(tensor, turn.name), turn)
+        return self._encode(as_flat(tensor, codec_round.name), codec_round)
 
-    def add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float = 1.0) -> None:
+    def add(
+        self, total: torch.Tensor, payload: torch.Tensor, codec_round: CodecRound, sign: float = 1.0
+    ) -> None:
         """Add the decoded payload to a flat float32 tensor, or subtract it with ``sign=-1``.
 
         Raise ProtocolError if the payload does not fit this codec and size. The sum is invalid then.
@@ -86,22 +88,24 @@ class Codec(ABC):
                 f"received {size} bytes for {total.numel()} numbers in {self.name}, expected {max_bytes}"
             )
         if total.numel():
-            self._add(total, payload.contiguous(), turn, sign)
+            self._add(total, payload.contiguous(), codec_round, sign)
 
-    def decode(self, payload: torch.Tensor, numel: int, turn: CodecRound) -> torch.Tensor:
+    def decode(self, payload: torch.Tensor, numel: int, codec_round: CodecRound) -> torch.Tensor:
         """Decode ``numel`` numbers to float32.
 
         The receiver knows ``numel`` and never takes it from the sender.
         """
         total = torch.zeros(numel, dtype=torch.float32, device=payload.device)
-        self.add(total, payload, turn)
+        self.add(total, payload, codec_round)
         return total
 
     @abstractmethod
-    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor: ...
+    def _encode(self, flat: torch.Tensor, codec_round: CodecRound) -> torch.Tensor: ...
 
     @abstractmethod
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None: ...
+    def _add(
+        self, total: torch.Tensor, payload: torch.Tensor, codec_round: CodecRound, sign: float
+    ) -> None: ...
 
 
 def as_flat(tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -127,8 +131,8 @@ def check_input_finite(values: torch.Tensor, name: str) -> None:
 def is_finite(values: torch.Tensor) -> bool:
     if not values.numel():
         return True
-    least, most = torch.aminmax(values)  # NaN propagates to both; much faster than isfinite().all()
-    return bool(torch.isfinite(least)) and bool(torch.isfinite(most))
+    smallest, largest = torch.aminmax(values)  # NaN propagates to both; much faster than isfinite().all()
+    return bool(torch.isfinite(smallest)) and bool(torch.isfinite(largest))
 
 
 def check_payload_finite(values: torch.Tensor) -> None:

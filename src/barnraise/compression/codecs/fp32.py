@@ -26,11 +26,11 @@ class Fp32(Codec):
     def payload_bytes(self, numel: int) -> int:
         return 4 * numel
 
-    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
-        check_input_finite(flat, turn.name)
+    def _encode(self, flat: torch.Tensor, codec_round: CodecRound) -> torch.Tensor:
+        check_input_finite(flat, codec_round.name)
         return flat.clone().view(torch.uint8)  # a copy, because the input becomes the residual
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, codec_round: CodecRound, sign: float) -> None:
         values = read(payload, 0, total.numel(), torch.float32)
         check_payload_finite(values)
         total.add_(values, alpha=sign)

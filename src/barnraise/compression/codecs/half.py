@@ -28,17 +28,17 @@ class Half(Codec):
     def payload_bytes(self, numel: int) -> int:
         return 2 * numel
 
-    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
+    def _encode(self, flat: torch.Tensor, codec_round: CodecRound) -> torch.Tensor:
         if not flat.numel():
             return flat.to(self.dtype).view(torch.uint8)
         extremes = torch.stack(torch.aminmax(flat))
-        check_input_finite(extremes, turn.name)
-        most = torch.finfo(self.dtype).max
-        if float(extremes.abs().max()) > most:
-            flat = flat.clamp(-most, most)
+        check_input_finite(extremes, codec_round.name)
+        max_value = torch.finfo(self.dtype).max
+        if float(extremes.abs().max()) > max_value:
+            flat = flat.clamp(-max_value, max_value)
         return flat.to(self.dtype).view(torch.uint8)
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, codec_round: CodecRound, sign: float) -> None:
         values = read(payload, 0, total.numel(), self.dtype)
         for rows_slice in chunks(total.numel(), 1, total.device):
             wide = values[rows_slice].to(torch.float32)

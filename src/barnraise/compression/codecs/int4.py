@@ -47,8 +47,8 @@ class Int4(Codec):
     def payload_bytes(self, numel: int) -> int:
         return 4 * block_count(numel, self.block) + -(-numel // 2)
 
-    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
-        scales, inverses = compute_scales(flat, self.block, _LEVELS, turn.name)
+    def _encode(self, flat: torch.Tensor, codec_round: CodecRound) -> torch.Tensor:
+        scales, inverses = compute_scales(flat, self.block, _LEVELS, codec_round.name)
         payload = torch.empty(self.payload_bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
         start = 4 * scales.numel()
         payload[:start].copy_(scales.view(torch.uint8))
@@ -63,7 +63,7 @@ class Int4(Codec):
                 target[rows_slice].copy_(low)
         return payload
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, codec_round: CodecRound, sign: float) -> None:
         scales = read_scales(payload, total.numel(), self.block, _LEVELS)
         for part in iterate_blocks(total.numel(), self.block):
             source = _bytes_of(payload, 4 * scales.numel(), part)

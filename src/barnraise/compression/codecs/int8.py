@@ -38,8 +38,8 @@ class Int8(Codec):
     def payload_bytes(self, numel: int) -> int:
         return 4 * block_count(numel, self.block) + numel
 
-    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
-        scales, inverses = compute_scales(flat, self.block, _LEVELS, turn.name)
+    def _encode(self, flat: torch.Tensor, codec_round: CodecRound) -> torch.Tensor:
+        scales, inverses = compute_scales(flat, self.block, _LEVELS, codec_round.name)
         payload = torch.empty(self.payload_bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
         start = 4 * scales.numel()
         payload[:start].copy_(scales.view(torch.uint8))
@@ -52,7 +52,7 @@ class Int8(Codec):
                 target[rows_slice].copy_((values[rows_slice] * own[rows_slice]).round_())
         return payload
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, codec_round: CodecRound, sign: float) -> None:
         scales = read_scales(payload, total.numel(), self.block, _LEVELS)
         codes = payload[4 * scales.numel() :].view(torch.int8)
         for part in iterate_blocks(total.numel(), self.block):

@@ -89,14 +89,14 @@ class PowerSGD:
 
     def factor(self, matrix: Matrix, step: int) -> torch.Tensor:
         """Return the orthonormal Q of a matrix. Columns that were lost are drawn again."""
-        kept = self._factors.get(matrix.name)
-        if kept is None or kept.shape != (matrix.columns, self.rank):
+        stored = self._factors.get(matrix.name)
+        if stored is None or stored.shape != (matrix.columns, self.rank):
             return orthonormal(self._draw(matrix, 0))
-        found = orthonormal(kept)
-        is_lost = ~found.any(dim=0)
+        columns = orthonormal(stored)
+        is_lost = ~columns.any(dim=0)
         if not is_lost.any():
-            return found
-        return orthonormal(torch.where(is_lost, self._draw(matrix, 1 + step), found))
+            return columns
+        return orthonormal(torch.where(is_lost, self._draw(matrix, 1 + step), columns))
 
     def keep(self, factors: Mapping[str, torch.Tensor]) -> None:
         """Store the summed Q of each matrix, after the step was committed."""
@@ -110,7 +110,7 @@ class PowerSGD:
 
         A joining member loads them from any other member.
         """
-        return {"factors": {name: one.detach().cpu().clone() for name, one in self._factors.items()}}
+        return {"factors": {name: factor.detach().cpu().clone() for name, factor in self._factors.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         factors = state.get("factors")
@@ -119,17 +119,17 @@ class PowerSGD:
                 f"the loaded state does not belong to {self.name}",
                 hint="Load the state of a member with the same rank, or call restart() on all members.",
             )
-        self._factors = {name: one.clone() for name, one in factors.items()}
+        self._factors = {name: factor.clone() for name, factor in factors.items()}
 
     def _is_factor(self, item: tuple[object, object]) -> bool:
-        name, one = item
+        name, factor = item
         return (
             isinstance(name, str)
-            and isinstance(one, torch.Tensor)
-            and one.dtype == torch.float32
-            and one.dim() == 2
-            and one.shape[1] == self.rank
-            and bool(torch.isfinite(one).all())
+            and isinstance(factor, torch.Tensor)
+            and factor.dtype == torch.float32
+            and factor.dim() == 2
+            and factor.shape[1] == self.rank
+            and bool(torch.isfinite(factor).all())
         )
 
     def _draw(self, matrix: Matrix, number: int) -> torch.Tensor:
@@ -191,8 +191,8 @@ def restore(p: torch.Tensor, q: torch.Tensor, into: torch.Tensor) -> None:
 def fingerprint(factors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Return a few small integers and their squares. Their sums over members show if all were equal."""
     digest = blake3()
-    for one in factors:
-        digest.update(one.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    for factor in factors:
+        digest.update(factor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     marks = torch.tensor(list(digest.digest(length=_CHECK)), dtype=torch.float32, device=device)
     return torch.cat([marks, marks.square()])
 

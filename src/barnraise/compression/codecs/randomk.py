@@ -55,25 +55,27 @@ class RandomK(Codec):
     def payload_bytes(self, numel: int) -> int:
         return _TAG_BYTES + 4 * -(-numel // self.every)
 
-    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
-        check_input_finite(flat, turn.name)
-        tag, positions = self._draw(flat.numel(), turn)
+    def _encode(self, flat: torch.Tensor, codec_round: CodecRound) -> torch.Tensor:
+        check_input_finite(flat, codec_round.name)
+        tag, positions = self._draw(flat.numel(), codec_round)
         values = flat[positions.to(flat.device)].view(torch.uint8)
         return torch.cat([torch.tensor(list(tag), dtype=torch.uint8, device=flat.device), values])
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
-        tag, positions = self._draw(total.numel(), turn)
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, codec_round: CodecRound, sign: float) -> None:
+        tag, positions = self._draw(total.numel(), codec_round)
         if bytes(payload[:_TAG_BYTES].tolist()) != tag:
             raise ProtocolError(
-                f"numbers of {turn.name!r} were drawn for another tensor, step or seed",
+                f"numbers of {codec_round.name!r} were drawn for another tensor, step or seed",
                 hint="Give all members the same codec, and count their steps alike.",
             )
         values = read(payload, _TAG_BYTES, positions.numel(), torch.float32)
         check_payload_finite(values)
         total.index_add_(0, positions.to(total.device), values, alpha=sign)
 
-    def _draw(self, numel: int, turn: CodecRound) -> tuple[bytes, torch.Tensor]:
-        key = blake3(f"{self.seed}/{turn.step}/{numel}/{self.every}/{turn.name}".encode()).digest(length=24)
+    def _draw(self, numel: int, codec_round: CodecRound) -> tuple[bytes, torch.Tensor]:
+        key = blake3(
+            f"{self.seed}/{codec_round.step}/{numel}/{self.every}/{codec_round.name}".encode()
+        ).digest(length=24)
         groups = -(-numel // self.every)
         # Philox's raw output is specified bit by bit, and so is the following arithmetic.
         stream = numpy.random.Philox(key=int.from_bytes(key[:16], "little"))

@@ -34,12 +34,12 @@ _MAX_DIGITS = 12
 
 def codec_named(text: str) -> Codec | PowerSGD:
     """Create the codec of a name. Raise ConfigError that lists the valid names."""
-    words, *packings = text.strip().split("+")
-    name, colon, given = words.partition(":")
+    codec_text, *packings = text.strip().split("+")
+    name, colon, parameter_text = codec_text.partition(":")
     if name not in _MAKERS:
         raise ConfigError(f"unknown codec {name!r}", hint=f"Choose one of {', '.join(NAMES)}.")
-    make, known = _MAKERS[name]
-    codec = make(**_parameters(name, given, known) if colon else {})
+    make, allowed = _MAKERS[name]
+    codec = make(**_parameters(name, parameter_text, allowed) if colon else {})
     if not packings:
         return codec
     if packings != [_PACKING] or isinstance(codec, PowerSGD):
@@ -50,18 +50,18 @@ def codec_named(text: str) -> Codec | PowerSGD:
     return ZlibCodec(codec)
 
 
-def _parameters(name: str, given: str, known: tuple[str, ...]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    takes = f"{name} takes {' and '.join(known)}" if known else f"{name} takes no parameters"
-    for word in given.split(","):
+def _parameters(name: str, parameter_text: str, allowed: tuple[str, ...]) -> dict[str, int]:
+    parameters: dict[str, int] = {}
+    takes = f"{name} takes {' and '.join(allowed)}" if allowed else f"{name} takes no parameters"
+    for word in parameter_text.split(","):
         key, _, value = word.partition("=")
-        if key not in known:
+        if key not in allowed:
             raise ConfigError(f"{name} has no parameter {key!r}", hint=f"{takes}.")
-        if key in found:
+        if key in parameters:
             raise ConfigError(f"{name} is given {key} twice", hint=f"Give {key} once.")
         if not (value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS):
             raise ConfigError(
                 f"{key}={value} of {name} is not a whole number", hint=f"Write it as in {name}:{key}=64."
             )
-        found[key] = int(value)
-    return found
+        parameters[key] = int(value)
+    return parameters

@@ -96,8 +96,8 @@ class TopK(Codec):
         if rest:
             yield _Rows(whole * self.block, full.last_byte, 1, rest, -(-rest * self.k // self.block))
 
-    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
-        check_input_finite(flat, turn.name)
+    def _encode(self, flat: torch.Tensor, codec_round: CodecRound) -> torch.Tensor:
+        check_input_finite(flat, codec_round.name)
         device, flat = flat.device, flat.cpu()
         payload = torch.empty(self.payload_bytes(flat.numel()), dtype=torch.uint8)
         for part in self._parts(flat.numel()):
@@ -116,7 +116,7 @@ class TopK(Codec):
             target[:, _LEVEL_BYTES:] = torch.from_numpy(_pack(positions.numpy(), codes.numpy(), part))
         return payload.to(device)
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, codec_round: CodecRound, sign: float) -> None:
         payload = payload.cpu()
         for part in self._parts(total.numel()):
             source = payload[part.first_byte : part.last_byte].view(part.rows, part.row_bytes)
@@ -140,11 +140,11 @@ def _largest(rows: torch.Tensor, k: int) -> torch.Tensor:
     """
     width = rows.shape[1]
     keys = rows.abs().view(torch.int32).numpy()  # magnitudes sort like their bits
-    least = numpy.partition(keys, width - k, axis=1)[:, width - k : width - k + 1]
-    is_taken = keys >= least
+    threshold = numpy.partition(keys, width - k, axis=1)[:, width - k : width - k + 1]
+    is_taken = keys >= threshold
     surplus = numpy.count_nonzero(is_taken, axis=1) - k
     for row in numpy.flatnonzero(surplus):
-        is_taken[row, numpy.flatnonzero(keys[row] == least[row])[-surplus[row] :]] = False
+        is_taken[row, numpy.flatnonzero(keys[row] == threshold[row])[-surplus[row] :]] = False
     return torch.from_numpy(numpy.flatnonzero(is_taken).reshape(-1, k) % width)
 
 
@@ -158,8 +158,8 @@ def _levels_of(magnitudes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     lows = by_row.shape[0] - highs  # never 0: some value is not above the mean
     low = (whole - above).clamp_(min=0.0) / lows
     high = torch.where(highs > 0, above / highs.clamp(min=1), low)
-    most = torch.finfo(torch.bfloat16).max
-    levels = torch.stack([low, high], dim=1).clamp_(max=most).to(torch.bfloat16)
+    max_value = torch.finfo(torch.bfloat16).max
+    levels = torch.stack([low, high], dim=1).clamp_(max=max_value).to(torch.bfloat16)
     return levels, is_high.t()
 
 

@@ -49,19 +49,19 @@ class ZlibCodec(Codec):
     def payload_bytes(self, numel: int) -> int:
         return self.inner.payload_bytes(numel) + self.inner.item
 
-    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
-        plain = self.inner.encode(flat, turn).cpu().numpy()
-        pieces = []
+    def _encode(self, flat: torch.Tensor, codec_round: CodecRound) -> torch.Tensor:
+        plain = self.inner.encode(flat, codec_round).cpu().numpy()
+        planes = []
         for number in range(self.inner.item):
             data = plain[number :: self.inner.item].tobytes()
             deflated = _deflate(data) if _is_compressible(data) else data
             if len(deflated) + _LENGTH_BYTES < len(data):
-                pieces += [bytes([_DEFLATED]), len(deflated).to_bytes(_LENGTH_BYTES, "little"), deflated]
+                planes += [bytes([_DEFLATED]), len(deflated).to_bytes(_LENGTH_BYTES, "little"), deflated]
             else:
-                pieces += [bytes([_PLAIN]), data]
-        return torch.frombuffer(bytearray(b"".join(pieces)), dtype=torch.uint8).to(flat.device)
+                planes += [bytes([_PLAIN]), data]
+        return torch.frombuffer(bytearray(b"".join(planes)), dtype=torch.uint8).to(flat.device)
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, codec_round: CodecRound, sign: float) -> None:
         size = self.inner.payload_bytes(total.numel()) // self.inner.item
         rest = payload.cpu().numpy().data
         plain = numpy.empty((size, self.inner.item), dtype=numpy.uint8)
@@ -70,7 +70,7 @@ class ZlibCodec(Codec):
             plain[:, number] = numpy.frombuffer(data, dtype=numpy.uint8)
         if len(rest):
             raise ProtocolError("a packed payload is longer than its header says")
-        self.inner.add(total, torch.from_numpy(plain.reshape(-1)).to(total.device), turn, sign)
+        self.inner.add(total, torch.from_numpy(plain.reshape(-1)).to(total.device), codec_round, sign)
 
 
 def _next_plane(rest: memoryview, size: int) -> tuple[bytes | memoryview, memoryview]:

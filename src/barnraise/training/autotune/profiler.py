@@ -64,7 +64,7 @@ class StepProfiler:
         self._session = session
         self._batches = batches
         self._file = Path.cwd() / PROFILE_FILE  # before the script changes the directory
-        self._units = session._data.units(session.done)
+        self._microbatches = session._data.microbatches(session.done)
         # The first step includes warm-up. A step's last micro-batch also sends gradients, so it counts only
         # for a worker that has no other.
         self._cold, self._last, self._warm = _Tally(), _Tally(), _Tally()
@@ -140,8 +140,8 @@ class StepProfiler:
                 gradient_bytes=sum(flat.nbytes for flat in session._reducer.local.values()),
                 frozen_bytes=sum(one.nbytes for one in others),
                 is_lora=any("lora_" in name for name, _ in session._model.named_parameters()),
-                batch=sum(unit.size for unit in self._units),
-                unit=max(unit.size for unit in self._units),
+                batch=sum(unit.size for unit in self._microbatches),
+                unit=max(unit.size for unit in self._microbatches),
                 workers=tuple(measured),
                 steps_s=tuple(b - a for a, b in zip(self._commits, self._commits[1:], strict=False)),
             )

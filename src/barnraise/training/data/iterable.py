@@ -54,7 +54,7 @@ class IterableLoader:
     def batch(self) -> int:
         return self._batch
 
-    def units(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
+    def microbatches(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
         """Return the micro-batches of a round; none if the epoch is over."""
         first, items = self._read(step, period)
         return cut(first, first + len(items), self._unit)
@@ -62,7 +62,7 @@ class IterableLoader:
     def steps(self, step: int, period: int) -> int:
         return -(-len(self._read(step, period)[1]) // self._batch)
 
-    def may_go_ahead(self, step: int) -> bool:
+    def may_overlap(self, step: int) -> bool:
         """Return False: only the current step has been read."""
         return False
 

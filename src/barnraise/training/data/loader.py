@@ -112,13 +112,13 @@ class MicroBatchLoader:
     def batch(self) -> int:
         return self.data_order.batch
 
-    def units(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
+    def microbatches(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
         return self.data_order.units(step, period)
 
     def steps(self, step: int, period: int) -> int:
         return self.data_order.steps(step, period)
 
-    def may_go_ahead(self, step: int) -> bool:
+    def may_overlap(self, step: int) -> bool:
         return self.data_order.may_go_ahead(step)
 
     def is_over(self, epoch: int, done: int) -> bool:

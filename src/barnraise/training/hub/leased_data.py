@@ -77,7 +77,7 @@ class LeasedData(MicroBatchLoader):
         """Count the samples of a committed step."""
         self.offset = min(self.leased_samples, self.offset + self._step_samples)
 
-    def units(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
+    def microbatches(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
         microbatches: list[MicroBatch] = []
         if self.lease is None:
             return ()
@@ -92,7 +92,7 @@ class LeasedData(MicroBatchLoader):
         """Return 0: schedulers follow the samples of all groups, not the steps of this one."""
         return 0
 
-    def may_go_ahead(self, step: int) -> bool:
+    def may_overlap(self, step: int) -> bool:
         return False
 
     def is_over(self, epoch: int, done: int) -> bool:

@@ -175,5 +175,5 @@ def _choose_leader(statuses: Sequence[_HubStatus], step: int) -> int:
             return rank
     raise RunError(
         "none of the remaining machines can talk to the hub",
-        hint=f"On at least one of them: {install_hint('hub')}; then join again with --site.",
+        hint=f"On at least one of them, then join again with --site: {install_hint('hub')}",
     )

@@ -61,7 +61,7 @@ class OutOfMemoryGuard:
             sys.excepthook = self._make_hook(unit, sys.excepthook)
 
     def halve(self, unit: int) -> bool:
-        """Halve the size of parts and store the setting. Return False if parts cannot be smaller."""
+        """Store twice the number of parts for the next start. Return False if parts cannot be smaller."""
         if self._file is None or self.parts >= min(unit, MAX_PARTS):
             return False
         self.parts *= 2

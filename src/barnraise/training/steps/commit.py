@@ -42,13 +42,13 @@ class StepData(Protocol):
     def batch(self) -> int:
         """Return the samples of a batch over all workers; the last one of an epoch may have fewer."""
 
-    def units(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
+    def microbatches(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
         """Return the micro-batches of the round of ``period`` steps that starts there."""
 
     def steps(self, step: int, period: int) -> int:
         """Return how many steps such a round has; fewer than ``period`` at the end of an epoch."""
 
-    def may_go_ahead(self, step: int) -> bool:
+    def may_overlap(self, step: int) -> bool:
         """Tell whether micro-batches there may be computed before earlier ones are committed."""
 
     def catch_up(self, step: int) -> None:
@@ -193,7 +193,7 @@ class StepCommitter:
         return self._context.data.steps(self._state.covered, self._state.sync.period)
 
     def _step_microbatches(self) -> tuple[MicroBatch, ...]:
-        return self._context.data.units(self._state.covered, self._state.sync.period)
+        return self._context.data.microbatches(self._state.covered, self._state.sync.period)
 
     def _assign(self, completed: Mapping[int, frozenset[int]]) -> None:
         """Assign the step's micro-batches; ``completed``: those that each rank has computed."""

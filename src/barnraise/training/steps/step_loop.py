@@ -121,7 +121,7 @@ class StepLoop(StepRecovery):
         if self._may_overlap():
             self._in_flight = BackgroundTask(reduce_and_vote)
             self._local_sgd.start_next_round()
-            next_microbatches = self._context.data.units(self.position[1], self._state.sync.period)
+            next_microbatches = self._context.data.microbatches(self.position[1], self._state.sync.period)
             self._progress.start_next_step(next_microbatches, self._assign_own)
             return
         try:
@@ -160,7 +160,7 @@ class StepLoop(StepRecovery):
         sync, coming = self._state.sync, self._state.coming
         if not self._group_overlaps or not may_overlap(world=self._manager.world, sync=sync, coming=coming):
             return False
-        return self._context.data.may_go_ahead(self._state.covered + self._batches_in_step())
+        return self._context.data.may_overlap(self._state.covered + self._batches_in_step())
 
     def _start_reduce(self) -> Callable[[], list[CommitVote]]:
         """Return a function that all-reduces the step and returns all votes. May run on any thread."""

@@ -16,7 +16,7 @@ from barnraise.environments.build_process import run_to_end
 from barnraise.environments.installed_packages import packages_of
 from tests.unit.agent.containers.fake_engine import FakeEngine
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are for Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers work on Linux only")
 
 
 @pytest.mark.parametrize(

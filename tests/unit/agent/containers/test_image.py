@@ -11,7 +11,7 @@ from barnraise.agent.containers.image import check_arguments, check_result
 from barnraise.core.errors import RunEnvironmentError
 from tests.unit.agent.containers.fake_engine import HERE, IMAGE
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are for Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers work on Linux only")
 
 
 @pytest.mark.parametrize("image", ["", "--privileged", "-v/:/host", "a b", "a\nb", "a,b", "ä"])

@@ -27,7 +27,7 @@ from barnraise.agent_client.kv_client import agent_at, ask_cluster
 from barnraise.core.errors import BarnraiseError, RunEnvironmentError
 from tests.unit.agent.containers.fake_engine import HERE, IMAGE, SOURCE, FakeEngine, needs_mounts
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are for Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers work on Linux only")
 
 
 SPEC = ContainerSpec(

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.agent.supervisor.log_file import LogPart, LogWriter, read_log, remove_log
+from barnraise.agent.supervisor.log_file import LogPart, LogWriter, read_log
 from barnraise.agent.supervisor.log_pump import WorkerLog
-from barnraise.agent.supervisor.messages import MOST_TAIL_BYTES, SupervisorNote
+from barnraise.agent.supervisor.messages import MAX_TAIL_BYTES, SupervisorNote
 from tests.repository import ROOT
 
 
@@ -145,8 +145,7 @@ def test_segments_ignore_similar_file_names(tmp_path: Path) -> None:
     writer.write(b"ours")
     writer.close()
     assert read_log(path, 0, 100).data == b"ours"
-    remove_log(path)
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 5
 
 
 def test_read_log_while_other_process_writes(tmp_path: Path) -> None:
@@ -183,10 +182,10 @@ for size in [1, 17, 4096, 9999, 251] * 400:
 def test_worker_log_failing_is_reported_once_and_keeps_tail(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     notes: list[SupervisorNote] = []
-    keeper = WorkerLog(2, tmp_path / "file" / "rank-2.log", 1 << 20, notes.append)
-    keeper.write(b"x" * 20_000)
-    keeper.write(b"last")
-    keeper.close()
-    assert keeper.tail == b"x" * (MOST_TAIL_BYTES - 4) + b"last"
+    log = WorkerLog(2, tmp_path / "file" / "rank-2.log", 1 << 20, notes.append)
+    log.write(b"x" * 20_000)
+    log.write(b"last")
+    log.close()
+    assert log.tail == b"x" * (MAX_TAIL_BYTES - 4) + b"last"
     (note,) = notes
-    assert "the log of rank 2 cannot be written" in note.text
+    assert "cannot write the log of rank 2" in note.text

@@ -15,7 +15,7 @@ import pytest
 
 from barnraise.agent.runs.supervisor_client import read_log
 from barnraise.agent.supervisor.messages import (
-    MOST_TAIL_BYTES,
+    MAX_TAIL_BYTES,
     QUIET,
     AllExited,
     SupervisorNote,
@@ -228,7 +228,7 @@ while True:
         await group.wait_exit()
         assert time.monotonic() - asked_at < 60, "not for the ten minutes of its grace"
         assert largest <= most
-        assert len(group.exited(0).tail) == MOST_TAIL_BYTES
+        assert len(group.exited(0).tail) == MAX_TAIL_BYTES
 
     asyncio.run(run())
 
@@ -254,7 +254,7 @@ os.write(1, b"c" * 1_000)
     async def run() -> None:
         group = await Supervised.start(launch(tmp_path, worker(tmp_path, program)))
         await group.wait_exit()
-        assert group.exited(0).tail == b"a" * (MOST_TAIL_BYTES - 6_000) + b"b" * 5_000 + b"c" * 1_000
+        assert group.exited(0).tail == b"a" * (MAX_TAIL_BYTES - 6_000) + b"b" * 5_000 + b"c" * 1_000
         part = read_log(tmp_path / "rank-0.log", 19_999, 2)
         assert (part.start, part.data, part.end) == (19_999, b"ab", 26_000)
 

@@ -24,10 +24,10 @@ def gradient(step: int = 0) -> torch.Tensor:
 
 
 def one_step(codec: Codec, feedback: ErrorFeedback, step: int, values: torch.Tensor) -> torch.Tensor:
-    turn = CodecRound("w", step)
-    encoded = feedback.encode(codec, values, turn)
+    codec_round = CodecRound("w", step)
+    encoded = feedback.encode(codec, values, codec_round)
     feedback.keep(encoded.residual, [FeedbackPart("w", tuple(values.shape))])
-    return codec.decode(encoded.payload, values.numel(), turn)
+    return codec.decode(encoded.payload, values.numel(), codec_round)
 
 
 @pytest.mark.parametrize("name", LOSSY)

@@ -1,4 +1,4 @@
-"""Speeds of codecs on the machine at hand."""
+"""Benchmark of codecs on this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from barnraise.planning import LOSSY
 from barnraise.training.autotune.codec_benchmark import measure_codecs
 
 
-def test_speeds_are_measured_and_nothing_else_changes() -> None:
+def test_codec_benchmark_changes_only_speeds() -> None:
     found = measure_codecs(LOSSY)
     assert [codec.name for codec in found] == [codec.name for codec in LOSSY]
     for before, after in zip(LOSSY, found, strict=True):

@@ -1,4 +1,4 @@
-"""A dry run of a script: it measures a few steps, writes them down and ends, and keeps nothing."""
+"""Dry run of a script: it measures a few steps, writes the profile, exits, and saves no checkpoint."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(folder: Path, *arguments: str, dry: bool = True) -> str:
     return done.stdout
 
 
-def test_an_epoch_is_measured_and_nothing_is_saved(tmp_path: Path) -> None:
+def test_dry_run_measures_epoch_without_saving(tmp_path: Path) -> None:
     assert run(tmp_path, "1000", "half") == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == [PROFILE_FILE, "train.py"]
     profile = decode_profile((tmp_path / PROFILE_FILE).read_bytes())
@@ -67,12 +67,12 @@ def test_an_epoch_is_measured_and_nothing_is_saved(tmp_path: Path) -> None:
     assert worker.samples / worker.seconds < 4 / 0.005
 
 
-def test_without_the_word_it_trains_to_its_end(tmp_path: Path) -> None:
+def test_session_without_dry_run_trains_to_end(tmp_path: Path) -> None:
     assert run(tmp_path, "1", dry=False) == "the end\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "train.py"]
 
 
-def test_no_checkpoint_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_dry_run_keeps_no_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BARNRAISE_CHECKPOINTS", str(tmp_path / "runs" / "a" / "checkpoints"))
     place = WorkerId("a", 0, 1, tmp_path, "aa")
     assert CheckpointLocations.of(place) is not None

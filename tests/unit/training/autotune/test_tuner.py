@@ -1,4 +1,4 @@
-"""What the first member of a group wants, and when: the planner's word for just these machines."""
+"""Tuner of the synchronization: its choices for given clusters, and the commits at which it plans."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ PROFILE = StepTimes(batch=32, unit=2)
 SPEEDS = [8.0] * 4
 
 
-def test_fast_links_stay_exact_and_nothing_is_said() -> None:
+def test_fast_links_stay_exact_without_advice() -> None:
     found = choose(mesh(SPEEDS, 10_000.0), MODEL, PROFILE, "auto", Calibration())
     assert found.sync == Sync()
     assert found.advice == ""
 
 
-def test_a_group_that_is_slower_than_one_of_it_is_told_so() -> None:
+def test_group_slower_than_one_machine_gets_advice() -> None:
     found = choose(mesh([8.0, 9.0], 20.0), MODEL, PROFILE, "exact", Calibration())
     assert found.sync == Sync(), "the mathematics changes with the user's word only"
     assert found.advice.startswith("m01 alone would be ")
@@ -53,8 +53,8 @@ def test_a_group_that_is_slower_than_one_of_it_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_one_that_is_too_slow_for_a_unit_changes_no_mathematics(overlaps: bool) -> None:
-    """Somebody of a given group who gets no unit only adds; nobody has asked for rounds."""
+def test_machine_too_slow_for_microbatch_keeps_exact_steps(overlaps: bool) -> None:
+    """A machine without micro-batches still takes part in the all-reduce; no local steps were requested."""
     cluster, profile = mesh([300.0, 500.0, 10.0], 50.0), StepTimes(batch=24, unit=3)
     small = ModelSize(parameters=478, wire_bytes=8.0)
     options = PlanLimits(is_given=True, is_flat=True, overlaps=overlaps)
@@ -69,12 +69,12 @@ def test_one_that_is_too_slow_for_a_unit_changes_no_mathematics(overlaps: bool) 
     assert slow.calibration.compute == 1.0, "what the group waits for is not its computing"
 
 
-def test_workers_of_one_machine_have_a_plan() -> None:
+def test_workers_on_one_machine_have_plan() -> None:
     found = choose(mesh([8.0], 940.0), MODEL, PROFILE, "auto", Calibration(), workers=2)
     assert (found.plan.kind, found.sync, found.advice) == ("alone", Sync(), "")
 
 
-def test_a_given_group_is_not_doubted_for_its_memory() -> None:
+def test_given_group_ignores_memory_limits() -> None:
     small = msgspec.structs.replace(mesh([8.0, 8.0], 10_000.0).members[1], memory_bytes=1 << 20)
     cluster = mesh([8.0, 8.0], 10_000.0)
     cluster = msgspec.structs.replace(cluster, members=(cluster.members[0], small))
@@ -82,7 +82,7 @@ def test_a_given_group_is_not_doubted_for_its_memory() -> None:
     assert len(found.plan.order) == 2
 
 
-def test_a_machine_whose_line_slows_the_others_is_named() -> None:
+def test_machine_with_slow_link_is_named() -> None:
     cluster = mesh(SPEEDS, lambda a, b: 10.0 if b == 3 else 2500.0)
     found = choose(cluster, MODEL, PROFILE, "exact", Calibration())
     assert len(found.plan.order) == 4, "a group changes by the user's word"
@@ -90,14 +90,14 @@ def test_a_machine_whose_line_slows_the_others_is_named() -> None:
 
 
 def lone_line(mbps: float, speeds: Sequence[float] = SPEEDS) -> PlanCluster:
-    """The last one's line is slow, the others' are good."""
+    """Return a cluster in which only the last machine has a slow link."""
     last = len(speeds) - 1
     cluster = mesh(list(speeds), lambda a, b: mbps if last in (a, b) else 2500.0)
     members = tuple(msgspec.structs.replace(one, node=one.name.encode().hex()) for one in cluster.members)
     return msgspec.structs.replace(cluster, members=members)
 
 
-def test_with_the_users_word_such_a_machine_rests() -> None:
+def test_machine_with_slow_link_is_paused_in_auto_mode() -> None:
     found = choose(lone_line(1.0), MODEL, PROFILE, "auto", Calibration())
     assert found.paused == (b"m03".hex(),)
     assert found.pause_reason.startswith("m00, m01 and m02 are predicted to be ")
@@ -106,8 +106,8 @@ def test_with_the_users_word_such_a_machine_rests() -> None:
     assert not choose(lone_line(2500.0), MODEL, PROFILE, "auto", Calibration()).paused
 
 
-def test_two_machines_stay() -> None:
-    """One alone would be the fastest, but what it commits would have no other holder."""
+def test_pausing_keeps_two_machines() -> None:
+    """One machine alone would be fastest, but its commits would have no other holder."""
     lonely = mesh([100.0, 8.0, 8.0], 1.0)
     best = make_plans(lonely, MODEL, PROFILE, PlanLimits(sync="auto")).chosen
     assert len(best.order) == 1
@@ -115,7 +115,7 @@ def test_two_machines_stay() -> None:
     assert not choose(lone_line(0.1, [8.0, 8.0]), MODEL, PROFILE, "auto", Calibration()).paused
 
 
-def test_who_rests_is_said_of_the_group_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pause_is_requested_for_observed_group_only(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 20.0)
     monkeypatch.setattr(tuner, "cluster_of_group", lambda *_: lone_line(1.0))
     monkeypatch.setattr(tuner, "measure_codecs", lambda codecs: codecs)
@@ -125,7 +125,7 @@ def test_who_rests_is_said_of_the_group_that_was_seen(monkeypatch: pytest.Monkey
     assert not watched.requested_sync, "those who stay see for themselves"
 
 
-def test_what_a_person_has_fixed_is_kept_to() -> None:
+def test_fixed_levels_are_respected() -> None:
     cluster = mesh(SPEEDS, 200.0)
     rounds = Levels(inside=Level(codec="bf16", period=6))
     found = choose(cluster, MODEL, PROFILE, "auto", Calibration(), levels=rounds)
@@ -141,8 +141,8 @@ def two_places(a: int, b: int) -> float:
     return 940.0 if (a < 2) == (b < 2) else 20.0
 
 
-def test_plans_take_the_ways_that_the_session_takes() -> None:
-    """Flat if a person has fixed how and said nothing of sites; sums in a codec's form go through sites."""
+def test_plans_use_strategies_of_session() -> None:
+    """Plans are flat if the levels are fixed without sites; compressed all-reduce goes through sites."""
     cluster = mesh(SPEEDS, two_places)
 
     def ways(levels: Levels, *, exact: bool) -> set[str]:
@@ -161,7 +161,7 @@ def test_plans_take_the_ways_that_the_session_takes() -> None:
     assert (found.sync.period, found.sync.codec) == (8, "int8")
 
 
-def test_what_suits_no_plan_is_said() -> None:
+def test_levels_that_fit_no_plan_are_reported() -> None:
     impossible = Levels(inside=Level(codec="powersgd"))
     found = choose(mesh(SPEEDS, 200.0), MODEL, PROFILE, "auto", Calibration(), levels=impossible)
     assert (
@@ -172,7 +172,7 @@ def test_what_suits_no_plan_is_said() -> None:
 
 
 @pytest.mark.parametrize("mbps", [200.0, 20.0])
-def test_slow_links_get_rounds_that_a_session_can_run(mbps: float) -> None:
+def test_slow_links_get_local_steps_that_run(mbps: float) -> None:
     found = choose(mesh(SPEEDS, mbps), MODEL, PROFILE, "auto", Calibration())
     assert found.sync.is_local
     assert found.sync.is_encoded
@@ -187,7 +187,7 @@ def test_slow_links_get_rounds_that_a_session_can_run(mbps: float) -> None:
     assert slower.period > found.sync.period or slower.codec != found.sync.codec
 
 
-def test_between_sites_codecs_are_proposed_for_sessions() -> None:
+def test_sites_with_slow_link_get_codec() -> None:
     cluster = mesh(SPEEDS, lambda a, b: 940.0 if a // 2 == b // 2 else 20.0)
     found = choose(cluster, MODEL, PROFILE, "auto", Calibration())
     assert found.plan.way == "sites"
@@ -196,7 +196,7 @@ def test_between_sites_codecs_are_proposed_for_sessions() -> None:
     assert found.sync.inner == PROFILE.batch // 4, "each machine is a worker"
 
 
-def test_a_measured_step_calibrates_the_rest() -> None:
+def test_measured_step_calibrates_predictions() -> None:
     cluster = mesh(SPEEDS, 200.0)
     exact = make_plans(cluster, MODEL, PROFILE, PlanLimits(is_given=True, is_flat=True)).chosen
     slow = choose(cluster, MODEL, PROFILE, "auto", Calibration(), (exact, 3 * exact.step_s))
@@ -206,7 +206,7 @@ def test_a_measured_step_calibrates_the_rest() -> None:
 
 
 class Watched:
-    """A chooser whose cluster is given, and what it wanted."""
+    """Tuner with a given cluster that records its requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, mbps: float, wish: Any = "auto") -> None:
         self.requested_sync: list[Sync] = []
@@ -231,7 +231,7 @@ class Watched:
                 thread.join(120)
 
 
-def test_nothing_is_planned_before_steps_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_waits_for_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 20.0)
     watched.commit(WARM, step_s=0.1)
     assert not watched.requested_sync, "the first commit of a group begins the counting"
@@ -242,7 +242,7 @@ def test_nothing_is_planned_before_steps_were_seen(monkeypatch: pytest.MonkeyPat
     assert watched.surveys == 1, "the same machines are not planned for again"
 
 
-def test_one_that_is_left_alone_goes_back_to_exact_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_machine_returns_to_exact_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 20.0)
     watched.commit(WARM + 1, step_s=0.1)
     (rounds,) = watched.requested_sync
@@ -259,13 +259,13 @@ def test_one_that_is_left_alone_goes_back_to_exact_steps(monkeypatch: pytest.Mon
     assert len(watched.requested_sync) == 2
 
 
-def test_long_steps_need_not_be_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_long_steps_suffice_for_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 20.0)
     watched.commit(4, step_s=30.0)
     assert len(watched.requested_sync) == 1
 
 
-def test_another_group_is_planned_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_group_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 20.0)
     watched.commit(WARM + 1)
     for _ in range(WARM + 1):
@@ -276,7 +276,7 @@ def test_another_group_is_planned_for_anew(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(watched.requested_sync) == 2
 
 
-def test_steps_that_leave_the_prediction_are_a_reason_to_plan_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drift_from_prediction_triggers_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     watched = Watched(monkeypatch, 20.0)
@@ -294,7 +294,7 @@ def test_steps_that_leave_the_prediction_are_a_reason_to_plan_again(monkeypatch:
 
 
 @pytest.mark.parametrize(("gain", "changes"), [(0.9, False), (1.05, False), (1.2, True)])
-def test_a_plan_that_is_hardly_better_is_not_changed_to(gain: float, changes: bool) -> None:
+def test_slightly_better_plan_is_not_applied(gain: float, changes: bool) -> None:
     current = choose(mesh(SPEEDS, 200.0), MODEL, PROFILE, "auto", Calibration())
     found = choose(mesh(SPEEDS, 20.0), MODEL, PROFILE, "auto", Calibration())
     assert found.sync != current.sync
@@ -304,7 +304,7 @@ def test_a_plan_that_is_hardly_better_is_not_changed_to(gain: float, changes: bo
     assert (after.plan, after.sync) == ((found.plan, found.sync) if changes else (plan, current.sync))
 
 
-def test_an_agent_that_does_not_answer_stops_planning_not_training(
+def test_unreachable_agent_stops_planning_not_training(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched = Watched(monkeypatch, 20.0)
@@ -324,14 +324,14 @@ def test_an_agent_that_does_not_answer_stops_planning_not_training(
     assert caplog.text.count("the agent is away") == 1
 
 
-def test_one_machine_has_nothing_to_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_machine_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 20.0)
     for _ in range(2 * WARM):
         watched.chooser.observe(GroupSample(1, Sync(), (8.0,), ("a",), 2.5))
     assert watched.surveys == 0
 
 
-def test_plans_and_syncs_say_the_same() -> None:
+def test_sync_of_plan_matches_plan() -> None:
     plan = choose(mesh(SPEEDS, 20.0), MODEL, PROFILE, "auto", Calibration()).plan
     sync = sync_of(plan, PROFILE, 8)
     assert sync.inner == PROFILE.batch // 8, "workers, not machines"

@@ -1,4 +1,4 @@
-"""Loader processes that stay while steps come and go."""
+"""Loader processes that persist over steps and epochs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLES, BATCH, EPOCHS = 48, 12, 2
 
 
 class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Each sample has randomness of its own."""
+    """Dataset with random numbers in each sample."""
 
     def __init__(self, pause_s: float = 0.0) -> None:
         self.pause_s = pause_s
@@ -56,7 +56,7 @@ def train(loader: DataLoader[Any]) -> tuple[torch.Tensor, float, Any]:
 
 
 @pytest.mark.parametrize("stay", [True, False])
-def test_processes_start_once_and_read_the_same(tmp_path: Path, stay: bool) -> None:
+def test_loader_processes_start_once_and_read_same_data(tmp_path: Path, stay: bool) -> None:
     alone, drawn, _ = train(DataLoader(Noisy(), batch_size=BATCH, shuffle=True))
     loader = DataLoader(
         Noisy(),
@@ -76,7 +76,7 @@ def test_processes_start_once_and_read_the_same(tmp_path: Path, stay: bool) -> N
     assert (made.prefetch_factor, made.timeout) == (3, 60.0)
 
 
-def test_what_was_read_ahead_for_nobody_is_thrown_away() -> None:
+def test_unused_prefetched_batches_are_dropped() -> None:
     feeding = PersistentLoader(DataLoader(Places(), batch_size=2, num_workers=2), Places())  # type: ignore[arg-type]
     given_up = feeding.batches(0, [[(row, 0), (row, 1)] for row in range(8)])
     assert next(given_up)[0].tolist() == [0, 0]
@@ -86,7 +86,7 @@ def test_what_was_read_ahead_for_nobody_is_thrown_away() -> None:
     assert list(feeding.batches(0, [])) == []
 
 
-def test_speed_counts_the_time_that_data_take() -> None:
+def test_throughput_includes_data_loading() -> None:
     pause_s = 0.01
     _, _, run = train(DataLoader(Noisy(pause_s), batch_size=BATCH))
     assert 0 < run._throughput.speed() <= 1 / pause_s

@@ -1,4 +1,4 @@
-"""A GradScaler in a session: the same training as without it, and one verdict over the whole batch."""
+"""GradScaler in a session: equals training without one, with one decision for the whole batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _train(scaled: bool, poison: int | None = None) -> tuple[list[torch.Tensor],
     return [one.detach() for one in model.parameters()], scaler.get_scale()
 
 
-def test_scaled_training_is_the_same() -> None:
+def test_scaled_training_equals_unscaled() -> None:
     plain, _ = _train(scaled=False)
     scaled, scale = _train(scaled=True)
     assert scale == 2.0**12, "it grew after every second of four steps"
@@ -38,7 +38,7 @@ def test_scaled_training_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("sample", [0, 17, 63])
-def test_one_infinite_gradient_skips_the_step_and_halves_the_scale(sample: int) -> None:
+def test_infinite_gradient_skips_step_and_halves_scale(sample: int) -> None:
     parameters, scale = _train(scaled=True, poison=sample)
     assert all(bool(torch.isfinite(one).all()) for one in parameters)
     assert scale in (2.0**10, 2.0**9, 2.0**11)

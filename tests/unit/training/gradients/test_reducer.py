@@ -1,4 +1,4 @@
-"""GradientReducer of gradients: what travels early is what would have travelled late."""
+"""Gradient reducer: buckets sent during backward give the same result as buckets sent afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from barnraise.training.group.interface import PendingWork
 
 
 class Twice:
-    """A group of two members with the same gradients; notes what travels."""
+    """Group of two workers with the same gradients; records what is sent."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -67,7 +67,7 @@ def _step(early: bool, calls: int = 1) -> tuple[list[torch.Tensor], Twice]:
     return _results(reducer), group
 
 
-def test_gradients_travel_during_backward_and_the_sum_is_the_same_to_the_last_bit() -> None:
+def test_overlap_with_backward_gives_same_bits() -> None:
     late, one = _step(early=False)
     early, other = _step(early=True)
     assert one.sizes == other.sizes, "the same buckets in the same order"
@@ -75,14 +75,14 @@ def test_gradients_travel_during_backward_and_the_sum_is_the_same_to_the_last_bi
     assert all(torch.equal(a, b) for a, b in zip(late, early, strict=True))
 
 
-def test_a_second_backward_for_a_batch_is_noticed_and_summed_again() -> None:
+def test_second_backward_is_detected_and_reduced_again() -> None:
     late, _ = _step(early=False, calls=2)
     early, group = _step(early=True, calls=2)
     assert all(torch.equal(a, b) for a, b in zip(late, early, strict=True))
     assert len(group.sizes) % 2 == 0, "everything travelled twice"
 
 
-def test_a_group_that_breaks_during_backward_is_told_at_the_step() -> None:
+def test_failure_during_backward_is_raised_at_step() -> None:
     model, group = _model(), Twice()
     reducer = GradientReducer(model.parameters())
     group.fails = True
@@ -100,8 +100,8 @@ def test_a_group_that_breaks_during_backward_is_told_at_the_step() -> None:
     assert all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True) if b is not None)
 
 
-def test_what_backward_spends_on_sending_is_told_apart() -> None:
-    """It is no computing: machines are not as slow as their lines."""
+def test_sending_time_within_backward_is_measured() -> None:
+    """Sending is not computation: a slow link does not make a machine slow."""
     model, group = _model(), Twice()
     reducer = GradientReducer(model.parameters(), bucket_bytes=100)
     _backward(model, 1)
@@ -120,7 +120,7 @@ def test_what_backward_spends_on_sending_is_told_apart() -> None:
     assert reducer.pop_sending_s() == 0.0
 
 
-def test_parameters_of_several_kinds() -> None:
+def test_parameters_of_several_dtypes_are_reduced() -> None:
     model = _model()
     model[0].to(torch.float32)
     reducer = GradientReducer(model.parameters())
@@ -137,7 +137,7 @@ def test_parameters_of_several_kinds() -> None:
     assert len(group.sizes) == 3, "a bucket for each kind, and the weight"
 
 
-def test_a_gradient_that_was_edited_is_refused() -> None:
+def test_gradient_changed_after_backward_is_rejected() -> None:
     model = _model()
     reducer = GradientReducer(model.parameters())
     _backward(model, 1)
@@ -146,7 +146,7 @@ def test_a_gradient_that_was_edited_is_refused() -> None:
         reducer.add_microbatch(1.0)
 
 
-def test_the_norm_is_that_of_the_whole() -> None:
+def test_clipping_uses_norm_of_whole_gradient() -> None:
     model, group = _model(), Twice()
     model[0].to(torch.float32)
     reducer = GradientReducer(model.parameters())
@@ -159,8 +159,8 @@ def test_the_norm_is_that_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 1e-3])
-def test_a_units_own_gradients_need_no_sum(clip: float | None) -> None:
-    """Of one unit alone they are the mean; of two, the mean is made."""
+def test_accumulator_with_one_microbatch_makes_no_copy(clip: float | None) -> None:
+    """One micro-batch is used as it is; two are averaged."""
     given = []
     for halves in (False, True):
         model = _model()
@@ -179,7 +179,7 @@ def test_a_units_own_gradients_need_no_sum(clip: float | None) -> None:
     torch.testing.assert_close(*given)
 
 
-def test_units_of_one_local_step_are_weighed() -> None:
+def test_accumulator_weighs_microbatches() -> None:
     model = _model()
     own = GradientAccumulator(GradientReducer(model.parameters()))
     came = []
@@ -194,7 +194,7 @@ def test_units_of_one_local_step_are_weighed() -> None:
     torch.testing.assert_close([parameter.grad for parameter in model.parameters()], wanted)
 
 
-def test_a_unit_of_weight_zero_adds_nothing_even_if_its_gradients_are_not_numbers() -> None:
+def test_nan_gradients_without_weight_add_nothing() -> None:
     found = []
     for weights in ((2.0,), (2.0, 0.0)):
         model, group = _model(), Twice()
@@ -210,7 +210,7 @@ def test_a_unit_of_weight_zero_adds_nothing_even_if_its_gradients_are_not_number
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
-def test_one_number_that_is_none_is_found(value: float) -> None:
+def test_single_non_finite_number_is_found(value: float) -> None:
     reducer = GradientReducer(_model(torch.float32).parameters())
     (flat,) = reducer.total.values()
     assert reducer.is_finite()
@@ -219,7 +219,7 @@ def test_one_number_that_is_none_is_found(value: float) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1 << 18, (1 << 19) + 5])
-def test_a_digest_of_a_model_larger_than_its_window_sees_each_part_in_some_step(place: int) -> None:
+def test_digest_of_large_model_covers_each_part_in_some_step(place: int) -> None:
     """A window has 2**18 numbers of four bytes; this model has a bit more than two windows."""
     reducer = GradientReducer([nn.Parameter(torch.zeros((1 << 19) + 9))])
     (flat,) = reducer.total.values()

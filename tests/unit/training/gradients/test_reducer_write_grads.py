@@ -1,4 +1,4 @@
-"""What the optimizer is given is what it would have in a plain loop: also where there is no gradient."""
+"""Gradients given to the optimizer equal those of a plain loop, also if a parameter has none."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def _state(net: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _seldom(net: torch.nn.Module, step: int, x: torch.Tensor) -> torch.Tensor:
-    """The second net has a part in the second step alone."""
+    """Return a loss that uses the second net only in the second step."""
     assert isinstance(net, torch.nn.ModuleDict)
     used = ["first", "second"] if step == 1 else ["first"]
     return sum((net[name](x) - 1).square().mean() for name in used)  # type: ignore[return-value]
 
 
-def test_what_has_no_gradient_is_not_moved() -> None:
-    """Not by decay, and not by what the optimizer remembers."""
+def test_parameter_without_gradient_is_not_moved() -> None:
+    """Neither weight decay nor momentum moves such a parameter."""
     rows = _rows(3)
     expected = _plain(copy.deepcopy(NETS), rows, _seldom)
 
@@ -80,8 +80,8 @@ def test_what_has_no_gradient_is_not_moved() -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_one_members_gradient_counts_for_all() -> None:
-    """A net that only one unit of a step has used, so one member of the group."""
+def test_gradient_of_one_worker_counts_for_all() -> None:
+    """Only one micro-batch of a step, and so only one worker, uses the second net."""
     rows = _rows(3)
     rows[:, 0] = 0.0
     rows[::BATCH, 0] = 1.0
@@ -103,7 +103,7 @@ def test_one_members_gradient_counts_for_all() -> None:
         assert not torch.equal(found[2], NETS["second"].weight)  # type: ignore[arg-type]
 
 
-def test_what_is_frozen_later_stays_and_may_be_trained_again() -> None:
+def test_parameter_frozen_later_stays_and_can_be_unfrozen() -> None:
     net, rows = copy.deepcopy(NETS), _rows(3)
     seen: list[torch.Tensor] = []
 
@@ -121,8 +121,8 @@ def test_what_is_frozen_later_stays_and_may_be_trained_again() -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_layouts_are_the_parameters(fused: bool) -> None:
-    """Fused optimizers go by memory, not by places."""
+def test_gradient_layout_matches_parameter(fused: bool) -> None:
+    """Fused optimizers read memory in order, without strides."""
     rows = _rows(3, 4, 4).to(memory_format=torch.channels_last)
 
     def loss(net: torch.nn.Module, step: int, x: torch.Tensor) -> torch.Tensor:

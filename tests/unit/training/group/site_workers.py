@@ -1,8 +1,8 @@
-"""Four real processes at two sites that train with a codec; run by test_sites.py, each writes what it found.
+"""Four real processes at two sites that train with a codec; test_sites.py runs them and reads their results.
 
-They meet by a file instead of an agent, and everybody knows who will be in which group. In the first training
-members go ahead while sums travel, in the second a ring is set by name, and in the last a leader dies in the
-middle of a sum.
+They connect through a file instead of an agent, and the members of all groups are known. In the first
+training workers overlap with the all-reduce. In the second one a ring is set by name. In the last one a site
+leader dies during an all-reduce.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def surveyed() -> TopologyGraph:
 
 
 class FileGroupManager(AgentGroupManager):
-    """Groups whose members are given beforehand."""
+    """Group manager whose groups are given in advance."""
 
     def __init__(self, machine: str, room: Path, groups: list[str]) -> None:
         super().__init__(WorkerId("run-1", 0, 1, room / "state", machine))
@@ -82,7 +82,7 @@ class FileGroupManager(AgentGroupManager):
 
 
 def noting(crossed: list[list[int]]) -> Callable[..., Any]:
-    """Every encoded sum: how many sites it went through, and the bytes that left this one's."""
+    """Record the sites and the bytes sent to other sites of every compressed all-reduce."""
     real = group_module.sum_over
 
     def noted(*given: Any, **more: Any) -> Any:
@@ -94,7 +94,7 @@ def noting(crossed: list[list[int]]) -> Callable[..., Any]:
 
 
 def die_in_the_middle() -> None:
-    """After the shares of a sum have left, and before its result."""
+    """Exit after the shares of an all-reduce were sent, and before its result."""
     real = sites_module._ChunkReduction.send_sums
 
     def send_sums(piece: Any) -> None:

@@ -1,4 +1,4 @@
-"""The end of a worker, whatever its threads wait for."""
+"""Group manager: status reports, and a clean exit while its threads still wait."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ print("the script is over", flush=True)
 """
 
 
-def test_a_worker_ends_well_while_it_waits_for_a_newcomer(tmp_path: Path) -> None:
-    """Else the last members of a finished run look like crashed ones, and it begins again."""
+def test_worker_waiting_for_joining_worker_exits_cleanly(tmp_path: Path) -> None:
+    """Otherwise the last workers of a finished run would count as crashed, and the run would restart."""
     script = tmp_path / "worker.py"
     script.write_text(_WORKER)
     words = [sys.executable, str(script), str(tmp_path)]
@@ -83,7 +83,7 @@ def test_a_worker_ends_well_while_it_waits_for_a_newcomer(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
 
 
-def test_a_session_closes_its_circle_when_the_script_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_at_exit_closes_group_manager(monkeypatch: pytest.MonkeyPatch) -> None:
     at_exit: list[object] = []
     monkeypatch.setattr(atexit, "register", at_exit.append)
     manager, model = SingleWorkerManager(), torch.nn.Linear(2, 1)
@@ -93,10 +93,8 @@ def test_a_session_closes_its_circle_when_the_script_ends(monkeypatch: pytest.Mo
     assert manager.close in at_exit
 
 
-def test_what_a_member_says_of_itself_reaches_its_agent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once each: a step is not the place for many questions."""
+def test_status_reports_are_sent_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step must not wait for many requests."""
     told: list[tuple[bool, str]] = []
     monkeypatch.setattr(AgentGroupClient, "_poll", lambda self: None)
     client = AgentGroupClient(WorkerId("run-1", 0, 1, tmp_path, "aa"), lambda: None)
@@ -112,7 +110,7 @@ def test_what_a_member_says_of_itself_reaches_its_agent(
     assert told == [(False, "pc"), (True, "pc"), (True, "x" * MOST_WORDS), (True, "")]
 
 
-def test_who_should_rest_is_said_of_one_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pause_request_is_valid_for_one_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AgentGroupClient, "_poll", lambda self: None)
     client = AgentGroupClient(WorkerId("run-1", 0, 1, tmp_path, "aa"), lambda: None)
     client.generation = 3

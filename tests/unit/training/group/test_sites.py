@@ -1,4 +1,4 @@
-"""Encoded sums of a session whose members are at two sites: real processes, see site_workers.py."""
+"""Compressed all-reduce of a session at two sites, with real processes; see site_workers.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each machine found; the first of them died."""
+    """Return the results by machine; the first machine died."""
     if not hasattr(os, "fork"):
         pytest.skip("the members are forked")
     room = tmp_path_factory.mktemp("sites")
@@ -39,7 +39,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return {machine: json.loads((room / f"{machine}.json").read_text()) for machine in "bcd"}
 
 
-def test_rounds_through_sites_leave_everybody_with_the_same(found: Found) -> None:
+def test_rounds_across_sites_give_same_state(found: Found) -> None:
     rounds = [one["rounds"] for one in found.values()]
     assert all(one["hashes"] == rounds[0]["hashes"] and len(one["hashes"]) > 5 for one in rounds)
     assert rounds[0]["counts"][-1] == 3 * 12
@@ -49,13 +49,13 @@ def test_rounds_through_sites_leave_everybody_with_the_same(found: Found) -> Non
     assert any(rounds[0]["pooled"])
 
 
-def test_a_ring_that_is_set_by_name_is_flat(found: Found) -> None:
+def test_ring_strategy_ignores_sites(found: Found) -> None:
     rings = [one["ring"] for one in found.values()]
     assert all(one["hashes"] == rings[0]["hashes"] for one in rings)
     assert all(one["crossed"] and all(sites == 0 for sites, _ in one["crossed"]) for one in rings)
 
 
-def test_a_leader_that_dies_in_a_sum_costs_nothing_but_what_it_kept(found: Found) -> None:
+def test_site_leader_dying_loses_only_its_residual(found: Found) -> None:
     broken = [one["broken"] for one in found.values()]
     assert all(one["generation"] == 2 for one in broken)
     assert all(one["hashes"] == broken[0]["hashes"] for one in broken)

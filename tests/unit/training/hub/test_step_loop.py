@@ -1,4 +1,4 @@
-"""All machines of a home as one member of a hub: who trains what, who speaks, and what a break costs."""
+"""All machines of a site as one member of a hub: shared leases, requests to the hub, and failed groups."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OVER = LeasedWork((), 0, 1)
 
 @pytest.fixture(autouse=True)
 def _equal_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who gets which units must not depend on what else this machine does."""
+    """Make assignments independent of the load of this machine."""
     monkeypatch.setattr(Throughput, "speed", lambda self: 1.0)
 
 
@@ -45,7 +45,7 @@ TASKS = (task(0, 0, 32), task(1, 40, 72), task(2, 72, 96), OVER)
 
 
 class FakeHub:
-    """Half of what was changed is applied. A lease that was delivered counts no second time."""
+    """Hub that applies half of each change, and counts a lease once."""
 
     def __init__(self, tasks: tuple[LeasedWork, ...] = TASKS) -> None:
         self.tasks = tasks
@@ -59,7 +59,7 @@ class FakeHub:
 
 
 class Line:
-    """One machine's way to it."""
+    """Connection of one machine to the hub."""
 
     def __init__(self, hub: FakeHub, is_slow: Callable[[], bool]) -> None:
         self.hub, self._is_slow = hub, is_slow
@@ -98,7 +98,7 @@ class Line:
 
 
 class Home:
-    """One machine of it."""
+    """Training on one machine of the site."""
 
     def __init__(
         self, manager: Any, line: ParameterServer | None, *, norms: bool = True, epochs: int = 3
@@ -139,7 +139,7 @@ def leased(home: Home) -> list[int]:
     return sorted(home.order[0:32] + home.order[40:96])
 
 
-def test_positions_of_a_lease_are_cut_into_steps() -> None:
+def test_lease_positions_are_cut_into_steps() -> None:
     spans = (SampleRange(0, 4, 10), SampleRange(1, 0, 3), SampleRange(1, 8, 9))
     assert sub_spans(spans, 0, 100) == spans
     assert sub_spans(spans, 2, 3) == (SampleRange(0, 6, 9),)
@@ -152,7 +152,7 @@ def test_positions_of_a_lease_are_cut_into_steps() -> None:
         assert places == [(one.epoch, at) for one in spans for at in range(one.first, one.last)]
 
 
-def test_a_home_is_one_member_and_its_machines_share_each_lease() -> None:
+def test_machines_of_site_share_each_lease() -> None:
     hub = FakeHub()
     lines = [hub.line() for _ in range(3)]
     homes = run_workers(3, lambda worker: Home(worker, lines[worker.rank]))
@@ -165,7 +165,7 @@ def test_a_home_is_one_member_and_its_machines_share_each_lease() -> None:
 
 
 @pytest.mark.parametrize("norms", [True, False])
-def test_what_a_home_hands_over_is_what_one_machine_would(norms: bool) -> None:
+def test_update_of_site_equals_update_of_one_machine(norms: bool) -> None:
     alone, together_with = FakeHub(), FakeHub()
     one = Home(SingleWorkerManager(), alone.line(), norms=norms)
     line = together_with.line()
@@ -177,7 +177,7 @@ def test_what_a_home_hands_over_is_what_one_machine_would(norms: bool) -> None:
         assert float(mine.change.abs().max()) > 1e-3
 
 
-def test_the_first_machine_that_can_speaks() -> None:
+def test_first_capable_machine_talks_to_hub() -> None:
     hub = FakeHub()
     line = hub.line()
     homes = run_workers(3, lambda worker: Home(worker, line if worker.rank == 1 else None))
@@ -185,8 +185,8 @@ def test_the_first_machine_that_can_speaks() -> None:
     assert homes[0].hashes == homes[2].hashes
 
 
-def test_who_fails_to_speak_leaves_it_to_the_next() -> None:
-    """Its disk is full, say: that ends nobody's training."""
+def test_machine_failing_to_talk_is_replaced_by_next() -> None:
+    """A full disk on one machine, for example, does not end the training."""
     hub = FakeHub()
     lines = [hub.line(), hub.line()]
 
@@ -200,22 +200,22 @@ def test_who_fails_to_speak_leaves_it_to_the_next() -> None:
     assert "exchange" in lines[1].spoke
 
 
-def test_without_a_machine_that_can_speak_it_says_what_to_install() -> None:
+def test_site_without_hub_package_reports_install_hint() -> None:
     with pytest.raises(RunError, match="none of the remaining machines") as found:
         run_workers(2, lambda worker: Home(worker, None))
-    assert "barnraise[hub]" in found.value.hint
+    assert "[hub]" in found.value.hint
 
 
 @pytest.mark.parametrize(("norms", "count"), [(True, 4), (False, 8)])
-def test_a_step_has_enough_units_for_a_home_unless_batch_norms_see_them(norms: bool, count: int) -> None:
+def test_step_of_site_is_split_finely_without_batch_norms(norms: bool, count: int) -> None:
     home = Home(SingleWorkerManager(), FakeHub((*TASKS[:1], OVER)).line(), norms=norms, epochs=0)
-    units = home.run._data.units(0)  # type: ignore[union-attr]
+    units = home.run._data.microbatches(0)  # type: ignore[union-attr]
     assert len(units) == count
     assert sum(one.size for one in units) == BATCH // 2
 
 
 class Coming(ThreadWorker):
-    """Somebody comes while the hub is waited for, which does not answer before all have met anew."""
+    """Worker that learns of a new group while it waits for the hub, which answers only after the regroup."""
 
     def __init__(self, exchange: SharedExchange, rank: int, line: Line, has_met: threading.Event) -> None:
         super().__init__(exchange, rank)
@@ -232,7 +232,7 @@ class Coming(ThreadWorker):
             self._has_met.set()
 
 
-def test_who_comes_does_not_wait_for_the_hub() -> None:
+def test_joining_worker_does_not_wait_for_hub() -> None:
     hub, has_met = FakeHub(), threading.Event()
     line = hub.line(lambda: not has_met.is_set())
 
@@ -247,7 +247,7 @@ def test_who_comes_does_not_wait_for_the_hub() -> None:
 
 
 class Cut(ThreadWorker):
-    """Groups break at certain words and sums; ranks move on by one with each group."""
+    """Worker whose groups fail at given calls; ranks rotate with each group."""
 
     def __init__(self, exchange: SharedExchange, rank: int, at: set[int]) -> None:
         super().__init__(exchange, rank)
@@ -273,8 +273,8 @@ class Cut(ThreadWorker):
             self.rank = (self.rank + 1) % self.world
 
 
-def test_wherever_a_group_breaks_a_lease_counts_once() -> None:
-    """Also between the hub's answer and the moment when all hold it: then another machine asks again."""
+def test_lease_counts_once_at_any_group_failure() -> None:
+    """Another machine asks again if the group fails between the hub's answer and the commit."""
     calm = FakeHub()
     expected = run_workers(2, lambda worker: Home(worker, calm.line()))[0]
     spoke = set()

@@ -1,4 +1,4 @@
-"""A session whose rounds go to a hub: what it trains, what it hands over, and what its model becomes."""
+"""Session of one machine at a hub: the samples it trains, its updates, and the resulting model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLES, BATCH = 64, 8
 
 
 class FakeHub:
-    """Alone with it: half of what was changed is applied."""
+    """Hub with one member that applies half of each change."""
 
     def __init__(self, tasks: list[LeasedWork], start: torch.Tensor | None = None) -> None:
         self.tasks, self.start = tasks, start
@@ -79,7 +79,7 @@ def task(epoch: int, *spans: tuple[int, int], covered: int = 0, members: int = 1
     return LeasedWork(tuple(SampleRange(epoch, first, last) for first, last in spans), covered, members)
 
 
-def test_exactly_the_leased_samples_are_trained_and_what_they_changed_is_handed_over() -> None:
+def test_leased_samples_are_trained_and_change_is_sent() -> None:
     tasks = [task(0, (0, 16), (40, 48)), task(0, (48, 64), covered=40, members=2), OVER]
     hub = FakeHub(tasks)
     friend = Friend(hub).train()
@@ -101,7 +101,7 @@ def test_exactly_the_leased_samples_are_trained_and_what_they_changed_is_handed_
     assert any(float(handed.change.abs().max()) > 0 for handed in hub.handed)
 
 
-def test_a_mask_with_infinities_stays_where_it_is() -> None:
+def test_buffer_with_infinities_is_not_exchanged() -> None:
     hub = FakeHub([task(0, (0, 16)), OVER])
     friend = Friend(hub)
     mask = torch.nn.Transformer.generate_square_subsequent_mask(4)
@@ -113,14 +113,14 @@ def test_a_mask_with_infinities_stays_where_it_is() -> None:
     assert torch.equal(friend.net.state_dict()["mask"], mask)
 
 
-def test_schedules_follow_what_everybody_has_trained() -> None:
+def test_schedulers_follow_samples_of_all_groups() -> None:
     hub = FakeHub([task(0, (0, 8), covered=16), task(0, (32, 40), covered=48), OVER])
     friend = Friend(hub).train()
     assert friend.run.done == 128 // BATCH
     assert friend.scheduler.last_epoch == 128 // BATCH
 
 
-def test_a_newcomer_begins_with_everybodys_model_and_epoch() -> None:
+def test_joining_group_starts_with_hub_model_and_epoch() -> None:
     start = torch.arange(41.0)
     hub = FakeHub([task(1, (0, 8), covered=64), task(2, (0, 8), covered=72)], start)
     friend = Friend(hub).train(epochs=2)
@@ -129,20 +129,20 @@ def test_a_newcomer_begins_with_everybodys_model_and_epoch() -> None:
     assert friend.seen == [order[:8]]
 
 
-def test_a_lease_may_go_over_the_end_of_an_epoch() -> None:
+def test_lease_may_cross_end_of_epoch() -> None:
     both = LeasedWork((SampleRange(0, 56, 64), SampleRange(1, 0, 8)), 0, 1)
     friend = Friend(FakeHub([both, OVER])).train()
     orders = [friend.run._data.data_order.order(epoch).tolist() for epoch in range(2)]  # type: ignore[union-attr]
     assert friend.seen == [orders[0][56:] + orders[1][:8], []]
 
 
-def test_after_the_end_nothing_is_trained() -> None:
+def test_empty_lease_trains_nothing() -> None:
     friend = Friend(FakeHub([OVER])).train()
     assert not any(friend.seen)
 
 
 @pytest.mark.parametrize("spans", [((0, 65),), ((-1, 4),), ((4, 4),), ((0, 8), (4, 12))])
-def test_a_lease_that_cannot_be_is_refused(spans: tuple[tuple[int, int], ...]) -> None:
+def test_invalid_lease_positions_are_rejected(spans: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(RunError, match="which do not exist"):
         Friend(FakeHub([task(0, *spans)])).train()
 
@@ -152,7 +152,7 @@ class _Endless(IterableDataset[Any]):
         return iter(range(8))
 
 
-def test_a_stream_is_refused() -> None:
+def test_iterable_dataset_with_hub_is_rejected() -> None:
     friend = Friend(FakeHub([OVER]))
     loader: DataLoader[Any] = DataLoader(_Endless(), batch_size=4)
     with pytest.raises(RunError, match="an iterable dataset does not have"):

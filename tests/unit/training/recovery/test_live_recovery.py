@@ -1,4 +1,4 @@
-"""Healing beside training: stripes from all donors, results afterwards, and donors that die halfway."""
+"""Live recovery: stripes from all donors, results afterwards, and donors that die halfway."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from barnraise.training.recovery import state_transfer
 from barnraise.training.recovery.live_recovery import CommittedStep, JoiningWorker, StateDonor
 
 
-class Hall:
-    """Rooms of one group, in one process. It breaks for all when somebody leaves too early."""
+class FakeGroup:
+    """Shared memory of a recovery group; the group fails for all ranks when one of them leaves early."""
 
-    def __init__(self, members: int, joinings: int = 1) -> None:
-        self.world, self.members = members + joinings, members
+    def __init__(self, training_world: int, joinings: int = 1) -> None:
+        self.world, self.training_world = training_world + joinings, training_world
         self.lines: dict[tuple[int, int], queue.SimpleQueue[torch.Tensor]] = {}
         self.barrier = threading.Barrier(self.world)
         self.words: dict[int, bytes] = {}
@@ -42,48 +42,53 @@ class Done:
 
 
 class Coming:
-    def __init__(self, hall: Hall, line: queue.SimpleQueue[torch.Tensor], tensor: torch.Tensor) -> None:
-        self._hall, self._line, self._tensor = hall, line, tensor
+    def __init__(self, group: FakeGroup, line: queue.SimpleQueue[torch.Tensor], tensor: torch.Tensor) -> None:
+        self._group, self._line, self._tensor = group, line, tensor
 
     def wait(self) -> None:
         while True:
             try:
                 self._tensor.copy_(self._line.get(timeout=0.02))
-                self._hall.received += 1
+                self._group.received += 1
                 return
             except queue.Empty:
-                if self._hall.broken.is_set():
+                if self._group.broken.is_set():
                     raise PeerLost(0, "it is gone") from None
 
 
-class Room:
-    def __init__(self, hall: Hall, rank: int, dies_after: int | None = None) -> None:
-        self.hall, self.rank, self.world, self.members = hall, rank, hall.world, hall.members
+class FakeRank:
+    def __init__(self, group: FakeGroup, rank: int, dies_after: int | None = None) -> None:
+        self.group, self.rank, self.world, self.training_world = (
+            group,
+            rank,
+            group.world,
+            group.training_world,
+        )
         self._dies_after = dies_after
 
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
         try:
-            self.hall.words[self.rank] = message
-            self.hall.barrier.wait(90)
-            said = [self.hall.words[rank] for rank in range(self.world)]
-            self.hall.barrier.wait(90)
+            self.group.words[self.rank] = message
+            self.group.barrier.wait(90)
+            said = [self.group.words[rank] for rank in range(self.world)]
+            self.group.barrier.wait(90)
         except threading.BrokenBarrierError:
             raise PeerLost(0, "it is gone") from None
         return said
 
     def send_async(self, tensor: torch.Tensor, to: int) -> Done:
-        if self._dies_after is not None and self.hall.sent[self.rank] >= self._dies_after:
-            while self.hall.received < 8:  # two words, and some pieces
+        if self._dies_after is not None and self.group.sent[self.rank] >= self._dies_after:
+            while self.group.received < 8:  # two words, and some pieces
                 time.sleep(0.001)
-            self.hall.breaks()
-        if self.hall.broken.is_set():
+            self.group.breaks()
+        if self.group.broken.is_set():
             raise PeerLost(0, "it is gone")
-        self.hall.sent[self.rank] += 1
-        self.hall.line(self.rank, to).put(tensor.clone())
+        self.group.sent[self.rank] += 1
+        self.group.line(self.rank, to).put(tensor.clone())
         return Done()
 
     def receive_async(self, tensor: torch.Tensor, sender: int) -> Coming:
-        return Coming(self.hall, self.hall.line(sender, self.rank), tensor)
+        return Coming(self.group, self.group.line(sender, self.rank), tensor)
 
     def close(self) -> None:
         return
@@ -99,7 +104,7 @@ def _state(step: int) -> FlatState:
 
 
 class Follower:
-    """A joining's state, and what it was told to do."""
+    """State of a joining worker that records what was loaded and replayed."""
 
     def __init__(self) -> None:
         self.joining = JoiningWorker()
@@ -113,8 +118,8 @@ class Follower:
     def apply(self, result: CommittedStep) -> None:
         self.weights += result.tensors[0].view(torch.float32)
 
-    def recover(self, room: Room) -> None:
-        self.joining.recover(room, 1 << 20, self.load, self.apply, self.near.set)
+    def recover(self, rank: FakeRank) -> None:
+        self.joining.recover(rank, 1 << 20, self.load, self.apply, self.near.set)
 
 
 def _result(done: int) -> CommittedStep:
@@ -127,16 +132,16 @@ def _in_thread(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def test_stripes_come_from_all_and_results_follow() -> None:
-    hall, follower = Hall(members=2), Follower()
+def test_stripes_from_all_donors_are_followed_by_results() -> None:
+    group, follower = FakeGroup(training_world=2), Follower()
     donors = [StateDonor(_state(7), 7) for _ in range(2)]
     for rank, donor in enumerate(donors):
-        donor.start(lambda rank=rank: Room(hall, rank))  # type: ignore[misc]
-    thread = _in_thread(lambda: follower.recover(Room(hall, 2)))
+        donor.start(lambda rank=rank: FakeRank(group, rank))  # type: ignore[misc]
+    thread = _in_thread(lambda: follower.recover(FakeRank(group, 2)))
     assert follower.near.wait(90)
     assert follower.joining.stats is not None
     assert follower.joining.stats.donors == 2
-    assert min(hall.sent[:2]) >= 10, "both sent about half of twenty pieces"
+    assert min(group.sent[:2]) >= 10, "both sent about half of twenty pieces"
     for done in (8, 9, 10):
         for donor in donors:
             donor.note_commit(_result(done))
@@ -149,21 +154,21 @@ def test_stripes_come_from_all_and_results_follow() -> None:
 
 
 @pytest.mark.parametrize("dying", [0, 1])
-def test_a_donor_that_dies_halfway_costs_only_its_stripe(dying: int) -> None:
-    hall, follower = Hall(members=2), Follower()
+def test_donor_dying_halfway_costs_only_its_stripe(dying: int) -> None:
+    group, follower = FakeGroup(training_world=2), Follower()
     donors = [StateDonor(_state(3), 3) for _ in range(2)]
     for rank, donor in enumerate(donors):
         after = 8 if rank == dying else None
-        donor.start(lambda rank=rank, after=after: Room(hall, rank, after))  # type: ignore[misc]
+        donor.start(lambda rank=rank, after=after: FakeRank(group, rank, after))  # type: ignore[misc]
     with pytest.raises(CollectiveError):
-        follower.recover(Room(hall, 2))
+        follower.recover(FakeRank(group, 2))
     had = len(follower.joining._received)
     assert had > 0
     left = donors[1 - dying]
     left.note_commit(_result(4))  # they went on meanwhile
-    again = Hall(members=1)
-    left.start(lambda: Room(again, 0))
-    thread = _in_thread(lambda: follower.recover(Room(again, 1)))
+    again = FakeGroup(training_world=1)
+    left.start(lambda: FakeRank(again, 0))
+    thread = _in_thread(lambda: follower.recover(FakeRank(again, 1)))
     assert follower.near.wait(90)
     left.finish()
     thread.join(90)
@@ -173,27 +178,27 @@ def test_a_donor_that_dies_halfway_costs_only_its_stripe(dying: int) -> None:
     assert resent <= 20 - had, "what had come was not sent again"
 
 
-def test_one_that_followed_already_goes_on_from_there() -> None:
-    hall, follower = Hall(members=1), Follower()
+def test_joining_worker_with_state_resumes_replay() -> None:
+    group, follower = FakeGroup(training_world=1), Follower()
     donor = StateDonor(_state(1), 1)
-    donor.start(lambda: Room(hall, 0))
-    thread = _in_thread(lambda: _until_broken(follower, Room(hall, 1)))
+    donor.start(lambda: FakeRank(group, 0))
+    thread = _in_thread(lambda: _until_broken(follower, FakeRank(group, 1)))
     assert follower.near.wait(90)
     donor.note_commit(_result(2))
     while follower.joining.done < 2:
         pass
-    hall.breaks()
+    group.breaks()
     thread.join(90)
-    again = Hall(members=1)
+    again = FakeGroup(training_world=1)
     donor.note_commit(_result(3))
-    donor.start(lambda: Room(again, 0))
+    donor.start(lambda: FakeRank(again, 0))
     donor.finish()
-    follower.recover(Room(again, 1))
+    follower.recover(FakeRank(again, 1))
     assert follower.joining.done == 3
     assert torch.equal(follower.weights, torch.arange(5000.0) + 3)
     assert again.sent[0] <= 20 + 2 * 3, "one result and three words"
 
 
-def _until_broken(follower: Follower, room: Room) -> None:
+def _until_broken(follower: Follower, rank: FakeRank) -> None:
     with pytest.raises(CollectiveError):
-        follower.recover(room)
+        follower.recover(rank)

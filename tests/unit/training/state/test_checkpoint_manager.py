@@ -1,4 +1,4 @@
-"""What a training begins with after everybody died: the newest checkpoint in reach, wherever it is."""
+"""Restore after all workers died: the newest reachable checkpoint of any machine is used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUN, EARLIER = "train-abcd", "train-0000"
 
 
 class Cluster:
-    """Checkpoints of two runs that some machine has; an agent brings them by copying their folders."""
+    """Checkpoints of two runs on some machine; an agent fetches them by copying folders."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class Cluster:
 
 
 class Machine:
-    """The agent of one of the members."""
+    """Agent of one of the workers."""
 
     def __init__(self, cluster: Cluster, home: Path, run: str = RUN) -> None:
         self.cluster, self.home, self.run = cluster, home, run
@@ -83,7 +83,7 @@ def save(checkpoints: Checkpoints, step: int, *, agreed: bool = True, generation
 
 
 class Group:
-    """Members who gather, each on a thread."""
+    """Workers that gather messages, each on a thread."""
 
     def __init__(self, size: int) -> None:
         self.size, self.words = size, [b""] * size
@@ -112,7 +112,7 @@ class Group:
 
 
 class State:
-    """Remembers what was loaded."""
+    """Training state that records what was loaded."""
 
     def __init__(self) -> None:
         self.loaded = 0
@@ -123,7 +123,7 @@ class State:
 
 
 class Yard:
-    """Machines that begin a run together, each with its own disk."""
+    """Machines that start a run together, each with its own disk."""
 
     def __init__(self, folder: Path, size: int, *runs: str) -> None:
         self.cluster = Cluster(folder / "cluster")
@@ -139,7 +139,7 @@ class Yard:
         return self.machines[rank].home / "saved"
 
     def begin(self, generation: int = 2) -> list[tuple[int, int, int]]:
-        """By member: who begins, with how many steps, and what this one loaded."""
+        """Return for each worker: the rank that starts, its steps, and what this worker loaded."""
         group = Group(len(self.machines))
         found: list[tuple[int, int, int]] = [(-1, -1, -1)] * group.size
 
@@ -161,7 +161,7 @@ class Yard:
         return found
 
 
-def test_what_a_member_has_is_not_brought_again(tmp_path: Path) -> None:
+def test_local_checkpoint_is_not_fetched(tmp_path: Path) -> None:
     yard = Yard(tmp_path, 3, RUN)
     yard.cluster.has(RUN, 40)
     save(yard.own(1, RUN), 40)
@@ -170,7 +170,7 @@ def test_what_a_member_has_is_not_brought_again(tmp_path: Path) -> None:
     assert yard.cluster.brought == []
 
 
-def test_what_is_elsewhere_is_brought_by_one(tmp_path: Path) -> None:
+def test_remote_checkpoint_is_fetched_by_one_worker(tmp_path: Path) -> None:
     yard = Yard(tmp_path, 3, RUN, EARLIER)
     yard.cluster.has(EARLIER, 50)
     save(yard.own(2, EARLIER), 40)
@@ -178,7 +178,7 @@ def test_what_is_elsewhere_is_brought_by_one(tmp_path: Path) -> None:
     assert yard.cluster.brought == [(EARLIER, 50)]
 
 
-def test_one_that_cannot_be_had_is_given_up_for_the_next(tmp_path: Path) -> None:
+def test_unavailable_checkpoint_is_skipped_for_next(tmp_path: Path) -> None:
     yard = Yard(tmp_path, 2, RUN)
     yard.cluster.has(RUN, 50)
     yard.cluster.has(RUN, 60)
@@ -187,7 +187,7 @@ def test_one_that_cannot_be_had_is_given_up_for_the_next(tmp_path: Path) -> None
     assert yard.begin() == [(0, 50, 50), (0, 50, 0)]
 
 
-def test_what_came_broken_is_given_up_too(tmp_path: Path) -> None:
+def test_damaged_fetched_checkpoint_is_skipped(tmp_path: Path) -> None:
     yard = Yard(tmp_path, 2, RUN)
     yard.cluster.has(RUN, 60)
     (yard.cluster.folder / RUN / "step-00000060" / "state.safetensors").write_bytes(b"torn")
@@ -197,11 +197,11 @@ def test_what_came_broken_is_given_up_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("generation", [1, 2])
-def test_with_nothing_anywhere_the_first_member_begins(tmp_path: Path, generation: int) -> None:
+def test_restore_without_checkpoint_starts_with_rank_0(tmp_path: Path, generation: int) -> None:
     assert Yard(tmp_path, 2, RUN).begin(generation) == [(0, 0, 0), (0, 0, 0)]
 
 
-def test_a_first_start_looks_for_nothing(tmp_path: Path) -> None:
+def test_first_start_does_not_search_checkpoints(tmp_path: Path) -> None:
     yard = Yard(tmp_path, 2, RUN)
     yard.cluster.has(RUN, 60)
     assert yard.begin(generation=1) == [(0, 0, 0), (0, 0, 0)]
@@ -209,7 +209,7 @@ def test_a_first_start_looks_for_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Pauses take no time; how many there were. Others in this process sleep as ever."""
+    """Make sleeps of the checkpoint manager instant, and count them."""
     pauses: list[float] = []
     clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
     monkeypatch.setattr("barnraise.training.state.checkpoint_manager.time", clock)
@@ -217,7 +217,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("older", [0, 20])
-def test_those_who_hold_a_newer_one_are_waited_for(
+def test_holders_of_newer_checkpoint_are_waited_for(
     tmp_path: Path, quick: list[float], caplog: pytest.LogCaptureFixture, older: int
 ) -> None:
     yard = Yard(tmp_path, 2, RUN)
@@ -244,7 +244,7 @@ def test_those_who_hold_a_newer_one_are_waited_for(
     assert (yard.waits[0], yard.waits[-1]) == ("aa, with the checkpoint of step 60", "")
 
 
-def test_after_a_while_an_older_one_has_to_do(
+def test_older_checkpoint_is_used_after_timeout(
     tmp_path: Path, quick: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("barnraise.training.state.checkpoint_manager._HOLDERS_S", -1.0)
@@ -257,9 +257,7 @@ def test_after_a_while_an_older_one_has_to_do(
     assert quick
 
 
-def test_what_was_saved_later_counts_however_far_a_branch_had_come_that_was_given_up(
-    tmp_path: Path, quick: list[float]
-) -> None:
+def test_later_generation_beats_higher_step(tmp_path: Path, quick: list[float]) -> None:
     yard = Yard(tmp_path, 3, RUN)
     save(yard.own(0, RUN), 60, generation=2)
     save(yard.own(1, RUN), 40, generation=5)
@@ -283,8 +281,8 @@ def test_what_was_saved_later_counts_however_far_a_branch_had_come_that_was_give
     assert waits.begin(generation=7) == [(0, 40, 40)]
 
 
-def test_whose_holders_are_here_and_have_nothing_begins(tmp_path: Path, quick: list[float]) -> None:
-    """They died while they wrote it."""
+def test_restore_continues_if_holders_have_no_checkpoint(tmp_path: Path, quick: list[float]) -> None:
+    """The holders died while they wrote it."""
     yard = Yard(tmp_path, 2, RUN)
     yard.machines[1].home.mkdir(parents=True)
     write_note(yard.note(1), 60, [b"\xaa" * 32], 1)
@@ -292,7 +290,7 @@ def test_whose_holders_are_here_and_have_nothing_begins(tmp_path: Path, quick: l
     assert not quick
 
 
-def test_who_does_not_save_notes_who_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_does_not_save_notes_holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "0")
     yard = Yard(tmp_path, 1, RUN)
     yard.machines[0].home.mkdir(parents=True)
@@ -316,7 +314,7 @@ def test_who_does_not_save_notes_who_does(tmp_path: Path, monkeypatch: pytest.Mo
     assert read_note(yard.note(0)) == HolderNote()
 
 
-def test_a_damaged_note_is_not_the_word_that_nothing_was_saved(
+def test_damaged_note_makes_restore_wait(
     tmp_path: Path, quick: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     yard = Yard(tmp_path, 2, RUN)
@@ -335,7 +333,7 @@ def test_a_damaged_note_is_not_the_word_that_nothing_was_saved(
     assert "for the machines that saved it (their note" in caplog.text
 
 
-def test_with_something_there_a_damaged_note_keeps_nobody_waiting(tmp_path: Path, quick: list[float]) -> None:
+def test_damaged_note_with_local_checkpoint_does_not_wait(tmp_path: Path, quick: list[float]) -> None:
     yard = Yard(tmp_path, 2, RUN)
     yard.machines[1].home.mkdir(parents=True)
     yard.note(1).write_bytes(b"")
@@ -344,7 +342,7 @@ def test_with_something_there_a_damaged_note_keeps_nobody_waiting(tmp_path: Path
     assert not quick
 
 
-def test_an_agent_that_does_not_answer_is_asked_again(
+def test_unreachable_agent_is_asked_again(
     tmp_path: Path, quick: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     yard = Yard(tmp_path, 1, RUN)
@@ -365,7 +363,7 @@ def test_an_agent_that_does_not_answer_is_asked_again(
     )
 
 
-def test_a_note_is_on_the_drive_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_note_is_synced_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[tuple[str, bool]] = []
     target = tmp_path / "saved"
     monkeypatch.setattr(
@@ -375,7 +373,7 @@ def test_a_note_is_on_the_drive_before_it_counts(tmp_path: Path, monkeypatch: py
     assert synced == [("saved.new", False), (tmp_path.name, True)]
 
 
-def test_a_step_of_which_nothing_was_logged_has_no_entry() -> None:
+def test_step_without_logged_values_has_no_entry() -> None:
     journal = MetricsLog()
     journal.start_microbatch(3, 2.0)
     journal.log({"loss": 4.0})

@@ -1,4 +1,4 @@
-"""The whole state of a training, taken apart and put together: on a newcomer, and from a checkpoint."""
+"""Training state: flattened and loaded, on a joining worker and from a checkpoint."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Trained:
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_newcomer_goes_on_with_the_same_rates(name: str) -> None:
+def test_loaded_state_keeps_learning_rates(name: str) -> None:
     one, other = Trained(SCHEDULERS[name]), Trained(SCHEDULERS[name])
     one.train(7)
     parts = one.state.flatten(7)
@@ -64,7 +64,7 @@ def test_a_newcomer_goes_on_with_the_same_rates(name: str) -> None:
 
 
 class Average:
-    """As an exponential mean of a large model."""
+    """Exponential moving average of a model, as a tracked object."""
 
     def __init__(self) -> None:
         self.numbers = torch.zeros(100_000)
@@ -73,7 +73,7 @@ class Average:
         return {"numbers": self.numbers}
 
 
-def test_all_that_is_tracked_is_in_the_fingerprint() -> None:
+def test_fingerprint_covers_tracked_objects() -> None:
     net, average = torch.nn.Linear(3, 2), Average()
     state = TrainingState(net, [torch.optim.SGD(net.parameters(), lr=1.0)], [], {"mean": average})
     before = state.fingerprint(7, is_full=False)
@@ -82,7 +82,7 @@ def test_all_that_is_tracked_is_in_the_fingerprint() -> None:
     assert state.fingerprint(7, is_full=False) != before
 
 
-def test_every_part_of_the_model_is_compared_in_time() -> None:
+def test_window_digest_covers_whole_model_over_steps() -> None:
     net = torch.nn.Linear(200_000, 1)
     state = TrainingState(net, [torch.optim.SGD(net.parameters(), lr=1.0)], [], {})
     windows = [state.window_digest(step) for step in range(8)]

@@ -1,4 +1,4 @@
-"""Models that torch.compile has made: the same steps, and the same names wherever the state goes."""
+"""Models with torch.compile: the same steps, and the same names in every state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Script:
 
 
 @pytest.mark.parametrize("make", [_compiled, _within, _in_place])
-def test_a_compiled_model_is_the_same_model(make: Any, tmp_path: Path) -> None:
+def test_compiled_model_has_same_spec(make: Any, tmp_path: Path) -> None:
     plain, ours = Script(lambda net: net).train(), Script(make).train()
     assert ours.run.done == 4
     ours.run.save(tmp_path / "model.safetensors")
@@ -72,14 +72,14 @@ def test_a_compiled_model_is_the_same_model(make: Any, tmp_path: Path) -> None:
 
 
 def _layout(script: Script) -> Any:
-    """What a hub is told of the model."""
+    """Return the layout that a hub receives."""
     flat = FlatParameters(script.run._state.model, script.run._reducer)
     return flat.spec(DataOrder(24, 6, 3, seed=3)).layout
 
 
 @pytest.mark.parametrize("make", [_compiled, _within])
-def test_who_compiles_and_who_does_not_have_the_same_state(make: Any) -> None:
-    """A newcomer may have it from either."""
+def test_compiled_and_plain_model_share_state(make: Any) -> None:
+    """A joining worker may receive the state from either."""
     whole = Script(lambda net: net).train()
     for first, second in ((make, lambda net: net), (lambda net: net, make)):
         half, late = Script(first).train(stop=2), Script(second)

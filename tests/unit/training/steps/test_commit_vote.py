@@ -1,4 +1,4 @@
-"""Whether members who hold a result agree; what contradicts is refused in words."""
+"""Check of commit votes: contradictions are rejected with a message."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def _words(*units: set[int], samples: int = 8) -> list[bytes]:
     return [msgspec.msgpack.encode(word) for word in words]
 
 
-def test_each_unit_once_is_what_counts() -> None:
+def test_votes_with_each_microbatch_once_are_accepted() -> None:
     found = check_votes(_words({0, 2}, {1, 3}), step=3, microbatches=4, mixed=False)
     assert [one.samples for one in found] == [8, 8]
 
 
 @pytest.mark.parametrize("units", [[{0, 2}, {1}], [{0, 2}, {1, 2, 3}], [{0, 1}, {2, 3, 4}], [set(), set()]])
-def test_units_that_are_missing_or_doubled_are_noticed(units: list[set[int]]) -> None:
+def test_votes_with_missing_or_doubled_microbatch_are_rejected(units: list[set[int]]) -> None:
     with pytest.raises(RunError, match="counted exactly once"):
         check_votes(_words(*units), step=3, microbatches=4, mixed=False)
 
 
-def test_members_at_different_steps_do_not_go_on() -> None:
+def test_votes_at_different_steps_are_rejected() -> None:
     with pytest.raises(RunError, match="different steps"):
         check_votes(_words({0}), step=4, microbatches=1, mixed=False)
 
 
 @pytest.mark.parametrize("number", [-1, 4])
-def test_units_that_a_step_does_not_have_are_not_believed(number: int) -> None:
+def test_assignment_with_unknown_microbatch_is_rejected(number: int) -> None:
     units = tuple(MicroBatch(one, one, one + 1) for one in range(4))
     with pytest.raises(ProtocolError, match="does not have"):
         assign_own(units, {1: frozenset({number})}, Throughput(), 2, 0)

@@ -1,4 +1,4 @@
-"""A member without a quorum notes each step; its successor learns whether they were dropped."""
+"""Provisional steps: noted without a quorum, and reported by the next worker if they were discarded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def train(steps: ProvisionalSteps, first: int, last: int, *, alone: bool) -> Non
         steps(Training(done, alone))
 
 
-def test_its_successor_tells_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_worker_reports_discarded_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(ProvisionalSteps, "_report", lambda self, worker, *words: told.append(words))
     place = WorkerId("r", 0, 1, tmp_path, "aa")
@@ -36,7 +36,7 @@ def test_its_successor_tells_how_many(tmp_path: Path, monkeypatch: pytest.Monkey
     assert told == [(14, 150)]
 
 
-def test_a_later_time_alone_is_counted_anew(tmp_path: Path) -> None:
+def test_second_provisional_period_is_counted_separately(tmp_path: Path) -> None:
     one = ProvisionalSteps(WorkerId("r", 0, 1, tmp_path, "aa"), tmp_path)
     train(one, 1, 5, alone=True)
     settle_steps(tmp_path, counts=True)
@@ -46,13 +46,13 @@ def test_a_later_time_alone_is_counted_anew(tmp_path: Path) -> None:
     assert take_dropped(tmp_path) == 2
 
 
-def test_one_worker_of_a_machine_speaks_for_it(tmp_path: Path) -> None:
+def test_only_first_worker_of_machine_notes_steps(tmp_path: Path) -> None:
     train(ProvisionalSteps(WorkerId("r", 1, 1, tmp_path, "aa"), tmp_path), 1, 3, alone=True)
     train(ProvisionalSteps(None, tmp_path), 1, 3, alone=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_an_agent_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_continues_without_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settled = ProvisionalSteps(WorkerId("r", 0, 1, tmp_path, "aa"), tmp_path)
     train(settled, 1, 3, alone=True)
     settle_steps(tmp_path, counts=False)

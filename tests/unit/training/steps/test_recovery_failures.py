@@ -1,4 +1,4 @@
-"""A group breaks when some members have heard that all hold a step, and others have not."""
+"""Recovery when a group fails after only some workers have received all votes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMBERS = 64
 
 
 class HalfHeard(ThreadWorker):
-    """The second member does not hear the words of some commits; then nobody hears a thing until all meet."""
+    """Worker whose rank 1 misses the votes of some commits; then the group fails for all."""
 
     deaf_at = (7, 32)
     lost: dict[int, threading.Event] = {}  # noqa: RUF012  # by exchange
@@ -59,8 +59,8 @@ class HalfHeard(ThreadWorker):
         self._exchange.barrier.wait()
 
 
-def test_all_go_on_with_the_same_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them is too slow to get units, and is tried again after some commits: the same for all."""
+def test_workers_after_half_heard_votes_agree_on_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank is too slow for micro-batches and is retried after some commits, on all workers alike."""
     ranks = threading.local()
     monkeypatch.setattr(Throughput, "speed", lambda self: SPEEDS[ranks.mine])
 
@@ -75,7 +75,7 @@ def test_all_go_on_with_the_same_leases(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Garbled(ThreadWorker):
-    """What the second member receives first is damaged on its way."""
+    """Worker that receives damaged tensors at first."""
 
     def __init__(self, exchange: SharedExchange, rank: int, times: int) -> None:
         super().__init__(exchange, rank)
@@ -109,7 +109,7 @@ class State:
 
 
 @pytest.mark.parametrize("times", [1, 9])
-def test_a_state_that_came_damaged_is_sent_again_a_few_times(times: int) -> None:
+def test_damaged_state_is_sent_again_a_few_times(times: int) -> None:
     exchange, damaged = SharedExchange(2), [0]
 
     def member(rank: int) -> FlatState | None:
@@ -140,7 +140,7 @@ def test_a_state_that_came_damaged_is_sent_again_a_few_times(times: int) -> None
 
 
 class Unlike(ThreadWorker):
-    """One operation ends with an error that the next group would meet with again."""
+    """Worker whose operation fails with an error that the next group would raise, too."""
 
     def __init__(self, exchange: SharedExchange, rank: int, error: CollectiveError) -> None:
         super().__init__(exchange, rank)
@@ -163,7 +163,7 @@ class Unlike(ThreadWorker):
     ],
 )
 @pytest.mark.parametrize("period", [1, 4])
-def test_what_no_group_can_do_is_not_repeated(error: CollectiveError, hint: str, period: int) -> None:
+def test_permanent_error_is_not_retried(error: CollectiveError, hint: str, period: int) -> None:
     def member(worker: ThreadWorker) -> Training:
         return Training(Unlike(worker._exchange, worker.rank, error), Sync(period=period)).train(2)
 

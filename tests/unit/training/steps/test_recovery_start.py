@@ -1,4 +1,4 @@
-"""How a group begins: with the first member's state, which is sent to whoever has another one."""
+"""Start of a group: rank 0's state is sent to workers with a different one."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def _member(exchange: SharedExchange, rank: int, differs: int | None) -> Trainin
     return Training(Counted(exchange, rank), Sync(), kind=optimizer).train()
 
 
-def test_who_has_the_same_state_gets_none() -> None:
+def test_worker_with_same_state_receives_nothing() -> None:
     members = run_workers(3, lambda worker: _member(worker._exchange, worker.rank, None))
     assert not _sent
     assert members[0].hashes == members[1].hashes == members[2].hashes
 
 
-def test_who_differs_in_one_number_gets_all() -> None:
+def test_worker_with_one_different_number_receives_state() -> None:
     alike = run_workers(3, lambda worker: _member(worker._exchange, worker.rank, None))
     members = run_workers(3, lambda worker: _member(worker._exchange, worker.rank, 1))
     assert list(_sent) == [1]

@@ -1,4 +1,4 @@
-"""Buffers that forward writes, and what else a module keeps in the model's state."""
+"""Buffers that forward mutates, and extra state of modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = TensorDataset(torch.randn(12, 3, 4, generator=torch.Generator().manual_se
 
 
 class Codebook(torch.nn.Module):
-    """``use`` is counted in forward; each member sees other samples."""
+    """Module that counts ``use`` in forward, which differs between workers."""
 
     def __init__(self, *, persistent: bool) -> None:
         super().__init__()
@@ -56,20 +56,20 @@ def _train(*layers: torch.nn.Module) -> Any:
         (lambda: Codebook(persistent=True), "0.use"),
     ],
 )
-def test_what_forward_writes_is_refused_by_name(layer: Any, name: str) -> None:
+def test_buffer_mutated_in_forward_is_named(layer: Any, name: str) -> None:
     with pytest.raises(RunError, match=f"forward writes into {name}") as caught:
         _train(layer())
     assert "run.on_commit" in caught.value.hint
 
 
-def test_the_mends_that_are_named_do() -> None:
+def test_hints_for_mutated_buffers_work() -> None:
     _train(Codebook(persistent=False))
     still = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 4))
     _train(still.eval())
     _train(torch.nn.InstanceNorm1d(3), torch.nn.BatchNorm1d(3))
 
 
-def test_a_module_may_keep_more_than_tensors(tmp_path: Path) -> None:
+def test_module_with_extra_state_is_saved(tmp_path: Path) -> None:
     run = _train()
     run.save(tmp_path / "model.safetensors")
     assert set(load_file(tmp_path / "model.safetensors")) == {"1.weight", "1.bias"}

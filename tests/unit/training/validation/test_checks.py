@@ -1,4 +1,4 @@
-"""What prepare refuses, and what it says to do instead."""
+"""Objects that prepare rejects, and the hints in the errors."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _train(model: torch.nn.Module, optimizer: Any, batches: Any) -> None:
         optimizer.step()
 
 
-def test_what_is_trained_is_in_the_model() -> None:
-    """Or it would be neither saved nor sent to those who join."""
+def test_trained_parameter_outside_model_is_rejected() -> None:
+    """It would be neither saved nor sent to joining workers."""
     one, other = torch.nn.Linear(2, 1), torch.nn.Linear(1, 5)
     said = _refused(one, [_sgd(*one.parameters()), _sgd(*other.parameters())])
     assert "(5, 1), (5,)" in said
@@ -46,12 +46,12 @@ def test_what_is_trained_is_in_the_model() -> None:
     _prepare(both, [_sgd(*one.parameters()), _sgd(*other.parameters())])
 
 
-def test_a_parameter_belongs_to_one_optimizer() -> None:
+def test_parameter_in_two_optimizers_is_rejected() -> None:
     net = torch.nn.Linear(2, 1)
     assert "bias is in two optimizers" in _refused(net, [_sgd(*net.parameters()), _sgd(net.bias)])
 
 
-def test_steps_that_need_something_are_named() -> None:
+def test_steps_with_arguments_are_rejected() -> None:
     net = torch.nn.Linear(2, 1)
     assert "LBFGS" in _refused(net, torch.optim.LBFGS(net.parameters()))
     optimizer = _sgd(*net.parameters())
@@ -61,7 +61,7 @@ def test_steps_that_need_something_are_named() -> None:
     assert "DataLoader" in _refused(net, optimizer, DataLoader(ROWS))
 
 
-def test_a_scheduler_that_needs_a_value_can_be_tracked() -> None:
+def test_scheduler_with_argument_can_be_tracked() -> None:
     net = torch.nn.Linear(2, 1)
     optimizer = _sgd(*net.parameters())
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
@@ -79,7 +79,7 @@ def test_a_scheduler_that_needs_a_value_can_be_tracked() -> None:
     run.state_digest()
 
 
-def test_sparse_gradients_are_named() -> None:
+def test_sparse_gradients_are_rejected() -> None:
     net = torch.nn.ModuleDict({"words": torch.nn.Embedding(5, 2, sparse=True)})
     assert "words is an embedding whose sparse gradients" in _refused(net, _sgd(*net.parameters()))
 
@@ -97,7 +97,7 @@ def test_sparse_gradients_are_named() -> None:
         _train(exchange, optimizer, batches)
 
 
-def test_what_is_unfrozen_or_added_later_is_named() -> None:
+def test_parameter_trained_later_is_rejected() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     net[0].requires_grad_(False)
     _, optimizer, batches = _prepare(net, _sgd(*net.parameters()))
