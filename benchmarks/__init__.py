@@ -1,6 +1,7 @@
 """Benchmarks: what is promised about speed and failure, measured against Gloo in the same run.
 
-Each module is run as ``python -m benchmarks.<name>`` and ends with one line of JSON figures.
+A folder holds one subject. A command such as ``python -m benchmarks.session`` or
+``python -m benchmarks.session.soak`` prints one line of JSON figures at its end.
 May import Barnraise, the lab and torch; nothing imports it. Drivers never import torch, so that the
 machine's cores belong to the ranks they start.
 """

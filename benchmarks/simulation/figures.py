@@ -17,8 +17,8 @@ from barnraise.training.autotune import tuner
 from barnraise.training.autotune.tuner import GroupSample, SyncMode, SyncTuner
 from barnraise.training.sync import Sync
 from benchmarks.simulation.network import Link
+from benchmarks.simulation.networks import World
 from benchmarks.simulation.training import Committed, Costs, Training
-from benchmarks.simulation.worlds import World
 
 
 class Figures(NamedTuple):

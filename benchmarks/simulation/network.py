@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from benchmarks.fake_clock import FakeClock
+from benchmarks.simulation.fake_clock import FakeClock
 
 _BYTES_PER_MBIT = 1e6 / 8
 

@@ -18,10 +18,10 @@ from barnraise.training.steps.load_balancing import Assignment, assign_all
 from barnraise.training.steps.progress import Assign, StepProgress, may_overlap
 from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync, next_sync
-from benchmarks.fake_clock import FakeClock
-from benchmarks.simulation.flights import Flight, Setting, StepSum
+from benchmarks.simulation.all_reduce import Links
+from benchmarks.simulation.fake_clock import FakeClock
 from benchmarks.simulation.network import Network
-from benchmarks.simulation.sums import Links
+from benchmarks.simulation.pending_steps import Flight, Setting, StepSum
 
 
 class Costs(NamedTuple):

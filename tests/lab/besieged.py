@@ -17,8 +17,8 @@ import psutil
 
 from barnraise.agent_client.cluster_requests import OfferRequest, OfferResponse, PairRequest, StatusResponse
 from barnraise.identity.trust import Role, TrustLog, decode_entry
-from benchmarks.attacks import LIMIT_S
-from benchmarks.machines import REPOSITORY, Machines
+from benchmarks.agents.machines import REPOSITORY, Machines
+from benchmarks.attacks.__main__ import LIMIT_S
 from lab import Host, Lab
 
 T = TypeVar("T")

@@ -25,8 +25,8 @@ from barnraise.agent_client.run_requests import (
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity.trust import Role, TrustLog, decode_entry
 from barnraise.runs.record import RunRecord, decode_record
-from benchmarks.machines import REPOSITORY, Machines
-from benchmarks.runs import CommandLine, write_folder
+from benchmarks.agents.machines import REPOSITORY, Machines
+from benchmarks.agents.runs import CommandLine, write_folder
 from lab import Lab
 from tests.lab.besieged import MOST_GROWTH, MOST_LINES, PORT, Running
 
@@ -56,7 +56,7 @@ class Yard:
         self.marks.mkdir()
         self.tool = str(self.room / "tool")
         served = json.dumps({"path": self.tool, "seconds": 3600})
-        command = [sys.executable, "-P", "-m", "benchmarks.run_attacks", "serve", served]
+        command = [sys.executable, "-P", "-m", "benchmarks.attacks.runs", "serve", served]
         lab.hosts[3].start(command, env=machines.environment(0), cwd=REPOSITORY)
         machines.until(lambda: os.path.exists(self.tool), 90.0, "the tool is ready")
         self.addresses = [host.address for host in lab.hosts[:3]]

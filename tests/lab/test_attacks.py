@@ -11,8 +11,8 @@ import pytest
 
 from barnraise.agent_client.cluster_requests import RequestDone, UnpairRequest
 from barnraise.discovery import namespace_tag
-from benchmarks.insider import SELVES
-from benchmarks.machines import Machines
+from benchmarks.agents.machines import Machines
+from benchmarks.attacks.guest import SELVES
 from lab import Lab
 from tests.lab.besieged import (
     MOST_GROWTH,

@@ -12,9 +12,9 @@ import pytest
 from barnraise.agent_client.run_requests import RunsRequest, RunsResponse
 from barnraise.checkpoint import AgentCheckpointSigner, Checkpoints, digest
 from barnraise.runs.checkpoint_manifest import step_of
-from benchmarks.commits import read_commits
-from benchmarks.machines import Machines
-from benchmarks.runs import CommandLine
+from benchmarks.agents.commits import read_commits
+from benchmarks.agents.machines import Machines
+from benchmarks.agents.runs import CommandLine
 from lab import Lab
 from tests.lab.test_session import alone, check_equal, finals, start
 

@@ -22,7 +22,7 @@ from barnraise.agent_client.cluster_requests import (
 from barnraise.core.errors import AgentError, PairingError
 from barnraise.identity.private_file import create_private
 from barnraise.pairing import new_psk
-from benchmarks.machines import Machines, named
+from benchmarks.agents.machines import Machines, named
 from lab import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from barnraise.agent_client.run_requests import RunsRequest, RunsResponse
-from benchmarks.machines import Machines
-from benchmarks.runs import CommandLine
+from benchmarks.agents.machines import Machines
+from benchmarks.agents.runs import CommandLine
 from lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.machines import Machines
+from benchmarks.agents.machines import Machines
 from lab import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -30,8 +30,8 @@ from barnraise.identity import NodeId, NodeKey
 from barnraise.runs.checkpoint_manifest import MANIFEST, SEAL, STATE, encode, fingerprint, folder_name, sign
 from barnraise.runs.checkpoint_manifest import CheckpointManifest as Checkpoint
 from barnraise.runs.record import read_order
-from benchmarks.machines import Machines
-from benchmarks.runs import write_folder
+from benchmarks.agents.machines import Machines
+from benchmarks.agents.runs import write_folder
 from lab import Lab
 from tests.lab.besieged import MOST_GROWTH, RETURNS_WHAT_IS_FREED, settles_after_a_failure
 from tests.lab.run_yard import EVERYBODY, GUEST, OWNERS, Yard

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.run_failures import CASES, FILE, Case, play, two_machines
-from benchmarks.runs import CommandLine
+from benchmarks.agents.run_failures import CASES, FILE, Case, play, two_machines
+from benchmarks.agents.runs import CommandLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from barnraise.agent_client.run_requests import RunsRequest, RunsResponse, WatchRequest, WatchResponse
-from benchmarks.machines import Machines
-from benchmarks.run_failures import left_over
-from benchmarks.runs import MARK, CommandLine, first_lines, write_folder
+from benchmarks.agents.machines import Machines
+from benchmarks.agents.run_failures import left_over
+from benchmarks.agents.runs import MARK, CommandLine, first_lines, write_folder
 from lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(300)]

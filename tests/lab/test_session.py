@@ -24,9 +24,9 @@ from safetensors.torch import load_file
 
 from barnraise.agent_client.run_requests import RunsRequest, RunsResponse
 from barnraise.runs.checkpoint_manifest import step_of
-from benchmarks.commits import judge, read_commits
-from benchmarks.machines import REPOSITORY, Machines
-from benchmarks.runs import CommandLine
+from benchmarks.agents.commits import judge, read_commits
+from benchmarks.agents.machines import REPOSITORY, Machines
+from benchmarks.agents.runs import CommandLine
 from lab import Lab, LabProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -188,7 +188,9 @@ def test_a_machine_leaves_without_a_gap(line: CommandLine, machines: Machines, t
     assert "the group broke" not in output, "no step failed"
     times = sorted({one.step: one.at for one in read_commits(trace)}.values())
     around = [later - earlier for earlier, later in pairwise(times) if later > begin]
-    assert max(around) < 20.0, "benchmarks.isolated has the figures; here only that nobody was waited for"
+    assert max(around) < 20.0, (
+        "benchmarks.session.isolated_faults has the figures; here only that nobody was waited for"
+    )
 
 
 def test_killed_workers_come_back_and_nothing_changes(

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks.machines import REPOSITORY, Machines
-from benchmarks.runs import CommandLine
+from benchmarks.agents.machines import REPOSITORY, Machines
+from benchmarks.agents.runs import CommandLine
 from lab import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]

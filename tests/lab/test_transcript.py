@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from benchmarks.transcript import DOCUMENTS, README, TRAIN, normal, shown_script
+from benchmarks.agents.transcript import DOCUMENTS, README, TRAIN, normal, shown_script
 
 
 @pytest.mark.slow

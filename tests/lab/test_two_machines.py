@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.commits import Commit, judge, read_commits
-from benchmarks.machines import Machines
-from benchmarks.runs import CommandLine
+from benchmarks.agents.commits import Commit, judge, read_commits
+from benchmarks.agents.machines import Machines
+from benchmarks.agents.runs import CommandLine
 from lab import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]

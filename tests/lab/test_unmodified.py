@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.machines import REPOSITORY, Machines
-from benchmarks.runs import CommandLine, start_torchrun
+from benchmarks.agents.machines import REPOSITORY, Machines
+from benchmarks.agents.runs import CommandLine, start_torchrun
 from lab import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]

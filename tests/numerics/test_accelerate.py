@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.hub_process import free_port
+from benchmarks.hub.process import free_port
 from tests.numerics.harness.pool import REPOSITORY
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.hub_process import free_port
+from benchmarks.hub.process import free_port
 from tests.arch.source_tree import ROOT, SOURCE
 
 _SCRIPT = """

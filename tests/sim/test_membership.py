@@ -1,4 +1,7 @@
-"""The membership under random faults on a fake clock; see benchmarks.schedules for how to replay a seed."""
+"""The membership under random faults on a fake clock.
+
+``benchmarks.simulation.membership_schedules`` replays a seed.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ from barnraise.membership.consensus.paxos import (
 )
 from barnraise.membership.effects import LogNote
 from barnraise.membership.messages import DecisionMessage
-from benchmarks.schedules import forming_time, message_cost, run_many, run_schedule
-from benchmarks.simulated_cluster import Cluster, keys
+from benchmarks.simulation.cluster import Cluster, keys
+from benchmarks.simulation.membership_schedules import forming_time, message_cost, run_many, run_schedule
 
 _SABOTEURS = 400
 
@@ -40,7 +43,8 @@ def test_ten_thousand_schedules(seeds: Callable[[int], Iterable[int]]) -> None:
     tried = [first + seed for seed in seeds(10_000)]
     faults = [outcome for outcome in run_many(tried) if outcome.fault is not None]
     assert not faults, [
-        f"python -m benchmarks.schedules --verbose --seed {outcome.seed}" for outcome in faults
+        f"python -m benchmarks.simulation.membership_schedules --verbose --seed {outcome.seed}"
+        for outcome in faults
     ]
 
 

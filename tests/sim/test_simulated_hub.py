@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.fake_clock import FakeClock
-from benchmarks.simulation.hub_members import Region
-from benchmarks.simulation.hub_worlds import Crowd, World, doubled, herd, look, tree, warm_up
-from benchmarks.simulation.hubs import Closed, Costs, Server, Sizes
+from benchmarks.simulation.fake_clock import FakeClock
+from benchmarks.simulation.hub.hub import Closed, Costs, Server, Sizes
+from benchmarks.simulation.hub.members import Region
+from benchmarks.simulation.hub.queues import Journal, Line, Places, Processor
+from benchmarks.simulation.hub.topologies import Crowd, World, doubled, herd, look, tree, warm_up
 from benchmarks.simulation.network import Link, Network, Way
-from benchmarks.simulation.queues import Journal, Line, Places, Processor
 
 SIZES = Sizes(update=1_000_000, delta=1_000_000, words=5_000)
 COSTS = Costs()

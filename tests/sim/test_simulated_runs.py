@@ -15,8 +15,8 @@ from barnraise.runs.commit import CommitDecision, MemberState, conclude
 from barnraise.runs.sharding import DataOrder
 from barnraise.training.steps.progress import StepProgress
 from barnraise.training.sync import Sync
-from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation import training as simulated
+from benchmarks.simulation.fake_clock import FakeClock
 from benchmarks.simulation.figures import (
     Figures,
     chosen_while_training,
@@ -27,9 +27,9 @@ from benchmarks.simulation.figures import (
     train,
 )
 from benchmarks.simulation.network import Link, Network, Way
+from benchmarks.simulation.networks import Churn, Lines, World, homes, lab_world
 from benchmarks.simulation.operations import Operation, compiled
 from benchmarks.simulation.training import Costs, Training
-from benchmarks.simulation.worlds import Churn, Lines, World, homes, lab_world
 
 NUMBERS = 240_000
 COURSE = DataOrder(samples=1 << 30, batch=32, unit=2, seed=0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import barnraise
 from barnraise.agent_client.kv_client import agent_at, ask_cluster
 from barnraise.core.errors import BarnraiseError
-from benchmarks.hub_process import free_port
+from benchmarks.hub.process import free_port
 
 SOURCE = str(Path(barnraise.__file__).parents[1])
 

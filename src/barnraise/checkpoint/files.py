@@ -94,40 +94,38 @@ class Checkpoints:
     def newest(self) -> tuple[CheckpointManifest, FlatState] | None:
         """Return the newest valid checkpoint, provisional ones last. Log why others are skipped."""
         known = []
-        for place in self._folder.iterdir() if self._folder.is_dir() else ():
-            if step_of(place.name) is not None:
-                manifest = self._try(place, self._manifest)
-                known += [(held_of(manifest), place)] if manifest is not None else []
-        for _, place in sorted(known, key=lambda one: (one[0].agreed, one[0].age), reverse=True):
-            found = self._try(place, self.read)
-            if found is not None:
-                return found
+        for folder in self._folder.iterdir() if self._folder.is_dir() else ():
+            if step_of(folder.name) is not None:
+                manifest = self._try(folder, self._manifest)
+                known += [(held_of(manifest), folder)] if manifest is not None else []
+        for _, folder in sorted(known, key=lambda one: (one[0].agreed, one[0].age), reverse=True):
+            checkpoint = self._try(folder, self.read)
+            if checkpoint is not None:
+                return checkpoint
         return None
 
-    def read(self, place: Path) -> tuple[CheckpointManifest, FlatState]:
-        """Read a checkpoint from its folder. Raise RunError if it is damaged, of another run, or not validly
-        signed.
-        """
-        manifest = self._manifest(place)
+    def read(self, folder: Path) -> tuple[CheckpointManifest, FlatState]:
+        """Read a checkpoint from disk. Raise RunError if it is damaged, of another run, or wrongly signed."""
+        manifest = self._manifest(folder)
         try:
-            if entry_of(place / STATE, STATE).object.hex() != manifest.file:
+            if entry_of(folder / STATE, STATE).object.hex() != manifest.file:
                 raise RunError("its contents do not have the hash of its manifest", hint=_OLDER)
             skeleton = base64.b64decode(manifest.skeleton, validate=True)
-            found = load_file(place / STATE)
-            tensors = [found[f"t{number}"] for number in range(len(found))]
+            loaded = load_file(folder / STATE)
+            tensors = [loaded[f"t{number}"] for number in range(len(loaded))]
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise RunError(f"it cannot be read ({error})", hint=_OLDER) from error
         return manifest, FlatState(skeleton, tensors)
 
-    def _manifest(self, place: Path) -> CheckpointManifest:
-        return manifest_in(place, self.run, self._signer.signers(self.run))
+    def _manifest(self, folder: Path) -> CheckpointManifest:
+        return manifest_in(folder, self.run, self._signer.signers(self.run))
 
-    def _try(self, place: Path, reading: Callable[[Path], T]) -> T | None:
+    def _try(self, folder: Path, reading: Callable[[Path], T]) -> T | None:
         """Return the result, or None with a warning if the checkpoint is invalid."""
         try:
-            return reading(place)
+            return reading(folder)
         except RunError as error:
-            log.warning("%s is skipped: %s", place.name, error.message)
+            log.warning("%s is skipped: %s", folder.name, error.message)
             return None
 
     def _write(self, parts: FlatState, info: CheckpointInfo) -> None:

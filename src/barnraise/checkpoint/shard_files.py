@@ -91,7 +91,7 @@ class FoundShards(NamedTuple):
         """Return a copy with the files that each machine holds."""
         owned = [frozenset(one) for one in held]
         numbers = range(len(self.manifest.files))
-        holders = [[place for place, own in enumerate(owned) if number in own] for number in numbers]
+        holders = [[machine for machine, own in enumerate(owned) if number in own] for number in numbers]
         return self._replace(holders=holders)
 
 
@@ -121,28 +121,28 @@ def plan_copies(listed: Sequence[Sequence[ShardFile]], copies: int) -> TransferP
 def newest_first(inventories: Sequence[Sequence[HeldShards]]) -> list[FoundShards]:
     """Return the known checkpoints. Of one step, the one of the later program start comes first."""
     held: dict[bytes, list[tuple[int, ...]]] = {}
-    for place, inventory in enumerate(inventories):
+    for machine, inventory in enumerate(inventories):
         for one in inventory:
-            held.setdefault(one.manifest, [() for _ in inventories])[place] = one.files
-    found = [FoundShards(read_manifest(data), data, []).held_by(files) for data, files in held.items()]
-    return sorted(found, key=lambda one: (one.manifest.step, one.manifest.start, one.data), reverse=True)
+            held.setdefault(one.manifest, [() for _ in inventories])[machine] = one.files
+    known = [FoundShards(read_manifest(data), data, []).held_by(files) for data, files in held.items()]
+    return sorted(known, key=lambda one: (one.manifest.step, one.manifest.start, one.data), reverse=True)
 
 
-def outdated_folders(inventories: Sequence[Sequence[HeldShards]], place: int, newest: bytes) -> list[str]:
+def outdated_folders(inventories: Sequence[Sequence[HeldShards]], machine: int, newest: bytes) -> list[str]:
     """Return the folders that a machine can delete; the last few complete checkpoints stay."""
     whole = [one.data for one in newest_first(inventories) if not one.missing]
     kept = {newest, *whole[:KEPT]}
-    own = [one.manifest for one in inventories[place] if one.manifest not in kept]
+    own = [one.manifest for one in inventories[machine] if one.manifest not in kept]
     return [folder_name(read_manifest(data).step) for data in own]
 
 
-def plan_missing_files(found: FoundShards, wanted: Sequence[Collection[str]]) -> TransferPlan:
+def plan_missing_files(checkpoint: FoundShards, wanted: Sequence[Collection[str]]) -> TransferPlan:
     """Plan from which machine each one gets the files that it wants; holders take turns."""
     plan: dict[tuple[int, int], list[ShardFile]] = {}
-    for file, holders in zip(found.manifest.files, found.holders, strict=True):
-        for place, names in enumerate(wanted):
-            if file.name in names and place not in holders:
-                plan.setdefault((holders[place % len(holders)], place), []).append(file)
+    for file, holders in zip(checkpoint.manifest.files, checkpoint.holders, strict=True):
+        for machine, names in enumerate(wanted):
+            if file.name in names and machine not in holders:
+                plan.setdefault((holders[machine % len(holders)], machine), []).append(file)
     return plan
 
 
@@ -170,18 +170,22 @@ def earlier_folders(environment: Mapping[str, str], folder: str | Path) -> list[
 
 def link_earlier_checkpoints(root: Path, earlier: Sequence[Path]) -> None:
     """Link the checkpoints of the last earlier run that has any, if this run has none."""
-    if any(step_of(place.name) is not None for place in root.iterdir()):
+    if any(step_of(folder.name) is not None for folder in root.iterdir()):
         return
-    for home in earlier:
-        places = [place for place in home.iterdir() if step_of(place.name)] if home.is_dir() else []
-        for place in places:
+    for earlier_run in earlier:
+        folders = (
+            [folder for folder in earlier_run.iterdir() if step_of(folder.name)]
+            if earlier_run.is_dir()
+            else []
+        )
+        for folder in folders:
             draft = root / f"{DRAFT}{secrets.token_hex(8)}"
             draft.mkdir(mode=0o700)
-            for path in place.iterdir():
+            for path in folder.iterdir():
                 if not path.name.startswith(_BAD):
                     _link(path, draft / path.name)
-            draft.rename(root / place.name)
-        if places:
+            draft.rename(root / folder.name)
+        if folders:
             return
 
 
@@ -201,49 +205,49 @@ def commit_draft(draft: Path, step: int, manifest: bytes) -> None:
     sync_path(target.parent)
 
 
-def prepare_folder(place: Path, found: FoundShards) -> None:
+def prepare_folder(folder: Path, checkpoint: FoundShards) -> None:
     """Create the folder for a checkpoint that this machine does not have yet."""
-    if not _is_of(place, found):
-        draft = place.with_name(f"{DRAFT}{secrets.token_hex(8)}")
+    if not _has_manifest_of(folder, checkpoint):
+        draft = folder.with_name(f"{DRAFT}{secrets.token_hex(8)}")
         draft.mkdir(mode=0o700)
-        commit_draft(draft, found.manifest.step, found.data)
+        commit_draft(draft, checkpoint.manifest.step, checkpoint.data)
 
 
 def list_held_shards(root: Path) -> list[HeldShards]:
     """List the checkpoints on this machine. Files count by size; invalid manifests are logged."""
-    found = []
-    for place in sorted(root.iterdir()):
-        step = step_of(place.name)
+    held = []
+    for folder in sorted(root.iterdir()):
+        step = step_of(folder.name)
         if step is None:
             continue
         try:
-            data = _manifest_data(place)
+            data = _manifest_data(folder)
             manifest = read_manifest(data)
             if manifest.step != step:
                 raise ProtocolError(f"its manifest is for step {manifest.step}")
         except (OSError, ProtocolError) as error:
-            log.warning("%s on this machine is skipped: %s", place.name, getattr(error, "message", error))
+            log.warning("%s on this machine is skipped: %s", folder.name, getattr(error, "message", error))
             continue
-        sizes = {path.name: path.stat().st_size for path in place.iterdir()}
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
         here = [number for number, file in enumerate(manifest.files) if sizes.get(file.name) == file.size]
-        found.append(HeldShards(data, tuple(here)))
-    return found
+        held.append(HeldShards(data, tuple(here)))
+    return held
 
 
-def verified_files(place: Path, found: FoundShards) -> list[int]:
+def verified_files(folder: Path, checkpoint: FoundShards) -> list[int]:
     """Return the indexes of files with the right hash; others are renamed and logged."""
-    if not _is_of(place, found):
+    if not _has_manifest_of(folder, checkpoint):
         return []
     whole = []
-    for number, file in enumerate(found.manifest.files):
-        path = place / file.name
+    for number, file in enumerate(checkpoint.manifest.files):
+        path = folder / file.name
         if not path.exists():
             continue
         if is_valid(path, file):
             whole.append(number)
         else:
             log.warning(
-                "%s of %s on this machine does not have the hash of its manifest", file.name, place.name
+                "%s of %s on this machine does not have the hash of its manifest", file.name, folder.name
             )
             path.replace(path.with_name(f"{_BAD}{file.name}"))
     return whole
@@ -254,14 +258,14 @@ def is_valid(path: Path, file: ShardFile) -> bool:
     return path.stat().st_size == file.size and _hash_of(path) == file.hash
 
 
-def _is_of(place: Path, found: FoundShards) -> bool:
-    return (place / _MANIFEST).exists() and _manifest_data(place) == found.data
+def _has_manifest_of(folder: Path, checkpoint: FoundShards) -> bool:
+    return (folder / _MANIFEST).exists() and _manifest_data(folder) == checkpoint.data
 
 
-def _manifest_data(place: Path) -> bytes:
-    if (place / _MANIFEST).stat().st_size > _MAX_MANIFEST:
+def _manifest_data(folder: Path) -> bytes:
+    if (folder / _MANIFEST).stat().st_size > _MAX_MANIFEST:
         raise ProtocolError("its manifest is too large")
-    return (place / _MANIFEST).read_bytes()
+    return (folder / _MANIFEST).read_bytes()
 
 
 def _link(path: Path, target: Path) -> None:

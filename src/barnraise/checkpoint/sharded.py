@@ -94,14 +94,16 @@ def load_sharded(state: dict[str, Any], folder: str | Path) -> int | None:
     if earlier:
         ring.run_on_each_machine(lambda: link_earlier_checkpoints(ring.root, earlier))
     for known in newest_first(ring.gather_from_machines(lambda: list_held_shards(ring.root), _held_lists)):
-        found = known if known.missing else _verify(ring, known)
-        if not found.missing:
-            _restore(ring, found, state)
+        checkpoint = known if known.missing else _verify(ring, known)
+        if not checkpoint.missing:
+            _restore(ring, checkpoint, state)
             if ring.rank == 0:
-                log.warning("resuming from the sharded checkpoint of step %d", found.manifest.step)
-            return found.manifest.step
+                log.warning("resuming from the sharded checkpoint of step %d", checkpoint.manifest.step)
+            return checkpoint.manifest.step
         if ring.rank == 0:
-            log.warning("%s is skipped: no machine has a valid copy of %s", found.name, found.missing[0])
+            log.warning(
+                "%s is skipped: no machine has a valid copy of %s", checkpoint.name, checkpoint.missing[0]
+            )
     return None
 
 
@@ -111,19 +113,19 @@ def _verify(ring: MachineRing, known: FoundShards) -> FoundShards:
     return known.held_by(ring.gather_from_machines(lambda: verified_files(folder, known), _numbers))
 
 
-def _restore(ring: MachineRing, found: FoundShards, state: dict[str, Any]) -> None:
+def _restore(ring: MachineRing, checkpoint: FoundShards, state: dict[str, Any]) -> None:
     """Load a checkpoint; each machine fetches only the files that its ranks read."""
-    folder = ring.root / found.name
-    ring.run_on_each_machine(lambda: prepare_folder(folder, found))
-    ring.transfer(folder, plan_missing_files(found, [{METADATA} for _ in ring.leaders]))
+    folder = ring.root / checkpoint.name
+    ring.run_on_each_machine(lambda: prepare_folder(folder, checkpoint))
+    ring.transfer(folder, plan_missing_files(checkpoint, [{METADATA} for _ in ring.leaders]))
 
     def fetch(names: Collection[str]) -> None:
         wanted: list[set[str]] = [set() for _ in ring.leaders]
         for rank, rank_names in enumerate(run_on_all_ranks(lambda: tuple(names), _names)):
             wanted[ring.machine_of(rank)] |= set(rank_names)
-        ring.transfer(folder, plan_missing_files(found, wanted))
+        ring.transfer(folder, plan_missing_files(checkpoint, wanted))
 
-    with dcp_errors(f"step {found.manifest.step} cannot be loaded"):
+    with dcp_errors(f"step {checkpoint.manifest.step} cannot be loaded"):
         load(state, storage_reader=FetchingReader(folder, fetch), no_dist=not dist.is_initialized())
 
 

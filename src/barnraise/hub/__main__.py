@@ -10,11 +10,11 @@ from pathlib import Path
 
 from barnraise.core.errors import BarnraiseError
 from barnraise.hub.mirror.server import serve_mirror
-from barnraise.hub.object_store.s3 import BucketUrl, read_place
+from barnraise.hub.object_store.s3 import BucketUrl, parse_bucket_url
 from barnraise.hub.protocol.invites import Invite, read_invite
 from barnraise.hub.region.server import MemberSeats, serve_region
 from barnraise.hub.server.server import ListenOptions, check_plain, serve
-from barnraise.hub.storage.directory_lock import held
+from barnraise.hub.storage.directory_lock import lock_directory
 
 
 def run(
@@ -33,7 +33,7 @@ def run(
     """
     check_plain(listening)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    with held(directory):  # until its last thread has ended
+    with lock_directory(directory):  # until its last thread has ended
         if follow is not None:
             asyncio.run(serve_mirror(directory, follow, listening))
         elif parent is not None:
@@ -43,19 +43,26 @@ def run(
 
 
 def main(arguments: list[str]) -> int:
+    """Parse the command line, run the hub and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m barnraise.hub", description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--host", default="")
     parser.add_argument("--port", type=int, default=52480)
-    parser.add_argument("--with-parent", action="store_true", help="end when standard input does")
+    parser.add_argument("--with-parent", action="store_true", help="stop when standard input closes")
     parser.add_argument("--plain", action="store_true", help="no TLS: for a proxy on this machine")
     parser.add_argument("--follow", metavar="INVITE", help="mirror the hub of this invite")
     parser.add_argument("--parent", metavar="INVITE", help="be a region of the hub of this invite")
-    parser.add_argument("--seats", type=int, default=0, help="a region: take in so many of its parent's")
-    parser.add_argument("--offer", metavar="URL", action="append", default=[], help="how they reach it")
-    parser.add_argument("--store", metavar="s3://BUCKET/FOLDER", help="blobs go there, too")
-    parser.add_argument("--store-endpoint", metavar="URL", default="", help="of a store that is not Amazon's")
-    parser.add_argument("--held-out", metavar="FILE", type=Path, help="tries updates before they count")
+    parser.add_argument(
+        "--seats", type=int, default=0, help="as a region: seats for new members of the parent"
+    )
+    parser.add_argument(
+        "--offer", metavar="URL", action="append", default=[], help="address for these members"
+    )
+    parser.add_argument("--store", metavar="s3://BUCKET/FOLDER", help="also upload blobs to this bucket")
+    parser.add_argument(
+        "--store-endpoint", metavar="URL", default="", help="endpoint of a store other than Amazon S3"
+    )
+    parser.add_argument("--held-out", metavar="FILE", type=Path, help="file that validates updates")
     given = parser.parse_args(arguments)
     try:
         host = given.host or ("127.0.0.1" if given.plain else "0.0.0.0")
@@ -65,7 +72,7 @@ def main(arguments: list[str]) -> int:
             follow=read_invite(given.follow) if given.follow else None,
             parent=read_invite(given.parent) if given.parent else None,
             seats=MemberSeats(given.seats, tuple(given.offer)) if given.seats and given.offer else None,
-            store=read_place(given.store, given.store_endpoint) if given.store else None,
+            store=parse_bucket_url(given.store, given.store_endpoint) if given.store else None,
             held_out=given.held_out,
         )
     except BarnraiseError as error:

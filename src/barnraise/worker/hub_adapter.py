@@ -14,15 +14,15 @@ import msgspec
 import torch
 
 from barnraise.core.config import load_settings
-from barnraise.hub.client.bandwidth_policy import UplinkLimiter, manners_of
+from barnraise.hub.client.bandwidth_policy import UplinkLimiter, policy_from_settings
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.contributor import Contributor
 from barnraise.hub.client.credentials import (
     SITE_VARIABLE,
     VARIABLE,
     MemberCredentials,
-    read_seat,
-    read_seat_text,
+    parse_credentials,
+    read_credentials,
 )
 from barnraise.hub.protocol.messages import HubDataOrder, Lease, VectorLayout, decode_message, encode_message
 from barnraise.training.hub.parameter_server import LeasedWork, ModelSpec, RoundUpdate, SampleRange
@@ -32,7 +32,7 @@ _EPOCHS = 1 << 20  # the script's own loop says when it is enough
 
 def rounds_from_environment() -> HubAdapter:
     """Create the adapter in a process that was started for one member of a hub."""
-    seat = read_seat(Path(os.environ[VARIABLE]))
+    seat = read_credentials(Path(os.environ[VARIABLE]))
     contributor = _contributor(seat, Path(seat.folder))
     # Asked to end, it gives back what it has leased: others need not wait for it.
     atexit.register(contributor.leave)
@@ -44,7 +44,7 @@ def site_rounds_from_environment() -> HubAdapter:
     """Create the adapter on a machine of a site. The site shares its lease, which stays when this machine
     leaves.
     """
-    seat = read_seat_text(os.environ[SITE_VARIABLE])
+    seat = parse_credentials(os.environ[SITE_VARIABLE])
     kept = os.environ.get(
         "BARNRAISE_CHECKPOINTS"
     )  # in the run's folder, and gone with it; not in a container
@@ -54,7 +54,7 @@ def site_rounds_from_environment() -> HubAdapter:
 
 
 def _contributor(seat: MemberCredentials, folder: Path) -> Contributor:
-    manners = manners_of(load_settings().contributing)
+    manners = policy_from_settings(load_settings().contributing)
     logging.basicConfig(level=logging.WARNING, format="barnraise: %(message)s")
     pace = UplinkLimiter(manners.uplink_bytes_s)
     client = HubClient(seat.addresses, seat.hub_id, seat.member_key, pace=pace, store=seat.store)
@@ -70,9 +70,9 @@ class HubAdapter:
     def begin(self, spec: ModelSpec, state: torch.Tensor) -> LeasedWork:
         layout, course = _declared(spec)
         if self._only_begins:
-            self._contributor.found(layout, course, state)
+            self._contributor.ensure_base(layout, course, state)
             sys.exit(0)
-        return _task(self._contributor.begin(layout, course, state))
+        return _task(self._contributor.start(layout, course, state))
 
     def exchange(self, update: RoundUpdate, state: torch.Tensor) -> LeasedWork:
         lease = self._contributor.exchange(
@@ -81,7 +81,7 @@ class HubAdapter:
         return _task(lease)
 
     def continue_lease(self, spec: ModelSpec, lease: LeasedWork) -> None:
-        self._contributor.go_on(*_declared(spec), decode_message(Lease, lease.token))
+        self._contributor.resume(*_declared(spec), decode_message(Lease, lease.token))
 
 
 def _declared(form: ModelSpec) -> tuple[VectorLayout, HubDataOrder]:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.commits import Commit, judge
+from benchmarks.agents.commits import Commit, judge
 from benchmarks.report import at_most, median, p95, slope
-from benchmarks.session import rotated
-from benchmarks.soak import GOALS_S, Soak
+from benchmarks.session.__main__ import rotated
+from benchmarks.session.soak import GOALS_S, Soak
 from tests.arch.source_tree import ROOT
 
 PAGES = ROOT / "docs" / "benchmarks"

@@ -15,7 +15,7 @@ from barnraise.cli.doctor.facts import HubFacts
 from barnraise.cli.hub.directories import top_folder, top_room, write_addresses
 from barnraise.cli.hub.join import SEAT
 from barnraise.core.config import load_settings
-from barnraise.hub.client.credentials import MemberCredentials, write_seat
+from barnraise.hub.client.credentials import MemberCredentials, write_credentials
 from barnraise.hub.protocol.messages import RoundConfig
 from barnraise.hub.storage.create import hub_key
 from barnraise.identity import NodeId, NodeKey
@@ -56,7 +56,7 @@ def look() -> list[HubFacts]:
 def sit(pid: int, hub: NodeId, *addresses: str) -> None:
     room = make_room("theirs", pid, "")
     seat = MemberCredentials(addresses=addresses, hub=hub.raw, key=bytes(32), run="theirs", folder=str(room))
-    write_seat(seat, room / SEAT)
+    write_credentials(seat, room / SEAT)
 
 
 def test_without_hubs_nothing_is_said() -> None:

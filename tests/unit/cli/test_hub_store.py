@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from barnraise.hub.storage.log import HubLog
-from benchmarks.hub_process import free_port
+from benchmarks.hub.process import free_port
 from tests.arch.source_tree import ROOT
 from tests.unit.hub.s3_server import BUCKET, ENVIRONMENT, S3Process, until
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hub_process import free_port
+from benchmarks.hub.process import free_port
 from tests.unit.cli.typed import Machine, Typed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -14,7 +14,7 @@ from barnraise.hub.founding import hub_key
 from barnraise.hub.invites import read_invite
 from safetensors.torch import load_file
 
-from benchmarks.hub_process import free_port
+from benchmarks.hub.process import free_port
 from tests.unit.cli.typed import Machine, Typed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.hub_process import free_port
+from benchmarks.hub.process import free_port
 from tests.unit.lone_agent import unsettled
 
 _PATIENCE_S = 120.0

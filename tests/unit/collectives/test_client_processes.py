@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.hub_process import free_port
+from benchmarks.hub.process import free_port
 from tests.arch.source_tree import ROOT, SOURCE
 
 _PRELUDE = """

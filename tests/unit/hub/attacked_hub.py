@@ -14,6 +14,8 @@ COURSE = HubDataOrder(samples=1_000_000, batch=10)
 
 
 class AttackedHub:
+    """Hub process with an owner and an honest member."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         terms = msgspec.structs.replace(TERMS, round_s=0.5, codec="fp32", stale_limit=1, slack_s=0.5)
@@ -36,7 +38,7 @@ class AttackedHub:
         return friend
 
     def round(self) -> None:
-        """One honest round of ann's."""
+        """Run one honest round of the member ann."""
         self.ann.pull(self.folder, wait=0)
         self.ann.push(self.ann.lease(), torch.randn(LAYOUT.numel) * 0.01)
         self.ann.pull(self.folder)

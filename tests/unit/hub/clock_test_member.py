@@ -1,4 +1,4 @@
-"""A member in a process of its own: takes a lease, waits for a word, delivers, and prints what it said."""
+"""Member in its own process: takes a lease, waits for a line of input, delivers, and prints its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wall clock of a real process, moved from outside while it runs. Its monotonic clock goes on."""
+"""Wall clock of a real process, moved from outside while it runs. Its monotonic clock is not changed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ LIBRARIES = sorted(Path("/usr/lib").glob("*-linux-gnu*/faketime/libfaketime.so.1
 
 
 class FakeClock:
-    """Of processes that are started with its environment."""
+    """Wall clock of the processes that are started with its environment."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self.set(0)
 
     def set(self, seconds: int) -> None:
-        """So far from the true time, within some two seconds from now on."""
+        """Set the offset from the true time; it takes effect within about two seconds."""
         draft = self._file.with_suffix(".draft")
         draft.write_text(f"{seconds:+d}s\n")
         os.replace(draft, self._file)  # whoever reads it meanwhile finds it whole

@@ -1,4 +1,4 @@
-"""A real hub on loopback, and a member that is as small as the protocol allows."""
+"""Real hub process on loopback, and a minimal member."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from barnraise.hub.protocol.messages import (
 from barnraise.hub.protocol.signatures import sign_request, verify_response
 from barnraise.hub.protocol.vector_file import VectorForm, add_vector, encode_vector
 from barnraise.identity import NodeId, NodeKey
-from benchmarks import hub_process
+from benchmarks.hub import process
 
 T = TypeVar("T", bound=msgspec.Struct)
 LAYOUT = VectorLayout((VectorEntry("weight", (40, 128), "float32"), VectorEntry("bias", (77,), "float32")))
@@ -41,13 +41,15 @@ TERMS = RoundConfig(chunk=2048, round_s=2.0, first_batches=2, base_every=3, grac
 
 
 class Refused(AssertionError):
+    """Error response of the hub."""
+
     def __init__(self, status: int, problem: Problem) -> None:
         self.status, self.problem = status, problem
         super().__init__(f"{status} {problem.kind}: {problem.message}")
 
 
-class HubProcess(hub_process.HubProcess):
-    """Without TLS: what is said is what matters here."""
+class HubProcess(process.HubProcess):
+    """Hub process without TLS, for tests of the protocol."""
 
     def __init__(self, directory: Path, terms: RoundConfig | None = TERMS, **given: Any) -> None:
         super().__init__(directory, terms, name="fireside", plain=True, **given)
@@ -57,12 +59,12 @@ _HTTP = httpx.Client(verify=False, trust_env=False, timeout=60.0)  # certificate
 
 
 def plainly(url: str, **given: Any) -> httpx.Response:
-    """Unsigned."""
+    """Send an unsigned request and return the response."""
     return _HTTP.request(given.pop("method", "GET"), url, **given)
 
 
 class Friend:
-    """Speaks for one key."""
+    """Minimal member with one key."""
 
     def __init__(self, address: str, hub: NodeId, key: NodeKey | None = None) -> None:
         self.address, self.hub, self.key = address, hub, key or NodeKey.generate()
@@ -99,7 +101,7 @@ class Friend:
         return self.ask("GET", "/v1/run", RunDescription)
 
     def pull(self, folder: Path, wait: float = 60.0) -> VersionHead:
-        """Follow the chain to its head."""
+        """Apply all steps to the newest version."""
         after = "" if self.version is None else f"after={self.version}&"
         head = self.ask("GET", "/v1/head", VersionHead, query=f"{after}wait={wait:g}")
         for step in head.steps:

@@ -24,9 +24,9 @@ from barnraise.hub.protocol.messages import (
 from barnraise.hub.protocol.signatures import sign_request
 from barnraise.hub.server.app import HubApp, make_app
 from barnraise.hub.server.hub import Hub
-from barnraise.hub.server.server import outer_step
+from barnraise.hub.server.server import make_outer_step
 from barnraise.hub.server.uploads import UploadService
-from barnraise.hub.storage.create import found_hub, hub_blobs, hub_key, invite_to
+from barnraise.hub.storage.create import create_hub, create_invite, hub_blobs, hub_key
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
 
@@ -35,6 +35,8 @@ ADDRESS = ("http://hub.test",)
 
 
 class InProcessHub:
+    """Hub in this process, with helpers that act as its members."""
+
     def __init__(self, directory: Path, hub: Hub) -> None:
         self.directory, self.hub, self.intake = directory, hub, UploadService(hub)
         self.keys: dict[str, NodeKey] = {}
@@ -47,7 +49,7 @@ class InProcessHub:
         return node
 
     async def member(self) -> str:
-        return await self.join(invite_to(self.directory, ADDRESS).token_text)
+        return await self.join(create_invite(self.directory, ADDRESS).token_text)
 
     async def lease(self, node: str, rate: float = 0.0) -> Lease:
         return await self.hub.lease(node, LeaseRequest(samples_per_s=rate, version=self.hub.version or 0))
@@ -59,7 +61,7 @@ class InProcessHub:
         return progress
 
     async def half_sent(self) -> tuple[str, Lease, bytes]:
-        """A member of whose update all but the last byte has come."""
+        """Return a new member whose update has arrived except for its last byte."""
         node = await self.member()
         lease = await self.lease(node)
         data = update(lease)
@@ -78,7 +80,7 @@ class InProcessHub:
         return self.again(address)
 
     def again(self, address: str) -> httpx.AsyncClient:
-        """Another line to the same hub."""
+        """Return another HTTP client of the same hub."""
         app = make_app(self.reception)
         return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(address, 1)))
 
@@ -109,7 +111,7 @@ def update(lease: Lease) -> bytes:
 
 @contextlib.asynccontextmanager
 async def opened(directory: Path) -> AsyncIterator[InProcessHub]:
-    hub = Hub(directory, hub_key(directory).id, outer_step)
+    hub = Hub(directory, hub_key(directory).id, make_outer_step)
     try:
         await hub.start()
         yield InProcessHub(directory, hub)
@@ -120,10 +122,10 @@ async def opened(directory: Path) -> AsyncIterator[InProcessHub]:
 def play(
     directory: Path, story: Callable[[InProcessHub], Awaitable[None]], terms: RoundConfig = TERMS
 ) -> None:
-    """With a run that has its base and its code."""
+    """Run a test with a hub that has its base and its code."""
     blobs, owner = hub_blobs(directory), NodeKey.generate()
     kept = blobs.put(b"print()")
-    found_hub(directory, "fireside", owner.id, terms, code=blobs.put(b"{}"), kept=[kept])
+    create_hub(directory, "fireside", owner.id, terms, code=blobs.put(b"{}"), kept=[kept])
 
     async def whole() -> None:
         async with opened(directory) as scene:

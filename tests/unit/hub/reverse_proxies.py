@@ -1,4 +1,4 @@
-"""Real proxies on loopback, configured with what the documentation tells people to write."""
+"""Real reverse proxies on loopback, configured as the documentation says."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _STARTS_S = 90.0
 
 
 def program(name: str) -> str | None:
-    """Debian keeps servers where only root looks for them."""
+    """Find a program, also where only root's PATH has it, as on Debian."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
 def example(page: str, has: str) -> str:
-    """The one block of this page in which these words stand."""
+    """Return the one code block of this page that contains these words."""
     text = (DOCS / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^( *)```\w*\n(.*?)^\1```$", text, re.M | re.S)
     (found,) = [textwrap.dedent(block) for _, block in blocks if has in block]
@@ -42,7 +42,7 @@ def example(page: str, has: str) -> str:
 
 
 def filled_in(text: str, values: Mapping[str, str]) -> str:
-    """With this machine's values in the place of the example's, each of which must be there."""
+    """Replace the example's values by this machine's; each value must occur."""
     for written, value in values.items():
         assert written in text, f"{written} is not in the example any more"
         text = text.replace(written, value)
@@ -78,7 +78,7 @@ class Nginx:
 
 
 class Caddy:
-    """The sites of docs/friends.md and docs/hub.md. For `localhost` it is its own authority."""
+    """The sites of docs/friends.md and docs/hub.md. Caddy is its own authority for `localhost`."""
 
     def __init__(self, room: Path, hub: int, open_port: int, hidden_port: int) -> None:
         self.room = room
@@ -104,7 +104,7 @@ class Caddy:
 
 @contextlib.contextmanager
 def running(proxy: Nginx | Caddy, *ports: int) -> Iterator[None]:
-    """While it listens at these ports and its root certificate is there."""
+    """Run a proxy while the context is open; it listens at these ports and its root certificate exists."""
     said = proxy.room / "said"
     with said.open("wb") as log:
         process = subprocess.Popen(
@@ -129,7 +129,7 @@ def _listens(port: int) -> bool:
 
 
 def make_certificates() -> tuple[bytes, bytes, bytes]:
-    """As an ordinary authority makes them, for `localhost`: its root, the certificate, the key."""
+    """Make a root, a certificate for `localhost` and its key, as an ordinary authority does."""
     authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     root = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "an authority")])
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])

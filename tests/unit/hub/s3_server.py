@@ -1,9 +1,14 @@
-"""An S3 server as a process of its own: moto's, behind a door that checks every signature and fails as told.
+"""S3 server process: moto, behind a check of every signature that fails on demand.
 
-``python s3_server.py PORT FOLDER``: in FOLDER there may be files `slow` (seconds between small parts of what
-is sent), `late` (seconds before an object is taken), `other` (other bytes are sent), `short` (after so many
-bytes of an object it dies, in either direction) and `shut` (nobody is let in). What was asked for stands in
-`asked`.
+``python s3_server.py PORT FOLDER``: files in FOLDER switch faults on.
+
+- `slow`: seconds between small parts of a response.
+- `late`: seconds before an object is accepted.
+- `other`: send different bytes.
+- `short`: crash after this number of bytes of an object, in either direction.
+- `shut`: reject every request.
+
+All requests are recorded in the file `asked`.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 import botocore.session
 
-from benchmarks.hub_process import free_port
+from benchmarks.hub.process import free_port
 
 KEY_ID, SECRET, REGION, BUCKET = "AKIDEXAMPLE", "wJalrXUtnFEMI/EXAMPLEKEY", "eu-central-1", "our-blobs"
 ENVIRONMENT = {
@@ -41,7 +46,7 @@ Environ = dict[str, Any]
 
 
 class Door:
-    """Signatures by the letter of AWS's description, not by the library that made them."""
+    """WSGI middleware that checks signatures by AWS's specification, independently of the library."""
 
     def __init__(self, app: Callable[..., Iterable[bytes]], folder: Path) -> None:
         self._app, self._folder = app, folder
@@ -87,7 +92,7 @@ class Door:
 
 
 def signed(environ: Environ) -> bool:
-    """By the one key there is; a link, or a request whose body was signed, too."""
+    """Check the signature of a link, or of a request with a signed body, against the only key."""
     query = parse_qsl(environ["QUERY_STRING"], keep_blank_values=True)
     told = dict(query)
     is_link = "X-Amz-Signature" in told
@@ -138,7 +143,7 @@ def has_signed_body(environ: Environ) -> bool:
 
 
 class S3Process:
-    """May be killed and started again; what it held is gone then."""
+    """S3 server process that can be killed and restarted; its objects are lost then."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._port = folder, free_port()
@@ -158,7 +163,7 @@ class S3Process:
         self.client().create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
 
     def begin_anew(self) -> None:
-        """Up, healthy, and empty."""
+        """Start the server without faults, and empty it."""
         for name in ("asked", *_FAULTS):
             (self._folder / name).unlink(missing_ok=True)
         if self._process is None or self._process.poll() is not None:
@@ -184,7 +189,7 @@ class S3Process:
         (self._folder / name).unlink()
 
     def fetched(self) -> list[tuple[str, set[str]]]:
-        """Paths of objects that somebody asked for, and which headers came with it."""
+        """Return the paths of requested objects, with the headers of each request."""
         lines = (line.split(" ") for line in (self._folder / "asked").read_text().splitlines())
         return [
             (path, set(headers.split(",")))
@@ -196,7 +201,7 @@ class S3Process:
         return botocore.session.get_session().create_client("s3", endpoint_url=self.endpoint)
 
     def names(self) -> set[str]:
-        """Of all objects, without their folders."""
+        """Return the names of all objects, without their folders."""
         listed = self.client().list_objects_v2(Bucket=BUCKET).get("Contents", ())
         return {one["Key"].rpartition("/")[2] for one in listed}
 

@@ -21,7 +21,10 @@ COURSE = HubDataOrder(samples=100_000, batch=10)
 
 
 class Worker(threading.Thread):
-    """Pulls, trains by drawing numbers, pushes; whatever breaks is tried again, with the same bytes."""
+    """Member that pulls, trains by drawing numbers, and pushes.
+
+    It retries every failure with the same bytes.
+    """
 
     def __init__(self, friend: Friend, folder: Path, seed: int) -> None:
         super().__init__(daemon=True)
@@ -63,7 +66,7 @@ def stop(workers: Sequence[Worker], seconds: float) -> None:
 
 
 def checked(hub: HubProcess, workers: list[Worker], known: dict[int, str]) -> int:
-    """Of a dead hub: each version once, each lease and sample once, nothing that was told is missing."""
+    """Check a dead hub: each version, lease and sample counts once, and no accepted update is missing."""
     log, blobs = HubLog(hub.directory), hub_blobs(hub.directory)
     everything = log.read()
     numbers = [one.number for one in everything.versions]

@@ -96,7 +96,7 @@ def _kept(settings: Settings) -> Iterator[_Known]:
 def _joined(settings: Settings) -> Iterator[_Known]:
     for room in rooms_with(settings, SEAT):
         require_hub_parts()
-        from barnraise.hub.client.credentials import read_seat
+        from barnraise.hub.client.credentials import read_credentials
 
-        seat = read_seat(room / SEAT)
+        seat = read_credentials(room / SEAT)
         yield _Known(HubFacts(seat.run), seat.hub_id, seat.addresses)

@@ -64,7 +64,7 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
     machines = _machines_of_site() if site else ()
     client = client_of(settings, found)
     with room(settings, found.run) as place:
-        description = client.patiently("GET", "/v1/run", RunDescription, patience_s=_PATIENCE_S)
+        description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_PATIENCE_S)
         offered = look(client, description, place, settings)
         click.echo(shown(offered, machines))
         if not yes and not click.confirm("Run it there?" if site else "Run it here?", default=False):
@@ -130,7 +130,7 @@ def take_seat(
 
     _check_free(settings, invite)
     asked = JoinRequest(token=invite.token_text, name=fit_name(name or machine_name()))
-    joined = client.patiently("POST", "/v1/members", JoinResponse, asked, patience_s=_PATIENCE_S)
+    joined = client.ask_with_retries("POST", "/v1/members", JoinResponse, asked, patience_s=_PATIENCE_S)
     folder = lay_out(client, offered, place)
     if joined.regions:
         from barnraise.cli.hub.region import settle
@@ -152,10 +152,10 @@ def take_seat(
 
 def _check_free(settings: Settings, invite: Invite) -> None:
     """Check that no other command trains for this hub: the hub would see one member twice."""
-    from barnraise.hub.client.credentials import read_seat
+    from barnraise.hub.client.credentials import read_credentials
 
     for taken in rooms_with(settings, SEAT):
-        if read_seat(taken / SEAT).hub_id == invite.hub_id:
+        if read_credentials(taken / SEAT).hub_id == invite.hub_id:
             raise HubError(
                 f"this machine trains in {invite.run} already",
                 hint="End the other command first; a hub that is not to train itself: hub up --no-train.",
@@ -163,9 +163,9 @@ def _check_free(settings: Settings, invite: Invite) -> None:
 
 
 async def start_script(seated: JoinedHub, *, quiet: bool = False) -> ChildProcess:
-    from barnraise.hub.client.credentials import write_seat
+    from barnraise.hub.client.credentials import write_credentials
 
-    write_seat(seated.seat, seated.room / SEAT)
+    write_credentials(seated.seat, seated.room / SEAT)
     return await ChildProcess.start(
         "script",
         (sys.executable, *seated.command),

@@ -21,13 +21,13 @@ def follow(*, invite: str, name: str, host: str, port: int) -> int:
     require_hub_parts()
     from barnraise.hub.protocol.invites import read_invite
     from barnraise.hub.storage.create import hub_key
-    from barnraise.hub.storage.directory_lock import check_mirror, facts_in
+    from barnraise.hub.storage.directory_lock import check_mirror, read_facts
 
     settings = load_settings()
     found = read_invite(invite)
     directory = top_folder(settings) / (name or f"{found.run}-mirror")
     if directory.exists():
-        check_mirror(facts_in(directory), directory, found.hub_id)
+        check_mirror(read_facts(directory), directory, found.hub_id)
     key = hub_key(directory)
     say(f"a copy of {found.run} is kept here; its owner lets it take over with:")
     click.echo(f"  barnraise hub hand-over {key.id}")
@@ -50,7 +50,7 @@ def follow(*, invite: str, name: str, host: str, port: int) -> int:
 def hand_over(*, node: str, name: str) -> int:
     """Write the hub's signed statement that another machine may take over. It outlives this machine."""
     require_hub_parts()
-    from barnraise.hub.mirror.mirror import make_succession
+    from barnraise.hub.mirror.mirror import sign_handover
     from barnraise.hub.storage.create import hub_key, is_mirror
 
     directory = kept_hub(name, load_settings())
@@ -60,7 +60,7 @@ def hand_over(*, node: str, name: str) -> int:
             hint="Run it on the machine that keeps the hub.",
         )
     key = hub_key(directory)
-    click.echo(make_succession(key, key.id, NodeId.parse(node), int(time.time())))
+    click.echo(sign_handover(key, key.id, NodeId.parse(node), int(time.time())))
     say("on the other machine, when this hub is gone: barnraise hub take-over WORD")
     return 0
 

@@ -13,7 +13,7 @@ from barnraise.core.flow.background import DeadlineCall, DeadlineExceeded
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.protocol.invites import Invite, read_invite
 from barnraise.hub.protocol.messages import JoinRequest, JoinResponse, RunDescription
-from barnraise.hub.region.placement import by_distance
+from barnraise.hub.region.placement import nearest_regions
 
 _LEVELS = 4
 _TRIES = 3
@@ -48,7 +48,7 @@ def _take_in(
 ) -> tuple[Invite, JoinResponse] | None:
     own_s, *distances = _measured([here, *others], description, connect)
     reached = [(one, far) for one, far in zip(others, distances, strict=True) if far is not None]
-    for invite, far in by_distance(own_s or float("inf"), reached):
+    for invite, far in nearest_regions(own_s or float("inf"), reached):
         with contextlib.closing(connect(invite, _MEASURED_S)) as client:
             try:
                 joined = client.ask(

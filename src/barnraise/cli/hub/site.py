@@ -33,10 +33,10 @@ _LEAVE_S = 10.0
 
 def train_site(seated: JoinedHub, settings: Settings, *, keep: Path | None, quiet: bool) -> int:
     """Train until the run stops or Ctrl-C is pressed, and return the exit code."""
-    from barnraise.hub.client.credentials import write_seat
+    from barnraise.hub.client.credentials import write_credentials
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    write_seat(seated.seat, seated.room / SEAT)  # as long as this command runs
+    write_credentials(seated.seat, seated.room / SEAT)  # as long as this command runs
     store = ArtifactStore(store_directory(state_directory(settings)))
     run = _start(seated, store, settings, quiet=quiet)
     row = watch(run, everybody=False, stops=True)
@@ -55,13 +55,13 @@ def _leave(seat: MemberCredentials) -> None:
 
     with contextlib.closing(HubClient(seat.addresses, seat.hub_id, seat.member_key, say=say)) as client:
         try:
-            client.patiently("POST", "/v1/leave", RunDescription, patience_s=_LEAVE_S)
+            client.ask_with_retries("POST", "/v1/leave", RunDescription, patience_s=_LEAVE_S)
         except HubError as error:
             say(f"the lease could not be given back: {error.message}")
 
 
 def _start(seated: JoinedHub, store: ArtifactStore, settings: Settings, *, quiet: bool) -> str:
-    from barnraise.hub.client.credentials import SITE_VARIABLE, seat_text
+    from barnraise.hub.client.credentials import SITE_VARIABLE, credentials_text
 
     packed = pack(seated.folder, store, folder_limits(settings))
     seat = msgspec.structs.replace(seated.seat, folder="")
@@ -72,7 +72,7 @@ def _start(seated: JoinedHub, store: ArtifactStore, settings: Settings, *, quiet
         title=seated.seat.run,
         quiet=quiet,
         environment="agent",  # as for a friend alone: nothing is installed that nobody was asked about
-        variables=((SITE_VARIABLE, seat_text(seat)), *manners),
+        variables=((SITE_VARIABLE, credentials_text(seat)), *manners),
         needs=msgspec.msgpack.encode(needs_in(store, packed.manifest, seated.command)),
     )
     started = ask(question, RunStarted, timeout_s=_START_S)

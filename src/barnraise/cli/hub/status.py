@@ -27,7 +27,7 @@ def invite(
 ) -> int:
     require_hub_parts()
     from barnraise.hub.protocol.invites import invite_text
-    from barnraise.hub.storage.create import invite_to
+    from barnraise.hub.storage.create import create_invite
 
     asked: dict[Role, bool] = {"stranger": stranger, "mirror": mirror, "region": region}
     wanted = [role for role, is_wanted in asked.items() if is_wanted]
@@ -38,7 +38,7 @@ def invite(
     if not addresses:
         raise HubError("the hub has no address yet", hint="Start it first: barnraise hub up")
     role = wanted[0] if wanted else "friend"
-    made = invite_to(directory, addresses, role=role, uses=uses, valid_s=parse_duration(lasts))
+    made = create_invite(directory, addresses, role=role, uses=uses, valid_s=parse_duration(lasts))
     click.echo(invite_text(made))
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made.expires))
     say(f"for {counted(uses, 'machine')} until {until}: barnraise join --invite ...")

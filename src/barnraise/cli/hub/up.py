@@ -72,11 +72,11 @@ class HubUpOptions(NamedTuple):
 
 def up(wishes: HubUpOptions) -> int:
     require_hub_parts()
-    from barnraise.hub.object_store.s3 import read_place
+    from barnraise.hub.object_store.s3 import parse_bucket_url
     from barnraise.hub.storage.create import hub_key
 
     if wishes.store or wishes.store_endpoint:
-        read_place(wishes.store, wishes.store_endpoint)  # before anything is made
+        parse_bucket_url(wishes.store, wishes.store_endpoint)  # before anything is made
     if wishes.held_out is not None and wishes.parent:
         raise HubError(
             "a region's updates are tried by the hub above it", hint="Give --held-out there, and not here."
@@ -99,7 +99,7 @@ def up(wishes: HubUpOptions) -> int:
 async def _keep_hub(
     wishes: HubUpOptions, directory: Path, addresses: Sequence[str], place: Path, settings: Settings
 ) -> int:
-    from barnraise.hub.storage.create import invite_to
+    from barnraise.hub.storage.create import create_invite
 
     host = wishes.host or ("127.0.0.1" if wishes.plain else "0.0.0.0")
     options = ["--host", host, "--port", str(wishes.port)]
@@ -119,11 +119,11 @@ async def _keep_hub(
         await _while_up(start_in_thread(partial(_await_founding, directory)), hub)
         # A region's model is its parent's; its own machine is a member like all others.
         role: Role = "friend" if wishes.parent else "owner"
-        own = invite_to(directory, [local], role=role, valid_s=_OWNERS_S)
+        own = create_invite(directory, [local], role=role, valid_s=_OWNERS_S)
         seated = await _while_up(start_in_thread(partial(_begin_own, own, place, wishes, settings)), hub)
         owner = await start_script(seated) if seated is not None else None
         await _while_up(start_in_thread(partial(_await_base, own, settings)), hub, owner)
-        _print_invite(invite_to(directory, addresses, uses=wishes.uses), addresses, wishes)
+        _print_invite(create_invite(directory, addresses, uses=wishes.uses), addresses, wishes)
         return await _watch(hub, owner, wishes, seated, settings)
     except asyncio.CancelledError:
         say("the hub ends; `barnraise hub up` goes on with it where it is")
@@ -136,14 +136,14 @@ async def _keep_hub(
 
 def _await_founding(directory: Path) -> None:
     """Wait until a region has learned of its parent's run and created its own."""
-    from barnraise.hub.storage.create import is_founded
+    from barnraise.hub.storage.create import has_founding
     from barnraise.hub.storage.log import HubLog
 
     give_up = time.monotonic() + _ANSWER_S
     while True:
         log = HubLog(directory)
         try:
-            if is_founded(log):
+            if has_founding(log):
                 return
         finally:
             log.close()
@@ -175,8 +175,8 @@ def _await_base(invite: Invite, settings: Settings) -> None:
     from barnraise.hub.protocol.messages import RunDescription
 
     client = client_of(settings, invite)
-    waiting = client.waiting("this machine's script, whose model the run begins with")
-    while client.patiently("GET", "/v1/run", RunDescription, patience_s=_ANSWER_S).version is None:
+    waiting = client.backoff("this machine's script, whose model the run begins with")
+    while client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_ANSWER_S).version is None:
         waiting.pause("it is not there yet", 0.2)
     client.close()
 
@@ -189,7 +189,7 @@ def _begin_own(invite: Invite, place: Path, wishes: HubUpOptions, settings: Sett
     client = client_of(settings, invite)
     try:
         patience_s = _ANSWER_S if wishes.held_out is None else _CHECK_S
-        description = client.patiently("GET", "/v1/run", RunDescription, patience_s=patience_s)
+        description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=patience_s)
         if description.version is not None and not wishes.train:
             return None
         offered = look(client, description, place, settings)
@@ -264,7 +264,7 @@ def _new(wishes: HubUpOptions, settings: Settings) -> Path:
     """Create the hub: store the folder's files as blobs, and make this machine's key the owner."""
     from barnraise.hub.client.credentials import member_key
     from barnraise.hub.protocol.messages import CodeDescription, RoundConfig, encode_message
-    from barnraise.hub.storage.create import found_hub, hub_blobs, hub_key
+    from barnraise.hub.storage.create import create_hub, hub_blobs, hub_key
 
     assert wishes.script is not None
     folder = (wishes.folder or Path.cwd()).resolve()
@@ -293,7 +293,7 @@ def _new(wishes: HubUpOptions, settings: Settings) -> Path:
     manifest = blobs.put(encode_manifest(packed.manifest))
     entry = path.resolve().relative_to(folder).as_posix()
     code = CodeDescription(entry=entry, arguments=wishes.arguments, manifest=manifest, contents=contents)
-    found_hub(
+    create_hub(
         directory,
         name,
         member_key(machine_key(settings), hub_key(directory).id).id,
@@ -309,10 +309,10 @@ def _contents(manifest: FolderManifest, store: ArtifactStore, directory: Path) -
 
     blobs, found = hub_blobs(directory), []
     for name in manifest.objects():
-        with blobs.drafted() as draft, store.object_path(name).open("rb") as file:
+        with blobs.partial() as draft, store.object_path(name).open("rb") as file:
             while part := file.read(1 << 20):
                 draft.write(part)
-            found.append(blobs.keep(draft))
+            found.append(blobs.commit(draft))
     return tuple(found)
 
 

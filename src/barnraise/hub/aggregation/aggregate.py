@@ -1,8 +1,8 @@
-"""What is computed on updates, chunk by chunk in constant memory: figures, means and the outer step.
+"""Aggregation of updates, chunk by chunk in constant memory: norms, means and the outer step.
 
-The weighted mean is for friends. With a stranger among them, each coordinate's largest and smallest values
-are left out first. The outer step is Nesterov SGD, as torch.optim.SGD does it; what the codec of the result
-loses is added the next time.
+Updates of friends are merged by their weighted mean. If a stranger takes part, the largest and smallest
+values of each coordinate are trimmed first. The outer step is Nesterov SGD as in torch.optim.SGD, with error
+feedback: the quantization error is added to the next step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from barnraise.core.errors import ProtocolError
 from barnraise.hub.aggregation.aggregator import RoundFigures
 from barnraise.hub.aggregation.update_checks import SKETCH, Sketch
-from barnraise.hub.protocol.messages import UploadStep
+from barnraise.hub.protocol.messages import VersionStep
 from barnraise.hub.protocol.vector_file import MAGIC, VectorFile, VectorForm
 from barnraise.hub.storage.blobs import BlobStore
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class MergeInput(NamedTuple):
-    """An update and what it is multiplied with."""
+    """An update with its weight and the factor that scales it."""
 
     file: VectorFile
     weight: float
@@ -40,33 +40,39 @@ class MergeInput(NamedTuple):
 
 
 class MergeOutcome(NamedTuple):
-    step: UploadStep
+    """The next delta, and the blobs of momentum and error feedback."""
+
+    step: VersionStep
     momentum: str
     feedback: str
 
 
 class OuterState(NamedTuple):
-    """What the hub remembers between rounds: flat float32 files, none at first."""
+    """State of the outer optimizer between rounds: flat float32 files, None at first."""
 
     momentum: Path | None
     feedback: Path | None
 
 
 def measure(path: Path, form: VectorForm) -> RoundFigures:
-    """Reads all of it. ProtocolError if it is not of the form, or holds a number that is not finite."""
+    """Return norm and sketch of an update.
+
+    Raise ProtocolError if the file does not fit the form or has a number that is not finite.
+    """
     square = 0.0
     sketch = numpy.zeros(SKETCH, dtype=numpy.float32)
     for index, values in enumerate(VectorFile(path, form).chunks()):
         numbers = values.numpy()
         square += float(numpy.dot(numbers, numbers))
-        sketch += _projected(numbers, index)
+        sketch += _project(numbers, index)
     if not math.isfinite(square):
         raise ProtocolError("the update's norm is not finite", not_finite=True)
     return RoundFigures(math.sqrt(square), sketch.tobytes() if form.numel >= _LEAST_SKETCHED else b"")
 
 
-def _projected(numbers: Sketch, index: int) -> Sketch:
-    """Every number added to or taken from one of the sketch's places; the same for all updates."""
+def _project(numbers: Sketch, index: int) -> Sketch:
+    """Return the sketch of a chunk: every number is added to or subtracted from one of the sketch's
+    positions."""
     padded = numpy.zeros(-(-len(numbers) // SKETCH) * SKETCH, dtype=numpy.float32)
     numpy.multiply(numbers, _signs(index, len(numbers)), out=padded[: len(numbers)])
     total: Sketch = padded.reshape(-1, SKETCH).sum(axis=0, dtype=numpy.float32)
@@ -75,14 +81,14 @@ def _projected(numbers: Sketch, index: int) -> Sketch:
 
 @functools.lru_cache(maxsize=256)
 def _signs(index: int, count: int) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.int8]]:
-    """1 or -1 for each number of a chunk; Philox is specified bit by bit."""
+    """Return 1 or -1 for each number of a chunk. Philox is specified bit by bit, so all hubs agree."""
     drawn = numpy.random.Generator(numpy.random.Philox(key=index)).bytes(-(-count // 8))
     bits = numpy.unpackbits(numpy.frombuffer(drawn, dtype=numpy.uint8), count=count)
     return (1 - 2 * bits.astype(numpy.int8)).astype(numpy.int8)
 
 
 def weighted_mean(rows: Iterator[tuple[torch.Tensor, float]], numel: int) -> torch.Tensor:
-    """One row at a time: memory does not grow with their number."""
+    """Return the weighted mean, one row at a time. Memory does not grow with the number of rows."""
     total, weights = torch.zeros(numel), 0.0
     for values, weight in rows:
         total.add_(values, alpha=weight)
@@ -91,30 +97,31 @@ def weighted_mean(rows: Iterator[tuple[torch.Tensor, float]], numel: int) -> tor
 
 
 def trimmed_mean(rows: torch.Tensor, weights: Sequence[float], trim: float) -> torch.Tensor:
-    """Of each column, without so much of its largest and as much of its smallest values."""
+    """Return the weighted mean of each column, without a fraction ``trim`` of its largest and of its smallest
+    values."""
     count = rows.shape[0]
     cut = min(math.floor(trim * count), (count - 1) // 2)
     order = torch.argsort(rows, dim=0, stable=True)[cut : count - cut]
     kept = torch.gather(rows, 0, order)
-    shares = torch.tensor(capped(weights), dtype=torch.float32)[order]
+    shares = torch.tensor(cap_weights(weights), dtype=torch.float32)[order]
     return (kept * shares).sum(dim=0).div_(shares.sum(dim=0))
 
 
-def capped(weights: Sequence[float], times: float = _MOST_WEIGHT) -> list[float]:
-    """Nobody weighs much more than the middle one."""
+def cap_weights(weights: Sequence[float], times: float = _MOST_WEIGHT) -> list[float]:
+    """Cap the weights at a multiple of the median weight."""
     middle = sorted(weights)[(len(weights) - 1) // 2]
     return [min(one, times * middle) for one in weights]
 
 
-def merged_chunk(inputs: Sequence[MergeInput], index: int, trim: float | None) -> torch.Tensor:
-    """The mean of a chunk of all updates; ``trim`` is None among friends."""
+def merge_chunk(inputs: Sequence[MergeInput], index: int, trim: float | None) -> torch.Tensor:
+    """Return the mean of one chunk over all updates. ``trim`` is None if only friends take part."""
     if trim is None:
-        weights = capped([one.weight for one in inputs], _MOST_AMONG_FRIENDS)
+        weights = cap_weights([one.weight for one in inputs], _MOST_AMONG_FRIENDS)
         rows = (
             (one.file.chunk(index).mul_(one.scale), weight)
             for one, weight in zip(inputs, weights, strict=True)
         )
-        return weighted_mean(rows, inputs[0].file.form.sizes(index))
+        return weighted_mean(rows, inputs[0].file.form.chunk_size(index))
     stacked = torch.stack([one.file.chunk(index).mul_(one.scale) for one in inputs])
     return trimmed_mean(stacked, [one.weight for one in inputs], trim)
 
@@ -128,31 +135,33 @@ def take_outer_step(
     momentum: float,
     pool: Executor,
 ) -> MergeOutcome:
-    """The next delta, and what the hub remembers for the one after it, as blobs."""
+    """Compute the next delta, momentum and error feedback, and store them as blobs."""
 
     def work(index: int) -> tuple[bytes, bytes, bytes]:
         gradient = mean(index)
-        velocity = _numbers(outer.momentum, form, index).mul_(momentum).add_(gradient)
-        delta = gradient.add(velocity, alpha=momentum).mul_(-rate).add_(_numbers(outer.feedback, form, index))
+        velocity = _read_chunk(outer.momentum, form, index).mul_(momentum).add_(gradient)
+        delta = (
+            gradient.add(velocity, alpha=momentum).mul_(-rate).add_(_read_chunk(outer.feedback, form, index))
+        )
         data = form.encode(delta, index)
         lost = delta.sub_(form.decode(data[4:], index))
         return data, velocity.numpy().tobytes(), lost.numpy().tobytes()
 
-    with blobs.drafted() as deltas, blobs.drafted() as velocities, blobs.drafted() as losses:
+    with blobs.partial() as deltas, blobs.partial() as velocities, blobs.partial() as losses:
         deltas.write(MAGIC)
-        for data, velocity, lost in in_order(pool, work, form.count):
+        for data, velocity, lost in map_in_order(pool, work, form.count):
             deltas.write(data)
             velocities.write(velocity)
             losses.write(lost)
         size = deltas.size
-        step = UploadStep("delta", form.version, blobs.keep(deltas), size, form.codec.name)
-        return MergeOutcome(step, blobs.keep(velocities), blobs.keep(losses))
+        step = VersionStep("delta", form.version, blobs.commit(deltas), size, form.codec.name)
+        return MergeOutcome(step, blobs.commit(velocities), blobs.commit(losses))
 
 
 def write_base(
     blobs: BlobStore, form: VectorForm, base: VectorFile, deltas: Sequence[VectorFile], pool: Executor
-) -> UploadStep:
-    """The state after these deltas, the same bits that every member has, as a new base."""
+) -> VersionStep:
+    """Store the state after these deltas as a new base, with the same bits that every member has."""
 
     def work(index: int) -> bytes:
         state = base.chunk(index)
@@ -160,16 +169,16 @@ def write_base(
             state.add_(delta.chunk(index))
         return form.encode(state, index)
 
-    with blobs.drafted() as draft:
+    with blobs.partial() as draft:
         draft.write(MAGIC)
-        for data in in_order(pool, work, form.count):
+        for data in map_in_order(pool, work, form.count):
             draft.write(data)
         size = draft.size
-        return UploadStep("base", form.version, blobs.keep(draft), size, form.codec.name)
+        return VersionStep("base", form.version, blobs.commit(draft), size, form.codec.name)
 
 
-def in_order(pool: Executor, work: Callable[[int], T], count: int) -> Iterator[T]:
-    """On all cores, and never many results ahead of whoever takes them."""
+def map_in_order(pool: Executor, work: Callable[[int], T], count: int) -> Iterator[T]:
+    """Run ``work`` on all cores and yield the results in order, a bounded number ahead of the consumer."""
     ahead = 2 * (os.cpu_count() or 1)
     waiting: list[Future[T]] = [pool.submit(work, index) for index in range(min(ahead, count))]
     try:
@@ -183,11 +192,11 @@ def in_order(pool: Executor, work: Callable[[int], T], count: int) -> Iterator[T
             one.cancel()
 
 
-def _numbers(path: Path | None, form: VectorForm, index: int) -> torch.Tensor:
-    """A chunk of a flat float32 file; nothing at first."""
+def _read_chunk(path: Path | None, form: VectorForm, index: int) -> torch.Tensor:
+    """Read a chunk of a flat float32 file; zeros if there is no file yet."""
     if path is None:
-        return torch.zeros(form.sizes(index))
+        return torch.zeros(form.chunk_size(index))
     with path.open("rb") as file:
         file.seek(4 * index * form.chunk)
-        data = bytearray(file.read(4 * form.sizes(index)))
+        data = bytearray(file.read(4 * form.chunk_size(index)))
     return torch.frombuffer(data, dtype=torch.float32)

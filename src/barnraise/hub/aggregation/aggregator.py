@@ -1,4 +1,7 @@
-"""The port of what a hub does with its closed rounds: what goes in, and what comes out."""
+"""Interface of an aggregator: a closed round goes in, versions and refusals come out.
+
+`outer_step` implements it for a hub, `region.region` for a regional hub.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from barnraise.hub.storage.log import AcceptedUpdate, CommittedRound, Contributi
 
 
 class RoundFigures(NamedTuple):
-    """Of an update, for admission."""
+    """Norm and sketch of an update, for the update checks."""
 
     norm: float
     sketch: bytes
@@ -28,6 +31,8 @@ class ClosedRound(NamedTuple):
 
 
 class RoundResult(NamedTuple):
+    """Result of a merged round. ``versions`` is empty if no update may count."""
+
     versions: tuple[CommittedRound, ...]  # none: nothing of the round may count
     contributions: tuple[Contribution, ...]
     refused: dict[str, UpdateVerdict]  # by update: what did not fit the others after all
@@ -35,12 +40,15 @@ class RoundResult(NamedTuple):
 
 
 class Aggregator(Protocol):
-    """What a hub does with its closed rounds: an outer step of its own, or one update for its parent."""
+    """Interface that turns a closed round into versions.
+
+    A hub takes an outer step; a regional hub sends one update to its parent.
+    """
 
     def measure(self, path: Path, version: int) -> RoundFigures: ...
 
-    def most_bytes(self) -> int: ...
+    def max_update_bytes(self) -> int: ...
 
-    def finish(self, closed: ClosedRound) -> RoundResult: ...
+    def merge(self, closed: ClosedRound) -> RoundResult: ...
 
     def close(self) -> None: ...

@@ -1,7 +1,8 @@
-"""The process of a held-out check. FILE, its first argument, is the owner's code; MODEL is the second.
+"""Process of the held-out validation: ``FILE MODEL`` on the command line.
 
-Each line of standard input asks for the loss of MODEL (safetensors) as it is then; the answer is a line of
-JSON. The first one is said without being asked: whether FILE can be used at all. With its input it ends.
+FILE is the owner's code, MODEL a safetensors file. Each line of standard input requests the loss of MODEL as
+it is then. The answer is a line of JSON. The first answer comes without a request and tells whether FILE can
+be used. The process ends when its input closes.
 """
 
 from __future__ import annotations
@@ -25,29 +26,31 @@ Loss = Callable[[dict[str, torch.Tensor]], object]
 
 
 def main(script: Path, model: Path) -> int:
+    """Load the owner's loss function and answer requests until standard input closes."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the owner's code prints is no answer
     wanted: queue.Queue[bytes] = queue.Queue()
     threading.Thread(target=_listen, args=(wanted,), daemon=True).start()
     try:
-        loss = _loss_in(script)
+        loss = _load_loss(script)
     except Exception as error:  # noqa: BLE001  # it is the owner's code: whatever it raises is told
         answers.write(_line(HeldOutResult(failed=f"{type(error).__name__}: {error}")))
         return 1
     answers.write(_line(HeldOutResult()))
     while wanted.get():
-        answers.write(_line(_tried(loss, model)))
+        answers.write(_line(_evaluate(loss, model)))
     return 0
 
 
 def _listen(wanted: queue.Queue[bytes]) -> None:
-    """If the hub is gone, nobody waits for what is computed, however long that takes."""
+    """Queue the requests, and exit when the hub is gone, even during a computation."""
     while line := sys.stdin.buffer.readline():
         wanted.put(line)
     os._exit(0)
 
 
-def _loss_in(script: Path) -> Loss:
+def _load_loss(script: Path) -> Loss:
+    """Import the owner's file and return its function ``loss``."""
     sys.path.insert(0, str(script.parent))
     spec = importlib.util.spec_from_file_location("held_out", script)
     if spec is None or spec.loader is None:
@@ -61,7 +64,8 @@ def _loss_in(script: Path) -> Loss:
     return loss  # type: ignore[no-any-return]
 
 
-def _tried(loss: Loss, model: Path) -> HeldOutResult:
+def _evaluate(loss: Loss, model: Path) -> HeldOutResult:
+    """Return the loss of the model, or the reason why there is none."""
     try:
         with torch.no_grad():
             found = float(loss(load_file(model)))  # type: ignore[arg-type]  # whatever it gives is a number or told

@@ -1,7 +1,7 @@
-"""The optional trial of each update before it counts: what would the model's loss be with this one alone?
+"""Optional held-out validation: the loss of the model with one update alone, before the update counts.
 
-The loss is computed by a file of the owner's, on samples that only the hub has, in a process of its own: its
-code can take long, fail or end without the hub. Trials come one after the other.
+A file of the owner's computes the loss, on samples that only the hub has. It runs in a process of its own,
+because its code may be slow, fail or exit. Trials run one after the other.
 """
 
 from __future__ import annotations
@@ -30,18 +30,26 @@ logger = logging.getLogger(__name__)
 _START_S = 120.0  # torch, the owner's imports and data
 _TRIAL_S = 120.0
 _RETRY_S = 15.0
-_MEND = "It needs a function loss(parameters) that takes a dict of tensors and returns a number; docs/hub.md."
+_LOSS_HINT = (
+    "It needs a function loss(parameters) that takes a dict of tensors and returns a number; docs/hub.md."
+)
 
 
 class HeldOutResult(msgspec.Struct, frozen=True):
-    """``loss``: None if it is not finite. ``failed``: why there is none."""
+    """Answer of the validation process.
+
+    ``loss``: None if it is not finite. ``failed``: why there is no loss.
+    """
 
     loss: float | None = None
     failed: str = ""
 
 
 class HeldOutTrial:
-    """The process that computes the losses of ``model``; started again after it ended or was too slow."""
+    """Client of the process that computes the losses of ``model``.
+
+    The process is restarted after it exits or times out.
+    """
 
     def __init__(self, script: Path, model: Path) -> None:
         self._script, self._model = script.resolve(), model.resolve()
@@ -49,7 +57,7 @@ class HeldOutTrial:
         self._closed = False
 
     def start(self) -> None:
-        """HubError if the file cannot be used."""
+        """Start the process that loads the owner's file. Raise HubError if the file cannot be used."""
         command = [
             sys.executable,
             "-P",
@@ -65,15 +73,18 @@ class HeldOutTrial:
             stdout=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is for the hub, which ends it with all that it has started
         )
-        answer = self._answer(_START_S)
+        answer = self._read_result(_START_S)
         if answer.failed:
-            self._end()
-            raise HubError(f"{self._script.name} cannot try updates: {answer.failed}", hint=_MEND)
+            self._stop()
+            raise HubError(f"{self._script.name} cannot validate updates: {answer.failed}", hint=_LOSS_HINT)
 
     def loss(self) -> HeldOutResult:
-        """Of the model as it is now. HubError if the file cannot be used any more, or the hub ends."""
+        """Return the loss of the model file as it is now.
+
+        Raise HubError if the file cannot be used any more, or the hub stops.
+        """
         if self._closed:
-            raise HubError("the hub ends", hint="It goes on with `barnraise hub up`.")
+            raise HubError("the hub is stopping", hint="Start it again with `barnraise hub up`.")
         if self._process is None or self._process.poll() is not None:
             self.start()
         assert self._process is not None
@@ -81,14 +92,14 @@ class HeldOutTrial:
         with contextlib.suppress(OSError):  # it has ended: so does its answer
             self._process.stdin.write(b"\n")
             self._process.stdin.flush()
-        return self._answer(_TRIAL_S)
+        return self._read_result(_TRIAL_S)
 
     def close(self) -> None:
-        """From any thread: a trial that goes on ends, and none begins."""
+        """Stop the process for good. Safe to call from any thread."""
         self._closed = True
-        self._end()
+        self._stop()
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
@@ -99,7 +110,7 @@ class HeldOutTrial:
                 with contextlib.suppress(OSError):  # what it never read
                     stream.close()
 
-    def _answer(self, limit_s: float) -> HeldOutResult:
+    def _read_result(self, limit_s: float) -> HeldOutResult:
         process = self._process
         assert process is not None
         assert process.stdout is not None
@@ -110,13 +121,13 @@ class HeldOutTrial:
         finally:
             in_time.cancel()
         if not line.endswith(b"\n"):
-            self._end()
-            return HeldOutResult(failed=f"its process ended, or took longer than {limit_s:.0f} s")
+            self._stop()
+            return HeldOutResult(failed=f"its process exited or took longer than {limit_s:.0f} s")
         return msgspec.json.decode(line, type=HeldOutResult)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """With what it has started, which would keep its pipes open."""
+    """Kill the process with its children, which would keep its pipes open."""
     if os.name == "nt":
         process.kill()
     else:
@@ -125,7 +136,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Head(NamedTuple):
-    """The newest version as it was last tried."""
+    """The newest version, its state and its loss."""
 
     number: int
     state: torch.Tensor
@@ -133,7 +144,10 @@ class _Head(NamedTuple):
 
 
 class HeldOutCheck:
-    """Of one hub. Each update is tried on the newest version, whichever it begins from."""
+    """Held-out validation of one hub.
+
+    Each update is tried on the newest version, not on the version it started from.
+    """
 
     def __init__(self, hub: Hub, script: Path) -> None:
         self._hub = hub
@@ -146,11 +160,14 @@ class HeldOutCheck:
         self._trial.close()
 
     def __call__(self, path: Path, version: int, scale: float) -> UpdateVerdict:
-        """From one thread at a time. HubRefused, without blame, if there is no answer."""
+        """Return the verdict on an update.
+
+        Call it from one thread at a time. Raise HubRefused, without blame, if there is no answer.
+        """
         try:
             head = self._newest()
         except FileNotFoundError as error:
-            raise self._untried("a version that came meanwhile has taken its files") from error
+            raise self._failure("its files were removed by a newer version") from error
         terms = self._hub.founding.terms
         form = VectorForm(self._layout.numel, terms.chunk, terms.codec, version)
         state = head.state.clone()
@@ -165,7 +182,7 @@ class HeldOutCheck:
             state = newest_state(hub.blobs, versions, hub.founding.terms, self._layout)
             loss = self._loss(state)
             if loss is None:
-                raise self._untried("the loss of the model itself is not finite")
+                raise self._failure("the loss of the model itself is not finite")
             self._head = head = _Head(versions[-1].number, state, loss)
         return head
 
@@ -174,16 +191,16 @@ class HeldOutCheck:
         try:
             answer = self._trial.loss()
         except HubError as error:
-            raise self._untried(error.message) from error
+            raise self._failure(error.message) from error
         if answer.failed:
-            raise self._untried(answer.failed)
+            raise self._failure(answer.failed)
         return answer.loss
 
-    def _untried(self, why: str) -> HubRefused:
-        """The owner's words are for the owner."""
-        logger.warning("an update could not be tried on held-out samples: %s", why)
-        words = "the hub's own check of updates failed; its owner sees why in its log"
-        hint = "Nothing is wrong with the update: it is sent again."
+    def _failure(self, why: str) -> HubRefused:
+        """Log the reason for the owner, and return an error that does not contain it."""
+        logger.warning("the held-out validation of an update failed: %s", why)
+        words = "the hub's held-out validation failed; the reason is in the hub's log"
+        hint = "The update is not at fault and will be sent again."
         return HubRefused(503, "untried", words, hint=hint, retry_s=_RETRY_S)
 
     @property

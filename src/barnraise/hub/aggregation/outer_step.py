@@ -1,6 +1,6 @@
-"""The chain of versions, and how a closed round becomes the next one. Blobs first, the log last.
+"""The outer step: how a closed round becomes the next version. Blobs are written first, the log last.
 
-Everything here runs in a thread and blocks; the hub's event loop never does.
+Everything here blocks and runs in a thread, never in the hub's event loop.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from barnraise.hub.aggregation.aggregate import (
     MergeInput,
     OuterState,
     measure,
-    merged_chunk,
+    merge_chunk,
     take_outer_step,
     write_base,
 )
 from barnraise.hub.aggregation.aggregator import ClosedRound, RoundFigures, RoundResult
 from barnraise.hub.aggregation.update_checks import UpdateVerdict, judge_round
-from barnraise.hub.protocol.messages import RoundConfig, UploadStep, VectorLayout
+from barnraise.hub.protocol.messages import RoundConfig, VectorLayout, VersionStep
 from barnraise.hub.protocol.vector_file import VectorFile, VectorForm
-from barnraise.hub.rounds.state_machine import weight_of
+from barnraise.hub.rounds.state_machine import staleness_weight
 from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.log import CommittedRound, Contribution
 
 
 class OuterStep:
-    """The hub of a run."""
+    """Aggregator of a hub: merges a round and takes the outer optimizer's step."""
 
     def __init__(self, blobs: BlobStore, terms: RoundConfig, layout: VectorLayout) -> None:
         torch.set_num_threads(1)  # chunks are worked on side by side instead
@@ -40,24 +40,26 @@ class OuterStep:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def most_bytes(self) -> int:
-        return self._form(self._terms.codec, 0).most_bytes
+    def max_update_bytes(self) -> int:
+        """Return the maximum size of an update file."""
+        return self._form(self._terms.codec, 0).max_bytes
 
     def measure(self, path: Path, version: int) -> RoundFigures:
+        """Return norm and sketch of an update that starts from this version."""
         return measure(path, self._form(self._terms.codec, version))
 
-    def finish(self, closed: ClosedRound) -> RoundResult:
-        """The next version, all its blobs on the disk."""
+    def merge(self, closed: ClosedRound) -> RoundResult:
+        """Return the next version; all its blobs are on disk."""
         terms, number = self._terms, closed.head.number + 1
-        inputs, parts, refused = self.inputs(closed)
+        inputs, parts, refused = self.merge_inputs(closed)
         if not inputs:
             return RoundResult((), (), refused)
-        trim = self.trim(closed, parts)
+        trim = self.trim_fraction(closed, parts)
         outer = OuterState(self._blob(closed.head.momentum), self._blob(closed.head.feedback))
         outcome = take_outer_step(
             self._blobs,
             self._form(terms.delta_codec, number),
-            lambda index: merged_chunk(inputs, index, trim),
+            lambda index: merge_chunk(inputs, index, trim),
             outer,
             terms.rate,
             terms.momentum,
@@ -81,10 +83,10 @@ class OuterStep:
         )
         return RoundResult((version,), parts, refused)
 
-    def inputs(
+    def merge_inputs(
         self, closed: ClosedRound
     ) -> tuple[list[MergeInput], tuple[Contribution, ...], dict[str, UpdateVerdict]]:
-        """What is merged with which weight, and what is not because it does not fit the others."""
+        """Return the updates to merge with their weights, their contributions, and the refused updates."""
         verdicts = judge_round(closed.arrivals, closed.strangers, self._terms, closed.seen)
         refused = {name: one for name, one in verdicts.items() if one.kind}
         inputs, parts = [], []
@@ -94,7 +96,7 @@ class OuterStep:
                 continue
             scale = verdicts[update.id].scale if update.id in verdicts else 1.0
             behind = closed.head.number - update.version
-            weight = update.samples * weight_of(behind)
+            weight = update.samples * staleness_weight(behind)
             form = self._form(self._terms.codec, update.version)
             inputs.append(MergeInput(VectorFile(self._blobs.path(one.sha256), form), weight, scale))
             parts.append(
@@ -113,11 +115,11 @@ class OuterStep:
             )
         return inputs, tuple(parts), refused
 
-    def trim(self, closed: ClosedRound, parts: Sequence[Contribution]) -> float | None:
-        """What `merged_chunk` leaves out of each side: something only if a stranger takes part."""
+    def trim_fraction(self, closed: ClosedRound, parts: Sequence[Contribution]) -> float | None:
+        """Return the fraction that `merge_chunk` trims on each side; None if no stranger takes part."""
         return self._terms.trim if any(one.node in closed.strangers for one in parts) else None
 
-    def _new_base(self, number: int, chain: Sequence[CommittedRound], last: UploadStep) -> UploadStep:
+    def _new_base(self, number: int, chain: Sequence[CommittedRound], last: VersionStep) -> VersionStep:
         base = chain[0].base
         assert base is not None
         steps = [one.step for one in chain[1:]] + [last]
@@ -129,7 +131,7 @@ class OuterStep:
             self._pool,
         )
 
-    def _file(self, step: UploadStep) -> VectorFile:
+    def _file(self, step: VersionStep) -> VectorFile:
         return VectorFile(self._blobs.path(step.sha256), self._form(step.codec, step.version))
 
     def _form(self, codec: str, version: int) -> VectorForm:
@@ -140,17 +142,17 @@ class OuterStep:
 
 
 def mean_loss(parts: Sequence[Contribution]) -> float | None:
-    """Weighted by the samples of those who said one."""
+    """Return the mean of the reported losses, weighted by samples; None if there is none."""
     said = [(one.samples, one.loss) for one in parts if one.loss is not None]
     total = sum(samples for samples, _ in said)
     return sum(samples * loss for samples, loss in said) / total if total else None
 
 
-def first_version(base: UploadStep, time: float) -> CommittedRound:
-    """Version 0: the owner's base."""
+def first_version(base: VersionStep, time: float) -> CommittedRound:
+    """Return version 0, the owner's base."""
     return CommittedRound(number=0, step=base, base=base, time=time, rule="the owner's base")
 
 
 def check_base(path: Path, layout: VectorLayout, terms: RoundConfig) -> None:
-    """ProtocolError unless it is a whole finite state."""
+    """Raise ProtocolError unless the file is a complete and finite state."""
     measure(path, VectorForm(layout.numel, terms.chunk, terms.base_codec, 0))

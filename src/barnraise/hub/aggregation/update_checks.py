@@ -1,19 +1,20 @@
-"""Which updates may count. Pure: figures in, a verdict with its reason out.
+"""Update checks for robust aggregation. Pure: figures in, a verdict with its reason out.
 
-What an update is measured by: its norm per square root of a sample, against the running median and against
-the others of its round; and its sketch, a random linear projection in which angles between updates can be
-seen. Both are cheap for any size of model.
+Two figures describe an update. Its norm per square root of a sample is compared with the running median and
+with the other updates of the round. Its sketch, a random linear projection, shows the angle between updates.
+Both are cheap for any model size.
 
-All norms may grow at once: a learning rate that warms up makes ten times as large updates within a round. So
-what was usual before only cuts an update, less so if there are others of its round to compare it with, and is
-learned anew; refused is what differs from those.
+All norms may grow at once: a learning rate warm-up makes updates ten times larger within a round. So the
+running median only clips an update, less so if the round has other updates, and it is learned again. Only an
+update that differs from its round is refused.
 
-What a region sends is the mean of many updates (``merged``). It is as long as one of them if they agree, and
-shorter by the square root of their number if they have nothing in common; the same holds for every mean of
-that round, so a mean of more updates says how long one of fewer may be at most.
+A region sends the mean of ``merged`` updates. If they agree, the mean is as long as one of them. If they are
+unrelated, it is shorter by the square root of their number. All means of a round share this, so a mean of
+more updates bounds the norm of one of fewer.
 
-Strangers teach nobody what is usual before others of their round have confirmed it. While nobody knows it,
-their updates are cut to a friend's, or wait for enough others (`leases.can_be_compared`).
+Strangers do not change the running median before other updates of their round confirm their norms. Until a
+median is known, their updates are clipped to a friend's norm, or wait for enough others
+(`leases.can_be_compared`).
 """
 
 from __future__ import annotations
@@ -44,55 +45,61 @@ Sketch = numpy.ndarray[tuple[int], numpy.dtype[numpy.float32]]
 
 
 class UpdateVerdict(NamedTuple):
-    """``kind`` is empty if it may count; then it is multiplied with ``scale``."""
+    """Verdict on an update. ``kind`` is empty if the update may count; it is multiplied by ``scale`` then."""
 
     kind: str = ""
     reason: str = ""
     scale: float = 1.0
 
 
-def usual_norm(seen: Sequence[UpdateFingerprint], merged: int = 1) -> float | None:
-    """The running median, for an update that so many became; None while too few are known."""
+def median_norm(seen: Sequence[UpdateFingerprint], merged: int = 1) -> float | None:
+    """Return the running median norm, for a mean of ``merged`` updates; None while too few are known."""
     known = [one for one in seen if one.norm > 0][-_WINDOW:]
     return _median(known, merged)
 
 
 def _median(others: Sequence[AcceptedUpdate | UpdateFingerprint], merged: int) -> float | None:
-    norms = [_at_most(one, merged) for one in others]
+    norms = [_max_norm(one, merged) for one in others]
     return statistics.median(norms) if len(norms) >= LEAST_NORMS else None
 
 
-def _at_most(other: AcceptedUpdate | UpdateFingerprint, merged: int) -> float:
-    """How long, by this one, an update may be that so many became."""
+def _max_norm(other: AcceptedUpdate | UpdateFingerprint, merged: int) -> float:
+    """Return the maximum norm of a mean of ``merged`` updates, given the norm of another update."""
     return other.norm * math.sqrt(max(1.0, other.merged / merged))
 
 
-def believed_merged(role: Role, said: int, samples: int) -> int:
-    """How many updates it was made of. A stranger's word would only loosen what others are compared with."""
+def trusted_merge_count(role: Role, said: int, samples: int) -> int:
+    """Return how many updates an update was merged from.
+
+    A stranger's claim would only loosen the check, so it counts as one.
+    """
     return 1 if role == "stranger" else max(1, min(said, samples))
 
 
-def fitting_scale(norm: float, median: float | None, terms: RoundConfig) -> float:
-    """What an update is multiplied with; both per square root of a sample."""
+def clip_scale(norm: float, median: float | None, terms: RoundConfig) -> float:
+    """Return the factor that clips an update. Both norms are per square root of a sample."""
     most = terms.clip_over * median if median else norm
     return most / norm if norm > most else 1.0
 
 
-def remembered_norm(norm: float, median: float | None, terms: RoundConfig) -> float:
-    """For the running median, which single ones cannot move far."""
+def learned_norm(norm: float, median: float | None, terms: RoundConfig) -> float:
+    """Return the norm to remember for the running median, limited so that one update cannot move it far."""
     return min(norm, terms.refuse_over * median) if median else norm
 
 
 def judge_norm(norm: float, median: float | None, terms: RoundConfig) -> UpdateVerdict:
-    """Against the median of its round."""
+    """Judge an update by the median norm of its round."""
     if median and norm > terms.refuse_over * median:
-        said = f"its norm is {norm / median:.3g} times the round's median, {terms.refuse_over:g} are possible"
+        said = f"its norm is {norm / median:.3g} times the round's median, the limit is {terms.refuse_over:g}"
         return UpdateVerdict("norm", said, 0.0)
-    return UpdateVerdict(scale=fitting_scale(norm, median, terms))
+    return UpdateVerdict(scale=clip_scale(norm, median, terms))
 
 
 def judge_copy(node: str, sha256: str, sketch: bytes, earlier: Sequence[UpdateFingerprint]) -> UpdateVerdict:
-    """Against what others sent before. Sketches of small models do not tell copies from agreement."""
+    """Judge whether an update repeats an earlier one of another member.
+
+    Sketches of small models cannot tell copies from agreement.
+    """
     if any(one.sha256 == sha256 for one in earlier):
         return UpdateVerdict("copy", "the same bytes were sent before")
     own = read_sketch(sketch)
@@ -102,14 +109,15 @@ def judge_copy(node: str, sha256: str, sketch: bytes, earlier: Sequence[UpdateFi
     table = numpy.frombuffer(b"".join(others), dtype="<f4").reshape(len(others), -1)
     lengths = numpy.linalg.norm(table, axis=1) * numpy.linalg.norm(own)
     if bool((numpy.abs(table @ own) > _COPY * lengths).any()):
-        return UpdateVerdict("copy", "it points where another member's earlier update does")
+        return UpdateVerdict("copy", "it points in the direction of another member's earlier update")
     return UpdateVerdict()
 
 
 def judge_held_out(now: float, alone: float | None) -> UpdateVerdict:
-    """By the loss on held-out samples, of the model now and with this update alone; None: not finite.
+    """Judge an update by the loss on held-out samples: of the model now, and with this update alone (None:
+    not finite).
 
-    One member's own model may be a little worse than the common one, and often is late in a run.
+    One member's model may be a little worse than the merged one, and often is late in a run.
     """
     if alone is None:
         return UpdateVerdict("held-out", "with it, the loss on the hub's own samples is not a finite number")
@@ -126,13 +134,15 @@ def judge_round(
     terms: RoundConfig,
     seen: Sequence[UpdateFingerprint] = (),
 ) -> dict[str, UpdateVerdict]:
-    """Of all updates of a round together, by update: those that do not fit the others.
+    """Judge all updates of a round together.
 
-    Only strangers are judged by their direction, and only if enough others agree on one.
+    Return the verdicts on those that differ from the others, by update.
+
+    Only strangers are judged by direction, and only if enough other updates agree on one.
     """
     kinds = {one.merged for one in arrivals}
     medians = {merged: _median(arrivals, merged) for merged in kinds}
-    usual = {merged: usual_norm(seen, merged) for merged in kinds}
+    usual = {merged: median_norm(seen, merged) for merged in kinds}
     friends = [one for one in arrivals if one.update.node not in strangers]
     found: dict[str, UpdateVerdict] = {}
     for one in arrivals:
@@ -158,30 +168,36 @@ def _judge_stranger(
     friends: Sequence[AcceptedUpdate],
     terms: RoundConfig,
 ) -> UpdateVerdict:
-    """What is usual may be known only since it arrived. If it is not, a friend's update is the measure, or
-    else the median of the round; alone it does not count."""
+    """Limit a stranger's update by the running median, which may be known only since it arrived.
+
+    Without one, use a friend's update or the median of the round. Alone, the update is refused.
+    """
     if usual is not None:
         most = usual * (terms.clip_over if median is None else terms.refuse_over)
     elif friends:
-        most = min(_at_most(other, one.merged) for other in friends)
+        most = min(_max_norm(other, one.merged) for other in friends)
     elif median is not None:
         return verdict
     else:
-        return UpdateVerdict("incomparable", "there is nothing yet to compare its size with", 0.0)
+        return UpdateVerdict("incomparable", "there is no other update yet to compare its norm with", 0.0)
     return verdict._replace(scale=min(verdict.scale, most / one.norm)) if one.norm > most else verdict
 
 
 def confirmed_norms(
     arrivals: Sequence[AcceptedUpdate], parts: Iterable[Contribution], strangers: frozenset[str]
 ) -> dict[str, float]:
-    """What strangers' updates teach of the usual norm, by hash: as they counted, among enough others."""
+    """Return the norms that strangers' updates add to the running median, by hash.
+
+    There are none if the round had too few updates.
+    """
     if len(arrivals) < LEAST_NORMS:
         return {}
     norms = {one.sha256: one.norm for one in arrivals}
     return {one.sha256: norms[one.sha256] * one.scale for one in parts if one.node in strangers}
 
 
-def with_norms(seen: Iterable[UpdateFingerprint], norms: Mapping[str, float]) -> list[UpdateFingerprint]:
+def replace_norms(seen: Iterable[UpdateFingerprint], norms: Mapping[str, float]) -> list[UpdateFingerprint]:
+    """Return the fingerprints with the norms of ``norms``, by hash."""
     return [
         msgspec.structs.replace(one, norm=norms[one.sha256]) if one.sha256 in norms else one for one in seen
     ]
@@ -201,14 +217,18 @@ def _judge_directions(
     for one in arrivals:
         angle = angles.get(one.update.id, agreed)
         if one.update.node in strangers and agreed > _AGREED and angle < _UNLIKE * agreed:
-            way = "points against" if angle < -_UNLIKE * agreed else "has nothing to do with"
+            way = "points against" if angle < -_UNLIKE * agreed else "is unrelated to"
             said = f"it {way} the other updates of its round (cosine {angle:.2f}, the others' {agreed:.2f})"
             found[one.update.id] = UpdateVerdict("unlike", said, 0.0)
     return found
 
 
 def after_refusal(member: MemberRecord, kind: str, reason: str, terms: RoundConfig) -> MemberRecord:
-    """In quarantine after some that count. The owner never is: nobody could let it in again."""
+    """Return the member after a refusal.
+
+    Enough refusals of the counted kinds mean quarantine. The owner is exempt, because only the owner can end
+    a quarantine.
+    """
     if kind not in COUNTED or member.role == "owner":
         return member
     count = member.refusals + 1
@@ -219,6 +239,7 @@ def after_refusal(member: MemberRecord, kind: str, reason: str, terms: RoundConf
 
 
 def after_acceptance(member: MemberRecord, samples: int) -> MemberRecord:
+    """Return the member after an accepted update. Every tenth update cancels one refusal."""
     accepted = member.accepted + 1
     forgiven = 1 if accepted % _FORGIVING == 0 else 0
     return msgspec.structs.replace(
@@ -239,9 +260,9 @@ def _unit(values: Sketch) -> Sketch:
     return values / numpy.float32(length) if length > 0 else values
 
 
-def names_of(members: Mapping[str, MemberRecord]) -> dict[str, str]:
+def member_names(members: Mapping[str, MemberRecord]) -> dict[str, str]:
     return {node: member.name for node, member in members.items()}
 
 
-def strangers_of(members: Mapping[str, MemberRecord]) -> frozenset[str]:
+def stranger_nodes(members: Mapping[str, MemberRecord]) -> frozenset[str]:
     return frozenset(node for node, one in members.items() if one.role == "stranger")

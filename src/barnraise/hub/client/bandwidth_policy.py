@@ -1,6 +1,6 @@
-"""What a guest of the internet line respects: an uplink cap, metered connections, quiet hours.
+"""Bandwidth policy of a member: an uplink cap, metered connections and quiet hours.
 
-The decisions are pure; only `is_metered` asks the operating system, and only `PolicyGate` waits.
+The decisions are pure. Only `is_metered` asks the operating system, and only `PolicyGate` waits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SPAN = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 _BURST_S = 0.25
 _METERED_EVERY_S = 60.0
 _LOOK_S = 10.0
-A_BETTER_TIME = "a better time"  # for whom it waits then
+A_BETTER_TIME = "a better time"  # name in the wait message
 _WINDOWS_QUESTION = (
     "[void][Windows.Networking.Connectivity.NetworkInformation,Windows,ContentType=WindowsRuntime];"
     "[Windows.Networking.Connectivity.NetworkInformation]::GetInternetConnectionProfile()"
@@ -37,14 +37,20 @@ Asked = Callable[[list[str]], str]
 
 
 class QuietHours(msgspec.Struct, frozen=True):
-    """Every day from ``begin`` to ``end``, possibly over midnight; by this machine's clock."""
+    """Daily time span without transfers, from ``begin`` to ``end`` by this machine's clock.
+
+    It may cross midnight.
+    """
 
     begin: time
     end: time
 
     @classmethod
     def parse(cls, text: str) -> QuietHours | None:
-        """``22:30-07:00``; nothing for none."""
+        """Parse a text such as ``22:30-07:00``; return None if it is empty.
+
+        Raise ConfigError if it is invalid.
+        """
         if not text.strip():
             return None
         found = _SPAN.fullmatch(text.strip())
@@ -57,7 +63,7 @@ class QuietHours(msgspec.Struct, frozen=True):
         return cls(time(hour, minute), time(last_hour, last_minute))
 
     def left_s(self, now: datetime) -> float:
-        """How long they still last; 0 outside of them."""
+        """Return the seconds until the quiet hours end; 0 outside of them."""
         clock = now.time()
         if self.begin < self.end:
             inside = self.begin <= clock < self.end
@@ -70,14 +76,15 @@ class QuietHours(msgspec.Struct, frozen=True):
 
 
 class BandwidthPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it, as the settings say."""
+    """Limits on the use of the network, from the settings."""
 
     uplink_bytes_s: float = 0.0  # 0: as fast as the line
     metered: Metered = "wait"
     quiet: QuietHours | None = None
 
     def reason_to_wait(self, now: datetime, *, metered: bool) -> tuple[str, float]:
-        """A sentence and after how long to look again; empty and 0 if there is none."""
+        """Return the reason to wait and the seconds until the next check; an empty reason and 0 if there is
+        none."""
         if self.quiet is not None and (left := self.quiet.left_s(now)) > 0:
             return f"it is quiet here until {self.quiet.end:%H:%M}", min(left, 60.0)
         if metered and self.metered == "wait":
@@ -85,7 +92,8 @@ class BandwidthPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return "", 0.0
 
 
-def manners_of(wishes: ContributorSettings) -> BandwidthPolicy:
+def policy_from_settings(wishes: ContributorSettings) -> BandwidthPolicy:
+    """Return the policy that the settings describe."""
     return BandwidthPolicy(
         uplink_bytes_s=wishes.uplink_mbps * 125_000,
         metered=wishes.metered,
@@ -95,25 +103,25 @@ def manners_of(wishes: ContributorSettings) -> BandwidthPolicy:
 
 # Not core.flow.rate_limit: bytes are delayed, never rejected, and there is one source.
 class UplinkLimiter:
-    """Keeps the mean rate of what is sent at or below a cap, in small bursts. ``now`` is monotonic."""
+    """Rate limit of sent bytes, in small bursts. ``now`` is monotonic."""
 
     def __init__(self, bytes_s: float) -> None:
         self._rate = bytes_s
         self._free_at = 0.0
 
     @property
-    def portion(self) -> int:
-        """So many bytes are sent at once."""
+    def burst_bytes(self) -> int:
+        """Return the number of bytes to send at once."""
         if not self._rate:
             return 1 << 18
         return int(min(1 << 18, max(1 << 10, self._rate * _BURST_S)))
 
     def bytes_in(self, seconds: float) -> int:
-        """So many at most; 0 without a cap."""
+        """Return the maximum number of bytes in this time; 0 without a cap."""
         return int(self._rate * seconds)
 
     def delay(self, size: int, now: float) -> float:
-        """How long to wait before so many bytes are sent."""
+        """Return the seconds to wait before ``size`` bytes are sent."""
         if not self._rate:
             return 0.0
         begin = max(now, self._free_at)
@@ -122,7 +130,7 @@ class UplinkLimiter:
 
 
 class PolicyGate:
-    """Waits for a better time, as the manners say. Not for two threads at once."""
+    """Gate that waits until the policy permits transfers. For one thread."""
 
     def __init__(
         self,
@@ -134,6 +142,7 @@ class PolicyGate:
         self._metered_at, self._metered = -math.inf, False
 
     def wait(self, waiting: ReportedBackoff) -> None:
+        """Wait until the policy permits transfers, and report the reason."""
         while True:
             now = monotonic()
             if self._manners.metered == "wait" and now - self._metered_at > _METERED_EVERY_S:
@@ -146,7 +155,10 @@ class PolicyGate:
 
 
 def is_metered(platform: str = sys.platform, ask: Asked | None = None) -> bool:
-    """Whether the system says so; where it says nothing (macOS, or no NetworkManager) it is taken as free."""
+    """Tell whether the system marks the connection as metered.
+
+    Systems that cannot tell (macOS, no NetworkManager) count as unmetered.
+    """
     asked = ask or _answer
     if platform == "linux":
         lines = asked(["nmcli", "-t", "-f", "GENERAL.STATE,GENERAL.METERED", "device", "show"]).splitlines()

@@ -1,8 +1,9 @@
-"""A member's side of the wire: signed questions, verified answers, and patience that says for whom it waits.
+"""HTTP client of a member: signed requests, verified responses, and retries that report what they wait for.
 
-An answer counts only if the hub's own key signed it for this very question. Whatever else comes back (a
-proxy's error page, a captive portal, silence) is as if the hub were away. Blobs are not signed: their hash is
-their name, so anybody may serve them; an object store that the hub leads to does (see `store_line`).
+A response counts only if the hub's key signed it for this request. Anything else (a proxy's error page, a
+captive portal, silence) means that the hub cannot be reached. Blobs are not signed, because their name is
+their hash. So any server may deliver them, for example the object store that the hub redirects to
+(`object_store.downloader`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from barnraise.core.installation import upgrade_hint
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size
 from barnraise.hub.client.bandwidth_policy import UplinkLimiter
-from barnraise.hub.client.deadline import RequestDeadline, no_slower
+from barnraise.hub.client.deadline import RequestDeadline, enforce_rate
 from barnraise.hub.client.downloads import partial_size, receive, resume_headers
 from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
-from barnraise.hub.protocol.clock import JUMP_S, ClockJumps, said_of_difference
+from barnraise.hub.protocol.clock import JUMP_S, ClockJumps, describe_skew
 from barnraise.hub.protocol.messages import (
     MOST_MESSAGE_BYTES,
     PIECE_BYTES,
@@ -57,15 +58,15 @@ _READ_BYTES = 1 << 16
 _BUSY = (429, 503)
 _NOT_WHAT_WAS_SIGNED = 401
 # What stands between says so with these, and without the hub's signature.
-_PROXYS_WORDS = {
-    413: "a proxy there takes no body of this size (nginx: client_max_body_size 2m)",
-    502: "a proxy there does not reach the hub behind it",
-    504: "a proxy there does not wait for the hub's answer (nginx: proxy_read_timeout 90s)",
+_PROXY_ERRORS = {
+    413: "a proxy there rejects bodies of this size (nginx: client_max_body_size 2m)",
+    502: "a proxy there cannot reach the hub",
+    504: "a proxy there times out before the hub answers (nginx: proxy_read_timeout 90s)",
 }
 
 
 class HubClient:
-    """For one member. Not for two threads at once."""
+    """HTTP client of one member. For one thread."""
 
     def __init__(
         self,
@@ -95,43 +96,43 @@ class HubClient:
         self.sent_bytes = self.received_bytes = 0
         self._store = BucketDownloader(store, say)
         self._transport = transport
-        self._lines: dict[str, httpx.Client] = {}  # by address
+        self._http_clients: dict[str, httpx.Client] = {}  # by address
         self._deadlines = defaultdict[str, RequestDeadline](RequestDeadline)  # of each line
-        self.wait_politely: Callable[[], None] = lambda: None  # before anything large is sent or fetched
+        self.wait_for_policy: Callable[[], None] = lambda: None  # before anything large is sent or fetched
 
     @property
     def address(self) -> str:
-        """The one that answered last."""
+        """Return the address that answered last."""
         return self._addresses[0]
 
     @property
     def piece_bytes(self) -> int:
-        """As much of a file as goes at once: what the cap of this line lets through in half a minute."""
+        """Return the size of an upload piece: what the uplink cap permits in half a minute."""
         return self._pace.bytes_in(ANSWER_S) or PIECE_BYTES
 
     @property
     def store(self) -> str | None:
-        """The origin beside the hub that blobs may come from."""
+        """Return the accepted origin of the object store, or None."""
         return self._store.origin
 
     def accept_store(self, origin: str | None) -> None:
-        """From now on, by the word of whoever runs this machine."""
+        """Accept this origin for blobs from now on, as the user of this machine agreed."""
         self._store.close()
         self._store = BucketDownloader(origin, self.say)
 
     def close(self) -> None:
         self._store.close()
-        while self._lines:
-            self._lines.popitem()[1].close()
+        while self._http_clients:
+            self._http_clients.popitem()[1].close()
 
-    def _line(self, address: str) -> httpx.Client:
-        """Connections to this address, whose server is known by the hub's key or by its certificate."""
-        if address not in self._lines:
+    def _http_client(self, address: str) -> httpx.Client:
+        """Return the HTTP client of an address; its TLS pins the hub's key or verifies a certificate."""
+        if address not in self._http_clients:
             verify: ssl.SSLContext | bool = True
             url = httpx.URL(address)
             if self._transport is None and url.scheme == "https":
                 verify = context_for(url.host, url.port or 443, self._hub, self._connect_s)
-            self._lines[address] = httpx.Client(
+            self._http_clients[address] = httpx.Client(
                 verify=verify,
                 transport=self._transport,
                 timeout=httpx.Timeout(self._answer_s, connect=self._connect_s),
@@ -139,15 +140,15 @@ class HubClient:
                 follow_redirects=False,
                 trust_env=self._transport is None,
             )
-        return self._lines[address]
+        return self._http_clients[address]
 
-    def _drop(self, address: str) -> None:
-        """What failed may be another server the next time."""
-        line = self._lines.pop(address, None)
+    def _disconnect(self, address: str) -> None:
+        """Close the connections to an address. The next attempt may reach another server."""
+        line = self._http_clients.pop(address, None)
         if line is not None:
             line.close()
 
-    def waiting(self, whom: str = "") -> ReportedBackoff:
+    def backoff(self, whom: str = "") -> ReportedBackoff:
         return ReportedBackoff(whom or f"the hub at {self.address}", self.say, self._sleep)
 
     # questions
@@ -162,21 +163,24 @@ class HubClient:
         query: Mapping[str, str | int | float] | None = None,
         wait_s: float = 0.0,
     ) -> T:
-        """Once, at each address until one answers. HubAway if none does; HubRefused with the hub's reason."""
+        """Send a request once, to each address until one answers.
+
+        Raise HubAway if none does, HubRefused with the hub's reason.
+        """
         data = body if isinstance(body, bytes) else encode_message(body)
         away: HubAway | None = None
         for address in list(self._addresses):
             try:
-                answer = self._signed(address, method, path, query or {}, data, self._answer_s + wait_s)
+                answer = self._send_signed(address, method, path, query or {}, data, self._answer_s + wait_s)
             except HubAway as error:
                 away = away or error
                 continue
             self._addresses.sort(key=lambda one: one != address)
-            return _message(kind, answer)
+            return _decode_response(kind, answer)
         assert away is not None
         raise away
 
-    def patiently(
+    def ask_with_retries(
         self,
         method: str,
         path: str,
@@ -187,8 +191,11 @@ class HubClient:
         wait_s: float = 0.0,
         patience_s: float | None = None,
     ) -> T:
-        """However often it takes, within ``patience_s``: a hub that crashed comes back where it was."""
-        waiting = self.waiting()
+        """Send a request until the hub answers, for at most ``patience_s``.
+
+        A hub that crashed resumes where it was.
+        """
+        waiting = self.backoff()
         while True:
             try:
                 answer = self.ask(method, path, kind, body, query=query, wait_s=wait_s)
@@ -206,15 +213,18 @@ class HubClient:
                 return answer
 
     def head(self, after: int | None, wait_s: float = 0.0, *, patience_s: float | None = None) -> VersionHead:
-        """What is newer than a version; if nothing is, the hub may take so long to answer."""
+        """Return the steps after a version.
+
+        If there are none, the hub may wait ``wait_s`` before it answers.
+        """
         query: dict[str, int | float] = {} if after is None else {"after": after}
         if wait_s:
             query["wait"] = wait_s
-        return self.patiently(
+        return self.ask_with_retries(
             "GET", "/v1/head", VersionHead, query=query, wait_s=wait_s, patience_s=patience_s
         )
 
-    def _signed(
+    def _send_signed(
         self,
         address: str,
         method: str,
@@ -244,7 +254,7 @@ class HubClient:
                 return body
             problem = decode_message(Problem, body)
             if attempt == 0 and problem.kind == "clock" and problem.time:
-                self._adopt(problem.time)
+                self._adopt_hub_time(problem.time)
                 continue
             if status == _NOT_WHAT_WAS_SIGNED and problem.kind != "clock":
                 if attempt == 0:
@@ -265,13 +275,16 @@ class HubClient:
             )
         raise AssertionError("unreachable")
 
-    def _adopt(self, hub_time: float) -> None:
-        """Whose clock is right does not matter to a signature: the hub judges it."""
+    def _adopt_hub_time(self, hub_time: float) -> None:
+        """Sign with the hub's time from now on.
+
+        The hub judges signatures, so it does not matter which clock is right.
+        """
         wall = self._wall()
-        jumped = self._jumps.seen(wall, time.monotonic())
+        jumped = self._jumps.check(wall, time.monotonic())
         before, self._offset = self._offset, hub_time - wall
         if abs(self._offset - before) >= JUMP_S:
-            self.say(said_of_difference(-self._offset, jumped))
+            self.say(describe_skew(-self._offset, jumped))
 
     def _exchange(
         self,
@@ -282,9 +295,9 @@ class HubClient:
         data: bytes,
         timeout_s: float,
     ) -> tuple[int, dict[str, str], bytes]:
-        content = self._paced(data) if data else None
+        content = self._throttle(data) if data else None
         sizes = {"content-length": str(len(data))} if data else {}
-        line, deadline = self._line(address), self._deadlines[address]
+        line, deadline = self._http_client(address), self._deadlines[address]
         slowest = min(_SLOWEST_SENT_BYTES_S, self._pace.bytes_in(1.0) or _SLOWEST_SENT_BYTES_S)
         in_all_s = self._connect_s + timeout_s + len(data) / slowest
         try:
@@ -308,11 +321,11 @@ class HubClient:
                 plain = {name.lower(): value for name, value in response.headers.items()}
                 return response.status_code, plain, bytes(found)
         except (httpx.HTTPError, HandshakeError) as error:
-            self._drop(address)
+            self._disconnect(address)
             raise _unreached(url, error) from error
 
-    def _paced(self, data: bytes) -> Iterator[bytes]:
-        portion = self._pace.portion
+    def _throttle(self, data: bytes) -> Iterator[bytes]:
+        portion = self._pace.burst_bytes
         for first in range(0, len(data), portion):
             part = data[first : first + portion]
             delay = self._pace.delay(len(part), time.monotonic())
@@ -324,52 +337,50 @@ class HubClient:
     # blobs
 
     def fetch(self, sha256: str, target: Path, *, size: int | None = None, most: int | None = None) -> None:
-        """The blob as a file, of this ``size`` or, where nobody said it, of so many bytes at ``most``.
+        """Download a blob to a file, of exactly ``size`` bytes or of ``most`` bytes at most.
 
-        Goes on where an attempt before ended. HubError if its content is another's.
+        A partial download is resumed. Raise HubError if the content does not match the hash.
         """
         bound = size if size is not None else most
-        assert bound is not None, "nobody sends without end"
+        assert bound is not None, "a download needs a limit"
         draft = target.with_name(f"{target.name}.part")
         try:
             self._fetch(sha256, draft, size, bound)
         except HubError:
-            self._try_another()  # whoever asks again asks there
+            self._rotate_addresses()  # the next attempt uses another address
             raise
         draft.replace(target)
 
     def _fetch(self, sha256: str, draft: Path, size: int | None, bound: int) -> None:
-        """However often it takes, from the hub and from where else it leads."""
-        waiting = self.waiting()
+        """Retry a download, from the hub and from the object store that it redirects to."""
+        waiting = self.backoff()
         is_mixed = False  # some of the draft may be the store's
         while True:
-            self.wait_politely()
+            self.wait_for_policy()
             try:
                 link = self._fetch_once(sha256, draft, size, bound)
             except HubAway as error:
                 waiting.pause(error.message)
-                self._try_another()
+                self._rotate_addresses()
                 continue
             if link is not None:
                 is_mixed = True
-                if self._store.take(link, sha256, draft, bound):
+                if self._store.download(link, sha256, draft, bound):
                     return
                 continue  # with the hub itself, from where the store broke off
             if hash_file(draft) == sha256:
                 return
             draft.unlink()
             if not is_mixed:
-                raise HubError(
-                    f"what {self.address} sent for the blob {sha256[:12]} has another content", hint=_CHANGED
-                )
+                raise HubError(f"{self.address} sent wrong content for the blob {sha256[:12]}", hint=_CHANGED)
             is_mixed = False
-            self._store.blame(f"it began the blob {sha256[:12]} with another content")
+            self._store.suspend(f"it began the blob {sha256[:12]} with another content")
 
-    def _try_another(self) -> None:
+    def _rotate_addresses(self) -> None:
         self._addresses.append(self._addresses.pop(0))
 
     def fetch_bytes(self, sha256: str, most: int, folder: Path) -> bytes:
-        """A small blob whose size nobody said."""
+        """Download a small blob of unknown size and return its bytes."""
         target = folder / sha256
         self.fetch(sha256, target, most=most)
         data = target.read_bytes()
@@ -377,23 +388,26 @@ class HubClient:
         return data
 
     def _fetch_once(self, sha256: str, draft: Path, size: int | None, bound: int) -> StoreLink | None:
-        """From the hub into the draft, or where else it is."""
+        """Download from the hub into the partial file.
+
+        Return a link if the hub redirects to the object store.
+        """
         if size and partial_size(draft) == size:
             return None
         url = httpx.URL(f"{self.address}/v1/blobs/{sha256}")
-        offered = self._store.offer()
+        offered = self._store.request_headers()
         headers = resume_headers(draft) | offered
         deadline = self._deadlines[self.address]
         try:
             with contextlib.ExitStack() as held:
                 with deadline.within(self._connect_s + self._answer_s):
                     response = held.enter_context(
-                        self._line(self.address).stream(
+                        self._http_client(self.address).stream(
                             "GET", url, headers=headers, extensions={"trace": deadline.trace}
                         )
                     )
                 if response.status_code == 307 and offered:
-                    return StoreLink(response.headers.get("location", ""), _peer(response))
+                    return StoreLink(response.headers.get("location", ""), _peer_address(response))
                 if response.status_code == 404:
                     raise HubError(
                         f"the hub does not have the blob {sha256[:12]} any more",
@@ -403,34 +417,36 @@ class HubClient:
                     draft.unlink(missing_ok=True)
                 if response.status_code not in (200, 206):
                     raise HubAway(f"{url.host} answered {response.status_code} to a question for a blob")
-                parts = no_slower(
+                parts = enforce_rate(
                     response.iter_bytes(),
                     _SLOWEST_BYTES_S,
                     self._answer_s,
                     lambda: HubAway(f"{url.host} sends a blob slower than {format_size(_SLOWEST_BYTES_S)}/s"),
                 )
-                total = receive(response, self._counted(parts), draft, bound)
+                total = receive(response, self._count_received(parts), draft, bound)
         except (httpx.HTTPError, HandshakeError) as error:
-            self._drop(self.address)
+            self._disconnect(self.address)
             raise _unreached(url, error) from error
         if total is None:
-            raise HubError(f"the blob {sha256[:12]} is larger than was said", hint="Try again.")
+            raise HubError(f"the blob {sha256[:12]} is larger than declared", hint="Try again.")
         if size is not None and total < size:
             raise HubAway(f"{url.host} broke off after {total} of {size} bytes")
         return None
 
-    def _counted(self, parts: Iterable[bytes]) -> Iterator[bytes]:
+    def _count_received(self, parts: Iterable[bytes]) -> Iterator[bytes]:
         for part in parts:
             self.received_bytes += len(part)
             yield part
 
 
 def _foreign_response(address: str, status: int, why: str) -> str:
-    words = _PROXYS_WORDS.get(status)
+    """Describe a response that the hub did not sign; a proxy sent it."""
+    words = _PROXY_ERRORS.get(status)
     return f"{address} answered {status}: {words}" if words else f"{address} answered {status}, and {why}"
 
 
 def _unreached(url: httpx.URL, error: httpx.HTTPError | HandshakeError) -> HubAway:
+    """Turn an HTTP or TLS failure into a HubAway error."""
     where = f"{url.host}:{url.port}" if url.port else url.host
     if isinstance(error, HandshakeError):
         return HubAway(f"{where} is not the hub: {error.message}", answered=True)
@@ -443,7 +459,7 @@ def _unreached(url: httpx.URL, error: httpx.HTTPError | HandshakeError) -> HubAw
     return HubAway(f"{where} cannot be reached: {why}")
 
 
-def _message(kind: type[T], body: bytes) -> T:
+def _decode_response(kind: type[T], body: bytes) -> T:
     try:
         return decode_message(kind, body)
     except ProtocolError as error:
@@ -453,8 +469,8 @@ def _message(kind: type[T], body: bytes) -> T:
         ) from error
 
 
-def _peer(response: httpx.Response) -> str:
-    """The address of the machine that answers, not what its name may lead to by now."""
+def _peer_address(response: httpx.Response) -> str:
+    """Return the address of the server that answered. Its name may resolve to another one by now."""
     stream = response.extensions.get("network_stream")
     try:
         address = stream.get_extra_info("server_addr") if stream is not None else None

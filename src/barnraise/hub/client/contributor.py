@@ -1,7 +1,7 @@
-"""A member's loop: take the newest state, lease samples, hand over what training them changed, repeat.
+"""Training loop of a member: pull the newest state, lease samples, push the update, repeat.
 
-What was trained is kept until the hub has taken it: while the hub is away, or its line, or while this machine
-is to be quiet, the member waits and says for whom. It is dropped only if the chain has gone too far by then.
+The update is kept until the hub accepts it. While the hub or the network is away, or the policy forbids
+transfers, the member waits and reports why. An update is dropped only if it is too many versions behind.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from barnraise.hub.protocol.messages import (
     LeaseRequest,
     RunDescription,
     UpdateDeclaration,
-    UploadStep,
     VectorLayout,
     VersionHead,
+    VersionStep,
 )
 from barnraise.hub.protocol.vector_file import VectorForm, add_vector, encode_vector
 from barnraise.hub.storage.blobs import hash_file
@@ -43,7 +43,7 @@ _BLAMED = ("schema", "not-finite", "norm", "copy", "unlike", "held-out", "size")
 
 
 class Contributor:
-    """One member. ``folder`` is for files that are on their way; each is removed when it has arrived."""
+    """Client loop of one member. ``folder``: temporary files, removed after each transfer."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Contributor:
     ) -> None:
         self._client, self._folder, self._is_owner = client, folder, is_owner
         courtesy = PolicyGate(manners or BandwidthPolicy(), sleep, metered)
-        client.wait_politely = lambda: courtesy.wait(client.waiting(A_BETTER_TIME))
+        client.wait_for_policy = lambda: courtesy.wait(client.backoff(A_BETTER_TIME))
         self._description: RunDescription | None = None
         self._layout: VectorLayout | None = None
         self._version: int | None = None  # that the state is at
@@ -72,38 +72,50 @@ class Contributor:
     def version(self) -> int | None:
         return self._version
 
-    def begin(self, layout: VectorLayout, course: HubDataOrder, state: torch.Tensor) -> Lease | None:
-        """``state`` becomes the chain's; the first lease, None if the run is over."""
-        self._client.wait_politely()
-        self._description, self._layout = self.found(layout, course, state), layout
+    def start(self, layout: VectorLayout, course: HubDataOrder, state: torch.Tensor) -> Lease | None:
+        """Copy the newest version into ``state`` and return the first lease; None if the run is over."""
+        self._client.wait_for_policy()
+        self._description, self._layout = self.ensure_base(layout, course, state), layout
         _compare(self._description, layout, course)
         self._pull(state)
         return self._next_lease(state)
 
-    def found(self, layout: VectorLayout, course: HubDataOrder, state: torch.Tensor) -> RunDescription:
-        """The run, which has a model: the owner's ``state``, if there was none; others wait for it."""
-        known = self._client.patiently("GET", "/v1/run", RunDescription)
+    def ensure_base(self, layout: VectorLayout, course: HubDataOrder, state: torch.Tensor) -> RunDescription:
+        """Return the run with its base.
+
+        The owner pushes ``state`` if there is no base; others wait for it.
+        """
+        known = self._client.ask_with_retries("GET", "/v1/run", RunDescription)
         if known.layout is not None:
             return known
         return self._push_base(known, layout, course, state) if self._is_owner else self._await_base()
 
-    def go_on(self, layout: VectorLayout, course: HubDataOrder, lease: Lease) -> None:
-        """With a lease that another process of this member got. If that one delivered it, it counts once."""
-        self._client.wait_politely()
-        self._description, self._layout = self._client.patiently("GET", "/v1/run", RunDescription), layout
+    def resume(self, layout: VectorLayout, course: HubDataOrder, lease: Lease) -> None:
+        """Take up a lease that another process of this member got.
+
+        It counts once, even if both deliver it.
+        """
+        self._client.wait_for_policy()
+        self._description, self._layout = (
+            self._client.ask_with_retries("GET", "/v1/run", RunDescription),
+            layout,
+        )
         _compare(self._description, layout, course)
         self._version, self._lease, self._others = lease.version, lease, lease
 
     def exchange(
         self, change: torch.Tensor, state: torch.Tensor, *, samples: int, loss: float | None, speed: float
     ) -> Lease | None:
-        """Hand over what the lease's samples changed; ``state`` becomes the next version's."""
+        """Push the update of the lease and copy the next version into ``state``.
+
+        Return the next lease; None if the run is over.
+        """
         assert self._lease is not None
         self._speed = speed
-        self._client.wait_politely()
+        self._client.wait_for_policy()
         lease, self._lease = self._lease, None
         taken = self._push(lease, change, samples, loss)
-        self._client.wait_politely()
+        self._client.wait_for_policy()
         if taken:
             self.contributed += 1
             self.samples += samples
@@ -111,7 +123,7 @@ class Contributor:
         return self._next_lease(state)
 
     def leave(self) -> None:
-        """Give back what was leased, so that others need not wait; never fails."""
+        """Give the lease back, so that other members need not wait. Never raises."""
         lease, self._lease = self._lease, None
         if lease is None:
             return
@@ -125,7 +137,7 @@ class Contributor:
     def _push_base(
         self, description: RunDescription, layout: VectorLayout, course: HubDataOrder, state: torch.Tensor
     ) -> RunDescription:
-        """Only the owner's weights can be the first."""
+        """Push the owner's weights as version 0."""
         terms = description.terms
         form = VectorForm(layout.numel, terms.chunk, terms.base_codec, 0)
         with tempfile.TemporaryDirectory(dir=self._folder) as room:
@@ -133,38 +145,41 @@ class Contributor:
             with path.open("wb") as file:
                 encode_vector(file, state, form)
             sha256, size = hash_file(path), path.stat().st_size
-            log.warning("this machine's model is where the run begins (%s)", format_size(size))
+            log.warning("this machine's model is the base of the run (%s)", format_size(size))
             declaration = UpdateDeclaration(
                 kind="base", sha256=sha256, size=size, layout=layout, course=course
             )
             push(self._client, declaration, path)
-        return self._client.patiently("GET", "/v1/run", RunDescription)
+        return self._client.ask_with_retries("GET", "/v1/run", RunDescription)
 
     def _await_base(self) -> RunDescription:
-        waiting = self._client.waiting("the hub's owner, whose model the run begins with")
+        waiting = self._client.backoff("the hub's owner, whose model the run begins with")
         while True:
             waiting.pause("it is not there yet")
-            found = self._client.patiently("GET", "/v1/run", RunDescription)
+            found = self._client.ask_with_retries("GET", "/v1/run", RunDescription)
             if found.layout is not None:
                 return found
 
     # the chain
 
     def _pull(self, state: torch.Tensor, wait_s: float = 0.0) -> VersionHead:
-        """To the newest version that there is. What stands between may deny or change a blob: then the hub is
-        asked again, which may have swept it meanwhile and begin with a newer one."""
-        waiting = self._client.waiting()
+        """Apply all steps to the newest version.
+
+        If a proxy denies or changes a blob, ask the hub again: it may have removed the blob and offer a newer
+        base.
+        """
+        waiting = self._client.backoff()
         while True:
             head = self._client.head(self._version, wait_s)
-            if all(self._take(step, state, waiting) for step in head.steps):
+            if all(self._apply_step(step, state, waiting) for step in head.steps):
                 return head
 
-    def _take(self, step: UploadStep, state: torch.Tensor, waiting: ReportedBackoff) -> bool:
-        """Whether the state is this version now; if not, it was worth a pause."""
+    def _apply_step(self, step: VersionStep, state: torch.Tensor, waiting: ReportedBackoff) -> bool:
+        """Apply one step to the state and return True. After a failed download, pause and return False."""
         assert self._description is not None
         assert self._layout is not None
         form = VectorForm(self._layout.numel, self._description.terms.chunk, step.codec, step.version)
-        if step.size > form.most_bytes:
+        if step.size > form.max_bytes:
             raise HubError(f"version {step.version} is larger than it can be", hint="Join again.")
         with tempfile.TemporaryDirectory(dir=self._folder) as room:
             path = Path(room) / step.sha256
@@ -178,14 +193,17 @@ class Contributor:
         return True
 
     def _next_lease(self, state: torch.Tensor) -> Lease | None:
-        """Whoever has delivered is told to wait for the others of its round, unless that came to nothing."""
-        waiting = self._client.waiting("samples to train")
-        others = self._client.waiting("the others of this round")
+        """Return the next lease; None if the run is over.
+
+        After a delivery, wait for the round to close first.
+        """
+        waiting = self._client.backoff("samples to train")
+        others = self._client.backoff("the others of this round")
         while True:
             assert self._version is not None
             request = LeaseRequest(samples_per_s=self._speed, version=self._version)
             try:
-                self._lease = self._client.patiently("POST", "/v1/leases", Lease, request)
+                self._lease = self._client.ask_with_retries("POST", "/v1/leases", Lease, request)
             except HubRefused as error:
                 if error.kind == "finished":
                     return None
@@ -203,7 +221,7 @@ class Contributor:
     # handing over
 
     def _push(self, lease: Lease, change: torch.Tensor, samples: int, loss: float | None) -> bool:
-        """Whether the hub took it."""
+        """Push an update to the hub. Return True if the hub accepted it."""
         assert self._description is not None
         terms = self._description.terms
         form = VectorForm(change.numel(), terms.chunk, terms.codec, lease.version)
@@ -227,21 +245,21 @@ class Contributor:
                 if error.kind not in (*_DROPPED, *_BLAMED):
                     raise
                 if error.kind == "lease-over" and lease == self._others:
-                    log.warning("the lease that was taken over is delivered already, or over")
+                    log.warning("the resumed lease was already delivered or has ended")
                 else:
-                    log.warning("what was trained in this round does not count: %s", error.message)
+                    log.warning("the update of this round was not accepted: %s", error.message)
                 return False
         self._residual = residual
         if progress.clipped < 1.0:
             log.warning(
-                "this update is larger than was usual: %.2g of it counts, or all if the others' are, too",
+                "this update is larger than usual and is scaled by %.2g, unless the others are as large",
                 progress.clipped,
             )
         return True
 
 
 def _compare(description: RunDescription, layout: VectorLayout, course: HubDataOrder) -> None:
-    """RunError unless this machine made the model that the hub has, and reads the samples in its order."""
+    """Raise RunError unless this machine's model and data order are those of the hub."""
     theirs, mine = description.layout, layout
     hint = "Run the files of the invite unchanged, with the versions of packages that the hub's owner has."
     assert theirs is not None

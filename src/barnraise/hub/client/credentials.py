@@ -1,9 +1,9 @@
-"""A machine's seat at a hub: the key it has there, and how a script's process comes to speak for it.
+"""Credentials of a machine at a hub, and how the user's script gets them.
 
-The key is made from the machine's own and the hub's name. So it is the same whenever this machine comes back,
-nothing must be kept for that, two hubs cannot tell that it is the same machine, and the script that a hub
-sends never holds the key that opens this machine's cluster. That is why all machines of a site, which may run
-code on each other anyway, can share one.
+The member key is derived from the machine's key and the hub's id. So it is the same on every visit and need
+not be stored. Two hubs cannot tell that it is the same machine. The hub's script never holds the key of this
+machine's cluster. All machines of a site can share one member key, because they may run code on each other
+anyway.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HINT = "Join again: `barnraise join --invite ...`."
 
 
 class MemberCredentials(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the process needs; removed when the machine leaves."""
+    """All that a process needs to act as a member. The file is removed when the machine leaves."""
 
     addresses: Annotated[tuple[Address, ...], Meta(min_length=1, max_length=8)]
     hub: Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -57,7 +57,10 @@ _decoder = msgspec.msgpack.Decoder(MemberCredentials)
 
 
 def member_secret(machine: NodeKey, hub: NodeId) -> bytes:
-    """Of this machine at this hub. Ed25519 signs the same message always alike, so it is always the same."""
+    """Return the secret of this machine at this hub.
+
+    Ed25519 signatures are deterministic, so it never changes.
+    """
     return hashlib.sha256(machine.sign(b"barnraise: this machine's key at the hub " + hub.raw)).digest()
 
 
@@ -65,24 +68,24 @@ def member_key(machine: NodeKey, hub: NodeId) -> NodeKey:
     return _key(member_secret(machine, hub))
 
 
-def write_seat(seat: MemberCredentials, path: Path) -> None:
-    """Readable by its owner only; the path must be free."""
+def write_credentials(seat: MemberCredentials, path: Path) -> None:
+    """Write the credentials to a new file that only the user can read."""
     load_or_create_private(path, _encoder.encode(seat))
 
 
-def read_seat(path: Path) -> MemberCredentials:
+def read_credentials(path: Path) -> MemberCredentials:
     try:
         return _decoded(path.read_bytes())
     except OSError as error:
         raise HubError(f"{_UNREADABLE}: {error}", hint=_HINT) from error
 
 
-def seat_text(seat: MemberCredentials) -> str:
-    """For the environment of a site's workers."""
+def credentials_text(seat: MemberCredentials) -> str:
+    """Return the credentials as text, for the environment of a site's workers."""
     return base64.urlsafe_b64encode(_encoder.encode(seat)).decode()
 
 
-def read_seat_text(text: str) -> MemberCredentials:
+def parse_credentials(text: str) -> MemberCredentials:
     try:
         return _decoded(base64.b64decode(text, altchars=b"-_", validate=True))
     except ValueError as error:

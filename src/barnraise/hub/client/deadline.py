@@ -1,4 +1,4 @@
-"""The end of patience with whoever answers byte by byte: httpx's own limits begin anew with each of them."""
+"""Total deadline of an HTTP request. httpx's own timeouts restart with every byte."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _OPENED = ("connect_tcp.complete", "start_tls.complete")
 
 
 class RequestDeadline:
-    """Of the questions on one line, which come one after the other; each is cut off when its time is up."""
+    """Deadline of the requests on one HTTP client, one after the other. A late request is cut off."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
         self._is_over = threading.Event()
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """httpx's extension of this name: it tells of each new connection, which is then asked again."""
+        """Remember the socket of each new connection. httpx calls this extension."""
         stream = info.get("return_value")
         if event.endswith(_OPENED) and stream is not None:
             self._socket = stream.get_extra_info("socket")
@@ -31,7 +31,7 @@ class RequestDeadline:
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """httpx.ReadTimeout if what is asked inside takes longer in all."""
+        """Raise httpx.ReadTimeout if the requests inside take longer than ``seconds`` in total."""
         self._is_over = is_over = threading.Event()
         timer = threading.Timer(seconds, self._cut, (is_over,))
         timer.daemon = True
@@ -49,19 +49,21 @@ class RequestDeadline:
         is_over.set()
         if self._socket is not None and self._is_over is is_over:
             with contextlib.suppress(OSError):  # it is closed already
-                # TLS has nothing to say any more; whoever reads in the other thread wakes up.
+                # No TLS shutdown is needed; the reading thread wakes up.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
-def no_slower(
+def enforce_rate(
     parts: Iterable[bytes],
     bytes_s: float,
     reserve_s: float,
     late: Callable[[], Exception],
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[bytes]:
-    """What comes. Each byte buys time, and never more than the reserve is ahead: ``late`` is raised if it is
-    used up, however fast it was before."""
+    """Yield the parts, and raise ``late()`` if they arrive too slowly.
+
+    Each byte earns time, up to ``reserve_s`` ahead.
+    """
     until = clock() + reserve_s
     for part in parts:
         now = clock()

@@ -1,4 +1,4 @@
-"""A blob on its way into a file, which goes on where an attempt before it ended, whoever sent that part."""
+"""Resumable download of a blob into a partial file. Different servers may send its parts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import httpx
 
 
 def partial_size(draft: Path) -> int:
+    """Return the size of the partial file; 0 if there is none."""
     return draft.stat().st_size if draft.exists() else 0
 
 
 def resume_headers(draft: Path) -> dict[str, str]:
-    """As it is, and only what is missing."""
+    """Return the request headers for the missing rest, without compression."""
     have = partial_size(draft)
     return {"accept-encoding": "identity"} | ({"range": f"bytes={have}-"} if have else {})
 
 
 def receive(response: httpx.Response, parts: Iterable[bytes], draft: Path, bound: int) -> int | None:
-    """How many bytes are there now; None if it were more than ``bound``: then nothing is left of them."""
+    """Write the parts to the partial file and return its size.
+
+    Remove the file and return None if it exceeds ``bound``.
+    """
     resumed = response.status_code == 206
     total = partial_size(draft) if resumed else 0
     with draft.open("ab" if resumed else "wb") as file:

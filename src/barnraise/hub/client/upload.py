@@ -1,4 +1,4 @@
-"""Pushing a file to a hub in pieces: whatever breaks, it goes on where the hub says that it ended."""
+"""Resumable upload of a file to a hub, in pieces. After a failure it continues at the hub's offset."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ _TOO_SLOW = (httpx.WriteTimeout, httpx.WriteError, httpx.ReadTimeout)
 
 
 def push(client: HubClient, declaration: UpdateDeclaration, path: Path) -> HubProgress:
-    """Until the hub has admitted it; HubRefused with its reason if it does not. Repeating it is harmless."""
-    waiting = client.waiting()
+    """Upload a file until the hub accepts it.
+
+    Raise HubRefused with the reason if it does not. Repeating it is harmless.
+    """
+    waiting = client.backoff()
     progress: HubProgress | None = None
     digests, most = 0, client.piece_bytes
     with path.open("rb") as file:
         while True:
-            client.wait_politely()
+            client.wait_for_policy()
             try:
                 if progress is None:
                     progress = client.ask("POST", "/v1/uploads", HubProgress, declaration)
@@ -36,7 +39,7 @@ def push(client: HubClient, declaration: UpdateDeclaration, path: Path) -> HubPr
                 piece = file.read(min(most, progress.piece))
                 where = f"/v1/uploads/{progress.id}"
                 progress = client.ask("PATCH", where, HubProgress, piece, query={"offset": progress.offset})
-                waiting = client.waiting()
+                waiting = client.backoff()
             except HubAway as error:
                 if progress is not None and isinstance(error.__cause__, _TOO_SLOW):
                     most = _smaller(most)
@@ -54,4 +57,5 @@ def push(client: HubClient, declaration: UpdateDeclaration, path: Path) -> HubPr
 
 
 def _smaller(piece: int) -> int:
+    """Return half of the piece size, but not less than the minimum."""
     return min(piece, max(_LEAST_PIECE, piece // 2))

@@ -1,7 +1,7 @@
-"""Blobs of another hub that become blobs of this one: what a mirror and a region have in common.
+"""Copies blobs of another hub; used by mirrors and regions.
 
-Nothing is fetched on a hub's word alone: a blob has a size that the chain or the list of files names, or is
-small, and there must be room for it on this disk.
+A blob is fetched only if its size is known from a version or the list of files, or if it is small. The disk
+must have room for it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ _NO_ROOM = "Free some space there; what is here already is kept, and it goes on 
 
 
 class BlobFetcher:
-    """For one thread. ``folder`` is for what is on its way; ``limits`` are those of a run's files here."""
+    """Downloader of another hub's blobs.
+
+    For one thread. ``folder``: partial files; ``limits``: limits on a run's files.
+    """
 
     def __init__(self, client: HubClient, blobs: BlobStore, folder: Path, limits: FolderLimits) -> None:
         self._client, self._blobs, self._folder, self._limits = client, blobs, folder, limits
 
     def fetch(self, name: str, *, size: int | None = None, most: int | None = None) -> None:
-        """As `HubClient.fetch`, unless it is here. ShippingError if it does not fit on the disk."""
+        """Fetch a blob as `HubClient.fetch` does, unless it is here.
+
+        Raise ShippingError if the disk has no room.
+        """
         if self._blobs.has(name):
             return
         check_room(self._folder, size or most or 0, _NO_ROOM)
@@ -40,7 +46,7 @@ class BlobFetcher:
         self._blobs.adopt(target, name)
 
     def fetch_code(self, name: str) -> tuple[str, ...]:
-        """All blobs that belong to a run's code, which are here then."""
+        """Fetch all blobs of a run's code and return their names."""
         self.fetch(name, most=MOST_CODE_BYTES)
         code = decode_message(CodeDescription, self._blobs.path(name).read_bytes())
         self.fetch(code.manifest, most=MOST_ENCODED)
@@ -51,7 +57,7 @@ class BlobFetcher:
 
 
 def files_of(code: CodeDescription, listed: bytes, limits: FolderLimits) -> FolderManifest:
-    """The list of a code's files; HubError unless both fit each other."""
+    """Return the manifest of a code's files. Raise HubError unless manifest and description match."""
     manifest = decode_manifest(listed, limits)
     if code.entry not in {entry.path for entry in manifest.files}:
         raise HubError(

@@ -1,9 +1,8 @@
-"""A backup hub: it mirrors the chain, serves it to anybody, and takes over by the word of its owner.
+"""Mirror (standby) of a hub: it copies the versions, serves them, and takes over when it is told to.
 
-A mirror asks the hub for what the log holds, fetches the blobs that it names, and only then writes its own
-log: it is always some whole state that the hub had. It has a key of its own. When the owner, or the hub
-itself, signs that it succeeds the hub, it goes on from there; updates that waited for their round are trained
-again.
+A mirror reads a replica of the hub's log, fetches its blobs, and only then writes its own log. So it always
+has some complete state of the hub. It has a key of its own. It becomes the hub when the owner, or the hub
+itself, signs a handover. Updates that were pending are trained again.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from barnraise.hub.client.client import HubClient
 from barnraise.hub.mirror.blob_fetcher import BlobFetcher
 from barnraise.hub.protocol.messages import VectorLayout
 from barnraise.hub.storage.create import FOLLOWS, FOUNDING, SUCCEEDS, HubFounding, hub_blobs, hub_key
-from barnraise.hub.storage.directory_lock import facts_in, held
+from barnraise.hub.storage.directory_lock import lock_directory, read_facts
 from barnraise.hub.storage.log import Changes, CommittedRound, HubLog, LogReplica, change, read_fact
 from barnraise.hub.storage.versions import named_blobs
 from barnraise.identity.keys import NodeKey, verify_signature
@@ -37,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Handover(msgspec.Struct, frozen=True, array_like=True):
-    """The word that one hub goes on for another: of the run's owner, or of the hub itself."""
+    """Statement that one hub succeeds another, signed by the run's owner or the old hub."""
 
     hub: Annotated[bytes, Meta(min_length=32, max_length=32)]
     successor: Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -48,25 +47,26 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Handover)
 
 
-def make_succession(signer: NodeKey, hub: NodeId, successor: NodeId, time: int) -> str:
+def sign_handover(signer: NodeKey, hub: NodeId, successor: NodeId, time: int) -> str:
+    """Return a signed handover as text."""
     data = _encoder.encode(Handover(hub.raw, successor.raw, time))
     return PREFIX + base64.urlsafe_b64encode(signer.sign(PREFIX.encode() + data) + data).decode()
 
 
-def read_succession(text: str, signers: Sequence[NodeId]) -> Handover:
-    """HubError unless one of these signed it."""
+def read_handover(text: str, signers: Sequence[NodeId]) -> Handover:
+    """Parse and verify a handover. Raise HubError unless one of these signers signed it."""
     try:
         data = base64.b64decode(text.strip().removeprefix(PREFIX), altchars=b"-_", validate=True)
         signature, told = data[:_SIGNATURE], data[_SIGNATURE:]
         if any(verify_signature(one, signature, PREFIX.encode() + told) for one in signers):
-            return decode(_decoder, told, "the word cannot be read")
+            return decode(_decoder, told, "the handover cannot be read")
     except (ValueError, ProtocolError) as error:
-        raise HubError("this is not the word of a hub about its successor", hint=_COPY_AGAIN) from error
+        raise HubError("this is not a handover of a hub", hint=_COPY_AGAIN) from error
     raise HubError("neither the owner of the run nor its hub has signed this", hint=_COPY_AGAIN)
 
 
 class HubMirror:
-    """Of one hub, in a directory of its own. For one thread."""
+    """Mirror of one hub, in its own directory. For one thread."""
 
     def __init__(self, directory: Path, client: HubClient, hub: NodeId, limits: FolderLimits) -> None:
         self._client, self._hub = client, hub
@@ -79,7 +79,10 @@ class HubMirror:
         self._log.close()
 
     def follow(self, wait_s: float) -> int | None:
-        """Wait for a newer version, then take over all that is new. The version that is mirrored now."""
+        """Wait for a newer version and copy it.
+
+        Return the newest version that is mirrored; None if there is none.
+        """
         versions = self._log.read().versions
         if versions:
             self._client.head(versions[-1].number, wait_s, patience_s=0.0)
@@ -122,16 +125,18 @@ class HubMirror:
 
 
 def take_over(directory: Path, word: str) -> None:
-    """The mirror in this directory becomes the run's hub. HubError unless its hub or the owner said so, of
-    this one; or while it still follows."""
-    with held(directory):
-        facts = facts_in(directory)
+    """Turn the mirror in this directory into the run's hub.
+
+    Raise HubError unless the handover names this mirror, or while the mirror still follows.
+    """
+    with lock_directory(directory):
+        facts = read_facts(directory)
         founding, follows = read_fact(facts, FOUNDING, HubFounding), facts.get(FOLLOWS)
         if founding is None or follows is None:
             raise HubError(f"there is no mirror in {directory}", hint="Run `barnraise hub follow` first.")
-        said = read_succession(word, (NodeId.parse(founding.owner), NodeId(follows)))
+        said = read_handover(word, (NodeId.parse(founding.owner), NodeId(follows)))
         if (said.hub, said.successor) != (follows, hub_key(directory).id.raw):
-            raise HubError("the word is about other hubs", hint=_COPY_AGAIN)
+            raise HubError("the handover names other hubs", hint=_COPY_AGAIN)
         log = HubLog(directory)
         try:
             log.transact([change(HubLog.set_fact, SUCCEEDS, word.strip().encode())])

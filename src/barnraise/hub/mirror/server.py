@@ -1,4 +1,4 @@
-"""The mirror's process: follow a hub, and serve what was copied."""
+"""The mirror's server process: follow a hub and serve the copy."""
 
 from __future__ import annotations
 
@@ -17,35 +17,39 @@ from barnraise.hub.protocol.invites import Invite
 from barnraise.hub.protocol.messages import JoinRequest, JoinResponse
 from barnraise.hub.server.app import HubApp, make_app
 from barnraise.hub.server.hub import Hub
-from barnraise.hub.server.server import ListenOptions, bind_listener, outer_step, serve_app
+from barnraise.hub.server.server import ListenOptions, bind_listener, make_outer_step, serve_app
 from barnraise.hub.server.uploads import UploadService
 from barnraise.hub.storage.create import has_hub, hub_key
-from barnraise.hub.storage.directory_lock import check_mirror, facts_in
+from barnraise.hub.storage.directory_lock import check_mirror, read_facts
 
 logger = logging.getLogger(__name__)
 _WAIT_S, _PAUSE_S = 30.0, 5.0
 
 
 async def serve_mirror(directory: Path, invite: Invite, listening: ListenOptions) -> None:
-    """Follow a hub, and serve what was mirrored to anybody, until SIGINT or SIGTERM. A mirror that has some
-    state of the hub does not wait for it: the hub may be away just now."""
+    """Follow a hub and serve the copy until SIGINT or SIGTERM.
+
+    A mirror that has a copy already starts without the hub.
+    """
     with bind_listener(listening) as listener:
-        check_mirror(facts_in(directory), directory, invite.hub_id)
+        check_mirror(read_facts(directory), directory, invite.hub_id)
         key = hub_key(directory)
         client = HubClient(invite.addresses, invite.hub_id, key)
         mirror = HubMirror(directory, client, invite.hub_id, folder_limits(load_settings()))
         joined = JoinRequest(token=invite.token_text, name="mirror")
 
         def join(patience_s: float | None = 0.0) -> None:
-            answer = client.patiently("POST", "/v1/members", JoinResponse, joined, patience_s=patience_s)
+            answer = client.ask_with_retries(
+                "POST", "/v1/members", JoinResponse, joined, patience_s=patience_s
+            )
             client.accept_store(answer.description.store)
 
         is_new = not has_hub(directory)
         if is_new:
             await asyncio.to_thread(join, None)
             await asyncio.to_thread(mirror.follow, 0.0)
-        hub = Hub(directory, key.id, outer_step)
-        hub.read()
+        hub = Hub(directory, key.id, make_outer_step)
+        hub.reload()
         following = asyncio.create_task(keep_following(mirror, hub, join=None if is_new else join))
         try:
             app = make_app(HubApp(hub, UploadService(hub), key))
@@ -61,7 +65,7 @@ async def keep_following(
     pause_s: float = _PAUSE_S,
     join: Callable[[], None] | None = None,
 ) -> None:
-    """For ever, after a word to the hub if there is one to say: ``hub`` serves what is mirrored."""
+    """Copy new versions without end; ``hub`` serves them. ``join``: called once before."""
 
     async def turn() -> bool:
         nonlocal join
@@ -72,7 +76,7 @@ async def keep_following(
                 logger.warning("%s. %s", error.message, error.hint)
             join = None
         await asyncio.to_thread(mirror.follow, _WAIT_S)
-        hub.read()
+        hub.reload()
         return False
 
     await run_until_done(turn, "the hub could not be followed", pause_s)

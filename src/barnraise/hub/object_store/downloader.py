@@ -1,8 +1,7 @@
-"""A member's line to the object store that its hub leads to. The store is not trusted, and not needed.
+"""Download of blobs from the object store that a hub redirects to. The store is neither trusted nor required.
 
-Nothing of the member's goes there but a plain GET: no signature, no id, no credentials. What comes is bounded
-in size and time, and counts by its hash. Whatever goes wrong, the hub itself has the blob; then the store is
-left alone for a while.
+The request is a plain GET: no signature, no id, no credentials. The response is limited in size and time, and
+verified by its hash. After any failure the blob comes from the hub, and the store is not used for a while.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from barnraise import __version__
 from barnraise.core.errors import StoreAway
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration
-from barnraise.hub.client.deadline import no_slower
+from barnraise.hub.client.deadline import enforce_rate
 from barnraise.hub.client.downloads import receive, resume_headers
-from barnraise.hub.object_store.redirects import STORE_HEADER, reachable, reason_against, where
+from barnraise.hub.object_store.redirects import STORE_HEADER, allowed_addresses, network_of, refusal_reason
 from barnraise.hub.storage.blobs import hash_file
 
 _CONNECT_S, _SILENCE_S = 5.0, 10.0
@@ -40,7 +39,7 @@ class StoreLink(NamedTuple):
 
 
 class BucketDownloader:
-    """To one origin, or to none. Not for two threads at once."""
+    """Client of one object store origin, or of none. For one thread."""
 
     def __init__(
         self,
@@ -58,38 +57,40 @@ class BucketDownloader:
             self._line.close()
             self._line = None
 
-    def offer(self) -> dict[str, str]:
-        """The header that lets a hub lead there; none while that is not wanted."""
+    def request_headers(self) -> dict[str, str]:
+        """Return the header that permits a redirect to the store; empty while the store is suspended."""
         if self.origin is None or self._clock() < self._until or _has_proxy():
             return {}
         return {STORE_HEADER: self.origin}
 
-    def take(self, link: StoreLink, sha256: str, draft: Path, bound: int) -> bool:
-        """Whether the blob is whole in ``draft`` now. A part of it may be, if the store broke off."""
+    def download(self, link: StoreLink, sha256: str, draft: Path, bound: int) -> bool:
+        """Download a blob and return True if it is complete. A part of it may remain if the store fails."""
         try:
-            self._take(link, sha256, draft, bound)
+            self._download(link, sha256, draft, bound)
         except StoreAway as error:
-            self.blame(error.message)
+            self.suspend(error.message)
             return False
         if hash_file(draft) == sha256:
             return True
         draft.unlink()
-        self.blame(f"it has another content for the blob {sha256[:12]}")
+        self.suspend(f"it has another content for the blob {sha256[:12]}")
         return False
 
-    def blame(self, why: str) -> None:
-        """Say it, and leave the store alone for a while."""
+    def suspend(self, why: str) -> None:
+        """Report why, and do not use the store for a while."""
         self._until = self._clock() + _LEFT_ALONE_S
         self.close()
         rest = format_duration(_LEFT_ALONE_S)
-        self._say(f"not from the store at {self.origin}: {printable(why)}; for {rest} all comes from the hub")
+        self._say(
+            f"the store at {self.origin} is not used for {rest}: {printable(why)}; blobs come from the hub"
+        )
 
-    def _take(self, link: StoreLink, sha256: str, draft: Path, bound: int) -> None:
+    def _download(self, link: StoreLink, sha256: str, draft: Path, bound: int) -> None:
         assert self.origin is not None
-        if why := reason_against(link.url, self.origin, sha256):
+        if why := refusal_reason(link.url, self.origin, sha256):
             raise StoreAway(why)
         url = httpx.URL(link.url)
-        addresses = reachable(_resolved(url), where(link.hub), url.scheme)[:_MOST_ADDRESSES]
+        addresses = allowed_addresses(_resolved(url), network_of(link.hub), url.scheme)[:_MOST_ADDRESSES]
         if not addresses:
             raise StoreAway("it is at an address that this hub may not lead to (docs/hub.md)")
         for place, address in enumerate(addresses):
@@ -105,14 +106,14 @@ class BucketDownloader:
                 raise StoreAway(f"it broke off ({type(error).__name__})") from error
 
     def _receive(self, url: httpx.URL, address: str, draft: Path, bound: int) -> None:
-        """From this very address: what a name leads to may be another one the next time."""
+        """Download from this address, because the name may resolve to another one the next time."""
         headers = {"host": url.netloc.decode("ascii")} | resume_headers(draft)
         there = url.copy_with(host=address)
         extensions = {"sni_hostname": url.host}
         with self._client().stream("GET", there, headers=headers, extensions=extensions) as response:
             if response.status_code not in (200, 206):
                 raise StoreAway(f"it answered {response.status_code}")
-            parts = no_slower(
+            parts = enforce_rate(
                 response.iter_raw(),
                 _SLOWEST_BYTES_S,
                 _AT_LEAST_S,
@@ -136,7 +137,10 @@ class BucketDownloader:
 
 
 def _has_proxy() -> bool:
-    """Then a proxy would look up the name, and nobody here knows where it leads."""
+    """Tell whether a proxy is configured.
+
+    It would resolve the name itself, so the address could not be checked.
+    """
     return any(urllib.request.getproxies().get(name) for name in ("http", "https", "all"))
 
 

@@ -1,7 +1,7 @@
-"""Which redirects of a hub a member follows. Pure.
+"""Rules for the redirects that a member follows. Pure.
 
-A hub that is asked for a blob may lead elsewhere: to the one origin that was accepted at the beginning, for
-the blob that was asked for, and nowhere into the member's own network unless the hub is there itself.
+A hub may redirect a request for a blob to the origin that was accepted when the member joined. The link must
+name that blob. It must not lead into the member's own network, unless the hub is there itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Where = Literal["machine", "network", "internet", "nowhere"]
 
 
 def origin_of(url: str) -> str | None:
-    """Scheme, host and port, the port only if it is not the scheme's own; None for what has no such thing."""
+    """Return scheme, host and port of a URL, without the default port; None if it has no such origin."""
     try:
         found = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):
@@ -33,8 +33,8 @@ def origin_of(url: str) -> str | None:
     return f"{found.scheme}://{host}{port}"
 
 
-def reason_against(link: str, accepted: str, sha256: str) -> str:
-    """Why it is not followed; empty if it is what was accepted."""
+def refusal_reason(link: str, accepted: str, sha256: str) -> str:
+    """Return why a redirect is not followed; empty if it is acceptable."""
     if len(link) > _MOST_LINK or not link.isascii() or not link.isprintable():
         return "the hub's redirect cannot be read"
     if origin_of(link) != accepted:
@@ -44,8 +44,8 @@ def reason_against(link: str, accepted: str, sha256: str) -> str:
     return ""
 
 
-def where(address: str) -> Where:
-    """What an address reaches, also if it is wrapped in one of IPv6."""
+def network_of(address: str) -> Where:
+    """Return the network that an address belongs to, also if it is embedded in an IPv6 address."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -59,9 +59,9 @@ def where(address: str) -> Where:
     return "internet" if found.is_global else "network"
 
 
-def reachable(found: Iterable[str], hub: Where, scheme: str) -> tuple[str, ...]:
-    """Those addresses of a store that a hub which is ``hub`` may lead to, in their order."""
-    return tuple(address for address in found if _may_lead(hub, where(address), scheme))
+def allowed_addresses(found: Iterable[str], hub: Where, scheme: str) -> tuple[str, ...]:
+    """Return the addresses of a store that a hub in the network ``hub`` may redirect to, in their order."""
+    return tuple(address for address in found if _may_lead(hub, network_of(address), scheme))
 
 
 def _may_lead(hub: Where, store: Where, scheme: str) -> bool:

@@ -1,7 +1,7 @@
-"""A folder of a bucket in an object store (S3), for the blobs of one hub. Every method blocks.
+"""Client of an S3 bucket, for the blobs of one hub. Every method blocks.
 
-Only this module knows the library, which is imported when a store is asked for. Keys are found by the
-library's own ways (environment, files, the machine's role); nothing of them is ever in a message here.
+Only this module imports the S3 library, and only if a store is configured. The library finds the credentials
+itself (environment, files, instance role). They never appear in a message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from barnraise.core.errors import HubError, StoreAway
 from barnraise.core.installation import install_hint
-from barnraise.hub.object_store.redirects import origin_of, where
+from barnraise.hub.object_store.redirects import network_of, origin_of
 
 LINK_S = 3600  # that a link can be used
 MOST_BYTES = 5 << 30  # that may be put at once, by the protocol
@@ -30,13 +30,18 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 
 
 class BucketUrl(NamedTuple):
+    """Address of a bucket. ``endpoint``: None for Amazon's, or what the environment says."""
+
     bucket: str
     prefix: str = ""
     endpoint: str | None = None  # None: Amazon's, or what the environment says
 
 
-def read_place(store: str, endpoint: str = "") -> BucketUrl:
-    """Of ``s3://bucket/folder``. HubError for what is none, and if the library is missing."""
+def parse_bucket_url(store: str, endpoint: str = "") -> BucketUrl:
+    """Parse a bucket URL of the form ``s3://bucket/folder``.
+
+    Raise HubError if it is invalid, or if the S3 library is missing.
+    """
     found = _STORE.fullmatch(store)
     if found is None:
         raise HubError(f"{store!r} names no bucket", hint="Write it as in: --store s3://bucket/folder")
@@ -48,17 +53,17 @@ def read_place(store: str, endpoint: str = "") -> BucketUrl:
 
 
 class S3Bucket:
-    """``folder`` is the hub's own, below the prefix: two hubs never touch each other's blobs."""
+    """Folder of one hub in a bucket. Two hubs never touch each other's blobs."""
 
     def __init__(self, place: BucketUrl, folder: str) -> None:
-        """HubError if there is no way to speak to it that keeps what is said private."""
+        """Connect to the bucket. Raise HubError if there is no private connection to it."""
         self._bucket = place.bucket
         self._folder = "".join(f"{part}/" for part in (place.prefix, folder) if part)
         self._client = _client(place)
         self.origin = _origin(_link(_client(place, signed=False), self._at("")))
 
     def names(self) -> dict[str, int]:
-        """What is there, with its size. What is no blob does not count."""
+        """Return the blobs in the bucket with their sizes; other objects are ignored."""
         with _translated():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._folder
@@ -68,7 +73,10 @@ class S3Bucket:
         return {name: size for name, size in found.items() if _NAME.fullmatch(name)}
 
     def put(self, name: str, path: Path) -> None:
-        """All of it, or nothing. FileNotFoundError if the blob was swept meanwhile."""
+        """Upload a file completely or not at all.
+
+        Raise FileNotFoundError if the blob was removed meanwhile.
+        """
         with path.open("rb") as file, _translated():
             self._client.put_object(**self._at(name), Body=file, ContentType="application/octet-stream")
 
@@ -77,7 +85,7 @@ class S3Bucket:
             self._client.delete_object(**self._at(name))
 
     def link(self, name: str) -> str:
-        """Where anybody gets it for `LINK_S` seconds. It names the key's id, not its secret."""
+        """Return a presigned URL, valid for `LINK_S` seconds. It contains the key's id, not its secret."""
         with _translated():
             found = _link(self._client, self._at(name))
         if origin_of(found) != self.origin:  # the library follows a bucket to its region, members do not
@@ -103,7 +111,7 @@ def _client(place: BucketUrl, *, signed: bool = True) -> Any:
         s3={"addressing_style": style},
         connect_timeout=_CONNECT_S,
         read_timeout=_SILENCE_S,
-        retries={"total_max_attempts": 1},  # whoever calls tries again
+        retries={"total_max_attempts": 1},  # the caller retries
         request_checksum_calculation="when_required",  # others do not know the newer ones
         response_checksum_validation="when_required",
     )
@@ -121,7 +129,7 @@ def _link(client: Any, place: dict[str, str]) -> str:
 
 
 def _origin(url: str) -> str:
-    """HubError if there is none, or others could read along."""
+    """Return the origin of a URL. Raise HubError if there is none, or if it is not private."""
     found = origin_of(url)
     if found is None:
         raise HubError(
@@ -129,7 +137,7 @@ def _origin(url: str) -> str:
             hint="Write it as in: --store-endpoint https://s3.example.org",
         )
     host = urlsplit(found).hostname or ""
-    if not found.startswith("https:") and host != "localhost" and where(host) != "machine":
+    if not found.startswith("https:") and host != "localhost" and network_of(host) != "machine":
         raise HubError(
             f"a store without TLS may not be at {host}",
             hint="Give an https:// endpoint; http:// is for a store on this machine.",
@@ -139,8 +147,10 @@ def _origin(url: str) -> str:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Whatever is raised on the way, in words that hold nothing but the kind of it. What finds keys, and what
-    reads an answer that is no store's, raise errors of their own."""
+    """Turn every error into StoreAway, with a text that names only its kind.
+
+    Credential lookup and bad responses raise other error types.
+    """
     from botocore.exceptions import ClientError
 
     try:

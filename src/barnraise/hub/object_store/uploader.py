@@ -1,8 +1,7 @@
-"""A hub's blobs in an object store, so that members take them from there.
+"""Uploads a hub's blobs to an object store, so that members download them there.
 
-The hub's disk is the truth: rounds are committed whether or not the store is up. What was committed is put
-there afterwards, in the background; the hub serves what is not there yet, and all of it while the store is
-away.
+The hub's disk is authoritative: rounds are committed whether or not the store works. New blobs are uploaded
+in the background. The hub serves what is not in the store yet, and everything while the store is away.
 """
 
 from __future__ import annotations
@@ -35,16 +34,21 @@ _PATIENCE_S = 10.0  # that a member waits for a blob on its way, if it will be t
 _FIRST_RATE = 1 << 20  # bytes per second, before any were measured
 _TOLD_S = 600.0  # that such a trouble is shown
 _CHECK = "If it lasts, see that keys, region and endpoint are right and may list, put, get and delete there."
-_SIGNING_S = 2.0  # keys of a machine's role may have to be fetched; nobody waits longer for a link
+_SIGNING_S = 2.0  # time to sign a link; credentials of an instance role may have to be fetched
 
 
 class UploadPlan(NamedTuple):
+    """The next operation on the bucket."""
+
     verb: Literal["put", "remove"]
     name: str
 
 
-def next_todo(wanted: Sequence[str], there: Set[str]) -> UploadPlan | None:
-    """Of what is wanted the first that is not there; if all is, something that nobody wants."""
+def next_upload(wanted: Sequence[str], there: Set[str]) -> UploadPlan | None:
+    """Return the next blob to upload; if none is missing, the next one to delete.
+
+    None if there is neither.
+    """
     for name in wanted:
         if name not in there:
             return UploadPlan("put", name)
@@ -53,7 +57,7 @@ def next_todo(wanted: Sequence[str], there: Set[str]) -> UploadPlan | None:
 
 
 def is_worth_waiting(size: int, bytes_s: float) -> bool:
-    """Whether a blob on its way will be there soon enough; otherwise the hub gives it at once."""
+    """Tell whether an upload will finish soon; otherwise the hub serves the blob itself."""
     return size <= bytes_s * _PATIENCE_S
 
 
@@ -63,7 +67,7 @@ class _Link(NamedTuple):
 
 
 class BucketUploader:
-    """Of one hub, in one bucket. Lives in the hub's event loop."""
+    """Background upload of one hub's blobs to one bucket. Lives in the hub's event loop."""
 
     def __init__(self, hub: Hub, bucket: S3Bucket) -> None:
         self.origin = bucket.origin
@@ -73,23 +77,23 @@ class BucketUploader:
         self._listed: float | None = None
         self._links: dict[str, _Link] = {}
         self._backoff = BackoffTimer(_BACKOFF)
-        self._is_away = False  # then nobody is led there
+        self._is_away = False  # then members are not redirected
         self._putting: str | None = None
         self._rate = float(_FIRST_RATE)  # of the last put
         self._changed = ChangeEvent()
 
     @property
     def size(self) -> int:
-        """Blobs that are there."""
+        """Return the number of blobs in the bucket."""
         return len(self._there)
 
     async def link(self, name: str) -> str | None:
-        """Where else the blob is, if it is, or will be in a moment."""
-        if self._is_away or not (name in self._there or await self._arrives(name)):
+        """Return a link to the blob in the store; None if it is not there and will not be soon."""
+        if self._is_away or not (name in self._there or await self._wait_for_upload(name)):
             return None
         now, known = self._hub.now(), self._links.get(name)
         if known is None or now - known.made > _LINK_KEPT_S:
-            known = self._links[name] = _Link(_aside(lambda: self._bucket.link(name)), now)
+            known = self._links[name] = _Link(_in_thread(lambda: self._bucket.link(name)), now)
         try:
             left = max(0.0, known.made + _SIGNING_S - now)
             return await asyncio.wait_for(asyncio.shield(known.url), left)
@@ -97,14 +101,17 @@ class BucketUploader:
             return None
         except StoreAway as error:
             self._links.pop(name, None)
-            words = f"nobody is led to the store at {self.origin}: {error.message}"
-            self._hub.troubles.tell("store-links", HealthWarning(words, _hint(error), now + _TOLD_S))
+            words = f"members are not redirected to the store at {self.origin}: {error.message}"
+            self._hub.health.warn("store-links", HealthWarning(words, _hint(error), now + _TOLD_S))
             return None
 
-    async def _arrives(self, name: str) -> bool:
-        """All members ask for a version in the moment of its commit, when it is still on its way there."""
+    async def _wait_for_upload(self, name: str) -> bool:
+        """Wait for the upload of a new version.
+
+        All members request it right after its commit, when its upload is still running.
+        """
         size = self._size(name)
-        is_next = self._putting in (None, name) and self._todo() == UploadPlan("put", name)
+        is_next = self._putting in (None, name) and self._next_upload() == UploadPlan("put", name)
         if size is None or not is_next or not is_worth_waiting(size, self._rate):
             return False
         until = self._hub.now() + _PATIENCE_S
@@ -112,25 +119,27 @@ class BucketUploader:
             await self._changed.wait(left)
         return name in self._there
 
-    async def keep(self) -> None:
-        """For as long as the hub is up."""
-        await run_until_done(self._turn, "the store could not be kept", _BACKOFF.max_s)
+    async def run(self) -> None:
+        """Keep the bucket in sync while the hub runs."""
+        await run_until_done(self._turn, "the store could not be synchronized", _BACKOFF.max_s)
 
     async def _turn(self) -> bool:
         try:
             if self._listed is None or self._hub.now() - self._listed > _LIST_AGAIN_S:
                 await self._list()
-            await self._hub.until(lambda: self._todo() is not None, _LIST_AGAIN_S)
-            if (todo := self._todo()) is not None:
+            await self._hub.wait_until(lambda: self._next_upload() is not None, _LIST_AGAIN_S)
+            if (todo := self._next_upload()) is not None:
                 await (self._put(todo.name) if todo.verb == "put" else self._remove(todo.name))
         except StoreAway as error:
             self._is_away = True
             self._changed.announce()
-            words = f"the store at {self.origin}: {error.message}; the hub serves all itself, and tries again"
-            self._hub.troubles.tell("store", HealthWarning(words, _hint(error)))
+            words = (
+                f"the store at {self.origin} failed: {error.message}; the hub serves its blobs and retries"
+            )
+            self._hub.health.warn("store", HealthWarning(words, _hint(error)))
             await asyncio.sleep(self._backoff.next_wait())
             return False
-        self._hub.troubles.over("store", f"the store at {self.origin} works again")
+        self._hub.health.resolve("store", f"the store at {self.origin} works again")
         self._is_away = False
         self._backoff.reset()
         return False
@@ -138,18 +147,18 @@ class BucketUploader:
     def _wanted(self) -> list[str]:
         return shared_blobs(self._hub.versions, self._hub.founding.blobs)
 
-    def _todo(self) -> UploadPlan | None:
-        return next_todo([name for name in self._wanted() if name not in self._left_out], self._there)
+    def _next_upload(self) -> UploadPlan | None:
+        return next_upload([name for name in self._wanted() if name not in self._left_out], self._there)
 
     async def _list(self) -> None:
         wanted = set(self._wanted())
 
         def sound() -> set[str]:
-            """Without what should be there and has another size: it is put again."""
+            """List the bucket, without blobs of the wrong size: those are uploaded again."""
             listed = self._bucket.names()
             return {name for name, size in listed.items() if name not in wanted or size == self._size(name)}
 
-        self._there = await _aside(sound)
+        self._there = await _in_thread(sound)
         self._listed = self._hub.now()
         logger.info("%s in the store at %s", counted(len(self._there), "blob"), self.origin)
 
@@ -160,13 +169,15 @@ class BucketUploader:
             return None
 
     async def _remove(self, name: str) -> None:
-        """What the hub has swept, or is about to. What cannot be removed does no harm but to a bill: it is
-        tried again with the next listing."""
+        """Delete a blob that the hub does not need.
+
+        A failed deletion costs only storage, and is retried with the next listing.
+        """
         try:
-            await _aside(lambda: self._bucket.remove(name))
+            await _in_thread(lambda: self._bucket.remove(name))
         except StoreAway as error:
-            words = f"nothing can be removed from the store at {self.origin}: {error.message}"
-            self._hub.troubles.tell(
+            words = f"blobs cannot be deleted from the store at {self.origin}: {error.message}"
+            self._hub.health.warn(
                 "store-removals", HealthWarning(words, _hint(error), self._hub.now() + _TOLD_S)
             )
         self._there.discard(name)
@@ -181,7 +192,7 @@ class BucketUploader:
             return
         self._putting, begin = name, self._hub.now()
         try:
-            await _aside(lambda: self._bucket.put(name, path))
+            await _in_thread(lambda: self._bucket.put(name, path))
             self._there.add(name)
             self._rate = size / max(1e-3, self._hub.now() - begin)
         except FileNotFoundError:  # swept meanwhile
@@ -195,8 +206,8 @@ def _hint(error: StoreAway) -> str:
     return _CHECK if error.hint == StoreAway.default_hint else error.hint
 
 
-def _aside(work: Callable[[], T]) -> asyncio.Future[T]:
-    """In a thread that nobody waits for when the hub ends: a store may hold it for a minute."""
+def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Run work in a thread that does not delay the hub's shutdown, because a store may block for a minute."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -212,7 +223,7 @@ def _aside(work: Callable[[], T]) -> asyncio.Future[T]:
         outcome: Future[T] = Future()
         try:
             outcome.set_result(work())
-        except Exception as error:  # noqa: BLE001  # whoever waits gets it
+        except Exception as error:  # noqa: BLE001  # passed to the awaiting task
             outcome.set_exception(error)
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, outcome)

@@ -1,6 +1,6 @@
-"""Invites: one line of text that says where a hub is, which key it must have, and lets somebody in.
+"""Invites: one line of text with a hub's addresses, its key and a token that admits a member.
 
-The hub keeps only the hash of an invite's token, with how often it may still be used.
+The hub stores only the hash of the token, and how often it can still be used.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Invite(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def token_text(self) -> str:
-        """As a newcomer sends it."""
+        """Return the token as a joining member sends it."""
         return base64.urlsafe_b64encode(self.token).decode().rstrip("=")
 
 
 class InviteGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """What the hub keeps of an invite."""
+    """The hub's record of an invite."""
 
     token_hash: Annotated[str, Meta(min_length=64, max_length=64)]
     role: Role
@@ -57,7 +57,7 @@ _decoder = msgspec.msgpack.Decoder(Invite)
 def make_invite(
     addresses: tuple[str, ...], hub: NodeId, run: str, *, role: Role, uses: int, expires: int
 ) -> tuple[Invite, InviteGrant]:
-    """A new one, and what the hub keeps of it."""
+    """Return a new invite and the hub's record of it."""
     token = secrets.token_bytes(_TOKEN_BYTES)
     invite = Invite(addresses, hub.raw, token, run, expires)
     decode(_decoder, _encoder.encode(invite), "such an invite cannot be read again", hint=_ADDRESS_HINT)
@@ -72,7 +72,7 @@ def invite_text(invite: Invite) -> str:
 
 
 def read_invite(text: str) -> Invite:
-    """What a person pasted: spaces and line breaks within do not matter. HubError with what is wrong."""
+    """Parse an invite that a person pasted; white space is ignored. Raise HubError with what is wrong."""
     if len(text) > _MOST_TEXT:
         raise HubError("this is too long for an invite", hint=_COPY_AGAIN)
     words = "".join(text.split())
@@ -83,7 +83,7 @@ def read_invite(text: str) -> Invite:
     try:
         data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
     except ValueError as error:
-        raise HubError("the invite has a character that no invite has", hint=_COPY_AGAIN) from error
+        raise HubError("the invite contains an invalid character", hint=_COPY_AGAIN) from error
     if hashlib.sha256(data[3:]).digest()[:3] != data[:3]:
         raise HubError("a part of the invite is missing or wrong", hint=_COPY_AGAIN)
     try:
@@ -97,18 +97,21 @@ def hash_token(token: str) -> str:
 
 
 def use_grant(grant: InviteGrant | None, node: str, clock: float) -> InviteGrant:
-    """The grant after this node used it; HubRefused (403) with the reason. Joining again costs no use."""
+    """Return the grant after this node used it.
+
+    Joining again costs no use. Raise HubRefused (403) with the reason.
+    """
     if grant is None:
         raise HubRefused(403, "invite", "no invite of this hub has this token", hint=_ASK_FOR_ONE)
     if node in grant.used_by:
         return grant
     if clock > grant.expires:
-        raise HubRefused(403, "invite-expired", "the invite is too old", hint=_ASK_FOR_ONE)
+        raise HubRefused(403, "invite-expired", "the invite has expired", hint=_ASK_FOR_ONE)
     if grant.uses < 1:
         raise HubRefused(
             403,
             "invite-used",
-            f"the invite was used by {len(grant.used_by)} already, and may not be used again",
+            f"the invite was used by {len(grant.used_by)} and cannot be used again",
             hint=_ASK_FOR_ONE,
         )
     return msgspec.structs.replace(grant, uses=grant.uses - 1, used_by=(*grant.used_by, node))

@@ -1,7 +1,7 @@
-"""What a hub and its members say to each other: JSON bodies, typed and bounded. Blobs are bytes and not here.
+"""Messages between a hub and its members: typed and bounded JSON bodies. Blobs are not messages.
 
-Times are seconds by the hub's clock, or lengths of time. A node is named by its printed id, a blob by the
-sha-256 of its content.
+Times are durations, or seconds by the hub's clock. A node is named by its printed id, a blob by the SHA-256
+of its content.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_OFFERED = 16
 
 
 class VectorEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One parameter."""
+    """Name, shape and type of one parameter."""
 
     name: Annotated[str, Meta(min_length=1, max_length=512)]
     shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 40)], ...], Meta(max_length=16)]
@@ -51,7 +51,7 @@ class VectorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VectorLayout(msgspec.Struct, frozen=True):
-    """The parameters in their order; flat, one after the other, they are the vector that travels."""
+    """The parameters in their order. Flattened and concatenated, they are the vector that is sent."""
 
     entries: Annotated[tuple[VectorEntry, ...], Meta(min_length=1, max_length=100_000)]
 
@@ -61,7 +61,7 @@ class VectorLayout(msgspec.Struct, frozen=True):
 
 
 class HubDataOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What the order of the samples depends on; fields of ``runs.sharding.DataOrder``."""
+    """Inputs of the order of the samples; fields of ``runs.sharding.DataOrder``."""
 
     samples: Annotated[int, Meta(ge=1, le=1 << 50)]
     batch: Annotated[int, Meta(ge=1, le=1 << 30)]  # samples of one inner step
@@ -71,7 +71,7 @@ class HubDataOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How this hub runs its rounds. Fixed when it is founded."""
+    """Configuration of a hub's rounds. Fixed when the hub is created."""
 
     codec: CodecName = "int8"  # of what members send
     delta_codec: CodecName = "int8"  # of what the hub sends, with error feedback
@@ -86,7 +86,7 @@ class RoundConfig(msgspec.Struct, frozen=True, kw_only=True):
     slack_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0  # for a member's line, whatever its speed
     quorum: Annotated[float, Meta(gt=0, le=1)] = 0.6
     stale_limit: Annotated[int, Meta(ge=0, le=64)] = 2  # versions behind
-    first_batches: Annotated[int, Meta(ge=1, le=1 << 20)] = 4  # for a member whose speed nobody knows
+    first_batches: Annotated[int, Meta(ge=1, le=1 << 20)] = 4  # for a member of unknown speed
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.25  # of the updates on each side, if a stranger takes part
     clip_over: Annotated[float, Meta(gt=1)] = 3.0  # times the median norm, running and of the round
     refuse_over: Annotated[float, Meta(gt=1)] = 10.0  # times that of the round
@@ -94,7 +94,7 @@ class RoundConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodeDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs at a member: a blob of its own, named by the description."""
+    """The code that runs at a member; stored as a blob that the run's description names."""
 
     entry: Annotated[str, Meta(min_length=1, max_length=1024)]
     arguments: Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(max_length=256)] = ()
@@ -105,7 +105,7 @@ class CodeDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the run, for whoever thinks of joining: `GET /v1/run`."""
+    """Public description of a run: `GET /v1/run`."""
 
     protocol: int
     hub: NodeText
@@ -121,27 +121,29 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /v1/members`, signed with the newcomer's key. Repeating it is harmless."""
+    """Request to join: `POST /v1/members`, signed with the joining member's key. Repeating it is harmless."""
 
     token: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{22}$")]
     name: Name
 
 
 class JoinResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Role of the new member, and invites of regions that would accept it."""
+
     role: Role
     description: RunDescription
     regions: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_REGIONS)] = ()  # that would take it in
 
 
-class CodeOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /v1/regions`, again and again: a region takes in who joins its parent, one with each invite."""
+class RegionOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """Invites of a region for new members of its parent, one for each: `POST /v1/regions`, repeated."""
 
     friends: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_OFFERED)]
     strangers: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_OFFERED)]
 
 
 class SampleSpan(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Positions ``first`` to ``last`` (without it) of an epoch's order."""
+    """Positions ``first`` to ``last`` (exclusive) in the order of an epoch."""
 
     epoch: Count
     first: Count
@@ -153,21 +155,23 @@ class SampleSpan(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /v1/leases`. Whoever asks again gets the lease it has."""
+    """Request for a lease: `POST /v1/leases`. A member that asks again gets the lease it holds."""
 
     samples_per_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0  # measured; 0: not known yet
     version: Version  # the state that it holds and would begin from
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples that a member trains on, and the version to start from."""
+
     id: LeaseId
     version: Version  # to begin from
     spans: Annotated[tuple[SampleSpan, ...], Meta(max_length=4096)]
     steps: Count  # H: inner steps of `HubDataOrder.batch` samples that cover the spans
     seconds: LeaseTime  # in which the hub expects the update
-    void_s: LeaseTime  # from now on, after which somebody else gets the spans
+    void_s: LeaseTime  # from now on, until another member gets the spans
     covered: Count = 0  # samples that the chain has behind it, which schedules follow
-    members: Count = 1  # who train at the same time, by the last round and the leases that are out
+    members: Count = 1  # that train at the same time, by the last round and the active leases
 
     @property
     def samples(self) -> int:
@@ -175,7 +179,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpdateDeclaration(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /v1/uploads`. The same declaration again finds what has arrived already."""
+    """Declaration of an upload: `POST /v1/uploads`. Repeating it resumes the upload."""
 
     kind: Literal["update", "base"] = "update"
     sha256: Sha256
@@ -193,7 +197,7 @@ class UpdateDeclaration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HubProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an upload: the answer to POST, `GET /v1/uploads/{id}` and `PATCH /v1/uploads/{id}?offset=N`."""
+    """Progress of an upload: response to POST and GET, and to `PATCH /v1/uploads/{id}?offset=N`."""
 
     id: LeaseId
     offset: Count  # send what begins here
@@ -204,8 +208,8 @@ class HubProgress(msgspec.Struct, frozen=True, kw_only=True):
     clipped: float = 1.0  # what it is multiplied with, unless all of its round are as large
 
 
-class UploadStep(msgspec.Struct, frozen=True, array_like=True):
-    """A blob that brings a member to this version: a base sets the state, a delta is added to it."""
+class VersionStep(msgspec.Struct, frozen=True, array_like=True):
+    """A blob that leads to a version: a base sets the state, a delta is added to it."""
 
     kind: Literal["base", "delta"]
     version: Version
@@ -215,16 +219,16 @@ class UploadStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VersionHead(msgspec.Struct, frozen=True, kw_only=True):
-    """`GET /v1/head?after=V&wait=S`: the steps from V; without `after`, from nothing."""
+    """Steps to the newest version, from V or from a base: `GET /v1/head?after=V&wait=S`."""
 
     version: Version
-    steps: Annotated[tuple[UploadStep, ...], Meta(max_length=4096)]
-    waits_for: Sentence = ""  # if there is nothing new: for whom or what
+    steps: Annotated[tuple[VersionStep, ...], Meta(max_length=4096)]
+    waits_for: Sentence = ""  # if there is nothing new
     finished: bool = False
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of every answer that is not a success."""
+    """Body of every error response."""
 
     kind: Annotated[str, Meta(max_length=64)]
     message: Sentence
@@ -241,12 +245,12 @@ _decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[msgspec.Struct]] = {}
 
 
 def encode_message(message: msgspec.Struct) -> bytes:
-    """Always the same bytes for the same message."""
+    """Encode a message; equal messages give equal bytes."""
     return _encoder.encode(message)
 
 
 def decode_message(kind: type[T], data: bytes) -> T:
-    """ProtocolError for anything that is not such a message."""
+    """Decode a message of this kind. Raise ProtocolError for anything else."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
@@ -256,7 +260,7 @@ def decode_message(kind: type[T], data: bytes) -> T:
 
 
 def check_layout(layout: VectorLayout) -> None:
-    """HubError unless every name occurs once and there is something to train."""
+    """Raise HubError unless the parameter names are unique and the layout is not empty."""
     names = [entry.name for entry in layout.entries]
     if len(set(names)) != len(names) or not 0 < layout.numel <= 1 << 40:
         raise HubError(

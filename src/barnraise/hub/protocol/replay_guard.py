@@ -1,6 +1,7 @@
-"""When the latest request was signed that changed anything: whatever the log is told, it is told this, too.
+"""Replay protection: a cache of nonces, and the newest request timestamp in the log.
 
-A hub that begins again takes nothing that was signed before, whatever its clock says by then.
+The timestamp is stored with each log write. After a restart the hub rejects all requests that were signed
+before it, even if its clock was set back.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ class _Mark(msgspec.Struct, frozen=True):
 
 
 class LatestSigned:
-    """When the latest request was signed that was heard; a part of whatever the log is told."""
+    """The newest request timestamp, added to every log write."""
 
     def __init__(self) -> None:
         self.time = self._written = 0
 
     def note(self, created: int) -> None:
+        """Remember the time of a verified request."""
         self.time = max(self.time, created)
 
-    def recall(self, facts: dict[str, bytes]) -> None:
-        """As the log has it, which may be less than what was heard."""
+    def restore(self, facts: dict[str, bytes]) -> None:
+        """Load the timestamp from the log; it may be older than the newest request."""
         mark = read_fact(facts, _FACT, _Mark)
         self._written = 0 if mark is None else mark.time
         self.note(self._written)
 
     def changes(self) -> Changes:
-        """Nothing if the log knows it already."""
+        """Return the change to write; none if the log has the timestamp already."""
         if self.time <= self._written:
             return []
         self._written = self.time
@@ -42,17 +44,22 @@ class LatestSigned:
 
 
 class NonceCache:
-    """Those of the window, so that nothing signed counts twice. Holds so many at most; then it refuses.
+    """Nonces of the signature window, so that no signed request counts twice.
 
-    What was signed before ``began`` is too old: this process does not know what was heard before it.
+    Bounded: a full cache rejects requests.
+
+    Signatures from before ``began`` are rejected, because this process does not know the earlier nonces.
     """
 
     def __init__(self, began: float = 0.0, most: int = 1_000_000) -> None:
         self._seen: dict[tuple[bytes, str], float] = {}  # in the order of their time
         self._began, self._most = int(began), most
 
-    def take(self, signed: SignedMessage, clock: float, now: float) -> None:
-        """HubRefused if it is too old or too new by the wall ``clock``, or was here before."""
+    def accept(self, signed: SignedMessage, clock: float, now: float) -> None:
+        """Remember the nonce of a request.
+
+        Raise HubRefused if it is too old or too new by the wall ``clock``, or a replay.
+        """
         if abs(clock - signed.created) > WINDOW_S or signed.created < self._began:
             raise HubRefused(
                 401,
@@ -67,7 +74,7 @@ class NonceCache:
             del self._seen[oldest]
         key = (signed.node.raw, signed.nonce)
         if key in self._seen:
-            raise HubRefused(401, "replay", "this very request was here before", hint=SAME_VERSION_HINT)
+            raise HubRefused(401, "replay", "this request was received before", hint=SAME_VERSION_HINT)
         if len(self._seen) >= self._most:
-            raise HubRefused(429, "busy", "the hub has too much to do", hint="Try again in a minute.")
+            raise HubRefused(429, "busy", "the hub is busy", hint="Try again in a minute.")
         self._seen[key] = now

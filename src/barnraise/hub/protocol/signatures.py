@@ -1,9 +1,11 @@
-"""HTTP Message Signatures (RFC 9421) over Ed25519, in the one form that hubs and their members use.
+"""HTTP Message Signatures (RFC 9421) over Ed25519, in the one form that hubs and members use.
 
-A request's signature covers its method, path, query, the digest of its body (RFC 9530) and the hub it is
-meant for; a response's the status, the digest and the request's signature. Names and addresses of servers
-are not covered, so that a proxy or tunnel may stand between. The headers alone can be verified: nobody's body
-is read before it is known who sends it.
+A request signature covers method, path, query, the digest of the body (RFC 9530) and the hub's id. A response
+signature covers the status, the digest and the request signature. Server names and addresses are not covered,
+so a proxy or tunnel may stand between. Headers can be verified alone, so no body is read before its sender is
+known.
+
+There is no general parser before authentication; tests compare this form with a reference library.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
 
 
 class SignedMessage(NamedTuple):
-    """What a verified signature says."""
+    """Content of a verified signature."""
 
     node: NodeId
     created: int
@@ -50,7 +52,7 @@ def content_digest(body: bytes) -> str:
 def sign_request(
     key: NodeKey, method: str, path: str, query: str, body: bytes, hub: NodeId, now: float
 ) -> dict[str, str]:
-    """The headers to send along; path and query as they stand in the request's first line."""
+    """Return the headers to send. ``path`` and ``query`` are those of the request line."""
     headers = {"content-digest": content_digest(body), HUB_HEADER: str(hub)}
     parameters = _parameters(_REQUEST_PARTS, key, now)
     base = _request_base(method, path, query, headers["content-digest"], str(hub), parameters)
@@ -60,7 +62,10 @@ def sign_request(
 def verify_request(
     method: str, path: str, query: str, headers: Mapping[str, str], hub: NodeId
 ) -> SignedMessage:
-    """HubRefused (401) unless the headers are signed for this hub. Others judge who it is and when."""
+    """Return the verified signature.
+
+    Raise HubRefused (401) unless it is valid for this hub. Sender and time are not judged here.
+    """
     if headers.get(HUB_HEADER) != str(hub):
         raise HubRefused(401, "wrong-hub", "the request is meant for another hub", hint=SAME_VERSION_HINT)
     found, digest, signature = _read(_REQUEST_INPUT, headers)
@@ -75,7 +80,7 @@ def verify_request(
 
 
 def sign_response(key: NodeKey, status: int, body: bytes, asked: str, now: float) -> dict[str, str]:
-    """``asked`` is the request's signature."""
+    """Return the signature headers of a response. ``asked``: the request's signature."""
     digest = content_digest(body)
     parameters = _parameters(_RESPONSE_PARTS, key, now)
     return {"content-digest": digest} | _signed(
@@ -86,25 +91,28 @@ def sign_response(key: NodeKey, status: int, body: bytes, asked: str, now: float
 def verify_response(
     hub: NodeId, status: int, headers: Mapping[str, str], body: bytes, request_headers: Mapping[str, str]
 ) -> float:
-    """The hub's time. HubError unless the hub that was asked answered this, and answered this question."""
+    """Return the hub's time. Raise HubError unless this hub signed this response to this request."""
     try:
         found, digest, signature = _read(_RESPONSE_INPUT, headers)
     except HubRefused as error:
-        raise HubError(f"the answer is not the hub's: {error.message}", hint=_WRONG_KEY) from error
+        raise HubError(f"the hub did not sign the response: {error.message}", hint=_WRONG_KEY) from error
     parameters, created, _, keyid = found
     asked = request_signature(request_headers)
     base = _response_base(status, headers["content-digest"], asked or "", parameters)
     if keyid != str(hub) or not verify_signature(hub, base64.b64decode(signature[1:-1]), base):
-        raise HubError("the answer is not signed with the key of the invite", hint=_WRONG_KEY)
+        raise HubError("the response is not signed with the key of the invite", hint=_WRONG_KEY)
     if hashlib.sha256(body).digest() != digest:
         raise HubError(
-            "the answer was changed on its way", hint="Try again, without the proxy if it repeats."
+            "the response was changed in transit", hint="Try again, without the proxy if it repeats."
         )
     return float(created)
 
 
 def request_signature(headers: Mapping[str, str]) -> str | None:
-    """What a response to this request must cover, whether or not the signature is any good."""
+    """Return the request's signature, which a response must cover; it may be invalid.
+
+    None if there is none.
+    """
     found = _SIGNATURE.fullmatch(headers.get("signature", ""))
     return found[1] if found else None
 
@@ -115,7 +123,7 @@ def _read(form: re.Pattern[str], headers: Mapping[str, str]) -> tuple[tuple[str,
     digest = _DIGEST.fullmatch(headers.get("content-digest", ""))
     if given is None or signature is None or digest is None:
         raise HubRefused(
-            401, "unsigned", "there is no signature of the form that hubs use", hint=SAME_VERSION_HINT
+            401, "unsigned", "there is no signature in the required form", hint=SAME_VERSION_HINT
         )
     try:
         return given.groups(), base64.b64decode(digest[1], validate=True), signature[1]
@@ -156,4 +164,4 @@ def _node(text: str) -> NodeId | None:
 
 
 SAME_VERSION_HINT = "Install the same Barnraise version as the hub's, then try again."
-_WRONG_KEY = "Ask the person who sent the invite for a new one; do not go on with this address."
+_WRONG_KEY = "Ask the person who sent the invite for a new one; do not use this address."

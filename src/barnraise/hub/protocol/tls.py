@@ -26,14 +26,14 @@ from barnraise.identity.node_id import NodeId
 
 KEY_FILE = "hub.key"
 _FILE = "hub.crt"
-# Dates authorise nothing: the key does. A clock that was never set must not lock anybody out.
+# The key authorizes, not the dates. A clock that was never set must not prevent connections.
 _FIRST = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _LAST = datetime.datetime(2200, 1, 1, tzinfo=datetime.UTC)
-NEW_INVITE = "Ask the person who sent the invite for a new one; do not go on with this address."
+NEW_INVITE = "Ask the person who sent the invite for a new one; do not use this address."
 
 
 def server_context(directory: Path, key: NodeKey) -> ssl.SSLContext:
-    """TLS 1.3 only, with a certificate that the hub's key signed for itself."""
+    """Return a TLS 1.3 context with a certificate that the hub's key signed for itself."""
     path = directory / _FILE
     path.write_bytes(_certificate(key).public_bytes(Encoding.PEM))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -57,12 +57,13 @@ def _certificate(key: NodeKey) -> x509.Certificate:
 
 
 class PinnedContext(ssl.SSLContext):
-    """TLS 1.3 with whoever holds the hub's key, and nobody else."""
+    """TLS 1.3 client context that accepts only the hub's key."""
 
     hub: NodeId
 
     @classmethod
     def of(cls, hub: NodeId) -> PinnedContext:
+        """Return a context that is pinned to this hub."""
         context = cls(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
@@ -71,7 +72,10 @@ class PinnedContext(ssl.SSLContext):
         return context
 
     def wrap_socket(self, *arguments: Any, **named: Any) -> ssl.SSLSocket:
-        """The handshake proves that the server holds the key of its certificate; is it the hub's?"""
+        """Perform the handshake, then compare the key of the server's certificate.
+
+        Raise HandshakeError if it is not the hub's.
+        """
         made = super().wrap_socket(*arguments, **named)
         if _key_of(made.getpeercert(binary_form=True)) != self.hub.raw:
             made.close()
@@ -79,7 +83,7 @@ class PinnedContext(ssl.SSLContext):
         return made
 
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
-        """Where the handshake is not done at once, nobody would compare the key."""
+        """Raise HandshakeError, because the key cannot be compared before a deferred handshake."""
         raise HandshakeError(
             "the hub's key cannot be checked through a proxy that is itself reached by TLS",
             hint="Unset HTTPS_PROXY for the hub's address, or use an http:// proxy.",
@@ -87,9 +91,9 @@ class PinnedContext(ssl.SSLContext):
 
 
 def context_for(host: str, port: int, hub: NodeId, timeout_s: float) -> ssl.SSLContext:
-    """By what the server shows. If it cannot be asked, or through a proxy, ordinary verification it is.
+    """Return a pinned context if the server shows the hub's key, an ordinary one otherwise or behind a proxy.
 
-    HubAway if it is too slow: the next time it may show the hub's key.
+    Raise HubAway if the server is too slow: the next time it may show the hub's key.
     """
     pinned = PinnedContext.of(hub)
     try:

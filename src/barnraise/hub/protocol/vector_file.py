@@ -1,8 +1,8 @@
-"""A run's parameters as one flat vector in a file: chunks, each encoded by a codec, one after the other.
+"""Vector file: a run's parameters as one flat vector, in chunks that a codec encodes.
 
-A file begins with eight bytes that say what it is; then for each chunk its length (four bytes, little-endian)
-and its payload. How many chunks there are, and of how many numbers, is the reader's own knowledge. So whoever
-reads works chunk by chunk in constant memory, and starts anywhere.
+A file starts with eight magic bytes. Each chunk follows with its length (four bytes, little-endian) and its
+payload. The reader knows the number and the sizes of the chunks. So it can work in constant memory and start
+at any chunk.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ _LENGTH = 4
 
 
 class VectorSink(Protocol):
+    """A target that bytes are written to."""
+
     def write(self, data: bytes | memoryview, /) -> object: ...
 
 
 class VectorForm:
-    """How a vector of so many numbers is cut and encoded. ``version`` keys what a codec draws at random."""
+    """Chunking and encoding of a vector. ``version`` seeds the random numbers of a codec."""
 
     def __init__(self, numel: int, chunk: int, codec: str, version: int) -> None:
         made = codec_named(codec)
@@ -36,54 +38,55 @@ class VectorForm:
         self.numel, self.chunk, self.version = numel, chunk, version
         self.count = -(-numel // chunk)
 
-    def sizes(self, index: int) -> int:
-        """The numbers of a chunk."""
+    def chunk_size(self, index: int) -> int:
+        """Return how many numbers a chunk has."""
         return min(self.chunk, self.numel - index * self.chunk)
 
     def slice(self, index: int) -> slice:
-        return slice(index * self.chunk, index * self.chunk + self.sizes(index))
+        """Return the part of the vector that a chunk covers."""
+        return slice(index * self.chunk, index * self.chunk + self.chunk_size(index))
 
-    def turn(self, index: int) -> CodecRound:
+    def codec_round(self, index: int) -> CodecRound:
         return CodecRound(f"chunk-{index}", self.version)
 
     @property
-    def most_bytes(self) -> int:
-        """Of a file."""
+    def max_bytes(self) -> int:
+        """Return the maximum size of a file."""
         whole, rest = divmod(self.numel, self.chunk)
         payloads = whole * self.codec.payload_bytes(self.chunk)
         return len(MAGIC) + self.count * _LENGTH + payloads + (self.codec.payload_bytes(rest) if rest else 0)
 
     def encode(self, values: torch.Tensor, index: int) -> bytes:
-        """With its length before it."""
-        payload = self.codec.encode(values, self.turn(index))
+        """Encode a chunk, with its length in front."""
+        payload = self.codec.encode(values, self.codec_round(index))
         data = payload.contiguous().numpy().tobytes()
         return len(data).to_bytes(_LENGTH, "little") + data
 
     def decode(self, payload: bytes, index: int) -> torch.Tensor:
-        """Float32 and finite; ProtocolError otherwise."""
+        """Decode a payload to finite float32 numbers. Raise ProtocolError if that fails."""
         data = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else torch.empty(0).byte()
-        return self.codec.decode(data, self.sizes(index), self.turn(index))
+        return self.codec.decode(data, self.chunk_size(index), self.codec_round(index))
 
 
 class VectorFile:
-    """A file of a form, opened for as long as a chunk takes: a hub may hold thousands."""
+    """A vector file, opened only while a chunk is read: a hub may hold thousands."""
 
     def __init__(self, path: Path, form: VectorForm) -> None:
-        """Reads only the lengths; ProtocolError unless they fit the form."""
+        """Read the lengths of the chunks. Raise ProtocolError unless they fit the form."""
         self.form, self._path = form, path
         self._starts: list[int] = []
         size = path.stat().st_size
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
-                raise ProtocolError("the file does not begin as a vector does")
+                raise ProtocolError("the file is not a vector file")
             at = len(MAGIC)
             for index in range(form.count):
                 file.seek(at)
                 length = int.from_bytes(file.read(_LENGTH), "little")
                 self._starts.append(at + _LENGTH)
                 at += _LENGTH + length
-                if length > form.codec.payload_bytes(form.sizes(index)) or at > size:
-                    raise ProtocolError(f"chunk {index} of the vector has a length that cannot be")
+                if length > form.codec.payload_bytes(form.chunk_size(index)) or at > size:
+                    raise ProtocolError(f"chunk {index} of the vector has an impossible length")
         if at != size:
             raise ProtocolError(f"{size - at} bytes follow the vector's end")
         self._end = at
@@ -98,7 +101,7 @@ class VectorFile:
         finally:
             os.close(descriptor)
         if len(payload) != stop - start:
-            raise ProtocolError(f"chunk {index} of the vector is short")
+            raise ProtocolError(f"chunk {index} of the vector is truncated")
         return self.form.decode(payload, index)
 
     def chunks(self) -> Iterator[torch.Tensor]:
@@ -108,7 +111,10 @@ class VectorFile:
 def encode_vector(
     sink: VectorSink, flat: torch.Tensor, form: VectorForm, residual: torch.Tensor | None = None
 ) -> None:
-    """A whole vector; ``residual`` is added first, and is what the codec lost afterwards."""
+    """Write a whole vector.
+
+    ``residual`` (error feedback) is added first, and set to the new quantization error.
+    """
 
     def chunks() -> Iterator[torch.Tensor]:
         for index in range(form.count):
@@ -121,11 +127,11 @@ def encode_vector(
         sink.write(data)
         if residual is not None:
             payload = torch.frombuffer(bytearray(data[_LENGTH:]), dtype=torch.uint8)
-            form.codec.add(residual[form.slice(index)], payload, form.turn(index), sign=-1.0)
+            form.codec.add(residual[form.slice(index)], payload, form.codec_round(index), sign=-1.0)
 
 
 def add_vector(path: Path, form: VectorForm, flat: torch.Tensor, *, is_base: bool = False) -> None:
-    """A base sets the vector, a delta is added to it: the same bits everywhere."""
+    """Add a delta to the vector, or set it to a base. The result has the same bits on every machine."""
     for index, values in enumerate(VectorFile(path, form).chunks()):
         if is_base:
             flat[form.slice(index)].copy_(values)
@@ -134,7 +140,7 @@ def add_vector(path: Path, form: VectorForm, flat: torch.Tensor, *, is_base: boo
 
 
 def check_codec(name: str) -> None:
-    """HubError for a codec that a hub cannot use."""
+    """Raise HubError for a codec that a hub cannot use."""
     try:
         VectorForm(1, 1, name, 0)
     except BarnraiseError as error:

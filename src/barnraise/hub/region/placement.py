@@ -1,6 +1,7 @@
-"""Regions that take in who joins their parent: which of them say so, and which one a newcomer goes to. Pure.
+"""Assigns new members to regional hubs. Pure.
 
-A region repeats its offer; one that is silent is not named to anybody. Newcomers measure how far each is.
+A region repeats its offer; a silent region is not offered to new members. New members measure the round trip
+to each region.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from barnraise.hub.protocol.messages import MOST_REGIONS, CodeOffer, Role
+from barnraise.hub.protocol.messages import MOST_REGIONS, RegionOffer, Role
 
 REPEATED_S = 60.0
 _LASTS_S = 3 * REPEATED_S
@@ -19,23 +20,25 @@ T = TypeVar("T")
 
 
 class RegionCapacity(NamedTuple):
-    offer: CodeOffer
+    """Offer of a region. ``given``: the invite that each new member got, so that it gets only one."""
+
+    offer: RegionOffer
     until: float
-    given: Mapping[str, str]  # whom which of its invites was told: nobody gets a second
+    given: Mapping[str, str]  # invite by member
 
 
 Regions = Mapping[str, RegionCapacity]  # by their nodes
 
 
-def with_offer(regions: Regions, node: str, offer: CodeOffer, now: float) -> dict[str, RegionCapacity]:
-    """The newest offers; those that lapsed are forgotten."""
+def add_offer(regions: Regions, node: str, offer: RegionOffer, now: float) -> dict[str, RegionCapacity]:
+    """Add a region's offer and drop the expired ones."""
     given = regions[node].given if node in regions else {}
     others = {one: known for one, known in regions.items() if known.until > now and one != node}
     return {node: RegionCapacity(offer, now + _LASTS_S, given), **others}
 
 
-def opened_to(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[Regions, tuple[str, ...]]:
-    """An invite of each region for this newcomer; owners, mirrors and regions stay where they are."""
+def invites_for(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[Regions, tuple[str, ...]]:
+    """Return one invite of each region for a new member. Owners, mirrors and regions get none."""
     if role not in ("friend", "stranger"):
         return regions, ()
     after, told = dict(regions), list[str]()
@@ -49,7 +52,7 @@ def opened_to(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[
     return after, tuple(told)
 
 
-def by_distance(own_s: float, reached: Sequence[tuple[T, float]]) -> list[tuple[T, float]]:
-    """Regions with their round trips, those to be tried first; none that is much farther than the hub."""
+def nearest_regions(own_s: float, reached: Sequence[tuple[T, float]]) -> list[tuple[T, float]]:
+    """Return the regions by round trip, nearest first, without those that are much farther than the hub."""
     near = [one for one in reached if one[1] <= own_s + DETOUR_S]
     return sorted(near, key=lambda one: one[1])

@@ -1,8 +1,8 @@
-"""A regional hub: a member of its parent that trains by its own members.
+"""Regional hub, for hierarchical aggregation: a member of its parent that trains with its own members.
 
-It leases samples from its parent, deals them out, merges what its members push into one update with the sum
-of their samples, and passes that up. Its chain is its parent's, version by version, and it serves the blobs
-onward. So a parent's traffic is bounded by its regions, and a leaf's is the same as with a hub of its own.
+It leases samples from its parent and leases them to its members. It merges their updates into one with the
+sum of their samples, and pushes that to the parent. Its versions are copies of the parent's, and it serves
+their blobs. So the parent's traffic depends on the number of regions, not of members.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from barnraise.artifacts import FolderLimits
 from barnraise.core.errors import HubError, HubRefused
 from barnraise.core.flow.supervised_task import run_until_done
-from barnraise.hub.aggregation.aggregate import OuterState, merged_chunk, take_outer_step
+from barnraise.hub.aggregation.aggregate import OuterState, merge_chunk, take_outer_step
 from barnraise.hub.aggregation.aggregator import ClosedRound, RoundResult
 from barnraise.hub.aggregation.outer_step import OuterStep, mean_loss
 from barnraise.hub.client.client import HubClient
@@ -31,14 +31,14 @@ from barnraise.hub.protocol.messages import (
     RoundConfig,
     RunDescription,
     UpdateDeclaration,
-    UploadStep,
     VectorLayout,
+    VersionStep,
 )
 from barnraise.hub.rounds import state_machine
-from barnraise.hub.rounds.sample_pool import joined
+from barnraise.hub.rounds.sample_pool import merge_spans
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.storage.blobs import BlobStore
-from barnraise.hub.storage.create import found_hub
+from barnraise.hub.storage.create import create_hub
 from barnraise.hub.storage.log import CommittedRound, Contribution
 from barnraise.identity.node_id import NodeId
 
@@ -51,8 +51,10 @@ logger = logging.getLogger(__name__)
 
 
 class ParentHub:
-    """The parent as a region sees it. Every method blocks. A thread that passes a round up and one that looks
-    for news take turns."""
+    """The parent hub as a region sees it.
+
+    Every method blocks. A lock serializes the thread that pushes and the one that polls.
+    """
 
     def __init__(self, client: HubClient, blobs: BlobStore, folder: Path, limits: FolderLimits) -> None:
         self._client, self._blobs = client, blobs
@@ -63,10 +65,10 @@ class ParentHub:
 
     def describe(self) -> RunDescription:
         with self._turn:
-            return self._client.patiently("GET", "/v1/run", RunDescription)
+            return self._client.ask_with_retries("GET", "/v1/run", RunDescription)
 
-    def steps(self, after: int | None, wait: float = 0.0) -> tuple[UploadStep, ...]:
-        """Of the chain, with their blobs here."""
+    def steps(self, after: int | None, wait: float = 0.0) -> tuple[VersionStep, ...]:
+        """Return the steps after a version; their blobs are here then."""
         with self._turn:
             steps = self._client.head(after, wait).steps
             for step in steps:
@@ -76,8 +78,8 @@ class ParentHub:
     def take_lease(self, rate: float, version: int) -> Lease:
         message = LeaseRequest(samples_per_s=rate, version=version)
         with self._turn:
-            self._client.wait_politely()  # or the others of the round would wait for a region that is quiet
-            self.lease = self._client.patiently("POST", "/v1/leases", Lease, message)
+            self._client.wait_for_policy()  # or the others of the round would wait for a region that is quiet
+            self.lease = self._client.ask_with_retries("POST", "/v1/leases", Lease, message)
             return self.lease
 
     def push(self, declaration: UpdateDeclaration) -> None:
@@ -90,7 +92,7 @@ class ParentHub:
 
 
 class RegionAggregator(OuterStep):
-    """What a region does with a closed round. What the codec loses is added to the next update."""
+    """Aggregator of a region: sends the mean of a round to the parent, with error feedback."""
 
     def __init__(self, blobs: BlobStore, terms: RoundConfig, layout: VectorLayout, parent: ParentHub) -> None:
         super().__init__(blobs, terms, layout)
@@ -98,24 +100,25 @@ class RegionAggregator(OuterStep):
         self._feedback: str | None = None
         self._spent: set[str] = set()
 
-    def finish(self, closed: ClosedRound) -> RoundResult:
+    def merge(self, closed: ClosedRound) -> RoundResult:
+        """Push the mean of the round to the parent, and return the parent's next versions."""
         lease = self._parent.lease
         if lease is None or lease.version != closed.head.number:
             return RoundResult((), (), {})  # there is nothing that these updates could count for
-        inputs, parts, refused = self.inputs(closed)
+        inputs, parts, refused = self.merge_inputs(closed)
         if not inputs:
             return RoundResult((), (), refused)
-        trim = self.trim(closed, parts)
+        trim = self.trim_fraction(closed, parts)
         outcome = take_outer_step(  # without momentum and with this rate it is the mean itself
             self._blobs,
             self._form(self._terms.codec, lease.version),
-            lambda index: merged_chunk(inputs, index, trim),
+            lambda index: merge_chunk(inputs, index, trim),
             OuterState(None, self._blob(self._feedback)),
             -1.0,
             0.0,
             self._pool,
         )
-        declaration = declared(outcome.step, lease, parts)
+        declaration = declare_update(outcome.step, lease, parts)
         # Not removed here: the mean of one update may be that update, byte by byte, which the log names.
         self._spent |= {
             outcome.step.sha256,
@@ -131,27 +134,29 @@ class RegionAggregator(OuterStep):
             is_refused = True
             self._parent.lease = None  # the region takes another one
         self._feedback = outcome.feedback
-        steps: tuple[UploadStep, ...] = ()
+        steps: tuple[VersionStep, ...] = ()
         while not steps:
-            steps = self._news(closed.head.number)
+            steps = self._next_steps(closed.head.number)
             if is_refused:  # there may be no version after this one before the region delivers again
                 break
-        versions = mirrored(self._parent, steps, self._terms.base_every, closed.time)
+        versions = versions_from_steps(self._parent, steps, self._terms.base_every, closed.time)
         if is_refused:
-            return RoundResult(tuple(versions), (), refused, self._no_longer_needed())
+            return RoundResult(tuple(versions), (), refused, self._take_spent())
         first, *others = versions
         counted = msgspec.structs.replace(
             first, members=len(parts), samples=declaration.samples, loss=declaration.loss
         )
-        return RoundResult((counted, *others), parts, refused, self._no_longer_needed())
+        return RoundResult((counted, *others), parts, refused, self._take_spent())
 
-    def _no_longer_needed(self) -> frozenset[str]:
+    def _take_spent(self) -> frozenset[str]:
         spent, self._spent = frozenset(self._spent) - {self._feedback or ""}, set()
         return spent
 
-    def _news(self, after: int) -> tuple[UploadStep, ...]:
-        """Once more if a blob was denied or changed on its way: the update that was taken must not be merged
-        and passed up again for that."""
+    def _next_steps(self, after: int) -> tuple[VersionStep, ...]:
+        """Return the parent's next steps; none if a blob could not be fetched.
+
+        The accepted update must not be merged and pushed again because of that.
+        """
         try:
             return self._parent.steps(after, _POLL_S)
         except HubRefused:
@@ -162,30 +167,32 @@ class RegionAggregator(OuterStep):
             return ()
 
 
-def declared(step: UploadStep, lease: Lease, parts: Sequence[Contribution]) -> UpdateDeclaration:
-    """What a region says of its members' updates, which became one. Spans of neighbours are told as one: of
-    thousands of leaves below there would be more than a message may have."""
+def declare_update(step: VersionStep, lease: Lease, parts: Sequence[Contribution]) -> UpdateDeclaration:
+    """Declare the merged update of a region.
+
+    Adjacent spans are joined, because thousands of leases would not fit a message.
+    """
     return UpdateDeclaration(
         sha256=step.sha256,
         size=step.size,
         lease=lease.id,
         version=lease.version,
         samples=sum(one.samples for one in parts),
-        trained=joined(span for one in parts for span in one.spans),
+        trained=merge_spans(span for one in parts for span in one.spans),
         loss=mean_loss(parts),
         merged=sum(one.merged for one in parts),
     )
 
 
 def regional_terms(terms: RoundConfig) -> RoundConfig:
-    """Of a region, by its parent's."""
+    """Return the round configuration of a region, whose rounds must fit into the parent's."""
     return msgspec.structs.replace(terms, round_s=_SHORTER * terms.round_s)
 
 
-def mirrored(
-    parent: ParentHub, steps: Sequence[UploadStep], base_every: int, time: float
+def versions_from_steps(
+    parent: ParentHub, steps: Sequence[VersionStep], base_every: int, time: float
 ) -> list[CommittedRound]:
-    """The parent's steps as versions of the region's chain, with a base wherever the parent has one."""
+    """Return the parent's steps as versions of the region, with a base where the parent has one."""
     found = []
     for step in steps:
         base = step if step.kind == "base" else None
@@ -198,17 +205,17 @@ def mirrored(
     return found
 
 
-def found_region(
+def create_region(
     directory: Path, parent: ParentHub, description: RunDescription, owner: NodeId, above: NodeId
 ) -> None:
-    """A hub in this directory with the parent's run and code; ``above`` is the parent's key."""
+    """Create a hub with the parent's run and code. ``above``: the parent's id."""
     kept = parent.fetch_code(description.code)
     terms = regional_terms(description.terms)
-    found_hub(directory, description.name, owner, terms, code=description.code, kept=kept, parent=above)
+    create_hub(directory, description.name, owner, terms, code=description.code, kept=kept, parent=above)
 
 
 async def run_region(hub: Hub, parent: ParentHub) -> None:
-    """For as long as the run goes on: sync, lease, deal out, and let the rounds pass up what they make."""
+    """Lease samples from the parent and offer them to the members, until the run is over."""
     description: RunDescription | None = None
 
     async def turn() -> bool:
@@ -217,23 +224,23 @@ async def run_region(hub: Hub, parent: ParentHub) -> None:
             if description is None or description.layout is None:
                 description = await asyncio.to_thread(parent.describe)
             if description.layout is not None:
-                return await _is_over_after(hub, parent, description)
+                return await _run_round(hub, parent, description)
             await asyncio.sleep(_PAUSE_S)
         except HubRefused as error:
             if error.status == 403:  # sent away, or in quarantine: only its owner can change that
-                logger.warning("the parent does not take this region: %s. %s", error.message, error.hint)
+                logger.warning("the parent rejects this region: %s. %s", error.message, error.hint)
                 await asyncio.sleep(_SENT_AWAY_S)
             await asyncio.sleep(max(error.retry_s, 0.1))
         return False
 
-    await run_until_done(turn, "the region could not go on", _PAUSE_S)
+    await run_until_done(turn, "a round of the region failed", _PAUSE_S)
 
 
-async def _is_over_after(hub: Hub, parent: ParentHub, description: RunDescription) -> bool:
-    """A round of the region; whether the run is over."""
+async def _run_round(hub: Hub, parent: ParentHub, description: RunDescription) -> bool:
+    """Run one round of the region. Return True if the run is over."""
     await _sync(hub, parent, description)
     assert hub.version is not None
-    version, wished = hub.version, await _wished(hub, is_first=parent.lease is None)
+    version, wished = hub.version, await _wished_samples(hub, is_first=parent.lease is None)
     if not wished:  # a lease without members would only keep the others waiting
         return False
     try:
@@ -246,13 +253,15 @@ async def _is_over_after(hub: Hub, parent: ParentHub, description: RunDescriptio
         return True
     hub.covered = lease.covered  # by others, too
     await hub.step(state_machine.SamplesSupplied(lease.spans))
-    await hub.until(lambda: hub.version != version or parent.lease is None, lease.void_s)
+    await hub.wait_until(lambda: hub.version != version or parent.lease is None, lease.void_s)
     return False
 
 
-async def _wished(hub: Hub, *, is_first: bool) -> int:
-    """Samples that members would train on in a round. After a round they have all said so; before the first,
-    those who come at once are not served before the rest."""
+async def _wished_samples(hub: Hub, *, is_first: bool) -> int:
+    """Return the samples that members would train on in a round.
+
+    Before the first round, wait until no more members ask, so that all get a share.
+    """
     if is_first or not hub.state.wishes:
         seen = -1
         while len(hub.state.wishes) != seen:
@@ -262,11 +271,11 @@ async def _wished(hub: Hub, *, is_first: bool) -> int:
 
 
 async def _sync(hub: Hub, parent: ParentHub, description: RunDescription) -> None:
-    """The parent's head becomes the region's, if the region is behind."""
+    """Copy the parent's newest version if the region is behind."""
     assert description.layout is not None
     assert description.course is not None
     steps = await asyncio.to_thread(parent.steps, hub.version)
     if steps and not hub.state.closing:
         every = description.terms.base_every
-        versions = await asyncio.to_thread(mirrored, parent, steps, every, hub.clock())
-        await hub.adopt(versions, description.layout, description.course)
+        versions = await asyncio.to_thread(versions_from_steps, parent, steps, every, hub.clock())
+        await hub.adopt_versions(versions, description.layout, description.course)

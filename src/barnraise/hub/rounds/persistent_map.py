@@ -1,9 +1,9 @@
-"""Maps that pure decisions change without copying them.
+"""Persistent (copy-on-write) maps for the round state.
 
-``book.put(key, value)`` gives a new book, and the old one stays what it was. All versions share one dict,
-which is the newest's; an older one remembers what to undo, and does so if it is read after all (Baker's
-trick). A hub uses the newest only, so a change costs the same however many members it has, while with copies
-a round of n members took n² steps. For one thread.
+``map.put(key, value)`` returns a new map, and the old one keeps its content. All versions share one dict,
+which is the newest version's. An older version stores how to undo the change, and does so if it is read
+(Baker's trick). A hub reads only the newest version. So a change costs the same for any number of members;
+with copies, a round of n members took n² steps. For one thread.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from barnraise.hub.rounds.leases import ActiveLease
 
 K = TypeVar("K")
 V = TypeVar("V")
-_SPARE = 64  # outdated entries of a heap that nobody minds
+_SPARE = 64  # outdated heap entries that are tolerated
 
 
-class _Shelf(Generic[K, V]):
-    """What all versions of a book share."""
+class _SharedDict(Generic[K, V]):
+    """Dict that all versions of a map share."""
 
     def __init__(self) -> None:
         self.all: dict[K, V] = {}
 
     def put(self, key: K, value: V | None) -> None:
-        """None takes it away."""
+        """Set a value; None removes the key."""
         if value is None:
             self.all.pop(key, None)
         else:
@@ -35,22 +35,24 @@ class _Shelf(Generic[K, V]):
 
 
 class PersistentMap(Mapping[K, V]):
-    """No value is None."""
+    """Persistent map with copy-on-write semantics. Values are never None."""
 
     __slots__ = ("_newer", "_own", "_undo")
 
     def __init__(self, items: Mapping[K, V] | None = None) -> None:
-        own = self._shelf()
+        own = self._new_shared()
         for key, value in (items or {}).items():
             own.put(key, value)
-        self._own: _Shelf[K, V] | None = own
+        self._own: _SharedDict[K, V] | None = own
         self._newer: Self | None = None
         self._undo: tuple[K, V | None] | None = None
 
     def put(self, key: K, value: V) -> Self:
+        """Return a map with this value."""
         return self._changed(key, value)
 
     def without(self, keys: Iterable[K]) -> Self:
+        """Return a map without these keys."""
         found = self
         for key in keys:
             if key in found:
@@ -58,8 +60,8 @@ class PersistentMap(Mapping[K, V]):
         return found
 
     @staticmethod
-    def _shelf() -> _Shelf[K, V]:
-        return _Shelf()
+    def _new_shared() -> _SharedDict[K, V]:
+        return _SharedDict()
 
     def _changed(self, key: K, value: V | None) -> Self:
         own = self._newest()
@@ -69,8 +71,11 @@ class PersistentMap(Mapping[K, V]):
         own.put(key, value)
         return newer
 
-    def _newest(self) -> _Shelf[K, V]:
-        """The shelf, as this version has it: what newer ones changed is undone, and remembered by them."""
+    def _newest(self) -> _SharedDict[K, V]:
+        """Return the shared dict with this version's content.
+
+        The changes of newer versions are undone, and those versions store them.
+        """
         if self._own is None:
             path = [self]
             while path[-1]._own is None:
@@ -106,8 +111,8 @@ class PersistentMap(Mapping[K, V]):
         return self._newest().all.values()
 
 
-class _LentShelf(_Shelf[str, ActiveLease]):
-    """With the leases in the order of their moments. Heaps may hold outdated entries."""
+class _LeaseIndex(_SharedDict[str, ActiveLease]):
+    """Shared dict of leases with heaps by deadline. The heaps may hold outdated entries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,14 +138,14 @@ class _LentShelf(_Shelf[str, ActiveLease]):
             if value.overdue > self.looked:
                 self.expected.add(key)
         if len(self.voids) > 4 * len(self.all) + _SPARE:
-            self._sort_anew(self.looked)
+            self._rebuild(self.looked)
 
-    def look(self, now: float) -> None:
-        """Who is overdue by now, and what is outdated, leaves the heaps' tops."""
+    def advance(self, now: float) -> None:
+        """Remove overdue and outdated leases from the tops of the heaps."""
         if now == self.looked and self._is_tidy:
             return
         if now < self.looked:
-            self._sort_anew(now)
+            self._rebuild(now)
         self.looked, self._is_tidy = now, True
         while self.overdues:
             moment, key = self.overdues[0]
@@ -154,20 +159,21 @@ class _LentShelf(_Shelf[str, ActiveLease]):
             heapq.heappop(self.voids)
 
     def expired(self, now: float) -> list[ActiveLease]:
+        """Return the void leases; they stay in the index until they are removed."""
         found: dict[str, ActiveLease] = {}
-        self.look(now)
+        self.advance(now)
         while self.voids and self.voids[0][0] <= now:
             moment, key = heapq.heappop(self.voids)
             if self._is_void(moment, key):
                 found[key] = self.all[key]
-        for key, lease in found.items():  # they are lent until somebody takes them away
+        for key, lease in found.items():  # they stay until they are removed
             heapq.heappush(self.voids, (lease.void, key))
         return list(found.values())
 
     def _is_void(self, moment: float, key: str) -> bool:
         return key in self.all and self.all[key].void == moment
 
-    def _sort_anew(self, now: float) -> None:
+    def _rebuild(self, now: float) -> None:
         self.voids = [(one.void, key) for key, one in self.all.items()]
         self.expected = {key for key, one in self.all.items() if one.overdue > now}
         self.overdues = [(self.all[key].overdue, key) for key in self.expected]
@@ -176,36 +182,37 @@ class _LentShelf(_Shelf[str, ActiveLease]):
 
 
 class LeaseTable(PersistentMap[str, ActiveLease]):
-    """The leases that are out, by their names: one of each member."""
+    """Leases by id, at most one per member."""
 
     __slots__ = ()
 
     @staticmethod
-    def _shelf() -> _LentShelf:
-        return _LentShelf()
+    def _new_shared() -> _LeaseIndex:
+        return _LeaseIndex()
 
-    def _leases(self) -> _LentShelf:
+    def _leases(self) -> _LeaseIndex:
         own = self._newest()
-        assert isinstance(own, _LentShelf)
+        assert isinstance(own, _LeaseIndex)
         return own
 
-    def of(self, node: str) -> ActiveLease | None:
+    def of_member(self, node: str) -> ActiveLease | None:
+        """Return the lease of a member, or None."""
         own = self._leases()
         name = own.names.get(node)
         return None if name is None else own.all[name]
 
     def expired(self, now: float) -> list[ActiveLease]:
-        """Whose spans return."""
+        """Return the void leases, whose samples return to the pool."""
         return self._leases().expired(now)
 
     def expected(self, now: float) -> int:
-        """How many are not overdue."""
+        """Return the number of leases that are not overdue."""
         own = self._leases()
-        own.look(now)
+        own.advance(now)
         return len(own.expected)
 
-    def next_moment(self, now: float) -> float | None:
-        """The next one at which something is overdue or void."""
+    def next_deadline(self, now: float) -> float | None:
+        """Return the next time at which a lease is overdue or void; None if there is none."""
         own = self._leases()
-        own.look(now)
+        own.advance(now)
         return min((heap[0][0] for heap in (own.overdues, own.voids) if heap), default=None)

@@ -1,9 +1,9 @@
-"""The state of the rounds as a log has it, for a hub that begins again. Pure."""
+"""Restores the state of the rounds from the log after a restart. Pure."""
 
 from __future__ import annotations
 
 from barnraise.hub.protocol.messages import HubDataOrder
-from barnraise.hub.rounds.leases import renewed
+from barnraise.hub.rounds.leases import renew
 from barnraise.hub.rounds.persistent_map import LeaseTable, PersistentMap
 from barnraise.hub.rounds.sample_pool import SamplePool
 from barnraise.hub.rounds.state_machine import RoundState
@@ -11,10 +11,10 @@ from barnraise.hub.storage.create import HubFounding
 from barnraise.hub.storage.log import HubSnapshot, read_fact
 
 
-def recalled(found: HubSnapshot, founding: HubFounding, now: float, *, is_region: bool) -> RoundState:
-    """Leases get their whole time again."""
+def restore_state(found: HubSnapshot, founding: HubFounding, now: float, *, is_region: bool) -> RoundState:
+    """Return the state that the log describes. Every lease gets its whole time again."""
     course = read_fact(found.facts, "course", HubDataOrder)
-    if is_region and course is not None:  # its parent deals out anew
+    if is_region and course is not None:  # its parent leases them again
         pool = SamplePool(course.samples * course.epochs)
     else:
         pool = read_fact(found.facts, "pool", SamplePool) or SamplePool()
@@ -23,7 +23,7 @@ def recalled(found: HubSnapshot, founding: HubFounding, now: float, *, is_region
         course=course,
         version=found.versions[-1].number if found.versions else None,
         pool=pool,
-        lent=LeaseTable({one.id: renewed(one, founding.terms, now) for one in found.leases}),
+        lent=LeaseTable({one.id: renew(one, founding.terms, now) for one in found.leases}),
         waiting=PersistentMap({one.update.id: one.update for one in found.arrivals}),
         delivered=PersistentMap({one.update.node: one.update.id for one in found.arrivals}),
         is_region=is_region,
@@ -33,9 +33,11 @@ def recalled(found: HubSnapshot, founding: HubFounding, now: float, *, is_region
     )
 
 
-def covered_by(found: HubSnapshot, state: RoundState) -> int:
-    """Samples that the chain has behind it. A hub that took over does not know its first versions: what is
-    neither free nor lent nor waiting was trained on."""
+def covered_samples(found: HubSnapshot, state: RoundState) -> int:
+    """Return the number of samples in committed versions.
+
+    A hub that took over does not know the first versions, so it subtracts free, leased and pending samples.
+    """
     if state.is_region:
         return sum(one.samples for one in found.versions)
     free = sum(span.size for span in state.pool.returned)

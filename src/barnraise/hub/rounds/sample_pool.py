@@ -1,4 +1,4 @@
-"""The samples of a run that nobody holds, and arithmetic on spans of them. Pure."""
+"""Pool of the samples that no member holds, and arithmetic on spans of samples. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ _NOTHING = HubDataOrder(samples=1, batch=1)
 
 
 class SamplePool(msgspec.Struct, frozen=True, array_like=True):
-    """The samples that nobody holds: all from ``cursor`` on (counted over all epochs), and what came back."""
+    """Free samples: all from ``cursor`` on (counted over all epochs), and the returned ones."""
 
     cursor: int = 0
     returned: tuple[SampleSpan, ...] = ()
 
 
-def take(pool: SamplePool, course: HubDataOrder, samples: int) -> tuple[tuple[SampleSpan, ...], SamplePool]:
-    """So many samples, or what is left of them: those that came back first."""
+def take_samples(
+    pool: SamplePool, course: HubDataOrder, samples: int
+) -> tuple[tuple[SampleSpan, ...], SamplePool]:
+    """Take up to ``samples`` samples, returned ones first. Return their spans and the remaining pool."""
     spans: list[SampleSpan] = []
     returned = list(pool.returned)
     while returned and samples > 0 and len(spans) < _MOST_SPANS:
@@ -41,15 +43,17 @@ def take(pool: SamplePool, course: HubDataOrder, samples: int) -> tuple[tuple[Sa
     return tuple(spans), SamplePool(cursor, tuple(returned))
 
 
-def give_back(pool: SamplePool, spans: Sequence[SampleSpan]) -> SamplePool:
-    """As few spans as there can be, in their order."""
+def return_samples(pool: SamplePool, spans: Sequence[SampleSpan]) -> SamplePool:
+    """Return the pool with these spans, sorted and joined."""
     return (
-        SamplePool(pool.cursor, joined((*pool.returned, *spans))) if any(one.size for one in spans) else pool
+        SamplePool(pool.cursor, merge_spans((*pool.returned, *spans)))
+        if any(one.size for one in spans)
+        else pool
     )
 
 
-def joined(spans: Iterable[SampleSpan]) -> tuple[SampleSpan, ...]:
-    """Sorted, neighbours as one."""
+def merge_spans(spans: Iterable[SampleSpan]) -> tuple[SampleSpan, ...]:
+    """Return the spans sorted, with adjacent ones joined."""
     found: list[SampleSpan] = []
     for span in sorted(spans):
         if found and found[-1].epoch == span.epoch and found[-1].last == span.first:
@@ -59,19 +63,19 @@ def joined(spans: Iterable[SampleSpan]) -> tuple[SampleSpan, ...]:
     return tuple(found)
 
 
-def trained(spans: Sequence[SampleSpan], samples: int) -> tuple[SampleSpan, ...]:
-    """The first so many samples of them."""
-    found, _ = take(SamplePool(0, tuple(spans)), _NOTHING, samples)
+def first_samples(spans: Sequence[SampleSpan], samples: int) -> tuple[SampleSpan, ...]:
+    """Return the first ``samples`` samples of the spans."""
+    found, _ = take_samples(SamplePool(0, tuple(spans)), _NOTHING, samples)
     return found
 
 
-def without(spans: Sequence[SampleSpan], taken: Sequence[SampleSpan]) -> list[SampleSpan] | None:
-    """What is left of them; None if something else was taken, or a sample twice."""
+def subtract_spans(spans: Sequence[SampleSpan], taken: Sequence[SampleSpan]) -> list[SampleSpan] | None:
+    """Return the spans without those taken. Return None if others were taken, or a sample twice."""
     if any(one.size <= 0 for one in taken):  # or two of them elsewhere could make up for each other
         return None
     rest: list[SampleSpan] = []
     cuts = sorted(taken)
-    for span in joined(spans):
+    for span in merge_spans(spans):
         at = span.first
         begin = bisect_left(cuts, SampleSpan(span.epoch, span.first, 0))
         end = bisect_left(cuts, SampleSpan(span.epoch, span.last, 0))
@@ -86,4 +90,5 @@ def without(spans: Sequence[SampleSpan], taken: Sequence[SampleSpan]) -> list[Sa
 
 
 def has_samples(pool: SamplePool, course: HubDataOrder) -> bool:
+    """Tell whether there are free samples."""
     return bool(pool.returned) or pool.cursor < course.samples * course.epochs

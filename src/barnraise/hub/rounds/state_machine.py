@@ -1,10 +1,13 @@
-"""Who trains on which samples, whose update counts, and when a round closes. Pure: (state, event, now) -> ...
+"""State machine of the rounds: grants leases, accepts updates, closes rounds.
 
-A round begins when a version is committed. Members take leases: spans of the order that is a pure function
-of seed and epoch, as many as fit the round's time at their measured speed. A round closes when everybody
-whose lease is not overdue has delivered, or a quorum has and the grace window has passed. A lease stays good
-for some versions more: late updates count less. Whatever was not delivered returns to the pool, so that each
-sample counts once.
+Pure: (state, event, now) -> decision.
+
+A round starts when a version is committed. Members take leases: spans of the sample order, which is a pure
+function of seed and epoch. A lease has as many samples as fit the round at the member's measured speed.
+
+A round closes when every member whose lease is not overdue has delivered. It also closes when a quorum has
+delivered and the grace window has passed. A lease stays valid for some more versions, and late updates count
+less. Undelivered samples return to the pool, so that each sample counts once.
 """
 
 from __future__ import annotations
@@ -18,18 +21,18 @@ import msgspec
 from barnraise.core.errors import HubRefused
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
 from barnraise.hub.rounds.leases import (
-    LONGEST,
+    MAX_LEASE_ROUNDS,
     ActiveLease,
     PendingUpdate,
     can_be_compared,
-    fitting,
-    middle_but,
-    rest_of,
-    rounded,
-    seconds_for,
+    lease_seconds,
+    lease_size,
+    median_without,
+    round_to_batch,
+    untrained_spans,
 )
 from barnraise.hub.rounds.persistent_map import LeaseTable, PersistentMap
-from barnraise.hub.rounds.sample_pool import SamplePool, give_back, has_samples, take
+from barnraise.hub.rounds.sample_pool import SamplePool, has_samples, return_samples, take_samples
 
 Kept = TypeVar("Kept", bound=PersistentMap[Any, Any])
 _UPLOAD_S = 180.0  # between two pieces, which may wait for a busy hub
@@ -37,12 +40,17 @@ LEAST_BYTES_S = 8192  # an upload that moves slower does not keep its lease beyo
 
 
 def _new(kind: type[Kept]) -> Kept:
-    """Of each state its own: whoever keeps an old book keeps all that followed it."""
+    """Declare a field with a new map as default.
+
+    Old versions share storage with newer ones, so a shared default would leak memory.
+    """
     made: Kept = msgspec.field(default_factory=kind)
     return made
 
 
 class RoundState(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the rounds of one hub."""
+
     terms: RoundConfig
     course: HubDataOrder | None = None
     version: int | None = None
@@ -50,38 +58,41 @@ class RoundState(msgspec.Struct, frozen=True, kw_only=True):
     lent: LeaseTable = _new(LeaseTable)
     waiting: PersistentMap[str, PendingUpdate] = _new(PersistentMap)
     closing: tuple[PendingUpdate, ...] = ()  # that are being merged
-    delivered: PersistentMap[str, str] = _new(PersistentMap)  # whose updates wait or are being merged
+    delivered: PersistentMap[str, str] = _new(
+        PersistentMap
+    )  # members whose updates are pending or being merged
     quorum_at: float | None = None
     since: float = 0.0  # when the round began
-    asked: PersistentMap[str, float] = _new(
-        PersistentMap
-    )  # when each member last asked for a lease, also in vain
+    asked: PersistentMap[str, float] = _new(PersistentMap)  # time of each member's last request for a lease
     awaited: PersistentMap[str, float] = _new(
         PersistentMap
-    )  # who asked before this round began and has no lease of it yet
+    )  # active members that have no lease of this round yet
     usual: PersistentMap[str, int] = _new(PersistentMap)  # the samples of each member's last delivered lease
-    standing: tuple[int, ...] = ()  # those of all who were around when the round began, in their order
-    is_region: bool = False  # its samples come from a parent, who also says when it is over
+    standing: tuple[int, ...] = ()  # sorted values of the members that were active when the round started
+    is_region: bool = False  # samples come from the parent, which also ends the run
     wishes: PersistentMap[str, int] = _new(
         PersistentMap
-    )  # samples that would fit for each who asked since it was supplied
+    )  # samples that each member asked for since the last supply
     known: int = 0  # norms that say how large an update usually is
     part: float = 1.0  # of a wish that a region's members get, so that there is something for all
 
     @property
     def is_finished(self) -> bool:
+        """Return True if no samples are free, leased or pending."""
         busy = self.is_region or self.lent or self.waiting or self.closing
         return self.course is not None and not (busy or has_samples(self.pool, self.course))
 
 
 # Events.
 class RunFounded(NamedTuple):
-    """The owner's base is version 0."""
+    """The owner's base became version 0."""
 
     course: HubDataOrder
 
 
 class LeaseRequested(NamedTuple):
+    """A member asked for a lease."""
+
     node: str
     lease: str  # the id of a new lease, if there will be one
     version: int
@@ -89,7 +100,7 @@ class LeaseRequested(NamedTuple):
 
 
 class UpdateAccepted(NamedTuple):
-    """An update that passed admission, and how many norms are known by it."""
+    """An update passed its checks. ``known``: how many norms it adds to the running median."""
 
     update: PendingUpdate
     known: int = 1
@@ -103,17 +114,17 @@ class UploadProgressed(NamedTuple):
 
 
 class LeaseAbandoned(NamedTuple):
-    """A lease's update was refused for good, or its member left."""
+    """A lease's update was refused, or its member left."""
 
     node: str
 
 
 class ClockTick(NamedTuple):
-    pass
+    """Time has passed without another event."""
 
 
 class UpdateDropped(NamedTuple):
-    """Spans of the round that is merged do not count after all."""
+    """Spans of the round that is being merged do not count."""
 
     spans: tuple[SampleSpan, ...]
 
@@ -124,7 +135,7 @@ class RoundCommitted(NamedTuple):
 
 
 class MergeFailed(NamedTuple):
-    """The merge of these came to nothing."""
+    """The merge of these updates failed."""
 
     updates: tuple[PendingUpdate, ...]
 
@@ -134,7 +145,7 @@ class ParentFinished(NamedTuple):
 
 
 class SamplesSupplied(NamedTuple):
-    """A regional hub's own lease: its members get these samples, and what they held before is over."""
+    """A regional hub got a lease: its members get these samples, and their old leases end."""
 
     spans: tuple[SampleSpan, ...]
 
@@ -156,82 +167,88 @@ Event = (
 
 # Effects.
 class GrantLease(NamedTuple):
+    """A lease is granted or granted again."""
+
     lease: ActiveLease
 
 
 class ReleaseLease(NamedTuple):
-    """A lease is over without an update."""
+    """A lease ended without an update."""
 
     lease: str
 
 
 class QueueUpdate(NamedTuple):
-    """An update waits for its round, and its lease is over."""
+    """An update waits for its round, and its lease ended."""
 
     update: PendingUpdate
     behind: int
 
 
 class DropUpdate(NamedTuple):
-    """An update that waited will not count."""
+    """A pending update will not count."""
 
     update: str
 
 
 class MergeRound(NamedTuple):
-    """Merge these into the next version."""
+    """Merge these updates into the next version."""
 
     updates: tuple[PendingUpdate, ...]
 
 
 class RefuseRequest(NamedTuple):
+    """The request is refused with this reason."""
+
     kind: str
     message: str
     hint: str
     retry_s: float = 0.0
 
     def error(self) -> HubRefused:
-        """As members hear it."""
+        """Return the error that the member gets."""
         return HubRefused(409, self.kind, self.message, hint=self.hint, retry_s=self.retry_s)
 
 
 Effect = GrantLease | ReleaseLease | QueueUpdate | DropUpdate | MergeRound | RefuseRequest
 
-_WAIT = "Ask again in some seconds."
+_WAIT = "Ask again in a few seconds."
 _NEXT = "Wait for the next version: GET /v1/head."
-BEGIN_AGAIN = "Pull the head, take a new lease and begin again."
+BEGIN_AGAIN = "Pull the head, take a new lease and start again."
 NO_BASE = RefuseRequest("no-base", "the owner has not pushed the base yet", _WAIT, 2.0)
 BASE_THERE = RefuseRequest("base-there", "the run has its base already", "Pull it: GET /v1/head.")
 
 
 class RoundDecision(NamedTuple):
+    """The new state, the effects to apply, and the reason."""
+
     state: RoundState
     effects: tuple[Effect, ...]
     reason: str
 
 
 def decide(state: RoundState, event: Event, now: float) -> RoundDecision:
-    """What happens next. Leases that are void return first, whatever the event is."""
-    gone = _expired(state, now)
+    """Decide about an event. Void leases are released first."""
+    gone = _expire_leases(state, now)
     state = gone.state
     if isinstance(event, RunFounded):
-        found = _found(state, event.course)
+        found = _set_base(state, event.course)
     elif isinstance(event, ParentFinished):
         found = RoundDecision(_replace(state, is_region=False), (), "the run is over")
     elif isinstance(event, SamplesSupplied):
-        found = _supply(state, event.spans, now)
+        found = _supply_samples(state, event.spans, now)
     elif isinstance(event, LeaseRequested):
-        found = _ask(state, event, now)
+        found = _request_lease(state, event, now)
     elif isinstance(event, UpdateAccepted):
-        found = _arrive(state, event)
+        found = _accept_update(state, event)
     elif isinstance(event, UploadProgressed):
-        found = _hear(state, event, now)
+        found = _extend_lease(state, event, now)
     elif isinstance(event, LeaseAbandoned):
-        own, node = state.lent.of(event.node), (event.node,)
+        own, node = state.lent.of_member(event.node), (event.node,)
         gone_away = _replace(state, asked=state.asked.without(node), awaited=state.awaited.without(node))
-        found = _give_back(gone_away, () if own is None else (own,), "its member gave it up")
+        found = _release_leases(gone_away, () if own is None else (own,), "its member gave it up")
     elif isinstance(event, UpdateDropped):
-        found = RoundDecision(_replace(state, pool=give_back(state.pool, event.spans)), (), "")
+        found = RoundDecision(_replace(state, pool=return_samples(state.pool, event.spans)), (), "")
     elif isinstance(event, RoundCommitted):
         found = _commit(_replace(state, known=state.known + event.known), event.version, now)
     elif isinstance(event, MergeFailed) and event.updates == state.closing:
@@ -241,30 +258,30 @@ def decide(state: RoundState, event: Event, now: float) -> RoundDecision:
         )
     else:
         found = RoundDecision(state, (), "")
-    closed_now = _close(found.state, now)
+    closed_now = _close_round(found.state, now)
     reasons = [one for one in (gone.reason, found.reason, closed_now.reason) if one]
     return RoundDecision(
         closed_now.state, gone.effects + found.effects + closed_now.effects, "; ".join(reasons)
     )
 
 
-def weight_of(behind: int) -> float:
-    """Of an update so many versions behind."""
+def staleness_weight(behind: int) -> float:
+    """Return the weight factor of an update that is ``behind`` versions behind."""
     return 1.0 / math.sqrt(1.0 + behind)
 
 
-def next_moment(state: RoundState, now: float) -> float:
-    """When to tick again although nothing happens."""
-    next_lease = state.lent.next_moment(now)
+def next_deadline(state: RoundState, now: float) -> float:
+    """Return the time of the next tick if no event happens."""
+    next_lease = state.lent.next_deadline(now)
     moments = [] if next_lease is None else [next_lease]
     if state.quorum_at is not None:
         moments.append(state.quorum_at + state.terms.grace * state.terms.round_s)
-    if state.waiting and _absent(state, now):
+    if state.waiting and _expected_members(state, now):
         moments.append(state.since + state.terms.grace * state.terms.round_s)
     return min(moments, default=now + 60.0)
 
 
-def _ask(state: RoundState, event: LeaseRequested, now: float) -> RoundDecision:
+def _request_lease(state: RoundState, event: LeaseRequested, now: float) -> RoundDecision:
     course, version = state.course, state.version
     if course is None or version is None:
         return RoundDecision(state, (NO_BASE,), NO_BASE.message)
@@ -274,21 +291,23 @@ def _ask(state: RoundState, event: LeaseRequested, now: float) -> RoundDecision:
         said = f"version {event.version} was asked for, the head is {version}"
         return _refused(state, "behind", said, "Pull the head, then ask again.")
     if event.node in state.delivered:
-        return _refused(state, "delivered", "the update of this round is here already", _NEXT, 1.0)
+        return _refused(state, "delivered", "this round already has an update of this member", _NEXT, 1.0)
     usual = state.usual.get(event.node, 0)
-    middle = middle_but(state.standing, usual if was_around else 0)
-    wish = fitting(state.terms, course, event.samples_per_s, usual, middle)
+    middle = median_without(state.standing, usual if was_around else 0)
+    wish = lease_size(state.terms, course, event.samples_per_s, usual, middle)
     if state.is_region:
         state = _replace(state, wishes=state.wishes.put(event.node, wish))
-    own = state.lent.of(event.node)
-    if own is not None and own.version == version:  # or whoever asks often enough is waited for for ever
+    own = state.lent.of_member(event.node)
+    if (
+        own is not None and own.version == version
+    ):  # the time must not restart, or the round would never close
         return RoundDecision(state, (GrantLease(own),), f"the lease of {own.samples} samples again")
     if own is not None:  # it begins again: the same samples, from the head
         samples, spans, pool = own.samples, own.spans, state.pool
         name = own.id
     else:
         name = event.lease
-        spans, pool = take(state.pool, course, rounded(course, wish * state.part))
+        spans, pool = take_samples(state.pool, course, round_to_batch(course, wish * state.part))
         samples = sum(span.size for span in spans)
     if not samples:
         if state.is_finished:
@@ -296,8 +315,8 @@ def _ask(state: RoundState, event: LeaseRequested, now: float) -> RoundDecision:
                 state, "finished", "all samples of the run are trained on", "Pull the final state."
             )
         wait = 1.0 if state.is_region else 5.0
-        return _refused(state, "all-lent", "others hold all samples that are left", _WAIT, wait)
-    seconds = seconds_for(state.terms, samples, event.samples_per_s)
+        return _refused(state, "all-lent", "other members hold all remaining samples", _WAIT, wait)
+    seconds = lease_seconds(state.terms, samples, event.samples_per_s)
     void = now + seconds * (2 + state.terms.stale_limit)
     lease = ActiveLease(name, event.node, version, spans, seconds, now + seconds, void, void)
     awaited = state.awaited.without((event.node,))
@@ -307,22 +326,22 @@ def _ask(state: RoundState, event: LeaseRequested, now: float) -> RoundDecision:
     )
 
 
-def behind(state: RoundState, version: int) -> int:
-    """How many versions an update from this one would be behind if it were merged next."""
+def versions_behind(state: RoundState, version: int) -> int:
+    """Return how many versions an update from this version would be behind if it were merged next."""
     assert state.version is not None
     return state.version + (1 if state.closing else 0) - version
 
 
-def _found(state: RoundState, course: HubDataOrder) -> RoundDecision:
+def _set_base(state: RoundState, course: HubDataOrder) -> RoundDecision:
     pool = SamplePool(course.samples * course.epochs) if state.is_region else state.pool
     after = _replace(state, course=course, version=0, pool=pool)
     return RoundDecision(after, (), "the owner's base is version 0")
 
 
 def _commit(state: RoundState, version: int, now: float) -> RoundDecision:
-    around = _around(state, now)
+    around = _active_members(state, now)
     here = _nodes_of(state.waiting.values())
-    # What a region has left is its parent's again: whoever trained on it would do so in vain.
+    # A region's remaining samples belong to its parent again, so updates for them would not count.
     is_over = state.is_region and version != state.version
     after = _replace(
         state,
@@ -334,7 +353,11 @@ def _commit(state: RoundState, version: int, now: float) -> RoundDecision:
         since=now,
         asked=PersistentMap(around),
         awaited=PersistentMap(
-            {node: when for node, when in around.items() if node not in here and not state.lent.of(node)}
+            {
+                node: when
+                for node, when in around.items()
+                if node not in here and not state.lent.of_member(node)
+            }
         ),
         standing=tuple(sorted(state.usual[node] for node in around if node in state.usual)),
     )
@@ -345,7 +368,7 @@ def _nodes_of(updates: Iterable[PendingUpdate]) -> PersistentMap[str, str]:
     return PersistentMap({one.node: one.id for one in updates})
 
 
-def _supply(state: RoundState, spans: tuple[SampleSpan, ...], now: float) -> RoundDecision:
+def _supply_samples(state: RoundState, spans: tuple[SampleSpan, ...], now: float) -> RoundDecision:
     assert state.course is not None
     effects: tuple[Effect, ...] = (
         *(ReleaseLease(name) for name in state.lent),
@@ -360,7 +383,7 @@ def _supply(state: RoundState, spans: tuple[SampleSpan, ...], now: float) -> Rou
         lent=LeaseTable(),
         waiting=PersistentMap(),
         delivered=_nodes_of(state.closing),
-        awaited=PersistentMap(_around(state, now)),
+        awaited=PersistentMap(_active_members(state, now)),
         quorum_at=None,
         since=now,
         wishes=PersistentMap(),
@@ -370,27 +393,27 @@ def _supply(state: RoundState, spans: tuple[SampleSpan, ...], now: float) -> Rou
 
 
 def lease_for(state: RoundState, update: PendingUpdate) -> ActiveLease | RefuseRequest:
-    """The lease that an update is for, or why there is none."""
+    """Return the lease that an update is for, or the reason why there is none."""
     lease = state.lent.get(update.lease)
     if lease is None or lease.node != update.node:
-        return RefuseRequest("lease-over", "the lease of this update is over", BEGIN_AGAIN)
+        return RefuseRequest("lease-over", "the lease of this update has ended", BEGIN_AGAIN)
     if update.version != lease.version or not 0 < update.samples <= lease.samples:
         said = f"the lease is for {lease.samples} samples from version {lease.version}"
         return RefuseRequest("lease-differs", said, BEGIN_AGAIN)
-    if rest_of(lease, update) is None:
-        return RefuseRequest("lease-differs", "it is not about samples of its lease", BEGIN_AGAIN)
+    if untrained_spans(lease, update) is None:
+        return RefuseRequest("lease-differs", "the update covers samples outside its lease", BEGIN_AGAIN)
     return lease
 
 
-def _arrive(state: RoundState, event: UpdateAccepted) -> RoundDecision:
+def _accept_update(state: RoundState, event: UpdateAccepted) -> RoundDecision:
     update = event.update
     lease = lease_for(state, update)
     if isinstance(lease, RefuseRequest):
         return RoundDecision(state, (lease,), lease.message)
-    late = behind(state, update.version)
+    late = versions_behind(state, update.version)
     if late > state.terms.stale_limit:
-        returned = _give_back(state, (lease,), "its update is too far behind")
-        said = f"the update is {late} versions behind, {state.terms.stale_limit} are possible"
+        returned = _release_leases(state, (lease,), "its update is too far behind")
+        said = f"the update is {late} versions behind, at most {state.terms.stale_limit} are allowed"
         refuse = RefuseRequest("stale", said, BEGIN_AGAIN)
         return RoundDecision(returned.state, (*returned.effects, refuse), returned.reason)
     after = _replace(
@@ -398,7 +421,7 @@ def _arrive(state: RoundState, event: UpdateAccepted) -> RoundDecision:
         lent=state.lent.without((lease.id,)),
         waiting=state.waiting.put(update.id, update),
         delivered=state.delivered.put(update.node, update.id),
-        pool=give_back(state.pool, rest_of(lease, update) or ()),
+        pool=return_samples(state.pool, untrained_spans(lease, update) or ()),
         usual=state.usual.put(update.node, update.samples),
         known=state.known + event.known,
     )
@@ -407,10 +430,11 @@ def _arrive(state: RoundState, event: UpdateAccepted) -> RoundDecision:
     )
 
 
-def _hear(state: RoundState, event: UploadProgressed, now: float) -> RoundDecision:
-    """An upload that moves keeps its lease, as long as its update could still count: its bytes buy time."""
+def _extend_lease(state: RoundState, event: UploadProgressed, now: float) -> RoundDecision:
+    """Extend the lease of an upload in progress: one second per 8 KiB received, while its update could still
+    count."""
     lease = state.lent.get(event.lease)
-    if lease is None or behind(state, lease.version) > state.terms.stale_limit:
+    if lease is None or versions_behind(state, lease.version) > state.terms.stale_limit:
         return RoundDecision(state, (), "")
     until = now + state.terms.grace * state.terms.round_s + state.terms.slack_s
     overdue = max(lease.overdue, min(until, lease.patience))
@@ -419,37 +443,39 @@ def _hear(state: RoundState, event: UploadProgressed, now: float) -> RoundDecisi
     return RoundDecision(_replace(state, lent=state.lent.put(lease.id, kept)), (), "")
 
 
-def _expired(state: RoundState, now: float) -> RoundDecision:
+def _expire_leases(state: RoundState, now: float) -> RoundDecision:
     gone = tuple(state.lent.expired(now))
-    return _give_back(state, gone, "nobody delivered it") if gone else RoundDecision(state, (), "")
+    return _release_leases(state, gone, "its update did not arrive") if gone else RoundDecision(state, (), "")
 
 
-def _give_back(state: RoundState, leases: tuple[ActiveLease, ...], why: str) -> RoundDecision:
-    pool = give_back(state.pool, [span for one in leases for span in one.spans])
+def _release_leases(state: RoundState, leases: tuple[ActiveLease, ...], why: str) -> RoundDecision:
+    pool = return_samples(state.pool, [span for one in leases for span in one.spans])
     after = _replace(state, pool=pool, lent=state.lent.without(one.id for one in leases))
     reason = "; ".join(f"{one.samples} samples of {one.node[:9]} return: {why}" for one in leases)
     return RoundDecision(after, tuple(ReleaseLease(one.id) for one in leases), reason)
 
 
-def _around(state: RoundState, now: float) -> dict[str, float]:
-    """Members that asked for a lease in the time of the last rounds, and when."""
-    longest = LONGEST * state.terms.round_s + state.terms.slack_s
+def _active_members(state: RoundState, now: float) -> dict[str, float]:
+    """Return the members that asked for a lease during the last rounds, and when."""
+    longest = MAX_LEASE_ROUNDS * state.terms.round_s + state.terms.slack_s
     return {node: when for node, when in state.asked.items() if now - when <= longest}
 
 
-def _absent(state: RoundState, now: float) -> int:
-    """Who still fetches the version that just came, as far as one knows: whoever trains in no time at all
-    does not make the next ones alone meanwhile."""
+def _expected_members(state: RoundState, now: float) -> int:
+    """Return the number of active members that still fetch the new version.
+
+    They are waited for, so that one fast member cannot produce versions alone.
+    """
     is_late = now >= state.since + state.terms.grace * state.terms.round_s
     if is_late or state.course is None or not has_samples(state.pool, state.course):
         return 0
     return len(state.awaited)
 
 
-def _close(state: RoundState, now: float) -> RoundDecision:
+def _close_round(state: RoundState, now: float) -> RoundDecision:
     if not state.waiting or state.closing or not can_be_compared(state.waiting.values(), state.known):
         return RoundDecision(state, (), "")
-    here, out = len(state.waiting), state.lent.expected(now) + _absent(state, now)
+    here, out = len(state.waiting), state.lent.expected(now) + _expected_members(state, now)
     if not out:
         why = f"all {here} updates that were expected are here"
     elif here < math.ceil(state.terms.quorum * (here + out)):

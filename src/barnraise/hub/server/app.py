@@ -1,7 +1,7 @@
-"""The hub over HTTP: who speaks, what is asked, and an answer that is signed.
+"""HTTP routes of a hub: verify the sender, handle the request, sign the response.
 
-A signature is checked by the headers alone, before any body is read. Bodies are bounded, each by its route,
-and only so many large ones are in memory at once: the others wait in their senders' machines.
+The signature covers the headers, so it is checked before any body is read. Each route limits the size of its
+body. Only a few large bodies are in memory at once; other senders wait (see `upload_slots`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from barnraise.hub.protocol.invites import read_invite
 from barnraise.hub.protocol.messages import (
     MOST_MESSAGE_BYTES,
     PIECE_BYTES,
-    CodeOffer,
     JoinRequest,
     LeaseRequest,
     Problem,
+    RegionOffer,
     UpdateDeclaration,
     decode_message,
     encode_message,
@@ -45,14 +45,14 @@ from barnraise.hub.protocol.signatures import (
     sign_response,
     verify_request,
 )
-from barnraise.hub.region.placement import Regions, opened_to, with_offer
-from barnraise.hub.server.connection_limits import place_of
+from barnraise.hub.region.placement import Regions, add_offer, invites_for
+from barnraise.hub.server.connection_limits import source_of
 from barnraise.hub.server.health import HealthWarning
 from barnraise.hub.server.hub import Hub
-from barnraise.hub.server.upload_slots import Places
+from barnraise.hub.server.upload_slots import UploadSlots
 from barnraise.hub.server.uploads import UploadService
 from barnraise.hub.web.metrics import HubMetrics
-from barnraise.hub.web.openapi import describe
+from barnraise.hub.web.openapi import openapi_document
 from barnraise.hub.web.status_page import POLICY, render
 from barnraise.identity.keys import NodeKey
 
@@ -69,7 +69,10 @@ _IMMUTABLE = "public, max-age=31536000, immutable"
 
 
 class VerifiedRequest(NamedTuple):
-    """A request that was verified as far as its body: who says it, and the body."""
+    """A request whose signature and body were verified.
+
+    ``node``: the sender, empty if the request is unsigned.
+    """
 
     node: str
     body: bytes
@@ -79,25 +82,27 @@ Handler = Callable[[Request, VerifiedRequest], Awaitable[msgspec.Struct]]
 
 
 class HubApp:
-    """Routes of one hub."""
+    """HTTP request handlers of one hub."""
 
     def __init__(
         self, hub: Hub, intake: UploadService, key: NodeKey, stock: BucketUploader | None = None
     ) -> None:
-        self._hub, self._intake, self._key, self._stock = hub, intake, key, stock
+        self._hub, self._uploads, self._key, self._bucket = hub, intake, key, stock
         self._metrics = HubMetrics(hub, stock)
         self._measured = _CachedText(self._metrics.text, hub.now)
         self._rendered = _CachedText(lambda: render(hub), hub.now)
         hub.on_commit = self._metrics.note_version
         self._time = SignatureClock(hub.clock, hub.now, hub.signed.time)
         self._nonces = NonceCache(self._time())
-        self._places = Places()
+        self._slots = UploadSlots()
         self._requests = RateLimit(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
         self._strangers = RateLimit(_STRANGERS_PER_S, _STRANGERS_AT_ONCE)
         self._joins = RateLimit(_JOINS_PER_S, _JOINS_AT_ONCE)
         self._regions: Regions = {}
 
     def routes(self) -> list[Route]:
+        """Return the routes: public ones, and those for members unless the hub is a mirror."""
+
         def route(path: str, method: str, handler: Handler, most: int, *, is_open: bool = False) -> Route:
             async def serve(request: Request) -> Response:
                 began = self._hub.now()
@@ -135,30 +140,33 @@ class HubApp:
         ]
 
     async def _serve(self, request: Request, handler: Handler, most: int, is_open: bool) -> Response:
-        """Any outcome becomes an answer, signed if the request was."""
+        """Run a handler and turn any outcome into a response; sign it if the request was signed."""
         try:
             async with contextlib.AsyncExitStack() as held:
-                said = await self._verified(request, most, is_open, held)
+                said = await self._verify(request, most, is_open, held)
                 status, body = 200, encode_message(await handler(request, said))
         except HubRefused as error:
             if error.kind == "disk":
                 trouble = HealthWarning(error.message, error.hint, self._hub.now() + _SHOWN_S)
-                self._hub.troubles.tell("full", trouble)
+                self._hub.health.warn("full", trouble)
             status, body = error.status, encode_message(problem_of(error, self._time()))
         except ProtocolError as error:
             problem = Problem(kind="message", message=error.message[:2000], hint=error.hint[:2000])
             status, body = 422, encode_message(problem)
         except ClientDisconnect:
             return Response(status_code=499)
-        except Exception:  # whatever it is, the answer is a signed one
+        except Exception:  # the response must be signed after any error
             logger.exception("%s %s failed", request.method, request.url.path)
-            problem = Problem(kind="busy", message="the hub failed to do this", hint=_LATER, retry_s=5.0)
+            problem = Problem(
+                kind="busy", message="the hub could not handle the request", hint=_LATER, retry_s=5.0
+            )
             status, body = 503, encode_message(problem)
         return signed_response(self._key, request.headers, status, body, self._time())
 
-    async def _verified(
+    async def _verify(
         self, request: Request, most: int, is_open: bool, held: contextlib.AsyncExitStack
     ) -> VerifiedRequest:
+        """Check signature, replay and rate limits, then read the body. Raise HubRefused if a check fails."""
         if is_open and "signature" not in request.headers:
             return VerifiedRequest("", b"")
         path = request.scope["raw_path"].decode("latin-1")
@@ -166,50 +174,55 @@ class HubApp:
         signed = verify_request(request.method, path, query, request.headers, self._hub.id)
         node = str(signed.node)
         is_member = node in self._hub.members or node == str(self._hub.id)
-        if not is_member:  # before anything of a stranger's is remembered
-            place = place_of(request.client.host) if request.client else ""
-            if place:  # one of them leaves something for the others
+        if not is_member:  # before an unknown sender can use memory
+            place = source_of(request.client.host) if request.client else ""
+            if place:  # a limit per source leaves capacity for other sources
                 self._limit(self._strangers, place)
             self._limit(self._requests, "strangers")
             most = min(most, _SMALL)
-        self._nonces.take(signed, self._time(), self._hub.now())
+        self._nonces.accept(signed, self._time(), self._hub.now())
         self._hub.signed.note(signed.created)
-        if is_member:  # after it: who repeats what a member signed does not use up what is the member's
+        if is_member:  # after the replay check: a replay must not use up the member's rate limit
             self._limit(self._requests, node)
-        if node != self._hub.founding.owner:  # who alone sends a layout
+        if node != self._hub.founding.owner:  # only the owner sends a layout
             most = min(most, PIECE_BYTES)
         return VerifiedRequest(node, await self._body(request, signed, most, held))
 
     def _limit(self, allowance: RateLimit, name: str) -> None:
+        """Raise HubRefused (429) if this source has used up its rate limit."""
         wait = allowance.take(name, self._hub.now())
         if wait > 0:
-            said = "too many requests came from this machine"
+            said = "this machine sent too many requests"
             raise HubRefused(429, "rate", said, hint=_LATER, retry_s=wait)
 
     async def _body(
         self, request: Request, signed: SignedMessage, most: int, held: contextlib.AsyncExitStack
     ) -> bytes:
-        """Of the signed digest, no longer than the route takes. A large one has its place until answered."""
+        """Read the body and compare it with the signed digest.
+
+        Raise HubRefused (413) if it is too long. A large body holds an upload slot until its response is
+        sent.
+        """
         length = request.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or len(length) > 15 or int(length) > most:
-            raise HubRefused(413, "length", f"{most} bytes are possible here", hint=_LESS)
+            raise HubRefused(413, "length", f"the body may have at most {most} bytes", hint=_LESS)
         body = b""
         is_large = most > _SMALL and (int(length) > _SMALL or "transfer-encoding" in request.headers)
         if is_large:
-            await self._take_place(request, str(signed.node), held)
+            await self._take_slot(request, str(signed.node), held)
         if most:
-            async with self._places.reading(has_place=is_large):
+            async with self._slots.reading(has_slot=is_large):
                 body = await _read_body(request, most)
         if hashlib.sha256(body).digest() != signed.digest:
             raise HubRefused(401, "digest", "the body is not the one that was signed", hint="Send it again.")
         return body
 
-    async def _take_place(self, request: Request, node: str, held: contextlib.AsyncExitStack) -> None:
-        """For a body that may count. Nobody has so many places that the others wait for him."""
+    async def _take_slot(self, request: Request, node: str, held: contextlib.AsyncExitStack) -> None:
+        """Take an upload slot for a large body. Raise HubRefused if the sender cannot upload."""
         self._hub.member(node)
         if "upload" in request.path_params:
-            self._intake.begin_piece(node, _upload_name(request))
-        await held.enter_async_context(self._places.place(node))
+            self._uploads.note_piece(node, _upload_name(request))
+        await held.enter_async_context(self._slots.slot(node))
 
     # The routes.
 
@@ -223,23 +236,23 @@ class HubApp:
 
     async def _join(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         message = decode_message(JoinRequest, said.body)
-        if self._hub.has_invited(message.token):  # an invented one costs those who are invited nothing
+        if self._hub.has_invited(message.token):  # invented tokens do not use up the limit
             self._limit(self._joins, "all")
         joined = await self._hub.join(said.node, message)
         members = self._hub.members
         if members[said.node].quarantine:
             return joined
         standing = {node: one for node, one in self._regions.items() if not members[node].quarantine}
-        self._regions, regions = opened_to(standing, said.node, joined.role, self._hub.now())
+        self._regions, regions = invites_for(standing, said.node, joined.role, self._hub.now())
         return msgspec.structs.replace(joined, regions=regions)
 
     async def _offer(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         if self._hub.member(said.node).role != "region":
-            raise HubRefused(403, "role", "it joined with an invite that is not for a region", hint=_REGION)
-        offer = decode_message(CodeOffer, said.body)
+            raise HubRefused(403, "role", "this member was not invited as a region", hint=_REGION)
+        offer = decode_message(RegionOffer, said.body)
         for text in (*offer.friends, *offer.strangers):
             read_invite(text)
-        self._regions = with_offer(self._regions, said.node, offer, self._hub.now())
+        self._regions = add_offer(self._regions, said.node, offer, self._hub.now())
         return self._hub.description()
 
     async def _pardon(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
@@ -253,7 +266,8 @@ class HubApp:
         return self._hub.description()
 
     def _check_owner(self, said: VerifiedRequest) -> None:
-        # Whoever keeps the hub has its key: at a region, and after a take-over, nobody else can be asked.
+        # The hub's key is accepted, too: a region or a mirror that took over has no other owner at hand.
+        """Raise HubRefused (403) unless the run's owner or the holder of the hub's key asks."""
         if said.node not in (self._hub.founding.owner, str(self._hub.id)):
             raise HubRefused(403, "role", "only the owner may do this", hint="Ask the owner of the hub.")
 
@@ -269,31 +283,36 @@ class HubApp:
         return await self._hub.lease(said.node, decode_message(LeaseRequest, said.body))
 
     async def _declare(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
-        return await self._intake.declare(said.node, decode_message(UpdateDeclaration, said.body))
+        return await self._uploads.declare(said.node, decode_message(UpdateDeclaration, said.body))
 
     async def _progress(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
-        return self._intake.progress(said.node, _upload_name(request))
+        return self._uploads.progress(said.node, _upload_name(request))
 
     async def _append(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         offset = _number(request, "offset", 1 << 44)
         if offset is None:
-            raise HubRefused(422, "message", "a piece says its offset", hint="PATCH .../{id}?offset=N")
-        return await self._intake.append(said.node, _upload_name(request), int(offset), said.body)
+            raise HubRefused(
+                422, "message", "the offset of the piece is missing", hint="PATCH .../{id}?offset=N"
+            )
+        return await self._uploads.append(said.node, _upload_name(request), int(offset), said.body)
 
     async def _blob(self, request: Request) -> Response:
-        """Unsigned: its name is its hash. Any cache may keep it. Who would follow is led to the store."""
+        """Serve a blob, or redirect to the object store if the client accepts that.
+
+        Unsigned: its name is its hash, so any cache may keep it.
+        """
         name = str(request.path_params["name"])
         is_name = re.fullmatch("[0-9a-f]{64}", name) is not None
         link = await self._link(request, name) if is_name else None  # first: it may take some seconds
         if not is_name or not self._hub.blobs.has(name):
             problem = Problem(
-                kind="blob", message="there is no such blob here", hint="Ask for the head again."
+                kind="blob", message="the hub does not have this blob", hint="Request the head again."
             )
             return Response(encode_message(problem), 404, {"content-type": "application/json"})
         headers = {"etag": f'"{name}"', "cache-control": _IMMUTABLE}
         if request.headers.get("if-none-match", "") == headers["etag"]:
             return Response(status_code=304, headers=headers)
-        if self._stock is not None:
+        if self._bucket is not None:
             headers["vary"] = STORE_HEADER
         if link is not None:
             elsewhere = {"location": link, "cache-control": "no-store", "vary": STORE_HEADER}
@@ -303,24 +322,24 @@ class HubApp:
         )
 
     async def _link(self, request: Request, name: str) -> str | None:
-        """Into the store, for whoever says that it would follow there."""
-        if self._stock is None or request.headers.get(STORE_HEADER) != self._stock.origin:
+        """Return a link into the object store if the client accepts redirects there; None otherwise."""
+        if self._bucket is None or request.headers.get(STORE_HEADER) != self._bucket.origin:
             return None
-        return await self._stock.link(name)
+        return await self._bucket.link(name)
 
     async def _page(self, request: Request) -> Response:
         headers = {"content-security-policy": POLICY, "cache-control": "public, max-age=5"}
         return HTMLResponse(self._rendered(), headers=headers)
 
     async def _openapi(self, request: Request) -> Response:
-        return JSONResponse(describe())
+        return JSONResponse(openapi_document())
 
     async def _figures(self, request: Request) -> Response:
         return Response(self._measured(), media_type="text/plain; version=0.0.4")
 
 
 class _CachedText:
-    """A text that is made anew once a second at most, however many ask for it."""
+    """Text that is rendered at most once a second, for any number of requests."""
 
     def __init__(self, make: Callable[[], str | bytes], now: Callable[[], float]) -> None:
         self._make, self._now = make, now
@@ -334,9 +353,11 @@ class _CachedText:
 
 
 def make_app(reception: HubApp) -> Starlette:
+    """Build the ASGI application; unknown routes get a JSON problem."""
+
     def plainly(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        problem = Problem(kind="route", message="there is nothing like this here", hint=_SEE)
+        problem = Problem(kind="route", message="there is no such route", hint=_SEE)
         return Response(encode_message(problem), status, {"content-type": "application/json"})
 
     return Starlette(routes=reception.routes(), exception_handlers={HTTPException: plainly})
@@ -372,17 +393,21 @@ def problem_of(error: HubRefused, time: float) -> Problem:
 
 
 async def _read_body(request: Request, most: int) -> bytes:
+    """Read the body of a request. Raise HubRefused (413) if it exceeds the limit."""
     pieces, size = [], 0
     async for piece in request.stream():
         size += len(piece)
         if size > most:
-            raise HubRefused(413, "length", f"{most} bytes are possible here", hint=_LESS)
+            raise HubRefused(413, "length", f"the body may have at most {most} bytes", hint=_LESS)
         pieces.append(piece)
     return b"".join(pieces)
 
 
 def _number(request: Request, name: str, most: float) -> float | None:
-    """A number of the query that is not negative; HubRefused (422) if it is none, or comes twice."""
+    """Return a non-negative number of the query; None if it is missing.
+
+    Raise HubRefused (422) if it is invalid or given twice.
+    """
     given = request.query_params.getlist(name)
     if not given:
         return None
@@ -391,11 +416,12 @@ def _number(request: Request, name: str, most: float) -> float | None:
     except ValueError:
         value = math.nan
     if len(given) > 1 or not 0 <= value <= most:
-        raise HubRefused(422, "message", f"{name} is a number from 0 to {most:g}, once", hint=_SEE)
+        raise HubRefused(422, "message", f"{name} must be one number from 0 to {most:g}", hint=_SEE)
     return value
 
 
 def _upload_name(request: Request) -> str:
+    """Return the upload id in the path. Raise HubRefused (404) if it is malformed."""
     name = str(request.path_params["upload"])
     if not _UPLOAD.fullmatch(name):
         raise HubRefused(404, "upload", "there is no such upload", hint="Declare it: POST /v1/uploads.")

@@ -1,8 +1,8 @@
-"""The hub's door: so many connections at once, so many of one address, and a word for those who are too many.
+"""Connection limits: total and per address; excess clients get 503 or 429.
 
-Connections count from the moment they are accepted, before anything was said on them. Beyond a limit some are
-still let in, to be told when to come again; beyond that they are closed without a word. Whoever comes from
-this machine itself is not counted by address: that may be a proxy, behind which is everybody.
+A connection counts from the moment it is accepted. Beyond a limit, a few clients are still accepted to
+receive the error; any more are closed at once. Connections from localhost are exempt from the per-address
+limit, because they may come from a reverse proxy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST = 8192
 _FIRST_REQUEST_S = 30.0
 _HANDSHAKE_S = 20.0
 _UNREAD_S = 120.0  # as long as a member has for a piece; a kernel tells of slow readers only now and then
-_TOLD_OF_ONE, _TOLD = 4, 64  # who are too many, and are let in to be told so
+_TOLD_OF_ONE, _TOLD = 4, 64  # excess clients that still get an error response
 _PAUSE_S, _SHOWN_S = 0.5, 60.0  # after the system refused to accept
 _MOST_FILES = 65_536
 _MOST_FILES_MACOS = 10_240  # the most there, whatever the hard limit says
@@ -41,7 +41,7 @@ Respond = Callable[[Mapping[str, str], HubRefused], Response]  # from the header
 
 
 class ConnectionLimiter:
-    """Who is in. Pure."""
+    """Counts of open connections, in total and per source. Pure."""
 
     def __init__(self, most: int, of_one: int | None = None) -> None:
         # A school may be behind one address; still, no address alone takes all places.
@@ -50,9 +50,12 @@ class ConnectionLimiter:
         self._here: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
 
-    def enter(self, address: str) -> Verdict:
-        """``crowded`` and ``full`` are let in to hear that; all but ``out`` must `leave`."""
-        place = place_of(address)
+    def admit(self, address: str) -> Verdict:
+        """Decide about a new connection.
+
+        ``crowded`` and ``full`` get an error response. Call `release` after all verdicts but ``out``.
+        """
+        place = source_of(address)
         verdict: Verdict = "in"
         if self._here.total() >= self.most:
             verdict = "full"
@@ -66,19 +69,24 @@ class ConnectionLimiter:
             self._told[place] += 1
         return verdict
 
-    def leave(self, address: str, verdict: Verdict) -> None:
-        counts, place = self._here if verdict == "in" else self._told, place_of(address)
+    def release(self, address: str, verdict: Verdict) -> None:
+        """Forget a closed connection that got this verdict."""
+        counts, place = self._here if verdict == "in" else self._told, source_of(address)
         counts[place] -= 1
         if not counts[place]:
             del counts[place]
 
     @property
-    def is_roomy(self) -> bool:
+    def has_room(self) -> bool:
+        """Tell whether fewer than 90 % of all connections are taken."""
         return self._here.total() < 0.9 * self.most
 
 
-def place_of(address: str) -> str:
-    """Whom an address belongs to: a home has 2^64 of IPv6's. Empty for this machine itself."""
+def source_of(address: str) -> str:
+    """Return the source that an address counts for: the address itself, or its /64 network for IPv6.
+
+    Empty for this machine.
+    """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -91,8 +99,10 @@ def place_of(address: str) -> str:
 
 
 class SlowClientProtocol(H11Protocol):
-    """h11, whatever else is installed; and whoever connects, or begins a request, asks for something soon,
-    and takes what it asked for."""
+    """HTTP/1.1 protocol that closes slow clients.
+
+    A client must send a complete request soon after it connects or starts one, and must read its response.
+    """
 
     is_made = False
     on_lost: Callable[[], None] | None = None
@@ -104,9 +114,10 @@ class SlowClientProtocol(H11Protocol):
         self._late = self.loop.call_later(_FIRST_REQUEST_S, self._give_up)
 
     def data_received(self, data: bytes) -> None:
-        """uvicorn's own clock stops at any byte: a request that is begun and never ended would stay.
+        """Restart the request timer.
 
-        One byte after the other gets no more time than silence.
+        uvicorn stops its own timer at any byte, so an unfinished request would stay open. Single bytes do not
+        extend the time.
         """
         super().data_received(data)
         if self._is_asked:
@@ -116,7 +127,10 @@ class SlowClientProtocol(H11Protocol):
 
     @property
     def _is_asked(self) -> bool:
-        """Before the first request there is no cycle; after the last it is complete."""
+        """Return True while a request is being handled.
+
+        There is no cycle before the first request, and it is complete after the last.
+        """
         return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]
 
     def _give_up(self) -> None:
@@ -124,7 +138,7 @@ class SlowClientProtocol(H11Protocol):
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """uvicorn waits for a reader without end."""
+        """Start a timer for the reader, because uvicorn would wait without limit."""
         super().pause_writing()
         self._forget_unread()
         self._unread = self.loop.call_later(_UNREAD_S, self.transport.abort)
@@ -147,7 +161,10 @@ class SlowClientProtocol(H11Protocol):
 
 
 class LimitedServer(uvicorn.Server):
-    """uvicorn, with a door of our own. For sockets that listen."""
+    """uvicorn server that accepts connections through a `ConnectionLimiter`.
+
+    Its sockets must listen already.
+    """
 
     def __init__(
         self,
@@ -157,18 +174,18 @@ class LimitedServer(uvicorn.Server):
         respond: Respond,
     ) -> None:
         super().__init__(config)
-        self._doors, self._troubles, self._respond = doors, troubles, respond
+        self._limiter, self._health, self._respond = doors, troubles, respond
         self._accepting: list[asyncio.Task[None]] = []
-        self._welcoming: set[asyncio.Task[None]] = set()
+        self._handling: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
         self._accepting = [asyncio.create_task(self._accept(one)) for one in sockets or ()]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for task in (*self._accepting, *self._welcoming):
+        for task in (*self._accepting, *self._handling):
             task.cancel()
-        await asyncio.gather(*self._accepting, *self._welcoming, return_exceptions=True)
+        await asyncio.gather(*self._accepting, *self._handling, return_exceptions=True)
         await super().shutdown(sockets)
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -181,24 +198,24 @@ class LimitedServer(uvicorn.Server):
             except OSError as error:  # no more files, or no more memory
                 until = loop.time() + _SHOWN_S
                 words = f"connections cannot be accepted: {error.strerror or error}"
-                self._troubles.tell("accepting", HealthWarning(words, _FEWER, until))
+                self._health.warn("accepting", HealthWarning(words, _FEWER, until))
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            verdict = self._doors.enter(str(peer[0]))
-            self._tell(verdict)
+            verdict = self._limiter.admit(str(peer[0]))
+            self._report(verdict)
             if verdict == "out":
                 line.close()
             else:
-                task = asyncio.create_task(self._welcome(line, str(peer[0]), verdict))
-                self._welcoming.add(task)
-                task.add_done_callback(self._welcoming.discard)
-            await asyncio.sleep(0)  # whoever connects without end keeps nobody else waiting
+                task = asyncio.create_task(self._handle(line, str(peer[0]), verdict))
+                self._handling.add(task)
+                task.add_done_callback(self._handling.discard)
+            await asyncio.sleep(0)  # other tasks run although connections keep arriving
 
-    async def _welcome(self, line: socket.socket, address: str, verdict: Verdict) -> None:
+    async def _handle(self, line: socket.socket, address: str, verdict: Verdict) -> None:
         protocol = SlowClientProtocol(self.config, self.server_state, self.lifespan.state)
         if verdict != "in":
-            protocol.app = self._telling(verdict)
-        protocol.on_lost = lambda: self._doors.leave(address, verdict)
+            protocol.app = self._rejection(verdict)
+        protocol.on_lost = lambda: self._limiter.release(address, verdict)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,
@@ -210,17 +227,17 @@ class LimitedServer(uvicorn.Server):
             pass
         finally:
             if not protocol.is_made:
-                self._doors.leave(address, verdict)
+                self._limiter.release(address, verdict)
 
-    def _tell(self, verdict: Verdict) -> None:
+    def _report(self, verdict: Verdict) -> None:
         if verdict == "full":
-            words = f"all {self._doors.most} connections that this hub may have are taken"
-            self._troubles.tell("connections", HealthWarning(words, _FEWER))
-        elif self._doors.is_roomy:
-            self._troubles.over("connections", "there is room for connections again")
+            words = f"all {self._limiter.most} connections of this hub are in use"
+            self._health.warn("connections", HealthWarning(words, _FEWER))
+        elif self._limiter.has_room:
+            self._health.resolve("connections", "the hub accepts connections again")
 
-    def _telling(self, verdict: Verdict) -> ASGIApp:
-        error = _FULL if verdict == "full" else _crowded(self._doors.of_one)
+    def _rejection(self, verdict: Verdict) -> ASGIApp:
+        error = _FULL if verdict == "full" else _crowded(self._limiter.of_one)
 
         async def tell(scope: Scope, receive: Receive, send: Send) -> None:
             answer = self._respond(Request(scope).headers, error)
@@ -231,21 +248,22 @@ class LimitedServer(uvicorn.Server):
 
 
 _FEWER = (
-    "Members come again by themselves. If it lasts, let fewer come to this hub directly (`barnraise hub up "
-    "--parent` makes a region of its own), or allow its process more open files (`ulimit -n`)."
+    "Members retry automatically. If it lasts, move some of them to a regional hub (`barnraise hub up "
+    "--parent`), or raise the limit of open files (`ulimit -n`)."
 )
-_FULL = HubRefused(
-    503, "busy", "the hub has as many connections as it can have", hint="Try again later.", retry_s=10.0
-)
+_FULL = HubRefused(503, "busy", "the hub has no free connections", hint="Try again later.", retry_s=10.0)
 
 
 def _crowded(most: int) -> HubRefused:
-    said = f"{most} connections came from this address, more are not possible at once"
+    said = f"this address already has {most} connections, which is the limit"
     return HubRefused(429, "rate", said, hint="Close some of them, or try again later.", retry_s=10.0)
 
 
 def raise_file_limit() -> int | None:
-    """To the hard limit, as far as it is of any use: soft ones are low by tradition. None: there is none."""
+    """Raise the limit of open files to the hard limit, or to what is useful.
+
+    Return the new limit; None if there is none.
+    """
     if sys.platform == "win32":
         return None
     import resource
@@ -262,5 +280,8 @@ def raise_file_limit() -> int | None:
 
 
 def connections_within(files: int | None, most: int) -> int:
-    """So many at once leave room for all else: each may read a blob at the same time."""
+    """Return the number of connections that leave enough open files for other uses.
+
+    Each connection may read a blob at the same time.
+    """
     return most if files is None else max(1, min(most, (files - _RESERVED_FILES) // 2))

@@ -1,6 +1,7 @@
-"""What a hub has to say about its own machine: a slow disk, a clock that jumped, no room for connections.
+"""Health of a hub's machine: slow disk, clock jumps, refused connections.
 
-Each is told once when it begins, in the log and on the page, with what to do; and once when it is over.
+Each warning is logged once when it starts, shown on the status page with a hint, and logged once when it is
+over.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from barnraise.core.units import format_duration
-from barnraise.hub.protocol.clock import ClockJumps, way
+from barnraise.hub.protocol.clock import ClockJumps, describe_jump
 
 logger = logging.getLogger(__name__)
 SLOW_S = 1.0  # a usual disk syncs in some hundredths of this, also an old one
@@ -21,17 +22,20 @@ _SLOW_ONES, _QUICK_ONES = 3, 5  # one after the other, before it is called slow,
 _LOOK_S = 1.0
 _CLOCK_SHOWN_S = 3600.0
 _FASTER_DISK = (
-    "Stop what else keeps the disk busy, or move the hub's directory to a faster one: an SSD rather than a "
-    "memory card, a USB stick or a network share. Nothing is lost meanwhile: who asks waits for the disk."
+    "Stop other programs that use the disk, or move the hub's directory to a faster disk: an SSD, not a "
+    "memory card, USB stick or network share. No data is lost; requests wait until the disk catches up."
 )
 _SET_CLOCK = (
-    "See that the clock is right now. Rounds and leases do not depend on it, and members whose clocks differ "
-    "go on with the hub's time; ages on the page, and when invites expire, go by the clock."
+    "Check that the clock is right. Rounds and leases do not depend on it, and members with other clocks use "
+    "the hub's time. Ages on the page and the expiry of invites follow the clock."
 )
 
 
 class DiskLatency:
-    """The thread that writes says when a commit begins and ends; anybody may ask."""
+    """Slow-disk detector, by the time that commits of the log take.
+
+    The writing thread reports commits; any thread may read.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -41,10 +45,12 @@ class DiskLatency:
         self._is_slow = False
         self.on_commit: Callable[[float], None] = lambda _: None
 
-    def begin(self) -> None:
+    def start_commit(self) -> None:
+        """Note that a commit has started."""
         self._began = self._now()
 
-    def end(self) -> None:
+    def end_commit(self) -> None:
+        """Note that the commit has ended, and judge the disk by its duration."""
         assert self._began is not None
         took = self._now() - self._began
         self._began = None
@@ -59,7 +65,7 @@ class DiskLatency:
         self.on_commit(took)
 
     def slow_s(self) -> float | None:
-        """How long a commit takes now, if the disk is slow. None if it is not."""
+        """Return the seconds that a commit takes now, or None if the disk is not slow."""
         began = self._began
         waits = 0.0 if began is None else self._now() - began
         if not self._is_slow and waits < _STUCK_S:
@@ -68,29 +74,33 @@ class DiskLatency:
 
 
 class HealthWarning(NamedTuple):
-    words: str
+    """A warning for the owner. ``until``: monotonic time; None means until it is resolved."""
+
+    message: str
     hint: str
     until: float | None = None  # by the monotonic clock; without it, until it is over
 
 
 class HealthStatus:
-    """Those of now, by kind."""
+    """Current health warnings of a hub, by kind."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._known: dict[str, HealthWarning] = {}
 
-    def tell(self, kind: str, trouble: HealthWarning, *, again: bool = False) -> None:
-        """Once while it lasts, unless it is something new each time (``again``)."""
+    def warn(self, kind: str, trouble: HealthWarning, *, again: bool = False) -> None:
+        """Set the warning of a kind, and log it if it is new. ``again``: log it every time."""
         if again or not self._lasts(self._known.get(kind)):
-            logger.warning("%s. %s", trouble.words, trouble.hint)
+            logger.warning("%s. %s", trouble.message, trouble.hint)
         self._known[kind] = trouble
 
-    def over(self, kind: str, words: str) -> None:
+    def resolve(self, kind: str, words: str) -> None:
+        """Remove the warning of a kind, and log that it is over."""
         if self._known.pop(kind, None) is not None:
             logger.info("%s", words)
 
-    def shown(self) -> list[HealthWarning]:
+    def current(self) -> list[HealthWarning]:
+        """Return the warnings that have not expired."""
         return [one for one in self._known.values() if self._lasts(one)]
 
     def _lasts(self, trouble: HealthWarning | None) -> bool:
@@ -98,7 +108,7 @@ class HealthStatus:
 
 
 class HealthMonitor:
-    """Looks at the disk and the clock of a hub's machine."""
+    """Periodic check of the disk and the clock of a hub's machine."""
 
     def __init__(
         self, troubles: HealthStatus, disk: DiskLatency, clock: Callable[[], float], now: Callable[[], float]
@@ -106,22 +116,23 @@ class HealthMonitor:
         self._troubles, self._disk, self._clock, self._now = troubles, disk, clock, now
         self._jumps = ClockJumps(clock(), now())
 
-    async def turn(self) -> bool:
-        """One of many: it is never the last."""
-        self.look()
+    async def run_once(self) -> bool:
+        """Check once, then sleep. Return False, because the monitor never finishes."""
+        self.check()
         await asyncio.sleep(_LOOK_S)
         return False
 
-    def look(self) -> None:
+    def check(self) -> None:
+        """Update the warnings about the disk and the clock."""
         slow = self._disk.slow_s()
         if slow is None:
-            self._troubles.over("disk", "the hub's disk is as fast as usual again")
+            self._troubles.resolve("disk", "the hub's disk has its normal speed again")
         else:
             words = f"the hub's disk is slow: a commit of its log takes {format_duration(slow)}"
-            self._troubles.tell("disk", HealthWarning(words, _FASTER_DISK))
+            self._troubles.warn("disk", HealthWarning(words, _FASTER_DISK))
         now = self._now()
-        jumped = self._jumps.seen(self._clock(), now)
+        jumped = self._jumps.check(self._clock(), now)
         if jumped:
-            slept = ", or it slept" if jumped > 0 else ""
-            words = f"this machine's clock jumped {way(jumped)}{slept}"
-            self._troubles.tell("clock", HealthWarning(words, _SET_CLOCK, now + _CLOCK_SHOWN_S), again=True)
+            slept = ", or the machine was suspended" if jumped > 0 else ""
+            words = f"this machine's clock jumped {describe_jump(jumped)}{slept}"
+            self._troubles.warn("clock", HealthWarning(words, _SET_CLOCK, now + _CLOCK_SHOWN_S), again=True)

@@ -1,7 +1,8 @@
-"""The hub itself: holds the state of the rounds, performs what they decide, and answers members.
+"""The hub object: it holds the state of the rounds, applies its decisions and answers members.
 
-It lives in one event loop. Decisions are pure and at once; then the log is written, and only then anybody is
-answered. If the log cannot be written, the state is read from it anew: what is not in it did not happen.
+It lives in one event loop. A decision is pure and immediate; then the log is written; only then the request
+is answered. If the log cannot be written, the hub reloads its state from the log. An event that is not in the
+log did not happen.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from barnraise.hub.protocol.messages import (
 )
 from barnraise.hub.protocol.replay_guard import LatestSigned
 from barnraise.hub.rounds import state_machine
-from barnraise.hub.rounds.restore import covered_by, recalled
+from barnraise.hub.rounds.restore import covered_samples, restore_state
 from barnraise.hub.rounds.state_machine import (
     DropUpdate,
     Event,
@@ -48,7 +49,7 @@ from barnraise.hub.rounds.state_machine import (
     decide,
 )
 from barnraise.hub.server.health import DiskLatency, HealthMonitor, HealthStatus
-from barnraise.hub.server.status import RoundWaits, described
+from barnraise.hub.server.status import RoundWaits, describe_run
 from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import FOLLOWS, SUCCEEDS, HubFounding, hub_blobs
 from barnraise.hub.storage.log import (
@@ -71,12 +72,12 @@ from barnraise.identity.node_id import NodeId
 
 logger = logging.getLogger(__name__)
 _MERGE_BACKOFF = Backoff(0.5, 30.0)
-_NOTED_EVERY_S = 60.0  # of a member what does not count: nobody fills the page alone
-MakeFinisher = Callable[[BlobStore, RoundConfig, VectorLayout], Aggregator]
+_NOTED_EVERY_S = 60.0  # rate limit of uncounted refusals, so that one member cannot fill the page
+MakeAggregator = Callable[[BlobStore, RoundConfig, VectorLayout], Aggregator]
 
 
 class Hub:
-    """Of one run."""
+    """Coordinator of one run."""
 
     founding: HubFounding
     is_mirror: bool
@@ -94,23 +95,23 @@ class Hub:
         self,
         directory: Path,
         hub: NodeId,
-        make_finisher: MakeFinisher,
+        make_finisher: MakeAggregator,
         is_region: bool = False,
         clock: Callable[[], float] = time.time,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.directory, self.id, self.clock, self.now = directory, hub, clock, now
         self.blobs = hub_blobs(directory)
-        self.signed, self.troubles, self.disk = LatestSigned(), HealthStatus(now), DiskLatency(now)
-        self._make_finisher, self._is_region = make_finisher, is_region
+        self.signed, self.health, self.disk = LatestSigned(), HealthStatus(now), DiskLatency(now)
+        self._make_aggregator, self._is_region = make_finisher, is_region
         self._log = HubLog(directory)
         self._reader = HubLog(directory)
         self._writer: HubLogWriter | None = None
-        self._finisher: asyncio.Task[Aggregator] | None = None
+        self._aggregator: asyncio.Task[Aggregator] | None = None
         self._changed = ChangeEvent()
         self._tasks: set[asyncio.Task[None]] = set()
         self._discarded: set[str] = set()  # blobs that go with the next commit
-        self._epoch = 0  # of the state: a merge that began before it was read anew does not count
+        self._epoch = 0  # of the state: a merge from before a reload does not count
         self._reloading = asyncio.Lock()
         self._joining = asyncio.Lock()
         self._merge_backoff = BackoffTimer(_MERGE_BACKOFF)
@@ -120,14 +121,18 @@ class Hub:
         self.on_commit: Callable[[CommittedRound], None] = lambda _: None
 
     async def start(self) -> None:
-        self.read()
+        """Load the state, remove orphaned blobs and start the background tasks.
+
+        Raise HubError in a mirror's directory.
+        """
+        self.reload()
         if self.is_mirror:
             raise HubError(
                 f"{self.directory} is a mirror of another hub",
-                hint="Follow on with `--follow`, or let its owner sign that it takes over.",
+                hint="Continue with `--follow`, or let its owner sign a handover.",
             )
         self._writer = HubLogWriter(self._log, self.disk)
-        self._prepare()
+        self._load_aggregator()
         founding = self.founding
         if founding.owner not in self.members:
             owner = MemberRecord(node=founding.owner, name="owner", role="owner", since=self.clock())
@@ -135,44 +140,48 @@ class Hub:
             await self.write([change(HubLog.put_member, owner)])
         swept = await asyncio.to_thread(self.blobs.sweep, self.needed_blobs())
         head = "no base yet" if not self.versions else f"version {self.versions[-1].number}"
-        logger.info("the hub of %s begins with %s; %d orphans were swept", founding.name, head, swept)
+        logger.info(
+            "the hub of %s starts with %s; %d orphaned blobs were removed", founding.name, head, swept
+        )
         self._spawn(self._tick())
-        lookout = HealthMonitor(self.troubles, self.disk, self.clock, self.now)
-        self._spawn(run_until_done(lookout.turn, "the hub could not look after its machine", 5.0))
+        lookout = HealthMonitor(self.health, self.disk, self.clock, self.now)
+        self._spawn(run_until_done(lookout.run_once, "the health check failed", 5.0))
 
     async def close(self) -> None:
+        """Cancel the background tasks and close the log."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
-        if self._finisher is not None:
-            (await self._finisher).close()
+        if self._aggregator is not None:
+            (await self._aggregator).close()
         self._log.close()
         self._reader.close()
 
-    # What anybody may know.
+    # Public information.
 
     @property
     def version(self) -> int | None:
         return self.state.version
 
     def description(self) -> RunDescription:
-        return described(self.id, self.founding, self.layout, self.state, self.store)
+        """Return the public description of the run."""
+        return describe_run(self.id, self.founding, self.layout, self.state, self.store)
 
     async def head(self, after: int | None, wait: float) -> VersionHead:
-        """At once if there is something newer than ``after``; otherwise when there is, or when time is up."""
-        await self.until(lambda: self._has_news(after), wait)
+        """Return the steps after a version. Wait up to ``wait`` seconds if there are none."""
+        await self.wait_until(lambda: self._has_news(after), wait)
         if self.version is None:
             raise state_machine.NO_BASE.error()
         steps = steps_after(self.versions, after)
-        waits = "" if steps else self.waits.said(self.state, self.members, self.now())
+        waits = "" if steps else self.waits.text(self.state, self.members, self.now())
         return VersionHead(
             version=self.version, steps=steps, waits_for=waits, finished=self.state.is_finished
         )
 
-    async def until(self, holds: Callable[[], bool], wait: float) -> None:
-        """Asks again at every version, for so many seconds at most."""
+    async def wait_until(self, holds: Callable[[], bool], wait: float) -> None:
+        """Wait until ``holds`` is true, checking after every version, or until the time is up."""
         until = self.now() + wait
         while not holds() and (left := until - self.now()) > 0:
             await self._changed.wait(left)
@@ -180,9 +189,10 @@ class Hub:
     def _has_news(self, after: int | None) -> bool:
         return self.version is not None and (after != self.version or self.state.is_finished)
 
-    # What members ask for.
+    # Requests of members.
 
     async def join(self, node: str, message: JoinRequest) -> JoinResponse:
+        """Add a member by its invite token. Raise HubRefused (403) if the invite cannot be used."""
         async with self._joining:  # or one use is read by many before the first has used it up
             grant = use_grant(self._reader.grant(hash_token(message.token)), node, self.clock())
             member = self.members.get(node)
@@ -194,11 +204,11 @@ class Hub:
         return JoinResponse(role=member.role, description=self.description())
 
     def has_invited(self, token: str) -> bool:
-        """Whether there is such an invite, used up or not."""
+        """Return True if the token belongs to an invite, used or not."""
         return self._reader.grant(hash_token(token)) is not None
 
     def member(self, node: str) -> MemberRecord:
-        """HubRefused for whoever is none, or is in quarantine."""
+        """Return the record of a member. Raise HubRefused (403) if the node is unknown or in quarantine."""
         member = self.members.get(node)
         if member is None:
             raise HubRefused(403, "member", "this machine is not a member of the run", hint=_JOIN)
@@ -207,8 +217,9 @@ class Hub:
         return member
 
     async def lease(self, node: str, message: LeaseRequest) -> Lease:
+        """Grant a lease, or return the one that the member holds."""
         if self.member(node).role == "mirror":
-            raise HubRefused(403, "role", "a mirror does not train", hint=_JOIN)
+            raise HubRefused(403, "role", "a mirror cannot train", hint=_JOIN)
         name = secrets.token_hex(16)
         decision = await self.step(
             state_machine.LeaseRequested(node, name, message.version, message.samples_per_s)
@@ -228,40 +239,48 @@ class Hub:
         )
 
     async def leave(self, node: str) -> None:
-        """Its lease returns to the pool."""
+        """Return the member's lease to the sample pool."""
         self.member(node)
         await self.step(state_machine.LeaseAbandoned(node))
 
     def replica(self, node: str, after: int | None) -> LogReplica:
-        """For a mirror, or for the owner."""
+        """Return a copy of the log for a mirror or the owner. Raise HubRefused (403) for other roles."""
         if self.member(node).role not in ("mirror", "owner"):
             raise HubRefused(403, "role", "only a mirror may copy the hub", hint=_JOIN)
         return replica_of(self._reader, after)
 
-    # What the parts of the hub use.
+    # For the other modules of the hub.
 
     def needed_blobs(self) -> set[str]:
-        """Of the chain, of the run's code, and of updates that wait."""
+        """Return the blobs of the versions, of the run's code and of pending updates."""
         return self.own_blobs() | {one.sha256 for one in self.arrivals.values()}
 
     def own_blobs(self) -> set[str]:
-        """What no member may send as its own: the chain and the run's code."""
+        """Return the blobs that no member may upload: those of the versions and the run's code."""
         return named_blobs(self.versions) | self.founding.blobs
 
-    def let_go(self, blob: str) -> None:
-        """At once, or with the next commit: what is being merged may become a blob of the same name."""
+    def release_blob(self, blob: str) -> None:
+        """Remove an unneeded blob now, or at the next commit if a merge is running.
+
+        The merge may produce a blob of the same name.
+        """
         if self.state.closing:
             self._discarded.add(blob)
         elif blob not in self.needed_blobs():
             self.blobs.remove(blob)
 
-    async def finisher(self) -> Aggregator:
-        if self._finisher is None:
+    async def aggregator(self) -> Aggregator:
+        """Return the aggregator once it is loaded. Raise HubRefused if the run has no base yet."""
+        if self._aggregator is None:
             raise state_machine.NO_BASE.error()
-        return await asyncio.shield(self._finisher)
+        return await asyncio.shield(self._aggregator)
 
     async def step(self, event: Event, changes: Changes | None = None) -> RoundDecision:
-        """Decide, write, perform. ``changes`` are written along, unless it is refused: HubRefused (409)."""
+        """Decide about an event, write the log, then apply the effects.
+
+        Write ``changes`` in the same transaction. Raise HubRefused (409) if the event is refused; ``changes``
+        are not written then.
+        """
         before = self.state.pool
         decision = decide(self.state, event, self.now())
         self.state = decision.state
@@ -278,14 +297,17 @@ class Hub:
         await self.write(todo)
         for effect in decision.effects:
             if isinstance(effect, MergeRound):
-                self._spawn(self._finish(effect))
+                self._spawn(self._merge_round(effect))
         self._wake.set()
         if refusal is not None:
             raise refusal.error()
         return decision
 
     async def write(self, changes: Changes) -> None:
-        """HubRefused (503) if the disk does not take it; the state is then as the log has it."""
+        """Write changes to the log.
+
+        Raise HubRefused (503) if the disk fails; the state is reloaded from the log then.
+        """
         epoch = self._epoch
         assert self._writer is not None, "it was started"
         try:
@@ -293,23 +315,23 @@ class Hub:
         except HubError as error:
             async with self._reloading:
                 if self._epoch == epoch:
-                    logger.error("%s: going back to what the log holds", error.message)
-                    self.read()
-                    self._prepare()
-                    self._writer.start_again()
+                    logger.error("%s: reloading the state from the log", error.message)
+                    self.reload()
+                    self._load_aggregator()
+                    self._writer.resume()
                     self._wake.set()
             raise HubRefused(503, "disk", error.message, hint=error.hint, retry_s=5.0) from error
 
-    async def found(self, base: CommittedRound, layout: VectorLayout, course: HubDataOrder) -> None:
-        """The owner's base is there."""
+    async def set_base(self, base: CommittedRound, layout: VectorLayout, course: HubDataOrder) -> None:
+        """Set the owner's base as version 0. Raise HubRefused if there is one already."""
         if self.version is not None:
             raise state_machine.BASE_THERE.error()
-        await self.adopt([base], layout, course)
+        await self.adopt_versions([base], layout, course)
 
-    async def adopt(
+    async def adopt_versions(
         self, versions: Sequence[CommittedRound], layout: VectorLayout, course: HubDataOrder
     ) -> None:
-        """Versions of the chain that another hub made; their blobs are here."""
+        """Append versions that another hub made. Their blobs must be here."""
         facts = [change(HubLog.set_fact, "layout", layout), change(HubLog.set_fact, "course", course)]
         await self.write([*facts, *(change(HubLog.put_version, one) for one in versions)])
         before = named_blobs(self.versions)
@@ -318,28 +340,28 @@ class Hub:
         if self.state.course is None:
             await self.step(state_machine.RunFounded(course))
         await self.step(state_machine.RoundCommitted(self.versions[-1].number))
-        self._prepare()
+        self._load_aggregator()
         self._changed.announce()
         await asyncio.to_thread(self.blobs.remove_all, before - self.needed_blobs())
 
-    async def note(self, node: str, kind: str, reason: str) -> None:
-        """A refusal, for the page; some kinds count, and bring their sender into quarantine."""
+    async def record_refusal(self, node: str, kind: str, reason: str) -> None:
+        """Record a refusal for the status page. Some kinds count towards the member's quarantine."""
         if kind not in update_checks.COUNTED and self._notes.take(node, self.now()) > 0:
             return
         refusal = RefusedUpdate(node=node, kind=kind, reason=reason, time=self.clock())
         self.refusals = [*self.refusals, refusal][-MOST_REFUSALS:]
         changes = [change(HubLog.put_refusal, refusal)]
         member = self.members.get(node)
-        logger.warning("refused (%s) of %s: %s", kind, member.name if member else node[:9], reason)
+        logger.warning("refused (%s) from %s: %s", kind, member.name if member else node[:9], reason)
         if member is not None:
             after = update_checks.after_refusal(member, kind, reason, self.founding.terms)
             self.members[node] = after
             changes.append(change(HubLog.put_member, after))
         await self.write(changes)
 
-    async def refuse(self, node: str, kind: str, reason: str) -> bool:
-        """Note it and take the member's lease back; whether it is in quarantine now."""
-        await self.note(node, kind, reason)
+    async def refuse_update(self, node: str, kind: str, reason: str) -> bool:
+        """Record a refusal and release the member's lease. Return True if the member is in quarantine now."""
+        await self.record_refusal(node, kind, reason)
         await self.step(state_machine.LeaseAbandoned(node))
         return node in self.members and bool(self.members[node].quarantine)
 
@@ -350,32 +372,33 @@ class Hub:
     async def expel(self, node: str) -> None:
         """Ban a member until the owner pardons it. Its updates that wait for their round still count."""
         if node == self.founding.owner:
-            raise HubRefused(403, "role", "the owner cannot be sent away", hint="Name another member.")
-        await self._set_quarantine(node, "the owner sent this machine away")
+            raise HubRefused(403, "role", "the owner cannot be expelled", hint="Name another member.")
+        await self._set_quarantine(node, "the owner expelled this machine")
         await self.step(state_machine.LeaseAbandoned(node))
 
     async def _set_quarantine(self, node: str, why: str) -> None:
         member = self.members.get(node)
         if member is None:
-            raise HubRefused(404, "member", "nobody has this id here", hint="Copy it from the hub's page.")
+            raise HubRefused(404, "member", "no member has this id", hint="Copy it from the hub's page.")
         after = msgspec.structs.replace(member, refusals=0, quarantine=why)
         self.members[node] = after
         await self.write([change(HubLog.put_member, after)])
 
-    # How a round ends.
+    # Merging and committing a round.
 
-    async def _finish(self, close: MergeRound) -> None:
+    async def _merge_round(self, close: MergeRound) -> None:
+        """Merge a closed round and commit the result; retry after a failure."""
         epoch = self._epoch
         try:
-            finisher = await self.finisher()
+            finisher = await self.aggregator()
             arrivals = tuple(self.arrivals[one.id] for one in close.updates)
-            merged = await asyncio.to_thread(finisher.finish, self._closed(arrivals))
+            merged = await asyncio.to_thread(finisher.merge, self._closed_round(arrivals))
             if self._epoch == epoch:
                 await self._commit(arrivals, merged)
             self._merge_backoff.reset()
         except Exception as error:  # noqa: BLE001  # whatever it is, the round must not hang
             wait_s = self._merge_backoff.next_wait()
-            logger.error("the round could not be merged, it is tried again in %.1f s: %s", wait_s, error)
+            logger.error("merging the round failed, retrying in %.1f s: %s", wait_s, error)
             await asyncio.sleep(wait_s)
             await self._tick_once(
                 state_machine.MergeFailed(close.updates)
@@ -383,31 +406,32 @@ class Hub:
                 else state_machine.ClockTick()
             )
 
-    def _closed(self, arrivals: tuple[AcceptedUpdate, ...]) -> ClosedRound:
+    def _closed_round(self, arrivals: tuple[AcceptedUpdate, ...]) -> ClosedRound:
         chain = tuple(self.versions[last_base(self.versions) :])
-        strangers, seen = update_checks.strangers_of(self.members), tuple(self.seen)
+        strangers, seen = update_checks.stranger_nodes(self.members), tuple(self.seen)
         return ClosedRound(arrivals, strangers, self.versions[-1], chain, self.clock(), seen)
 
     async def _commit(self, arrivals: tuple[AcceptedUpdate, ...], merged: RoundResult) -> None:
-        """One transaction: the version, its contributors, and the end of their updates."""
+        """Commit a merged round in one transaction: the version, its contributions and the end of its
+        updates."""
         versions, refused = merged.versions, merged.refused
         spans = tuple(span for one in arrivals if one.update.id in refused for span in one.spans)
         decision = decide(self.state, state_machine.UpdateDropped(spans), self.now())
         self.state = decision.state
         changes = changes_of(decision.effects)  # of leases that end at this very moment
-        changes += [change(HubLog.end_arrival, one.update.id) for one in arrivals]
+        changes += [change(HubLog.delete_arrival, one.update.id) for one in arrivals]
         changes.append(change(HubLog.put_pool, self.state.pool))
         norms = update_checks.confirmed_norms(
-            arrivals, merged.contributions, update_checks.strangers_of(self.members)
+            arrivals, merged.contributions, update_checks.stranger_nodes(self.members)
         )
         changes += [change(HubLog.put_norms, norms)] if norms else []
         for place, version in enumerate(versions):
             parts = merged.contributions if place == 0 else ()
             changes.append(change(HubLog.put_version, version, parts))
-        await self.write(changes)  # nobody sees the version before this
+        await self.write(changes)  # the version is public from here on
         before = named_blobs(self.versions)
         self.versions += versions
-        self.seen = update_checks.with_norms(self.seen, norms)
+        self.seen = update_checks.replace_norms(self.seen, norms)
         self.covered += sum(version.samples for version in versions)
         number = self.versions[-1].number
         for one in arrivals:
@@ -420,7 +444,7 @@ class Hub:
         for one in arrivals:
             if one.update.id in refused:
                 verdict = refused[one.update.id]
-                await self.refuse(one.update.node, verdict.kind, verdict.reason)
+                await self.refuse_update(one.update.node, verdict.kind, verdict.reason)
         gone = before | {one.sha256 for one in arrivals} | self._discarded | merged.spent
         self._discarded.clear()
         await asyncio.to_thread(self.blobs.remove_all, gone - self.needed_blobs())
@@ -428,7 +452,7 @@ class Hub:
     async def _tick(self) -> None:
         await self._tick_once()
         while True:
-            pause = max(0.02, min(30.0, state_machine.next_moment(self.state, self.now()) - self.now()))
+            pause = max(0.02, min(30.0, state_machine.next_deadline(self.state, self.now()) - self.now()))
             self._wake.clear()
             try:
                 async with asyncio.timeout(pause):  # wait_for would miss a cancellation at the same moment
@@ -442,8 +466,8 @@ class Hub:
         except HubError as error:
             logger.error("%s", error.message)
             await asyncio.sleep(1.0)
-        except Exception:  # nobody waits for whoever ticks: it would only be gone
-            logger.exception("the rounds could not go on, it is tried again")
+        except Exception:  # an error would end the background task silently
+            logger.exception("an event of the rounds failed and is repeated")
             await asyncio.sleep(1.0)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
@@ -451,21 +475,24 @@ class Hub:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _prepare(self) -> None:
-        """What merges needs torch, whose import takes a while: the hub answers meanwhile."""
-        if self._finisher is None and self.layout is not None:
-            terms, layout = self.founding.terms, self.layout
-            work = asyncio.to_thread(self._make_finisher, self.blobs, terms, layout)
-            self._finisher = asyncio.create_task(work)
+    def _load_aggregator(self) -> None:
+        """Load the aggregator in a thread.
 
-    def read(self) -> None:
-        """The state as the log has it. Leases get their whole time again."""
+        It imports torch, which takes a while; the hub answers meanwhile.
+        """
+        if self._aggregator is None and self.layout is not None:
+            terms, layout = self.founding.terms, self.layout
+            work = asyncio.to_thread(self._make_aggregator, self.blobs, terms, layout)
+            self._aggregator = asyncio.create_task(work)
+
+    def reload(self) -> None:
+        """Load the state from the log. Every lease gets its whole time again."""
         found = self._reader.read()
         founding = read_fact(found.facts, "founding", HubFounding)
         if founding is None:
-            raise HubError(f"there is no hub in {self.directory}", hint="Found one with `barnraise hub up`.")
+            raise HubError(f"there is no hub in {self.directory}", hint="Create one with `barnraise hub up`.")
         self.founding = founding
-        self.signed.recall(found.facts)
+        self.signed.restore(found.facts)
         self.is_mirror = FOLLOWS in found.facts and SUCCEEDS not in found.facts
         self.layout = read_fact(found.facts, "layout", VectorLayout)
         self.versions = list(found.versions)
@@ -473,11 +500,11 @@ class Hub:
         self.arrivals = {one.update.id: one for one in found.arrivals}
         self.refusals = list(found.refusals)
         self.seen = list(found.seen)
-        self.state = recalled(found, founding, self.now(), is_region=self._is_region)
-        self.covered = covered_by(found, self.state)
+        self.state = restore_state(found, founding, self.now(), is_region=self._is_region)
+        self.covered = covered_samples(found, self.state)
         self._epoch += 1
         self._changed.announce()
 
 
 _JOIN = "Join with an invite: `barnraise join --invite ...`."
-_PARDON = "Ask the owner of the hub to let this machine in again: `barnraise hub pardon`."
+_PARDON = "Ask the owner of the hub to run `barnraise hub pardon`."

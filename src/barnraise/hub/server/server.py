@@ -1,4 +1,4 @@
-"""The hub's process: uvicorn, and an end that loses nothing."""
+"""The hub's server process: uvicorn with connection limits, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from barnraise.hub.server.connection_limits import (
     connections_within,
     raise_file_limit,
 )
-from barnraise.hub.server.hub import Hub, MakeFinisher
+from barnraise.hub.server.hub import Hub, MakeAggregator
 from barnraise.hub.server.uploads import HeldOut, UploadService
 from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import hub_key
-from barnraise.hub.storage.directory_lock import check_hub, facts_in
+from barnraise.hub.storage.directory_lock import check_hub, read_facts
 
 logger = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 75
@@ -48,8 +48,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class ListenOptions(NamedTuple):
-    """Where a hub listens, and until when. TLS, unless it is for a proxy on the same machine that speaks it
-    itself (``plain``)."""
+    """Address to listen on, and when to stop. ``plain``: no TLS, for a proxy on the same machine."""
 
     host: str
     port: int
@@ -57,41 +56,45 @@ class ListenOptions(NamedTuple):
     with_parent: bool = False  # until standard input ends
 
 
-def outer_step(blobs: BlobStore, terms: RoundConfig, layout: VectorLayout) -> Aggregator:
+def make_outer_step(blobs: BlobStore, terms: RoundConfig, layout: VectorLayout) -> Aggregator:
+    """Make the aggregator of a hub. Imports torch."""
     from barnraise.hub.aggregation.outer_step import OuterStep  # torch, which takes a while
 
     return OuterStep(blobs, terms, layout)
 
 
 @contextlib.asynccontextmanager
-async def running(
+async def running_hub(
     directory: Path,
     *,
     held_out: Path | None = None,
-    make_finisher: MakeFinisher = outer_step,
+    make_finisher: MakeAggregator = make_outer_step,
     is_region: bool = False,
     store: BucketUrl | None = None,
 ) -> AsyncIterator[tuple[Hub, Starlette]]:
-    """A hub that works, and its application. ``held_out``: the owner's file that tries updates."""
+    """Run a hub and yield it with its ASGI application.
+
+    ``held_out``: the owner's file that validates updates.
+    """
     key = hub_key(directory)
     hub = Hub(directory, key.id, make_finisher, is_region)
     try:
         await hub.start()
-        async with _stocked(hub, store) as stock, _trying(hub, held_out) as check:
+        async with _bucket_uploader(hub, store) as stock, _held_out_check(hub, held_out) as check:
             yield hub, make_app(HubApp(hub, UploadService(hub, check), key, stock))
     finally:
         await hub.close()
 
 
 @contextlib.asynccontextmanager
-async def _stocked(hub: Hub, store: BucketUrl | None) -> AsyncIterator[BucketUploader | None]:
-    """The hub's blobs in the store, if there is to be one, for as long as this lasts."""
+async def _bucket_uploader(hub: Hub, store: BucketUrl | None) -> AsyncIterator[BucketUploader | None]:
+    """Upload the hub's blobs to the object store, if one is configured, while the context is open."""
     if store is None:
         yield None
         return
     stock = BucketUploader(hub, await asyncio.to_thread(S3Bucket, store, str(hub.id)))
     hub.store = stock.origin
-    keeping = asyncio.create_task(stock.keep())
+    keeping = asyncio.create_task(stock.run())
     try:
         yield stock
     finally:
@@ -99,7 +102,8 @@ async def _stocked(hub: Hub, store: BucketUrl | None) -> AsyncIterator[BucketUpl
 
 
 @contextlib.asynccontextmanager
-async def _trying(hub: Hub, held_out: Path | None) -> AsyncIterator[HeldOut | None]:
+async def _held_out_check(hub: Hub, held_out: Path | None) -> AsyncIterator[HeldOut | None]:
+    """Yield the held-out check, or None if the owner gave no file."""
     if held_out is None:
         yield None
         return
@@ -115,16 +119,17 @@ async def _trying(hub: Hub, held_out: Path | None) -> AsyncIterator[HeldOut | No
 async def serve(
     directory: Path, listening: ListenOptions, store: BucketUrl | None = None, held_out: Path | None = None
 ) -> None:
-    """Until SIGINT or SIGTERM. HubError if the port is taken."""
+    """Serve a hub until SIGINT or SIGTERM. Raise HubError if the port is taken."""
     with bind_listener(listening) as listener:
-        check_hub(facts_in(directory), directory)
-        async with running(directory, store=store, held_out=held_out) as (hub, app):
+        check_hub(read_facts(directory), directory)
+        async with running_hub(directory, store=store, held_out=held_out) as (hub, app):
             await serve_app(directory, hub, app, listening, listener)
 
 
 async def serve_app(
     directory: Path, hub: Hub, app: Starlette, listening: ListenOptions, listener: socket.socket
 ) -> None:
+    """Serve an application on a bound socket until SIGINT or SIGTERM."""
     config = uvicorn.Config(
         app,
         http=SlowClientProtocol,
@@ -148,7 +153,7 @@ async def serve_app(
     doors = ConnectionLimiter(connections_within(raise_file_limit(), MOST))
     if doors.most < _FEW:
         logger.warning(
-            "this process may open so few files that %d connections are possible: raise `ulimit -Hn`",
+            "the limit of open files permits only %d connections: raise `ulimit -Hn`",
             doors.most,
         )
     key = hub_key(directory)
@@ -156,7 +161,7 @@ async def serve_app(
     def respond(asked: Mapping[str, str], error: HubRefused) -> Response:
         return error_response(key, asked, error, hub.clock())
 
-    server = LimitedServer(config, doors, hub.troubles, respond)
+    server = LimitedServer(config, doors, hub.health, respond)
     _listen(listening, listener)
     name, bound = hub.founding.name, listener.getsockname()[1]
     logger.info("the hub of %s listens at port %d", name, bound)
@@ -166,15 +171,14 @@ async def serve_app(
 
 
 def _stop_with_input(server: uvicorn.Server) -> None:
-    """Whoever started this process holds the other end, and is gone when it closes."""
+    """Stop the server when standard input closes: the process that started this one has ended."""
     while sys.stdin.buffer.read(1):
         pass
     server.should_exit = True
 
 
 def bind_listener(listening: ListenOptions) -> socket.socket:
-    """The port, before anything is begun that would need it; nobody is kept waiting there before `_listen`.
-    HubError if it is taken."""
+    """Bind the port before any other work, without listening yet. Raise HubError if it is taken."""
     family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
     # Named TCP, so that asyncio sends small answers at once instead of waiting for the ones before.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -184,7 +188,7 @@ def bind_listener(listening: ListenOptions) -> socket.socket:
         listener.bind((listening.host, listening.port))
     except OSError as error:
         listener.close()
-        raise _taken(listening, error) from error
+        raise _listen_error(listening, error) from error
     listener.setblocking(False)
     return listener
 
@@ -192,11 +196,11 @@ def bind_listener(listening: ListenOptions) -> socket.socket:
 def _listen(listening: ListenOptions, listener: socket.socket) -> None:
     try:
         listener.listen(_BACKLOG)
-    except OSError as error:  # somebody else bound it, too, and listened first
-        raise _taken(listening, error) from error
+    except OSError as error:  # another process bound the port, too, and listened first
+        raise _listen_error(listening, error) from error
 
 
-def _taken(listening: ListenOptions, error: OSError) -> HubError:
+def _listen_error(listening: ListenOptions, error: OSError) -> HubError:
     return HubError(
         f"the hub cannot listen at {listening.host} port {listening.port}: {error.strerror or error}",
         hint="Stop what uses the port, or give another one with `--port`.",
@@ -204,6 +208,7 @@ def _taken(listening: ListenOptions, error: OSError) -> HubError:
 
 
 def check_plain(listening: ListenOptions) -> None:
+    """Raise HubError if a hub without TLS would listen on a public address."""
     if listening.plain and listening.host not in _LOOPBACK:
         raise HubError(
             f"a hub without TLS may not listen at {listening.host}",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from barnraise.core.units import counted, format_duration
-from barnraise.hub.aggregation.update_checks import names_of
+from barnraise.hub.aggregation.update_checks import member_names
 from barnraise.hub.protocol.messages import PROTOCOL, RunDescription, VectorLayout
 from barnraise.hub.rounds.leases import LEAST_NORMS, can_be_compared, held_s
 from barnraise.hub.rounds.state_machine import RoundState
@@ -18,9 +18,10 @@ from barnraise.identity.node_id import NodeId
 _AGAIN_S = 1.0
 
 
-def described(
+def describe_run(
     hub: NodeId, founding: HubFounding, layout: VectorLayout | None, state: RoundState, store: str | None
 ) -> RunDescription:
+    """Return the public description of a run."""
     return RunDescription(
         protocol=PROTOCOL,
         hub=str(hub),
@@ -36,8 +37,8 @@ def described(
     )
 
 
-def waits_for(state: RoundState, names: Mapping[str, str], now: float) -> str:
-    """For whom the round waits, and how long at most: a sentence."""
+def describe_wait(state: RoundState, names: Mapping[str, str], now: float) -> str:
+    """Return a sentence that says what the round waits for, and for how long at most."""
     if state.version is None:
         return "waits for the owner's base"
     if state.closing:
@@ -46,13 +47,13 @@ def waits_for(state: RoundState, names: Mapping[str, str], now: float) -> str:
         here = counted(len(state.waiting), "stranger's update")
         missing = LEAST_NORMS - len(state.waiting)
         return (
-            f"{here} here, and nothing says yet how large one may be. Waits for {missing} more, or for one "
-            "of a friend or the owner: invite a friend (`barnraise invite`), or train along (`barnraise hub "
-            "up` without `--no-train`)"
+            f"{here} received, but there is nothing to compare the norm with. Waits for {missing} more, or "
+            "for one of a friend or the owner: invite a friend (`barnraise invite`), or train on the hub "
+            "(`barnraise hub up` without `--no-train`)"
         )
     late = [one for one in state.lent.values() if now < one.overdue]
     if not late:
-        return "waits for somebody to take a lease"
+        return "waits for a member to take a lease"
     first = heapq.nsmallest(5, late, key=lambda one: one.overdue)
     held = [format_duration(round(held_s(one, state.terms, now))) for one in first]
     some = ", ".join(
@@ -61,16 +62,20 @@ def waits_for(state: RoundState, names: Mapping[str, str], now: float) -> str:
     )
     more = f" and {len(late) - 5} more" if len(late) > 5 else ""
     until = format_duration(max(0.0, max(one.overdue for one in late) - now))
-    return f"{counted(len(state.waiting), 'update')} here; waits for {some}{more}, {until} at most"
+    return f"{counted(len(state.waiting), 'update')} received; waits for {some}{more}, {until} at most"
 
 
 class RoundWaits:
-    """The sentence, anew once a second: it looks at everybody's lease, and everybody who waits asks."""
+    """Cache of the wait sentence, renewed once a second.
+
+    Making it reads every lease, and every long poll needs it.
+    """
 
     def __init__(self) -> None:
         self._said, self._at = "", -math.inf
 
-    def said(self, state: RoundState, members: Mapping[str, MemberRecord], now: float) -> str:
+    def text(self, state: RoundState, members: Mapping[str, MemberRecord], now: float) -> str:
+        """Return the wait sentence, at most a second old."""
         if now - self._at >= _AGAIN_S:
-            self._said, self._at = waits_for(state, names_of(members), now), now
+            self._said, self._at = describe_wait(state, member_names(members), now), now
         return self._said

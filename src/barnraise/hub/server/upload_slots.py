@@ -1,8 +1,8 @@
-"""Places for the large bodies that members send: few at once, and nobody keeps the others out.
+"""Upload slots: a limit on the large bodies that members send at once.
 
-A body has its place until it was answered, and two minutes to arrive. If others wait for a place, those who
-were there longest have ten seconds: then they are told to send less at once, which an honest slow line does.
-So whoever sends byte by byte, with however many keys, costs the next one in the queue ten seconds.
+A body holds its slot until its response is sent, and has two minutes to arrive. If other members wait for a
+slot, the longest holders get ten seconds. After that they must send smaller pieces, which an honest slow line
+does. So a member that trickles bytes delays the next in the queue by ten seconds at most.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ DEADLINE_S = 120.0
 FAIR_S = 10.0  # 1 MiB at 0.8 Mbit/s
 
 
-class Places:
-    """Of one hub."""
+class UploadSlots:
+    """Semaphore for large bodies, in total and per member."""
 
     def __init__(self, at_once: int = AT_ONCE, of_one: int = OF_ONE, fair_s: float = FAIR_S) -> None:
         self._free = asyncio.Semaphore(at_once)
@@ -30,11 +30,12 @@ class Places:
         self._waiting = 0
 
     @contextlib.asynccontextmanager
-    async def place(self, member: str) -> AsyncIterator[None]:
+    async def slot(self, member: str) -> AsyncIterator[None]:
+        """Hold an upload slot of a member while the context is open."""
         async with self._own[member]:
             self._waiting += 1
             try:
-                self._hurry()
+                self._shorten_deadlines()
                 await self._free.acquire()
             finally:
                 self._waiting -= 1
@@ -44,22 +45,22 @@ class Places:
                 self._free.release()
 
     @contextlib.asynccontextmanager
-    async def reading(self, *, has_place: bool) -> AsyncIterator[None]:
-        """HubRefused (408) if the body takes too long."""
+    async def reading(self, *, has_slot: bool) -> AsyncIterator[None]:
+        """Limit the time to read a body. Raise HubRefused (408) if it takes too long."""
         try:
             async with asyncio.timeout(DEADLINE_S) as deadline:
-                if has_place:
+                if has_slot:
                     self._reading[deadline] = asyncio.get_running_loop().time()
                 try:
-                    self._hurry()
+                    self._shorten_deadlines()
                     yield
                 finally:
                     self._reading.pop(deadline, None)
         except TimeoutError as error:
             raise HubRefused(408, "slow", "the body took too long", hint="Send less at once.") from error
 
-    def _hurry(self) -> None:
-        """For each who waits, the one that is longest here."""
+    def _shorten_deadlines(self) -> None:
+        """Reduce the deadlines of the longest holders, one per waiting member."""
         if not self._free.locked():
             return
         for deadline, since in list(self._reading.items())[: self._waiting]:

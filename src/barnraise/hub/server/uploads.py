@@ -1,7 +1,7 @@
-"""Uploads: pieces into a file, the file through admission, and what passed to the round.
+"""Resumable uploads: append pieces to a file, check the file, and pass the update to its round.
 
-A partial file is named by who sends what, so that the same declaration finds it again, also after the hub
-began anew. It becomes a blob only when its content has the declared hash and passed every check.
+The name of a partial file depends on the sender and the declaration, so the same declaration resumes it, even
+after a restart. The file becomes a blob only if its content has the declared hash and passes every check.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from barnraise.hub.aggregation.aggregator import RoundFigures
 from barnraise.hub.aggregation.update_checks import (
     UpdateVerdict,
     after_acceptance,
-    believed_merged,
-    fitting_scale,
+    clip_scale,
     judge_copy,
-    remembered_norm,
-    usual_norm,
+    learned_norm,
+    median_norm,
+    trusted_merge_count,
 )
 from barnraise.hub.protocol.messages import (
     PIECE_BYTES,
     HubProgress,
     UpdateDeclaration,
-    UploadStep,
     VectorLayout,
+    VersionStep,
     check_layout,
 )
 from barnraise.hub.rounds import state_machine
 from barnraise.hub.rounds.leases import PendingUpdate
-from barnraise.hub.rounds.sample_pool import trained
+from barnraise.hub.rounds.sample_pool import first_samples
 from barnraise.hub.rounds.state_machine import (
     BASE_THERE,
     BEGIN_AGAIN,
     RefuseRequest,
-    behind,
     lease_for,
-    weight_of,
+    staleness_weight,
+    versions_behind,
 )
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.storage.blobs import FREE_SPACE_HINT, hash_file
@@ -55,14 +55,14 @@ from barnraise.hub.storage.log import MOST_SEEN, AcceptedUpdate, HubLog, UpdateF
 logger = logging.getLogger(__name__)
 _MOST_BASE_BYTES = 1 << 42
 _ABANDONED_S = 86_400.0
-_FRESH_S = 40.0  # after a piece began: whoever sends it goes on
+_FRESH_S = 40.0  # after a piece started, its sender is taken as active
 _OWNED = 16  # characters of a file's name that say whose it is
 # The optional check of an update that is about to count: the file, the version it begins from, its scale.
 HeldOut = Callable[[Path, int, float], UpdateVerdict]
 
 
 class _Upload:
-    """``heard``: when it was declared, or its last piece began."""
+    """State of one upload. ``heard``: when it was declared, or when its last piece started."""
 
     def __init__(self, node: str, declared: UpdateDeclaration, path: Path, now: float) -> None:
         self.node, self.declared, self.path = node, declared, path
@@ -75,7 +75,7 @@ class _Upload:
 
 
 class UploadService:
-    """Of one hub."""
+    """Resumable uploads of one hub."""
 
     def __init__(self, hub: Hub, held_out: HeldOut | None = None) -> None:
         self._hub, self._held_out = hub, held_out
@@ -93,12 +93,13 @@ class UploadService:
         self._latest: dict[str, str] = {}  # the name of each member's upload
 
     async def declare(self, node: str, declared: UpdateDeclaration) -> HubProgress:
+        """Start or resume an upload. Raise HubRefused if its update could not count."""
         name = _name(node, declared)
         found = self._uploads.get(name)
         if found is not None and found.done is not None:
             return found.done
         if any(one.lease == declared.lease and one.sha256 == declared.sha256 for one in self._hub.seen):
-            # It counts already: the answer was lost, and the hub began anew since.
+            # It counts already: the response was lost, and the hub has restarted since.
             return HubProgress(id=name, offset=declared.size, size=declared.size, accepted=True)
         if declared.kind == "base":
             self._check_base(node, declared)
@@ -113,15 +114,19 @@ class UploadService:
                 await self._hub.step(state_machine.UploadProgressed(declared.lease, upload.offset()))
         return _progress(name, upload)
 
-    def begin_piece(self, node: str, name: str) -> None:
-        """HubRefused if there is no such upload."""
+    def note_piece(self, node: str, name: str) -> None:
+        """Note that a piece has started to arrive. Raise HubRefused if there is no such upload."""
         self._find(node, name).heard = self._hub.now()
 
     def progress(self, node: str, name: str) -> HubProgress:
+        """Return how much of an upload has arrived."""
         return _progress(name, self._find(node, name))
 
     async def append(self, node: str, name: str, offset: int, data: bytes) -> HubProgress:
-        """A piece. Again after a lost answer is harmless; a wrong place is refused with the right one."""
+        """Append a piece to an upload.
+
+        Repeating a piece is harmless. Raise HubRefused with the right offset if it does not fit.
+        """
         upload = self._find(node, name)
         async with upload.lock:
             if self._find(node, name) is not upload:
@@ -131,7 +136,7 @@ class UploadService:
             here, size = upload.offset(), upload.declared.size
             if offset > here or offset + len(data) > size or len(data) > PIECE_BYTES:
                 said = f"a piece of {len(data)} bytes at {offset} does not continue {here} of {size} bytes"
-                raise HubRefused(409, "offset", said, hint="Go on at the offset that is given.", offset=here)
+                raise HubRefused(409, "offset", said, hint="Continue at the returned offset.", offset=here)
             if upload.declared.lease is not None:
                 arrived = max(here, offset + len(data))
                 await self._hub.step(state_machine.UploadProgressed(upload.declared.lease, arrived))
@@ -149,15 +154,15 @@ class UploadService:
         declared = upload.declared
         try:
             if await asyncio.to_thread(hash_file, upload.path) != declared.sha256:
-                said = "what arrived has another hash than what was declared"
+                said = "the uploaded file does not have the declared hash"
                 raise HubRefused(422, "digest", said, hint="Declare it and send it again.")
             if declared.kind == "base":
-                upload.done = await self._take_base(name, upload)
+                upload.done = await self._accept_base(name, upload)
             else:
-                upload.done = await self._take_update(name, upload)
+                upload.done = await self._accept_update(name, upload)
         except HubRefused as error:
             if error.status == 409:
-                await self._hub.note(upload.node, error.kind, error.message)
+                await self._hub.record_refusal(upload.node, error.kind, error.message)
             if error.status != 503:
                 await asyncio.to_thread(upload.path.unlink, missing_ok=True)
                 del self._uploads[name]
@@ -165,7 +170,7 @@ class UploadService:
         except HubError as error:
             raise HubRefused(503, "disk", error.message, hint=error.hint, retry_s=5.0) from error
 
-    async def _take_base(self, name: str, upload: _Upload) -> HubProgress:
+    async def _accept_base(self, name: str, upload: _Upload) -> HubProgress:
         declared, hub = upload.declared, self._hub
         assert declared.layout is not None
         assert declared.course is not None
@@ -176,20 +181,20 @@ class UploadService:
         await asyncio.to_thread(hub.blobs.adopt, upload.path, declared.sha256)
         from barnraise.hub.aggregation.outer_step import first_version
 
-        step = UploadStep("base", 0, declared.sha256, declared.size, hub.founding.terms.base_codec)
-        await hub.found(first_version(step, hub.clock()), declared.layout, declared.course)
+        step = VersionStep("base", 0, declared.sha256, declared.size, hub.founding.terms.base_codec)
+        await hub.set_base(first_version(step, hub.clock()), declared.layout, declared.course)
         return HubProgress(id=name, offset=declared.size, size=declared.size, accepted=True)
 
-    async def _take_update(self, name: str, upload: _Upload) -> HubProgress:
+    async def _accept_update(self, name: str, upload: _Upload) -> HubProgress:
         declared, hub, node = upload.declared, self._hub, upload.node
-        figures = await self._measured(node, upload.path, declared.version)
+        figures = await self._measure(node, upload.path, declared.version)
         role = hub.member(node).role
-        merged = believed_merged(role, declared.merged, declared.samples)
+        merged = trusted_merge_count(role, declared.merged, declared.samples)
         norm = figures.norm / math.sqrt(max(1, declared.samples) / merged)
         seen_before, terms = hub.seen, hub.founding.terms
         verdict = await asyncio.to_thread(judge_copy, node, declared.sha256, figures.sketch, seen_before)
         if not verdict.kind and self._held_out is not None:
-            fitting = fitting_scale(norm, usual_norm(seen_before, merged), terms)
+            fitting = clip_scale(norm, median_norm(seen_before, merged), terms)
             async with self._trying:  # or those that wait take all threads
                 verdict = await asyncio.to_thread(self._held_out, upload.path, declared.version, fitting)
             if not verdict.kind:  # it took a while: the same may have come from elsewhere
@@ -200,14 +205,14 @@ class UploadService:
         lent = lease_for(hub.state, update)
         if isinstance(lent, RefuseRequest):
             raise lent.error()
-        usual = usual_norm(hub.seen, merged)
-        scale = fitting_scale(norm, usual, terms)
+        usual = median_norm(hub.seen, merged)
+        scale = clip_scale(norm, usual, terms)
         await asyncio.to_thread(hub.blobs.adopt, upload.path, declared.sha256)
         seen = UpdateFingerprint(
             node=node,
             lease=lent.id,
             sha256=declared.sha256,
-            norm=0.0 if update.of_stranger else remembered_norm(norm, usual, terms),
+            norm=0.0 if update.of_stranger else learned_norm(norm, usual, terms),
             sketch=figures.sketch,
             merged=merged,
         )
@@ -215,14 +220,14 @@ class UploadService:
             update=update,
             sha256=declared.sha256,
             size=declared.size,
-            spans=declared.trained or trained(lent.spans, declared.samples),
+            spans=declared.trained or first_samples(lent.spans, declared.samples),
             norm=norm,
             scale=scale,
             sketch=figures.sketch,
             loss=declared.loss,
             merged=merged,
         )
-        weight = declared.samples * weight_of(behind(hub.state, declared.version))
+        weight = declared.samples * staleness_weight(versions_behind(hub.state, declared.version))
         try:
             # As it is now: it may have been refused, or sent away, since this one began to arrive.
             after = after_acceptance(hub.member(node), declared.samples)
@@ -235,15 +240,15 @@ class UploadService:
             await hub.step(state_machine.UpdateAccepted(update, int(seen.norm > 0)), changes)
         except HubRefused:
             hub.arrivals.pop(name, None)
-            hub.let_go(declared.sha256)
+            hub.release_blob(declared.sha256)
             raise
         hub.members[node] = after_acceptance(hub.members[node], declared.samples)
         hub.seen = [*hub.seen, seen][-MOST_SEEN:]
         size = declared.size
         return HubProgress(id=name, offset=size, size=size, accepted=True, weight=weight, clipped=scale)
 
-    async def _measured(self, node: str, path: Path, version: int) -> RoundFigures:
-        finisher = await self._hub.finisher()
+    async def _measure(self, node: str, path: Path, version: int) -> RoundFigures:
+        finisher = await self._hub.aggregator()
         try:
             return await asyncio.to_thread(finisher.measure, path, version)
         except ProtocolError as error:
@@ -251,8 +256,8 @@ class UploadService:
             raise AssertionError from error  # refused above
 
     async def _refuse(self, node: str, kind: str, reason: str, status: int = 422) -> None:
-        """Always HubRefused."""
-        if await self._hub.refuse(node, kind, reason):
+        """Record the refusal and raise HubRefused. Never returns."""
+        if await self._hub.refuse_update(node, kind, reason):
             reason += "; this machine is in quarantine now"
         raise HubRefused(status, kind, f"the update was refused: {reason}", hint=BEGIN_AGAIN)
 
@@ -262,7 +267,7 @@ class UploadService:
         if self._hub.version is not None:
             raise BASE_THERE.error()
         if declared.layout is None or declared.course is None or declared.size > _MOST_BASE_BYTES:
-            raise HubRefused(422, "schema", "a base comes with its layout and course", hint=_SAME_VERSION)
+            raise HubRefused(422, "schema", "a base needs its layout and course", hint=_SAME_VERSION)
         try:
             check_layout(declared.layout)
         except HubError as error:
@@ -277,13 +282,13 @@ class UploadService:
             await self._refuse(node, "forged", "it was sent for another member's lease", 403)
         lent = lease_for(self._hub.state, _delivered(node, declared))
         if isinstance(lent, RefuseRequest):
-            await self._hub.note(node, lent.kind, lent.message)
+            await self._hub.record_refusal(node, lent.kind, lent.message)
             raise lent.error()
         if declared.sha256 in self._hub.own_blobs():
-            await self._refuse(node, "copy", "these bytes are a part of the run already")
-        most = (await self._hub.finisher()).most_bytes()
+            await self._refuse(node, "copy", "the run already contains these bytes")
+        most = (await self._hub.aggregator()).max_update_bytes()
         if declared.size > most:
-            await self._refuse(node, "size", f"it has {declared.size} bytes, {most} are possible", 413)
+            await self._refuse(node, "size", f"it has {declared.size} bytes, at most {most} are allowed", 413)
 
     def _find(self, node: str, name: str) -> _Upload:
         found = self._uploads.get(name)
@@ -292,17 +297,23 @@ class UploadService:
         return found
 
     def _is_fresh(self, upload: _Upload, lease: str | None) -> bool:
-        """Two machines of one home that lost each other push for the same lease: the first one goes first."""
+        """Return True while the upload for the same lease is active.
+
+        Two machines of one site that lost contact may upload for the same lease; the first one goes on.
+        """
         if upload.done is not None or upload.declared.lease != lease:
             return False
         return self._hub.now() - upload.heard < _FRESH_S
 
     def _forget_others(self, node: str, name: str, lease: str | None) -> set[str]:
-        """Each member has one upload. The files of what it began before, also before this process."""
+        """Forget the member's previous upload, because each member has one.
+
+        Return the files to remove, including those from before a restart.
+        """
         before = self._latest.get(node, name)
         found = self._uploads.get(before)
         if found is not None and (found.lock.locked() or self._is_fresh(found, lease)):
-            said = "the upload before this one is not done yet"
+            said = "the previous upload of this member is not finished"
             raise HubRefused(503, "busy", said, hint="Try again in a second.", retry_s=1.0)
         self._uploads.pop(before, None)
         self._latest[node] = name
@@ -323,12 +334,12 @@ def _no_upload() -> HubRefused:
 
 
 def _owned(node: str) -> str:
-    """How the names of a member's uploads begin."""
+    """Return the prefix of the names of a member's uploads."""
     return hashlib.sha256(node.encode()).hexdigest()[:_OWNED]
 
 
 def _delivered(node: str, declared: UpdateDeclaration) -> PendingUpdate:
-    """What it would be for its round."""
+    """Return the update as it would enter its round."""
     lease, name = declared.lease or "", _name(node, declared)
     return PendingUpdate(name, node, lease, declared.version, declared.samples, declared.trained)
 

@@ -1,7 +1,7 @@
-"""Immutable files named by the sha-256 of what they hold. What has its name is on the disk, whole.
+"""Blob store: immutable files named by the SHA-256 of their content. A file with such a name is complete.
 
-A file is written under another name, synced, renamed, and its directory synced. So whatever a log names
-later exists after any crash; what no log names is swept at the next start.
+A file is written under another name, synced, renamed, and its directory synced. So every blob that the log
+names exists after any crash. Blobs that the log does not name are removed at the next start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from barnraise.core.files import sync, sync_path
 
 _NAME = re.compile("[0-9a-f]{64}")
 _READ = 1 << 20
-FREE_SPACE_HINT = "Free space on the hub's disk: nothing that was committed is lost, and it goes on."
+FREE_SPACE_HINT = "Free space on the hub's disk. Committed versions are safe, and the hub continues then."
 
 
 class PartialBlob:
@@ -49,7 +49,7 @@ class PartialBlob:
 
 
 class BlobStore:
-    """Of one hub."""
+    """Content-addressed files of one hub."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -60,10 +60,10 @@ class BlobStore:
             raise _failed(error) from error
 
     def path(self, name: str) -> Path:
-        """Where it is or would be; HubError for what is no name."""
+        """Return the path of a blob, existing or not. Raise HubError if the name is invalid."""
         if not _NAME.fullmatch(name):
             raise HubError(
-                "a blob is named by 64 hexadecimal digits", hint="Ask for a name that the hub gave."
+                "a blob is named by 64 hexadecimal digits", hint="Use a name that the hub returned."
             )
         return self._directory / name[:2] / name
 
@@ -71,13 +71,16 @@ class BlobStore:
         return self.path(name).is_file()
 
     def put(self, data: bytes) -> str:
-        with self.drafted() as draft:
+        with self.partial() as draft:
             draft.write(data)
-            return self.keep(draft)
+            return self.commit(draft)
 
     @contextlib.contextmanager
-    def drafted(self) -> Iterator[PartialBlob]:
-        """A file to write; `keep` makes it a blob, otherwise it vanishes. HubError if the disk is full."""
+    def partial(self) -> Iterator[PartialBlob]:
+        """Open a file to write.
+
+        `commit` turns it into a blob; otherwise it is removed. Raise HubError if the disk is full.
+        """
         draft: PartialBlob | None = None
         try:
             draft = PartialBlob(self._drafts / secrets.token_hex(8))
@@ -88,13 +91,14 @@ class BlobStore:
             if draft is not None:
                 draft.discard()
 
-    def keep(self, draft: PartialBlob) -> str:
+    def commit(self, draft: PartialBlob) -> str:
+        """Turn a partial blob into a blob, and return its name."""
         name = draft.finish()
         self.adopt(draft.path, name)
         return name
 
     def adopt(self, file: Path, name: str) -> None:
-        """A synced file whose content has this hash becomes a blob."""
+        """Move a synced file, whose content has this hash, into the store."""
         target = self.path(name)
         try:
             if not target.parent.is_dir():
@@ -118,7 +122,7 @@ class BlobStore:
                 yield from (file.name for file in folder.iterdir() if _NAME.fullmatch(file.name))
 
     def sweep(self, named: Set[str]) -> int:
-        """Forget drafts and what nobody names: a crash left them. How many blobs."""
+        """Remove partial files and unnamed blobs that a crash left. Return the number of blobs removed."""
         for file in self._drafts.iterdir():
             file.unlink(missing_ok=True)
         orphans = {name for name in self.names() if name not in named}
@@ -127,7 +131,7 @@ class BlobStore:
 
 
 def hash_file(path: Path) -> str:
-    """The name of its content."""
+    """Return the SHA-256 of a file, which is its blob name."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,4 +1,4 @@
-"""How a hub comes to be: a directory with its key, its log and its blobs."""
+"""Creates a hub's directory with its key, log and blobs; creates invites."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOSSLESS = ("fp32", "fp32+zlib")
 
 
 class HubFounding(msgspec.Struct, frozen=True, kw_only=True):
-    """What never changes."""
+    """Facts about a hub that never change."""
 
     name: Name
     owner: NodeText
@@ -38,7 +38,7 @@ class HubFounding(msgspec.Struct, frozen=True, kw_only=True):
         return {*self.kept, *([self.code] if self.code else [])}
 
 
-def found_hub(
+def create_hub(
     directory: Path,
     name: str,
     owner: NodeId,
@@ -48,7 +48,10 @@ def found_hub(
     kept: Sequence[str] = (),
     parent: NodeId | None = None,
 ) -> None:
-    """Put the code's blobs there first (`BlobStore.put`). HubError if there is a hub already."""
+    """Create a hub in a directory.
+
+    The blobs of the code must be there (`BlobStore.put`). Raise HubError if there is a hub already.
+    """
     if terms.base_codec not in _LOSSLESS:
         raise HubError(
             f"a base in {terms.base_codec} would differ from the chain", hint="Use fp32 for `base_codec`."
@@ -56,7 +59,7 @@ def found_hub(
     private_directory(directory)
     log = HubLog(directory)
     try:
-        if is_founded(log):
+        if has_founding(log):
             raise HubError(
                 f"there is a hub in {directory} already", hint="Start it as it is, or name another directory."
             )
@@ -66,26 +69,26 @@ def found_hub(
         log.transact([change(HubLog.set_fact, FOUNDING, checked), *above])
     except msgspec.ValidationError as error:
         raise HubError(
-            f"a hub cannot be founded like this: {error}", hint="Correct what the sentence names."
+            f"the hub cannot be created: {error}", hint="Correct the value that the message names."
         ) from error
     finally:
         log.close()
 
 
-def is_founded(log: HubLog) -> bool:
+def has_founding(log: HubLog) -> bool:
     return read_fact(log.read().facts, FOUNDING, HubFounding) is not None
 
 
 def has_hub(directory: Path) -> bool:
     log = HubLog(private_directory(directory))
     try:
-        return is_founded(log)
+        return has_founding(log)
     finally:
         log.close()
 
 
 def owner_of(directory: Path) -> str:
-    """Of the run whose hub, or whose mirror, is in this directory."""
+    """Return the owner of the run whose hub or mirror is in this directory."""
     log = HubLog(directory)
     try:
         return _founding(log, directory).owner
@@ -103,7 +106,7 @@ def is_mirror(directory: Path) -> bool:
 
 
 def hub_key(directory: Path) -> NodeKey:
-    """The key that invites pin: the hub's own, not its machine's."""
+    """Return the hub's own key, which invites pin. It is not the machine's key."""
     return NodeKey.load_or_create(private_directory(directory) / KEY_FILE)
 
 
@@ -111,7 +114,7 @@ def hub_blobs(directory: Path) -> BlobStore:
     return BlobStore(directory / "blobs")
 
 
-def invite_to(
+def create_invite(
     directory: Path,
     addresses: Sequence[str],
     *,
@@ -119,7 +122,7 @@ def invite_to(
     uses: int = 1,
     valid_s: float = 7 * 86400,
 ) -> Invite:
-    """A new invite to the hub in this directory; it may be running."""
+    """Create an invite to the hub in this directory; the hub may be running."""
     log = HubLog(directory)
     try:
         founding = _founding(log, directory)
@@ -133,8 +136,8 @@ def invite_to(
         log.close()
 
 
-def still_open(directory: Path, invites: Sequence[Invite], clock: float) -> list[Invite]:
-    """Those of them that somebody can use, for an hour more at least."""
+def usable_invites(directory: Path, invites: Sequence[Invite], clock: float) -> list[Invite]:
+    """Return the invites that can be used for at least another hour."""
     log = HubLog(directory)
     try:
         grants = [log.grant(hash_token(one.token_text)) for one in invites]
@@ -147,5 +150,5 @@ def still_open(directory: Path, invites: Sequence[Invite], clock: float) -> list
 def _founding(log: HubLog, directory: Path) -> HubFounding:
     founding = read_fact(log.read().facts, FOUNDING, HubFounding)
     if founding is None:
-        raise HubError(f"there is no hub in {directory}", hint="Found one with `barnraise hub up`.")
+        raise HubError(f"there is no hub in {directory}", hint="Create one with `barnraise hub up`.")
     return founding

@@ -1,4 +1,4 @@
-"""The model that a hub keeps, as a file for who has no machine that trains in the run."""
+"""Exports the newest model of a hub as a file, without a training machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRIES = 5  # a hub that runs may commit meanwhile, and drop what was just named
 
 
 def export_model(directory: Path, target: Path) -> int:
-    """Write the newest version, whole or not at all; its number. The hub may be running."""
+    """Write the newest version completely or not at all, and return its number. The hub may be running."""
     for _ in range(_TRIES):
         found = _read(directory)
         founding, layout = (
@@ -57,7 +57,10 @@ def _read(directory: Path) -> HubSnapshot:
 def newest_state(
     blobs: BlobStore, versions: Sequence[CommittedRound], terms: RoundConfig, layout: VectorLayout
 ) -> torch.Tensor:
-    """The same bits that every member has. FileNotFoundError if what it is made of was dropped meanwhile."""
+    """Return the newest state, with the same bits as every member.
+
+    Raise FileNotFoundError if a blob was removed meanwhile.
+    """
     flat = torch.zeros(layout.numel)
     for step in steps_after(versions, None):
         form = VectorForm(layout.numel, terms.chunk, step.codec, step.version)
@@ -66,7 +69,7 @@ def newest_state(
 
 
 def write_state(layout: VectorLayout, flat: torch.Tensor, target: Path, facts: dict[str, str]) -> None:
-    """As ``model.safetensors`` in the folder ``target``."""
+    """Write the state as ``model.safetensors`` in the folder ``target``."""
     pieces = torch.split(flat, [entry.numel for entry in layout.entries])
     tensors = {
         entry.name: piece.reshape(entry.shape).to(getattr(torch, entry.dtype))

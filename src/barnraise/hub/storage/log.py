@@ -1,8 +1,8 @@
-"""What a hub must not forget, in SQLite (WAL, synced). What is not in the log did not happen.
+"""Event log of a hub in SQLite (WAL, synced). An event that is not in the log did not happen.
 
-One thread writes. It takes all that waits at once into one transaction, so that a thousand members' leases
-cost a few syncs of the disk. If a transaction fails, nothing of it counts, and neither does what waited
-behind it: the hub reads its state anew.
+One thread writes. It combines all waiting changes into one transaction, so that a thousand leases cost a few
+disk syncs. If a transaction fails, its changes and those waiting behind it are lost, and the hub reloads its
+state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from barnraise.core.database import open_database
 from barnraise.core.errors import HubError
 from barnraise.hub.protocol.invites import InviteGrant
-from barnraise.hub.protocol.messages import Role, SampleSpan, UploadStep
+from barnraise.hub.protocol.messages import Role, SampleSpan, VersionStep
 from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate
 from barnraise.hub.rounds.sample_pool import SamplePool
 from barnraise.hub.rounds.state_machine import DropUpdate, Effect, GrantLease, QueueUpdate, ReleaseLease
@@ -30,7 +30,7 @@ from barnraise.hub.storage.blobs import FREE_SPACE_HINT
 
 FILE_NAME = "hub.db"
 _FORM = 1
-_LOCKED_S = 60.0  # while another process, who makes an invite, waits for a slow disk
+_LOCKED_S = 60.0  # while another process creates an invite on a slow disk
 MOST_REFUSALS = 500
 MOST_SEEN = 1024
 _TABLES = """
@@ -48,6 +48,8 @@ CREATE TABLE IF NOT EXISTS seen (place INTEGER PRIMARY KEY AUTOINCREMENT, record
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A member of the run, with its contribution and refusals."""
+
     node: str
     name: str
     role: Role
@@ -60,7 +62,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AcceptedUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """An admitted update: a blob that waits for its round."""
+    """An accepted update: a blob that waits for its round."""
 
     update: PendingUpdate
     sha256: str
@@ -89,11 +91,11 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommittedRound(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of the chain."""
+    """A committed version of the model."""
 
     number: int
-    step: UploadStep
-    base: UploadStep | None = None  # a whole state of the same version, now and then
+    step: VersionStep
+    base: VersionStep | None = None  # a whole state of the same version, now and then
     momentum: str | None = None  # blobs of the hub's own: the outer optimizer's and the error feedback's
     feedback: str | None = None
     time: float = 0.0
@@ -104,6 +106,8 @@ class CommittedRound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusedUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """A refusal, for the status page."""
+
     node: str
     kind: str
     reason: str
@@ -111,7 +115,7 @@ class RefusedUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpdateFingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of an accepted update, to recognise copies and to know what norms are usual."""
+    """Fingerprint of an accepted update, to recognize copies and to learn the usual norms."""
 
     node: str
     lease: str
@@ -122,7 +126,7 @@ class UpdateFingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HubSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a hub starts from."""
+    """Everything that a hub starts from."""
 
     facts: dict[str, bytes]
     members: dict[str, MemberRecord]
@@ -134,12 +138,12 @@ class HubSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogReplica(msgspec.Struct, frozen=True, kw_only=True):
-    """What a mirror takes over: `GET /v1/replica?after=V`, for mirrors and the owner."""
+    """Copy of the log for a mirror: `GET /v1/replica?after=V`, for mirrors and the owner."""
 
     facts: dict[str, bytes]
     members: tuple[MemberRecord, ...]
     grants: tuple[InviteGrant, ...]
-    leases: tuple[ActiveLease, ...]  # also of updates that wait: their samples return if nobody delivers them
+    leases: tuple[ActiveLease, ...]  # also those of pending updates, so that their samples return
     versions: tuple[CommittedRound, ...]  # after V, as far back as their blobs are kept
     seen: tuple[UpdateFingerprint, ...]
 
@@ -149,7 +153,7 @@ T = TypeVar("T")
 
 
 class HubLog:
-    """One connection, of one thread."""
+    """One connection to the log, for one thread."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE_NAME
@@ -164,7 +168,7 @@ class HubLog:
         self._base.close()
 
     def transact(self, changes: Iterable[Callable[[HubLog], None]]) -> None:
-        """All of them or none. HubError if the disk does not take it."""
+        """Apply all changes or none. Raise HubError if the disk fails."""
         try:
             self._base.execute("BEGIN IMMEDIATE")
             for change in changes:
@@ -178,8 +182,8 @@ class HubLog:
             raise
 
     @contextlib.contextmanager
-    def _unchanging(self) -> Iterator[None]:
-        """What is read within is of one moment, whatever another connection commits meanwhile."""
+    def _read_transaction(self) -> Iterator[None]:
+        """Read from one snapshot, although other connections may commit meanwhile."""
         try:
             self._base.execute("BEGIN")
             yield
@@ -192,7 +196,7 @@ class HubLog:
 
     def read_with_grants(self) -> tuple[HubSnapshot, tuple[InviteGrant, ...]]:
         try:
-            with self._unchanging():
+            with self._read_transaction():
                 found = HubSnapshot(
                     facts=dict(self._base.execute("SELECT name, record FROM fact").fetchall()),
                     members={one.node: one for one in self._all("member", "name", MemberRecord)},
@@ -222,17 +226,17 @@ class HubLog:
     def put_lease(self, lease: ActiveLease) -> None:
         self._put("lease", lease.id, _encoder.encode(lease))
 
-    def end_lease(self, name: str) -> None:
+    def delete_lease(self, name: str) -> None:
         self._base.execute("DELETE FROM lease WHERE name = ?", (name,))
 
     def put_arrival(self, arrival: AcceptedUpdate) -> None:
         self._put("arrived", arrival.update.id, _encoder.encode(arrival))
 
-    def end_arrival(self, name: str) -> None:
+    def delete_arrival(self, name: str) -> None:
         self._base.execute("DELETE FROM arrived WHERE name = ?", (name,))
 
     def put_version(self, version: CommittedRound, parts: Sequence[Contribution] = ()) -> None:
-        """Fails if the number is taken: no round is committed twice."""
+        """Store a version with its contributions. Fails if its number exists: no round is committed twice."""
         record = _encoder.encode(version)
         self._base.execute("INSERT INTO version VALUES (?, ?)", (version.number, record))
         rows = [(version.number, place, _encoder.encode(part)) for place, part in enumerate(parts)]
@@ -245,7 +249,7 @@ class HubLog:
         return tuple(msgspec.msgpack.decode(row[0], type=Contribution) for row in rows)
 
     def clear_for_replica(self) -> None:
-        """What a replica brings whole."""
+        """Delete the tables that a replica replaces completely."""
         for table in ("member", "grants", "lease", "arrived", "seen"):
             self._base.execute(f"DELETE FROM {table}")
 
@@ -260,7 +264,7 @@ class HubLog:
         self._append("seen", seen, MOST_SEEN)
 
     def put_norms(self, norms: Mapping[str, float]) -> None:
-        """Of what was seen, by hash."""
+        """Set the norms of known fingerprints, by hash."""
         for place, record in self._base.execute("SELECT place, record FROM seen").fetchall():
             seen = msgspec.msgpack.decode(record, type=UpdateFingerprint)
             if seen.sha256 in norms:
@@ -298,7 +302,7 @@ _Waiting = tuple[Changes, "asyncio.Future[None]"]
 
 
 class HubLogWriter:
-    """The thread that writes, for a hub that runs in an event loop."""
+    """Writer thread of the log, for a hub that runs in an event loop."""
 
     def __init__(self, log: HubLog, disk: DiskLatency) -> None:
         self._log, self._disk = log, disk
@@ -309,7 +313,10 @@ class HubLogWriter:
         self._thread.start()
 
     async def write(self, changes: Changes) -> None:
-        """Returns when the disk has them. HubError: nothing of it happened, see `start_again`."""
+        """Write changes and return when they are on disk.
+
+        Raise HubError if none was written; see `resume`.
+        """
         if self._failed is not None:
             raise self._failed
         if changes:
@@ -317,8 +324,8 @@ class HubLogWriter:
             self._queue.put((changes, done))
             await done
 
-    def start_again(self) -> None:
-        """After a failure, once the state has been read anew."""
+    def resume(self) -> None:
+        """Accept writes again after a failure, once the state has been reloaded."""
         self._failed = None
 
     def close(self) -> None:
@@ -340,12 +347,12 @@ class HubLogWriter:
     def _write(self, waiting: list[_Waiting]) -> None:
         error = self._failed
         if error is None:
-            self._disk.begin()
+            self._disk.start_commit()
             try:
                 self._log.transact([change for changes, _ in waiting for change in changes])
-            except Exception as found:  # noqa: BLE001  # whatever it is, those who wait must hear of it
+            except Exception as found:  # noqa: BLE001  # every waiting caller must get the error
                 error = self._failed = found if isinstance(found, HubError) else broken(found)
-            self._disk.end()
+            self._disk.end_commit()
         for _, done in waiting:
             self._loop.call_soon_threadsafe(_settle, done, error)
 
@@ -360,20 +367,20 @@ def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
 
 
 def change(method: Callable[..., None], *arguments: Any) -> Callable[[HubLog], None]:
-    """A change for a `HubLogWriter`: ``change(Log.put_lease, lease)``."""
+    """Return a change for a `HubLogWriter`: ``change(HubLog.put_lease, lease)``."""
     return lambda log: method(log, *arguments)
 
 
 def changes_of(effects: Iterable[Effect]) -> Changes:
-    """What a decision of the rounds changes, without its pool."""
+    """Return the changes for the effects of a decision, without its pool."""
     found: Changes = []
     for effect in effects:
         if isinstance(effect, GrantLease):
             found.append(change(HubLog.put_lease, effect.lease))
         elif isinstance(effect, ReleaseLease):
-            found.append(change(HubLog.end_lease, effect.lease))
+            found.append(change(HubLog.delete_lease, effect.lease))
         elif isinstance(effect, DropUpdate):
-            found.append(change(HubLog.end_arrival, effect.update))
+            found.append(change(HubLog.delete_arrival, effect.update))
         elif isinstance(effect, QueueUpdate):
-            found.append(change(HubLog.end_lease, effect.update.lease))
+            found.append(change(HubLog.delete_lease, effect.update.lease))
     return found

@@ -1,10 +1,10 @@
-"""Which blobs bring a member to the head, which are still needed, and what a mirror needs."""
+"""Version chain: which blobs lead to the newest version, which are still needed, and what a mirror gets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
-from barnraise.hub.protocol.messages import UploadStep
+from barnraise.hub.protocol.messages import VersionStep
 from barnraise.hub.rounds.leases import ActiveLease
 from barnraise.hub.storage.log import CommittedRound, HubLog, LogReplica
 
@@ -12,25 +12,28 @@ _REPLICATED = ("founding", "layout", "course", "pool")
 
 
 def last_base(versions: Sequence[CommittedRound]) -> int:
-    """Its place in the sequence."""
+    """Return the index of the last version with a base."""
     return next(_bases(versions))
 
 
 def kept_from(versions: Sequence[CommittedRound]) -> int:
-    """The place from which on blobs are kept: the base before the last one, so that those who are a little
-    behind need no whole state."""
+    """Return the index from which blobs are kept: the base before the last one, so that members a little
+    behind need only deltas."""
     bases = _bases(versions)
     last = next(bases)
     return next(bases, last)
 
 
 def _bases(versions: Sequence[CommittedRound]) -> Iterator[int]:
-    """Their places, the last one first: nobody looks through all versions of a year for each question."""
+    """Yield the indexes of versions with a base, last first.
+
+    A caller that stops early does not scan all versions.
+    """
     return (place for place in reversed(range(len(versions))) if versions[place].base is not None)
 
 
-def steps_after(versions: Sequence[CommittedRound], after: int | None) -> tuple[UploadStep, ...]:
-    """From a version, or from nothing. Deltas if they are there and no larger than a whole state."""
+def steps_after(versions: Sequence[CommittedRound], after: int | None) -> tuple[VersionStep, ...]:
+    """Return the steps from a version, or from nothing: deltas if they exist and are smaller than a base."""
     head = versions[-1].number
     if after == head:
         return ()
@@ -47,7 +50,7 @@ def steps_after(versions: Sequence[CommittedRound], after: int | None) -> tuple[
 
 
 def named_blobs(versions: Sequence[CommittedRound]) -> set[str]:
-    """What the chain still needs."""
+    """Return the blobs that the versions still need."""
     names: set[str] = set()
     if versions:
         for one in versions[kept_from(versions) :]:
@@ -58,7 +61,7 @@ def named_blobs(versions: Sequence[CommittedRound]) -> set[str]:
 
 
 def shared_blobs(versions: Sequence[CommittedRound], code: Set[str]) -> list[str]:
-    """What members fetch, the newest first. What the outer optimizer remembers is for mirrors alone."""
+    """Return the blobs that members fetch, newest first. The outer optimizer's state is for mirrors only."""
     names = []
     if versions:
         for one in reversed(versions[kept_from(versions) :]):
@@ -67,7 +70,7 @@ def shared_blobs(versions: Sequence[CommittedRound], code: Set[str]) -> list[str
 
 
 def replica_of(log: HubLog, after: int | None) -> LogReplica:
-    """What a mirror takes over. Updates that wait become leases, so that their samples return."""
+    """Return the replica for a mirror. Pending updates become leases, so that their samples return."""
     found, grants = log.read_with_grants()
     first = kept_from(found.versions) if found.versions else 0
     waiting = [

@@ -1,4 +1,4 @@
-"""A hub in Prometheus's text format. Labels have few values: never a member."""
+"""Prometheus metrics of a hub. Labels have few values and never name a member."""
 
 from __future__ import annotations
 
@@ -12,45 +12,47 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class HubMetrics:
-    """Of one hub; a registry of its own."""
+    """Metrics of one hub, in a registry of their own."""
 
     def __init__(self, hub: Hub, stock: BucketUploader | None = None) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=True)
         self._answers = Counter(
-            "barnraise_hub_answers", "Answers by route and status.", ("route", "status"), registry=registry
+            "barnraise_hub_answers", "Responses by route and status.", ("route", "status"), registry=registry
         )
         self._seconds = Histogram(
             "barnraise_hub_answer_seconds",
-            "From a request's headers to its answer, without long polls.",
+            "Time from request headers to response, without long polls.",
             ("route",),
             buckets=_SECONDS,
             registry=registry,
         )
-        self._received = Counter("barnraise_hub_received_bytes", "Bodies that were read.", registry=registry)
-        self._samples = Counter("barnraise_hub_samples", "Samples that count.", registry=registry)
-        self._updates = Counter("barnraise_hub_updates", "Updates that count.", registry=registry)
+        self._received = Counter(
+            "barnraise_hub_received_bytes", "Bytes of request bodies.", registry=registry
+        )
+        self._samples = Counter("barnraise_hub_samples", "Samples in committed versions.", registry=registry)
+        self._updates = Counter("barnraise_hub_updates", "Updates in committed versions.", registry=registry)
         self._commits = Histogram(
             "barnraise_hub_commit_seconds",
-            "How long the log waits for the disk.",
+            "Duration of log commits.",
             buckets=_SECONDS,
             registry=registry,
         )
         hub.disk.on_commit = self._commits.observe
         figures = {
-            "slow_disk": ("1 if it is.", lambda: float(hub.disk.slow_s() is not None)),
+            "slow_disk": ("1 if the disk is slow.", lambda: float(hub.disk.slow_s() is not None)),
             "troubles": (
-                "What the page says of the hub's machine.",
-                lambda: float(len(hub.troubles.shown())),
+                "Current health warnings.",
+                lambda: float(len(hub.health.current())),
             ),
-            "version": ("The head of the chain.", lambda: float(hub.version or 0)),
-            "members": ("Who ever joined.", lambda: float(len(hub.members))),
+            "version": ("Newest version.", lambda: float(hub.version or 0)),
+            "members": ("Members that joined.", lambda: float(len(hub.members))),
             "quarantined": (
                 "Members in quarantine.",
                 lambda: float(sum(bool(one.quarantine) for one in hub.members.values())),
             ),
-            "leases": ("Leases that are out.", lambda: float(len(hub.state.lent))),
-            "waiting": ("Updates that wait for their round.", lambda: float(len(hub.state.waiting))),
-            "refusals": ("Refusals that the page shows.", lambda: float(len(hub.refusals))),
+            "leases": ("Active leases.", lambda: float(len(hub.state.lent))),
+            "waiting": ("Pending updates.", lambda: float(len(hub.state.waiting))),
+            "refusals": ("Refusals on the status page.", lambda: float(len(hub.refusals))),
         }
         if stock is not None:
             figures["stored"] = ("Blobs in the object store.", lambda: float(stock.size))

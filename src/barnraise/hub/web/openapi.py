@@ -1,4 +1,4 @@
-"""The hub's routes in OpenAPI, made from the messages' own types."""
+"""OpenAPI description of the hub's routes, made from the message types."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 
 from barnraise.hub.protocol.messages import (
     PROTOCOL,
-    CodeOffer,
     HubProgress,
     JoinRequest,
     JoinResponse,
     Lease,
     LeaseRequest,
     Problem,
+    RegionOffer,
     RunDescription,
     UpdateDeclaration,
     VersionHead,
@@ -32,6 +32,11 @@ _NUMBER = {"type": "number", "minimum": 0}
 
 
 class ApiOperation(NamedTuple):
+    """One HTTP operation of the API.
+
+    ``is_bytes``: the request body is bytes, or the response if it has no type.
+    """
+
     method: str
     path: str
     says: str
@@ -42,41 +47,47 @@ class ApiOperation(NamedTuple):
 
 
 OPERATIONS = (
-    ApiOperation("get", "/v1/run", "What the run is.", RunDescription),
+    ApiOperation("get", "/v1/run", "Description of the run.", RunDescription),
     ApiOperation(
         "get", "/v1/head", "The blobs from a version to the newest.", VersionHead, query=("after", "wait")
     ),
     ApiOperation("get", "/v1/blobs/{name}", "A blob, whole or a range of it.", None, is_bytes=True),
     ApiOperation("post", "/v1/members", "Join with an invite's token.", JoinResponse, JoinRequest),
     ApiOperation(
-        "post", "/v1/regions", "As a region, take in who joins from now on.", RunDescription, CodeOffer
+        "post", "/v1/regions", "As a region, offer seats to new members.", RunDescription, RegionOffer
     ),
     ApiOperation("post", "/v1/members/{node}/pardon", "Let a member out of quarantine.", RunDescription),
-    ApiOperation("post", "/v1/members/{node}/expel", "Send a member away.", RunDescription),
-    ApiOperation("get", "/v1/replica", "What a mirror takes over.", LogReplica, query=("after",)),
+    ApiOperation("post", "/v1/members/{node}/expel", "Expel a member.", RunDescription),
+    ApiOperation("get", "/v1/replica", "Copy of the log for a mirror.", LogReplica, query=("after",)),
     ApiOperation("post", "/v1/leave", "Give the lease back.", RunDescription),
-    ApiOperation("post", "/v1/leases", "Take samples to train on.", Lease, LeaseRequest),
-    ApiOperation("post", "/v1/uploads", "Say what will be uploaded.", HubProgress, UpdateDeclaration),
-    ApiOperation("get", "/v1/uploads/{upload}", "How much has arrived.", HubProgress),
+    ApiOperation("post", "/v1/leases", "Lease samples to train on.", Lease, LeaseRequest),
+    ApiOperation("post", "/v1/uploads", "Declare an upload.", HubProgress, UpdateDeclaration),
+    ApiOperation("get", "/v1/uploads/{upload}", "Progress of an upload.", HubProgress),
     ApiOperation(
-        "patch", "/v1/uploads/{upload}", "The next piece.", HubProgress, is_bytes=True, query=("offset",)
+        "patch",
+        "/v1/uploads/{upload}",
+        "Upload the next piece.",
+        HubProgress,
+        is_bytes=True,
+        query=("offset",),
     ),
 )
-_ELSEWHERE = "It is in the object store that the request's `barnraise-store` names."
+_ELSEWHERE = "The blob is in the object store that the request's `barnraise-store` header names."
 _STATUSES = {
     "401": "The signature is missing, wrong, too old or was used before.",
     "403": "This machine may not do this.",
-    "404": "There is nothing of this name.",
+    "404": "There is no object of this name.",
     "408": "The body took too long to arrive.",
-    "409": "It is over or not yet possible; the problem says what to do.",
-    "413": "Too long.",
+    "409": "The request is too late or too early; the problem says what to do.",
+    "413": "The body is too long.",
     "422": "The content cannot be used.",
-    "429": "Too often.",
+    "429": "Too many requests.",
     "503": "The hub cannot do it now.",
 }
 
 
-def describe() -> dict[str, Any]:
+def openapi_document() -> dict[str, Any]:
+    """Return the OpenAPI document of the hub's routes."""
     types = [one for operation in OPERATIONS for one in (operation.answer, operation.body) if one is not None]
     _, schemas = msgspec.json.schema_components(
         [*dict.fromkeys(types), Problem], ref_template="#/components/schemas/{name}"

@@ -1,6 +1,6 @@
-"""The run's public page: read only, one file, no script. Pure text from the hub's state.
+"""The run's public status page: read-only HTML without scripts. Pure text from the hub's state.
 
-Whatever members chose themselves (their names, what they said their loss was) is escaped or a number.
+Values that members chose (names, reported losses) are escaped, or are numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from html import escape
 
 from barnraise.core.units import counted, format_duration
-from barnraise.hub.aggregation.update_checks import names_of
+from barnraise.hub.aggregation.update_checks import member_names
 from barnraise.hub.protocol.clock import JUMP_S
 from barnraise.hub.server.health import HealthWarning
 from barnraise.hub.server.hub import Hub
@@ -36,11 +36,12 @@ td.n,th.n{text-align:right}h1{font-size:1.4rem}h2{font-size:1.05rem;margin-top:2
 
 
 def render(hub: Hub) -> str:
+    """Return the status page as HTML."""
     name, now = escape(hub.founding.name), hub.clock()
     versions = hub.versions
     head = versions[-1].number if versions else None
     samples = sum(one.samples for one in versions)
-    waits = hub.waits.said(hub.state, hub.members, hub.now())
+    waits = hub.waits.text(hub.state, hub.members, hub.now())
     state = "finished" if hub.state.is_finished else waits
     active = {one.node for one in hub.state.lent.values()}
     begin = "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=15>"
@@ -50,9 +51,9 @@ def render(hub: Hub) -> str:
     parts = [
         begin + title,
         f"<h1>{name}</h1><p>{said}<br><small>{escape(state)}</small></p>",
-        *(_trouble(one) for one in hub.troubles.shown()),
+        *(_warning(one) for one in hub.health.current()),
         _chart(versions),
-        _world(hub, active),
+        _member_map(hub, active),
         _members(hub, active),
         _versions(versions[-_VERSIONS_SHOWN:], now),
         _refusals(hub, now),
@@ -61,12 +62,12 @@ def render(hub: Hub) -> str:
     return "\n".join(parts)
 
 
-def _trouble(trouble: HealthWarning) -> str:
-    return f"<p class=bad>{escape(trouble.words)}.<br><small>{escape(trouble.hint)}</small></p>"
+def _warning(trouble: HealthWarning) -> str:
+    return f"<p class=bad>{escape(trouble.message)}.<br><small>{escape(trouble.hint)}</small></p>"
 
 
 def _chart(versions: Sequence[CommittedRound]) -> str:
-    """The loss that members said, by version."""
+    """Draw the losses that members reported, by version."""
     points = [(one.number, one.loss) for one in versions if one.loss is not None]
     if len(points) < 2:
         return ""
@@ -83,23 +84,26 @@ def _chart(versions: Sequence[CommittedRound]) -> str:
 
     line = " ".join(place(*point) for point in points)
     return (
-        f"<h2>Loss, as members said it</h2><svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img "
+        f"<h2>Loss reported by members</h2><svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img "
         f"aria-label='loss from {losses[0]:.4g} to {losses[-1]:.4g}'>"
         f"<polyline points='{line}' fill=none stroke='#3a7' stroke-width=2 /></svg>"
         f"<small>version {first} to {last}: {losses[0]:.4g} to {losses[-1]:.4g}</small>"
     )
 
 
-def _world(hub: Hub, active: set[str]) -> str:
+def _member_map(hub: Hub, active: set[str]) -> str:
     members = [one for one in _largest(hub) if one.role != "mirror"]
     if len(members) < 2:
         return ""
-    said = "<small>The larger, the more samples; green trains now; a thick line leads to a region.</small>"
-    return f"<h2>Who trains it</h2>{draw_members(members, active)}{said}"
+    said = "<small>Larger circle: more samples. Green: training now. Thick line: a region.</small>"
+    return f"<h2>Members</h2>{draw_members(members, active)}{said}"
 
 
 def draw_members(members: Sequence[MemberRecord], active: Collection[str]) -> str:
-    """An SVG; the members in the order in which they are given, from the top on."""
+    """Draw the hub and its members as SVG, in the given order from the top.
+
+    The hub does not know where a member is. The area of its circle is its share of the samples.
+    """
     whole = sum(one.samples for one in members)
     room = math.pi * _RADIUS_Y / max(1, len(members))  # half of the way to the next one
     lines, circles = [], []
@@ -167,14 +171,14 @@ def _versions(versions: Sequence[CommittedRound], now: float) -> str:
 def _refusals(hub: Hub, now: float) -> str:
     if not hub.refusals:
         return ""
-    names = names_of(hub.members)
+    names = member_names(hub.members)
     rows = [
         f"<tr><td>{_ago(one.time, now)}<td>{escape(names.get(one.node, one.node[:9]))}"
         f"<td class=bad>{escape(one.kind)}<td>{escape(one.reason)}"
         for one in reversed(hub.refusals[-_REFUSALS_SHOWN:])
     ]
     head = "<tr><th>When<th>Member<th>Kind<th>Reason"
-    return f"<h2>What was refused, and why</h2><table>{head}{''.join(rows)}</table>"
+    return f"<h2>Refused updates</h2><table>{head}{''.join(rows)}</table>"
 
 
 def _ago(moment: float, now: float) -> str:

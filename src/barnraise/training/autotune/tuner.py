@@ -244,7 +244,7 @@ class SyncTuner:
             is_followed = sample.sync == sync_of(current, self._profile, workers)
             if self._mode == "auto" and not self._codecs:
                 self._codecs = measure_codecs(CODECS)
-            found = choose(
+            choice = choose(
                 cluster,
                 self._model,
                 self._profile,
@@ -257,23 +257,23 @@ class SyncTuner:
                 levels=self._levels,
             )
             if is_followed and not is_first:
-                found = _keep_unless_better(found, current, step_s, sample.sync)
+                choice = _keep_unless_better(choice, current, step_s, sample.sync)
         except Exception as error:  # noqa: BLE001  # training continues without a new plan
             self._give_up(error)
             return
-        self._calibration = found.calibration
+        self._calibration = choice.calibration
         if self._watch is None:
-            self._watch = begin_watch(found.plan)
-        elif is_first or found.sync != sample.sync:
-            self._watch = adopt(self._watch, found.plan)
-        self._plan = found.plan
-        log.log(logging.INFO if found.sync == sample.sync else logging.WARNING, "plan: %s", found.why)
-        if found.advice:
-            log.warning("%s", found.advice)
-        if not found.paused:
-            self._request_sync(found.sync)
+            self._watch = begin_watch(choice.plan)
+        elif is_first or choice.sync != sample.sync:
+            self._watch = adopt(self._watch, choice.plan)
+        self._plan = choice.plan
+        log.log(logging.INFO if choice.sync == sample.sync else logging.WARNING, "plan: %s", choice.why)
+        if choice.advice:
+            log.warning("%s", choice.advice)
+        if not choice.paused:
+            self._request_sync(choice.sync)
         elif sample.generation == self._generation:
-            self._request_pause(found.paused, found.pause_reason)  # the smaller group plans for itself
+            self._request_pause(choice.paused, choice.pause_reason)  # the smaller group plans for itself
 
     def _give_up(self, error: Exception) -> None:
         self._not_before = time.monotonic() + _RETRY_S
@@ -283,13 +283,13 @@ class SyncTuner:
             log.warning("no plan could be made for this group: %s", text)
 
 
-def _keep_unless_better(found: SyncChoice, current: Plan, step_s: float, sync: Sync) -> SyncChoice:
+def _keep_unless_better(choice: SyncChoice, current: Plan, step_s: float, sync: Sync) -> SyncChoice:
     """Keep the current plan unless another one is clearly better, because each change has a cost."""
-    is_better, why = is_worth(current, found.plan, step_s)
+    is_better, why = is_worth(current, choice.plan, step_s)
     if is_better:
-        return found._replace(why=why)
-    same = is_same(current, found.plan)
-    return found._replace(plan=found.plan if same else current, sync=sync, why=why)
+        return choice._replace(why=why)
+    same = is_same(current, choice.plan)
+    return choice._replace(plan=choice.plan if same else current, sync=sync, why=why)
 
 
 def cluster_of_group(

@@ -58,7 +58,7 @@ class AgentGroupClient:
     """Long-polling client for the group of one worker.
 
     ``generation``: the group that this worker is in. ``response``: the agent's newest answer.
-    ``on_broken`` is called when the agent knows that the current group has lost a member.
+    ``on_broken`` is called when the agent knows that the current group has lost a worker.
     """
 
     def __init__(self, worker: WorkerId, on_broken: Callable[[], None]) -> None:
@@ -120,7 +120,7 @@ class AgentGroupClient:
         self._send_status()
 
     def report_caught_up(self) -> None:
-        """Report, once, that this joining worker can become a member."""
+        """Report, once, that this joining worker can join the group."""
         if not self._has_caught_up:
             self._has_caught_up = True
             self._send_status()

@@ -97,7 +97,7 @@ class RecoveryGroup(TensorChannel, Protocol):
     def world(self) -> int: ...
 
     @property
-    def members(self) -> int:
+    def training_world(self) -> int:
         """Return the number of ranks that train; all later ranks are joining workers."""
 
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
@@ -150,13 +150,13 @@ class GroupManager(Protocol):
         """Return a function that connects the recovery group, or None if the attempt is outdated."""
 
     def wait_for_recovery_group(self) -> RecoveryGroup | None:
-        """Block a joining worker until its next recovery attempt. Return None once it is a member."""
+        """Block a joining worker until its next recovery attempt. Return None once it has joined."""
 
     def report_recovery_failed(self) -> None:
         """Report that the current recovery attempt failed, so that another one is made."""
 
     def report_caught_up(self) -> None:
-        """Report that this joining worker is close enough to become a member."""
+        """Report that this joining worker is close enough to join the group."""
 
     def report_trained(self) -> None:
         """Report, once, that this worker has committed a step."""

@@ -80,7 +80,7 @@ class AgentGroupManager:
         return self._agent.generation
 
     def newest_generation(self) -> int:
-        """Return the newest generation of which this worker is a member."""
+        """Return the newest generation that this worker belongs to."""
         response = self._agent.response
         return response.generation if response is not None and response.is_member else self.generation
 
@@ -105,7 +105,7 @@ class AgentGroupManager:
         """Block until a newer group is connected. Skip groups that fail while they connect."""
         self._agent.report_failure(error)
         while True:
-            response = self._agent.wait_for(lambda told: told.is_member and told.generation > self.generation)
+            response = self._agent.wait_for(lambda new: new.is_member and new.generation > self.generation)
             self.on_next_group(response.nursery)
             self._agent.clear_failure()
             old, self.group = self.group, SingleWorkerGroup()
@@ -146,9 +146,9 @@ class AgentGroupManager:
         return partial(self._open_recovery_group, response, self.rank)
 
     def wait_for_recovery_group(self) -> RecoveryGroup | None:
-        """Block until the next recovery attempt. Return None once this worker is a member."""
+        """Block until the next recovery attempt. Return None once this worker has joined the group."""
         while True:
-            response = self._agent.wait_for(lambda told: told.is_member or told.nursery > self._last_recovery)
+            response = self._agent.wait_for(lambda new: new.is_member or new.nursery > self._last_recovery)
             if response.is_member:
                 return None
             self._last_recovery = response.nursery

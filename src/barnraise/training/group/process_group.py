@@ -25,8 +25,8 @@ _layouts = msgspec.msgpack.Decoder(tuple[tuple[Annotated[tuple[int, ...], Meta(m
 class TrainingGroup:
     """Collective operations of one generation, or of one recovery attempt.
 
-    The first ``members`` ranks train; later ranks are joining workers. ``choose_layout`` returns the sites of
-    the ranks; rank 0 decides for all.
+    The first ``training_world`` ranks train; later ranks are joining workers. ``choose_layout`` returns the
+    sites of the ranks; rank 0 decides for all.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class TrainingGroup:
         process_group: BarnraiseProcessGroup,
         rank: int,
         world: int,
-        members: int,
+        training_world: int,
         choose_layout: Callable[[], RankLayout] = RankLayout,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._process_group = process_group
-        self.rank, self.world, self.members = rank, world, members
+        self.rank, self.world, self.training_world = rank, world, training_world
         self.nodes = process_group.nodes  # node ids of the other ranks
         self._choose_layout, self._on_close = choose_layout, on_close
-        self._is_layout_known = members <= 2  # two workers have nothing to choose
+        self._is_layout_known = training_world <= 2  # two workers have nothing to choose
 
     def all_reduce_async(self, tensor: torch.Tensor) -> PendingWork:
         """Start to sum the tensor over all workers, in place."""

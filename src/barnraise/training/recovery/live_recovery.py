@@ -1,9 +1,10 @@
 """Live recovery: a joining worker receives the state while the others train, then replays their steps.
 
-At one commit every member copies the state: the snapshot. The members and the joining workers form a second
-process group. In it, every member that has the snapshot sends its stripe of the missing chunks. Then the
-first of these donors sends the reduced result of each later step, and the joining worker replays it until
-it becomes a member. If the second group fails, the next one continues with the chunks that are still missing.
+At one commit every training worker copies the state: the snapshot. Training workers and joining workers form
+a second process group. In it, every worker that has the snapshot sends its stripe of the missing chunks. Then
+the first of these donors sends the reduced result of each later step. The joining worker replays it until it
+joins the training group. If the second group fails, the next one continues with the chunks that are still
+missing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from barnraise.training.recovery.state_transfer import (
 log = logging.getLogger("barnraise.training")
 
 _MAX_BACKLOG_BYTES = 1 << 30  # of results that a joining worker has not replayed yet
-_CAUGHT_UP = 1  # steps behind the others at which a joining worker may become a member
+_CAUGHT_UP = 1  # steps behind the others at which a joining worker may join the group
 _PATIENCE = 3  # results in a row that may leave it as far behind as before
 _FAILURES_PER_WARNING = 5
 _UNREADABLE = "a donor's message cannot be read"
@@ -69,10 +70,10 @@ class _RecoveryStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _StepHeader(msgspec.Struct, frozen=True, array_like=True):
-    """Header of a snapshot or of a result. ``newest``: steps that the members have committed by now."""
+    """Header of a snapshot or of a result. ``newest``: steps that the training workers have committed."""
 
     newest: Step
-    done: Step  # with the result that follows; -1: nothing follows, the worker may become a member
+    done: Step  # with the result that follows; -1: nothing follows, the worker may join the group
     clip: float | None = None
     tensors: Annotated[tuple[Number, ...], Meta(max_length=4096)] = ()  # sizes in bytes
     digest: bytes = b""
@@ -86,7 +87,7 @@ _headers = msgspec.msgpack.Decoder(_StepHeader)
 
 
 class StateDonor:
-    """A member's side of live recovery: the snapshot and the results since, sent by a thread."""
+    """A training worker's side of live recovery: the snapshot and the results since, sent by a thread."""
 
     def __init__(self, snapshot: FlatState, step: int) -> None:
         self.step = step
@@ -129,7 +130,7 @@ class StateDonor:
         ).start()
 
     def finish(self) -> None:
-        """Send the queued results, then end the attempt, because the members form a new group."""
+        """Send the queued results, then end the attempt, because the training workers form a new group."""
         with self._changed:
             self._last_attempt = self._attempt
             self._changed.notify_all()
@@ -148,9 +149,9 @@ class StateDonor:
     def _donate(self, attempt: int, group: RecoveryGroup) -> None:
         """Send the missing chunks of the snapshot, then the results."""
         statuses = _exchange_statuses(group, _RecoveryStatus(self.step))
-        step = _choose_snapshot(statuses, group.members)
-        donors = [rank for rank in range(group.members) if statuses[rank].step == step]
-        joining = range(group.members, group.world)
+        step = _choose_snapshot(statuses, group.training_world)
+        donors = [rank for rank in range(group.training_world) if statuses[rank].step == step]
+        joining = range(group.training_world, group.world)
         receivers = [rank for rank in joining if statuses[rank].step != step or statuses[rank].done < 0]
         if group.rank in donors:
             place = donors.index(group.rank)
@@ -167,7 +168,7 @@ class StateDonor:
                 send_stripe(group, [buffers[number] for number in missing], rank, place, len(donors))
         if group.rank == donors[0]:
             self._send_results(attempt, group, {rank: max(statuses[rank].done, step) for rank in joining})
-        # The other donors stay until all is received: a member that leaves would break the group.
+        # The other donors stay until all is received: a worker that leaves would break the group.
         group.all_gather_bytes(b"")
 
     def _send_results(self, attempt: int, group: RecoveryGroup, joining: dict[int, int]) -> None:
@@ -241,17 +242,17 @@ class JoiningWorker:
         replay: Callable[[CommittedStep], None],
         on_caught_up: Callable[[], None],
     ) -> None:
-        """Receive the state and replay steps until this worker becomes a member.
+        """Receive the state and replay steps until this worker joins the group.
 
         Raise CollectiveError if the group fails; then call it again with another group. ``max_bytes``: limit
         for the size of a state or a result.
         """
         self._max_bytes = max_bytes
         statuses = _exchange_statuses(group, _RecoveryStatus(self._step, self._missing(), self.done))
-        step = _choose_snapshot(statuses, group.members)
-        donors = [rank for rank in range(group.members) if statuses[rank].step == step]
+        step = _choose_snapshot(statuses, group.training_world)
+        donors = [rank for rank in range(group.training_world) if statuses[rank].step == step]
         if step < 0:
-            raise ProtocolError("no member has a state for this joining worker")
+            raise ProtocolError("no worker has a state for this joining worker")
         if step != self._step or self.done < 0:
             self._receive_snapshot(group, donors, step, load)
         self._replay_results(group, donors[0], replay, on_caught_up)
@@ -326,17 +327,17 @@ class JoiningWorker:
 
 
 class RecoveryCoordinator:
-    """Starts live recovery after a commit at which all members know of the same attempt."""
+    """Starts live recovery after a commit at which all training workers know of the same attempt."""
 
     def __init__(self, manager: GroupManager) -> None:
         self._manager = manager
         self._donor: StateDonor | None = None
         self._attempt = 0
-        self._known: set[int] = set()  # attempts that members knew of at the last commit
+        self._known: set[int] = set()  # attempts that training workers knew of at the last commit
         manager.on_next_group = self._on_next_group
 
     def start_group(self) -> None:
-        """Forget what the members of the last group knew."""
+        """Forget what the training workers of the last group knew."""
         self._known = {0}
 
     def note_commit(self, result: Callable[[], CommittedStep]) -> None:
@@ -345,12 +346,12 @@ class RecoveryCoordinator:
             self._donor.note_commit(result())
 
     def set_known(self, attempts: set[int]) -> bool:
-        """Set the attempts that members know of at this commit. Return True if they have changed."""
+        """Set the attempts that training workers know of at this commit. Return True if they have changed."""
         has_changed, self._known = attempts != self._known, attempts
         return has_changed
 
     def start(self, snapshot: Callable[[], FlatState], done: int) -> None:
-        """Start the attempt that all members know of, with the committed state as the snapshot."""
+        """Start the attempt that all training workers know of, with the committed state as the snapshot."""
         if len(self._known) != 1 or self._known == {self._attempt}:
             return
         (number,) = self._known
@@ -380,7 +381,7 @@ def recover_live(
     load: Callable[[FlatState], int],
     replay: Callable[[CommittedStep], None],
 ) -> None:
-    """Receive the state and replay steps while the others train, until this worker is a member."""
+    """Receive the state and replay steps while the others train, until this worker has joined the group."""
     failures = 0
     while (group := manager.wait_for_recovery_group()) is not None:
         try:
@@ -399,10 +400,10 @@ def _exchange_statuses(group: RecoveryGroup, own: _RecoveryStatus) -> list[_Reco
     return [decode(_statuses, message, "a recovery status cannot be read") for message in messages]
 
 
-def _choose_snapshot(statuses: Sequence[_RecoveryStatus], members: int) -> int:
+def _choose_snapshot(statuses: Sequence[_RecoveryStatus], training_world: int) -> int:
     """Return the step of the snapshot to send: one that joining ranks hold partly, else the newest."""
-    available = {status.step for status in statuses[:members]}
-    partly_received = {status.step for status in statuses[members:]} & available
+    available = {status.step for status in statuses[:training_world]}
+    partly_received = {status.step for status in statuses[training_world:]} & available
     return max(partly_received or available)
 
 

@@ -82,7 +82,7 @@ class StepRecovery(StepCommitter):
             return
 
     def _decide_step(self) -> CommitDecision:
-        """Exchange what each worker holds. Commit the step at hand, or discard its result."""
+        """Exchange what each worker holds. Commit the current step, or discard its result."""
         progress = self._progress
         own = MemberState(
             self._needs_state,

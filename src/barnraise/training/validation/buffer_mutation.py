@@ -39,9 +39,9 @@ class BufferMutationCheck:
                 )
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        found = tensors_of(self._model, keep_vars=True)
+        tensors = tensors_of(self._model, keep_vars=True)
         return {
-            name: one
-            for name, one in found.items()
-            if not isinstance(one, torch.nn.Parameter) and id(one) not in self._handled
+            name: tensor
+            for name, tensor in tensors.items()
+            if not isinstance(tensor, torch.nn.Parameter) and id(tensor) not in self._handled
         }

@@ -27,7 +27,7 @@ from barnraise.agent_client.cluster_requests import (
 )
 from barnraise.cli.cluster.self_test import TestNode
 from barnraise.hub.storage.log import HubLog, MemberRecord
-from benchmarks.hub_process import free_port
+from benchmarks.hub.process import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -21,11 +21,11 @@ from barnraise.cli.hub.up import HubUpOptions, up
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
 from barnraise.core.flow.background import begun
-from barnraise.hub.client.credentials import MemberCredentials, member_key, write_seat
-from barnraise.hub.mirror.mirror import make_succession
+from barnraise.hub.client.credentials import MemberCredentials, member_key, write_credentials
+from barnraise.hub.mirror.mirror import sign_handover
 from barnraise.hub.protocol.invites import make_invite
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig
-from barnraise.hub.storage.create import FOLLOWS, found_hub, hub_key
+from barnraise.hub.storage.create import FOLLOWS, create_hub, hub_key
 from barnraise.hub.storage.log import HubLog, MemberRecord, change
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess
@@ -105,7 +105,7 @@ def test_whoever_keeps_a_hub_hands_it_over_and_a_mirror_does_not(
     hub, mirror = top_folder(load_settings()) / "hub", top_folder(load_settings()) / "mirror"
     owner = NodeKey.generate().id
     for directory in (hub, mirror):
-        found_hub(directory, directory.name, owner, RoundConfig())
+        create_hub(directory, directory.name, owner, RoundConfig())
     log = HubLog(mirror)
     log.transact([change(HubLog.set_fact, FOLLOWS, hub_key(hub).id.raw)])
     log.close()
@@ -114,7 +114,7 @@ def test_whoever_keeps_a_hub_hands_it_over_and_a_mirror_does_not(
     assert not capsys.readouterr().out
     assert hand_over(node=str(hub_key(mirror).id), name="hub") == 0
     word = capsys.readouterr().out
-    forged = make_succession(hub_key(mirror), hub_key(hub).id, hub_key(mirror).id, 1)
+    forged = sign_handover(hub_key(mirror), hub_key(hub).id, hub_key(mirror).id, 1)
     with pytest.raises(HubError, match="neither"):
         take_over(word=forged, name="mirror")
     assert take_over(word=word, name="mirror") == 0
@@ -132,7 +132,7 @@ def test_a_quarantine_ends_and_begins_by_the_word_of_who_keeps_the_hub(
     own = hub_key(directory)
     mine = member_key(machine_key(settings), own.id)
     owners = {"this machine's": mine, "another's": NodeKey.generate(), "the hub's": own}
-    found_hub(directory, "fireside", owners[whose].id, RoundConfig())
+    create_hub(directory, "fireside", owners[whose].id, RoundConfig())
     ann, bob = (
         MemberRecord(
             node=str(NodeKey.generate().id), name=name, role="friend", since=0.0, quarantine="too large"
@@ -153,8 +153,8 @@ def test_a_quarantine_ends_and_begins_by_the_word_of_who_keeps_the_hub(
         found = log.read().members
         assert (found[ann.node].quarantine, found[bob.node].quarantine) == ("", "too large")
         assert expel(member=ann.node[:9], name="") == 0
-        assert "sent this machine away" in log.read().members[ann.node].quarantine
-        with pytest.raises(HubError, match="cannot be sent away"):
+        assert "expelled this machine" in log.read().members[ann.node].quarantine
+        with pytest.raises(HubError, match="cannot be expelled"):
             expel(member="owner", name="")
     finally:
         hub.kill()
@@ -206,7 +206,7 @@ def test_work_that_nobody_wants_any_more_keeps_no_command() -> None:
 def test_the_status_says_whom_a_round_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
     directory = top_folder(load_settings()) / "fireside"
     owner = NodeKey.generate()
-    found_hub(directory, "fireside", owner.id, TERMS)
+    create_hub(directory, "fireside", owner.id, TERMS)
     hub = HubProcess(directory, None)
     write_local_address(directory, hub.address)
     hub.start()
@@ -238,7 +238,7 @@ def test_a_machine_trains_once_in_a_run() -> None:
     with room(settings, "fireside") as place:
         _check_free(settings, invite)
         seat = MemberCredentials(addresses=invite.addresses, hub=invite.hub, key=bytes(32), run="fireside")
-        write_seat(seat, place / SEAT)
+        write_credentials(seat, place / SEAT)
         with pytest.raises(HubError, match="trains in fireside already") as found:
             _check_free(settings, invite)
         assert "--no-train" in found.value.hint

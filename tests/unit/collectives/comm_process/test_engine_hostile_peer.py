@@ -25,8 +25,8 @@ from barnraise.core.errors import BarnraiseError, HandshakeError, ProtocolError
 from barnraise.transport.ipc.messages import IncomingConnection
 from barnraise.transport.links.frames import EAGER_BYTES, FrameHeader, FrameKind
 from barnraise.transport.listener.preface import encode_answer
-from benchmarks.fuzz import TARGETS, run_target
-from benchmarks.hostile_peer import FRIEND, HOSTILE, Session
+from benchmarks.attacks.fuzz import TARGETS, run_target
+from benchmarks.attacks.hostile_peer import FRIEND, HOSTILE, Session
 
 MEBI = 1 << 20
 

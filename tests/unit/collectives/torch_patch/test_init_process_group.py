@@ -17,7 +17,7 @@ from barnraise.collectives.torch_patch.init_process_group import NO_HOST, Launch
 from barnraise.core.errors import ConfigError, ListenerError, MembershipError
 from barnraise.runs.worker_environment import MASTER_ADDR
 from barnraise.worker.peers import wait_for_peers
-from benchmarks.hub_process import free_port
+from benchmarks.hub.process import free_port
 from tests.repository import ROOT
 from tests.unit.lone_agent import lone_agent, unsettled
 

@@ -1,4 +1,4 @@
-"""Merge rules against Flower's, the outer step against torch's, and memory that does not grow."""
+"""Merge rules against Flower's, the outer step against torch's, and bounded memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from barnraise.core.errors import ProtocolError
 from barnraise.hub.aggregation.aggregate import (
     MergeInput,
     OuterState,
-    capped,
-    in_order,
+    cap_weights,
+    map_in_order,
     measure,
-    merged_chunk,
+    merge_chunk,
     take_outer_step,
     trimmed_mean,
     weighted_mean,
@@ -43,7 +43,7 @@ def _files(folder: Path, vectors: Sequence[torch.Tensor], form: VectorForm) -> l
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_our_means_are_flowers(case: dict[str, object], tmp_path: Path) -> None:
+def test_means_equal_flowers(case: dict[str, object], tmp_path: Path) -> None:
     updates = torch.tensor(case["updates"], dtype=torch.float32)
     samples = [float(count) for count in case["samples"]]  # type: ignore[attr-defined]
     mean = weighted_mean(iter(zip(updates, samples, strict=True)), updates.shape[1])
@@ -56,30 +56,30 @@ def test_our_means_are_flowers(case: dict[str, object], tmp_path: Path) -> None:
     form = VectorForm(updates.shape[1], 1024, "fp32", 0)
     files = _files(tmp_path, list(updates), form)
     inputs = [MergeInput(file, weight) for file, weight in zip(files, samples, strict=True)]
-    numpy.testing.assert_allclose(merged_chunk(inputs, 0, None), case["weighted_mean"], rtol=1e-5, atol=1e-8)
+    numpy.testing.assert_allclose(merge_chunk(inputs, 0, None), case["weighted_mean"], rtol=1e-5, atol=1e-8)
 
 
-def test_a_trimmed_mean_weighs_what_is_left() -> None:
+def test_trimmed_mean_weighs_remaining_values() -> None:
     rows = torch.tensor([[1.0, 9.0], [2.0, 8.0], [4.0, 7.0], [1e9, -1e9]])
     found = trimmed_mean(rows, [1.0, 1.0, 3.0, 3.0], 0.25)
     assert found.tolist() == [(2 + 3 * 4) / 4, (8 + 3 * 7) / 4]
     assert trimmed_mean(rows[:1], [5.0], 0.25).tolist() == [1.0, 9.0]
-    assert capped([1.0, 1.0, 100.0]) == [1.0, 1.0, 3.0]
+    assert cap_weights([1.0, 1.0, 100.0]) == [1.0, 1.0, 3.0]
 
 
-def test_no_number_of_samples_makes_a_mean_ones_own(tmp_path: Path) -> None:
+def test_mean_weight_of_one_member_is_capped(tmp_path: Path) -> None:
     form = VectorForm(4, 1024, "fp32", 0)
     files = _files(tmp_path, [torch.ones(4), torch.ones(4), torch.ones(4), -torch.ones(4)], form)
     weights = (10.0, 30.0, 40.0, 1e9)
-    found = merged_chunk(
+    found = merge_chunk(
         [MergeInput(file, weight) for file, weight in zip(files, weights, strict=True)], 0, None
     )
     numpy.testing.assert_allclose(found, [(80.0 - 300.0) / 380.0] * 4, rtol=1e-6)
-    usual = merged_chunk([MergeInput(files[0], 10.0), MergeInput(files[3], 100.0)], 0, None)
+    usual = merge_chunk([MergeInput(files[0], 10.0), MergeInput(files[3], 100.0)], 0, None)
     numpy.testing.assert_allclose(usual, [-90.0 / 110.0] * 4, rtol=1e-6)
 
 
-def test_the_outer_step_is_torchs_and_its_losses_come_back(tmp_path: Path) -> None:
+def test_outer_step_equals_torch_sgd_with_error_feedback(tmp_path: Path) -> None:
     """A coarse codec: the chain stays within one step's rounding of what torch.optim.SGD does."""
     torch.manual_seed(2)
     numel, blobs = 3000, BlobStore(tmp_path / "blobs")
@@ -103,7 +103,7 @@ def test_the_outer_step_is_torchs_and_its_losses_come_back(tmp_path: Path) -> No
     assert worst < 5.0
 
 
-def test_figures_of_updates(tmp_path: Path) -> None:
+def test_measure_returns_norm_and_sketch(tmp_path: Path) -> None:
     torch.manual_seed(3)
     form = VectorForm(20_000, 4096, "fp32", 0)
     one, other = torch.randn(20_000), torch.randn(20_000)
@@ -123,10 +123,10 @@ def test_figures_of_updates(tmp_path: Path) -> None:
         measure(tmp_path / "update-0", VectorForm(20_001, 4096, "fp32", 0))
 
 
-def test_work_is_never_far_ahead() -> None:
+def test_map_in_order_limits_results_ahead() -> None:
     started: list[int] = []
     with ThreadPoolExecutor(2) as pool:
-        results = in_order(pool, lambda index: started.append(index) or index, 1000)
+        results = map_in_order(pool, lambda index: started.append(index) or index, 1000)
         assert next(results) == 0
         assert len(started) < 100
         assert list(results) == list(range(1, 1000))

@@ -1,4 +1,4 @@
-"""The owner's own file tries each update before it counts; whatever it does, the hub goes on."""
+"""Held-out validation: the owner's file tries each update, and no failure of the file stops the hub."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def loss(parameters):
 """
 
 
-def test_an_update_may_be_a_little_worse_and_no_more() -> None:
+def test_held_out_check_accepts_slightly_worse_update_only() -> None:
     assert not judge_held_out(2.0, 1.5).kind
     assert not judge_held_out(2.0, 2.19).kind
     verdict = judge_held_out(2.0, 2.21)
@@ -63,7 +63,7 @@ def hub(tmp_path: Path, check: Path) -> Iterator[HubProcess]:
         process.kill()
 
 
-def test_what_makes_the_model_worse_is_refused_and_a_failing_check_blames_nobody(
+def test_held_out_check_refuses_worse_model_and_failure_is_not_blamed(
     hub: HubProcess, check: Path, tmp_path: Path
 ) -> None:
     invite = hub.invite(uses=2)
@@ -107,10 +107,10 @@ def test_what_makes_the_model_worse_is_refused_and_a_failing_check_blames_nobody
     [
         ("x = 1\n", "has no function loss"),
         ("import nothing_of_that_name\n", "nothing_of_that_name"),
-        ("import os\nos._exit(3)\n", "its process ended"),
+        ("import os\nos._exit(3)\n", "its process exited"),
     ],
 )
-def test_a_file_that_cannot_try_anything_ends_the_hub_at_once(tmp_path: Path, text: str, why: str) -> None:
+def test_held_out_file_without_loss_stops_hub_at_start(tmp_path: Path, text: str, why: str) -> None:
     script = tmp_path / "check.py"
     script.write_text(text)
     with pytest.raises(HubError, match=why) as caught:
@@ -118,7 +118,7 @@ def test_a_file_that_cannot_try_anything_ends_the_hub_at_once(tmp_path: Path, te
     assert "loss(parameters)" in caught.value.hint
 
 
-def test_a_trial_that_takes_too_long_is_ended_and_the_next_one_begins_anew(
+def test_held_out_trial_times_out_and_next_one_restarts_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "check.py"
@@ -146,12 +146,12 @@ def test_a_trial_that_takes_too_long_is_ended_and_the_next_one_begins_anew(
         assert "No such file" in trial.loss().failed
     finally:
         trial.close()
-    with pytest.raises(HubError, match="the hub ends"):
+    with pytest.raises(HubError, match="the hub is stopping"):
         trial.loss()
 
 
-def test_a_trial_ends_with_its_hub(tmp_path: Path) -> None:
-    """Also in the midst of one that takes long: the hub was killed, and nobody waits for it."""
+def test_held_out_process_ends_with_hub(tmp_path: Path) -> None:
+    """The hub is killed during a long trial; the process must end with it."""
     script, model = tmp_path / "check.py", tmp_path / "model"
     script.write_text(
         "import time\ndef loss(parameters):\n    print('tries', flush=True)\n    time.sleep(600)\n"

@@ -1,4 +1,4 @@
-"""Each kind of bad update is named; honest ones pass."""
+"""Update checks: each kind of bad update is refused with its name, and honest updates pass."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from barnraise.hub.aggregation.update_checks import (
     UpdateVerdict,
     after_acceptance,
     after_refusal,
-    believed_merged,
+    clip_scale,
     confirmed_norms,
-    fitting_scale,
     judge_copy,
     judge_norm,
     judge_round,
-    remembered_norm,
-    usual_norm,
-    with_norms,
+    learned_norm,
+    median_norm,
+    replace_norms,
+    trusted_merge_count,
 )
 from barnraise.hub.protocol.messages import RoundConfig
 from barnraise.hub.rounds.leases import PendingUpdate
@@ -53,9 +53,9 @@ def _honest(noise: float = 0.7) -> numpy.ndarray:
     return DIRECTION + RANDOM.normal(size=SKETCH) * noise
 
 
-def test_norms_are_clipped_then_refused() -> None:
-    assert usual_norm([_seen("a", DIRECTION)] * 2) is None
-    median = usual_norm([_seen("a", DIRECTION, norm) for norm in (1.0, 2.0, 300.0)])
+def test_large_norms_are_clipped_then_refused() -> None:
+    assert median_norm([_seen("a", DIRECTION)] * 2) is None
+    median = median_norm([_seen("a", DIRECTION, norm) for norm in (1.0, 2.0, 300.0)])
     assert median == 2.0
     assert judge_norm(5.9, median, TERMS).scale == 1.0
     clipped = judge_norm(8.0, median, TERMS)
@@ -64,19 +64,19 @@ def test_norms_are_clipped_then_refused() -> None:
     assert judge_norm(1e9, None, TERMS) == UpdateVerdict(), "of two nobody knows who is right"
 
 
-def test_what_was_usual_only_cuts_and_is_learned_anew() -> None:
+def test_running_median_only_clips_and_is_learned_again() -> None:
     seen = [_seen("a", DIRECTION) for _ in range(30)]
     scales = []
     for _ in range(40):
-        usual = usual_norm(seen)
-        scales.append(fitting_scale(8.0, usual, TERMS))
-        seen.append(_seen("a", DIRECTION, remembered_norm(8.0, usual, TERMS)))
+        usual = median_norm(seen)
+        scales.append(clip_scale(8.0, usual, TERMS))
+        seen.append(_seen("a", DIRECTION, learned_norm(8.0, usual, TERMS)))
     assert scales[0] == 3 / 8
     assert scales[-1] == 1.0
-    assert remembered_norm(1e9, 1.0, TERMS) == TERMS.refuse_over
+    assert learned_norm(1e9, 1.0, TERMS) == TERMS.refuse_over
 
 
-def test_a_round_whose_updates_all_grew_is_not_refused() -> None:
+def test_round_with_all_norms_grown_is_accepted() -> None:
     arrivals = [_arrival(f"n{number}", _honest(), norm=100.0 + number) for number in range(5)]
     assert judge_round(arrivals, frozenset(), TERMS) == {}
     cut = [msgspec.structs.replace(one, scale=scale) for one in arrivals for scale in (0.5, 0.1)]
@@ -87,7 +87,7 @@ def test_a_round_whose_updates_all_grew_is_not_refused() -> None:
     assert judge_round(arrivals, frozenset(), TERMS)["large"].kind == "norm"
 
 
-def test_copies_are_named() -> None:
+def test_copied_updates_are_refused_as_copies() -> None:
     earlier = [_seen("a", DIRECTION, sha256="x"), _seen("b", _honest())]
     sketch = DIRECTION.tobytes()
     assert judge_copy("c", "x", b"", earlier).kind == "copy"
@@ -99,7 +99,7 @@ def test_copies_are_named() -> None:
     assert judge_copy("c", "y", b"", earlier).kind == "", "a small model has no sketch"
 
 
-def test_a_rounds_strangers_are_judged_by_the_others() -> None:
+def test_strangers_are_judged_by_other_updates_of_round() -> None:
     arrivals = [_arrival(f"n{number}", _honest()) for number in range(15)]
     arrivals += [_arrival(f"flip{number}", -_honest()) for number in range(3)]
     arrivals += [_arrival("random", RANDOM.normal(size=SKETCH)), _arrival("large", _honest(), norm=100.0)]
@@ -111,12 +111,12 @@ def test_a_rounds_strangers_are_judged_by_the_others() -> None:
         "large": "norm",
     }
     assert "against" in verdicts["flip0"].reason
-    assert "nothing to do" in verdicts["random"].reason
+    assert "unrelated" in verdicts["random"].reason
     friends = judge_round(arrivals, frozenset(), TERMS)
     assert set(friends) == {"large"}, "friends are believed in their direction"
 
 
-def test_without_an_agreed_direction_nobody_is_left_out() -> None:
+def test_round_without_agreed_direction_keeps_all_updates() -> None:
     arrivals = [_arrival(f"n{number}", RANDOM.normal(size=SKETCH)) for number in range(10)]
     assert judge_round(arrivals, frozenset(one.update.node for one in arrivals), TERMS) == {}
 
@@ -135,7 +135,7 @@ NORMS = {"friend": 1.5, "owner": 1.0, "eve": 1e6, "mallory": 1e6}
         ("eve mallory", "eve mallory", {}),
     ],
 )
-def test_while_nobody_knows_what_is_usual_a_stranger_counts_no_more_than_a_friend(
+def test_stranger_without_known_median_is_clipped_to_friend(
     here: str, strangers: str, counts: dict[str, float]
 ) -> None:
     arrivals = [_arrival(name, DIRECTION, NORMS[name]) for name in here.split()]
@@ -147,7 +147,7 @@ def test_while_nobody_knows_what_is_usual_a_stranger_counts_no_more_than_a_frien
 
 
 @pytest.mark.parametrize("order", ["small large eve", "eve large small", "large eve small"])
-def test_a_stranger_beside_several_friends_counts_no_more_than_the_smallest(order: str) -> None:
+def test_stranger_beside_several_friends_is_clipped_to_smallest(order: str) -> None:
     """No norm is usual yet, and the friends' updates are of different length."""
     norms = {"small": 1.0, "large": 2.5, "eve": 2.0}
     arrivals = [_arrival(name, DIRECTION, norms[name]) for name in order.split()]
@@ -156,7 +156,7 @@ def test_a_stranger_beside_several_friends_counts_no_more_than_the_smallest(orde
     assert verdicts["eve"].scale * norms["eve"] == pytest.approx(1.0)
 
 
-def test_a_stranger_beside_friends_that_merged_many_is_measured_by_what_one_update_may_be() -> None:
+def test_stranger_beside_region_means_is_clipped_to_single_update_norm() -> None:
     """A region's mean of 100 updates is up to ten times shorter than one of them."""
     arrivals = [
         _arrival("region", DIRECTION, 0.3, merged=100),
@@ -167,20 +167,20 @@ def test_a_stranger_beside_friends_that_merged_many_is_measured_by_what_one_upda
     assert (verdict.kind, verdict.scale * 6.0) == ("", pytest.approx(3.0))
 
 
-def test_a_stranger_that_came_before_it_was_known_is_cut_to_what_is_usual() -> None:
+def test_stranger_before_median_was_known_is_clipped_to_median() -> None:
     seen = [_seen(f"n{number}", DIRECTION) for number in range(3)]
     verdict = judge_round([_arrival("eve", DIRECTION, 1e6)], frozenset({"eve"}), TERMS, seen)["eve"]
     assert (verdict.kind, verdict.scale * 1e6) == ("", pytest.approx(TERMS.clip_over))
 
 
-def test_strangers_teach_what_is_usual_only_as_others_confirm_it() -> None:
+def test_stranger_norms_are_learned_only_if_confirmed() -> None:
     unconfirmed = [_seen("eve", DIRECTION, 0.0, sha256=name) for name in ("x", "y", "z")]
-    assert usual_norm(unconfirmed) is None
+    assert median_norm(unconfirmed) is None
     arrivals = [_arrival(name, DIRECTION, 4.0) for name in ("ann", "bob", "eve")]
     parts = [_part("ann", 1.0), _part("eve", 0.5)]
     assert confirmed_norms(arrivals, parts, frozenset({"eve"})) == {"eve": 2.0}
     assert confirmed_norms(arrivals[1:], parts[1:], frozenset({"eve"})) == {}, "of two nobody knows"
-    seen = with_norms([_seen("eve", DIRECTION, 0.0)], {"eve": 2.0})
+    seen = replace_norms([_seen("eve", DIRECTION, 0.0)], {"eve": 2.0})
     assert [one.norm for one in seen] == [2.0]
 
 
@@ -192,10 +192,8 @@ def _part(name: str, scale: float) -> Contribution:
 
 @pytest.mark.parametrize("agreed", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize(("regions", "leaves"), [(2, 1), (3, 1), (1, 2), (1, 3), (3, 3), (0, 3), (3, 0)])
-def test_regions_and_direct_members_beside_each_other_all_count(
-    regions: int, leaves: int, agreed: float
-) -> None:
-    """The mean of n updates of norm 1 whose cosine is ``agreed``."""
+def test_regions_and_direct_members_in_one_round_all_count(regions: int, leaves: int, agreed: float) -> None:
+    """Each region sends the mean of n updates of norm 1 whose cosine is ``agreed``."""
 
     def norm(merged: int) -> float:
         return (1 / merged + (1 - 1 / merged) * agreed) ** 0.5
@@ -205,21 +203,21 @@ def test_regions_and_direct_members_beside_each_other_all_count(
     assert judge_round(arrivals, frozenset(), TERMS) == {}
     seen = [msgspec.structs.replace(_seen("a", DIRECTION, one.norm), merged=one.merged) for one in arrivals]
     for size in (1, 500):
-        usual = usual_norm(seen, size)
-        assert fitting_scale(norm(size), usual, TERMS) == 1.0
+        usual = median_norm(seen, size)
+        assert clip_scale(norm(size), usual, TERMS) == 1.0
     if len(arrivals) > 2:
         for size in (1, 500):
             large = _arrival("large", DIRECTION, 400.0, size)
             assert judge_round([*arrivals, large], frozenset(), TERMS)["large"].kind == "norm"
 
 
-def test_how_many_updates_were_merged_is_no_strangers_word() -> None:
-    assert believed_merged("region", 40, 1000) == believed_merged("friend", 40, 1000) == 40
-    assert believed_merged("stranger", 40, 1000) == 1
-    assert believed_merged("region", 1 << 30, 1000) == 1000
+def test_merge_count_claimed_by_stranger_is_ignored() -> None:
+    assert trusted_merge_count("region", 40, 1000) == trusted_merge_count("friend", 40, 1000) == 40
+    assert trusted_merge_count("stranger", 40, 1000) == 1
+    assert trusted_merge_count("region", 1 << 30, 1000) == 1000
 
 
-def test_quarantine_after_refusals_that_count() -> None:
+def test_quarantine_follows_counted_refusals() -> None:
     member = MemberRecord(node="a", name="ann", role="friend", since=0.0)
     for kind in ("stale", "rate", "digest"):
         assert after_refusal(member, kind, "late", TERMS) == member

@@ -1,4 +1,4 @@
-"""Strangers who come first: none of them moves the model far, and honest ones begin without a friend."""
+"""Rounds that strangers start: no stranger moves the model far, and honest ones need no friend."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from barnraise.hub.protocol.vector_file import VectorForm, add_vector
-from barnraise.hub.rounds.restore import recalled
-from barnraise.hub.storage.create import invite_to
+from barnraise.hub.rounds.restore import restore_state
+from barnraise.hub.storage.create import create_invite
 from barnraise.hub.storage.log import HubLog
 from barnraise.hub.web.status_page import render
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
@@ -18,7 +18,7 @@ from tests.unit.hub.in_process_hub import ADDRESS, InProcessHub, play
 
 
 async def _stranger(scene: InProcessHub) -> str:
-    return await scene.join(invite_to(scene.directory, ADDRESS, role="stranger").token_text)
+    return await scene.join(create_invite(scene.directory, ADDRESS, role="stranger").token_text)
 
 
 async def _push(scene: InProcessHub, node: str, size: float) -> None:
@@ -26,7 +26,7 @@ async def _push(scene: InProcessHub, node: str, size: float) -> None:
 
 
 async def _push_together(scene: InProcessHub, sizes: Mapping[str, float]) -> None:
-    """In one round, however slow this machine is: all have a lease before the first of them delivers."""
+    """Push in one round, on any machine: all members get a lease before the first one delivers."""
     leases = {node: await scene.lease(node) for node in sizes}
     for node, lease in leases.items():
         data = encoded(torch.randn(LAYOUT.numel) * sizes[node], TERMS.codec, lease.version)
@@ -34,7 +34,7 @@ async def _push_together(scene: InProcessHub, sizes: Mapping[str, float]) -> Non
 
 
 def _moved(scene: InProcessHub) -> float:
-    """How far the last version is from the one before it."""
+    """Return the distance between the last two versions."""
     step, delta = scene.hub.versions[-1].step, torch.zeros(LAYOUT.numel)
     form = VectorForm(LAYOUT.numel, TERMS.chunk, step.codec, step.version)
     add_vector(scene.hub.blobs.path(step.sha256), form, delta)
@@ -45,16 +45,16 @@ async def _until_version(scene: InProcessHub, version: int) -> None:
     await asyncio.wait_for(scene.until(lambda: scene.hub.version == version), 60)
 
 
-def test_a_stranger_who_comes_first_waits_for_somebody_to_be_compared_with(tmp_path: Path) -> None:
+def test_first_stranger_waits_for_update_to_compare_with(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         eve, ann = await _stranger(scene), await scene.member()
         await _push(scene, eve, 1e6)
         await asyncio.sleep(1.0)
         assert scene.hub.version == 0
         said = (await scene.hub.head(0, 0.0)).waits_for
-        assert "how large" in said
+        assert "nothing to compare" in said
         assert "`barnraise invite`" in said
-        assert "how large" in render(scene.hub)
+        assert "nothing to compare" in render(scene.hub)
         await _push(scene, ann, 0.01)
         await _until_version(scene, 1)
         assert _moved(scene) < 4 * 0.01 * LAYOUT.numel**0.5
@@ -68,7 +68,7 @@ def test_a_stranger_who_comes_first_waits_for_somebody_to_be_compared_with(tmp_p
     play(tmp_path, story)
 
 
-def test_three_strangers_begin_without_a_friend_and_two_go_on(tmp_path: Path) -> None:
+def test_three_strangers_start_without_friend_and_two_continue(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         ann, bob, eve = [await _stranger(scene) for _ in range(3)]
         await _push(scene, ann, 0.01)
@@ -76,7 +76,7 @@ def test_three_strangers_begin_without_a_friend_and_two_go_on(tmp_path: Path) ->
         await asyncio.sleep(0.5)
         assert scene.hub.version == 0
         log = HubLog(scene.directory)
-        kept = recalled(log.read(), scene.hub.founding, 0.0, is_region=False)
+        kept = restore_state(log.read(), scene.hub.founding, 0.0, is_region=False)
         assert [one.of_stranger for one in kept.waiting.values()] == [True, True]
         await _push(scene, eve, 1e6)
         await _until_version(scene, 1)
@@ -91,7 +91,7 @@ def test_three_strangers_begin_without_a_friend_and_two_go_on(tmp_path: Path) ->
         await _until_version(scene, 2)
         await _push(scene, ann, 0.01)
         await _until_version(scene, 3)
-        known = recalled(log.read(), scene.hub.founding, 0.0, is_region=False).known
+        known = restore_state(log.read(), scene.hub.founding, 0.0, is_region=False).known
         log.close()
         assert known == scene.hub.state.known == 5, "a hub that begins again knows them"
 

@@ -1,4 +1,4 @@
-"""A hub in memory behind httpx: real signatures and vectors, one member, and a line that breaks as told."""
+"""Fake hub in memory behind httpx: real signatures and vectors, one member, a line that fails on demand."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from barnraise.hub.protocol.messages import (
     RunDescription,
     SampleSpan,
     UpdateDeclaration,
-    UploadStep,
     VersionHead,
+    VersionStep,
     decode_message,
     encode_message,
 )
@@ -35,7 +35,7 @@ CHUNK = 1 << 10
 
 
 def lost_answer(request: httpx.Request, answer: Callable[[], httpx.Response]) -> httpx.Response:
-    """The hub did it, and nobody heard."""
+    """Handle the request and lose the response."""
     answer()
     raise httpx.ReadError("the line broke", request=request)
 
@@ -49,7 +49,7 @@ def proxys_page(request: httpx.Request, answer: Callable[[], httpx.Response]) ->
 
 
 def denied(request: httpx.Request, answer: Callable[[], httpx.Response]) -> httpx.Response:
-    """By what stands between."""
+    """Answer as a proxy that denies access."""
     return httpx.Response(404, html="<h1>Not Found</h1>")
 
 
@@ -65,7 +65,10 @@ def longer(request: httpx.Request, answer: Callable[[], httpx.Response]) -> http
 
 
 class FakeHub:
-    """Half of each update is applied at once; a lease is eight positions, and after ``rounds`` it is over."""
+    """Hub that applies half of each update at once.
+
+    A lease has eight positions; the run ends after ``rounds``.
+    """
 
     def __init__(self, room: Path, *, rounds: int = 3, clock_ahead_s: float = 0.0) -> None:
         self.key = NodeKey.generate()
@@ -75,7 +78,7 @@ class FakeHub:
         self.refuse: list[tuple[int, Problem]] = []
         self.requests: list[str] = []
         self.blobs: dict[str, bytes] = {}
-        self.steps: list[UploadStep] = []
+        self.steps: list[VersionStep] = []
         self.declared: UpdateDeclaration | None = None
         self.arrived = bytearray()
         self.layout = self.course = None
@@ -211,7 +214,7 @@ class FakeHub:
     def _publish(self, kind: str, version: int, data: bytes, codec: str) -> None:
         name = hashlib.sha256(data).hexdigest()
         self.blobs[name] = data
-        self.steps.append(UploadStep(kind, version, name, len(data), codec))  # type: ignore[arg-type]
+        self.steps.append(VersionStep(kind, version, name, len(data), codec))  # type: ignore[arg-type]
 
     def _blob(self, request: httpx.Request) -> httpx.Response:
         data = self.blobs.get(request.url.path.rpartition("/")[2])

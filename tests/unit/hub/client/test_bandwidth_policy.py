@@ -1,4 +1,4 @@
-"""Manners on somebody's line: caps, metered connections, quiet hours."""
+"""Bandwidth policy: caps, metered connections, quiet hours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from barnraise.core.errors import ConfigError
 from barnraise.hub.client import bandwidth_policy
 from barnraise.hub.client.bandwidth_policy import BandwidthPolicy, QuietHours, UplinkLimiter, is_metered
 from barnraise.hub.protocol.invites import make_invite
-from barnraise.hub.region.server import polite_client
+from barnraise.hub.region.server import parent_client
 from barnraise.identity.keys import NodeKey
 
 NIGHT = QuietHours.parse("22:30-07:00")
@@ -33,12 +33,12 @@ NOON = QuietHours.parse("12:00-13:00")
         (NOON, "13:00", 0.0),
     ],
 )
-def test_quiet_hours_end_when_they_say(hours: QuietHours, now: str, left_s: float) -> None:
+def test_quiet_hours_end_at_given_time(hours: QuietHours, now: str, left_s: float) -> None:
     assert hours.left_s(datetime.fromisoformat(f"2026-03-01T{now}")) == left_s
 
 
 @given(st.integers(0, 1439), st.integers(0, 1439), st.integers(0, 1439))
-def test_after_what_is_left_it_is_not_quiet(begin: int, end: int, now: int) -> None:
+def test_quiet_hours_are_over_after_left_s(begin: int, end: int, now: int) -> None:
     if begin == end:
         return
     text = f"{begin // 60:02}:{begin % 60:02}-{end // 60:02}:{end % 60:02}"
@@ -51,12 +51,12 @@ def test_after_what_is_left_it_is_not_quiet(begin: int, end: int, now: int) -> N
 
 
 @pytest.mark.parametrize("text", ["22-7", "24:00-07:00", "22:30", "07:00-07:00", "22:30 - 07:00"])
-def test_what_is_no_span_of_a_day_is_refused(text: str) -> None:
+def test_quiet_hours_with_invalid_span_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="quiet"):
         QuietHours.parse(text)
 
 
-def test_no_quiet_hours_and_free_line_is_no_reason() -> None:
+def test_policy_without_limits_gives_no_reason_to_wait() -> None:
     now = datetime(2026, 1, 1, 3)
     assert BandwidthPolicy().reason_to_wait(now, metered=False) == ("", 0.0)
     assert BandwidthPolicy(metered="allow").reason_to_wait(now, metered=True) == ("", 0.0)
@@ -67,7 +67,7 @@ def test_no_quiet_hours_and_free_line_is_no_reason() -> None:
 
 
 @given(st.floats(1e3, 1e9), st.lists(st.integers(1, 1 << 20), min_size=1, max_size=50))
-def test_the_mean_rate_never_exceeds_the_cap(rate: float, sizes: list[int]) -> None:
+def test_uplink_mean_rate_stays_below_cap(rate: float, sizes: list[int]) -> None:
     pace, now, sent = UplinkLimiter(rate), 100.0, 0
     for size in sizes:
         now += pace.delay(size, now)
@@ -75,10 +75,10 @@ def test_the_mean_rate_never_exceeds_the_cap(rate: float, sizes: list[int]) -> N
         sent += size
 
 
-def test_without_a_cap_nothing_waits() -> None:
+def test_uplink_without_cap_does_not_delay() -> None:
     pace = UplinkLimiter(0.0)
     assert pace.delay(1 << 30, 1.0) == 0.0
-    assert UplinkLimiter(125_000).portion == 31_250
+    assert UplinkLimiter(125_000).burst_bytes == 31_250
 
 
 NMCLI = (
@@ -99,11 +99,11 @@ NMCLI = (
         ("darwin", "anything", False),
     ],
 )
-def test_metered_is_what_the_system_says(platform: str, answer: str, expected: bool) -> None:
+def test_is_metered_follows_system(platform: str, answer: str, expected: bool) -> None:
     assert is_metered(platform, lambda command: answer) is expected
 
 
-def test_a_region_uses_its_line_as_its_owner_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_region_follows_bandwidth_policy_of_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     key = NodeKey.generate()
     invite, _ = make_invite(("http://127.0.0.1:9",), key.id, "fireside", role="region", uses=1, expires=9)
     waited: list[float] = []
@@ -116,13 +116,13 @@ def test_a_region_uses_its_line_as_its_owner_wants(monkeypatch: pytest.MonkeyPat
         raise Waited
 
     monkeypatch.setattr(bandwidth_policy, "is_metered", lambda: True)
-    client = polite_client(invite, key, ContributorSettings(uplink_mbps=0.8, metered="allow"))
-    client.wait_politely()
+    client = parent_client(invite, key, ContributorSettings(uplink_mbps=0.8, metered="allow"))
+    client.wait_for_policy()
     assert client.piece_bytes == 3_000_000
     monkeypatch.setattr(bandwidth_policy.PolicyGate.__init__, "__defaults__", (sleep, None))
-    client = polite_client(invite, key, ContributorSettings())
+    client = parent_client(invite, key, ContributorSettings())
     with pytest.raises(Waited):
-        client.wait_politely()
+        client.wait_for_policy()
     with pytest.raises(Waited):
         client.fetch("0" * 64, Path("blob"), size=1)
     assert len(waited) == 2

@@ -1,4 +1,4 @@
-"""A member and a hub whose line breaks: what counts as an answer, and what is done twice without harm."""
+"""Hub client over a failing line: which responses count, and which requests may be repeated."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.contributor import Contributor
 from barnraise.hub.client.credentials import (
     MemberCredentials,
+    credentials_text,
     member_key,
     member_secret,
-    read_seat,
-    read_seat_text,
-    seat_text,
-    write_seat,
+    parse_credentials,
+    read_credentials,
+    write_credentials,
 )
 from barnraise.hub.protocol.messages import (
     HubDataOrder,
@@ -78,7 +78,7 @@ def owner(hub: FakeHub, room: Path, **more: Any) -> Contributor:
 # answers
 
 
-def test_an_answer_of_another_key_is_no_answer(hub: FakeHub) -> None:
+def test_response_of_another_key_is_rejected(hub: FakeHub) -> None:
     client = HubClient(
         ["http://hub.test"], NodeKey.generate().id, NodeKey.generate(), transport=hub.transport
     )
@@ -86,13 +86,13 @@ def test_an_answer_of_another_key_is_no_answer(hub: FakeHub) -> None:
         client.ask("GET", "/v1/run", RunDescription)
 
 
-def test_an_unsigned_answer_is_no_answer(hub: FakeHub) -> None:
+def test_unsigned_response_is_rejected(hub: FakeHub) -> None:
     hub.signs = False
     with pytest.raises(HubAway, match="answered 200"):
         client_of(hub).ask("GET", "/v1/run", RunDescription)
 
 
-def test_an_answer_to_another_question_is_no_answer(hub: FakeHub) -> None:
+def test_response_to_another_request_is_rejected(hub: FakeHub) -> None:
     client, kept = client_of(hub), []
     hub.faults = [lambda request, answer: kept.append(answer()) or kept[0], lambda request, answer: kept[0]]
     client.ask("GET", "/v1/run", RunDescription)
@@ -100,7 +100,7 @@ def test_an_answer_to_another_question_is_no_answer(hub: FakeHub) -> None:
         client.ask("GET", "/v1/run", RunDescription)
 
 
-def test_a_wrong_clock_is_set_right_once(tmp_path: Path) -> None:
+def test_wrong_clock_is_corrected_once(tmp_path: Path) -> None:
     hub = FakeHub(tmp_path, clock_ahead_s=5000.0)
     client = client_of(hub)
     client.ask("GET", "/v1/run", RunDescription)
@@ -108,7 +108,7 @@ def test_a_wrong_clock_is_set_right_once(tmp_path: Path) -> None:
     assert len(hub.requests) == 3
 
 
-def test_the_hubs_clock_is_known_by_its_answers(hub: FakeHub) -> None:
+def test_hub_clock_is_read_from_responses(hub: FakeHub) -> None:
     for behind in (300.0, 100.0):  # too far for the hub, and not
         client = client_of(hub, wall=lambda late=behind: time.time() - late)
         client.ask("GET", "/v1/run", RunDescription)
@@ -116,7 +116,7 @@ def test_the_hubs_clock_is_known_by_its_answers(hub: FakeHub) -> None:
         assert abs(client.ahead_s - behind) < 30
 
 
-def test_the_second_address_is_used_and_remembered(hub: FakeHub) -> None:
+def test_second_address_is_used_and_remembered(hub: FakeHub) -> None:
     client = HubClient(
         ["http://one.test", "http://two.test"], hub.key.id, NodeKey.generate(), transport=hub.transport
     )
@@ -125,7 +125,7 @@ def test_the_second_address_is_used_and_remembered(hub: FakeHub) -> None:
     assert client.address == "http://two.test"
 
 
-def test_a_hub_below_a_path_of_a_proxy_is_asked_there(hub: FakeHub) -> None:
+def test_hub_below_proxy_path_gets_requests_there(hub: FakeHub) -> None:
     client = HubClient(["http://hub.test/fireside"], hub.key.id, NodeKey.generate(), transport=hub.transport)
 
     def strip(request: Any, answer: Any) -> Any:
@@ -136,10 +136,10 @@ def test_a_hub_below_a_path_of_a_proxy_is_asked_there(hub: FakeHub) -> None:
     assert client.ask("GET", "/v1/run", RunDescription).name == "test"
 
 
-def test_patience_outlasts_a_crash_and_says_for_whom_it_waits(hub: FakeHub) -> None:
+def test_retries_outlast_crash_and_report_wait(hub: FakeHub) -> None:
     said: list[str] = []
     hub.faults = [no_connection, proxys_page, lost_answer, None]
-    client_of(hub, say=said.append).patiently("GET", "/v1/run", RunDescription)
+    client_of(hub, say=said.append).ask_with_retries("GET", "/v1/run", RunDescription)
     assert len(hub.requests) == 4
     now = [0.0]
     waiting = ReportedBackoff(
@@ -152,25 +152,25 @@ def test_patience_outlasts_a_crash_and_says_for_whom_it_waits(hub: FakeHub) -> N
     assert len(said) <= 1 + now[0] / 60
 
 
-def test_patience_with_a_busy_hub_ends_too(hub: FakeHub) -> None:
+def test_retries_with_busy_hub_time_out(hub: FakeHub) -> None:
     busy = Problem(kind="disk", message="the disk is full", hint="Later.", retry_s=0.01)
     hub.refuse = [(503, busy)] * 50
     with pytest.raises(HubRefused, match="disk is full"):
-        client_of(hub).patiently("POST", "/v1/leave", RunDescription, patience_s=0.0)
+        client_of(hub).ask_with_retries("POST", "/v1/leave", RunDescription, patience_s=0.0)
     assert len(hub.refuse) > 40
 
 
-def test_a_refusal_is_the_hubs_own_sentence(hub: FakeHub) -> None:
+def test_refusal_carries_message_of_hub(hub: FakeHub) -> None:
     hub.refuse = [(403, Problem(kind="quarantined", message="three refusals", hint="Ask the owner."))]
     with pytest.raises(HubRefused, match="three refusals") as caught:
-        client_of(hub).patiently("POST", "/v1/leases", RunDescription)
+        client_of(hub).ask_with_retries("POST", "/v1/leases", RunDescription)
     assert (caught.value.status, caught.value.kind) == (403, "quarantined")
 
 
-def test_what_a_hub_says_cannot_command_a_terminal(hub: FakeHub) -> None:
+def test_hub_messages_are_sanitized_for_terminal(hub: FakeHub) -> None:
     hub.refuse = [(403, Problem(kind="role", message="no\x1b[2J\nbarnraise: all is well", hint="a\rb"))]
     with pytest.raises(HubRefused) as caught:
-        client_of(hub).patiently("POST", "/v1/leases", RunDescription)
+        client_of(hub).ask_with_retries("POST", "/v1/leases", RunDescription)
     assert (caught.value.message, caught.value.hint) == ("no?[2J?barnraise: all is well", "a?b")
     said: list[str] = []
     now = [0.0]
@@ -186,8 +186,8 @@ def test_what_a_hub_says_cannot_command_a_terminal(hub: FakeHub) -> None:
 
 
 def train(contributor: Contributor, state: torch.Tensor, rounds: int) -> list[torch.Tensor]:
-    """Every round changes the state by something of its own; what was handed over."""
-    lease, changes = contributor.begin(LAYOUT, COURSE, state), []
+    """Change the state by a different amount in every round; return the updates that were pushed."""
+    lease, changes = contributor.start(LAYOUT, COURSE, state), []
     for number in range(rounds):
         assert lease is not None
         change = torch.sin(torch.arange(LAYOUT.numel) * (number + 1.0))
@@ -197,7 +197,7 @@ def train(contributor: Contributor, state: torch.Tensor, rounds: int) -> list[to
     return changes
 
 
-def test_the_state_is_what_the_hub_made_of_the_changes(hub: FakeHub, tmp_path: Path) -> None:
+def test_state_equals_hub_state_after_rounds(hub: FakeHub, tmp_path: Path) -> None:
     begin = torch.randn(LAYOUT.numel)
     state = begin.clone()
     contributor = owner(hub, tmp_path)
@@ -213,7 +213,7 @@ def test_the_state_is_what_the_hub_made_of_the_changes(hub: FakeHub, tmp_path: P
 
 
 @pytest.mark.parametrize("fault", [lost_answer, no_connection, proxys_page, denied, changed, longer])
-def test_whatever_breaks_at_whichever_request_the_rounds_are_the_same(fault: Any, tmp_path: Path) -> None:
+def test_rounds_are_equal_after_fault_at_any_request(fault: Any, tmp_path: Path) -> None:
     plain = FakeHub(tmp_path / "plain")
     plain.room.mkdir()
     begin = torch.linspace(-1, 1, LAYOUT.numel)
@@ -229,29 +229,29 @@ def test_whatever_breaks_at_whichever_request_the_rounds_are_the_same(fault: Any
         assert torch.equal(state, other), broken
 
 
-def test_a_stale_update_is_dropped_and_said_and_the_member_goes_on(
+def test_stale_update_is_dropped_with_warning_and_member_continues(
     hub: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = torch.zeros(LAYOUT.numel)
     contributor = owner(hub, tmp_path)
-    contributor.begin(LAYOUT, COURSE, state)
+    contributor.start(LAYOUT, COURSE, state)
     hub.refuse = [(409, Problem(kind="stale", message="the chain is 3 versions further", hint="Pull."))]
     hub.steps.append(
         hub.steps[0].__class__("base", 1, *[getattr(hub.steps[0], f) for f in ("sha256", "size", "codec")])
     )
     assert contributor.exchange(torch.ones(LAYOUT.numel), state, samples=8, loss=None, speed=1.0) is not None
     assert contributor.contributed == 0
-    assert "does not count: the chain is 3 versions further" in caplog.text
+    assert "was not accepted: the chain is 3 versions further" in caplog.text
 
 
-def test_a_member_whose_round_came_to_nothing_trains_again(
+def test_member_of_round_without_version_trains_again(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its update was taken, and no version came of it: the hub has samples for it nevertheless."""
+    """The update was accepted but no version came of it; the hub has samples for its member nevertheless."""
     state = torch.zeros(LAYOUT.numel)
     contributor = owner(hub, tmp_path)
-    contributor.begin(LAYOUT, COURSE, state)
-    waiting = [HubRefused(409, "delivered", "the update of this round is here already")] * 2
+    contributor.start(LAYOUT, COURSE, state)
+    waiting = [HubRefused(409, "delivered", "this round already has an update of this member")] * 2
     lease, heads = hub._lease, 0
 
     def head(after: str | None) -> VersionHead:
@@ -271,65 +271,65 @@ def test_a_member_whose_round_came_to_nothing_trains_again(
     assert heads == 3
 
 
-def test_a_friend_waits_for_the_owners_model_and_never_pushes_its_own(hub: FakeHub, tmp_path: Path) -> None:
+def test_friend_waits_for_base_of_owner(hub: FakeHub, tmp_path: Path) -> None:
     begun: list[str] = []
 
     def sleep(seconds: float) -> None:
         if not begun:
             begun.append("owner")
-            owner(hub, tmp_path).begin(LAYOUT, COURSE, torch.full((LAYOUT.numel,), 7.0))
+            owner(hub, tmp_path).start(LAYOUT, COURSE, torch.full((LAYOUT.numel,), 7.0))
 
     friend = Contributor(client_of(hub, sleep=sleep), tmp_path, metered=lambda: False)
     state = torch.zeros(LAYOUT.numel)
-    friend.begin(LAYOUT, COURSE, state)
+    friend.start(LAYOUT, COURSE, state)
     assert torch.equal(state, torch.full((LAYOUT.numel,), 7.0))
     assert hub.requests.count("POST /v1/uploads") == 1
 
 
-def test_another_model_or_order_is_refused_by_name(hub: FakeHub, tmp_path: Path) -> None:
-    owner(hub, tmp_path).begin(LAYOUT, COURSE, torch.zeros(LAYOUT.numel))
+def test_different_model_or_order_is_refused_by_name(hub: FakeHub, tmp_path: Path) -> None:
+    owner(hub, tmp_path).start(LAYOUT, COURSE, torch.zeros(LAYOUT.numel))
     other = VectorLayout((VectorEntry("weight", (60, 50), "float32"), LAYOUT.entries[1]))
     with pytest.raises(RunError, match=r"weight \[50, 60\] float32 where this one has weight \[60, 50\]"):
-        owner(hub, tmp_path).begin(other, COURSE, torch.zeros(LAYOUT.numel))
+        owner(hub, tmp_path).start(other, COURSE, torch.zeros(LAYOUT.numel))
     with pytest.raises(RunError, match="seed"):
-        owner(hub, tmp_path).begin(
+        owner(hub, tmp_path).start(
             LAYOUT, HubDataOrder(samples=100, batch=8, seed=1), torch.zeros(LAYOUT.numel)
         )
 
 
-def test_leaving_gives_the_lease_back_even_if_nobody_listens(hub: FakeHub, tmp_path: Path) -> None:
+def test_leave_returns_lease_and_ignores_errors(hub: FakeHub, tmp_path: Path) -> None:
     contributor = owner(hub, tmp_path)
-    contributor.begin(LAYOUT, COURSE, torch.zeros(LAYOUT.numel))
+    contributor.start(LAYOUT, COURSE, torch.zeros(LAYOUT.numel))
     contributor.leave()
     assert hub.left == 1
-    contributor.begin(LAYOUT, COURSE, torch.zeros(LAYOUT.numel))
+    contributor.start(LAYOUT, COURSE, torch.zeros(LAYOUT.numel))
     hub.faults = [no_connection]
     contributor.leave()
 
 
-def test_another_process_of_a_member_goes_on_with_its_lease_which_counts_once(
+def test_second_process_of_member_resumes_lease_that_counts_once(
     hub: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = owner(hub, tmp_path), owner(hub, tmp_path)
     begun, change = torch.zeros(LAYOUT.numel), torch.ones(LAYOUT.numel)
-    lease = first.begin(LAYOUT, COURSE, begun)
+    lease = first.start(LAYOUT, COURSE, begun)
     assert lease is not None
     mine, theirs = begun.clone(), begun.clone()
     following = first.exchange(change, mine, samples=8, loss=None, speed=1.0)
     assert float(mine.max()) < 0
     # It dies before anybody hears of it; another one of its site was trained just as far.
-    second.go_on(LAYOUT, COURSE, lease)
-    hub.refuse = [(409, Problem(kind="lease-over", message="the lease of this update is over", hint="."))]
+    second.resume(LAYOUT, COURSE, lease)
+    hub.refuse = [(409, Problem(kind="lease-over", message="the lease of this update has ended", hint="."))]
     assert second.exchange(change, theirs, samples=8, loss=None, speed=1.0) == following
     assert torch.equal(mine, theirs)
     assert len(hub.updates) == 1
-    assert "is delivered already, or over" in caplog.text
+    assert "was already delivered or has ended" in caplog.text
     # From now on it speaks.
     second.exchange(change, theirs, samples=8, loss=None, speed=1.0)
     assert len(hub.updates) == 2
 
 
-def test_nothing_of_a_round_stays_on_disk(hub: FakeHub, tmp_path: Path) -> None:
+def test_round_leaves_no_files_on_disk(hub: FakeHub, tmp_path: Path) -> None:
     room = tmp_path / "room"
     room.mkdir()
     train(owner(hub, room), torch.zeros(LAYOUT.numel), 3)
@@ -339,7 +339,7 @@ def test_nothing_of_a_round_stays_on_disk(hub: FakeHub, tmp_path: Path) -> None:
 # blobs
 
 
-def test_a_blob_goes_on_where_it_broke_off(hub: FakeHub, tmp_path: Path) -> None:
+def test_blob_download_resumes_after_break(hub: FakeHub, tmp_path: Path) -> None:
     data = bytes(range(256)) * 1000
     name = hashlib.sha256(data).hexdigest()
     hub.blobs[name] = data
@@ -354,7 +354,7 @@ def test_a_blob_goes_on_where_it_broke_off(hub: FakeHub, tmp_path: Path) -> None
     assert len(hub.requests) == 3
 
 
-def test_a_blob_that_was_whole_when_the_process_died_is_begun_again(hub: FakeHub, tmp_path: Path) -> None:
+def test_complete_partial_blob_of_dead_process_is_downloaded_again(hub: FakeHub, tmp_path: Path) -> None:
     data = b"whole"
     name = hashlib.sha256(data).hexdigest()
     hub.blobs[name] = data
@@ -363,19 +363,21 @@ def test_a_blob_that_was_whole_when_the_process_died_is_begun_again(hub: FakeHub
     assert client_of(hub).fetch_bytes(name, 100, tmp_path) == data
 
 
-def test_a_blob_with_another_content_is_refused(hub: FakeHub, tmp_path: Path) -> None:
+def test_blob_with_wrong_content_is_refused(hub: FakeHub, tmp_path: Path) -> None:
     hub.blobs["ab" * 32] = b"something else"
-    with pytest.raises(HubError, match="another content"):
+    with pytest.raises(HubError, match="wrong content"):
         client_of(hub).fetch("ab" * 32, tmp_path / "blob", size=14)
-    with pytest.raises(HubError, match="larger than was said"):
+    with pytest.raises(HubError, match="larger than declared"):
         client_of(hub).fetch("ab" * 32, tmp_path / "blob", size=3)
     assert list(tmp_path.glob("blob*")) == []
 
 
 @pytest.mark.parametrize("fault", [denied, changed, longer])
-def test_a_blob_that_one_way_spoils_is_taken_by_another(hub: FakeHub, tmp_path: Path, fault: Any) -> None:
-    """A cache at one address that holds something else, for ever."""
-    owner(hub, tmp_path).begin(LAYOUT, COURSE, torch.full((LAYOUT.numel,), 7.0))
+def test_blob_spoiled_at_one_address_is_fetched_from_another(
+    hub: FakeHub, tmp_path: Path, fault: Any
+) -> None:
+    """A cache at one address always returns different content."""
+    owner(hub, tmp_path).start(LAYOUT, COURSE, torch.full((LAYOUT.numel,), 7.0))
 
     def handle(request: httpx.Request) -> httpx.Response:
         if request.url.host == "one.test" and request.url.path.startswith("/v1/blobs/"):
@@ -391,7 +393,7 @@ def test_a_blob_that_one_way_spoils_is_taken_by_another(hub: FakeHub, tmp_path: 
         sleep=lambda seconds: said.append(seconds),
     )
     state = torch.zeros(LAYOUT.numel)
-    Contributor(client, tmp_path, metered=lambda: False).begin(LAYOUT, COURSE, state)
+    Contributor(client, tmp_path, metered=lambda: False).start(LAYOUT, COURSE, state)
     assert torch.equal(state, torch.full((LAYOUT.numel,), 7.0))
     assert len(said) == 1
     assert client.address == "http://two.test"
@@ -400,7 +402,7 @@ def test_a_blob_that_one_way_spoils_is_taken_by_another(hub: FakeHub, tmp_path: 
 # seats
 
 
-def test_a_machine_has_one_key_for_each_hub_and_the_script_gets_only_that(tmp_path: Path) -> None:
+def test_machine_has_one_key_per_hub_and_script_gets_only_that(tmp_path: Path) -> None:
     machine, one, two = NodeKey.generate(), NodeKey.generate().id, NodeKey.generate().id
     assert member_key(machine, one).id == member_key(machine, one).id
     assert len({member_key(machine, one).id, member_key(machine, two).id, machine.id}) == 3
@@ -408,23 +410,23 @@ def test_a_machine_has_one_key_for_each_hub_and_the_script_gets_only_that(tmp_pa
     seat = MemberCredentials(
         addresses=("http://hub.test",), hub=one.raw, key=secret, run="test", folder=str(tmp_path)
     )
-    write_seat(seat, tmp_path / "seat")
-    found = read_seat(tmp_path / "seat")
+    write_credentials(seat, tmp_path / "seat")
+    found = read_credentials(tmp_path / "seat")
     assert found.member_key.id == member_key(machine, one).id
     assert (tmp_path / "seat").stat().st_mode & 0o077 == 0
     with pytest.raises(HubError, match="cannot be read"):
-        read_seat(tmp_path / "none")
-    assert read_seat_text(seat_text(seat)) == seat
-    for wrong in ("", "not base64!", seat_text(seat)[:-8]):
+        read_credentials(tmp_path / "none")
+    assert parse_credentials(credentials_text(seat)) == seat
+    for wrong in ("", "not base64!", credentials_text(seat)[:-8]):
         with pytest.raises(HubError, match="cannot be read"):
-            read_seat_text(wrong)
+            parse_credentials(wrong)
 
 
 # servers
 
 
 class Server:
-    """Speaks TLS with a certificate of a key, and answers every request with 204 and its count."""
+    """TLS server with a certificate of a key; answers every request with 204 and its count."""
 
     def __init__(self, key: NodeKey, folder: Path) -> None:
         now = datetime.datetime(2000, 1, 1)
@@ -456,12 +458,12 @@ class Server:
 def ask_once(address: str, hub: NodeId, context: ssl.SSLContext | None = None) -> None:
     client = HubClient([address], hub, NodeKey.generate())
     if context is not None:
-        client._lines[address] = httpx.Client(verify=context, timeout=60)
+        client._http_clients[address] = httpx.Client(verify=context, timeout=60)
     with contextlib.closing(client):
         client.ask("GET", "/v1/run", RunDescription)
 
 
-def test_a_server_with_the_hubs_key_is_known_by_it_whatever_its_certificate_says(tmp_path: Path) -> None:
+def test_server_with_hub_key_is_accepted_with_any_certificate(tmp_path: Path) -> None:
     key = NodeKey.generate()
     server = Server(key, tmp_path)
     with pytest.raises(HubAway, match="answered 204"):  # it was asked, and did not sign
@@ -469,14 +471,14 @@ def test_a_server_with_the_hubs_key_is_known_by_it_whatever_its_certificate_says
     assert server.heard
 
 
-def test_a_server_with_another_key_and_no_ordinary_certificate_hears_nothing(tmp_path: Path) -> None:
+def test_server_with_other_key_and_invalid_certificate_gets_no_request(tmp_path: Path) -> None:
     server = Server(NodeKey.generate(), tmp_path)
     with pytest.raises(HubAway, match="CERTIFICATE_VERIFY_FAILED"):
         ask_once(server.address, NodeKey.generate().id)
     assert server.heard == []
 
 
-def test_a_server_that_took_the_hubs_place_later_hears_nothing(tmp_path: Path) -> None:
+def test_server_that_replaced_hub_later_gets_no_request(tmp_path: Path) -> None:
     hub = NodeKey.generate().id
     server = Server(NodeKey.generate(), tmp_path)
     with pytest.raises(HubAway, match="does not have the hub's key"):
@@ -484,7 +486,7 @@ def test_a_server_that_took_the_hubs_place_later_hears_nothing(tmp_path: Path) -
     assert server.heard == []
 
 
-def test_a_hub_behind_a_proxy_that_passes_tls_on_by_name_is_known_by_its_key(tmp_path: Path) -> None:
+def test_hub_behind_sni_proxy_is_pinned_by_key(tmp_path: Path) -> None:
     hub = NodeKey.generate()
     for name in ("hub", "proxy"):
         (tmp_path / name).mkdir()

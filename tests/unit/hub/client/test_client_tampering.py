@@ -1,4 +1,5 @@
-"""A proxy that changes what it carries, between a real hub and a real member: it is noticed, and named."""
+"""A proxy that changes what it carries, between a real hub and a real member: the client notices and reports
+it."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class Answered:
 
 @dataclass
 class Evil:
-    """What it does with all that it carries, until it is told otherwise."""
+    """Manipulations of the proxy, until they are changed."""
 
     request: Callable[[Asked], Asked] = field(default=lambda asked: asked)
     answer: Callable[[Answered], Answered] = field(default=lambda answered: answered)
@@ -56,7 +57,7 @@ class Evil:
 
 
 class Proxy(ThreadingHTTPServer):
-    """Passes requests on to a hub, as ``evil`` says."""
+    """HTTP proxy to a hub that applies ``evil``."""
 
     daemon_threads = True
 
@@ -129,7 +130,7 @@ def invite(hub: HubProcess, proxy: Proxy) -> Invite:
 
 @pytest.fixture
 def member(invite: Invite, proxy: Proxy) -> Iterator[HubClient]:
-    """Who has joined through the proxy while it was honest."""
+    """Return a member that joined while the proxy was honest."""
     client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate(), sleep=lambda seconds: None)
     client.ask("POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name="ann"))
     yield client
@@ -143,20 +144,20 @@ def _changed(headers: dict[str, str], name: str, value: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("evil", "words"),
     [
-        (Evil(answer=lambda it: replace(it, body=it.body.replace(b"fireside", b"evilside"))), "on its way"),
-        (Evil(answer=lambda it: replace(it, body=b"")), "was changed on its way"),
+        (Evil(answer=lambda it: replace(it, body=it.body.replace(b"fireside", b"evilside"))), "in transit"),
+        (Evil(answer=lambda it: replace(it, body=b"")), "was changed in transit"),
         (Evil(answer=lambda it: replace(it, status=201)), "not signed with the key of the invite"),
-        (Evil(answer=lambda it: replace(it, headers={})), "is not the hub's"),
-        (Evil(answer=lambda it: Answered(502, {}, b"<h1>Bad Gateway</h1>")), "does not reach the hub"),
+        (Evil(answer=lambda it: replace(it, headers={})), "the hub did not sign the response"),
+        (Evil(answer=lambda it: Answered(502, {}, b"<h1>Bad Gateway</h1>")), "cannot reach the hub"),
         (Evil(answer=lambda it: Answered(413, {}, b"")), "client_max_body_size"),
     ],
 )
-def test_a_changed_answer_is_no_answer(member: HubClient, proxy: Proxy, evil: Evil, words: str) -> None:
+def test_changed_response_is_rejected(member: HubClient, proxy: Proxy, evil: Evil, words: str) -> None:
     proxy.evil = evil
     with pytest.raises(HubAway, match=words) as caught:
         member.ask("GET", "/v1/run", RunDescription)
     assert proxy.address in caught.value.message
-    assert caught.value.answered == ("does not reach" not in words)
+    assert caught.value.answered == ("cannot reach" not in words)
 
 
 @pytest.mark.parametrize(
@@ -168,10 +169,10 @@ def test_a_changed_answer_is_no_answer(member: HubClient, proxy: Proxy, evil: Ev
             Evil(lambda it: replace(it, headers=_changed(it.headers, "barnraise-hub", "A" * 69))),
             "meant for another hub",
         ),
-        (Evil(times=2), "was here before"),
+        (Evil(times=2), "was received before"),
     ],
 )
-def test_a_changed_request_is_named_with_where_it_passed(
+def test_changed_request_is_reported_with_address(
     member: HubClient, proxy: Proxy, evil: Evil, words: str
 ) -> None:
     proxy.evil = evil
@@ -182,8 +183,8 @@ def test_a_changed_request_is_named_with_where_it_passed(
     assert proxy.carried == carried + 2, "it was signed and sent once more"
 
 
-def test_one_repeated_request_costs_one_more_signature(member: HubClient, proxy: Proxy) -> None:
-    """A proxy that lost its line to the hub may send again what the hub has heard."""
+def test_repeated_request_is_signed_again(member: HubClient, proxy: Proxy) -> None:
+    """A proxy that lost its connection to the hub may repeat a request that the hub has handled."""
 
     def only_now(asked: Asked) -> Asked:
         proxy.evil.times = 2 if proxy.carried == carried else 1
@@ -195,7 +196,7 @@ def test_one_repeated_request_costs_one_more_signature(member: HubClient, proxy:
     assert proxy.carried == carried + 2
 
 
-def test_the_other_way_to_the_hub_is_taken(hub: HubProcess, proxy: Proxy) -> None:
+def test_other_address_is_used_if_one_is_tampered(hub: HubProcess, proxy: Proxy) -> None:
     invite = hub.invite()
     proxy.evil = Evil(lambda it: replace(it, body=it.body + b" "))
     client = HubClient([proxy.address, hub.address], invite.hub_id, NodeKey.generate())
@@ -205,10 +206,10 @@ def test_the_other_way_to_the_hub_is_taken(hub: HubProcess, proxy: Proxy) -> Non
     client.close()
 
 
-def test_a_changed_blob_is_refused_by_its_name(member: HubClient, proxy: Proxy, tmp_path: Path) -> None:
+def test_changed_blob_is_refused_by_name(member: HubClient, proxy: Proxy, tmp_path: Path) -> None:
     step = member.ask("GET", "/v1/head", VersionHead).steps[0]
     proxy.evil = Evil(answer=lambda it: replace(it, body=it.body[:-1] + bytes([it.body[-1] ^ 1])))
-    with pytest.raises(HubError, match="has another content") as caught:
+    with pytest.raises(HubError, match="sent wrong content") as caught:
         member.fetch(step.sha256, tmp_path / "base", size=step.size)
     assert proxy.address in caught.value.message
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Whoever answers byte by byte does not hold a member for ever."""
+"""Total deadline: a server that sends byte by byte does not hold a member."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from barnraise.core.errors import HubAway
 from barnraise.hub.client import client as client_module
 from barnraise.hub.client.client import HubClient
-from barnraise.hub.client.deadline import no_slower
+from barnraise.hub.client.deadline import enforce_rate
 from barnraise.hub.protocol.messages import RunDescription
 from barnraise.hub.protocol.tls import context_for, server_context
 from barnraise.hub.storage.create import hub_key
@@ -28,7 +28,7 @@ ANSWER_S, EVERY_S = 0.5, 0.1
 
 @contextlib.contextmanager
 def _dripping(at_once: bytes, context: ssl.SSLContext | None = None) -> Iterator[int]:
-    """A server that says this, and then a byte now and then; its port."""
+    """Start a server that sends this text and then a byte now and then; return its port."""
     is_over = threading.Event()
 
     def serve(line: socket.socket) -> None:
@@ -57,7 +57,7 @@ def _dripping(at_once: bytes, context: ssl.SSLContext | None = None) -> Iterator
 
 @pytest.mark.parametrize("is_tls", [False, True])
 @pytest.mark.parametrize("at_once", [b"HTTP/1.1 200 OK\r\nx-long: ", HEAD])
-def test_an_answer_has_its_time_in_all(
+def test_response_has_total_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bytes, is_tls: bool
 ) -> None:
     # A handshake may take longer than an answer has here: the server is known all the same.
@@ -76,7 +76,7 @@ def test_an_answer_has_its_time_in_all(
 
 
 @pytest.mark.parametrize("at_once", [b"HTTP/1.1 200 OK\r\nx-long: ", HEAD, HEAD + bytes(300_000)])
-def test_a_blob_that_comes_too_slowly_is_said_and_asked_for_elsewhere(tmp_path: Path, at_once: bytes) -> None:
+def test_slow_blob_is_reported_and_fetched_elsewhere(tmp_path: Path, at_once: bytes) -> None:
     key, said = NodeKey.generate(), []
 
     class Enough(Exception):
@@ -98,7 +98,7 @@ def test_a_blob_that_comes_too_slowly_is_said_and_asked_for_elsewhere(tmp_path: 
         client.close()
 
 
-def test_a_slow_line_is_no_reason_while_it_moves() -> None:
+def test_slow_blob_above_minimum_rate_is_accepted() -> None:
     def parts() -> Iterator[bytes]:
         for _ in range(100):
             clock[0] += 10.0
@@ -106,10 +106,10 @@ def test_a_slow_line_is_no_reason_while_it_moves() -> None:
 
     clock = [0.0]
     rate = client_module._SLOWEST_BYTES_S
-    assert len(list(no_slower(parts(), rate, 30.0, TimeoutError, lambda: clock[0]))) == 100
+    assert len(list(enforce_rate(parts(), rate, 30.0, TimeoutError, lambda: clock[0]))) == 100
     fast_then_silent = itertools.chain([bytes(1 << 30)], parts_every(29.0, clock))
     with pytest.raises(TimeoutError):
-        list(no_slower(fast_then_silent, rate, 30.0, TimeoutError, lambda: clock[0]))
+        list(enforce_rate(fast_then_silent, rate, 30.0, TimeoutError, lambda: clock[0]))
 
 
 def parts_every(seconds: float, clock: list[float]) -> Iterator[bytes]:

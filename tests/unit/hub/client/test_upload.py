@@ -1,4 +1,4 @@
-"""Pieces on a slow line: smaller until one comes through."""
+"""Upload on a slow line: pieces shrink until one gets through."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = 3 * PIECE_BYTES
 
 
 class SlowLine(HubClient):
-    """More than ``most`` bytes do not come through."""
+    """Transport that drops requests with more than ``most`` bytes."""
 
     def __init__(self, most: int, why: HubError, pace: UplinkLimiter) -> None:
         key = NodeKey.generate()
@@ -55,31 +55,31 @@ def _away(why: httpx.TransportError) -> HubAway:
 @pytest.mark.parametrize(
     "why", [HubRefused(408, "slow", "the body took too long"), _away(httpx.WriteTimeout("slow"))]
 )
-def test_a_piece_that_is_too_large_for_the_line_is_halved(tmp_path: Path, why: HubError) -> None:
+def test_piece_too_large_for_line_is_halved(tmp_path: Path, why: HubError) -> None:
     line = SlowLine(100_000, why, UplinkLimiter(0.0))
     assert _pushed(tmp_path, line).accepted
     assert line.pieces == [1 << 20, 1 << 19, 1 << 18, 1 << 17] + [1 << 16] * (SIZE >> 16)
 
 
-def test_a_hub_that_is_away_says_nothing_about_the_line(tmp_path: Path) -> None:
+def test_unreachable_hub_does_not_shrink_pieces(tmp_path: Path) -> None:
     line = SlowLine(0, _away(httpx.ConnectError("refused")), UplinkLimiter(0.0))
     line.comes_back_after = 3
     assert _pushed(tmp_path, line).accepted
     assert set(line.pieces) == {PIECE_BYTES}
 
 
-def test_a_capped_line_begins_with_what_it_manages(tmp_path: Path) -> None:
+def test_capped_line_starts_with_smaller_pieces(tmp_path: Path) -> None:
     line = SlowLine(60_000, HubAway("never"), UplinkLimiter(2000.0))
     assert _pushed(tmp_path, line).accepted
     assert max(line.pieces) == 60_000
 
 
-def test_whoever_waits_for_the_hub_asks_again_whether_it_may_send(tmp_path: Path) -> None:
-    """It may be late by then, or the line another one."""
+def test_upload_checks_policy_again_after_waiting(tmp_path: Path) -> None:
+    """Quiet hours may have started by then, or the connection may have changed."""
     line = SlowLine(0, _away(httpx.ConnectError("refused")), UplinkLimiter(0.0))
     line.comes_back_after = 3
     asked: list[int] = []
-    line.wait_politely = lambda: asked.append(len(line.pieces))
+    line.wait_for_policy = lambda: asked.append(len(line.pieces))
     assert _pushed(tmp_path, line).accepted
     assert asked[:5] == [0, 1, 2, 3, 4]
 

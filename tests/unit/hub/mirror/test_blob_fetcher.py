@@ -1,4 +1,4 @@
-"""What a mirror or a region takes from a hub: what was named, as large as was said, if there is room."""
+"""Blob fetcher of mirrors and regions: only declared blobs, of the declared size, if the disk has room."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(hub, here, BlobFetcher(client, here, folder, FolderLimits(1 << 20, 10)))
 
 
-def test_a_blob_is_fetched_once(scene: Scene) -> None:
+def test_blob_in_store_is_not_fetched_again(scene: Scene) -> None:
     name = scene.offer(DATA)
     scene.fetcher.fetch(name, size=len(DATA))
     scene.fetcher.fetch(name, size=len(DATA))
@@ -60,31 +60,31 @@ def test_a_blob_is_fetched_once(scene: Scene) -> None:
     assert len(scene.hub.requests) == 1
 
 
-def test_nothing_larger_than_was_said_is_taken(scene: Scene) -> None:
+def test_blob_larger_than_declared_is_refused(scene: Scene) -> None:
     name = scene.offer(DATA)
     for bound in ({"size": len(DATA) - 1}, {"most": len(DATA) - 1}):
-        with pytest.raises(HubError, match="larger than was said"):
+        with pytest.raises(HubError, match="larger than declared"):
             scene.fetcher.fetch(name, **bound)
     assert not scene.here.has(name)
 
 
-def test_what_does_not_fit_on_the_disk_is_not_begun(scene: Scene) -> None:
+def test_blob_without_disk_space_is_not_started(scene: Scene) -> None:
     free = shutil.disk_usage(scene.hub.room).free
     with pytest.raises(ShippingError, match=r"free, and .* are to come"):
         scene.fetcher.fetch(scene.offer(DATA), size=2 * free + 1)
     assert scene.hub.requests == []
 
 
-def test_all_of_a_code_is_fetched_and_named(scene: Scene) -> None:
+def test_fetch_code_returns_all_blobs(scene: Scene) -> None:
     contents = scene.offer(DATA), scene.offer(SCRIPT)
     kept = scene.fetcher.fetch_code(scene.offer_code(*contents))
     assert kept[1:] == contents
     assert all(scene.here.has(name) for name in kept)
 
 
-def test_a_content_of_another_size_than_its_list_says_is_refused(scene: Scene) -> None:
+def test_content_with_wrong_size_is_refused(scene: Scene) -> None:
     code = scene.offer_code(scene.offer(DATA), scene.offer(SCRIPT + b"; and more"))
-    with pytest.raises(HubError, match="larger than was said"):
+    with pytest.raises(HubError, match="larger than declared"):
         scene.fetcher.fetch_code(code)
     with pytest.raises(HubError, match="does not fit its list of files"):
         scene.fetcher.fetch_code(scene.offer_code(scene.offer(DATA)))

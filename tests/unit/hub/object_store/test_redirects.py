@@ -1,4 +1,4 @@
-"""Where a hub may lead a member: never into its own network. What it says there: never who it is."""
+"""Redirects to an object store: never into the member's own network, and never with its identity."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from cryptography.x509.oid import NameOID
 
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
-from barnraise.hub.object_store.redirects import STORE_HEADER, origin_of, reachable, reason_against, where
+from barnraise.hub.object_store.redirects import (
+    STORE_HEADER,
+    allowed_addresses,
+    network_of,
+    origin_of,
+    refusal_reason,
+)
 from barnraise.identity.keys import NodeKey, private_pem
 from tests.unit.hub.client.fake_hub import FakeHub
 
@@ -31,7 +37,7 @@ STORE = "https://store.example"
 
 
 class Server(ThreadingHTTPServer):
-    """A store on loopback that notes what it hears."""
+    """Object store on loopback that records its requests."""
 
     def __init__(self, answer: bytes = DATA, status: int = 200, location: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -45,7 +51,7 @@ class Server(ThreadingHTTPServer):
         return True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Somebody hung up: that is what it is for."""
+        """Ignore clients that disconnect, as the tests intend."""
 
     def link(self, host: str = "127.0.0.1", scheme: str = "http") -> str:
         return f"{scheme}://{host}:{self.server_port}/bucket/{NAME}?X-Amz-Signature=ab"
@@ -93,7 +99,7 @@ def take(link: str, draft: Path, hub: str = "127.0.0.1", size: int = len(DATA)) 
     assert origin is not None
     line = BucketDownloader(origin, said.append)
     try:
-        return line.take(StoreLink(link, hub), NAME, draft, size), said
+        return line.download(StoreLink(link, hub), NAME, draft, size), said
     finally:
         line.close()
 
@@ -115,7 +121,7 @@ def take(link: str, draft: Path, hub: str = "127.0.0.1", size: int = len(DATA)) 
         ("https://store.example:port/", None),
     ],
 )
-def test_an_origin_is_scheme_host_and_port(url: str, origin: str | None) -> None:
+def test_origin_has_scheme_host_and_port(url: str, origin: str | None) -> None:
     assert origin_of(url) == origin
 
 
@@ -134,8 +140,8 @@ def test_an_origin_is_scheme_host_and_port(url: str, origin: str | None) -> None
         (f"{STORE}/\n{NAME}", "cannot be read"),
     ],
 )
-def test_a_link_is_to_the_accepted_origin_and_for_the_blob(link: str, why: str) -> None:
-    found = reason_against(link, STORE, NAME)
+def test_link_must_name_accepted_origin_and_blob(link: str, why: str) -> None:
+    found = refusal_reason(link, STORE, NAME)
     assert why in found
     assert bool(why) == bool(found)
 
@@ -162,23 +168,23 @@ def test_a_link_is_to_the_accepted_origin_and_for_the_blob(link: str, why: str) 
         ("", "nowhere"),
     ],
 )
-def test_what_an_address_reaches(address: str, place: str) -> None:
-    assert where(address) == place
+def test_network_of_address_is_classified(address: str, place: str) -> None:
+    assert network_of(address) == place
 
 
-def test_a_hub_leads_into_a_network_only_if_it_is_there() -> None:
+def test_hub_redirects_into_network_only_from_inside() -> None:
     found = ("127.0.0.1", "192.168.1.1", "169.254.169.254", "8.8.8.8")
-    assert reachable(found, "machine", "https") == ("127.0.0.1", "192.168.1.1", "8.8.8.8")
-    assert reachable(found, "network", "https") == ("192.168.1.1", "8.8.8.8")
-    assert reachable(found, "internet", "https") == ("8.8.8.8",)
-    assert reachable(found, "nowhere", "https") == ("8.8.8.8",)
-    assert reachable(found, "machine", "http") == ("127.0.0.1",), "without TLS on this machine only"
+    assert allowed_addresses(found, "machine", "https") == ("127.0.0.1", "192.168.1.1", "8.8.8.8")
+    assert allowed_addresses(found, "network", "https") == ("192.168.1.1", "8.8.8.8")
+    assert allowed_addresses(found, "internet", "https") == ("8.8.8.8",)
+    assert allowed_addresses(found, "nowhere", "https") == ("8.8.8.8",)
+    assert allowed_addresses(found, "machine", "http") == ("127.0.0.1",), "without TLS on this machine only"
 
 
 # what is done
 
 
-def test_a_store_hears_a_plain_question_and_nothing_else(servers: list[Server], tmp_path: Path) -> None:
+def test_store_gets_plain_request_only(servers: list[Server], tmp_path: Path) -> None:
     servers.append(store := Server())
     assert take(store.link(), tmp_path / "draft") == (True, [])
     ((path, headers),) = store.heard
@@ -187,9 +193,7 @@ def test_a_store_hears_a_plain_question_and_nothing_else(servers: list[Server], 
 
 
 @pytest.mark.parametrize("hub", ["8.8.8.8", "192.168.1.20", ""])
-def test_a_hub_elsewhere_cannot_have_this_machine_asked(
-    servers: list[Server], tmp_path: Path, hub: str
-) -> None:
+def test_remote_hub_cannot_redirect_to_this_machine(servers: list[Server], tmp_path: Path, hub: str) -> None:
     servers.append(store := Server())
     for host in ("127.0.0.1", "localhost"):
         taken, said = take(store.link(host), tmp_path / "draft", hub)
@@ -198,7 +202,7 @@ def test_a_hub_elsewhere_cannot_have_this_machine_asked(
     assert store.connections == 0
 
 
-def test_a_store_cannot_lead_further(servers: list[Server], tmp_path: Path) -> None:
+def test_redirect_of_store_is_not_followed(servers: list[Server], tmp_path: Path) -> None:
     servers.append(other := Server())
     servers.append(store := Server(status=302, location=other.link()))
     taken, said = take(store.link(), tmp_path / "draft")
@@ -207,7 +211,7 @@ def test_a_store_cannot_lead_further(servers: list[Server], tmp_path: Path) -> N
     assert other.connections == 0
 
 
-def test_a_name_is_looked_up_once_and_that_very_address_is_asked(
+def test_store_name_is_resolved_once_and_address_is_used(
     servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers.append(store := Server())
@@ -224,7 +228,7 @@ def test_a_name_is_looked_up_once_and_that_very_address_is_asked(
 
 
 @pytest.mark.parametrize(("named", "is_taken"), [("store.example", True), ("other.example", False)])
-def test_a_store_shows_an_ordinary_certificate_for_its_name(
+def test_store_needs_valid_certificate_for_name(
     servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, is_taken: bool
 ) -> None:
     servers.append(store := Server())
@@ -243,7 +247,7 @@ def test_a_store_shows_an_ordinary_certificate_for_its_name(
     assert bool(store.heard) == is_taken
 
 
-def test_no_more_is_taken_than_the_blob_has(servers: list[Server], tmp_path: Path) -> None:
+def test_store_response_larger_than_blob_is_refused(servers: list[Server], tmp_path: Path) -> None:
     servers.append(store := Server(DATA + bytes(1 << 20)))
     taken, said = take(store.link(), tmp_path / "draft")
     assert not taken
@@ -251,7 +255,7 @@ def test_no_more_is_taken_than_the_blob_has(servers: list[Server], tmp_path: Pat
     assert not (tmp_path / "draft").exists()
 
 
-def test_what_was_begun_is_gone_on_with(servers: list[Server], tmp_path: Path) -> None:
+def test_partial_download_is_resumed_at_store(servers: list[Server], tmp_path: Path) -> None:
     servers.append(store := Server())
     (tmp_path / "draft").write_bytes(DATA[:1000])
     assert take(store.link(), tmp_path / "draft") == (True, [])
@@ -262,7 +266,7 @@ def test_what_was_begun_is_gone_on_with(servers: list[Server], tmp_path: Path) -
 
 
 class Leading(FakeHub):
-    """Leads whoever would follow to a link."""
+    """Hub that redirects clients to a link if they accept redirects."""
 
     def __init__(self, room: Path, link: str) -> None:
         super().__init__(room)
@@ -294,22 +298,22 @@ def fetched(hub: Leading, room: Path, store: str | None) -> list[str]:
     return said
 
 
-def test_a_hub_that_leads_elsewhere_is_asked_again_itself(servers: list[Server], tmp_path: Path) -> None:
+def test_refused_redirect_falls_back_to_hub(servers: list[Server], tmp_path: Path) -> None:
     servers.append(victim := Server())
     hub = Leading(tmp_path, victim.link())
     (said,) = fetched(hub, tmp_path, STORE)
-    assert "another place than the one that was accepted; for 5 min all comes from the hub" in said
+    assert "another place than the one that was accepted; blobs come from the hub" in said
     assert hub.offers == [STORE, None, None]
     assert victim.connections == 0
 
 
-def test_nobody_is_led_who_accepted_nothing(tmp_path: Path) -> None:
+def test_member_without_accepted_store_is_not_redirected(tmp_path: Path) -> None:
     hub = Leading(tmp_path, f"{STORE}/{NAME}")
     assert fetched(hub, tmp_path, None) == []
     assert hub.offers == [None, None]
 
 
-def test_behind_a_proxy_all_comes_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_behind_proxy_downloads_from_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     hub = Leading(tmp_path, f"{STORE}/{NAME}")
     assert fetched(hub, tmp_path, STORE) == []

@@ -1,4 +1,5 @@
-"""A hub's blobs in an object store: a real S3 server that checks signatures, fails, lies and dies."""
+"""A hub's blobs in an object store: a real S3 server that checks signatures, fails, corrupts data and
+crashes."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from barnraise.core.errors import HubError, StoreAway
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.object_store import downloader
 from barnraise.hub.object_store.redirects import STORE_HEADER
-from barnraise.hub.object_store.s3 import BucketUrl, S3Bucket, read_place
-from barnraise.hub.object_store.uploader import UploadPlan, is_worth_waiting, next_todo
+from barnraise.hub.object_store.s3 import BucketUrl, S3Bucket, parse_bucket_url
+from barnraise.hub.object_store.uploader import UploadPlan, is_worth_waiting, next_upload
 from barnraise.hub.protocol.invites import Invite, invite_text
 from barnraise.hub.protocol.messages import HubDataOrder
 from barnraise.hub.storage.log import HubLog
@@ -47,7 +48,7 @@ def s3(s3_process: S3Process, monkeypatch: pytest.MonkeyPatch) -> S3Process:
 
 
 class HubWithStore:
-    """A hub with a store, and one member who makes the versions."""
+    """Hub with an object store, and one member that makes the versions."""
 
     def __init__(self, folder: Path, s3: S3Process) -> None:
         self.folder, self.s3 = folder, s3
@@ -87,7 +88,7 @@ class HubWithStore:
             log.close()
 
     def await_stocked(self) -> None:
-        """Exactly what members may ask for is in the bucket, and the hub knows it."""
+        """Wait until the bucket has exactly the blobs that members may request, and the hub knows it."""
         until(lambda: self.s3.names() == set(self.shared()), "the hub, which fills the store")
         count = f"barnraise_hub_stored {len(self.shared())}.0"
         until(lambda: count in plainly(f"{self.hub.address}/metrics").text, "the hub, which counts")
@@ -101,12 +102,12 @@ class HubWithStore:
         return target.read_bytes()
 
     def check_said(self, whys: list[str]) -> None:
-        """What was said since the last time."""
+        """Compare the messages since the last call."""
         assert [why for why, one in zip(whys, self.said, strict=True) if why not in one] == []
         self.said.clear()
 
     def await_led(self, hub: HubProcess, name: str) -> str:
-        """The link to which a hub leads."""
+        """Wait until the hub redirects to a link, and return the link."""
         url, headers = f"{hub.address}/v1/blobs/{name}", {STORE_HEADER: self.s3.endpoint}
         until(lambda: plainly(url, headers=headers).status_code == 307, "the hub, which puts the blob")
         link = plainly(url, headers=headers).headers["location"]
@@ -124,7 +125,7 @@ def scene(tmp_path: Path, s3: S3Process) -> Iterator[HubWithStore]:
     made.close()
 
 
-def test_members_take_from_the_store_what_was_committed(scene: HubWithStore) -> None:
+def test_members_download_committed_blobs_from_store(scene: HubWithStore) -> None:
     scene.train(2)
     scene.await_stocked()
     assert scene.ann.describe().store == scene.s3.endpoint
@@ -147,7 +148,7 @@ def test_members_take_from_the_store_what_was_committed(scene: HubWithStore) -> 
     assert SECRET not in shown
 
 
-def test_who_asks_in_the_moment_of_a_commit_waits_for_the_store(scene: HubWithStore) -> None:
+def test_request_during_commit_waits_for_upload(scene: HubWithStore) -> None:
     scene.await_stocked()
     scene.s3.tell("late", "1.5")
     scene.train()
@@ -165,7 +166,7 @@ def test_who_asks_in_the_moment_of_a_commit_waits_for_the_store(scene: HubWithSt
     scene.s3.kill()  # it still holds the upload
 
 
-def test_what_is_swept_leaves_the_store(scene: HubWithStore) -> None:
+def test_swept_blobs_are_removed_from_store(scene: HubWithStore) -> None:
     stray = f"some/folder/{scene.invite.hub_id}/{'1' * 64}"
     others = ["some/folder/notes.txt", f"some/folder/{'0' * 64}"]
     for key in (stray, *others):
@@ -180,11 +181,11 @@ def test_what_is_swept_leaves_the_store(scene: HubWithStore) -> None:
     until(lambda: scene.s3.names() == {*scene.shared(), *kept}, "the hub, which removes what it swept")
 
 
-def test_rounds_go_on_without_the_store_and_it_is_filled_later(scene: HubWithStore) -> None:
+def test_rounds_continue_without_store_and_upload_follows(scene: HubWithStore) -> None:
     scene.await_stocked()
     scene.s3.kill()
     scene.fetch_base(scene.client())
-    scene.check_said(["it cannot be reached; for 5 min all comes from the hub"])
+    scene.check_said(["it cannot be reached; blobs come from the hub"])
     begin = time.monotonic()
     scene.train(2)
     assert time.monotonic() - begin < 20.0
@@ -200,7 +201,7 @@ def test_rounds_go_on_without_the_store_and_it_is_filled_later(scene: HubWithSto
     scene.await_stocked()
 
 
-def test_a_store_that_dies_during_an_upload_is_given_it_again(scene: HubWithStore) -> None:
+def test_upload_is_repeated_after_store_crash(scene: HubWithStore) -> None:
     scene.await_stocked()
     scene.s3.tell("short", "1000")
     scene.train()
@@ -212,7 +213,7 @@ def test_a_store_that_dies_during_an_upload_is_given_it_again(scene: HubWithStor
         scene.await_led(scene.hub, name)
 
 
-def test_a_hub_that_is_killed_before_an_upload_is_done_goes_on_with_it(scene: HubWithStore) -> None:
+def test_upload_is_resumed_after_hub_crash(scene: HubWithStore) -> None:
     scene.await_stocked()
     scene.s3.tell("shut")
     scene.train()
@@ -222,9 +223,7 @@ def test_a_hub_that_is_killed_before_an_upload_is_done_goes_on_with_it(scene: Hu
     scene.await_stocked()
 
 
-def test_what_the_store_does_not_give_comes_from_the_hub(
-    scene: HubWithStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blob_missing_in_store_comes_from_hub(scene: HubWithStore, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.await_stocked()
     faults = {
         "other": ("", ["it has another content"]),
@@ -247,7 +246,7 @@ def test_what_the_store_does_not_give_comes_from_the_hub(
         scene.s3.untell(fault)
 
 
-def test_what_the_store_began_wrongly_is_not_continued(scene: HubWithStore) -> None:
+def test_wrong_part_from_store_is_not_resumed(scene: HubWithStore) -> None:
     scene.await_stocked()
     scene.s3.tell("other")
     scene.s3.tell("short", "7000")
@@ -255,7 +254,7 @@ def test_what_the_store_began_wrongly_is_not_continued(scene: HubWithStore) -> N
     scene.check_said(["it broke off", "it began the blob"])
 
 
-def test_keys_that_may_not_do_it_stop_nobody(
+def test_store_without_permission_does_not_stop_rounds(
     tmp_path: Path, s3: S3Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-somebody-else")
@@ -270,7 +269,7 @@ def test_keys_that_may_not_do_it_stop_nobody(
         scene.close()
 
 
-def test_a_mirror_takes_its_copy_from_the_store(scene: HubWithStore) -> None:
+def test_mirror_downloads_copy_from_store(scene: HubWithStore) -> None:
     scene.train()
     scene.await_stocked()
     second = HubProcess(scene.folder / "mirror", None)
@@ -286,7 +285,7 @@ def test_a_mirror_takes_its_copy_from_the_store(scene: HubWithStore) -> None:
         second.kill()
 
 
-def test_a_region_takes_the_chain_from_the_store_and_has_one_of_its_own(scene: HubWithStore) -> None:
+def test_region_downloads_versions_from_store_and_has_own_store(scene: HubWithStore) -> None:
     scene.train()
     scene.await_stocked()
     chain = set(scene.shared())
@@ -302,7 +301,7 @@ def test_a_region_takes_the_chain_from_the_store_and_has_one_of_its_own(scene: H
         region.kill()
 
 
-def test_a_hub_ends_at_once_though_the_store_does_not_answer(scene: HubWithStore) -> None:
+def test_hub_stops_at_once_if_store_is_silent(scene: HubWithStore) -> None:
     scene.hub.kill()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         scene.hub.start("--store", STORE, "--store-endpoint", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -315,30 +314,30 @@ def test_a_hub_ends_at_once_though_the_store_does_not_answer(scene: HubWithStore
 
 
 @pytest.mark.parametrize("text", ["", "bucket", "s3://", "s3://UP", "s3://ok/a b", "https://bucket.example"])
-def test_what_names_no_bucket(text: str) -> None:
+def test_invalid_bucket_url_is_refused(text: str) -> None:
     with pytest.raises(HubError, match="names no bucket"):
-        read_place(text)
+        parse_bucket_url(text)
 
 
-def test_a_store_without_tls_is_on_this_machine() -> None:
-    assert read_place("s3://our-blobs/a/b/", "http://localhost:9000").prefix == "a/b"
+def test_store_without_tls_must_be_local() -> None:
+    assert parse_bucket_url("s3://our-blobs/a/b/", "http://localhost:9000").prefix == "a/b"
     assert (
         S3Bucket(BucketUrl("our-blobs", "", "http://localhost:9000"), "hub").origin == "http://localhost:9000"
     )
     with pytest.raises(HubError, match="without TLS"):
         S3Bucket(BucketUrl("our-blobs", "", "http://192.168.1.5:9000"), "hub")
     with pytest.raises(HubError, match="no address"):
-        read_place("s3://our-blobs", "ftp://example.org")
+        parse_bucket_url("s3://our-blobs", "ftp://example.org")
 
 
-def test_where_amazons_buckets_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amazon_bucket_origin_depends_on_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
     assert S3Bucket(BucketUrl("our-blobs"), "hub").origin == "https://our-blobs.s3.eu-central-1.amazonaws.com"
     assert S3Bucket(BucketUrl("our.blobs"), "hub").origin == "https://s3.eu-central-1.amazonaws.com"
 
 
-def test_what_answers_and_is_no_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a console at the wrong port, or the page of a network that blocks it."""
+def test_server_that_is_no_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server may be a console at the wrong port, or the page of a network that blocks the store."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
@@ -359,8 +358,8 @@ def test_what_answers_and_is_no_store_is_away(monkeypatch: pytest.MonkeyPatch) -
         server.shutdown()
 
 
-def test_nobody_is_led_to_a_bucket_that_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library follows a bucket to its region and makes links to there, which members do not accept."""
+def test_bucket_in_other_region_gives_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library follows a bucket to its region and makes links to it; members do not accept those."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     bucket = S3Bucket(BucketUrl("ours"), "hub")
@@ -372,13 +371,13 @@ def test_nobody_is_led_to_a_bucket_that_moved(monkeypatch: pytest.MonkeyPatch) -
     assert "AWS_DEFAULT_REGION" in caught.value.hint
 
 
-def test_the_first_that_is_wanted_comes_next_and_what_nobody_wants_goes() -> None:
-    assert next_todo(["new", "old"], set()) == UploadPlan("put", "new")
-    assert next_todo(["new", "old"], {"new", "gone"}) == UploadPlan("put", "old")
-    assert next_todo(["new"], {"new", "gone", "going"}) == UploadPlan("remove", "going")
-    assert next_todo(["new"], {"new"}) is None
+def test_next_upload_adds_missing_blob_then_removes_unneeded() -> None:
+    assert next_upload(["new", "old"], set()) == UploadPlan("put", "new")
+    assert next_upload(["new", "old"], {"new", "gone"}) == UploadPlan("put", "old")
+    assert next_upload(["new"], {"new", "gone", "going"}) == UploadPlan("remove", "going")
+    assert next_upload(["new"], {"new"}) is None
 
 
-def test_nobody_waits_for_what_takes_long() -> None:
+def test_long_upload_is_not_worth_waiting() -> None:
     assert is_worth_waiting(5 << 20, 1 << 20)
     assert not is_worth_waiting(50 << 20, 1 << 20)

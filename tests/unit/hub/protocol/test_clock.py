@@ -1,4 +1,4 @@
-"""Clocks that jump, the hub's and a member's: rounds go on, nothing signed counts twice, and it is said."""
+"""Clock jumps of a hub and a member: rounds continue, no signature counts twice, and the jump is reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from barnraise.core.errors import HubRefused
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.upload import push
-from barnraise.hub.protocol.clock import ClockJumps, SignatureClock, said_of_difference
+from barnraise.hub.protocol.clock import ClockJumps, SignatureClock, describe_skew
 from barnraise.hub.protocol.messages import HubDataOrder, Lease, LeaseRequest, encode_message
 from barnraise.hub.protocol.replay_guard import LatestSigned, NonceCache
 from barnraise.hub.protocol.signatures import sign_request, verify_request
@@ -42,24 +42,24 @@ class Clocks:
 
 
 @pytest.mark.parametrize("jump", [5.0 * HOUR, -5.0 * HOUR, -400.0])
-def test_what_was_signed_never_counts_twice_however_a_clock_jumps(jump: float) -> None:
+def test_signed_request_never_counts_twice_after_clock_jumps(jump: float) -> None:
     member, hub, clocks = NodeKey.generate(), NodeKey.generate(), Clocks()
     clock = SignatureClock(lambda: clocks.wall, lambda: clocks.now, 0.0)
     nonces = NonceCache(clock())
     headers = sign_request(member, "POST", "/v1/leave", "", b"", hub.id, clock())
     signed = verify_request("POST", "/v1/leave", "", headers, hub.id)
-    nonces.take(signed, clock(), clocks.now)
+    nonces.accept(signed, clock(), clocks.now)
     clocks.go(1.0, jump)
     for _ in range(6 * HOUR // 60):  # the clock comes by the same moment again
         with pytest.raises(HubRefused) as caught:
-            nonces.take(signed, clock(), clocks.now)
+            nonces.accept(signed, clock(), clocks.now)
         assert caught.value.kind in ("replay", "clock")
         fresh = sign_request(member, "POST", "/v1/leave", "", b"", hub.id, clock())
-        nonces.take(verify_request("POST", "/v1/leave", "", fresh, hub.id), clock(), clocks.now)
+        nonces.accept(verify_request("POST", "/v1/leave", "", fresh, hub.id), clock(), clocks.now)
         clocks.go(60.0)
 
 
-def test_the_time_of_signatures_follows_the_clock_forwards_only() -> None:
+def test_signature_clock_never_goes_back() -> None:
     clocks = Clocks()
     clock = SignatureClock(lambda: clocks.wall, lambda: clocks.now, 0.0)
     began = clock()
@@ -70,33 +70,33 @@ def test_the_time_of_signatures_follows_the_clock_forwards_only() -> None:
     assert SignatureClock(lambda: clocks.wall, lambda: clocks.now, clocks.wall + 50)() > clocks.wall + 50
 
 
-def test_a_clock_that_is_set_slowly_does_not_jump() -> None:
+def test_slowly_adjusted_clock_is_no_jump() -> None:
     clocks = Clocks()
     jumps = ClockJumps(clocks.wall, clocks.now)
     for _ in range(100):
         clocks.go(1.0, 0.5)
-        assert jumps.seen(clocks.wall, clocks.now) == 0.0
+        assert jumps.check(clocks.wall, clocks.now) == 0.0
     clocks.go(1.0, -HOUR)
-    assert jumps.seen(clocks.wall, clocks.now) == pytest.approx(-HOUR)
-    assert jumps.seen(clocks.wall, clocks.now) == 0.0
-    assert "jumped back by 60 min" in said_of_difference(-HOUR, -HOUR)
-    assert "5 h ahead of the hub's" in said_of_difference(5 * HOUR, 0.0)
+    assert jumps.check(clocks.wall, clocks.now) == pytest.approx(-HOUR)
+    assert jumps.check(clocks.wall, clocks.now) == 0.0
+    assert "jumped back by 60 min" in describe_skew(-HOUR, -HOUR)
+    assert "5 h ahead of the hub's" in describe_skew(5 * HOUR, 0.0)
 
 
-def test_the_log_keeps_when_the_latest_request_was_signed(tmp_path: Path) -> None:
+def test_log_stores_newest_signature_time(tmp_path: Path) -> None:
     latest, log = LatestSigned(), HubLog(tmp_path)
     latest.note(70)
     latest.note(60)
     log.transact(latest.changes())
     assert latest.changes() == [], "nothing new"
     again = LatestSigned()
-    again.recall(log.read().facts)
+    again.restore(log.read().facts)
     log.close()
     assert again.time == 70
 
 
 class Scene:
-    """A hub whose clock is moved, with an open round that waits for two members."""
+    """Hub whose clock is moved, with an open round that waits for two members."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.clock = folder, FakeClock(folder / "clock")
@@ -132,7 +132,7 @@ class Scene:
         return plainly(f"{self.hub.address}/v1/leases", method="POST", headers=headers, content=_WISH)
 
     def heard(self) -> dict[str, str]:
-        """A request of ann's, signed at the hub's own time, which the hub did."""
+        """Return a request of ann's, signed at the hub's own time, that the hub has handled."""
         headers = self.sign(self.send(self.sign(0.0)).json()["time"])
         assert self.send(headers).status_code == 200
         return headers
@@ -161,7 +161,7 @@ def _wait_until_said(hub: HubProcess, words: str) -> None:
 @needs_library
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_hub_whose_clock_jumps_keeps_its_round(scene: Scene) -> None:
+def test_hub_keeps_round_after_clock_jump(scene: Scene) -> None:
     lease = scene.lease()
     scene.clock.set(5 * HOUR)
     _wait_until_said(scene.hub, "clock jumped ahead by 5 h")
@@ -186,7 +186,7 @@ def test_a_hub_whose_clock_jumps_keeps_its_round(scene: Scene) -> None:
 @needs_library
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_hub_that_begins_again_with_an_earlier_clock_takes_no_replay(scene: Scene) -> None:
+def test_restarted_hub_with_earlier_clock_rejects_replay(scene: Scene) -> None:
     lease, headers = scene.lease(), scene.heard()
     for shift in (-30, -5 * HOUR):
         scene.hub.kill()
@@ -219,7 +219,7 @@ def _check_first_version(scene: Scene, lease: Lease) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("jump", "words"), [(3 * HOUR, "ahead by 3 h"), (-3 * HOUR, "back by 3 h")])
-def test_a_member_whose_clock_jumps_delivers_and_says_so(scene: Scene, jump: int, words: str) -> None:
+def test_member_delivers_after_clock_jump_and_reports_it(scene: Scene, jump: int, words: str) -> None:
     clock = FakeClock(scene.folder / "member")
     argv = [scene.hub.address, str(scene.hub_id), str(scene.keys[1]), str(scene.folder)]
     member = subprocess.Popen(

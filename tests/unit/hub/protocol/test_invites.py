@@ -1,4 +1,4 @@
-"""Invites are copied by people, and let in as many as they say."""
+"""Invites: people copy them, and each admits a limited number of members."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INVITE, GRANT = make_invite(
 )
 
 
-def test_an_invite_survives_chat_programs() -> None:
+def test_invite_survives_chat_programs() -> None:
     text = invite_text(INVITE)
     assert "\n" not in text
     for form in (text, f"  Join us: \n{textwrap.fill(text, 40)}\n", text.replace(PREFIX, PREFIX + " ")):
@@ -34,7 +34,7 @@ def test_an_invite_survives_chat_programs() -> None:
 
 
 @given(st.integers(0, len(invite_text(INVITE)) - 1), st.sampled_from("aZ09-_=! "))
-def test_a_wrong_character_is_noticed(place: int, letter: str) -> None:
+def test_invite_with_wrong_character_is_refused(place: int, letter: str) -> None:
     text = invite_text(INVITE)
     changed = text[:place] + letter + text[place + 1 :]
     if "".join(changed.split()) == text:
@@ -47,18 +47,18 @@ def test_a_wrong_character_is_noticed(place: int, letter: str) -> None:
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_refused_with_a_reason(text: str) -> None:
+def test_invite_from_any_text_is_refused_with_reason(text: str) -> None:
     for form in (text, PREFIX + text):
         with pytest.raises(HubError):
             read_invite(form)
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+def test_invite_with_invalid_address_is_refused() -> None:
     with pytest.raises(BarnraiseError):
         make_invite(("file:///etc/passwd",), HUB, "fireside", role="friend", uses=1, expires=1)
 
 
-def test_an_invite_is_used_as_often_as_it_says() -> None:
+def test_invite_is_limited_to_its_uses() -> None:
     assert hash_token(INVITE.token_text) == GRANT.token_hash
     grant = use_grant(GRANT, "a", 50)
     grant = use_grant(grant, "a", 50)
@@ -66,8 +66,8 @@ def test_an_invite_is_used_as_often_as_it_says() -> None:
     grant = use_grant(grant, "b", 50)
     with pytest.raises(HubRefused, match="used by 2"):
         use_grant(grant, "c", 50)
-    assert use_grant(grant, "a", 500) == grant, "whoever is in may come again later"
-    with pytest.raises(HubRefused, match="old"):
+    assert use_grant(grant, "a", 500) == grant, "a member may join again later"
+    with pytest.raises(HubRefused, match="expired"):
         use_grant(GRANT, "a", 101)
     with pytest.raises(HubRefused, match="no invite"):
         use_grant(None, "a", 1)

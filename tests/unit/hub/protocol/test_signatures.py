@@ -1,4 +1,4 @@
-"""Our form of HTTP Message Signatures, against the reference library and against tricks."""
+"""HTTP Message Signatures in our form, against the reference library and against manipulation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _request(body: bytes = b"hello", query: str = "after=3&wait=5") -> dict[str,
     return sign_request(MEMBER, "POST", "/v1/leases", query, body, HUB.id, NOW)
 
 
-def test_a_request_and_its_answer_are_verified() -> None:
+def test_request_and_response_are_verified() -> None:
     headers = _request()
     signed = verify_request("POST", "/v1/leases", "after=3&wait=5", headers, HUB.id)
     assert (signed.node, signed.created) == (MEMBER.id, int(NOW))
@@ -39,7 +39,7 @@ def test_a_request_and_its_answer_are_verified() -> None:
     assert verify_response(HUB.id, 200, answer, b"fine", headers) == NOW + 7
 
 
-def test_the_reference_library_verifies_ours() -> None:
+def test_reference_library_verifies_our_signatures() -> None:
     class Verifier(HTTPMessageVerifier):
         max_clock_skew = datetime.timedelta(days=10_000)
 
@@ -66,24 +66,24 @@ def test_the_reference_library_verifies_ours() -> None:
         ("POST", "/v1/leases", ""),
     ],
 )
-def test_another_request_is_not_covered(method: str, path: str, query: str) -> None:
+def test_signature_of_another_request_is_refused(method: str, path: str, query: str) -> None:
     with pytest.raises(HubRefused) as caught:
         verify_request(method, path, query, _request(), HUB.id)
     assert (caught.value.status, caught.value.kind) == (401, "signature")
 
 
-def test_what_was_meant_for_another_hub_is_refused() -> None:
+def test_request_for_another_hub_is_refused() -> None:
     with pytest.raises(HubRefused, match="another hub"):
         verify_request("POST", "/v1/leases", "after=3&wait=5", _request(), NodeKey.generate().id)
 
 
-def test_another_bodys_digest_is_not_covered() -> None:
+def test_digest_of_another_body_is_refused() -> None:
     headers = _request() | {"content-digest": content_digest(b"other")}
     with pytest.raises(HubRefused, match="does not belong"):
         verify_request("POST", "/v1/leases", "after=3&wait=5", headers, HUB.id)
 
 
-def test_answers_of_others_to_others_or_changed_are_refused() -> None:
+def test_foreign_or_changed_responses_are_refused() -> None:
     headers = _request()
     asked = request_signature(headers) or ""
     good = sign_response(HUB, 200, b"fine", asked, NOW)
@@ -99,36 +99,36 @@ def test_answers_of_others_to_others_or_changed_are_refused() -> None:
             verify_response(HUB.id, status, answer, body, request)
 
 
-def test_nothing_counts_twice_and_clocks_may_differ_a_little() -> None:
+def test_replay_is_refused_and_small_clock_skew_accepted() -> None:
     nonces = NonceCache()
     signed = verify_request("POST", "/v1/leases", "after=3&wait=5", _request(), HUB.id)
-    nonces.take(signed, NOW + WINDOW_S - 1, now=0.0)
+    nonces.accept(signed, NOW + WINDOW_S - 1, now=0.0)
     with pytest.raises(HubRefused, match="before"):
-        nonces.take(signed, NOW - 5, now=WINDOW_S)
+        nonces.accept(signed, NOW - 5, now=WINDOW_S)
     with pytest.raises(HubRefused, match="clock"):
-        nonces.take(signed._replace(nonce="another"), NOW + WINDOW_S + 2, now=0.0)
+        nonces.accept(signed._replace(nonce="another"), NOW + WINDOW_S + 2, now=0.0)
     assert len(nonces._seen) == 1
-    nonces.take(signed._replace(nonce="late", created=int(NOW) + 999), NOW + 999, now=3 * WINDOW_S)
+    nonces.accept(signed._replace(nonce="late", created=int(NOW) + 999), NOW + 999, now=3 * WINDOW_S)
     assert len(nonces._seen) == 1, "the window has passed"
 
 
-def test_a_hub_that_began_anew_does_not_hear_what_was_signed_before() -> None:
+def test_restarted_hub_rejects_earlier_signatures() -> None:
     signed = verify_request("POST", "/v1/leases", "after=3&wait=5", _request(), HUB.id)
     with pytest.raises(HubRefused, match="clock"):
-        NonceCache(began=NOW + 1).take(signed, NOW + 2, 0.0)
-    NonceCache(began=NOW + 0.5).take(signed, NOW + 2, 0.0)
+        NonceCache(began=NOW + 1).accept(signed, NOW + 2, 0.0)
+    NonceCache(began=NOW + 0.5).accept(signed, NOW + 2, 0.0)
 
 
-def test_nonces_are_bounded() -> None:
+def test_nonce_cache_is_bounded() -> None:
     nonces = NonceCache(most=1)
     signed = verify_request("POST", "/v1/leases", "after=3&wait=5", _request(), HUB.id)
-    nonces.take(signed, NOW, 0.0)
+    nonces.accept(signed, NOW, 0.0)
     with pytest.raises(HubRefused) as caught:
-        nonces.take(signed._replace(nonce="another"), NOW, 0.0)
+        nonces.accept(signed._replace(nonce="another"), NOW, 0.0)
     assert caught.value.status == 429
 
 
 @given(st.dictionaries(st.sampled_from(["signature", "signature-input", "content-digest"]), st.text()))
-def test_any_headers_are_refused_with_a_reason(headers: dict[str, str]) -> None:
+def test_invalid_headers_are_refused_with_reason(headers: dict[str, str]) -> None:
     with pytest.raises(HubRefused):
         verify_request("GET", "/", "", headers | {"barnraise-hub": str(HUB.id)}, HUB.id)

@@ -1,4 +1,4 @@
-"""By what a member knows a server that is slow to show its key."""
+"""TLS to a server that is slow to show its key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from barnraise.identity import NodeKey
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """The port of a server that takes connections and says nothing."""
+    """Return the port of a server that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -26,15 +26,13 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_slow_hub_is_slow_and_no_impostor(silent: int) -> None:
-    """Whoever took it for a stranger with a strange certificate would ask for a new invite in vain."""
+def test_slow_hub_times_out_instead_of_failing_verification(silent: int) -> None:
+    """A certificate error would make people ask for a new invite without need."""
     with pytest.raises(HubAway, match=f"127.0.0.1:{silent} does not answer in time"):
         context_for("127.0.0.1", silent, NodeKey.generate().id, 0.2)
 
 
-def test_behind_a_proxy_a_hub_need_not_be_reached_directly(
-    silent: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_behind_proxy_needs_no_direct_connection(silent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     found = context_for("127.0.0.1", silent, NodeKey.generate().id, 0.2)
     assert not isinstance(found, PinnedContext)

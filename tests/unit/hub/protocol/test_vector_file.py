@@ -1,4 +1,4 @@
-"""Vectors in files: any codec, any cut, and nothing that does not fit is read."""
+"""Vector files: any codec and any chunk size; files that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def _file(folder: Path, flat: torch.Tensor, form: VectorForm, residual: torch.Te
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "topk:k=8,block=64", "int8+zlib"])
 @pytest.mark.parametrize("numel", [1, 1024, 2500])
-def test_what_is_encoded_is_read_again(codec: str, numel: int, tmp_path: Path) -> None:
+def test_encoded_vector_is_read_again(codec: str, numel: int, tmp_path: Path) -> None:
     form = VectorForm(numel, 1024, codec, 3)
     torch.manual_seed(0)
     flat, residual = torch.randn(numel), torch.zeros(numel)
     path = _file(tmp_path, flat, form, residual)
-    assert path.stat().st_size <= form.most_bytes
+    assert path.stat().st_size <= form.max_bytes
     found = torch.zeros(numel)
     add_vector(path, form, found)
     assert torch.allclose(found + residual, flat, atol=1e-6), "what is missing is in the residual"
@@ -48,7 +48,7 @@ def test_what_is_encoded_is_read_again(codec: str, numel: int, tmp_path: Path) -
     assert torch.equal(torch.cat([file.chunk(index) for index in range(form.count)]), found)
 
 
-def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_vector_files_of_other_form_are_refused(tmp_path: Path) -> None:
     form = VectorForm(3000, 1024, "int8", 0)
     path = _file(tmp_path, torch.randn(3000), form)
     good = path.read_bytes()
@@ -71,7 +71,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=200))
-def test_any_bytes_are_refused_with_one_kind_of_error(data: bytes) -> None:
+def test_invalid_bytes_raise_protocol_error(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vector"
         for content in (data, MAGIC + data):
@@ -83,7 +83,7 @@ def test_any_bytes_are_refused_with_one_kind_of_error(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("codec", "place"), [("fp32", -4), ("int8", len(MAGIC) + 4), ("topk", len(MAGIC) + 4)]
 )
-def test_not_finite_numbers_are_refused_as_such(tmp_path: Path, codec: str, place: int) -> None:
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, codec: str, place: int) -> None:
     form = VectorForm(64, 1024, codec, 0)
     path = _file(tmp_path, torch.ones(64), form)
     data = bytearray(path.read_bytes())
@@ -94,7 +94,7 @@ def test_not_finite_numbers_are_refused_as_such(tmp_path: Path, codec: str, plac
     assert caught.value.not_finite
 
 
-def test_codecs_that_need_everybody_are_refused() -> None:
+def test_codecs_that_need_all_members_are_refused() -> None:
     check_codec("int8")
     check_codec("fp32")
     for name in ("powersgd", "zip"):

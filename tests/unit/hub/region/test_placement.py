@@ -1,4 +1,4 @@
-"""Who joins a run with regions goes to the nearest one that takes it in."""
+"""Placement of new members: each joins the nearest region that has a seat."""
 
 from __future__ import annotations
 
@@ -16,74 +16,81 @@ from barnraise.cli.hub.region import settle
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.protocol.invites import Invite, invite_text
 from barnraise.hub.protocol.messages import (
-    CodeOffer,
     HubDataOrder,
     JoinRequest,
     JoinResponse,
+    RegionOffer,
     Role,
     RunDescription,
 )
 from barnraise.hub.region import placement
-from barnraise.hub.region.placement import DETOUR_S, REPEATED_S, Regions, by_distance, opened_to, with_offer
+from barnraise.hub.region.placement import (
+    DETOUR_S,
+    REPEATED_S,
+    Regions,
+    add_offer,
+    invites_for,
+    nearest_regions,
+)
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused
 
 FRIENDS = ("barnraise-invite:f1", "barnraise-invite:f2")
 STRANGERS = ("barnraise-invite:s1",)
-OFFER = CodeOffer(friends=FRIENDS, strangers=STRANGERS)
+OFFER = RegionOffer(friends=FRIENDS, strangers=STRANGERS)
 
 
 def _told(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[str, ...]:
-    return opened_to(regions, newcomer, role, now)[1]
+    return invites_for(regions, newcomer, role, now)[1]
 
 
-def test_an_offer_lapses_unless_it_is_repeated() -> None:
-    regions = with_offer({}, "a", OFFER, 0.0)
-    regions = with_offer(regions, "b", OFFER, REPEATED_S)
+def test_region_offer_expires_unless_repeated() -> None:
+    regions = add_offer({}, "a", OFFER, 0.0)
+    regions = add_offer(regions, "b", OFFER, REPEATED_S)
     assert len(_told(regions, "ann", "friend", 2 * REPEATED_S)) == 2
     assert len(_told(regions, "ann", "friend", 3.5 * REPEATED_S)) == 1
-    assert list(with_offer(regions, "b", OFFER, 3.5 * REPEATED_S)) == ["b"]
+    assert list(add_offer(regions, "b", OFFER, 3.5 * REPEATED_S)) == ["b"]
 
 
-def test_each_gets_the_invite_of_its_role() -> None:
-    regions = with_offer({}, "a", OFFER, 0.0)
+def test_new_member_gets_invite_of_its_role() -> None:
+    regions = add_offer({}, "a", OFFER, 0.0)
     assert _told(regions, "ann", "friend", 1.0) == FRIENDS[:1]
     assert _told(regions, "ann", "stranger", 1.0) == STRANGERS
     roles: tuple[Role, ...] = ("owner", "mirror", "region")
     assert not any(_told(regions, "ann", role, 1.0) for role in roles)
 
 
-def test_each_newcomer_gets_one_invite_however_often_it_comes() -> None:
-    regions: Regions = with_offer({}, "a", OFFER, 0.0)
+def test_new_member_gets_one_invite_per_region() -> None:
+    regions: Regions = add_offer({}, "a", OFFER, 0.0)
     told = []
     for newcomer in ("ann", "ben", "ann", "cem", "ann"):
-        regions, found = opened_to(regions, newcomer, "friend", 1.0)
+        regions, found = invites_for(regions, newcomer, "friend", 1.0)
         told.append(found)
     assert told == [FRIENDS[:1], FRIENDS[1:], FRIENDS[:1], (), FRIENDS[:1]]
-    fresh = CodeOffer(friends=(FRIENDS[1], "barnraise-invite:f3"), strangers=())
-    regions = with_offer(regions, "a", fresh, 2.0)
+    fresh = RegionOffer(friends=(FRIENDS[1], "barnraise-invite:f3"), strangers=())
+    regions = add_offer(regions, "a", fresh, 2.0)
     assert _told(regions, "cem", "friend", 3.0) == ("barnraise-invite:f3",)
     assert _told(regions, "ann", "friend", 3.0) == FRIENDS[:1]
 
 
-def test_nobody_is_told_more_than_a_message_holds() -> None:
+def test_invites_are_limited_to_message_size() -> None:
     regions: Regions = {}
     for number in range(40):
-        regions = with_offer(regions, str(number), OFFER, 0.0)
+        regions = add_offer(regions, str(number), OFFER, 0.0)
     joined = JoinResponse(
         role="friend", description=_description(), regions=_told(regions, "ann", "friend", 1.0)
     )
     assert msgspec.convert(msgspec.to_builtins(joined), JoinResponse) == joined
 
 
-def test_the_nearest_comes_first_and_no_detour_is_long() -> None:
+def test_nearest_region_is_first_and_far_ones_are_left_out() -> None:
     reached = [("far", 0.02 + 1.1 * DETOUR_S), ("near", 0.01), ("so so", 0.02 + 0.9 * DETOUR_S)]
-    assert [name for name, _ in by_distance(0.02, reached)] == ["near", "so so"]
-    assert len(by_distance(float("inf"), reached)) == 3, "the hub itself does not answer any more"
+    assert [name for name, _ in nearest_regions(0.02, reached)] == ["near", "so so"]
+    assert len(nearest_regions(float("inf"), reached)) == 3, "the hub itself does not answer any more"
 
 
 class _Slow(httpx.BaseTransport):
-    """A line that takes its time."""
+    """Transport that delays every request."""
 
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s
@@ -98,7 +105,7 @@ class _Slow(httpx.BaseTransport):
 
 
 class Tree:
-    """A hub and two regions; the newcomer's line to the second one is slow."""
+    """Hub with two regions; the new member's line to the second region is slow."""
 
     def __init__(self, folder: Path) -> None:
         self.parent = HubProcess(folder / "parent", TERMS)
@@ -128,7 +135,7 @@ class Tree:
     def joined(
         self, role: Role = "friend", key: NodeKey | None = None
     ) -> Iterator[tuple[Invite, JoinResponse]]:
-        """A newcomer, who has a key of its own."""
+        """Join as a new member with a key of its own."""
         self.key = key or NodeKey.generate()
         invite = self.parent.invite(role)
         with contextlib.closing(self.connect(invite)) as client:
@@ -160,7 +167,7 @@ def _description() -> RunDescription:
 
 
 @pytest.mark.slow
-def test_newcomers_are_spread_by_distance_and_seats(tree: Tree) -> None:
+def test_new_members_are_placed_by_distance_and_seats(tree: Tree) -> None:
     until = time.monotonic() + 150
     stranger = NodeKey.generate()
     while len(tree.regions_for("stranger", stranger)) < 2:
@@ -177,7 +184,7 @@ def test_newcomers_are_spread_by_distance_and_seats(tree: Tree) -> None:
 
 
 @pytest.mark.slow
-def test_who_was_sent_away_is_sent_nowhere(tree: Tree) -> None:
+def test_expelled_member_gets_no_region(tree: Tree) -> None:
     key = NodeKey.generate()
     with tree.joined(key=key):
         pass
@@ -193,19 +200,19 @@ def test_who_was_sent_away_is_sent_nowhere(tree: Tree) -> None:
 
 
 @pytest.mark.slow
-def test_only_who_was_invited_as_a_region_may_take_others_in(tree: Tree) -> None:
+def test_only_invited_regions_may_offer_seats(tree: Tree) -> None:
     invite = tree.parent.invite()
     friend = Friend(tree.parent.address, invite.hub_id)
     friend.join(invite)
     with pytest.raises(Refused) as refused:
-        friend.ask("POST", "/v1/regions", RunDescription, CodeOffer(friends=(), strangers=()))
+        friend.ask("POST", "/v1/regions", RunDescription, RegionOffer(friends=(), strangers=()))
     assert (refused.value.status, refused.value.problem.kind) == (403, "role")
     assert "invite --region" in refused.value.problem.hint
     friend.close()
 
 
 @pytest.mark.slow
-def test_a_region_with_another_run_is_not_gone_to(tree: Tree) -> None:
+def test_region_of_another_run_is_not_used(tree: Tree) -> None:
     region = tree.regions[0].invite()
     with tree.joined() as (invite, joined):
         named = msgspec.structs.replace(joined, regions=(invite_text(region),))

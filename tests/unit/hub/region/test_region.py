@@ -1,4 +1,4 @@
-"""Two levels of hubs: leaves of a region and a direct member train one chain."""
+"""Two levels of hubs: members of a region and a direct member train one chain of versions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from barnraise.hub.protocol.invites import invite_text
-from barnraise.hub.protocol.messages import HubDataOrder, Lease, SampleSpan, UpdateDeclaration, UploadStep
-from barnraise.hub.region.region import declared
-from barnraise.hub.storage.create import invite_to
+from barnraise.hub.protocol.messages import HubDataOrder, Lease, SampleSpan, UpdateDeclaration, VersionStep
+from barnraise.hub.region.region import declare_update
+from barnraise.hub.storage.create import create_invite
 from barnraise.hub.storage.log import Contribution, HubLog
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, encoded
 from tests.unit.hub.hub_process import declared as sent
@@ -24,7 +24,7 @@ from tests.unit.hub.in_process_hub import ADDRESS, InProcessHub, play
 COURSE = HubDataOrder(samples=400, batch=10)
 
 
-def test_a_region_says_how_many_updates_became_one() -> None:
+def test_region_declares_number_of_merged_updates() -> None:
     parts = [
         Contribution(
             node="ann", lease="", samples=5, spans=(), behind=0, weight=5, scale=1, sha256="", merged=merged
@@ -32,18 +32,20 @@ def test_a_region_says_how_many_updates_became_one() -> None:
         for merged in (1, 1, 40)
     ]
     lease = Lease(id="0" * 32, version=3, spans=(SampleSpan(0, 0, 15),), steps=1, seconds=1.0, void_s=1.0)
-    found = declared(UploadStep("delta", 3, "a" * 64, 7, "int8"), lease, parts)
+    found = declare_update(VersionStep("delta", 3, "a" * 64, 7, "int8"), lease, parts)
     assert (found.merged, found.samples) == (42, 15)
     plain = msgspec.to_builtins(found)
     del plain["merged"]
     assert msgspec.convert(plain, UpdateDeclaration).merged == 1, "as whoever knows nothing of it says it"
 
 
-def test_a_direct_member_counts_beside_two_regions(tmp_path: Path) -> None:
-    """Its update is as long as each of those that the regions merged, whose mean is shorter."""
+def test_direct_member_counts_beside_two_regions(tmp_path: Path) -> None:
+    """The member's update is as long as each of those that the regions merged; their mean is shorter."""
 
     async def story(scene: InProcessHub) -> None:
-        invites = [invite_to(scene.directory, ADDRESS, role=role) for role in ("region", "region", "friend")]
+        invites = [
+            create_invite(scene.directory, ADDRESS, role=role) for role in ("region", "region", "friend")
+        ]
         nodes = [await scene.join(invite.token_text) for invite in invites]
         for _ in range(TERMS.refusals):
             leases = [await scene.lease(node) for node in nodes]
@@ -63,7 +65,7 @@ def test_a_direct_member_counts_beside_two_regions(tmp_path: Path) -> None:
 
 
 def _train(friend: Friend, folder: Path, until: float, leased: threading.Event) -> None:
-    """Until the run is over; tells when it has its first samples."""
+    """Train until the run is over; report the first samples."""
     while time.monotonic() < until:
         if friend.pull(folder, wait=2.0).finished:
             return
@@ -76,7 +78,7 @@ def _train(friend: Friend, folder: Path, until: float, leased: threading.Event) 
 
 
 @pytest.mark.slow
-def test_a_region_passes_one_update_up(tmp_path: Path) -> None:
+def test_region_pushes_one_update_to_parent(tmp_path: Path) -> None:
     terms = msgspec.structs.replace(TERMS, round_s=1.0, slack_s=60.0)
     parent, region = HubProcess(tmp_path / "parent", terms), HubProcess(tmp_path / "region", None)
     friends: list[Friend] = []
@@ -127,8 +129,11 @@ def test_a_region_passes_one_update_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_everybody_in_a_region_gets_a_part(tmp_path: Path) -> None:
-    """Whoever asks first does not get all that the parent gave; a region where nobody asks takes nothing."""
+def test_all_members_of_region_get_samples(tmp_path: Path) -> None:
+    """The first member does not get all samples of the parent's lease.
+
+    A region without requests leases nothing.
+    """
     terms = msgspec.structs.replace(TERMS, round_s=20.0, slack_s=300.0, first_batches=8)
     parent = HubProcess(tmp_path / "parent", terms)
     region, idle = (HubProcess(tmp_path / name, None) for name in ("region", "idle"))
@@ -169,7 +174,7 @@ def test_everybody_in_a_region_gets_a_part(tmp_path: Path) -> None:
 
 
 def _leases(leaves: list[Friend], until: float) -> list[Lease]:
-    """Of all at once: nobody has pushed before."""
+    """Take the leases of all members at once, before any of them has pushed."""
     found: dict[int, Lease] = {}
     while len(found) < len(leaves):
         assert time.monotonic() < until, f"{len(found)} of {len(leaves)} have a lease"

@@ -1,4 +1,4 @@
-"""Books: every version stays what it was, and a hub's decisions cost the same for each of many members."""
+"""Persistent maps: no version ever changes, and the cost of a decision does not grow with the members."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from barnraise.hub.protocol.messages import (
     RoundConfig,
     SampleSpan,
     UpdateDeclaration,
-    UploadStep,
+    VersionStep,
     decode_message,
     encode_message,
 )
-from barnraise.hub.region.region import declared
-from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate, middle_but
+from barnraise.hub.region.region import declare_update
+from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate, median_without
 from barnraise.hub.rounds.persistent_map import LeaseTable, PersistentMap
-from barnraise.hub.rounds.sample_pool import SamplePool, give_back, without
+from barnraise.hub.rounds.sample_pool import SamplePool, return_samples, subtract_spans
 from barnraise.hub.rounds.state_machine import (
     GrantLease,
     LeaseRequested,
@@ -31,7 +31,7 @@ from barnraise.hub.rounds.state_machine import (
     UpdateAccepted,
     UploadProgressed,
     decide,
-    next_moment,
+    next_deadline,
 )
 from barnraise.hub.storage.log import Contribution
 from tests.unit.processor_time import least_cpu_s
@@ -42,7 +42,7 @@ _LEASES = st.lists(st.tuples(_SOME, st.sampled_from("abcde"), st.none() | _SOME,
 
 
 @given(_CHANGES)
-def test_every_version_of_a_book_stays_what_it_was(changes: list[tuple[int, int, int | None]]) -> None:
+def test_persistent_map_versions_never_change(changes: list[tuple[int, int, int | None]]) -> None:
     versions: list[tuple[PersistentMap[int, int], dict[int, int]]] = [(PersistentMap(), {})]
     for place, key, value in changes:
         book, copy = versions[place % len(versions)]
@@ -62,7 +62,7 @@ def lent(name: str, overdue: float, void: float) -> ActiveLease:
 
 
 @given(_LEASES, st.lists(_SOME, min_size=1, max_size=5))
-def test_leases_are_overdue_and_void_at_their_moments(
+def test_leases_become_overdue_and_void_in_time(
     changes: list[tuple[int, str, int | None, int]], moments: list[int]
 ) -> None:
     versions: list[tuple[LeaseTable, dict[str, ActiveLease]]] = [(LeaseTable(), {})]
@@ -82,23 +82,23 @@ def test_leases_are_overdue_and_void_at_their_moments(
             assert {one.id for one in book.expired(now)} == gone, "asking changes nothing"
             coming = [one.void for one in copy.values()]
             coming += [one.overdue for one in copy.values() if one.overdue > now]
-            assert book.next_moment(now) == min(coming, default=None)
+            assert book.next_deadline(now) == min(coming, default=None)
             for one in copy.values():
-                assert book.of(one.node) == one
+                assert book.of_member(one.node) == one
 
 
-def test_the_middle_of_the_others() -> None:
-    assert middle_but((), 5) == 0
-    assert middle_but((5,), 5) == 0
-    assert middle_but((5, 7), 5) == 7
-    assert middle_but((5, 7), 7) == 5
-    assert middle_but((1, 5, 7), 0) == 5
-    assert middle_but((1, 5, 7, 9), 9) == 5
-    assert middle_but((1, 5, 7, 9), 1) == 7
+def test_median_without_excludes_own_value() -> None:
+    assert median_without((), 5) == 0
+    assert median_without((5,), 5) == 0
+    assert median_without((5, 7), 5) == 7
+    assert median_without((5, 7), 7) == 5
+    assert median_without((1, 5, 7), 0) == 5
+    assert median_without((1, 5, 7, 9), 9) == 5
+    assert median_without((1, 5, 7, 9), 1) == 7
 
 
 def round_s(members: int) -> float:
-    """Of a core, for each member in a round."""
+    """Return the CPU seconds per member in a round."""
     course = HubDataOrder(samples=1 << 40, batch=32)
     state = decide(RoundState(terms=RoundConfig()), RunFounded(course), 0.0).state
     begin = time.process_time()
@@ -110,7 +110,7 @@ def round_s(members: int) -> float:
             leases += [effect.lease for effect in decision.effects if isinstance(effect, GrantLease)]
         for lease in leases:
             state = decide(state, UploadProgressed(lease.id), now + 10).state
-            next_moment(state, now + 10)
+            next_deadline(state, now + 10)
         for lease in leases:
             update = PendingUpdate(lease.id, lease.node, lease.id, version, lease.samples - lease.samples % 3)
             state = decide(state, UpdateAccepted(update), now + 11).state
@@ -119,31 +119,31 @@ def round_s(members: int) -> float:
     return (time.process_time() - begin) / members
 
 
-def test_decisions_of_a_round_cost_the_same_for_each_of_many_members() -> None:
+def test_decision_cost_per_member_is_constant() -> None:
     """With copies of all leases at every step, ten times as many members cost ten times as much each."""
     few, many = (min(round_s(members) for _ in range(3)) for members in (200, 2000))
     assert many < 4 * few
 
 
-def test_what_is_cut_out_of_many_spans() -> None:
+def test_subtract_spans_returns_rest() -> None:
     spans = [SampleSpan(0, 10 * one, 10 * one + 10) for one in range(2000)]
     taken = [SampleSpan(0, 10 * one + 2, 10 * one + 5) for one in range(2000)]
-    rest = without(spans, taken)
-    assert least_cpu_s(lambda: without(spans, taken), 3) < 1.0, "each with each would be four million"
+    rest = subtract_spans(spans, taken)
+    assert least_cpu_s(lambda: subtract_spans(spans, taken), 3) < 1.0, "each with each would be four million"
     assert rest is not None
     assert sum(one.size for one in rest) == 2000 * 7
     # What lies side by side is one, whoever cut it: a region tells its members' spans so.
-    assert without([SampleSpan(0, 0, 4), SampleSpan(0, 4, 9)], [SampleSpan(0, 2, 6)]) == [
+    assert subtract_spans([SampleSpan(0, 0, 4), SampleSpan(0, 4, 9)], [SampleSpan(0, 2, 6)]) == [
         SampleSpan(0, 0, 2),
         SampleSpan(0, 6, 9),
     ]
-    assert give_back(SamplePool(0, (SampleSpan(0, 0, 5),)), [SampleSpan(0, 9, 9)]) == SamplePool(
+    assert return_samples(SamplePool(0, (SampleSpan(0, 0, 5),)), [SampleSpan(0, 9, 9)]) == SamplePool(
         0, (SampleSpan(0, 0, 5),)
     )
 
 
 @pytest.mark.parametrize("leaves", [100, 10_000])
-def test_a_region_of_thousands_says_in_one_message_what_they_trained_on(leaves: int) -> None:
+def test_region_of_thousands_declares_spans_in_one_message(leaves: int) -> None:
     parts = [
         Contribution(
             node=f"n{one}",
@@ -160,13 +160,13 @@ def test_a_region_of_thousands_says_in_one_message_what_they_trained_on(leaves: 
     lease = Lease(
         id="0" * 32, version=3, spans=(SampleSpan(0, 0, 30 * leaves),), steps=1, seconds=1.0, void_s=1.0
     )
-    told = declared(UploadStep("delta", 3, "0" * 64, 10, "int8"), lease, parts)
+    told = declare_update(VersionStep("delta", 3, "0" * 64, 10, "int8"), lease, parts)
     assert decode_message(UpdateDeclaration, encode_message(told)) == told
     assert (told.samples, told.trained) == (30 * leaves, lease.spans)
 
 
-def test_spans_that_cancel_each_other_out_are_nobodys() -> None:
+def test_subtract_spans_refuses_negative_spans() -> None:
     lent = [SampleSpan(0, 0, 20)]
-    assert without(lent, [SampleSpan(0, 0, 20)]) is not None
-    assert without(lent, [SampleSpan(0, 0, 20), SampleSpan(0, 30, 40), SampleSpan(0, 60, 50)]) is None
-    assert without(lent, [SampleSpan(0, 5, 5)]) is None
+    assert subtract_spans(lent, [SampleSpan(0, 0, 20)]) is not None
+    assert subtract_spans(lent, [SampleSpan(0, 0, 20), SampleSpan(0, 30, 40), SampleSpan(0, 60, 50)]) is None
+    assert subtract_spans(lent, [SampleSpan(0, 5, 5)]) is None

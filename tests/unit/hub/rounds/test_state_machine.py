@@ -1,4 +1,4 @@
-"""Each sample counts once, whoever vanishes; rounds close by the rule."""
+"""State machine of the rounds: each sample counts once if members vanish, and rounds close by the rule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
 from barnraise.hub.rounds.leases import PendingUpdate
-from barnraise.hub.rounds.sample_pool import SamplePool, give_back, take
+from barnraise.hub.rounds.sample_pool import SamplePool, return_samples, take_samples
 from barnraise.hub.rounds.state_machine import (
     ClockTick,
     DropUpdate,
@@ -29,17 +29,17 @@ from barnraise.hub.rounds.state_machine import (
     UpdateAccepted,
     UploadProgressed,
     decide,
-    next_moment,
-    weight_of,
+    next_deadline,
+    staleness_weight,
 )
-from barnraise.hub.server.status import waits_for
+from barnraise.hub.server.status import describe_wait
 
 TERMS = RoundConfig(round_s=10.0, grace=0.5, quorum=0.6, stale_limit=1, first_batches=2)
 COURSE = HubDataOrder(samples=100, batch=5, epochs=2)
 
 
 class Table:
-    """A hub's state, with short words."""
+    """State of a hub, with short methods for its events."""
 
     def __init__(self, terms: RoundConfig = TERMS, course: HubDataOrder = COURSE) -> None:
         self.state = decide(RoundState(terms=terms), RunFounded(course), 0.0).state
@@ -73,39 +73,39 @@ def _closes(effects: tuple[object, ...]) -> bool:
     return any(isinstance(one, MergeRound) for one in effects)
 
 
-def test_before_the_base_nobody_gets_a_lease() -> None:
+def test_lease_before_base_is_refused() -> None:
     _, (refused,), _ = decide(RoundState(terms=TERMS), LeaseRequested("a", "l", 0, 0.0), 0.0)
     assert isinstance(refused, RefuseRequest)
     assert refused.kind == "no-base"
 
 
-def test_a_round_closes_when_everybody_has_delivered() -> None:
+def test_round_closes_when_all_members_delivered() -> None:
     table = Table()
     first, second = table.lease("a", 0.0), table.lease("b", 0.0)
     assert not _closes(table.deliver(first, 1.0))
-    assert "waits for b (training for 1 s)" in waits_for(table.state, {}, 1.0)
+    assert "waits for b (training for 1 s)" in describe_wait(table.state, {}, 1.0)
     effects = table.deliver(second, 2.0)
     assert _closes(effects)
     table.commit(3.0)
     assert (table.state.version, table.state.waiting, table.state.closing) == (1, {}, ())
 
 
-def test_a_quorum_waits_for_its_grace_window_only() -> None:
+def test_quorum_waits_for_grace_window() -> None:
     table = Table()
     leases = [table.lease(name, 0.0, rate=1.0) for name in "abc"]
     for lease in leases[:2]:
         assert not _closes(table.deliver(lease, 1.0))
     assert not _closes(table.tick(5.9))
-    assert next_moment(table.state, 5.9) == 6.0
+    assert next_deadline(table.state, 5.9) == 6.0
     assert _closes(table.tick(6.0))
     # What arrives while the round is merged is for the next one, and one version behind.
     effects = table.deliver(leases[2], 6.5)
     assert isinstance(effects[0], QueueUpdate)
     assert effects[0].behind == 1
-    assert weight_of(1) < weight_of(0)
+    assert staleness_weight(1) < staleness_weight(0)
 
 
-def test_nobody_waits_for_the_overdue_and_their_samples_return() -> None:
+def test_overdue_lease_does_not_delay_round_and_samples_return() -> None:
     table = Table()
     first, second = table.lease("a", 0.0, rate=1.0), table.lease("b", 0.0, rate=1.0)
     assert isinstance(second, GrantLease)
@@ -119,7 +119,7 @@ def test_nobody_waits_for_the_overdue_and_their_samples_return() -> None:
     assert refused.kind == "lease-over"
 
 
-def test_an_upload_that_moves_is_waited_for_and_keeps_its_lease() -> None:
+def test_upload_in_progress_extends_lease() -> None:
     table = Table()
     first, second = table.lease("a", 0.0, rate=1.0), table.lease("b", 0.0, rate=1.0)
     assert isinstance(second, GrantLease)
@@ -136,8 +136,8 @@ def test_an_upload_that_moves_is_waited_for_and_keeps_its_lease() -> None:
     assert isinstance(counted, QueueUpdate), "but its update still counts"
 
 
-def test_an_upload_of_single_bytes_does_not_keep_its_lease() -> None:
-    """Nor does one that is begun again and again: at the end of a run nobody else makes versions."""
+def test_upload_of_single_bytes_does_not_extend_lease() -> None:
+    """Restarting the upload does not extend it either; at the end of a run no other member makes versions."""
     table = Table()
     lent = table.lease("a", 0.0, rate=1.0)
     assert isinstance(lent, GrantLease)
@@ -150,7 +150,7 @@ def test_an_upload_of_single_bytes_does_not_keep_its_lease() -> None:
     assert table.state.pool.returned == lent.lease.spans
 
 
-def test_an_update_too_far_behind_begins_again() -> None:
+def test_update_too_far_behind_is_refused() -> None:
     table = Table()
     slow = table.lease("slow", 0.0)
     for now in (0.0, 60.0):
@@ -164,7 +164,7 @@ def test_an_update_too_far_behind_begins_again() -> None:
     assert table.state.pool.returned == slow.lease.spans
 
 
-def test_whoever_asks_again_begins_again_with_the_same_samples() -> None:
+def test_repeated_request_returns_same_samples() -> None:
     table = Table()
     first = table.lease("a", 0.0)
     table.deliver(table.lease("b", 0.0), 1.0)
@@ -176,7 +176,7 @@ def test_whoever_asks_again_begins_again_with_the_same_samples() -> None:
     assert (again.lease.spans, again.lease.version) == (first.lease.spans, 1)
 
 
-def test_a_lease_is_cut_for_the_speed_and_a_claimed_speed_is_believed_by_and_by() -> None:
+def test_lease_fits_speed_and_claimed_speed_is_trusted_gradually() -> None:
     table = Table(course=HubDataOrder(samples=10_000, batch=5))
     sizes = []
     for number in range(4):
@@ -191,14 +191,14 @@ def test_a_lease_is_cut_for_the_speed_and_a_claimed_speed_is_believed_by_and_by(
     assert slow.lease.samples == 5, "one batch at least"
 
 
-def test_samples_that_were_not_trained_on_return() -> None:
+def test_untrained_samples_return_to_pool() -> None:
     table = Table()
     lent = table.lease("a", 0.0)
     table.deliver(lent, 1.0, samples=7)
     assert table.state.pool.returned == (SampleSpan(0, 7, 10),)
 
 
-def test_who_has_delivered_waits_for_the_next_version() -> None:
+def test_member_that_delivered_waits_for_next_version() -> None:
     table = Table()
     table.lease("b", 0.0)
     table.deliver(table.lease("a", 0.0), 1.0)
@@ -207,7 +207,7 @@ def test_who_has_delivered_waits_for_the_next_version() -> None:
     assert refused.kind == "delivered"
 
 
-def test_a_failed_merge_is_repeated_with_the_same_updates() -> None:
+def test_failed_merge_is_repeated_with_same_updates() -> None:
     table = Table()
     table.deliver(table.lease("a", 0.0), 1.0)
     closing = table.state.closing
@@ -222,7 +222,7 @@ def test_a_failed_merge_is_repeated_with_the_same_updates() -> None:
     assert (table.state.closing, effects) == (following, ()), "what fails after its commit repeats no other"
 
 
-def test_the_end() -> None:
+def test_run_finishes_without_free_samples() -> None:
     table = Table(course=HubDataOrder(samples=10, batch=5))
     lent = table.lease("a", 0.0)
     refused = table.lease("b", 0.0)
@@ -238,15 +238,15 @@ def test_the_end() -> None:
 
 
 @given(st.lists(st.integers(1, 40), max_size=30))
-def test_the_pool_never_loses_or_doubles_a_sample(sizes: list[int]) -> None:
+def test_pool_never_loses_or_doubles_sample(sizes: list[int]) -> None:
     course = HubDataOrder(samples=37, batch=1, epochs=3)
     pool, held = SamplePool(), []
     for number, size in enumerate(sizes):
-        spans, pool = take(pool, course, size)
+        spans, pool = take_samples(pool, course, size)
         held.append(spans)
         if number % 3 == 2:
-            pool = give_back(pool, held.pop(number % len(held)))
-    rest, _ = take(pool, course, 1000)
+            pool = return_samples(pool, held.pop(number % len(held)))
+    rest, _ = take_samples(pool, course, 1000)
     held.append(rest)
     seen = Counter(
         (one.epoch, place) for some in held for one in some for place in range(one.first, one.last)
@@ -260,7 +260,7 @@ _WORDS = st.sampled_from(["ask", "deliver", "part", "tick", "commit", "fail", "l
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(_WORDS, st.integers(0, 3), st.floats(0.1, 30.0)), max_size=80))
-def test_whatever_happens_each_sample_counts_once(script: list[tuple[str, int, float]]) -> None:
+def test_each_sample_counts_once_after_any_events(script: list[tuple[str, int, float]]) -> None:
     table, now = Table(), 0.0
     out: dict[int, list[GrantLease]] = {}
     counted: Counter[tuple[int, int]] = Counter()
@@ -298,7 +298,7 @@ def test_whatever_happens_each_sample_counts_once(script: list[tuple[str, int, f
     assert len(together) == table.state.pool.cursor
 
 
-def test_a_region_deals_out_what_its_parent_gave() -> None:
+def test_region_leases_samples_of_parent() -> None:
     state = decide(RoundState(terms=TERMS, is_region=True), RunFounded(COURSE), 0.0).state
     table = Table()
     table.state = state
@@ -320,7 +320,7 @@ def test_a_region_deals_out_what_its_parent_gave() -> None:
     assert decide(table.state, ParentFinished(), 5.0).state.is_finished
 
 
-def test_a_region_deals_out_nothing_of_a_round_that_is_over() -> None:
+def test_region_drops_samples_of_finished_round() -> None:
     table = Table()
     table.state = decide(RoundState(terms=TERMS, is_region=True), RunFounded(COURSE), 0.0).state
     table.state = decide(table.state, SamplesSupplied((SampleSpan(0, 40, 60),)), 1.0).state
@@ -332,7 +332,7 @@ def test_a_region_deals_out_nothing_of_a_round_that_is_over() -> None:
     assert refused.kind == "all-lent"
 
 
-def test_a_lease_fits_the_round_to_an_eighth_of_a_batch() -> None:
+def test_lease_is_rounded_to_eighth_of_batch() -> None:
     table = Table(course=HubDataOrder(samples=100_000, batch=64))
     table.deliver(table.lease("a", 0.0), 1.0)
     table.commit(1.0)
@@ -341,7 +341,7 @@ def test_a_lease_fits_the_round_to_an_eighth_of_a_batch() -> None:
     assert lent.lease.samples == 120, "of 125 in a round of ten seconds"
 
 
-def test_a_region_has_something_for_all_who_asked() -> None:
+def test_region_shares_samples_among_all_requests() -> None:
     table = Table()
     table.state = decide(RoundState(terms=TERMS, is_region=True), RunFounded(COURSE), 0.0).state
     for node, rate in (("a", 0.0), ("b", 0.0), ("c", 0.5)):
@@ -358,7 +358,7 @@ def test_a_region_has_something_for_all_who_asked() -> None:
     assert whole.lease.samples == 10, "there is enough for all"
 
 
-def test_an_update_may_say_which_samples_it_is_about() -> None:
+def test_update_may_name_its_samples() -> None:
     table = Table(course=HubDataOrder(samples=100, batch=5))
     lent = table.lease("a", 0.0)
     assert isinstance(lent, GrantLease)
@@ -380,22 +380,22 @@ def test_an_update_may_say_which_samples_it_is_about() -> None:
             assert state.pool.returned == expected
 
 
-def test_whoever_trains_in_no_time_does_not_make_the_versions_alone() -> None:
-    """The others still fetch the last version: for them it waits, as after a quorum, but not for ever."""
+def test_fast_member_does_not_make_versions_alone() -> None:
+    """The others still fetch the last version; the round waits for them for one grace window."""
     table = Table(course=HubDataOrder(samples=100_000, batch=5))
     for lent in [table.lease(name, 0.0, rate=1.0) for name in "abm"]:
         table.deliver(lent, 9.0)
     table.commit(10.0)
     alone = table.lease("m", 10.1, rate=1e12)
     assert not _closes(table.deliver(alone, 10.2))
-    assert next_moment(table.state, 10.2) == 15.0
+    assert next_deadline(table.state, 10.2) == 15.0
     others = [table.lease(name, 11.0, rate=1.0) for name in "ab"]
     assert not _closes(table.tick(15.0)), "they are there: it waits for them as for everybody"
     table.deliver(others[0], 16.0)
     assert _closes(table.deliver(others[1], 16.5))
 
 
-def test_nobody_waits_long_for_those_who_do_not_come_back() -> None:
+def test_round_waits_only_grace_window_for_absent_members() -> None:
     table = Table(course=HubDataOrder(samples=100_000, batch=5))
     for lent in [table.lease(name, 0.0, rate=1.0) for name in "ab"]:
         table.deliver(lent, 9.0)
@@ -406,7 +406,7 @@ def test_nobody_waits_long_for_those_who_do_not_come_back() -> None:
     assert _closes(table.deliver(table.lease("a", 60.0), 60.1)), "it is alone by now"
 
 
-def test_who_leaves_is_not_waited_for() -> None:
+def test_round_does_not_wait_for_member_that_left() -> None:
     table = Table(course=HubDataOrder(samples=100_000, batch=5))
     first, second = table.lease("a", 0.0), table.lease("b", 0.0)
     table.deliver(first, 1.0)
@@ -416,7 +416,7 @@ def test_who_leaves_is_not_waited_for() -> None:
     assert _closes(table.deliver(table.lease("a", 2.0), 2.1))
 
 
-def test_a_claimed_speed_takes_no_more_than_some_times_what_the_others_manage() -> None:
+def test_claimed_speed_is_limited_by_median_of_others() -> None:
     table, now = Table(course=HubDataOrder(samples=1_000_000_000, batch=5)), 0.0
     sizes = []
     for _ in range(8):
@@ -431,14 +431,14 @@ def test_a_claimed_speed_takes_no_more_than_some_times_what_the_others_manage() 
     assert sizes == [10, 40, 160, 320, 320, 320, 320, 320]
 
 
-def test_a_lease_lasts_some_rounds_at_most() -> None:
+def test_lease_duration_is_limited_to_some_rounds() -> None:
     for rate in (1e-9, 1e-320):
         lent = Table().lease("a", 0.0, rate=rate)
         assert isinstance(lent, GrantLease)
         assert lent.lease.seconds == 3 * 10.0 * 1.5 + 5.0
 
 
-def test_asking_again_does_not_begin_the_time_of_a_lease_anew() -> None:
+def test_repeated_request_does_not_restart_lease_time() -> None:
     table = Table()
     first = table.lease("a", 0.0, rate=1.0)
     assert table.lease("a", 9.0, rate=1e-9) == first

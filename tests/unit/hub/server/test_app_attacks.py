@@ -1,4 +1,4 @@
-"""Tricks against a real hub: each is refused with its own name, and the model goes on."""
+"""Attacks on a real hub: each is refused with its own kind, and training continues."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.unit.hub.hub_process.TERMS", msgspec.structs.replace(TERMS, codec="fp32"))
 
 
-def test_an_invite_used_twice_is_refused(scene: AttackedHub) -> None:
+def test_invite_used_twice_is_refused(scene: AttackedHub) -> None:
     invite = scene.hub.invite(uses=1)
     first, thief = (Friend(scene.hub.address, invite.hub_id) for _ in range(2))
     scene.friends += [first, thief]
@@ -55,7 +55,7 @@ def test_an_invite_used_twice_is_refused(scene: AttackedHub) -> None:
         thief.lease()
 
 
-def test_a_request_that_was_heard_is_not_heard_again(scene: AttackedHub) -> None:
+def test_replayed_request_is_refused(scene: AttackedHub) -> None:
     for change, expected in (({}, "replay"), ({"signature": "barnraise=:" + "A" * 86 + "==:"}, "signature")):
         headers = sign_request(scene.ann.key, "GET", "/v1/run", "", b"", scene.ann.hub, time.time())
         assert plainly(f"{scene.hub.address}/v1/run", headers=headers).status_code == 200
@@ -63,7 +63,7 @@ def test_a_request_that_was_heard_is_not_heard_again(scene: AttackedHub) -> None
         assert (answer.status_code, answer.json()["kind"]) == (401, expected)
 
 
-def test_a_wrong_clock_is_told_the_hubs(scene: AttackedHub) -> None:
+def test_request_with_wrong_clock_gets_hub_time(scene: AttackedHub) -> None:
     headers = sign_request(scene.ann.key, "GET", "/v1/run", "", b"", scene.ann.hub, time.time() - 5000)
     answer = plainly(f"{scene.hub.address}/v1/run", headers=headers)
     assert (answer.status_code, answer.json()["kind"]) == (401, "clock")
@@ -71,7 +71,7 @@ def test_a_wrong_clock_is_told_the_hubs(scene: AttackedHub) -> None:
     assert "signature" in answer.headers, "so that nobody else can set a member's clock"
 
 
-def test_another_body_than_the_signed_one_is_refused(scene: AttackedHub) -> None:
+def test_unsigned_body_is_refused(scene: AttackedHub) -> None:
     headers = sign_request(scene.ann.key, "POST", "/v1/leases", "", b"{}", scene.ann.hub, time.time())
     answer = plainly(
         f"{scene.hub.address}/v1/leases", method="POST", headers=headers, content=b'{"version":0}'
@@ -79,7 +79,7 @@ def test_another_body_than_the_signed_one_is_refused(scene: AttackedHub) -> None
     assert (answer.status_code, answer.json()["kind"]) == (401, "digest")
 
 
-def test_nobody_reads_or_writes_for_another(scene: AttackedHub) -> None:
+def test_member_cannot_read_or_write_upload_of_another(scene: AttackedHub) -> None:
     eve = _bad(scene, "eve")
     scene.ann.pull(scene.folder, wait=0)
     lease = scene.ann.lease()
@@ -94,7 +94,7 @@ def test_nobody_reads_or_writes_for_another(scene: AttackedHub) -> None:
     scene.ann.pull(scene.folder)
 
 
-def test_pieces_may_be_lost_repeated_and_resumed(scene: AttackedHub) -> None:
+def test_lost_and_repeated_pieces_are_resumed(scene: AttackedHub) -> None:
     scene.ann.pull(scene.folder, wait=0)
     lease = scene.ann.lease()
     data = encoded(torch.randn(LAYOUT.numel) * 0.01, "fp32", lease.version)
@@ -114,7 +114,7 @@ def test_pieces_may_be_lost_repeated_and_resumed(scene: AttackedHub) -> None:
     scene.ann.pull(scene.folder)
 
 
-def test_bad_updates_are_named_and_then_their_sender_is_in_quarantine(scene: AttackedHub) -> None:
+def test_bad_updates_are_refused_then_sender_is_quarantined(scene: AttackedHub) -> None:
     for _ in range(4):
         scene.round()
     eve = _bad(scene, "mallory")
@@ -138,7 +138,7 @@ def test_bad_updates_are_named_and_then_their_sender_is_in_quarantine(scene: Att
     scene.round()
 
 
-def test_malformed_and_copied_updates_are_named(scene: AttackedHub) -> None:
+def test_malformed_and_copied_updates_are_refused(scene: AttackedHub) -> None:
     eve = _bad(scene, "trudy")
     lease = eve.lease()
     junk = b"junk" * 100
@@ -155,14 +155,14 @@ def test_malformed_and_copied_updates_are_named(scene: AttackedHub) -> None:
         _push_fp32(eve, update)
 
 
-def test_a_large_update_is_cut_to_the_usual(scene: AttackedHub) -> None:
+def test_large_update_is_clipped(scene: AttackedHub) -> None:
     bob = scene.member("bob")
     progress = _push_fp32(bob, torch.randn(LAYOUT.numel) * 0.05)
     assert 0.3 < progress.clipped < 0.9
     bob.pull(scene.folder)
 
 
-def test_an_update_from_the_past_begins_again(scene: AttackedHub) -> None:
+def test_update_of_old_version_is_refused(scene: AttackedHub) -> None:
     slow = scene.member("slow")
     lease = slow.lease(rate=1e6)
     for _ in range(2):
@@ -184,8 +184,8 @@ def test_an_update_from_the_past_begins_again(scene: AttackedHub) -> None:
         "/v1/run%2f..%2f",
     ],
 )
-def test_path_tricks_find_nothing(scene: AttackedHub, path: str) -> None:
-    """Sent as they are: an HTTP library would straighten them."""
+def test_path_traversal_is_refused(scene: AttackedHub, path: str) -> None:
+    """The paths are sent unchanged; an HTTP library would normalize them."""
     with socket.create_connection(("127.0.0.1", scene.hub.port), timeout=10) as line:
         line.sendall(f"GET {path} HTTP/1.1\r\nHost: hub\r\nConnection: close\r\n\r\n".encode())
         answer = b""
@@ -195,7 +195,7 @@ def test_path_tricks_find_nothing(scene: AttackedHub, path: str) -> None:
     assert b"PRIVATE" not in answer
 
 
-def test_header_tricks_are_refused(scene: AttackedHub) -> None:
+def test_header_manipulation_is_refused(scene: AttackedHub) -> None:
     url = f"{scene.hub.address}/v1/leases"
     good = sign_request(scene.ann.key, "POST", "/v1/leases", "", b"", scene.ann.hub, time.time())
     stranger = NodeKey.generate()
@@ -210,7 +210,7 @@ def test_header_tricks_are_refused(scene: AttackedHub) -> None:
     assert plainly(url, method="POST", headers=large, content=b"x" * 100_000).status_code == 413
 
 
-def test_blobs_are_served_for_caches_and_in_parts(scene: AttackedHub) -> None:
+def test_blobs_are_cacheable_and_support_ranges(scene: AttackedHub) -> None:
     head = scene.ann.ask("GET", "/v1/head", VersionHead)
     url = f"{scene.hub.address}/v1/blobs/{head.steps[0].sha256}"
     whole = plainly(url)
@@ -221,7 +221,7 @@ def test_blobs_are_served_for_caches_and_in_parts(scene: AttackedHub) -> None:
     assert plainly(url, headers={"if-none-match": whole.headers["etag"]}).status_code == 304
 
 
-def test_the_page_shows_who_contributes_and_what_was_refused(scene: AttackedHub) -> None:
+def test_page_shows_contributors_and_refusals(scene: AttackedHub) -> None:
     eve = scene.member("oscar")
     junk = b"junk" * 100
     with pytest.raises(Refused, match="422 schema"):
@@ -237,7 +237,7 @@ def test_the_page_shows_who_contributes_and_what_was_refused(scene: AttackedHub)
     assert 'route="POST /v1/leases"' in figures
 
 
-def test_the_description_of_the_routes_names_them_all(scene: AttackedHub) -> None:
+def test_openapi_document_names_all_routes(scene: AttackedHub) -> None:
     """Each documented route answers anything with a status that its description has."""
     described = plainly(f"{scene.hub.address}/v1/openapi.json").json()
     assert described["openapi"].startswith("3.")

@@ -1,4 +1,4 @@
-"""How many connections a hub has at once, how many of one address, and what those hear who are too many."""
+"""Connection limits of a hub, in total and per address, and the errors beyond them."""
 
 from __future__ import annotations
 
@@ -29,60 +29,60 @@ from barnraise.hub.server.connection_limits import (
     LimitedServer,
     SlowClientProtocol,
     connections_within,
-    place_of,
+    source_of,
 )
 from barnraise.hub.server.health import HealthStatus
-from barnraise.hub.server.server import running
+from barnraise.hub.server.server import running_hub
 from barnraise.hub.storage.blobs import BlobStore
-from barnraise.hub.storage.create import found_hub, hub_blobs, hub_key
+from barnraise.hub.storage.create import create_hub, hub_blobs, hub_key
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import TERMS, Friend, HubProcess, Refused
 
 
-def test_an_address_is_one_home() -> None:
-    assert place_of("203.0.113.5") == place_of("::ffff:203.0.113.5") == "203.0.113.5"
-    assert place_of("2001:db8:1:2:aaaa::1") == place_of("2001:db8:1:2:bbbb::9")
-    assert place_of("2001:db8:1:2::1") != place_of("2001:db8:1:3::1")
-    assert place_of("fe80::1%eth0") == place_of("fe80::2%eth0")
-    assert {place_of(own) for own in ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1")} == {""}
+def test_source_of_address_groups_ipv6_network() -> None:
+    assert source_of("203.0.113.5") == source_of("::ffff:203.0.113.5") == "203.0.113.5"
+    assert source_of("2001:db8:1:2:aaaa::1") == source_of("2001:db8:1:2:bbbb::9")
+    assert source_of("2001:db8:1:2::1") != source_of("2001:db8:1:3::1")
+    assert source_of("fe80::1%eth0") == source_of("fe80::2%eth0")
+    assert {source_of(own) for own in ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1")} == {""}
 
 
-def test_a_school_fits_behind_an_address_and_one_address_never_takes_all() -> None:
+def test_one_address_gets_many_but_not_all_connections() -> None:
     assert ConnectionLimiter(8192).of_one == 1024
     assert ConnectionLimiter(600).of_one == 256
     doors = ConnectionLimiter(20, of_one=5)
-    assert [doors.enter("203.0.113.5") for _ in range(5)] == ["in"] * 5
-    assert [doors.enter("203.0.113.5") for _ in range(5)] == ["crowded"] * 4 + ["out"]
-    assert doors.enter("203.0.113.6") == "in"
-    doors.leave("203.0.113.5", "crowded")
-    assert doors.enter("203.0.113.5") == "crowded", "there is somebody to tell it again"
-    doors.leave("203.0.113.5", "in")
-    assert doors.enter("203.0.113.5") == "in"
+    assert [doors.admit("203.0.113.5") for _ in range(5)] == ["in"] * 5
+    assert [doors.admit("203.0.113.5") for _ in range(5)] == ["crowded"] * 4 + ["out"]
+    assert doors.admit("203.0.113.6") == "in"
+    doors.release("203.0.113.5", "crowded")
+    assert doors.admit("203.0.113.5") == "crowded", "there is somebody to tell it again"
+    doors.release("203.0.113.5", "in")
+    assert doors.admit("203.0.113.5") == "in"
 
 
-def test_behind_a_proxy_of_this_machine_only_the_whole_is_limited() -> None:
+def test_local_proxy_is_limited_in_total_only() -> None:
     doors = ConnectionLimiter(20, of_one=5)
-    assert [doors.enter("127.0.0.1") for _ in range(20)] == ["in"] * 20
-    assert not doors.is_roomy
-    told = [doors.enter("127.0.0.1") for _ in range(100)]
+    assert [doors.admit("127.0.0.1") for _ in range(20)] == ["in"] * 20
+    assert not doors.has_room
+    told = [doors.admit("127.0.0.1") for _ in range(100)]
     assert told == ["full"] * 64 + ["out"] * 36
     for _ in range(20):
-        doors.leave("127.0.0.1", "in")
-    assert doors.is_roomy
-    assert doors.enter("203.0.113.5") == "in"
+        doors.release("127.0.0.1", "in")
+    assert doors.has_room
+    assert doors.admit("203.0.113.5") == "in"
 
 
-def test_connections_leave_room_for_files() -> None:
+def test_connection_limit_leaves_open_files() -> None:
     assert connections_within(None, 8192) == connections_within(1 << 20, 8192) == 8192
     assert connections_within(1024, 8192) == 448
     assert connections_within(64, 8192) == 1
 
 
-def test_too_many_of_one_address_are_told_so_and_others_come_in(
+def test_excess_connections_of_address_get_error_and_others_connect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limits, "place_of", lambda address: address)  # 127.0.0.2 is another home
-    found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
+    monkeypatch.setattr(connection_limits, "source_of", lambda address: address)  # 127.0.0.2 is another home
+    create_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
     key = hub_key(tmp_path)
 
     def check(port: int) -> None:
@@ -94,7 +94,7 @@ def test_too_many_of_one_address_are_told_so_and_others_come_in(
             verify_response(key.id, 429, answer.headers, answer.content, headers)
             problem = decode_message(Problem, answer.content)
             assert (problem.kind, problem.retry_s) == ("rate", 10.0)
-            assert "from this address" in problem.message
+            assert "this address already has" in problem.message
             assert answer.headers["connection"] == "close"
             assert ask(port, "127.0.0.2")[0].status_code == 200
         _until(lambda: ask(port, "127.0.0.1")[0].status_code == 200, "as soon as they are gone")
@@ -117,10 +117,10 @@ def _until(holds: Callable[[], bool], what: str) -> None:
 
 
 def _serve(directory: Path, check: Callable[[int], None], key: NodeKey) -> None:
-    """A hub in this process, for as long as the check of its port takes."""
+    """Run a hub in this process while the check of its port runs."""
 
     async def scene() -> None:
-        async with running(directory) as (_, app):
+        async with running_hub(directory) as (_, app):
             config = uvicorn.Config(app, http=SlowClientProtocol, log_level="warning", lifespan="off")
 
             def respond(asked: Mapping[str, str], error: HubRefused) -> Response:
@@ -140,12 +140,12 @@ def _serve(directory: Path, check: Callable[[int], None], key: NodeKey) -> None:
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_whoever_asks_and_never_reads_is_cut_off(
+def test_client_that_never_reads_is_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
     if not reads:
         monkeypatch.setattr(connection_limits, "_UNREAD_S", 0.3)
-    found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
+    create_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
     size, lost, clocks = 32 << 20, threading.Event(), list[asyncio.TimerHandle]()
     name = hub_blobs(tmp_path).put(bytes(size))
     connection_lost, pause_writing = SlowClientProtocol.connection_lost, SlowClientProtocol.pause_writing
@@ -195,29 +195,29 @@ def _with_files(folder: Path, soft: int, hard: int) -> Iterator[HubProcess]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_hub_raises_its_limit_of_open_files(tmp_path: Path) -> None:
+def test_hub_raises_limit_of_open_files(tmp_path: Path) -> None:
     with _with_files(tmp_path, 300, 2000) as hub:
         limits = Path(f"/proc/{hub.pid}/limits").read_text()
         assert re.search(r"Max open files +2000 +2000", limits)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no such limit")
-def test_a_hub_with_all_connections_taken_says_so_and_recovers(tmp_path: Path) -> None:
+def test_full_hub_reports_it_and_recovers(tmp_path: Path) -> None:
     with _with_files(tmp_path, 200, 200) as hub, contextlib.ExitStack() as held:
         most = connections_within(200, 8192)
-        assert f"{most} connections are possible" in hub.said()
+        assert f"permits only {most} connections" in hub.said()
         invite = hub.invite()
         friend = Friend(hub.address, invite.hub_id)
         held.callback(friend.close)
         lines = [socket.create_connection(("127.0.0.1", hub.port), timeout=10) for _ in range(most)]
-        with pytest.raises(Refused, match="503 busy: the hub has as many connections"):
+        with pytest.raises(Refused, match="503 busy: the hub has no free connections"):
             friend.join(invite)
-        assert hub.said().count(f"all {most} connections that this hub may have are taken") == 1
+        assert hub.said().count(f"all {most} connections of this hub are in use") == 1
         for line in lines:
             line.close()
         _until(lambda: _joins(friend, invite), "there is room")
         # It is said to the log when somebody comes in.
-        _until(lambda: _comes_in(hub) and "there is room for connections again" in hub.said(), "it says so")
+        _until(lambda: _comes_in(hub) and "the hub accepts connections again" in hub.said(), "it says so")
 
 
 def _joins(friend: Friend, invite: Invite) -> bool:

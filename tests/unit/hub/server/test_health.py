@@ -1,4 +1,4 @@
-"""A disk whose every sync takes more than a second: members train on, the hub answers and says so."""
+"""A disk whose every sync takes more than a second: members train on, and the hub answers and reports it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ ANSWERED_S = 0.5
 
 
 def slow_disk(calls: Path) -> list[str]:
-    """From outside, at the system call: what a worn memory card does. Names on the disk change slowly, too.
+    """Slow down the system calls from outside, like a worn memory card; renames are slow, too.
 
-    Each such call is noted, with the thread that made it.
+    Each such call is recorded, with the thread that made it.
     """
     return [
         *("strace", "-D", "-f", "--seccomp-bpf", "-qq", "-o", str(calls)),
@@ -45,35 +45,35 @@ class Clock:
 
 
 def _commit(disk: DiskLatency, clock: Clock, seconds: float) -> None:
-    disk.begin()
+    disk.start_commit()
     clock.now += seconds
-    disk.end()
+    disk.end_commit()
 
 
-def test_a_disk_is_slow_when_commits_are_slow_one_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_disk_is_slow_after_consecutive_slow_commits(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     disk, troubles = DiskLatency(clock), HealthStatus(clock)
     lookout = HealthMonitor(troubles, disk, clock, clock)
     for seconds in (0.01, SLOW_S, SLOW_S, 0.01, SLOW_S, 2.0):
         _commit(disk, clock, seconds)
-        lookout.look()
-    assert not troubles.shown(), "a hiccup is not a slow disk"
+        lookout.check()
+    assert not troubles.current(), "a hiccup is not a slow disk"
     for _ in range(10):
         _commit(disk, clock, 2.5)
-        lookout.look()
-    (trouble,) = troubles.shown()
-    assert "takes 2.5 s" in trouble.words
+        lookout.check()
+    (trouble,) = troubles.current()
+    assert "takes 2.5 s" in trouble.message
     assert [record.message.count("disk is slow") for record in caplog.records] == [1], "once"
     for _ in range(5):
         _commit(disk, clock, 0.01)
-    lookout.look()
-    assert not troubles.shown()
+    lookout.check()
+    assert not troubles.current()
 
 
-def test_a_commit_that_does_not_end_is_told_while_it_lasts() -> None:
+def test_hanging_commit_is_reported_while_it_lasts() -> None:
     clock = Clock()
     disk = DiskLatency(clock)
-    disk.begin()
+    disk.start_commit()
     clock.now += 4.0
     assert disk.slow_s() is None
     clock.now += 16.0
@@ -81,7 +81,7 @@ def test_a_commit_that_does_not_end_is_told_while_it_lasts() -> None:
 
 
 class Visitor(threading.Thread):
-    """Asks for what needs no disk, all the time, and remembers how long each answer took."""
+    """Client that sends requests without disk access all the time, and records the response times."""
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
@@ -101,7 +101,7 @@ class Visitor(threading.Thread):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace to slow a disk down")
-def test_a_slow_disk_keeps_nobody_from_training(tmp_path: Path) -> None:
+def test_slow_disk_does_not_stop_training(tmp_path: Path) -> None:
     terms = msgspec.structs.replace(TERMS, round_s=0.2, base_every=4)
     calls = tmp_path / "calls"
     hub = HubProcess(tmp_path / "hub", terms, wrapper=slow_disk(calls))
@@ -152,7 +152,7 @@ def test_a_slow_disk_keeps_nobody_from_training(tmp_path: Path) -> None:
 
 
 def _begin_twice(friend: Friend) -> None:
-    """An upload that another one replaces: what arrived of the first is removed from the slow disk."""
+    """Start an upload that another one replaces; the first one's part is removed from the slow disk."""
     for _ in range(2):
         friend.version = friend.ask("POST", "/v1/leave", RunDescription).version
         lease = friend.lease()

@@ -1,4 +1,4 @@
-"""What one member alone could do to the others: a hub in this process, and a member that means no good."""
+"""Attacks of one member on a hub in this process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from barnraise.hub.protocol.messages import (
 )
 from barnraise.hub.protocol.signatures import sign_request
 from barnraise.hub.server.uploads import UploadService
-from barnraise.hub.storage.create import invite_to
+from barnraise.hub.storage.create import create_invite
 from barnraise.hub.storage.log import HubLog
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared
 from tests.unit.hub.in_process_hub import ADDRESS, COURSE, InProcessHub, play, update
 
 
-def test_nobody_takes_a_blob_of_the_run_away(tmp_path: Path) -> None:
+def test_member_cannot_remove_blob_of_run(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         ann, eve = await scene.member(), await scene.member()
         await scene.round(ann)
@@ -52,10 +52,8 @@ def test_nobody_takes_a_blob_of_the_run_away(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_what_is_refused_at_last_takes_no_needed_blob_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same bytes of two members at once: the one that counts keeps them."""
+def test_refused_update_keeps_needed_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two members send the same bytes at once; the accepted one keeps them."""
 
     async def story(scene: InProcessHub) -> None:
         ann, eve, idle = await scene.member(), await scene.member(), await scene.member()
@@ -80,15 +78,15 @@ def test_what_is_refused_at_last_takes_no_needed_blob_with_it(
     play(tmp_path, story)
 
 
-def test_what_is_refused_during_a_merge_goes_with_its_commit(
+def test_update_refused_during_merge_is_removed_at_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(scene: InProcessHub) -> None:
         ann, eve = await scene.member(), await scene.member()
         hub, first, second = scene.hub, await scene.lease(ann), await scene.lease(eve)
         data, late, adopt = update(first), update(second), hub.blobs.adopt
-        finisher, may_end = await hub.finisher(), threading.Event()
-        finish = finisher.finish
+        finisher, may_end = await hub.aggregator(), threading.Event()
+        finish = finisher.merge
 
         def finish_later(closed: ClosedRound) -> RoundResult:
             assert may_end.wait(30)
@@ -98,7 +96,7 @@ def test_what_is_refused_during_a_merge_goes_with_its_commit(
             asyncio.run_coroutine_threadsafe(hub.leave(eve), loop).result(30)  # now the round closes
             adopt(file, name)
 
-        monkeypatch.setattr(finisher, "finish", finish_later)
+        monkeypatch.setattr(finisher, "merge", finish_later)
         await scene.send(ann, declared(first, data), data)
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(hub.blobs, "adopt", adopt_late)
@@ -112,7 +110,7 @@ def test_what_is_refused_during_a_merge_goes_with_its_commit(
     play(tmp_path, story)
 
 
-def test_what_was_needed_on_the_way_goes_unless_the_hub_has_a_use_for_it(tmp_path: Path) -> None:
+def test_spent_blobs_are_removed_unless_needed(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         hub = scene.hub
         needed, spent = hub.versions[0].step.sha256, hub.blobs.put(b"spent")
@@ -122,7 +120,7 @@ def test_what_was_needed_on_the_way_goes_unless_the_hub_has_a_use_for_it(tmp_pat
     play(tmp_path, story)
 
 
-def test_the_longest_rounds_have_leases_that_members_can_read(tmp_path: Path) -> None:
+def test_longest_rounds_have_valid_leases(tmp_path: Path) -> None:
     limits = {"round_s": 86_400.0, "grace": 4.0, "slack_s": 3600.0, "stale_limit": 64}
     longest = msgspec.convert({**msgspec.to_builtins(TERMS), **limits}, RoundConfig)
 
@@ -133,7 +131,7 @@ def test_the_longest_rounds_have_leases_that_members_can_read(tmp_path: Path) ->
     play(tmp_path, story, longest)
 
 
-def test_a_member_has_one_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_has_one_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("barnraise.hub.server.uploads._FRESH_S", 0.0)
 
     async def story(scene: InProcessHub) -> None:
@@ -157,11 +155,11 @@ def test_a_member_has_one_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     play(tmp_path, story)
 
 
-def test_two_machines_of_a_home_that_lost_each_other_do_not_cancel_each_other(tmp_path: Path) -> None:
+def test_two_machines_of_site_do_not_cancel_uploads(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         home, lease, one = await scene.half_sent()
         two, name = update(lease), (await scene.intake.declare(home, declared(lease, one))).id
-        with pytest.raises(HubRefused, match="not done yet") as busy:
+        with pytest.raises(HubRefused, match="not finished") as busy:
             await scene.intake.declare(home, declared(lease, two))
         assert busy.value.status == 503, "it is asked again"
         last = await scene.intake.append(home, name, len(one) - 1, one[-1:])
@@ -173,7 +171,7 @@ def test_two_machines_of_a_home_that_lost_each_other_do_not_cancel_each_other(tm
     play(tmp_path, story)
 
 
-def test_who_broke_off_makes_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_upload_is_replaced_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(scene: InProcessHub) -> None:
         home, lease, _ = await scene.half_sent()
         two = update(lease)
@@ -183,7 +181,7 @@ def test_who_broke_off_makes_room_for_another(tmp_path: Path, monkeypatch: pytes
     play(tmp_path, story)
 
 
-def test_an_update_brings_no_layout(tmp_path: Path) -> None:
+def test_update_with_layout_is_refused(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         eve = await scene.member()
         lease = await scene.lease(eve)
@@ -194,9 +192,9 @@ def test_an_update_brings_no_layout(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_an_invite_for_one_admits_one_of_many_at_once(tmp_path: Path) -> None:
+def test_single_use_invite_admits_one_of_many_at_once(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
-        token = invite_to(scene.directory, ADDRESS).token_text
+        token = create_invite(scene.directory, ADDRESS).token_text
         came = await asyncio.gather(*(scene.join(token) for _ in range(20)), return_exceptions=True)
         assert sum(isinstance(one, str) for one in came) == 1
         assert {one.kind for one in came if isinstance(one, HubRefused)} == {"invite-used"}
@@ -204,9 +202,7 @@ def test_an_invite_for_one_admits_one_of_many_at_once(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_a_quarantine_outlives_an_update_that_was_on_its_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quarantine_outlasts_update_in_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(scene: InProcessHub) -> None:
         hub, eve = scene.hub, await scene.member()
         lease = await scene.lease(eve)
@@ -214,7 +210,7 @@ def test_a_quarantine_outlives_an_update_that_was_on_its_way(
 
         async def quarantine() -> None:
             for _ in range(TERMS.refusals):
-                await hub.note(eve, "norm", "too large")
+                await hub.record_refusal(eve, "norm", "too large")
 
         def adopt_late(file: Path, name: str) -> None:
             asyncio.run_coroutine_threadsafe(quarantine(), loop).result(30)
@@ -229,8 +225,8 @@ def test_a_quarantine_outlives_an_update_that_was_on_its_way(
     play(tmp_path, story)
 
 
-def test_a_lease_that_ends_while_a_version_is_committed_does_not_come_back(tmp_path: Path) -> None:
-    """What a kill at that moment finds in the log: its samples are free, and nobody holds them."""
+def test_lease_that_expires_during_commit_stays_released(tmp_path: Path) -> None:
+    """A kill at that moment leaves the samples free in the log."""
 
     async def story(scene: InProcessHub) -> None:
         hub, eve = scene.hub, await scene.member()
@@ -247,7 +243,7 @@ def test_a_lease_that_ends_while_a_version_is_committed_does_not_come_back(tmp_p
     play(tmp_path, story)
 
 
-def test_schedules_go_on_where_they_were_when_old_versions_are_unknown(tmp_path: Path) -> None:
+def test_covered_samples_are_right_without_old_versions(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         ann, eve = await scene.member(), await scene.member()
         for _ in range(3):
@@ -258,7 +254,7 @@ def test_schedules_go_on_where_they_were_when_old_versions_are_unknown(tmp_path:
         log = HubLog(scene.directory)
         log.transact([lambda log: log._base.execute("DELETE FROM version WHERE number < 2")])
         log.close()
-        scene.hub.read()
+        scene.hub.reload()
         assert scene.hub.covered == covered
 
     play(tmp_path, story)
@@ -269,7 +265,7 @@ async def _trickle() -> AsyncIterator[bytes]:
     await asyncio.sleep(600)
 
 
-def test_pieces_that_never_end_keep_only_their_sender_waiting(tmp_path: Path) -> None:
+def test_endless_pieces_delay_only_their_sender(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         eve, ann = await scene.member(), await scene.member()
         bad, good = await scene.lease(eve), await scene.lease(ann)
@@ -297,7 +293,7 @@ def test_pieces_that_never_end_keep_only_their_sender_waiting(tmp_path: Path) ->
     play(tmp_path, story)
 
 
-def test_a_piece_of_nothing_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_piece_of_unknown_upload_is_refused_before_reading(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         eve = await scene.member()
         async with scene.line() as line:
@@ -305,14 +301,14 @@ def test_a_piece_of_nothing_is_refused_before_it_is_read(tmp_path: Path) -> None
             answer = await asyncio.wait_for(scene.ask(line, scene.keys[eve], asked, b"x", _trickle()), 20)
             assert answer.status_code == 404
             for _ in range(TERMS.refusals):
-                await scene.hub.note(eve, "norm", "too large")
+                await scene.hub.record_refusal(eve, "norm", "too large")
             answer = await asyncio.wait_for(scene.ask(line, scene.keys[eve], asked, b"x", _trickle()), 20)
             assert answer.status_code == 403
 
     play(tmp_path, story)
 
 
-def test_only_the_owner_sends_large_declarations(tmp_path: Path) -> None:
+def test_large_declarations_are_for_owner_only(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         eve = await scene.member()
         async with scene.line() as line:
@@ -322,7 +318,7 @@ def test_only_the_owner_sends_large_declarations(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_of_strangers_little_is_remembered(tmp_path: Path) -> None:
+def test_unknown_nodes_use_bounded_memory(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         scene.hub.now = lambda: 1000.0
         async with scene.line() as line:
@@ -334,8 +330,8 @@ def test_of_strangers_little_is_remembered(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_a_stranger_leaves_something_for_the_others(tmp_path: Path) -> None:
-    """Who asks without end from one address keeps nobody else from being invited."""
+def test_rate_limit_of_unknown_nodes_is_per_address(tmp_path: Path) -> None:
+    """Endless requests from one address do not stop joining members elsewhere."""
 
     async def story(scene: InProcessHub) -> None:
         scene.hub.now = lambda: 1000.0
@@ -357,7 +353,7 @@ def test_a_stranger_leaves_something_for_the_others(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_who_repeats_a_members_request_does_not_use_up_what_it_may_ask(tmp_path: Path) -> None:
+def test_replayed_requests_do_not_use_member_rate_limit(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         ann = await scene.member()
         scene.hub.now = lambda: 1000.0
@@ -371,7 +367,7 @@ def test_who_repeats_a_members_request_does_not_use_up_what_it_may_ask(tmp_path:
     play(tmp_path, story)
 
 
-def test_what_does_not_count_never_fills_the_page(tmp_path: Path) -> None:
+def test_uncounted_refusals_do_not_fill_page(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         ann, eve = await scene.member(), await scene.member()
         lease = await scene.lease(ann)
@@ -379,24 +375,24 @@ def test_what_does_not_count_never_fills_the_page(tmp_path: Path) -> None:
             await scene.send(eve, declared(lease, b"?"), b"?")
         invented = msgspec.structs.replace(lease, id="0" * 32)
         for _ in range(20):
-            with pytest.raises(HubRefused, match="is over"):
+            with pytest.raises(HubRefused, match="has ended"):
                 await scene.intake.declare(eve, declared(invented, b"?"))
         with pytest.raises(HubRefused, match="another member's lease"):
             await scene.send(eve, declared(lease, b"?"), b"?")
         assert [one.kind for one in scene.hub.refusals] == ["forged", "lease-over", "forged"]
         later = scene.hub.now() + 61.0
         scene.hub.now = lambda: later  # type: ignore[method-assign]
-        with pytest.raises(HubRefused, match="is over"):
+        with pytest.raises(HubRefused, match="has ended"):
             await scene.intake.declare(eve, declared(invented, b"?"))
         assert [one.kind for one in scene.hub.refusals][3:] == ["lease-over"]
 
     play(tmp_path, story)
 
 
-def test_invented_invites_keep_nobody_out(tmp_path: Path) -> None:
+def test_invented_invites_do_not_block_invited_members(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         scene.hub.now = lambda: 1000.0
-        tokens = ["A" * 22, "B" * 22, invite_to(scene.directory, ADDRESS).token_text]
+        tokens = ["A" * 22, "B" * 22, create_invite(scene.directory, ADDRESS).token_text]
         async with scene.line() as line:
             scene.reception._joins = RateLimit(1.0, 1.0)
             joins = [encode_message(JoinRequest(token=token, name="ann")) for token in tokens]

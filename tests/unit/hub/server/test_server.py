@@ -1,4 +1,4 @@
-"""One hub process and its members over real HTTP: from the invite to equal bits."""
+"""A hub process and its members over real HTTP: from the invite to equal bits."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 
 from barnraise.core.errors import HubError
 from barnraise.hub.__main__ import run
-from barnraise.hub.mirror.mirror import make_succession, take_over
+from barnraise.hub.mirror.mirror import sign_handover, take_over
 from barnraise.hub.protocol.invites import invite_text
 from barnraise.hub.protocol.messages import HubDataOrder
 from barnraise.hub.protocol.tls import server_context
-from barnraise.hub.server.server import ListenOptions, bind_listener, running, serve
-from barnraise.hub.storage.create import found_hub, hub_key
+from barnraise.hub.server.server import ListenOptions, bind_listener, running_hub, serve
+from barnraise.hub.storage.create import create_hub, hub_key
 from barnraise.hub.storage.export import export_model
 from barnraise.hub.storage.log import LogReplica
 from barnraise.identity import NodeId, NodeKey
@@ -49,9 +49,7 @@ def hub(tmp_path: Path) -> Iterator[HubProcess]:
         process.kill()
 
 
-def test_friends_follow_one_chain_to_the_same_bits(
-    hub: HubProcess, friends: list[Friend], tmp_path: Path
-) -> None:
+def test_friends_reach_same_bits(hub: HubProcess, friends: list[Friend], tmp_path: Path) -> None:
     invite = hub.invite(uses=2)
     friends += [Friend(hub.address, invite.hub_id, key) for key in (hub.owner, None, None, None)]
     owner, first, second, newcomer = friends
@@ -91,13 +89,13 @@ def test_friends_follow_one_chain_to_the_same_bits(
     assert torch.equal(torch.cat([model[entry.name].reshape(-1) for entry in LAYOUT.entries]), first.state)
 
 
-def test_there_is_no_model_before_the_base(hub: HubProcess, tmp_path: Path) -> None:
+def test_export_before_base_is_refused(hub: HubProcess, tmp_path: Path) -> None:
     with pytest.raises(HubError, match="no model yet"):
         export_model(hub.directory, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_mirror_takes_over_by_the_owners_word(
+def test_mirror_takes_over_with_signed_handover(
     hub: HubProcess, friends: list[Friend], tmp_path: Path
 ) -> None:
     invite, copying = hub.invite(uses=2), hub.invite(role="mirror")
@@ -125,15 +123,15 @@ def test_a_mirror_takes_over_by_the_owners_word(
         assert plainly(f"{second.address}/v1/head").json()["version"] == 1
         successor = hub_key(second.directory).id
         with pytest.raises(HubError, match="another process"):
-            take_over(second.directory, make_succession(hub.owner, invite.hub_id, successor, 1))
+            take_over(second.directory, sign_handover(hub.owner, invite.hub_id, successor, 1))
         second.kill()
         with pytest.raises(HubError, match="mirror"):
             asyncio.run(serve(second.directory, ListenOptions("127.0.0.1", 0, plain=True)))
         for key, heir in ((NodeKey.generate(), successor), (hub.owner, NodeKey.generate().id)):
             with pytest.raises(HubError):
-                take_over(second.directory, make_succession(key, invite.hub_id, heir, 1))
-        take_over(second.directory, make_succession(hub.owner, invite.hub_id, successor, 1))
-        with pytest.raises(RuntimeError, match="took over"):
+                take_over(second.directory, sign_handover(key, invite.hub_id, heir, 1))
+        take_over(second.directory, sign_handover(hub.owner, invite.hub_id, successor, 1))
+        with pytest.raises(RuntimeError, match="has taken over"):
             second.start("--follow", invite_text(copying))
         second.start()
         friends.append(moved := Friend(second.address, successor, ann.key))
@@ -144,9 +142,9 @@ def test_a_mirror_takes_over_by_the_owners_word(
         second.kill()
 
 
-def test_a_hub_speaks_tls_with_the_key_of_its_invites(tmp_path: Path) -> None:
+def test_hub_serves_tls_with_key_of_invites(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with running(tmp_path) as (_, app):
+        async with running_hub(tmp_path) as (_, app):
             config = uvicorn.Config(app, log_level="warning", lifespan="off")
             context = server_context(tmp_path, hub_key(tmp_path))
             config.ssl_context_factory = lambda *_: context
@@ -161,7 +159,7 @@ def test_a_hub_speaks_tls_with_the_key_of_its_invites(tmp_path: Path) -> None:
                     server.should_exit = True
                     await serving
 
-    found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
+    create_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
     asyncio.run(scene())
 
 
@@ -180,7 +178,7 @@ def _check_key(port: int, hub: NodeId) -> None:
         assert key.public_bytes_raw() == hub.raw
 
 
-def test_small_answers_do_not_wait_for_each_other() -> None:
+def test_small_responses_are_sent_without_delay() -> None:
     async def scene() -> None:
         found = asyncio.get_running_loop().create_future()
 
@@ -198,6 +196,6 @@ def test_small_answers_do_not_wait_for_each_other() -> None:
     asyncio.run(scene())
 
 
-def test_without_tls_a_hub_listens_on_its_own_machine_only(tmp_path: Path) -> None:
+def test_hub_without_tls_listens_on_loopback_only(tmp_path: Path) -> None:
     with pytest.raises(HubError, match="TLS"):
         run(tmp_path, ListenOptions("0.0.0.0", 0, plain=True))

@@ -21,15 +21,15 @@ from barnraise.hub.aggregation.aggregator import ClosedRound
 from barnraise.hub.aggregation.outer_step import first_version
 from barnraise.hub.mirror.mirror import HubMirror
 from barnraise.hub.mirror.server import keep_following
-from barnraise.hub.protocol.messages import Lease, SampleSpan, UpdateDeclaration, UploadStep
+from barnraise.hub.protocol.messages import Lease, SampleSpan, UpdateDeclaration, VersionStep
 from barnraise.hub.region import region
 from barnraise.hub.region.region import ParentHub, RegionAggregator, run_region
 from barnraise.hub.rounds.leases import PendingUpdate
 from barnraise.hub.server import connection_limits
 from barnraise.hub.server.hub import Hub
-from barnraise.hub.server.server import outer_step
+from barnraise.hub.server.server import make_outer_step
 from barnraise.hub.storage.blobs import BlobStore
-from barnraise.hub.storage.create import found_hub, hub_key
+from barnraise.hub.storage.create import create_hub, hub_key
 from barnraise.hub.storage.log import AcceptedUpdate
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, encoded
@@ -45,7 +45,7 @@ async def _some_time(work: Any, holds: Callable[[], bool]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def test_a_mirror_goes_on_after_any_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_mirror_continues_after_any_error(caplog: pytest.LogCaptureFixture) -> None:
     calls = 0
 
     def follow(wait_s: float) -> None:
@@ -61,7 +61,7 @@ def test_a_mirror_goes_on_after_any_error(caplog: pytest.LogCaptureFixture) -> N
     assert "the disk is gone" in caplog.text
 
 
-def test_a_region_goes_on_after_any_error(
+def test_region_continues_after_any_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = 0
@@ -78,9 +78,9 @@ def test_a_region_goes_on_after_any_error(
     assert "the disk is gone" in caplog.text
 
 
-def test_a_hub_ticks_on_when_its_log_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_keeps_ticking_if_log_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        hub = Hub(tmp_path, hub_key(tmp_path).id, outer_step)
+        hub = Hub(tmp_path, hub_key(tmp_path).id, make_outer_step)
 
         async def step(event: object) -> None:
             raise HubError("the hub's log failed")
@@ -94,13 +94,13 @@ def test_a_hub_ticks_on_when_its_log_cannot_be_read(tmp_path: Path, monkeypatch:
         await hub.close()
 
     paused: list[float] = []
-    found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
+    create_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
     asyncio.run(story())
     assert paused == [1.0]
 
 
 class Refusing:
-    """A parent that takes no update of the region, and has no newer version."""
+    """Parent that refuses every update of the region, and has no newer version."""
 
     def __init__(self) -> None:
         self.lease: Lease | None = Lease(
@@ -111,28 +111,28 @@ class Refusing:
     def push(self, declaration: UpdateDeclaration) -> None:
         raise HubRefused(422, "norm", "its norm is too large")
 
-    def steps(self, after: int | None, wait: float = 0.0) -> tuple[UploadStep, ...]:
+    def steps(self, after: int | None, wait: float = 0.0) -> tuple[VersionStep, ...]:
         self.asked += 1
         assert self.asked < 5, "nobody will deliver what it waits for"
         return ()
 
 
 def _closed(sha256: str, size: int) -> ClosedRound:
-    """A round of one update."""
+    """Return a round of one update."""
     update, spans = PendingUpdate("u", "ann", "l", 0, 10), (SampleSpan(0, 0, 10),)
     arrival = AcceptedUpdate(
         update=update, sha256=sha256, size=size, spans=spans, norm=1.0, scale=1.0, sketch=b""
     )
-    head = first_version(UploadStep("base", 0, "0" * 64, 1, "fp32"), 0.0)
+    head = first_version(VersionStep("base", 0, "0" * 64, 1, "fp32"), 0.0)
     return ClosedRound((arrival,), frozenset(), head, (head,), 0.0)
 
 
-def test_a_region_whose_update_is_refused_takes_another_lease(tmp_path: Path) -> None:
+def test_region_with_refused_update_takes_another_lease(tmp_path: Path) -> None:
     blobs, parent = BlobStore(tmp_path), Refusing()
     data = encoded(torch.randn(LAYOUT.numel), TERMS.codec, 0)
     finisher = RegionAggregator(blobs, TERMS, LAYOUT, cast(ParentHub, parent))
     try:
-        merged = finisher.finish(_closed(blobs.put(data), len(data)))
+        merged = finisher.merge(_closed(blobs.put(data), len(data)))
     finally:
         finisher.close()
     assert (merged.versions, merged.contributions) == ((), ())
@@ -140,40 +140,40 @@ def test_a_region_whose_update_is_refused_takes_another_lease(tmp_path: Path) ->
 
 
 class Away(Refusing):
-    """A parent whose line breaks while an update is on its way."""
+    """Parent whose connection breaks during an upload."""
 
     def push(self, declaration: UpdateDeclaration) -> None:
         raise HubError("the disk of this machine failed")
 
 
-def test_a_region_that_was_killed_passes_the_same_update_up(tmp_path: Path) -> None:
-    """The mean of one update may be that update, byte by byte: it stays for as long as the log names it."""
+def test_killed_region_pushes_same_update_again(tmp_path: Path) -> None:
+    """The mean of one update may be that update, byte by byte, so its blob stays while the log names it."""
     blobs = BlobStore(tmp_path)
     data = encoded(torch.zeros(LAYOUT.numel), TERMS.codec, 0)
     closed = _closed(blobs.put(data), len(data))
     for parent in (Away(), Away()):
         finisher = RegionAggregator(blobs, TERMS, LAYOUT, cast(ParentHub, parent))
         with pytest.raises(HubError, match="failed"):
-            finisher.finish(closed)
+            finisher.merge(closed)
         finisher.close()
     finisher = RegionAggregator(blobs, TERMS, LAYOUT, cast(ParentHub, Refusing()))
-    merged = finisher.finish(closed)
+    merged = finisher.merge(closed)
     finisher.close()
     assert closed.arrivals[0].sha256 in merged.spent, "it goes when the log has forgotten it"
     assert all(blobs.has(name) for name in merged.spent)
 
 
-def test_a_region_without_a_lease_needs_no_updates(tmp_path: Path) -> None:
+def test_region_without_lease_merges_nothing(tmp_path: Path) -> None:
     parent = Refusing()
     parent.lease = None
     finisher = RegionAggregator(BlobStore(tmp_path), TERMS, LAYOUT, cast(ParentHub, parent))
     try:
-        assert finisher.finish(_closed("0" * 64, 100)).versions == ()
+        assert finisher.merge(_closed("0" * 64, 100)).versions == ()
     finally:
         finisher.close()
 
 
-def test_who_connects_and_asks_for_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_without_request_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
@@ -220,17 +220,17 @@ def test_who_connects_and_asks_for_nothing_is_cut_off(monkeypatch: pytest.Monkey
     asyncio.run(story())
 
 
-def test_a_new_region_leases_for_all_who_come_and_not_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_region_leases_for_all_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(region, "GATHER_S", 0.1)
     hub = SimpleNamespace(state=SimpleNamespace(wishes={"first": 5}))
 
     async def gathered() -> tuple[int, int]:
-        asking = asyncio.create_task(region._wished(cast(Hub, hub), is_first=True))
+        asking = asyncio.create_task(region._wished_samples(cast(Hub, hub), is_first=True))
         await asyncio.sleep(0.02)
         hub.state.wishes = {"first": 5, "second": 7}
         found = await asking
         hub.state.wishes = {"first": 5}
         async with asyncio.timeout(0.05):  # after a round everybody has said it
-            return found, await region._wished(cast(Hub, hub), is_first=False)
+            return found, await region._wished_samples(cast(Hub, hub), is_first=False)
 
     assert asyncio.run(gathered()) == (12, 5)

@@ -1,4 +1,4 @@
-"""SIGKILL at any instant: what was committed stays, counts once, and the hub goes on where it was."""
+"""SIGKILL at any time: committed versions stay, count once, and the hub resumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.hub.training_members import COURSE, Worker, checked, stop
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_hub_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_killed_hub_resumes_without_loss(tmp_path: Path) -> None:
     terms = msgspec.structs.replace(TERMS, round_s=0.2, slack_s=1.0, base_every=4)
     hub = HubProcess(tmp_path / "hub", terms)
     hub.start()
@@ -95,8 +95,11 @@ def _wait_for_a_new_blob(blobs: BlobStore, until: float) -> None:
 @pytest.mark.lab
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_full_disk_stops_the_hub_and_loses_nothing(tmp_path: Path) -> None:
-    """A tmpfs that is too small: said plainly, and it goes on when there is space again."""
+def test_full_disk_stops_hub_and_loses_nothing(tmp_path: Path) -> None:
+    """The hub's directory is on a small tmpfs.
+
+    The hub reports that it is full, and resumes when there is space again.
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(disk)], check=True)

@@ -1,4 +1,4 @@
-"""A hub answers before torch is loaded, and without what it was not asked for."""
+"""A hub answers before torch is loaded, and does not load optional libraries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 
-def test_neither_torch_nor_what_an_object_store_needs_is_loaded() -> None:
+def test_server_loads_neither_torch_nor_botocore() -> None:
     names = (
         "protocol.messages",
         "protocol.signatures",

@@ -1,4 +1,4 @@
-"""Friends of a hub that stands behind nginx and Caddy, as docs/friends.md and docs/hub.md write them."""
+"""Friends of a hub behind nginx and Caddy, configured as in docs/friends.md and docs/hub.md."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from barnraise.hub.protocol.messages import (
     RunDescription,
     VersionHead,
 )
-from barnraise.hub.storage.create import invite_to
+from barnraise.hub.storage.create import create_invite
 from barnraise.hub.storage.log import HubLog
 from barnraise.identity import NodeKey
-from benchmarks.hub_process import free_port
+from benchmarks.hub.process import free_port
 from tests.repository import ROOT
 from tests.unit.hub.reverse_proxies import HIDDEN, Caddy, Nginx, program, running
 
@@ -69,7 +69,7 @@ for epoch in run.epochs(int(sys.argv[1])):
 
 
 class Typed:
-    """A command of Barnraise's in a process of its own; what it says is in a file."""
+    """A Barnraise command in its own process, with its output in a file."""
 
     def __init__(self, room: Path, name: str, *words: str) -> None:
         (room / name).mkdir(exist_ok=True)
@@ -93,7 +93,7 @@ class Typed:
         return self._process.poll() is not None
 
     def end(self) -> int:
-        """As Ctrl-C does."""
+        """Interrupt the command as Ctrl-C does."""
         if not self.has_ended():
             self._process.send_signal(signal.SIGINT)
         try:
@@ -104,7 +104,7 @@ class Typed:
 
 
 class HubBehindProxies:
-    """A hub that listens to this machine alone, and the addresses at which friends reach it."""
+    """Hub that listens on loopback only, and the addresses of its proxies."""
 
     def __init__(self, room: Path, port: int, addresses: dict[str, str]) -> None:
         self.room, self.addresses = room, addresses
@@ -116,7 +116,7 @@ class HubBehindProxies:
         self.directory = room / "host" / "hub" / "fireside"
 
     def invite(self, site: str) -> Invite:
-        return invite_to(self.directory, [self.addresses[site]])
+        return create_invite(self.directory, [self.addresses[site]])
 
     def rounds(self, name: str) -> int:
         log = HubLog(self.directory)
@@ -136,7 +136,7 @@ class HubBehindProxies:
 
 @pytest.fixture(scope="module")
 def fireside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubBehindProxies]:
-    """One hub, and whatever proxies are installed before it."""
+    """Start a hub with all proxies that are installed."""
     if not any(map(program, ("nginx", "caddy"))):
         pytest.skip("neither nginx nor caddy is installed")
     room, port = tmp_path_factory.mktemp("fireside"), free_port()
@@ -171,7 +171,7 @@ HIDDEN_ONES = [pytest.param(f"{name}-hidden", marks=_needs(name)) for name in ("
 
 
 @pytest.mark.parametrize("site", OPEN)
-def test_a_friend_joins_trains_and_leaves_as_typed(fireside: HubBehindProxies, site: str) -> None:
+def test_friend_joins_trains_and_leaves_through_proxy(fireside: HubBehindProxies, site: str) -> None:
     typed = invite_text(fireside.invite(site))
     friend = Typed(fireside.room, site, "join", "--invite", typed, "--yes", "--name", f"{site} friend")
     try:
@@ -183,16 +183,16 @@ def test_a_friend_joins_trains_and_leaves_as_typed(fireside: HubBehindProxies, s
     assert not re.search("waiting for|does not answer|cannot be reached", friend.said()), friend.said()
 
 
-def test_the_host_is_told_who_reaches_the_address(fireside: HubBehindProxies) -> None:
+def test_host_sees_reachable_address(fireside: HubBehindProxies) -> None:
     address = next(iter(fireside.addresses.values()))
     assert f"only this machine itself reaches {address}. Say the address of the proxy" in fireside.hub.said()
 
 
 @pytest.mark.parametrize("site", [*OPEN, *HIDDEN_ONES])
-def test_a_member_pushes_in_pieces_waits_for_the_round_and_pulls_in_parts(
+def test_member_uploads_pieces_and_downloads_parts_through_proxy(
     fireside: HubBehindProxies, site: str, tmp_path: Path
 ) -> None:
-    """Every answer is one that the hub's key signed for the question, or the client takes it for none."""
+    """The client rejects every response that the hub's key did not sign for its request."""
     invite = fireside.invite(site)
     client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate())
     assert client.ask(
@@ -203,7 +203,7 @@ def test_a_member_pushes_in_pieces_waits_for_the_round_and_pulls_in_parts(
     assert described.course is not None
     state = torch.zeros(described.layout.numel)
     member = Contributor(client, tmp_path, metered=lambda: False)
-    lease = member.begin(described.layout, described.course, state)
+    lease = member.start(described.layout, described.course, state)
     for _ in range(2):
         assert lease is not None
         sent, version = client.sent_bytes, member.version
@@ -224,8 +224,8 @@ def test_a_member_pushes_in_pieces_waits_for_the_round_and_pulls_in_parts(
     client.close()
 
 
-def test_the_longest_wait_is_answered(fireside: HubBehindProxies) -> None:
-    """By the hub, in its time: nobody before it gives up."""
+def test_longest_poll_is_answered_through_proxy(fireside: HubBehindProxies) -> None:
+    """The hub answers in time, and no proxy gives up before."""
     answers: dict[str, object] = {}
 
     def wait(site: str) -> None:
@@ -249,7 +249,7 @@ def test_the_longest_wait_is_answered(fireside: HubBehindProxies) -> None:
 
 
 @pytest.mark.parametrize("site", HIDDEN_ONES)
-def test_who_does_not_know_the_path_reads_nothing(fireside: HubBehindProxies, site: str) -> None:
+def test_hidden_path_is_required(fireside: HubBehindProxies, site: str) -> None:
     address = fireside.addresses[site]
     with httpx.Client(verify=ssl.create_default_context(), trust_env=False, timeout=60) as stranger:
         assert "fireside" in stranger.get(f"{address}/").text

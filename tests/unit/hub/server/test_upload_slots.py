@@ -1,4 +1,4 @@
-"""How much of what members send is in a hub's memory at once, and who can keep others waiting."""
+"""Upload slots: how many bytes of uploads a hub holds in memory, and which members delay others."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import torch
 from barnraise.core.errors import HubRefused
 from barnraise.hub.protocol.messages import PIECE_BYTES, HubDataOrder, HubProgress, VectorEntry, VectorLayout
 from barnraise.hub.protocol.signatures import sign_request
-from barnraise.hub.server.server import running
-from barnraise.hub.server.upload_slots import AT_ONCE, FAIR_S, Places
+from barnraise.hub.server.server import running_hub
+from barnraise.hub.server.upload_slots import AT_ONCE, FAIR_S, UploadSlots
 from barnraise.hub.server.uploads import UploadService
-from barnraise.hub.storage.create import found_hub
+from barnraise.hub.storage.create import create_hub
 from barnraise.hub.storage.log import MemberRecord
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import TERMS, Friend, HubProcess, declared, encoded
@@ -34,10 +34,8 @@ def _piece(client: httpx.AsyncClient, key: NodeKey, hub: NodeId, number: int) ->
     return asyncio.create_task(client.patch(f"http://hub{path}?{query}", content=data, headers=headers))
 
 
-def test_large_pieces_wait_until_those_before_them_are_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not only until they are read: what has been read is in memory until it is in its file."""
+def test_large_pieces_wait_for_earlier_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece is in memory until it is in its file, so later pieces wait until then."""
     here, most = 0, 0
 
     async def append(self: UploadService, node: str, name: str, offset: int, data: bytes) -> HubProgress:
@@ -49,7 +47,7 @@ def test_large_pieces_wait_until_those_before_them_are_answered(
         return HubProgress(id=name, offset=len(data), size=PIECE_BYTES)
 
     async def scene() -> None:
-        async with running(tmp_path) as (hub, app):
+        async with running_hub(tmp_path) as (hub, app):
             for key in keys:
                 node = str(key.id)
                 hub.members[node] = MemberRecord(node=node, name="ann", role="friend", since=0.0)
@@ -59,15 +57,15 @@ def test_large_pieces_wait_until_those_before_them_are_answered(
             assert {answer.status_code for answer in answers} == {200}
 
     keys = [NodeKey.generate() for _ in range(MANY // 2)]
-    found_hub(tmp_path, "fireside", keys[0].id, TERMS)
+    create_hub(tmp_path, "fireside", keys[0].id, TERMS)
     monkeypatch.setattr(UploadService, "append", append)
-    monkeypatch.setattr(UploadService, "begin_piece", lambda *_: None)
+    monkeypatch.setattr(UploadService, "note_piece", lambda *_: None)
     asyncio.run(scene())
     assert 1 < most < MANY // 2
 
 
 def _begin_to_join(hub: NodeId, port: int) -> socket.socket:
-    """As a stranger, of whose body nothing comes."""
+    """Start a request of an unknown node whose body never arrives."""
     signed = sign_request(NodeKey.generate(), "POST", "/v1/members", "", b"", hub, time.time())
     lines = ["POST /v1/members HTTP/1.1", "host: hub", "content-length: 9"]
     lines += [f"{name}: {value}" for name, value in signed.items()]
@@ -76,7 +74,7 @@ def _begin_to_join(hub: NodeId, port: int) -> socket.socket:
     return connection
 
 
-def test_strangers_who_begin_and_never_end_keep_nobody_waiting(tmp_path: Path) -> None:
+def test_unfinished_requests_of_strangers_delay_no_member(tmp_path: Path) -> None:
     hub = HubProcess(tmp_path / "hub")
     connections: list[socket.socket] = []
     try:
@@ -93,17 +91,17 @@ def test_strangers_who_begin_and_never_end_keep_nobody_waiting(tmp_path: Path) -
             connection.close()
 
 
-def test_who_waits_for_a_place_hurries_the_one_that_is_there_longest() -> None:
-    async def slow(places: Places, member: str, has_come: asyncio.Event) -> str:
+def test_waiting_member_shortens_oldest_deadline() -> None:
+    async def slow(places: UploadSlots, member: str, has_come: asyncio.Event) -> str:
         try:
-            async with places.place(member), places.reading(has_place=True):
+            async with places.slot(member), places.reading(has_slot=True):
                 await has_come.wait()
         except HubRefused as error:
             return error.kind
         return "read"
 
     async def scene() -> None:
-        places, some, all_ = Places(at_once=2, of_one=1, fair_s=0.2), asyncio.Event(), asyncio.Event()
+        places, some, all_ = UploadSlots(at_once=2, of_one=1, fair_s=0.2), asyncio.Event(), asyncio.Event()
         all_.set()
         first, second = (asyncio.create_task(slow(places, name, some)) for name in "ab")
         while len(places._reading) < 2:
@@ -124,7 +122,7 @@ LARGE = VectorLayout((VectorEntry("weight", (400, 1000), "float32"),))
 
 
 class Dawdler(threading.Thread):
-    """Begins to send a piece, again and again, and never ends."""
+    """Client that starts a piece again and again, and never finishes."""
 
     def __init__(self, friend: Friend, port: int, upload: str) -> None:
         super().__init__(daemon=True)
@@ -149,9 +147,7 @@ class Dawdler(threading.Thread):
                 self.answers.append(line.recv(12).decode())
 
 
-def test_eight_members_who_dawdle_keep_no_honest_one_from_delivering(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_eight_slow_members_do_not_stop_honest_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.unit.hub.hub_process.LAYOUT", LARGE)
     hub = HubProcess(tmp_path / "hub", msgspec.structs.replace(TERMS, round_s=10.0))
     friends: list[Friend] = []

@@ -1,4 +1,4 @@
-"""Whose a hub's directory is: one process's at a time, and one run's for good."""
+"""Directory lock: one process at a time, and one run for good."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from barnraise.core.errors import HubError
 from barnraise.hub.__main__ import run
 from barnraise.hub.protocol.invites import Invite, invite_text, make_invite
 from barnraise.hub.server.server import ListenOptions
-from barnraise.hub.storage.create import FOLLOWS, SUCCEEDS, found_hub, hub_blobs
-from barnraise.hub.storage.directory_lock import check_mirror, check_region, facts_in, held
+from barnraise.hub.storage.create import FOLLOWS, SUCCEEDS, create_hub, hub_blobs
+from barnraise.hub.storage.directory_lock import check_mirror, check_region, lock_directory, read_facts
 from barnraise.hub.storage.log import HubLog, change
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import TERMS
@@ -28,7 +28,7 @@ def _invite(hub: NodeId) -> Invite:
 
 
 def _found(directory: Path, parent: NodeId | None = None) -> None:
-    found_hub(directory, "fireside", NodeKey.generate().id, TERMS, parent=parent)
+    create_hub(directory, "fireside", NodeKey.generate().id, TERMS, parent=parent)
 
 
 def _note(directory: Path, name: str, value: bytes) -> None:
@@ -37,10 +37,10 @@ def _note(directory: Path, name: str, value: bytes) -> None:
     log.close()
 
 
-def test_a_second_process_touches_nothing(tmp_path: Path) -> None:
+def test_second_process_changes_nothing(tmp_path: Path) -> None:
     _found(tmp_path)
     about_to_count = hub_blobs(tmp_path).put(b"of the first process")
-    with held(tmp_path):
+    with lock_directory(tmp_path):
         for given in (
             {},
             {"follow": _invite(NodeKey.generate().id)},
@@ -48,13 +48,13 @@ def test_a_second_process_touches_nothing(tmp_path: Path) -> None:
         ):
             with pytest.raises(HubError, match="another process") as caught:
                 run(tmp_path, HERE, **given)
-            assert "End" in caught.value.hint
+            assert "Stop" in caught.value.hint
     assert hub_blobs(tmp_path).has(about_to_count)
-    with held(tmp_path):
+    with lock_directory(tmp_path):
         pass  # it was let go
 
 
-def test_a_hub_whose_port_is_taken_touches_nothing(tmp_path: Path) -> None:
+def test_hub_with_taken_port_changes_nothing(tmp_path: Path) -> None:
     _found(tmp_path)
     orphan = hub_blobs(tmp_path).put(b"whatever")
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(HubError, match="cannot listen"):
@@ -62,29 +62,29 @@ def test_a_hub_whose_port_is_taken_touches_nothing(tmp_path: Path) -> None:
     assert hub_blobs(tmp_path).has(orphan)
 
 
-def test_a_mirror_is_of_one_hub(tmp_path: Path) -> None:
+def test_mirror_belongs_to_one_hub(tmp_path: Path) -> None:
     hub, other = NodeKey.generate().id, NodeKey.generate().id
-    check_mirror(facts_in(tmp_path), tmp_path, hub)
+    check_mirror(read_facts(tmp_path), tmp_path, hub)
     _found(tmp_path)
     with pytest.raises(HubError, match="a hub of its own"):
         run(tmp_path, HERE, follow=_invite(hub))
     _note(tmp_path, FOLLOWS, hub.raw)
-    check_mirror(facts_in(tmp_path), tmp_path, hub)
-    with pytest.raises(HubError, match="a copy of another hub") as caught:
+    check_mirror(read_facts(tmp_path), tmp_path, hub)
+    with pytest.raises(HubError, match="a mirror of another hub") as caught:
         run(tmp_path, HERE, follow=_invite(other))
     assert "--name" in caught.value.hint
     _note(tmp_path, SUCCEEDS, b"the owner's word")
-    with pytest.raises(HubError, match="took over") as caught:
+    with pytest.raises(HubError, match="has taken over") as caught:
         run(tmp_path, HERE, follow=_invite(hub))
     assert "hub up" in caught.value.hint
 
 
-def test_a_region_is_of_one_hub(tmp_path: Path) -> None:
+def test_region_belongs_to_one_hub(tmp_path: Path) -> None:
     hub, other = NodeKey.generate().id, NodeKey.generate().id
-    check_region(facts_in(tmp_path), tmp_path, hub)
+    check_region(read_facts(tmp_path), tmp_path, hub)
     _found(tmp_path, parent=hub)
-    check_region(facts_in(tmp_path), tmp_path, hub)
-    with pytest.raises(HubError, match="one of another hub") as caught:
+    check_region(read_facts(tmp_path), tmp_path, hub)
+    with pytest.raises(HubError, match="belongs to another hub") as caught:
         run(tmp_path, HERE, parent=_invite(other))
     assert "--name" in caught.value.hint
     with pytest.raises(HubError, match="is a region") as caught:
@@ -93,11 +93,11 @@ def test_a_region_is_of_one_hub(tmp_path: Path) -> None:
     with pytest.raises(HubError, match="a hub of its own"):
         run(tmp_path, HERE, follow=_invite(hub))
     _found(tmp_path / "own")
-    with pytest.raises(HubError, match="but another hub"):
+    with pytest.raises(HubError, match="not a region"):
         run(tmp_path / "own", HERE, parent=_invite(hub))
 
 
-def test_nobody_is_promised_a_copy_in_the_place_of_another(
+def test_mirror_directory_of_another_hub_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(tmp_path))

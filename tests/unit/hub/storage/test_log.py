@@ -1,4 +1,4 @@
-"""The log: all of a transaction or nothing, and blobs that are there before it names them."""
+"""Event log: a transaction is written completely or not at all, and named blobs exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from barnraise.core.errors import HubError
 from barnraise.hub.protocol.invites import InviteGrant
-from barnraise.hub.protocol.messages import SampleSpan, UploadStep
+from barnraise.hub.protocol.messages import SampleSpan, VersionStep
 from barnraise.hub.rounds.leases import ActiveLease
 from barnraise.hub.server.health import DiskLatency
 from barnraise.hub.storage.blobs import BlobStore, hash_file
@@ -21,12 +21,12 @@ from barnraise.hub.storage.versions import named_blobs, replica_of, steps_after
 
 
 def _version(number: int, *, base: bool = False) -> CommittedRound:
-    step = UploadStep("base" if not number else "delta", number, f"{number:064x}", 10, "int8")
-    whole = UploadStep("base", number, f"{1000 + number:064x}", 25, "fp32") if base else None
+    step = VersionStep("base" if not number else "delta", number, f"{number:064x}", 10, "int8")
+    whole = VersionStep("base", number, f"{1000 + number:064x}", 25, "fp32") if base else None
     return CommittedRound(number=number, step=step, base=whole, momentum=f"{2000 + number:064x}", samples=5)
 
 
-def test_a_version_is_committed_once_with_its_contributions(tmp_path: Path) -> None:
+def test_version_is_committed_once_with_contributions(tmp_path: Path) -> None:
     log = HubLog(tmp_path)
     part = Contribution(
         node="a",
@@ -40,7 +40,7 @@ def test_a_version_is_committed_once_with_its_contributions(tmp_path: Path) -> N
     )
     log.transact([change(HubLog.put_version, _version(0), [part])])
     with pytest.raises(HubError):
-        log.transact([change(HubLog.end_lease, "x"), change(HubLog.put_version, _version(0))])
+        log.transact([change(HubLog.delete_lease, "x"), change(HubLog.put_version, _version(0))])
     log.close()
     log = HubLog(tmp_path)
     assert [one.number for one in log.read().versions] == [0]
@@ -48,7 +48,7 @@ def test_a_version_is_committed_once_with_its_contributions(tmp_path: Path) -> N
     log.close()
 
 
-def test_half_a_transaction_is_none(tmp_path: Path) -> None:
+def test_failed_transaction_writes_nothing(tmp_path: Path) -> None:
     log = HubLog(tmp_path)
     member = MemberRecord(node="a", name="ann", role="friend", since=0.0)
 
@@ -61,7 +61,7 @@ def test_half_a_transaction_is_none(tmp_path: Path) -> None:
     log.close()
 
 
-def test_after_a_failure_nothing_is_written_until_the_state_was_read_anew(tmp_path: Path) -> None:
+def test_writer_rejects_writes_after_failure_until_resumed(tmp_path: Path) -> None:
     log = HubLog(tmp_path)
 
     def fail(log: HubLog) -> None:
@@ -76,7 +76,7 @@ def test_after_a_failure_nothing_is_written_until_the_state_was_read_anew(tmp_pa
         assert isinstance(results[1], HubError)
         with pytest.raises(HubError):
             await writer.write([member])
-        writer.start_again()
+        writer.resume()
         await writer.write([member])
         writer.close()
 
@@ -86,7 +86,7 @@ def test_after_a_failure_nothing_is_written_until_the_state_was_read_anew(tmp_pa
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes are Unix'")
-def test_only_its_owner_may_read_the_log(tmp_path: Path) -> None:
+def test_log_is_readable_by_owner_only(tmp_path: Path) -> None:
     log = HubLog(tmp_path)
     log.put_member(MemberRecord(node="a", name="ann", role="friend", since=0.0))
     modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
@@ -94,7 +94,7 @@ def test_only_its_owner_may_read_the_log(tmp_path: Path) -> None:
     assert modes == {0o600}
 
 
-def test_a_newer_log_is_not_touched(tmp_path: Path) -> None:
+def test_newer_log_is_not_changed(tmp_path: Path) -> None:
     HubLog(tmp_path).close()
     with sqlite3.connect(tmp_path / "hub.db") as base:
         base.execute("PRAGMA user_version=99")
@@ -103,12 +103,12 @@ def test_a_newer_log_is_not_touched(tmp_path: Path) -> None:
         HubLog(tmp_path)
 
 
-def test_blobs_are_named_by_their_content_and_orphans_are_swept(tmp_path: Path) -> None:
+def test_blobs_are_named_by_content_and_orphans_are_swept(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
     name, other = blobs.put(b"hello"), blobs.put(b"orphan")
     assert blobs.put(b"hello") == name
     assert hash_file(blobs.path(name)) == name
-    with blobs.drafted() as draft:
+    with blobs.partial() as draft:
         draft.write(b"never kept")
     (tmp_path / "drafts" / "left").write_bytes(b"by a crash")
     assert blobs.sweep({name}) == 1
@@ -120,14 +120,14 @@ def test_blobs_are_named_by_their_content_and_orphans_are_swept(tmp_path: Path) 
             blobs.path(trick)
 
 
-def test_a_full_disk_is_said_plainly(tmp_path: Path) -> None:
+def test_full_disk_is_reported(tmp_path: Path) -> None:
     blobs = BlobStore(tmp_path)
-    with pytest.raises(HubError, match="space"), blobs.drafted():
+    with pytest.raises(HubError, match="space"), blobs.partial():
         raise OSError(28, "No space left on device")
     assert not os.listdir(tmp_path / "drafts")
 
 
-def test_steps_to_the_head() -> None:
+def test_steps_after_lead_to_head() -> None:
     versions = [_version(number, base=number % 4 == 0) for number in range(10)]
     assert steps_after(versions, 9) == ()
     assert [one.version for one in steps_after(versions, 7)] == [8, 9]
@@ -143,8 +143,8 @@ def test_steps_to_the_head() -> None:
     assert versions[5].step.sha256 in named
 
 
-def test_a_replica_is_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round that is committed while a mirror's answer is read is in all of it, or in nothing of it."""
+def test_replica_is_consistent_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that is committed while the replica is read is completely in it, or not at all."""
     log, writer = HubLog(tmp_path), HubLog(tmp_path)
     lease = ActiveLease("l", "a", 0, (SampleSpan(0, 0, 5),), 1.0, 0.0, 0.0)
     writer.transact([change(HubLog.put_version, _version(0, base=True)), change(HubLog.put_lease, lease)])
@@ -154,7 +154,7 @@ def test_a_replica_is_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def committed_meanwhile(self: HubLog, table: str, order: str, kind: type) -> tuple[object, ...]:
         tables.append(table)
         if table == "version":
-            changes = [change(HubLog.put_version, _version(1)), change(HubLog.end_lease, "l")]
+            changes = [change(HubLog.put_version, _version(1)), change(HubLog.delete_lease, "l")]
             writer.transact([*changes, change(HubLog.put_grant, grant)])
         return whole(self, table, order, kind)
 

@@ -1,5 +1,7 @@
-"""The hub's own description of its routes, against itself: what fits it and what nearly does, signed by the
-owner, by a member and by a stranger, is answered with a documented status, and nothing falls over."""
+"""Fuzz test of the hub with its own OpenAPI document.
+
+Valid and nearly valid requests, signed by the owner, a member and an unknown node, get documented statuses.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from hypothesis import strategies as st
 
 from barnraise.hub.protocol.messages import Problem, decode_message
 from barnraise.hub.protocol.signatures import sign_request, verify_response
-from barnraise.hub.web.openapi import describe
+from barnraise.hub.web.openapi import openapi_document
 from barnraise.identity import NodeKey
 from tests.unit.hub.attacked_hub import AttackedHub
 from tests.unit.hub.hub_process import plainly
 
-DESCRIBED = describe()
+DESCRIBED = openapi_document()
 SEEN = Counter[tuple[int, str, str]]()
 ROUTES = [(method, path) for path, methods in DESCRIBED["paths"].items() for method in methods]
 NONSENSE = (
@@ -38,7 +40,7 @@ NONSENSE = (
 
 
 def fitting(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
-    """Values of a schema, as far as the hub's messages use them."""
+    """Return values of a schema, as far as the hub's messages use schemas."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return st.deferred(lambda: fitting(DESCRIBED["components"]["schemas"][name]))
@@ -85,7 +87,7 @@ _KINDS: Mapping[str, Callable[[Mapping[str, Any]], st.SearchStrategy[Any]]] = {
 
 @st.composite
 def spoilt(draw: st.DrawFn, value: Any) -> Any:
-    """With one thing in it that is another, or is not there."""
+    """Change or remove one thing in a value."""
     if isinstance(value, dict) and value and draw(st.booleans()):
         key = draw(st.sampled_from(sorted(value)))
         rest = {name: one for name, one in value.items() if name != key}
@@ -98,7 +100,7 @@ def spoilt(draw: st.DrawFn, value: Any) -> Any:
 
 @st.composite
 def asked(draw: st.DrawFn) -> tuple[str, str, dict[str, str], str, bytes]:
-    """A method, the path as described, what stands for its names, the query and the body."""
+    """Draw a method, the described path, its parameters, the query and the body."""
     method, path = draw(st.sampled_from(ROUTES))
     route = DESCRIBED["paths"][path][method]
     names, query = {}, []
@@ -131,7 +133,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedHub]:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(asked=asked(), who=st.sampled_from(["owner", "member", "stranger"]), known=st.booleans())
-def test_every_route_keeps_to_its_description(
+def test_every_route_follows_openapi_document(
     scene: AttackedHub, asked: tuple[str, str, dict[str, str], str, bytes], who: str, known: bool
 ) -> None:
     method, path, names, query, body = asked
@@ -160,8 +162,8 @@ def test_every_route_keeps_to_its_description(
     assert "Traceback" not in scene.hub.said(), said
 
 
-def test_the_hub_goes_on_after_all_that(scene: AttackedHub) -> None:
-    """After the test above, in the same hub: honest members train on. And it was no idle test."""
+def test_hub_works_after_fuzzing(scene: AttackedHub) -> None:
+    """The test above must run before, on the same hub, and must have sent enough requests."""
     reached = {(method, path) for status, method, path in SEEN if status not in (401, 404)}
     assert len(reached) >= len(ROUTES) - 3, SEEN
     friend = scene.member("late")

@@ -1,4 +1,4 @@
-"""The picture of a run's members."""
+"""The picture of a run's members on the status page."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def _members(*samples: int) -> list[MemberRecord]:
 
 
 def _circles(picture: str) -> list[tuple[float, float, float]]:
-    """Of the members: the place and the radius."""
+    """Return position and radius of the members' circles."""
     _, *found = ElementTree.fromstring(picture).iter(f"{_SVG}circle")
     return [(float(one.attrib["cx"]), float(one.attrib["cy"]), float(one.attrib["r"])) for one in found]
 
 
-def test_an_area_is_a_share() -> None:
+def test_circle_area_is_share_of_samples() -> None:
     (_, _, large), (_, _, small) = _circles(draw_members(_members(400, 100), set()))
     assert large == pytest.approx(2 * small, rel=0.02)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 24, 25, 200])
-def test_none_covers_another_and_all_are_in_the_picture(count: int) -> None:
+def test_circles_do_not_overlap_and_fit_picture(count: int) -> None:
     circles = _circles(draw_members(_members(*[1000] * count), set()))
     assert len(circles) == count
     for place, (x, y, r) in enumerate(circles):
@@ -41,11 +41,11 @@ def test_none_covers_another_and_all_are_in_the_picture(count: int) -> None:
         assert all(math.dist((x, y), other[:2]) >= r + other[2] - 1e-6 for other in circles[:place])
 
 
-def test_whoever_has_nothing_yet_is_seen() -> None:
+def test_member_without_samples_is_visible() -> None:
     assert all(radius >= 1.5 for _, _, radius in _circles(draw_members(_members(0, 0, 5), {"n0"})))
 
 
-def test_a_name_is_no_markup() -> None:
+def test_member_name_is_escaped() -> None:
     evil = MemberRecord(node="n", name="<script>'\"&" * 30, role="region", since=0.0, quarantine="norm")
     root = ElementTree.fromstring(draw_members([evil, *_members(1)], {"n0"}))
     assert not list(root.iter("script"))

@@ -19,8 +19,8 @@ from barnraise.training.recovery.live_recovery import CommittedStep, JoiningWork
 class FakeGroup:
     """Shared memory of a recovery group; the group fails for all ranks when one of them leaves early."""
 
-    def __init__(self, members: int, joinings: int = 1) -> None:
-        self.world, self.members = members + joinings, members
+    def __init__(self, training_world: int, joinings: int = 1) -> None:
+        self.world, self.training_world = training_world + joinings, training_world
         self.lines: dict[tuple[int, int], queue.SimpleQueue[torch.Tensor]] = {}
         self.barrier = threading.Barrier(self.world)
         self.words: dict[int, bytes] = {}
@@ -58,7 +58,12 @@ class Coming:
 
 class FakeRank:
     def __init__(self, group: FakeGroup, rank: int, dies_after: int | None = None) -> None:
-        self.group, self.rank, self.world, self.members = group, rank, group.world, group.members
+        self.group, self.rank, self.world, self.training_world = (
+            group,
+            rank,
+            group.world,
+            group.training_world,
+        )
         self._dies_after = dies_after
 
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
@@ -128,7 +133,7 @@ def _in_thread(work: Callable[[], None]) -> threading.Thread:
 
 
 def test_stripes_from_all_donors_are_followed_by_results() -> None:
-    group, follower = FakeGroup(members=2), Follower()
+    group, follower = FakeGroup(training_world=2), Follower()
     donors = [StateDonor(_state(7), 7) for _ in range(2)]
     for rank, donor in enumerate(donors):
         donor.start(lambda rank=rank: FakeRank(group, rank))  # type: ignore[misc]
@@ -150,7 +155,7 @@ def test_stripes_from_all_donors_are_followed_by_results() -> None:
 
 @pytest.mark.parametrize("dying", [0, 1])
 def test_donor_dying_halfway_costs_only_its_stripe(dying: int) -> None:
-    group, follower = FakeGroup(members=2), Follower()
+    group, follower = FakeGroup(training_world=2), Follower()
     donors = [StateDonor(_state(3), 3) for _ in range(2)]
     for rank, donor in enumerate(donors):
         after = 8 if rank == dying else None
@@ -161,7 +166,7 @@ def test_donor_dying_halfway_costs_only_its_stripe(dying: int) -> None:
     assert had > 0
     left = donors[1 - dying]
     left.note_commit(_result(4))  # they went on meanwhile
-    again = FakeGroup(members=1)
+    again = FakeGroup(training_world=1)
     left.start(lambda: FakeRank(again, 0))
     thread = _in_thread(lambda: follower.recover(FakeRank(again, 1)))
     assert follower.near.wait(90)
@@ -174,7 +179,7 @@ def test_donor_dying_halfway_costs_only_its_stripe(dying: int) -> None:
 
 
 def test_joining_worker_with_state_resumes_replay() -> None:
-    group, follower = FakeGroup(members=1), Follower()
+    group, follower = FakeGroup(training_world=1), Follower()
     donor = StateDonor(_state(1), 1)
     donor.start(lambda: FakeRank(group, 0))
     thread = _in_thread(lambda: _until_broken(follower, FakeRank(group, 1)))
@@ -184,7 +189,7 @@ def test_joining_worker_with_state_resumes_replay() -> None:
         pass
     group.breaks()
     thread.join(90)
-    again = FakeGroup(members=1)
+    again = FakeGroup(training_world=1)
     donor.note_commit(_result(3))
     donor.start(lambda: FakeRank(again, 0))
     donor.finish()

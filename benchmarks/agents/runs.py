@@ -1,0 +1,103 @@
+"""Runs on real agents in the lab, started and watched as a person does: through the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.agents.machines import Machines
+from lab import LabProcess
+
+MARK = """\
+import os, time
+with open(os.path.join(os.environ["MARKS"], "first-" + os.environ["RANK"]), "w") as mark:
+    mark.write(repr(time.time()))
+"""
+
+
+class CommandLine:
+    """``barnraise ...`` typed on the hosts of a lab."""
+
+    def __init__(self, machines: Machines) -> None:
+        self.machines = machines
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "barnraise.cli.main", *words]
+
+    def start(self, place: int, *words: str, folder: Path | None = None) -> LabProcess:
+        """In the background; its output is kept."""
+        environment = self.machines.environment(place)
+        return self.machines.hosts[place].start(self.command(*words), env=environment, cwd=folder)
+
+    def run(
+        self, place: int, *words: str, folder: Path | None = None, timeout: float = 120.0
+    ) -> subprocess.CompletedProcess[str]:
+        """To its end, whatever the code."""
+        environment = self.machines.environment(place)
+        return self.machines.hosts[place].run(
+            self.command(*words), env=environment, cwd=folder, timeout=timeout, check=False
+        )
+
+
+def figures_in(printed: str) -> dict[str, Any]:
+    """What a program of `programs` found."""
+    found = re.search(r"FIGURES (\{.*\})", printed)
+    if found is None:
+        raise SystemExit(f"the program printed no figures:\n{printed}")
+    result: dict[str, Any] = json.loads(found[1])
+    return result
+
+
+def write_folder(folder: Path, script: str, files: int = 0, extra: Mapping[str, str] | None = None) -> None:
+    """A working folder: the script, and so many small modules beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train.py").write_text(script)
+    package = folder / "parts"
+    package.mkdir(exist_ok=True)
+    for number in range(files):
+        (package / f"part_{number:03}.py").write_text(f"# a module of the user's\nNUMBER = {number}\n" * 20)
+    for name, content in (extra or {}).items():
+        (folder / name).write_text(content)
+
+
+def first_lines(marks: Path, count: int, deadline_s: float) -> list[float]:
+    """When each of so many workers reached its script's first line, by the wall clock."""
+    end = time.monotonic() + deadline_s
+    while True:
+        try:
+            return [float((marks / f"first-{rank}").read_text()) for rank in range(count)]
+        except (FileNotFoundError, ValueError):
+            if time.monotonic() > end:
+                found = sorted(path.name for path in marks.iterdir())
+                raise AssertionError(f"only {found} began within {deadline_s:g} s") from None
+            time.sleep(0.02)
+
+
+def start_torchrun(
+    machines: Machines,
+    folders: Sequence[Path],
+    command: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+) -> list[LabProcess]:
+    """The same program under torch's own launcher, with Gloo between the hosts: one folder for each."""
+    first = machines.hosts[0].address
+    started = []
+    for place, folder in enumerate(folders):
+        host = machines.hosts[place]
+        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(folders))]
+        words += ["--node-rank", str(place), "--nproc-per-node", "1", "--local-addr", host.address]
+        words += ["--master-addr", first, "--master-port", "29511", *command]
+        environment = {
+            **machines.environment(place),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "eth0",  # all hosts of the lab have one name, which leads nowhere
+            **(variables or {}),
+        }
+        started.append(host.start(words, env=environment, cwd=folder))
+    return started

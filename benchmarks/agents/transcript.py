@@ -1,0 +1,369 @@
+"""What the documents show of a terminal, typed by a script into the real commands on lab hosts.
+
+    python -m benchmarks.agents.transcript                    print the sessions
+    python -m benchmarks.agents.transcript readme             only that one (or: cluster)
+    python -m benchmarks.agents.transcript readme --write     and put it into its document
+
+``cluster`` is docs/transcripts/first-cluster.txt: four machines pair, leave, die and return. ``readme`` is
+the first ten minutes of README.md: three machines train, one loses its power, the run is stopped and resumed.
+Tests type them again and compare, apart from what differs each time: ids, codes, figures, paths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from barnraise.agent_client.bootstrap import AGENT_LOG
+from benchmarks.agents.machines import REPOSITORY, Machines
+from benchmarks.agents.runs import CommandLine
+from lab import Lab, LabProcess
+
+CLUSTER = REPOSITORY / "docs" / "transcripts" / "first-cluster.txt"
+README = REPOSITORY / "README.md"
+TRAIN = REPOSITORY / "examples" / "train.py"
+NAMES = ("mac", "pc", "nas", "laptop")
+_CODE = re.compile(r"barnraise join (\d+-[a-z]+-[a-z]+)")
+_RUN = re.compile(r"barnraise: run (\S+)")
+_TEN_MINUTES = re.compile(r"(?<=^## Your first ten minutes\n).*?(?=^## )", re.MULTILINE | re.DOTALL)
+_SHOWN = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SCRIPT = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PATIENCE_S = 300.0
+_SAID_OR_NOT = (
+    r"^.* would be \S+ times as fast as these \d+ machines together: .*$",  # if they were measured so
+    r"^.* a virtual machine may need more processor time\.?$",  # the lab's own core was taken away
+    r"^ *more, in the repository: docs/doctor/stalls\.md$",
+    # where the cluster takes a moment
+    r"^The code was used by .* Waiting for the cluster to decide \.\.\.\n",
+    # where a machine is busy with something else
+    r"^barnraise: \w+: (fetching|waiting|it has not answered yet)\n",
+    r"^(\w+ )?member \d+ is too slow to be waited for .*\n",
+    # where another machine has a newer one
+    r"^\w+ resuming from the checkpoint of step .*\n",
+    # where it takes more than a moment
+    r"^barnraise: stopping: .*\n",
+    # where workers do not end within one moment
+    r"^(barnraise: generation \d+: \d+ workers?, because .*\n)+(?=barnraise: \d+ files? written by the script)",  # noqa: E501
+)
+
+
+class Session:
+    """What was typed where, and what came."""
+
+    def __init__(self, machines: Machines, folder: Path | None = None) -> None:
+        self._machines = machines
+        self._line = CommandLine(machines)
+        self._folder = folder
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines += ["", f"# {text}"]
+
+    def type(self, place: int, *words: str) -> str:
+        """Run a command to its end."""
+        window = self.open(place, *words)
+        window.close()
+        return window.output
+
+    def open(self, place: int, *words: str) -> Window:
+        """Type a command that goes on while others are typed elsewhere."""
+        self.lines += ["", f"{NAMES[place]}$ barnraise {' '.join(words)}"]
+        return Window(self, self._line.start(place, *words, folder=self._folder))
+
+    def pair(self, owner: int, joiner: int, *options: str) -> None:
+        """Two windows: one waits while the code is typed in the other."""
+        waiting = self.open(owner, "pair", *options)
+        waiting.show_until("good for one guess")
+        code = _CODE.search(waiting.output)
+        assert code is not None, waiting.output
+        self.type(joiner, "join", code[1])
+        self.lines.append(f"# and on {NAMES[owner]}:")
+        waiting.close()
+
+    def until(self, truth: Callable[[], bool], what: str) -> None:
+        self._machines.until(truth, _PATIENCE_S, what)
+
+    @contextlib.contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What is typed like something that was shown already."""
+        before = len(self.lines)
+        yield
+        del self.lines[before:]
+
+    def shorten(self, first: int, words: str) -> None:
+        """What the last command has printed, to so many lines and the one that has these words in it."""
+        begin = max(place for place, line in enumerate(self.lines) if "$ barnraise " in line) + 1
+        (kept,) = [line for line in self.lines[begin:] if words in line]
+        self.lines[begin + first :] = ["...", kept]
+
+
+class Window:
+    """A command at work, of which each line is shown once."""
+
+    def __init__(self, session: Session, process: LabProcess) -> None:
+        self._session = session
+        self._process = process
+        self._shown = 0
+
+    @property
+    def output(self) -> str:
+        return self._process.output()
+
+    def show_until(self, words: str, more: int = 1) -> None:
+        """Until so many further lines have these words in them; the last line shown is one of them."""
+
+        def found() -> int | None:
+            whole = self.output.rpartition("\n")[0].splitlines()
+            places = [place for place, line in enumerate(whole) if place >= self._shown and words in line]
+            return places[more - 1] + 1 if len(places) >= more else None
+
+        what = f"{words!r} appears in {' '.join(self._process.argv[3:])}"
+        self._session.until(lambda: found() is not None or self._process.poll() is not None, what)
+        end = found()
+        assert end is not None, f"it ended before {what}:\n{self.output}"
+        self._show(end)
+
+    def close(self) -> None:
+        """Wait for its end and show the rest."""
+        self._process.wait(120.0)
+        self._show(len(self.output.splitlines()))
+
+    def _show(self, end: int) -> None:
+        self._session.lines += self.output.rstrip().splitlines()[self._shown : end]
+        self._shown = end
+
+
+class Recording(NamedTuple):
+    """The whole file as it would be now, and how often agents say that they were stopped meanwhile."""
+
+    text: str
+    stalls: int
+
+
+def record_cluster() -> Recording:
+    """Four machines, from the first command to an unpaired laptop."""
+    with Lab(hosts=4) as lab, Machines(lab.hosts) as machines:
+        session = Session(machines)
+        session.say("Four machines on one network; nobody types an address.")
+        for place, name in enumerate(NAMES):
+            session.type(place, "up", "--detach")
+            session.type(place, "rename", name)
+        session.pair(0, 1)
+        session.pair(0, 2)
+        session.say("The friend's laptop becomes a guest.")
+        session.pair(0, 3, "--guest")
+        session.until(lambda: machines.agree(range(4)), "all agree")
+        session.until(lambda: machines.are_links_measured(6), "all links are measured")
+        session.type(0, "status")
+        session.type(0, "status", "--graph")
+        session.type(2, "nodes")
+        session.type(1, "doctor")
+        session.say("The laptop leaves.")
+        session.type(3, "down")
+        session.until(lambda: machines.agree([0, 1, 2]), "the others go on without it")
+        session.type(0, "status")
+        session.say("The mac, which coordinates, loses its power.")
+        os.kill(machines.status(0).pid, signal.SIGKILL)
+        session.until(lambda: machines.agree([1, 2]), "the others go on without it")
+        session.type(1, "status")
+        session.say("It comes back by itself.")
+        session.type(0, "up", "--detach")
+        session.until(lambda: machines.agree([0, 1, 2]), "mac is back")
+        session.type(1, "status")
+        session.say("The laptop is not wanted any more; it cannot return.")
+        session.type(0, "unpair", "laptop", "--yes")
+        session.type(0, "nodes")
+        session.say("A wrong code is burned after one guess. (The laptop starts anew first.)")
+        session.type(3, "up", "--detach")
+        session.type(3, "leave", "--yes")
+        session.type(3, "up", "--detach")
+        code = session.type(0, "pair", "--no-wait")
+        found = _CODE.search(code)
+        assert found is not None
+        number, first, second = found[1].split("-")
+        session.type(3, "join", f"{number}-{second}-{first}")
+        for place in range(4):
+            session.type(place, "down")
+        return Recording(_plain("\n".join(session.lines).strip() + "\n", machines), _stalls(machines))
+
+
+def record_readme() -> Recording:
+    """The README as it would be with what the commands print now."""
+    with (
+        tempfile.TemporaryDirectory(prefix="by-t-") as room,
+        Lab(hosts=3) as lab,
+        Machines(lab.hosts) as machines,
+    ):
+        folder = Path(room) / "spiral"
+        folder.mkdir()
+        shutil.copy(TRAIN, folder)
+        machines.extra["OMP_NUM_THREADS"] = "1"  # the hosts share the cores of one machine
+        blocks = [_plain(block, machines) for block in _ten_minutes(lab, machines, folder)]
+        stalls = _stalls(machines)
+    return Recording(_with_blocks(README.read_text(encoding="utf-8"), blocks), stalls)
+
+
+def _stalls(machines: Machines) -> int:
+    logs = [machines.state(place) / AGENT_LOG for place in range(len(machines.hosts))]
+    return sum(log.read_text(errors="replace").count("asleep or stopped") for log in logs if log.exists())
+
+
+def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
+    """One block after the other."""
+    session = Session(machines, folder)
+
+    def block() -> str:
+        shown = "\n".join(session.lines).strip() + "\n"
+        session.lines.clear()
+        return shown
+
+    _start(session, machines, 0)
+    with session.unseen():
+        _start(session, machines, 1)
+        _start(session, machines, 2)
+    yield block()
+    session.pair(0, 1)
+    yield block()
+    with session.unseen():
+        session.pair(0, 2)
+    session.until(lambda: machines.agree(range(3)), "all agree")
+    session.until(lambda: machines.are_links_measured(3), "all links are measured")
+    session.type(0, "status")
+    session.type(0, "doctor")
+    session.shorten(3, " fine, ")
+    yield block()
+    view = session.open(0, "run", "train.py")
+    view.show_until("epoch", 3)
+    session.lines.append("# The nas loses its power.")
+    nas = lab.hosts[2]
+    for other in lab.hosts[:2]:
+        lab.cut(other, nas)  # a machine without power does not even refuse
+    nas.kill_all()
+    view.show_until("is gone")
+    view.show_until("epoch", 2)
+    yield block()
+    found = _RUN.search(view.output)
+    assert found is not None, view.output
+    run = found[1]
+    session.type(1, "ps")
+    session.type(1, "logs", run)
+    session.type(1, "stop", run)
+    session.lines.append("# and on mac:")
+    view.close()
+    yield block()
+    resumed = _RUN.search(session.type(0, "resume", run))
+    assert resumed is not None
+    yield block()
+    session.type(0, "export", resumed[1], "spiral-model")
+    yield block()
+
+
+def _start(session: Session, machines: Machines, place: int) -> None:
+    """Hosts of a lab share one host name, so each is told the one that it stands for."""
+    session.type(place, "up", "--detach")
+    machines.rename(place, NAMES[place])
+
+
+def ten_minutes(readme: str) -> str:
+    """What that README shows of terminals."""
+    return "\n".join(_SHOWN.findall(_section(readme)))
+
+
+def shown_script(readme: str) -> str:
+    found = _SCRIPT.search(_section(readme))
+    assert found is not None, "the README shows no script"
+    return found[1]
+
+
+def _section(readme: str) -> str:
+    found = _TEN_MINUTES.search(readme)
+    assert found is not None, "the README has no first ten minutes, or nothing after them"
+    return found[0]
+
+
+def _with_blocks(readme: str, blocks: list[str]) -> str:
+    section = _section(readme)
+    assert len(_SHOWN.findall(section)) == len(blocks), f"the README needs {len(blocks)} blocks of a terminal"
+    rest = iter(blocks)
+    filled = _SHOWN.sub(lambda _: f"```console\n{next(rest)}```", section)
+    filled = _SCRIPT.sub(lambda _: f"```python\n{TRAIN.read_text(encoding='utf-8')}```", filled)
+    return readme.replace(section, filled)
+
+
+def normal(text: str) -> list[str]:
+    """What must be the same each time: the words. Not figures, nor their order in the picture."""
+    text = re.sub(r"[0-9A-Z]{4}(-[0-9A-Z]{4})+", "ID", text)
+    text = re.sub(r"\b\d+-[a-z]+-[a-z]+\b", "CODE", text)
+    text = re.sub(r"\btrain-[0-9a-z]{4}\b", "RUN", text)
+    text = re.sub(r"cluster [0-9a-f]{8}", "cluster CLUSTER", text)
+    text = re.sub(r"^[A-D]  ", "LETTER  ", text, flags=re.MULTILINE)
+    text = re.sub(r"^(LETTER +\w+ +).* \(cpu\)", r"\1PROCESSOR (cpu)", text, flags=re.MULTILINE)
+    text = re.sub(r"^[^A-Za-z0-9#]*[●○◉═─│┃╌┄┼ ]{3,}", "RUNG ", text, flags=re.MULTILINE)
+    for words in _SAID_OR_NOT:
+        text = re.sub(words, "", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<=, which is on )\w+(, \w+)*", "WHERE", text)
+    text = re.sub(r"(?<=machines )\d$", lambda count: "I" * int(count[0]), text, flags=re.MULTILINE)
+    text = re.sub(r" +slowest$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\b(fd00::|10\.80\.)[0-9a-f.:]+", "N", text)
+    text = re.sub(r"^(ok|warn) +(disk|sleep|stalls|torch|firewall|gpu) .*", r"\2", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<=GiB), [0-9.]+ TFLOPS", "", text)  # appears once the first measurement is in
+    text = re.sub(r"; Intel.*|linux x86_64.*", "HARDWARE", text)
+    text = re.sub(r"\d+(\.\d+)*(e[+-]\d+)?", "N", text)
+    text = re.sub(r"N (ms|us|µs|s|min)\b", "N", text)
+    text = re.sub(r"\bN [GMk]bit/s", "N", text)
+    text = re.sub(r"\bN (warning|failure)s?\b", r"N \1", text)
+    # What is measured of a link appears when it has been.
+    text = re.sub(r"\b(here|away|this machine)(\s+(N|-)(?=\s))+", r"\1", text)
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    # How many epochs pass until something else happens differs.
+    once = dict.fromkeys(line for line in lines if " epoch " in line)
+    return sorted([*once, *(line for line in lines if line not in once)])
+
+
+def _plain(text: str, machines: Machines) -> str:
+    """The lab's paths as a reader would have them."""
+    for place, name in enumerate(NAMES[: len(machines.hosts)]):
+        text = text.replace(str(machines.state(place)), f"/home/{name}/.local/state/barnraise")
+    return text
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file that shows a session, and how the session is made."""
+
+    file: Path
+    record: Callable[[], Recording]
+    shown: Callable[[str], str]  # of the file, what is shown of terminals
+
+
+DOCUMENTS = {
+    "cluster": Document(CLUSTER, record_cluster, str),
+    "readme": Document(README, record_readme, ten_minutes),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("which", nargs="?", choices=DOCUMENTS, help="one of them (default: all)")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    for document in [DOCUMENTS[options.which]] if options.which else DOCUMENTS.values():
+        text = document.record().text
+        print(document.shown(text), flush=True)
+        if options.write:
+            document.file.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

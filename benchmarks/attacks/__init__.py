@@ -1,0 +1,1 @@
+"""Attacks on running agents, runs, checkpoints and parsers; lab tests use them."""

@@ -1,0 +1,62 @@
+"""Attacks on running agents: the tool box of somebody in the house who is not of the cluster, or wants more.
+
+    python -m benchmarks.attacks NAME '{"argument": value}'
+    python -m benchmarks.attacks serve '{"path": "/tmp/attacker", "seconds": 300}'
+
+The second form takes attacks over a Unix socket, as lines of JSON; ``tests/lab/test_attacks.py`` uses it in
+hosts of the lab. Every attack ends by itself and tells as JSON what came of it. They are in ``stranger`` and,
+if they need a member's key, in ``insider``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+from benchmarks.attacks import guest, outsider
+from benchmarks.attacks.registry import ATTACKS, READY, Result
+
+LIMIT_S = 180.0
+AUTHORS = (outsider, guest)  # importing them makes their attacks known
+
+
+async def serve(path: str, seconds: float) -> Result:
+    """Run what is asked for, several at a time, for so long."""
+
+    async def answer(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        def say(words: object) -> None:
+            sink.write(json.dumps(words).encode() + b"\n")
+
+        READY.set(lambda: say("ready"))
+        try:
+            name, arguments = json.loads(await source.readline())
+            say(await _run(name, arguments))
+        except Exception:  # noqa: BLE001  # whoever asked should see it
+            say({"failed": traceback.format_exc()})
+        sink.close()
+
+    async with await asyncio.start_unix_server(answer, path):
+        await asyncio.sleep(seconds)
+    return {}
+
+
+async def _run(name: str, arguments: dict[str, Any]) -> Result:
+    return await asyncio.wait_for(ATTACKS[name](**arguments), LIMIT_S)
+
+
+def main() -> int:
+    name, arguments = sys.argv[1], json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    os.nice(5)  # in a real house the attacker has a processor of his own
+    most = arguments["seconds"] if name == "serve" else LIMIT_S
+    signal.alarm(int(most) + 5)  # should the loop itself hang
+    print(json.dumps(asyncio.run(serve(**arguments) if name == "serve" else _run(name, arguments))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,357 @@
+"""Attacks by guests of the cluster: their keys and links are good, what they say is not.
+
+Run by ``benchmarks.attacks``. A guest may say that it lives and where; it decides nothing, speaks for nobody
+else, and is believed nothing about others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import struct
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from barnraise.agent import protocol
+from barnraise.agent.cluster import link_probe
+from barnraise.core.errors import BarnraiseError
+from barnraise.identity import NodeId, NodeKey, delegate
+from barnraise.identity.trust import AdmitMember, RevokeMember, TrustLog, _signed, decode_entry, encode_entry
+from barnraise.membership.consensus.paxos import (
+    PaxosAccept,
+    PaxosAccepted,
+    PaxosBallot,
+    PaxosDecision,
+    PaxosPrepare,
+    PaxosPromise,
+    PaxosReject,
+)
+from barnraise.membership.messages import (
+    CatchUpRequest,
+    DecisionMessage,
+    Goodbye,
+    Heartbeat,
+    Message,
+    TrustProposal,
+)
+from barnraise.membership.view import MembershipView, PresentMember, decide, read_view
+from barnraise.topology import LinkFacts
+from barnraise.transport.control.agent_tls import AGENT_RUN, AgentTls
+from barnraise.transport.control.dial import ControlConnection, dial_agent
+from barnraise.transport.control.framing import ControlFrameKind, encode_control
+from barnraise.transport.listener.preface import ROUTE_AGENT, target_of
+from benchmarks.attacks.registry import READY, Result, attack
+
+_BEAT_S = 0.3
+_STALLED_S = 1.2
+SELVES = 8  # so often a guest becomes another one
+_CUT_S = 30.0  # a cut comes at once, but an agent may stand still
+_HUGE = 2**53
+
+Agents = Sequence[tuple[str, int, str]]
+Lie = Callable[[], dict[str, Any]]
+
+
+class Guest:
+    """A guest without an agent: it beats as one of ours would, except for what it lies about."""
+
+    def __init__(self, keep: str, agents: Agents) -> None:
+        self.key = NodeKey.load_or_create(Path(keep) / "key")
+        lines = (Path(keep) / "log").read_text().split()
+        self.log = TrustLog.read(decode_entry(bytes.fromhex(line)) for line in lines)
+        self.agents = {NodeId(bytes.fromhex(node)): (host, port) for host, port, node in agents}
+        self.incarnation = os.urandom(16)
+        self.links: dict[NodeId, ControlConnection] = {}
+        self.heard: dict[NodeId, Heartbeat] = {}
+        self.members: tuple[bytes, ...] = ()
+        credentials = delegate(self.key, run=AGENT_RUN, worker=self.incarnation)
+        self.tls = AgentTls(credentials, lambda: self.agents)
+        self.dialled = 0
+        self.lies: Lie = dict
+        self.stalled = 0  # how often it stood still for so long that others may think it dead
+        self._beaten_at: float | None = None
+        self._serials = itertools.count(1)
+
+    @property
+    def me(self) -> PresentMember:
+        return PresentMember(self.key.id.raw, self.incarnation, votes=False)
+
+    async def dial(self, node: NodeId, route: int = ROUTE_AGENT) -> ControlConnection:
+        host, port = self.agents[node]
+        self.dialled += 1
+        return await dial_agent(
+            host,
+            port,
+            route=route,
+            target=target_of(node),
+            secret=self.log.secret,
+            tls=self.tls,
+            expect=node,
+            on_message=self._received,
+            on_closed=lambda link, why: None,
+        )
+
+    def _received(self, link: ControlConnection, message: bytes) -> None:
+        if message[:1] == protocol.MEMBERSHIP:
+            found = protocol.decode_membership(message[1:])
+            if isinstance(found, Heartbeat):
+                self.heard[link.peer.node] = found
+            elif isinstance(found, DecisionMessage):
+                self.members = read_view(found.decision).nodes
+
+    async def enter(self) -> None:
+        """Into the view, as an honest guest would."""
+        for _ in range(600):
+            await self.live(0.1, 0.1)
+            if self.key.id.raw in self.members:
+                return
+
+    async def live(self, seconds: float, pause_s: float = _BEAT_S) -> None:
+        """Beat, with the lies of the moment."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while loop.time() < end:
+            self.stalled += self._beaten_at is not None and loop.time() - self._beaten_at > _STALLED_S
+            self._beaten_at = loop.time()
+            for node in self.agents:
+                words = self._beat(node)
+                await self.say(node, [] if words is None else [words])
+            await asyncio.sleep(pause_s)
+
+    def _beat(self, node: NodeId) -> bytes | None:
+        """What it says to this agent now; nothing before the agent has beaten first."""
+        heard = self.heard.get(node)
+        if heard is None:
+            return None
+        honest = Heartbeat(
+            me=self.me,
+            serial=next(self._serials),
+            echo=heard.serial,
+            held_us=0,
+            branch=heard.branch,
+            number=heard.number,
+            view=heard.view,
+            log_length=heard.log_length,
+            log_head=heard.log_head,
+        )
+        return protocol.encode_membership(msgspec.structs.replace(honest, **self.lies()))
+
+    async def say(self, node: NodeId, messages: Iterable[bytes]) -> None:
+        """Over the link to this agent, made anew if it was cut."""
+        try:
+            link = self.links.get(node)
+            if link is None or link.closed is not None:
+                link = self.links[node] = await self.dial(node)
+            for message in messages:
+                link.send(message)
+                if link.queued > 1 << 20:
+                    await link.drain(5.0)
+                if link.closed is not None:
+                    return
+        except BarnraiseError:
+            await asyncio.sleep(0.05)
+
+    async def leave(self) -> None:
+        self.lies = dict
+        for node in self.agents:
+            await self.say(node, [protocol.encode_membership(Goodbye(self.incarnation))])
+        await asyncio.sleep(0.5)
+        for link in self.links.values():
+            link.close("it leaves")
+
+
+@attack
+async def guest_decides(keep: str, agents: Agents, friend: str, times: int) -> Result:
+    """Act as an owner: propose, vote, announce, admit a friend, remove others, and tell them so."""
+    guest = Guest(keep, agents)
+    await guest.enter()
+    for _ in range(times):
+        for node in guest.agents:
+            words = _decisions(guest, node, bytes.fromhex(friend))
+            await guest.say(node, map(protocol.encode_membership, words))
+        await guest.live(0.01, 0.01)
+    for node in guest.agents:
+        await guest.say(node, [protocol.REMOVED])
+    await guest.live(1.0)
+    await guest.leave()
+    return {"dialled": guest.dialled, "stalled": guest.stalled}
+
+
+def _decisions(guest: Guest, node: NodeId, friend: bytes) -> list[Message]:
+    heard, key, log = guest.heard[node], guest.key, guest.log
+    ballot = PaxosBallot(_HUGE, key.id.raw)
+    alone = MembershipView(
+        (PresentMember(key.id.raw, guest.incarnation, votes=True),), len(log), (), why="because I say so"
+    )
+    coup = decide(PaxosDecision(heard.branch, heard.number, bytes(32), (), b""), heard.view, alone)
+    branch = msgspec.structs.replace(coup, branch=heard.branch + 1)
+    admits = _signed(key, len(log), log.head, AdmitMember(node=friend, role="owner", name="friend"))
+    removes = _signed(key, len(log), log.head, RevokeMember(node=node.raw, secret=os.urandom(32)))
+    return [
+        PaxosPrepare(heard.view, ballot),
+        PaxosPromise(heard.view, ballot, None),
+        PaxosAccept(ballot, coup),
+        PaxosAccepted(heard.view, ballot),
+        PaxosReject(heard.view, ballot, ballot),
+        DecisionMessage(coup),
+        DecisionMessage(branch, 0, tuple(map(encode_entry, log.entries))),
+        CatchUpRequest(0),
+        TrustProposal(encode_entry(admits)),
+        TrustProposal(encode_entry(removes)),
+    ]
+
+
+@attack
+async def guests_lie(keeps: Sequence[str], agents: Agents, away: str, lie: str, cue: str) -> Result:
+    """Several guests tell one kind of untruth in their beats, until the cue is there."""
+    guests = [Guest(keep, agents) for keep in keeps]
+    await _together(guest.enter() for guest in guests)
+    for guest in guests:
+        guest.lies = _lie(guest, bytes.fromhex(away), lie)
+    READY.get()()
+    pause = {"another history": 0.05, "another self": 0.2}.get(lie, _BEAT_S)
+    for _ in range(240):
+        await _together(guest.live(0.5, pause) for guest in guests)
+        if Path(cue).exists():
+            break
+    await _together(guest.leave() for guest in guests)
+    return {
+        "dialled": sum(guest.dialled for guest in guests),
+        "stalled": sum(guest.stalled for guest in guests),
+    }
+
+
+def _lie(guest: Guest, away: bytes, lie: str) -> Lie:
+    owners = tuple(node.raw for node in guest.agents)
+    nobody = PresentMember(os.urandom(32), os.urandom(16))
+    again = tuple(PresentMember(node, os.urandom(16)) for node in owners)
+    visitors = (nobody, PresentMember(away, os.urandom(16)), *again)
+    turns = itertools.count()
+    histories: list[dict[str, Any]] = [
+        {"number": _HUGE, "view": os.urandom(32), "log_length": 4096},
+        {},
+        {"branch": _HUGE, "log_length": 4096, "log_head": os.urandom(32)},
+        {"view": os.urandom(32)},
+        {},
+        {"log_head": os.urandom(32), "log_length": 1},
+    ]
+    masks = [*owners[1:], away, nobody.node]
+
+    def other_self() -> dict[str, Any]:
+        # To each agent the same, and for longer than one that gathers arrivals waits.
+        turn = min(next(turns) // len(owners), SELVES)
+        return {"me": msgspec.structs.replace(guest.me, works=bool(turn % 2))}
+
+    kinds: dict[str, Lie] = {
+        "one is dead": lambda: {"suspects": owners[1:2]},
+        "all are dead": lambda: {"suspects": tuple(sorted(owners))},
+        "visitors": lambda: {"visitors": visitors},
+        "another history": lambda: histories[next(turns) % len(histories)],
+        "another name": lambda: {"me": PresentMember(masks[next(turns) // 12 % len(masks)], os.urandom(16))},
+        "another self": other_self,
+        "another time": lambda: {"held_us": _HUGE, "echo": _HUGE},
+    }
+    return kinds[lie]
+
+
+@attack
+async def guest_babbles(keep: str, agents: Agents, times: int) -> Result:
+    """What no agent sends: unknown kinds, nests, lengths. Each ends the link, and the guest comes again."""
+    guest = Guest(keep, agents)
+    deep = b"\x91" * 100_000 + b"\xc0"
+    kinds = (protocol.MEMBERSHIP, protocol.GREETING, protocol.TRAIN, protocol.SURVEY, protocol.BOARD)
+    words = [b"", b"\x00", b"zzz", *(kind + deep for kind in kinds), *kinds]
+    words += [kind + b"\xff" * 200 for kind in kinds]
+    frames = [encode_control(ControlFrameKind.MESSAGE, word) for word in words]
+    frames += [struct.pack("<IB", 2**31, 0), struct.pack("<IB", 2**32 - 1, 1), struct.pack("<IB", 5, 77)]
+    frames += [encode_control(ControlFrameKind.OPEN, bytes(7))]
+    left_open = 0
+    for _ in range(times):
+        for frame in frames:
+            ends = await asyncio.gather(*(_is_cut_for(guest, node, frame) for node in guest.agents))
+            left_open += ends.count(False)
+    return {"said": times * len(frames), "left_open": left_open}
+
+
+async def _is_cut_for(guest: Guest, node: NodeId, frame: bytes) -> bool:
+    link = await guest.dial(node)
+    assert link._transport is not None
+    link._transport.write(link._session.encrypt(frame))
+    if await is_closed(link):
+        return True
+    link.close("it took it")
+    return False
+
+
+async def is_closed(link: ControlConnection) -> bool:
+    """Whether the other side ends it before long."""
+    end = asyncio.get_running_loop().time() + _CUT_S
+    while link.closed is None and asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(0.01)
+    return link.closed is not None
+
+
+@attack
+async def guest_links(keep: str, agents: Agents, links: int) -> Result:
+    """Open ever more links with one key."""
+    guest = Guest(keep, agents)
+    await guest.enter()
+    opened: list[ControlConnection] = []
+    for _ in range(links):
+        with contextlib.suppress(BarnraiseError):
+            opened += await asyncio.gather(*map(guest.dial, guest.agents))
+        await guest.live(0.01, 0.01)
+    await guest.live(1.5)
+    still = sum(link.closed is None for link in opened)
+    for link in opened:
+        link.close("over")
+    await guest.leave()
+    return {"opened": len(opened), "open_still": still, "stalled": guest.stalled}
+
+
+@attack
+async def guest_measures(keep: str, agents: Agents, crumbs: int) -> Result:
+    """A measurement in crumbs, answers that nobody asked for, and figures of others' links."""
+    guest = Guest(keep, agents)
+    await guest.enter()
+    victim, names = next(iter(guest.agents)), sorted(node.raw.hex() for node in guest.agents)
+    facts = [LinkFacts(a=a, b=b, rtt_s=99.0, mbps=0.1) for a, b in itertools.combinations(names, 2)]
+    crumb = link_probe._encode(link_probe.ProbeChunk(7, b"x"))
+    strange = [
+        link_probe._encode(link_probe.ProbeReceipt(1, 1)),
+        link_probe._encode(link_probe.LinkReport(tuple(facts))),
+    ]
+    for _ in range(crumbs // 500):
+        await guest.say(victim, [crumb] * 500 + strange)
+        with contextlib.suppress(BarnraiseError):
+            await guest.links[victim].ping(5.0)  # no faster than it is taken
+        await guest.live(0.001, 0.001)
+    await guest.live(0.5)
+    await guest.leave()
+    return {"dialled": guest.dialled, "stalled": guest.stalled}
+
+
+@attack
+async def guest_greets(keep: str, agents: Agents, names: int) -> Result:
+    """Ever new names, each of which others keep on their disks, and some that command a terminal."""
+    guest = Guest(keep, agents)
+    await guest.enter()
+    addresses = tuple(f"192.0.2.{number}" for number in range(16))
+    for number in range(names):
+        name = f"\x1b[31mh{number}\x07" if number % 4 == 3 else f"guest {number}"
+        greeting = protocol.encode_hello(protocol.PeerHello(name, "9.9", addresses, 9, 4096))
+        for node in guest.agents:
+            await guest.say(node, [greeting])
+        await guest.live(0.01, 0.01)
+    await guest.live(1.0)
+    await guest.leave()
+    return {"dialled": guest.dialled, "stalled": guest.stalled}
+
+
+async def _together(works: Iterable[Awaitable[None]]) -> None:
+    await asyncio.gather(*works)

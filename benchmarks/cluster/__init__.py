@@ -1,0 +1,1 @@
+"""Benchmarks of the cluster: agents, the start of a run, and the transfer of data sets."""

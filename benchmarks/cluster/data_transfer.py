@@ -1,0 +1,123 @@
+"""How fast a data set reaches three machines from a fourth at 1 Gbit/s, and what its sender has to send.
+
+    python -m benchmarks.cluster.data_transfer --quick     1 GB, twice
+    python -m benchmarks.cluster.data_transfer             1 GB, five times
+
+The time is from the beginning of the run until the last machine has every byte on its disk, checked; packing
+on the sender comes before. With peers that forward to peers the sender's line allows its whole rate to each
+of them: that is what the speed is divided by. The last line is one JSON object of figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from barnraise.agent_client.run_requests import RunsRequest, RunsResponse, WatchRequest, WatchResponse
+from benchmarks.agents.machines import Machines
+from benchmarks.agents.runs import CommandLine, write_folder
+from benchmarks.report import environment_line, last_line, table
+from lab import Lab
+
+HOSTS = 4
+RATE_BITS = 1e9
+SIZE = 1_000_000_000
+FILE = 50_000_000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    print(environment_line())
+    rows = []
+    with (
+        tempfile.TemporaryDirectory(prefix="by-ship-") as room,
+        Lab(hosts=HOSTS, rate="1gbit") as lab,
+        Machines(lab.hosts) as machines,
+    ):
+        machines.form()
+        for number in range(2 if options.quick else 5):
+            rows.append(_once(machines, Path(room), number))
+            print(table(["seconds", "sent over size", "CPU seconds"], [rows[-1]]), flush=True)
+    seconds = statistics.median(row[0] for row in rows)
+    ideal = SIZE * 8 / RATE_BITS
+    last_line(
+        {
+            "ship_seconds": seconds,
+            "ship_share_of_link": ideal / seconds,
+            "ship_sent_over_size": statistics.median(row[1] for row in rows),
+            "ship_cpu_seconds": statistics.median(row[2] for row in rows),
+            "ship_seconds_spread": [min(row[0] for row in rows), max(row[0] for row in rows)],
+        }
+    )
+    return 0
+
+
+def _once(machines: Machines, room: Path, number: int) -> tuple[float, float, float]:
+    data, project = room / f"data{number}", room / f"project{number}"
+    data.mkdir()
+    for part in range(SIZE // FILE):
+        (data / f"part{part:03}.bin").write_bytes(os.urandom(FILE))
+    write_folder(project, "print('here')\n")
+    line = CommandLine(machines)
+    known = {row.run for row in machines.ask(0, RunsRequest(), RunsResponse).runs}
+    before = _sent(machines), _cpu(machines)
+    running = line.start(0, "run", "--data", f"blob={data}", "--wait", "60s", "train.py", folder=project)
+    run = _new_run(machines, known)
+    begin = time.monotonic()
+    while not _all_here(machines, run):
+        if time.monotonic() - begin > 300:
+            raise SystemExit(f"it did not arrive: {running.output()}")
+        time.sleep(0.05)
+    took = time.monotonic() - begin
+    after = _sent(machines), _cpu(machines)
+    if running.wait(120) != 0:
+        raise SystemExit(running.output())
+    for path in data.iterdir():
+        path.unlink()
+    return took, (after[0] - before[0]) / SIZE, after[1] - before[1]
+
+
+def _new_run(machines: Machines, known: set[str]) -> str:
+    while True:
+        new = [row.run for row in machines.ask(0, RunsRequest(), RunsResponse).runs if row.run not in known]
+        if new:
+            return new[0]
+        time.sleep(0.02)
+
+
+def _all_here(machines: Machines, run: str) -> bool:
+    told = machines.ask(0, WatchRequest(run=run, wait_s=0), WatchResponse)
+    stages = {part.stage for part in told.parts}
+    return bool(told.workers) or stages <= {"ready", "running", "ended"}
+
+
+def _sent(machines: Machines) -> int:
+    text = machines.hosts[0].run(["cat", "/proc/net/dev"]).stdout
+    card = next(line for line in text.splitlines() if line.strip().startswith("eth0"))
+    return int(card.split(":")[1].split()[8])
+
+
+def _cpu(machines: Machines) -> float:
+    """Of all agents together."""
+    total = 0.0
+    for host in machines.hosts:
+        for pid in host.pids():
+            try:
+                times = psutil.Process(pid).cpu_times()
+            except psutil.Error:
+                continue
+            total += times.user + times.system
+    return total
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Benchmarks of the collectives against Gloo, of algorithms and of codecs."""

@@ -1,0 +1,1 @@
+"""Benchmarks of the hub: load, crashes, hostile members, and friends behind routers."""

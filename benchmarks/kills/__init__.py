@@ -1,0 +1,1 @@
+"""Benchmarks of dead and silent ranks in the collectives."""

@@ -1,0 +1,1 @@
+"""Benchmark of the planner: its predictions against measured steps."""

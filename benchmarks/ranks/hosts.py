@@ -1,0 +1,255 @@
+"""Starting ranks on lab hosts (or on this machine) and talking to them.
+
+Importing torch costs about two CPU-seconds, which would drown every figure taken beside it. So each
+host runs one *nursery* that imports torch once and forks ranks on request. A forked rank connects back
+to the driver's Unix socket (network namespaces do not divide the file system) and then executes
+commands: one JSON object per line in, one per line out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import Popen
+from types import TracebackType
+from typing import Any, Protocol
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+START_SECONDS = 90.0
+PROCESS_ENVIRONMENT = {
+    "PYTHONPATH": f"{REPOSITORY / 'src'}{os.pathsep}{REPOSITORY}",
+    "PYTHONUNBUFFERED": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+Answer = Any
+"""What a rank answered, already parsed from JSON."""
+
+
+class RankError(RuntimeError):
+    """A rank answered with an error, died, or did not answer in time."""
+
+
+class Host(Protocol):
+    """What a benchmark needs of a machine; the lab's hosts and ``ThisMachine`` have it."""
+
+    address: str
+
+    def start(self, argv: Sequence[str | Path], env: Mapping[str, str] | None = None) -> object: ...
+
+
+class ThisMachine:
+    """The machine the driver runs on, for runs without root: loopback only, nothing shaped."""
+
+    def __init__(self) -> None:
+        self.address = "127.0.0.1"
+
+    def start(self, argv: Sequence[str | Path], env: Mapping[str, str] | None = None) -> Popen[bytes]:
+        return Popen([str(word) for word in argv], env={**os.environ, **(env or {})})
+
+
+class Line:
+    """JSON lines over a stream socket, with deadlines."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+        self._received = b""
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self._stream.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self, timeout: float | None) -> dict[str, Any] | None:
+        """The next message, or None at the end of the stream; raises TimeoutError."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while b"\n" not in self._received:
+            self._stream.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
+            piece = self._stream.recv(1 << 20)
+            if not piece:
+                return None
+            self._received += piece
+        head, self._received = self._received.split(b"\n", 1)
+        message: dict[str, Any] = json.loads(head)
+        return message
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+@dataclass
+class Rank:
+    """One long-lived worker process, seen from the driver."""
+
+    label: str
+    host: int
+    pid: int
+    line: Line
+
+    def tell(self, do: str, **arguments: Any) -> None:
+        try:
+            self.line.send({"do": do, **arguments})
+        except OSError as error:
+            raise RankError(f"{self.label}: gone before it could be told to {do}: {error}") from error
+
+    def answer(self, timeout: float = 120.0) -> Answer:
+        try:
+            reply = self.line.receive(timeout)
+        except TimeoutError as error:
+            raise RankError(f"{self.label}: no answer in {timeout:.0f} s") from error
+        except OSError as error:
+            raise RankError(f"{self.label}: {error}") from error
+        if reply is None:
+            raise RankError(f"{self.label}: ended without an answer")
+        if "error" in reply:
+            raise RankError(f"{self.label}: {reply['error']}")
+        return reply["ok"]
+
+    def ask(self, do: str, *, timeout: float = 120.0, **arguments: Any) -> Answer:
+        self.tell(do, **arguments)
+        return self.answer(timeout)
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def end(self) -> None:
+        self.line.close()
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def ask_all(ranks: Sequence[Rank], do: str, /, *, timeout: float = 120.0, **arguments: Any) -> list[Answer]:
+    """The same command to all, together; their answers in order."""
+    for rank in ranks:
+        rank.tell(do, **arguments)
+    return [rank.answer(timeout) for rank in ranks]
+
+
+class Fleet:
+    """Nurseries on some hosts and the ranks forked from them."""
+
+    def __init__(
+        self, hosts: Sequence[Host], directory: Path, environments: Sequence[Mapping[str, str]]
+    ) -> None:
+        self.hosts = hosts
+        self.directory = directory
+        self._environments = environments
+        self._nurseries: list[Line] = []
+        self._ranks: list[Rank] = []
+        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._path = directory / f"driver-{secrets.token_hex(3)}.sock"
+
+    def __enter__(self) -> Fleet:
+        self._door.bind(str(self._path))
+        self._door.listen(64)
+        for index, (host, environment) in enumerate(zip(self.hosts, self._environments, strict=True)):
+            argv: list[str | Path] = [sys.executable, "-m", "benchmarks.ranks.process"]
+            argv += [self._path, str(index), self.log(index), host.address]
+            host.start(argv, env=PROCESS_ENVIRONMENT | dict(environment))
+        waiting: dict[int, Line] = {}
+        while len(waiting) < len(self.hosts):
+            hello, line = self._accept(START_SECONDS)
+            waiting[hello["nursery"]] = line
+        self._nurseries = [waiting[index] for index in range(len(self.hosts))]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, RankError):
+            for index in range(len(self.hosts)):
+                print(f"--- host {index}: last words\n{tail(self.log(index))}", file=sys.stderr)
+        for rank in self._ranks:
+            rank.end()
+        for nursery in self._nurseries:
+            nursery.close()
+        self._door.close()
+        self._path.unlink(missing_ok=True)
+
+    def log(self, host: int) -> Path:
+        return self.directory / f"host{host}.log"
+
+    def fork(self, host: int, label: str, environment: Mapping[str, str] | None = None) -> Rank:
+        """A new rank on that host, ready for commands."""
+        self._nurseries[host].send({"label": label, "environment": dict(environment or {})})
+        hello, line = self._accept(30.0)
+        if hello.get("label") != label:
+            raise RankError(f"expected rank {label} on host {host}, got {hello}")
+        rank = Rank(label, host, hello["pid"], line)
+        self._ranks.append(rank)
+        return rank
+
+    def retire(self, rank: Rank) -> None:
+        rank.end()
+        self._ranks.remove(rank)
+
+    def _accept(self, timeout: float) -> tuple[dict[str, Any], Line]:
+        self._door.settimeout(timeout)
+        try:
+            stream, _ = self._door.accept()
+            line = Line(stream)
+            hello = line.receive(timeout)
+        except TimeoutError as error:
+            raise RankError(f"a process did not start in {timeout:.0f} s") from error
+        if hello is None:
+            raise RankError("a process ended before it said who it is")
+        return hello, line
+
+
+def prepare_driver() -> None:
+    """The reader's own settings must not change a figure, and a driver that is ended cleans up."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    for name in [name for name in os.environ if name.startswith(("BARNRAISE_", "GLOO_", "TORCH_"))]:
+        del os.environ[name]
+
+
+def identities(directory: Path, addresses: Sequence[str]) -> list[dict[str, str]]:
+    """One environment per machine: keys of their own, and trust in each other."""
+    from barnraise.identity.keys import NodeKey
+
+    secret = directory / "discovery.secret"
+    secret.write_text(secrets.token_hex(32) + "\n")
+    secret.chmod(0o600)
+    states = [directory / f"host{index}" for index in range(len(addresses))]
+    nodes = []
+    for state in states:
+        state.mkdir(mode=0o700, exist_ok=True)
+        nodes.append(str(NodeKey.load_or_create(state / "node.key").id))
+    return [
+        {
+            "BARNRAISE_STATE_DIRECTORY": str(state),
+            "BARNRAISE_NETWORK_ADDRESSES": address,
+            "BARNRAISE_TRUST_NODES": ",".join(nodes),
+            "BARNRAISE_TRUST_SECRET_FILE": str(secret),
+        }
+        for state, address in zip(states, addresses, strict=True)
+    ]
+
+
+@contextmanager
+def working_directory() -> Iterator[Path]:
+    """A short path (Unix sockets allow about 100 characters) that is gone afterwards."""
+    path = Path(tempfile.mkdtemp(prefix="by-bench-", dir="/tmp"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def tail(path: Path, lines: int = 15) -> str:
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return "(nothing)"

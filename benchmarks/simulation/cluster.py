@@ -1,0 +1,281 @@
+"""A whole cluster on a fake clock, network and disk: the real membership code, nothing else real.
+
+Every run is a function of its seed. Messages are delayed, lost, doubled and reordered; nodes crash in the
+middle of their effects, restart, stall, and are cut off from each other in either direction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from barnraise.identity import NodeKey
+from barnraise.identity.trust import Role, TrustLog, decode_entry, encode_entry
+from barnraise.membership.consensus.paxos import AcceptorState, founded
+from barnraise.membership.effects import Effect, LogNote, SaveState, SendMessage, ViewChanged
+from barnraise.membership.node import TICK_S, MembershipNode
+from barnraise.membership.view import MembershipView, PresentMember, decide, first, nowhere
+from benchmarks.simulation.fake_clock import FakeClock
+
+
+@lru_cache
+def keys(count: int) -> tuple[NodeKey, ...]:
+    """The same in every process, so that a seed says everything."""
+    seeds = [hashlib.sha256(f"simulated node {index}".encode()).digest() for index in range(count)]
+    return tuple(NodeKey(Ed25519PrivateKey.from_private_bytes(seed)) for seed in seeds)
+
+
+@lru_cache
+def trust_log(count: int, guests: int = 0) -> TrustLog:
+    """Everybody admitted by the first; the last ``guests`` of them as guests."""
+    everyone = keys(count)
+    log = TrustLog.found(everyone[0], "node 0")
+    for index, key in enumerate(everyone[1:], 1):
+        role: Role = "guest" if index >= count - guests else "owner"
+        log = log.extended(log.admit(everyone[0], key.id, role, f"node {index}"))
+    return log
+
+
+@lru_cache
+def _read_log(entries: tuple[bytes, ...]) -> TrustLog:
+    return TrustLog.read(decode_entry(entry) for entry in entries)
+
+
+def _incarnation(index: int, life: int) -> bytes:
+    return index.to_bytes(8, "big") + life.to_bytes(8, "big")
+
+
+@lru_cache
+def _formed_record(count: int, guests: int) -> AcceptorState:
+    """The view of a cluster in which everybody is in its first life."""
+    everyone = [
+        PresentMember(key.id.raw, _incarnation(index, 1), votes=index < count - guests)
+        for index, key in enumerate(keys(count))
+    ]
+    view = MembershipView(tuple(everyone), len(trust_log(count, guests).entries), ())
+    return founded(decide(None, bytes(32), view))
+
+
+@dataclass
+class Disk:
+    """What a node has synced."""
+
+    record: AcceptorState
+    entries: list[bytes]
+
+
+@dataclass
+class Node:
+    """A machine: its disk stays, its member comes and goes."""
+
+    index: int
+    raw: bytes
+    disk: Disk
+    member: MembershipNode | None = None
+    life: int = 0
+    asleep_until: float = 0.0
+    waiting: list[tuple[Callable[..., list[Effect]], tuple[object, ...]]] = field(default_factory=list)
+
+
+class Violation(AssertionError):
+    """Something happened that must never happen."""
+
+
+class Cluster(FakeClock):
+    """Nodes, the wires between them, and the assertions."""
+
+    def __init__(self, seed: int, count: int, *, guests: int = 0, formed: bool = True) -> None:
+        super().__init__(100.0)
+        self.rng = random.Random(seed)
+        self.seed = seed
+        log = trust_log(count, guests)
+        entries = [encode_entry(entry) for entry in log.entries]
+        ids = [key.id.raw for key in keys(count)]
+        blank = founded(nowhere())
+        start = _formed_record(count, guests) if formed else founded(first(ids[0], bytes(16), len(entries)))
+        self.nodes = [
+            Node(index, raw, Disk(start if formed or index == 0 else blank, list(entries)))
+            for index, raw in enumerate(ids)
+        ]
+        self.by_raw = {node.raw: node for node in self.nodes}
+        self.cut: set[tuple[int, int]] = set()
+        self.loss = self.doubled = 0.0
+        self.delay = (0.0005, 0.003)
+        self.decided: dict[tuple[int, int], bytes] = {}
+        self.messages: Counter[int] = Counter()
+        self.notes: list[tuple[float, int, str]] = []
+        self.history: list[tuple[float, int, tuple[int, int], str]] = []
+        self.on_changed: Callable[[Node], None] | None = None
+        for node in self.nodes:
+            self.start(node)
+
+    # the world
+
+    def start(self, node: Node) -> None:
+        if node.member is not None:
+            return
+        node.life += 1
+        log = _read_log(tuple(node.disk.entries))
+        me = PresentMember(node.raw, _incarnation(node.index, node.life))
+        rng = random.Random(self.rng.random())
+        node.member = MembershipNode(me, node.disk.record, log, rng, self.now)
+        node.waiting = []
+        self._tick(node, node.life)
+        for other in self.nodes:
+            if other is not node and other.member is not None:
+                self.link(node, other)
+
+    def link(self, one: Node, other: Node) -> None:
+        for here, there in ((one, other), (other, one)):
+            if here.member is not None and not self.is_cut(one, other):
+                self._do(here, here.member.link_up, there.raw)
+
+    def crash(self, node: Node, *, refuses: bool = True) -> None:
+        """Its disk stays. ``refuses``: the machine is still on and says that nobody listens."""
+        node.member = None
+        for other in self.nodes:
+            if refuses and other.member is not None and not self.is_cut(node, other):
+                other.member.link_down(node.raw)
+        if refuses:
+            for other in self.nodes:
+                if other.member is not None and not self.is_cut(node, other):
+                    delay = self.rng.uniform(0.01, 0.3)
+                    self.later(delay, partial(self._refused, other, node, node.life))
+
+    def _refused(self, other: Node, node: Node, life: int) -> None:
+        if other.member is not None and node.member is None and node.life == life:
+            self._do(other, other.member.refused, node.raw)
+
+    def leave(self, node: Node) -> None:
+        if node.member is not None:
+            self._do(node, node.member.leave)
+
+    def stay(self, node: Node) -> None:
+        if node.member is not None:
+            self._do(node, node.member.stay)
+
+    def end(self, node: Node, life: int) -> None:
+        """An orderly end, after a goodbye."""
+        if node.life == life and node.member is not None and node.member.leaving:
+            self.crash(node)
+
+    def perform(self, node: Node, event: Callable[..., list[Effect]], *arguments: object) -> None:
+        """An event of the test's own."""
+        self._do(node, event, *arguments)
+
+    def wish(self, node: Node, entry: bytes) -> None:
+        if node.member is not None:
+            self._do(node, node.member.wish, entry)
+
+    def stall(self, node: Node, seconds: float) -> None:
+        node.asleep_until = max(node.asleep_until, self.now + seconds)
+
+    def is_alive(self, node: Node, life: int) -> bool:
+        return node.life == life and node.member is not None
+
+    def is_cut(self, one: Node, other: Node) -> bool:
+        return (one.index, other.index) in self.cut or (other.index, one.index) in self.cut
+
+    def split(self, *sides: list[int]) -> None:
+        """Nobody hears anybody on another side."""
+        self.cut = {(a, b) for x in sides for y in sides if x is not y for a in x for b in y}
+
+    def heal(self) -> None:
+        self.cut = set()
+        self.loss = self.doubled = 0.0
+        self.delay = (0.0005, 0.003)
+
+    # time
+
+    def _tick(self, node: Node, life: int) -> None:
+        if node.life != life or node.member is None:
+            return
+        self._do(node, node.member.tick)
+        if node.member is not None:
+            self.later(TICK_S, lambda: self._tick(node, life))
+
+    def _do(self, node: Node, event: Callable[..., list[Effect]], *arguments: object) -> None:
+        if node.asleep_until > self.now:
+            if not node.waiting:
+                self.later(node.asleep_until - self.now, partial(self._wake, node, node.life))
+            if event.__name__ != "tick" or not any(entry[0] == event for entry in node.waiting):
+                node.waiting.append((event, arguments))
+            return
+        self._perform(node, event(*arguments, self.now))
+
+    def _wake(self, node: Node, life: int) -> None:
+        if node.life != life or node.member is None:
+            return
+        if node.asleep_until > self.now:
+            self.later(node.asleep_until - self.now, lambda: self._wake(node, life))
+            return
+        waiting, node.waiting = node.waiting, []
+        for event, arguments in waiting:
+            if self.is_alive(node, life):  # it may crash in the middle
+                self._perform(node, event(*arguments, self.now))
+
+    crash_in_effects = 0.0
+
+    def _perform(self, node: Node, effects: list[Effect]) -> None:
+        for effect in effects:
+            if self.crash_in_effects and self.rng.random() < self.crash_in_effects:
+                self.crash(node)
+                return
+            match effect:
+                case SaveState():
+                    node.disk.record = effect.record
+                    if effect.log_from is not None:
+                        del node.disk.entries[effect.log_from :]
+                        node.disk.entries += effect.entries
+                case SendMessage():
+                    self._send(node, effect)
+                case ViewChanged():
+                    self._changed(node, effect)
+                case LogNote():
+                    self.notes.append((self.now, node.index, effect.text))
+
+    def _send(self, node: Node, effect: SendMessage) -> None:
+        other = self.by_raw[effect.to]
+        self.messages[node.index] += 1
+        if (node.index, other.index) in self.cut or other.member is None:
+            return
+        if self.loss and self.rng.random() < self.loss:
+            return
+        copies = 2 if self.doubled and self.rng.random() < self.doubled else 1
+        for _ in range(copies):
+            self.later(self.rng.uniform(*self.delay), lambda: self._arrive(node, other, effect))
+
+    def _arrive(self, node: Node, other: Node, effect: SendMessage) -> None:
+        if other.member is not None and (node.index, other.index) not in self.cut:
+            self._do(other, other.member.receive, node.raw, effect.message)
+
+    # what must hold
+
+    def _changed(self, node: Node, effect: ViewChanged) -> None:
+        assert node.member is not None
+        record = node.member.record
+        position = record.decided.position
+        self.history.append((self.now, node.index, position, effect.why))
+        known = self.decided.setdefault(position, record.digest)
+        if known != record.digest:
+            raise Violation(f"seed {self.seed}: two views {position} at {self.now:.3f}")
+        if node.disk.record.decided.position != position:
+            raise Violation(f"seed {self.seed}: node {node.index} acts on a view that is not on its disk")
+        if self.on_changed is not None:
+            self.on_changed(node)
+
+    def agreed(self) -> bool:
+        """Everybody who runs is in one view, of exactly those who run, and names one coordinator."""
+        live = [node.member for node in self.nodes if node.member is not None]
+        if not live or len({member.record.digest for member in live}) != 1:
+            return False
+        if {member.me.node for member in live} != set(live[0].view.nodes):
+            return False
+        firsts = {member.coordinator(self.now)[0] for member in live}
+        return len(firsts) == 1 and all(member.is_member for member in live)

@@ -1,0 +1,1 @@
+"""Simulation of hubs with many members: the real decisions on a fake clock."""

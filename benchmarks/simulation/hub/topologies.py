@@ -1,0 +1,385 @@
+"""Hubs and their members to simulate: trees with unlike leaves, and the crowd of `benchmarks.hub`."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+from barnraise.core.flow.retry import ReportedBackoff
+from barnraise.hub.client.client import CONNECT_S
+from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig
+from barnraise.hub.region.region import regional_terms
+from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate, round_to_batch
+from barnraise.hub.rounds.state_machine import RefuseRequest
+from benchmarks.simulation.fake_clock import FakeClock
+from benchmarks.simulation.hub.hub import Costs, Reach, Server, SimulatedHub, Sizes, begun_with
+from benchmarks.simulation.hub.members import Habits, Leaf, Region
+from benchmarks.simulation.hub.queues import Processor
+
+COURSE = HubDataOrder(samples=1 << 40, batch=32, epochs=1 << 9)
+TRAINED_S = 60.0  # of a leaf, in a round
+_RACK = Reach(1000.0, 1000.0, 0.01)  # a region's way to its parent
+_LOOPBACK = Reach(1e6, 1e6, 0.0)
+_LATECOMERS_S = 1.0  # in which all leaves begin
+
+
+class Crowd(NamedTuple):
+    """How unlike leaves are. Log-uniform spreads, of lines as the homes of `worlds` have them."""
+
+    speeds: tuple[float, float] = (1.0, 10.0)  # samples a second
+    up_mbps: tuple[float, float] = (5.0, 50.0)
+    down_over_up: float = 5.0
+    delay_s: tuple[float, float] = (0.01, 0.05)
+    vanish: float = 0.05  # in a round
+    away_s: float = 3 * TRAINED_S
+
+
+class World(NamedTuple):
+    clock: FakeClock
+    levels: tuple[tuple[SimulatedHub, ...], ...]  # the hub of the run first
+    leaves: tuple[Leaf, ...]
+    habits: Habits
+
+    @property
+    def root(self) -> SimulatedHub:
+        return self.levels[0][0]
+
+
+def tree(
+    leaves: int,
+    regions: Sequence[int],
+    costs: Costs,
+    server: Server,
+    sizes: Sizes,
+    crowd: Crowd,
+    seed: int,
+    *,
+    is_new: bool = False,
+) -> World:
+    """``regions``: how many hubs each level below the first has. Everybody has taken part before, unless the
+    run is new."""
+    random.seed(seed)  # the client draws its pauses from it
+    source, clock = random.Random(seed), FakeClock()
+    shorter = regional_terms(
+        RoundConfig(round_s=1.0)
+    ).round_s  # with each level, so that a round fits its parent's
+    terms = RoundConfig(round_s=TRAINED_S / shorter ** len(regions))
+    levels: list[list[SimulatedHub]] = [[SimulatedHub(clock, "hub", terms, COURSE, costs, server, sizes)]]
+    for level, count in enumerate(regions):
+        above = levels[-1]
+        levels.append(
+            [
+                Region(clock, f"r{level}.{one}", above[one % len(above)], _RACK, COURSE, costs, server, sizes)
+                for one in range(count)
+            ]
+        )
+    habits = Habits(source, crowd.vanish, crowd.away_s)
+    found = [_leaf(levels[-1][one % len(levels[-1])], one, crowd, habits) for one in range(leaves)]
+    for hub in (hub for level in levels for hub in level):
+        hub.found()
+    if not is_new:
+        _begin_with_what_is_usual(levels, found)
+    for leaf in found:
+        clock.later(source.uniform(0.0, _LATECOMERS_S), leaf.ask)
+    for region in (hub for level in levels for hub in level if isinstance(hub, Region)):
+        region.begin()
+    return World(clock, tuple(tuple(level) for level in levels), tuple(found), habits)
+
+
+def _leaf(hub: SimulatedHub, number: int, crowd: Crowd, habits: Habits) -> Leaf:
+    def drawn(low: float, high: float) -> float:
+        return low * math.exp(math.log(high / low) * habits.source.random())
+
+    up = drawn(*crowd.up_mbps)
+    reach = Reach(up, crowd.down_over_up * up, habits.source.uniform(*crowd.delay_s))
+    return Leaf(hub, f"leaf-{number}", drawn(*crowd.speeds), reach, habits)
+
+
+def _begin_with_what_is_usual(levels: Sequence[Sequence[SimulatedHub]], leaves: Sequence[Leaf]) -> None:
+    usual: dict[str, dict[str, int]] = {hub.name: {} for level in levels for hub in level}
+    for leaf in leaves:
+        usual[leaf.hub.name][leaf.name] = round_to_batch(COURSE, leaf.speed * leaf.hub.terms.round_s)
+    for level in reversed(levels):
+        for hub in level:
+            begun_with(hub, usual[hub.name])
+            if isinstance(hub, Region):
+                usual[hub.parent.name][hub.name] = sum(usual[hub.name].values())
+
+
+class Load(NamedTuple):
+    """Of one hub in the time that was looked at, each as a share of what there is."""
+
+    loop: float
+    cores: float
+    line_in: float
+    line_out: float
+    places: float
+
+    def fullest(self) -> tuple[str, float]:
+        named = {
+            "the event loop": self.loop,
+            "the cores": self.cores,
+            "the line in": self.line_in,
+            "the line out": self.line_out,
+            "places for bodies": self.places,
+        }
+        return max(named.items(), key=lambda one: one[1])
+
+
+class Figures(NamedTuple):
+    seconds: float
+    rounds: int
+    utilisation: float  # samples that counted, of those that all leaves could have trained on
+    leaf_bytes: float  # for each update that was counted
+    counted: int
+    late: int
+    refused: dict[str, int]
+    came_to_nothing: int
+    vanished: int
+    loads: tuple[Load, ...]  # of the busiest hub of each level
+    hub_in_mb: tuple[float, ...]  # in a round, the same
+    hub_out_mb: tuple[float, ...]
+    hub_cpu_s: tuple[float, ...]  # in a round, the same
+    cores_busy: float  # of all hubs together
+    mbps_busy: float  # of their fuller directions
+    fan_in: tuple[int, ...]
+    doubled: int  # samples
+
+
+class _Marks(NamedTuple):
+    at: float
+    version: int
+    samples: int
+    leaf_bytes: float
+    counted: int
+    late: int
+    nothing: int
+    vanished: int
+    refused: dict[str, int]
+    hubs: tuple[tuple[float, float, float, float, float], ...]
+
+
+def look(world: World, rounds: int, first: int = 1, longest_s: float = 36_000.0) -> Figures:
+    """From version ``first`` on, for so many."""
+    clock, root = world.clock, world.root
+    clock.run_until(lambda: root.version >= first or clock.now > longest_s)
+    before = _marks(world)
+    clock.run_until(lambda: root.version >= first + rounds or clock.now > longest_s)
+    return _figures(world, before, _marks(world))
+
+
+def _marks(world: World) -> _Marks:
+    hubs = [hub for level in world.levels for hub in level]
+    words = world.root.sizes.words
+    refused: dict[str, int] = {}
+    for hub in hubs:
+        for kind, count in hub.tally.refused.items():
+            refused[kind] = refused.get(kind, 0) + count
+    lowest = world.levels[-1]
+    return _Marks(
+        at=world.clock.now,
+        version=world.root.version,
+        samples=world.root.tally.samples,
+        leaf_bytes=sum(leaf.sent + leaf.received + leaf.questions * words for leaf in world.leaves),
+        counted=sum(hub.tally.counted for hub in lowest),
+        late=sum(hub.tally.late for hub in lowest),
+        nothing=sum(hub.came_to_nothing for hub in hubs if isinstance(hub, Region)),
+        vanished=world.habits.vanished,
+        refused=refused,
+        hubs=tuple(
+            (hub.cpu.loop_s, hub.cpu.busy_s, hub.into.carried, hub.out.carried, hub.places.busy_s())
+            for hub in hubs
+        ),
+    )
+
+
+def _figures(world: World, before: _Marks, after: _Marks) -> Figures:
+    seconds, rounds = after.at - before.at, max(1, after.version - before.version)
+    speed = sum(leaf.speed for leaf in world.leaves)
+    spent = [
+        tuple(late - early for early, late in zip(*pair, strict=True))
+        for pair in zip(before.hubs, after.hubs, strict=True)
+    ]
+    rate = world.root.server.mbps * 1e6 / 8
+    cores = world.root.server.cores
+    loads, into, out, cpu, place = [], [], [], [], 0
+    for level in world.levels:
+        own = spent[place : place + len(level)]
+        place += len(level)
+        busiest = max(own, key=lambda one: one[1])
+        loop, busy, taken, given, held = (one / seconds for one in busiest)
+        loads.append(Load(loop, busy / cores, taken / rate, given / rate, held))
+        into.append(busiest[2] / rounds / 1e6)
+        out.append(busiest[3] / rounds / 1e6)
+        cpu.append(busiest[1] / rounds)
+    members = [len({*hub.state.usual}) for level in world.levels for hub in level]
+    starts = [sum(len(level) for level in world.levels[:one]) for one in range(len(world.levels) + 1)]
+    return Figures(
+        seconds=seconds,
+        rounds=after.version - before.version,
+        utilisation=(after.samples - before.samples) / (speed * seconds),
+        leaf_bytes=(after.leaf_bytes - before.leaf_bytes) / max(1, after.counted - before.counted),
+        counted=after.counted - before.counted,
+        late=after.late - before.late,
+        refused={kind: n - before.refused.get(kind, 0) for kind, n in after.refused.items()},
+        came_to_nothing=after.nothing - before.nothing,
+        vanished=after.vanished - before.vanished,
+        loads=tuple(loads),
+        hub_in_mb=tuple(into),
+        hub_out_mb=tuple(out),
+        hub_cpu_s=tuple(cpu),
+        cores_busy=sum(one[1] for one in spent) / seconds,
+        mbps_busy=sum(max(one[2], one[3]) for one in spent) / seconds * 8e-6,
+        fan_in=tuple(max(members[a:b]) for a, b in pairwise(starts)),
+        doubled=doubled(world.root),
+    )
+
+
+def doubled(hub: SimulatedHub) -> int:
+    """Samples that count twice in the chain."""
+    spans = sorted(span for part in hub.parts for span in part.spans)
+    return sum(max(0, one.last - other.first) for one, other in pairwise(spans) if one.epoch == other.epoch)
+
+
+def warm_up(leaves: int, regions: Sequence[int], costs: Costs, sizes: Sizes, rounds: int = 12) -> int:
+    """After how many rounds of a new run a round has nine of ten samples that the fullest has."""
+    world = tree(leaves, regions, costs, Server(), sizes, Crowd(vanish=0.0), 1, is_new=True)
+    look(world, rounds)
+    samples = [one.samples for one in world.root.tally.rounds]
+    return next(place for place, one in enumerate(samples, 1) if one >= 0.9 * max(samples))
+
+
+# The crowd that is measured.
+
+
+class CrowdCosts(NamedTuple):
+    """Seconds of the crowd's own process for each member."""
+
+    ask_s: float
+    push_s: float
+    pull_s: float
+
+
+class Member:
+    """As `hub_crowd.Leaf`, which trains nothing."""
+
+    def __init__(self, hub: SimulatedHub, name: str, crowd: Processor, costs: CrowdCosts) -> None:
+        self.hub, self.name, self._crowd, self._costs = hub, name, crowd, costs
+        self._lease: ActiveLease | None = None
+        self.version = 0
+
+    def ask(self, done: Callable[[], None]) -> None:
+        asked = partial(self.hub.ask, self.name, self.version, 2.0, 0.0, partial(self._answered, done))
+        self._crowd.loop(self._costs.ask_s, asked)
+
+    def _answered(self, done: Callable[[], None], found: ActiveLease | RefuseRequest) -> None:
+        if isinstance(found, ActiveLease):
+            self._lease = found
+            done()
+        else:
+            self.hub.clock.later(random.uniform(0.5, 1.5), partial(self.ask, done))
+
+    def push(self, done: Callable[[], None]) -> None:
+        lease = self._lease
+        assert lease is not None
+        update = PendingUpdate(f"{lease.id}-{self.name}", self.name, lease.id, lease.version, lease.samples)
+        self._crowd.loop(self._costs.push_s, partial(self.hub.push, update, _LOOPBACK, lambda _: done()))
+
+    def pull(self, done: Callable[[], None]) -> None:
+        self.hub.head(self.version, 25.0, partial(self._headed, done))
+
+    def _headed(self, done: Callable[[], None], version: int | None) -> None:
+        if version is None:
+            self.pull(done)
+            return
+        self.version = version
+        read = partial(self._crowd.loop, self._costs.pull_s, done)
+        self.hub.fetch(1, _LOOPBACK, read)
+
+
+def crowd_round_s(
+    members: int, regions: int, rounds: int, costs: Costs, crowd: CrowdCosts, sizes: Sizes, cores: int
+) -> list[float]:
+    """What `benchmarks.hub` measures: all lease, all push at once, all pull. Seconds of each round.
+
+    The crowd and the hubs share the cores of one machine.
+    """
+    random.seed(1)
+    clock, shared = FakeClock(), [0.0] * cores
+    terms = RoundConfig(round_s=600.0, first_batches=4 * members if regions else 4)
+    server = Server(cores=cores, mbps=1e6)
+    root = SimulatedHub(clock, "hub", terms, COURSE, costs, server, sizes)
+    hubs: list[SimulatedHub] = [
+        Region(clock, f"region {one}", root, _LOOPBACK, COURSE, costs, server, sizes)
+        for one in range(regions)
+    ] or [root]
+    for hub in dict.fromkeys((root, *hubs)):
+        hub.cpu = Processor(clock, shared)
+        hub.found()
+    for hub in hubs:
+        if isinstance(hub, Region):
+            hub.begin()
+    process = Processor(clock, shared)
+    all_of_them = [Member(hubs[one % len(hubs)], f"leaf {one}", process, crowd) for one in range(members)]
+    found = []
+    for _ in range(rounds):
+        begin = clock.now
+        for phase in (Member.ask, Member.push, Member.pull):
+            _all_do(phase, all_of_them, clock)
+        found.append(clock.now - begin)
+    return found
+
+
+def _all_do(
+    phase: Callable[[Member, Callable[[], None]], None], members: Sequence[Member], clock: FakeClock
+) -> None:
+    """Until the last is done."""
+    left = [len(members)]
+
+    def done() -> None:
+        left[0] -= 1
+
+    for member in members:
+        phase(member, done)
+    clock.run_until(lambda: not left[0])
+
+
+# Everybody comes back.
+
+
+def herd(members: int, handshake_s: float, away_s: float, seed: int = 1) -> tuple[float, float]:
+    """A hub that was away for some seconds is there again: after how long all its members are connected, and
+    how many handshakes that took for each. Who waits longer than the client does breaks off and comes again
+    after the client's own pause; the hub has worked for it in vain."""
+    random.seed(seed)
+    clock = FakeClock()
+    cpu = Processor(clock, [0.0])
+    left, tried = [members], [0]
+
+    def come(waiting: ReportedBackoff) -> None:
+        if clock.now < away_s:
+            waiting.pause("the hub is away")
+        else:
+            tried[0] += 1
+            cpu.loop(handshake_s, partial(served, waiting, clock.now))
+
+    def served(waiting: ReportedBackoff, began: float) -> None:
+        if clock.now - began <= CONNECT_S:
+            left[0] -= 1
+        else:
+            waiting.pause("the hub did not answer in time")
+
+    for _ in range(members):
+        later: list[ReportedBackoff] = []
+
+        def sleep(seconds: float, later: list[ReportedBackoff] = later) -> None:
+            clock.later(seconds, lambda: come(later[0]))
+
+        later.append(ReportedBackoff("the hub", lambda words: None, sleep, lambda: clock.now))
+        clock.later(random.uniform(0.0, 0.1), partial(come, later[0]))
+    clock.run_until(lambda: not left[0])
+    return clock.now - away_s, tried[0] / members

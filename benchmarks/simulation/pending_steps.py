@@ -1,0 +1,113 @@
+"""The sum of a step and the words that follow it, on simulated links: what ``training.flight`` waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from barnraise.runs.sharding import MicroBatch, fingerprint
+from barnraise.training.steps.commit_vote import CommitVote, check_votes
+from barnraise.training.sync import Sync
+from benchmarks.simulation.all_reduce import MANY, Links, all_gather, make_sum
+from benchmarks.simulation.fake_clock import FakeClock
+from benchmarks.simulation.network import Network
+from benchmarks.simulation.operations import Operation
+
+_WORD_BYTES = 1024  # a member's row in a gathering of words
+
+
+class Flight:
+    """Of one member: it has ended once the member has heard all words, or the group has broken."""
+
+    def __init__(self) -> None:
+        self.words: list[CommitVote] = []
+        self.has_failed = False
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.words) or self.has_failed
+
+
+class Setting(NamedTuple):
+    """Where a group's messages go."""
+
+    clock: FakeClock
+    network: Network
+    links: Links
+    owner: Hashable
+    members: Sequence[int]
+
+
+class StepSum:
+    """Of one step in one group. Members begin when they are ready, and are told when they hold the result and
+    when they have heard that all do."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        step: int,
+        units: tuple[MicroBatch, ...],
+        sync: Sync,
+        numbers: int,
+        held: Callable[[StepSum, int], None],
+        landed: Callable[[int], None],
+    ) -> None:
+        self.step, self.units = step, units
+        self.digest = f"{setting.owner} {step}".encode()
+        self.wish: Sync | None = None  # the first member's word in it
+        self.parts: dict[int, frozenset[int]] = {}  # units by machine
+        self._setting, self._held, self._landed = setting, held, landed
+        self._flights: dict[int, Flight] = {}
+        self._speeds: dict[int, float] = {}
+        self._samples = sum(unit.size for unit in units)
+        self._said: dict[int, bytes] = {}
+        self._words: list[CommitVote] = []
+        clock, network, links, owner, members = setting
+        self._sum = make_sum(sync, clock, network, owner, members, self._hold, links, numbers)
+        self._gathering: Operation | None = None
+        if len(members) <= MANY:
+            programs = all_gather(_WORD_BYTES, members, links)
+            self._gathering = Operation(network, owner, members, programs, self._land)
+
+    def begin(self, rank: int, flight: Flight, units: frozenset[int], speed: float) -> None:
+        """With these units of the member in its part."""
+        self.parts[self._setting.members[rank]] = units
+        self._speeds[rank] = speed
+        self._flights[rank] = flight
+        self._sum.begin(rank)
+
+    def say(self, rank: int, newest: int) -> None:
+        """That this member holds the result, and more."""
+        mine = fingerprint(self.parts[self._setting.members[rank]])
+        speed = self._speeds[rank]
+        word = CommitVote(self.step, self.digest, newest, speed, {}, samples=self._samples, microbatches=mine)
+        self._said[rank] = msgspec.msgpack.encode(word)
+
+    def _hold(self, rank: int) -> None:
+        if self._flights[rank].has_failed:
+            return
+        self._held(self, rank)
+        if self._gathering is not None:
+            self._gathering.begin(rank)
+        elif len(self._said) == len(self._setting.members):
+            _, network, _, owner, members = self._setting
+            network.exchange(owner, members, _WORD_BYTES, self._land_all)
+
+    def _land_all(self) -> None:
+        for rank in range(len(self._setting.members)):
+            self._land(rank)
+
+    def _land(self, rank: int) -> None:
+        flight = self._flights[rank]
+        if not flight.has_failed:
+            flight.words = self._read()
+            self._landed(rank)
+
+    def _read(self) -> list[CommitVote]:
+        """As every member reads them: RunError unless each unit was in just one part."""
+        if not self._words:
+            said = [self._said[rank] for rank in range(len(self._setting.members))]
+            self._words = check_votes(said, step=self.step, microbatches=len(self.units), mixed=False)
+        return self._words
