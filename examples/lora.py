@@ -23,7 +23,7 @@ class Thin(nn.Module):
 
 
 def task(turn, count):
-    """Points on a plane, labelled by a spiral that starts at an angle."""
+    """Return points on a plane, labelled by a spiral that starts at an angle."""
     draw = torch.Generator().manual_seed(7)
     points = torch.randn(count, 2, generator=draw)
     angle = torch.atan2(points[:, 1], points[:, 0]) + turn + 2 * points.norm(dim=1)
@@ -31,7 +31,7 @@ def task(turn, count):
 
 
 def trained_before(count):
-    """The model that others would download: here it is trained alone, in the same way on every machine."""
+    """Return the model that a user would download; here every machine trains the same one first."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -1,7 +1,7 @@
 """A transformer that learns to write its own source, sharded over all machines by torch's FSDP2.
 
-No machine holds the whole model, and none shares a disk with another. Every few steps all of it is saved so
-that any one machine may be lost; after a loss the program is started again and goes on from there.
+No machine holds the whole model, and none shares a disk with another. Every few steps the whole state is
+saved, so that any one machine may be lost. After a loss the program restarts from there.
 """
 
 import argparse
@@ -58,7 +58,7 @@ class Training:
 
 
 def batch(step, rank, world):
-    """This rank's part of a batch that depends on the step alone: the losses do not change with the world."""
+    """Return this rank's part of a batch. It depends on the step alone, not on the world."""
     starts = torch.randint(len(TEXT) - LENGTH - 1, (BATCH,), generator=torch.Generator().manual_seed(step))
     pieces = torch.stack([TEXT[start : start + LENGTH + 1] for start in starts[rank::world]])
     return pieces[:, :-1], pieces[:, 1:]

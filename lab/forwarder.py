@@ -1,10 +1,11 @@
 """A switch in user space that delays and loses packets, because this kernel may have no netem.
 
-A process of its own: `forwarder.py CONDITIONS`, then one JSON question per line on stdin, "ok" for each, with
-the bytes that lines between sites have carried.
+Started as a process of its own: `forwarder.py CONDITIONS`. It reads one JSON question per line on stdin. It
+answers "ok", with the bytes that lines between sites have carried.
+
 Its ports are TAP devices. They carry whole TCP super-segments of up to 64 KiB with their offload header
-untouched, so a gigabit is some thousand frames a second, which Python can do. Loss still falls on
-single wire packets: a super-segment that loses some is split around them. Standard library only.
+untouched. A gigabit is then some thousand frames a second, which Python can do. Loss still falls on single
+wire packets: a super-segment that loses some is split around them. Standard library only.
 """
 
 import heapq
@@ -38,7 +39,7 @@ def _folded(data: bytes) -> int:
 
 
 def segments_in(frame: bytes) -> int:
-    """How many packets this frame is on the wire."""
+    """Return the number of packets that a frame is on the wire."""
     size: int
     _, kind, _, size, start, _ = _OFFLOAD.unpack_from(frame)
     if kind == 0 or size == 0:
@@ -49,7 +50,7 @@ def segments_in(frame: bytes) -> int:
 
 
 def piece(frame: bytes, first: int, count: int) -> bytes:
-    """The packets first .. first+count-1 of a TCP super-segment, as a frame of their own."""
+    """Cut the packets first .. first+count-1 of a TCP super-segment out as a frame of their own."""
     flags, kind, hint, size, start, offset = _OFFLOAD.unpack_from(frame)
     network = _OFFLOAD.size + _ETHERNET
     transport = _OFFLOAD.size + start
@@ -88,7 +89,7 @@ class Line:
     carried: int = 0  # bytes
 
     def passed(self, frame: bytes, now: float) -> float | None:
-        """When the frame has left it; None if the queue before it is full."""
+        """Return the time at which the frame leaves; None if the queue is full."""
         begin = max(now, self.free_at)
         if begin - now > _QUEUE_S:
             return None
@@ -118,7 +119,7 @@ class Path:
         self.until_loss = self._next_loss()
 
     def _next_loss(self) -> int:
-        """Packets that pass before the next lost one."""
+        """Return the number of packets that pass before the next lost one."""
         if self.loss <= 0:
             return sys.maxsize
         if self.loss >= 1:
@@ -126,7 +127,7 @@ class Path:
         return int(math.log(1.0 - random.random()) / math.log(1.0 - self.loss))
 
     def survivors(self, frame: bytes) -> list[bytes]:
-        """The frame, or what is left of it."""
+        """Return the frame, or what is left of it."""
         count = segments_in(frame)
         if self.until_loss >= count:
             self.until_loss -= count
@@ -164,7 +165,7 @@ class Switch:
         self._lines: list[Line] = []
 
     def answer(self, question: dict[str, object]) -> int:
-        """What was asked for; the bytes that all lines have carried."""
+        """Apply a question, and return the bytes that all lines have carried."""
         port, ends, sides = question.get("port"), question.get("path"), question.get("trunk")
         if isinstance(port, int):
             self._add_port(port)
@@ -198,7 +199,7 @@ class Switch:
         self._ports[fd] = number
 
     def take_in(self, fd: int) -> None:
-        """Reads what waits at a port, a bounded batch so that no port starves the others."""
+        """Read the waiting frames of a port, at most a batch, so that no port starves the others."""
         now = time.monotonic()
         for _ in range(_BATCH):
             try:
@@ -223,7 +224,7 @@ class Switch:
             heapq.heappush(self._waiting, (due, self._accepted, target, kept))
 
     def send_due(self) -> float | None:
-        """Sends all frames whose time has come. Seconds until the next, None if none waits."""
+        """Send all due frames. Return the seconds until the next one, None if none waits."""
         waiting = self._waiting
         while waiting:
             early = waiting[0][0] - time.monotonic()

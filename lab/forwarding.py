@@ -11,7 +11,7 @@ from lab.namespaces import LabError, inside
 
 @dataclass(frozen=True)
 class Conditions:
-    """What happens to a packet one way between two ports: seconds, seconds, share."""
+    """Treatment of a packet one way between two ports: seconds, seconds, share."""
 
     delay: float = 0.0
     jitter: float = 0.0
@@ -41,7 +41,7 @@ class Forwarder:
         self._ask({"trunk": [near, far], "rate": rate, "conditions": asdict(conditions)})
 
     def carried(self) -> int:
-        """Bytes, on all trunks, both ways."""
+        """Return the bytes on all trunks, both ways."""
         return self._ask({})
 
     def wait(self) -> None:

@@ -37,18 +37,20 @@ class LabProcess:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; negative if a signal ended it."""
+        """Return None while the process runs; negative if a signal stopped it."""
         return self._popen.poll()
 
     def poll(self) -> int | None:
         return self._popen.poll()
 
     def wait(self, timeout: float | None = None) -> int:
-        """The return code. Raises subprocess.TimeoutExpired, and leaves the process running."""
+        """Wait for the process and return its code. Raise subprocess.TimeoutExpired and leave it running if
+        late.
+        """
         return self._popen.wait(timeout)
 
     def signal(self, sig: int, group: bool = False) -> None:
-        """To this process alone, or with group=True to its children too. No error if it has ended."""
+        """Send a signal to this process, or with group=True its children too. Ignore a stopped one."""
         with contextlib.suppress(ProcessLookupError):
             if group:
                 os.killpg(self.pid, sig)
@@ -56,12 +58,12 @@ class LabProcess:
                 os.kill(self.pid, sig)
 
     def kill(self) -> None:
-        """SIGKILL to the whole process group, then waits for the process itself."""
+        """Send SIGKILL to the whole process group, then wait for the process itself."""
         self.signal(signal.SIGKILL, group=True)
         self._popen.wait()
 
     def output(self) -> str:
-        """What it printed so far, stdout and stderr in one."""
+        """Return the output so far, stdout and stderr in one."""
         return "" if self._log is None else self._log.read_text(errors="replace")
 
     def __repr__(self) -> str:
@@ -87,7 +89,7 @@ class Host:
         cwd: str | Path | None = None,
         pass_fds: Sequence[int] = (),
     ) -> LabProcess:
-        """Starts a process and returns at once. `env` is added to this process's environment.
+        """Start a process and return at once. `env` is added to this process's environment.
 
         Output is kept for `.output()`, unless stdout is given: then both stdout and stderr go there.
         """
@@ -124,7 +126,7 @@ class Host:
         cwd: str | Path | None = None,
         input: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs to the end. CommandFailed on a bad return code, TimeoutExpired (and killed) if late."""
+        """Run a command to its end. Raise CommandFailed on a bad code, TimeoutExpired (and kill) if late."""
         words = [str(word) for word in argv]
         with subprocess.Popen(
             inside(self.namespace, words),
@@ -147,11 +149,11 @@ class Host:
         return subprocess.CompletedProcess(words, popen.returncode, out, err)
 
     def pids(self) -> list[int]:
-        """Every process in this host, children and grandchildren included."""
+        """Return every process in this host, with children and grandchildren."""
         return janitor.pids_in(self._marks())
 
     def kill_all(self) -> None:
-        """As if the plug was pulled: SIGKILL to every process in this host."""
+        """Kill every process in this host at once, as if the power failed."""
         for process in self.processes:
             process.signal(signal.SIGKILL, group=True)
         janitor.kill_all_in(self._marks())

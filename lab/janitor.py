@@ -27,7 +27,7 @@ Mark = tuple[int, int]
 
 
 def started_at(pid: int) -> int | None:
-    """When the process started, in kernel ticks: with the pid it names a process for good."""
+    """Return when the process started, in kernel ticks: with the pid this names a process uniquely."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -50,7 +50,7 @@ def marks_of(namespaces: list[Path]) -> set[Mark]:
 
 
 def pids_in(marks: set[Mark]) -> list[int]:
-    """All processes in these namespaces, whoever started them and whatever group they moved to."""
+    """Return all processes in these namespaces, in any process group."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
@@ -73,7 +73,7 @@ def kill_all_in(marks: set[Mark]) -> None:
 
 
 def remove(lab: str) -> None:
-    """Leaves nothing of the lab. Safe to repeat, and beside another process doing the same."""
+    """Remove everything of the lab. Safe to repeat, also beside another process that does the same."""
     namespaces = namespaces_of(lab)
     marks = marks_of(namespaces)
     kill_all_in(marks)
@@ -90,14 +90,14 @@ def remove(lab: str) -> None:
 
 
 def known_labs() -> list[str]:
-    """Every lab with a record or a namespace."""
+    """Return every lab with a record or a namespace."""
     labs = {path.name for path in RECORDS.glob("*")} if RECORDS.is_dir() else set()
     labs |= {path.name.split("-")[1] for path in NETNS.glob(f"{PREFIX}*-*")}
     return sorted(labs)
 
 
 def is_orphan(lab: str) -> bool:
-    """True if neither the owner nor the janitor of this lab lives."""
+    """Tell whether neither the owner nor the janitor of this lab lives."""
     import fcntl
 
     try:
@@ -115,7 +115,7 @@ def is_orphan(lab: str) -> bool:
 
 
 def guard(lab: str, owner: int, owner_started_at: int, directory: str) -> None:
-    """Waits for a word on stdin or the owner's death, then removes the lab."""
+    """Wait for a line on stdin or the owner's death, then remove the lab."""
     import fcntl
 
     RECORDS.mkdir(exist_ok=True)

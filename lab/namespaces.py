@@ -17,7 +17,7 @@ class LabError(RuntimeError):
 
 
 def why_unavailable() -> str | None:
-    """Why no lab can be made here, or None if one can."""
+    """Return the reason why no lab can be made here; None if one can."""
     if sys.platform != "linux":
         return "the lab needs Linux network namespaces"
     if os.geteuid() != 0:
@@ -29,7 +29,9 @@ def why_unavailable() -> str | None:
 
 
 def inside(namespace: str, argv: Sequence[str]) -> list[str]:
-    """The command line that runs argv in the namespace. nsenter becomes argv: the pid is the program's."""
+    """Return the command line that runs argv in the namespace. nsenter becomes argv: the pid is the
+    program's.
+    """
     return ["nsenter", f"--net={NETNS / namespace}", "--", *argv]
 
 
@@ -47,16 +49,16 @@ def ip(lines: Sequence[str], namespace: str | None = None) -> None:
 
 
 def configure(namespace: str, settings: dict[str, str], links: Sequence[str]) -> None:
-    """Kernel settings (paths below /proc/sys/net), then ip lines, by one process in the namespace."""
+    """Apply kernel settings (paths below /proc/sys/net), then ip lines, by one process in the namespace."""
     writes = "".join(f"echo {value} > /proc/sys/net/{path}\n" for path, value in settings.items())
     lines = "".join(line + "\n" for line in links)
     execute(inside(namespace, ["sh", "-e"]), f"{writes}ip -batch - <<'END'\n{lines}END\n")
 
 
 def allow_cubic() -> None:
-    """Lets namespaces choose cubic, once per boot: the kernel keeps this one list for all of them.
+    """Let namespaces choose cubic, once per boot: the kernel keeps one list for all of them.
 
-    It only widens what may be chosen; what the machine itself uses stays as it is.
+    It only widens the choice; the machine's own setting stays as it is.
     """
     allowed = _ALLOWED.read_text().split()
     if "cubic" not in allowed:
@@ -68,7 +70,7 @@ def nft(namespace: str, lines: Sequence[str]) -> None:
 
 
 def limit(namespace: str, device: str, bits: int | None) -> None:
-    """Shapes what leaves by this device to `bits` per second; None lifts the limit."""
+    """Limit what leaves by this device to `bits` per second; None lifts the limit."""
     if bits is None:
         execute(["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "pfifo", "limit", "1000"])
         return

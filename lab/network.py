@@ -33,7 +33,7 @@ class Nat:
 
     @property
     def address(self) -> str:
-        """What the public side sees."""
+        """Return the address that the public side sees."""
         return self.router.address
 
 
@@ -55,7 +55,7 @@ class _Place:
 
 @dataclass
 class _State:
-    """What exists while the lab is open."""
+    """Parts that exist while the lab is open."""
 
     directory: Path
     janitor: subprocess.Popen[bytes]
@@ -65,14 +65,14 @@ class _State:
 
 
 class Lab:
-    """Hosts in network namespaces on one switch, which lives in a namespace of its own.
+    """Hosts in network namespaces on one switch, which has a namespace of its own.
 
-    rate: of each host's line, both directions; None for no limit.
-    delay: one way between any two hosts, so that a round trip takes twice as long.
-    jitter: each frame's delay is uniform within plus or minus this; frames of a path keep their order.
-    loss: share of packets lost one way, 0.05 or "5%".
-    nat: for each number a NAT router with so many hosts behind it.
-    shaped: True sends all traffic through the forwarder, so that set_path can be used later.
+    - rate: of each host's line, both directions; None for no limit.
+    - delay: one way between any two hosts, so that a round trip takes twice as long.
+    - jitter: each frame's delay is uniform within plus or minus this; frames of a path keep their order.
+    - loss: share of packets lost one way, 0.05 or "5%".
+    - nat: for each number, a NAT router with that number of hosts behind it.
+    - shaped: True sends all traffic through the forwarder, so that set_path can be used later.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Lab:
         return self
 
     def close(self) -> None:
-        """Kills every process of the lab and removes it. Safe to repeat."""
+        """Kill every process of the lab and remove the lab. Safe to repeat."""
         state, self._state = self._state, None
         if state is None:
             return
@@ -134,7 +134,7 @@ class Lab:
         self.close()
 
     def set_rate(self, host: Host, rate: str | None, down: str | None = None) -> None:
-        """The host's rate from now on; `down` if receiving is to differ from sending. None: no limit."""
+        """Set the host's rate from now on; `down`: another rate for receiving. None: no limit."""
         up_bits = None if rate is None else units.bits_per_second(rate)
         self._limit(host, up_bits, up_bits if down is None else units.bits_per_second(down))
 
@@ -152,7 +152,7 @@ class Lab:
         state.forwarder.set_path(places[0].port, places[1].port, conditions)
 
     def set_trunk(self, near: Sequence[Host], far: Sequence[Host], rate: str, delay: str = "0ms") -> None:
-        """One line that all traffic between two sites shares, with this rate each way. Needs a shaped lab."""
+        """Route all traffic between two sites through one line with this rate each way. For a shaped lab."""
         state = self._open_state()
         if state.forwarder is None:
             raise LabError("This lab has no forwarder. Make it with shaped=True.")
@@ -161,22 +161,22 @@ class Lab:
         state.forwarder.set_trunk(here, there, units.bits_per_second(rate), conditions)
 
     def trunk_bytes(self) -> int:
-        """What the trunks have carried until now, both ways."""
+        """Return the bytes that the trunks have carried until now, both ways."""
         forwarder = self._open_state().forwarder
         return 0 if forwarder is None else forwarder.carried()
 
     def cut(self, a: Host, b: Host) -> None:
-        """Drops, silently, everything between the two, both ways."""
+        """Drop everything between the two silently, both ways."""
         self.cut_one_way(a, b)
         self.cut_one_way(b, a)
 
     def cut_one_way(self, src: Host, dst: Host) -> None:
-        """Drops, silently, everything that src sends to dst."""
+        """Drop everything that src sends to dst silently."""
         places = self._open_state().places
         self._cuts.add(src, places[src].segment.router, dst, places[dst].segment.router)
 
     def heal(self, a: Host, b: Host) -> None:
-        """Ends any cut between the two, in either direction."""
+        """Remove any cut between the two, in either direction."""
         self._open_state()
         self._cuts.remove(a, b)
         self._cuts.remove(b, a)
@@ -186,7 +186,7 @@ class Lab:
         self._cuts.clear()
 
     def add_nat(self, hosts: int = 1) -> Nat:
-        """Another NAT router, with so many hosts behind it."""
+        """Add a NAT router with this number of hosts behind it."""
         index = len(self.nats)
         state = self._open_state()
         (router,) = self._add_hosts(state.public, [f"r{index}"])
@@ -240,7 +240,7 @@ class Lab:
         return added
 
     def _plug_in(self, segment: _Segment, hosts: Sequence[Host]) -> None:
-        """A cable from each host to the switch, or through the forwarder's TAP in a shaped lab."""
+        """Connect each host to the switch, or to the forwarder's TAP in a shaped lab."""
         state = self._open_state()
         forwarder = state.forwarder if segment is state.public else None
         lines = []

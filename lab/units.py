@@ -15,7 +15,7 @@ def _split(text: str, units: list[str]) -> tuple[float, str]:
 
 
 def bits_per_second(rate: str) -> int:
-    """`"1gbit"` is 1,000,000,000."""
+    """Parse a rate: `"1gbit"` is 1,000,000,000."""
     number, unit = _split(rate, list(_RATES))
     bits = round(number * _RATES[unit])
     if bits < 8000:
@@ -24,13 +24,13 @@ def bits_per_second(rate: str) -> int:
 
 
 def seconds(duration: str) -> float:
-    """`"20ms"` is 0.02."""
+    """Parse a duration: `"20ms"` is 0.02."""
     number, unit = _split(duration, list(_TIMES))
     return number * _TIMES[unit]
 
 
 def share(loss: float | str) -> float:
-    """`0.05` and `"5%"` are both one packet in twenty."""
+    """Parse a share: `0.05` and `"5%"` are both one packet in twenty."""
     value = _split(loss, ["%"])[0] / 100 if isinstance(loss, str) else float(loss)
     if not 0 <= value <= 1:
         raise ValueError(f"The loss {loss!r} is not between 0 and 1. Write 0.05 or '5%' for one in twenty.")

@@ -72,7 +72,7 @@ def test_equal_specifications_encode_to_equal_bytes() -> None:
 
 
 @given(st.binary(max_size=200) | changed([encode_specification(SPECIFICATION)]))
-def test_a_specification_with_changed_bytes_is_read_or_refused(data: bytes) -> None:
+def test_decode_specification_of_mutated_bytes_returns_or_raises(data: bytes) -> None:
     if read_or_refused(data, decode_specification, encode_specification, (ValueError, RecursionError)):
         assert decode_specification(data).describe()
 
