@@ -143,7 +143,7 @@ def test_removed_member_is_rejected(house: House) -> None:
         found = house.attack("come_as_member", secrets=[old, new], **known)
         assert found["entered"] == 0
         assert any("does not trust" in words for words in found["words"]), "the leaked one ends at TLS"
-        assert any("without a word" in words for words in found["words"]), "the old one at the door"
+        assert any("without an answer" in words for words in found["words"]), "the old one at the door"
 
 
 # too much, too large, too slow
@@ -155,7 +155,7 @@ def test_garbage_gets_no_answer(house: House) -> None:
         found = house.attack("garbage", agents=house.doors, secret=house.log().secret.hex(), times=6)
         assert found["answered_at_the_door"] == 0
     for place in OWNERS:
-        named = house.until_named(place, f"turned away {house.stranger.address}")
+        named = house.until_named(place, f"rejected {house.stranger.address}")
         assert 1 <= len(named) <= 3, "once for each place that turns somebody away"
 
 

@@ -44,8 +44,8 @@ class ConnectionRefusal(NamedTuple):
     last_words: bytes = b""
 
 
-# Hands a connection on, with the peer's address. The socket stays the caller's, who closes it afterwards
-# whatever the answer: who keeps the connection keeps a copy.
+# Passes a connection on, with the peer's address. The caller still owns the socket and closes it afterwards
+# in any case: a receiver that keeps the connection keeps a copy.
 Deliver = Callable[[Preface, socket.socket, str], ConnectionRefusal | None]
 
 
@@ -125,7 +125,7 @@ class ConnectionAcceptor:
     def _read(self, knock: _PendingPreface) -> bool:
         """Read what has come; return True once the connection is accepted or rejected."""
         try:
-            # Never a byte more: what follows the preface belongs to whom it names.
+            # Never a byte more: what follows the preface belongs to its target.
             data = knock.socket.recv(PREFACE_BYTES - len(knock.received))
         except (BlockingIOError, InterruptedError):
             return False
@@ -141,7 +141,7 @@ class ConnectionAcceptor:
             preface = parse(bytes(knock.received), self._key_for)
             replays = self._pairing_replays if preface.route == ROUTE_PAIRING else self._replays
             if not replays.is_new(preface.nonce):
-                raise ProtocolError("the preface was shown before")
+                raise ProtocolError("the preface is a replay")
         except ProtocolError as error:
             self._dismiss(knock, error.message)
             return True
@@ -182,9 +182,9 @@ class ConnectionAcceptor:
         if source in self._named_sources or len(self._named_sources) >= _MOST_NAMED_SOURCES:
             return
         self._named_sources.add(source)
-        _log.warning("turned away %s: %s (said once for this source)", source, why)
+        _log.warning("rejected %s: %s (logged once for this source)", source, why)
         if len(self._named_sources) == _MOST_NAMED_SOURCES:
-            _log.warning("further sources are turned away without being named here")
+            _log.warning("further sources are rejected without a line here")
 
 
 def accept_or_pause(
@@ -201,7 +201,7 @@ def accept_or_pause(
                 continue
             loop.remove_reader(door)
             loop.call_later(_PAUSE_S, _resume, loop, door, again)
-            _log.warning("no connection can be taken for a moment: %s", error.strerror)
+            _log.warning("cannot accept connections for a moment: %s", error.strerror)
             return None
         connection.setblocking(False)
         return connection
