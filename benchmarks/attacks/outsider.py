@@ -26,7 +26,7 @@ from barnraise.transport.control.agent_tls import AGENT_RUN, AgentTls, TlsSessio
 from barnraise.transport.control.dial import dial_agent
 from barnraise.transport.listener.preface import (
     ANSWER_BYTES,
-    ANYBODY,
+    ANY_AGENT,
     PAIRING_KEY,
     PREFACE_BYTES,
     ROUTE_AGENT,
@@ -134,7 +134,7 @@ async def come_as_member(
                         host,
                         port,
                         route=ROUTE_AGENT,
-                        target=ANYBODY,
+                        target=ANY_AGENT,
                         secret=bytes.fromhex(secret),
                         tls=tls,
                         expect=None,
@@ -206,7 +206,7 @@ async def _use_preface(preface: bytes, host: str, port: int) -> tuple[bool, bool
 
 
 async def _feed(session: TlsSession, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> bool:
-    done = session.shake()
+    done = session.handshake()
     sink.write(session.outgoing())
     if not done:
         data = await source.read(65536)
@@ -226,8 +226,8 @@ async def garbage(agents: Sequence[Sequence[Any]], secret: str, times: int) -> R
     chance = random.Random(7)
     answered = 0
     for _ in range(times):
-        fresh = encode(Preface(ANYBODY, os.urandom(16), ROUTE_AGENT), known)
-        forged = encode(Preface(ANYBODY, os.urandom(16), ROUTE_AGENT), os.urandom(32))
+        fresh = encode(Preface(ANY_AGENT, os.urandom(16), ROUTE_AGENT), known)
+        forged = encode(Preface(ANY_AGENT, os.urandom(16), ROUTE_AGENT), os.urandom(32))
         at_the_door = [
             b"",
             chance.randbytes(PREFACE_BYTES),
@@ -240,10 +240,10 @@ async def garbage(agents: Sequence[Sequence[Any]], secret: str, times: int) -> R
         ]
         behind_it = [
             fresh + chance.randbytes(2000),
-            encode(Preface(ANYBODY, os.urandom(16), 3), known) + b"\x16\x03\x03\x40\x01" + bytes(16385),
-            encode(Preface(ANYBODY, os.urandom(16), 2), known) + struct.pack("<I", 2**31) + bytes(64),
-            encode(Preface(ANYBODY, os.urandom(16), 2, plaintext=True), known) + bytes(64),
-            encode(Preface(ANYBODY, os.urandom(16), 2, version_min=9, version_max=9), known),
+            encode(Preface(ANY_AGENT, os.urandom(16), 3), known) + b"\x16\x03\x03\x40\x01" + bytes(16385),
+            encode(Preface(ANY_AGENT, os.urandom(16), 2), known) + struct.pack("<I", 2**31) + bytes(64),
+            encode(Preface(ANY_AGENT, os.urandom(16), 2, plaintext=True), known) + bytes(64),
+            encode(Preface(ANY_AGENT, os.urandom(16), 2, version_min=9, version_max=9), known),
         ]
         doors = [(host, port, words) for host, port in agents for words in at_the_door]
         heard = await asyncio.gather(*(say(*door, seconds=0.5) for door in doors))
@@ -344,8 +344,8 @@ async def drip(
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500)
     message = struct.pack("<I", 60) + bytes(60)
     kinds = {
-        "preface": [(b"", fresh(ROUTE_AGENT, ANYBODY, known))] * each,
-        "tls": [(fresh(ROUTE_AGENT, ANYBODY, known), hello) for _ in range(each)],
+        "preface": [(b"", fresh(ROUTE_AGENT, ANY_AGENT, known))] * each,
+        "tls": [(fresh(ROUTE_AGENT, ANY_AGENT, known), hello) for _ in range(each)],
         "pairing": [(fresh(ROUTE_PAIRING, offer_tag(number), PAIRING_KEY), message) for _ in range(each)],
     }
     borne = await asyncio.gather(*(one(*words) for kind in kinds.values() for words in kind))

@@ -150,7 +150,7 @@ class Cluster(FakeClock):
 
     def _refused(self, other: Node, node: Node, life: int) -> None:
         if other.member is not None and node.member is None and node.life == life:
-            self._do(other, other.member.refused, node.raw)
+            self._do(other, other.member.connection_refused, node.raw)
 
     def leave(self, node: Node) -> None:
         if node.member is not None:
@@ -158,7 +158,7 @@ class Cluster(FakeClock):
 
     def stay(self, node: Node) -> None:
         if node.member is not None:
-            self._do(node, node.member.stay)
+            self._do(node, node.member.cancel_leave)
 
     def end(self, node: Node, life: int) -> None:
         """An orderly end, after a goodbye."""
@@ -171,7 +171,7 @@ class Cluster(FakeClock):
 
     def wish(self, node: Node, entry: bytes) -> None:
         if node.member is not None:
-            self._do(node, node.member.wish, entry)
+            self._do(node, node.member.propose_entry, entry)
 
     def stall(self, node: Node, seconds: float) -> None:
         node.asleep_until = max(node.asleep_until, self.now + seconds)

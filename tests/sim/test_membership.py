@@ -127,7 +127,7 @@ def test_two_machines_survive_the_death_of_either() -> None:
     assert junior.member is not None
     assert junior.member.view.nodes == (senior.raw, junior.raw)
     assert junior.member.quorum_status(cluster.now).needed == (senior.raw,)
-    cluster.perform(junior, junior.member.go_on_without, [senior.raw])
+    cluster.perform(junior, junior.member.continue_without, [senior.raw])
     assert junior.member.view.nodes == (junior.raw,)
     assert junior.member.record.decided.branch >> BRANCH_BITS == 1
     cluster.start(senior)
@@ -155,7 +155,7 @@ def test_a_branch_opened_by_the_user_beats_what_the_absent_decided() -> None:
     assert senior.member is not None
     assert senior.member.view.nodes == (senior.raw,)
     assert junior.member is not None
-    cluster.perform(junior, junior.member.go_on_without, [senior.raw])
+    cluster.perform(junior, junior.member.continue_without, [senior.raw])
     cluster.heal()
     cluster.run(5.0)
     assert cluster.agreed()
@@ -296,7 +296,7 @@ def test_a_guest_cannot_stop_the_cluster() -> None:
     first = cluster.nodes[0]
     assert first.member is not None
     assert guest.member is not None
-    honest = guest.member._beat_for(first.raw, (), cluster.now)
+    honest = guest.member._heartbeat_for(first.raw, (), cluster.now)
     absent = msgspec.structs.replace(first.member.me, node=cluster.nodes[2].raw, incarnation=b"x" * 16)
     for serial in range(20):
         lies = [
@@ -327,7 +327,7 @@ def test_two_words_on_two_sides_end_in_one_branch() -> None:
         node = cluster.nodes[place]
         assert node.member is not None
         others = [other.raw for other in cluster.nodes if other is not node]
-        cluster.perform(node, node.member.go_on_without, others)
+        cluster.perform(node, node.member.continue_without, others)
         assert node.member.view.nodes == (node.raw,)
     cluster.heal()
     cluster.run(15.0)
@@ -348,7 +348,7 @@ def test_a_branch_brings_its_own_trust_log() -> None:
     cluster.wish(senior, encode_entry(entry))
     cluster.run(2.0)
     assert senior.member.log.role(stranger) == "owner"
-    cluster.perform(junior, junior.member.go_on_without, [senior.raw])
+    cluster.perform(junior, junior.member.continue_without, [senior.raw])
     cluster.heal()
     cluster.run(6.0)
     assert cluster.agreed()

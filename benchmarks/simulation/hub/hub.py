@@ -2,7 +2,7 @@
 
 Who gets which samples, whose update counts and when a round closes is `hub.rounds.state_machine` itself,
 with all its parts. What a member asks for passes the hub's event loop, its line, its upload slots
-and its log, as in `hub.app`, `hub.intake` and `hub.service`, at the costs that were measured.
+and its log, as in `hub.server.app`, `hub.server.uploads` and `hub.server.hub`, at measured costs.
 """
 
 from __future__ import annotations

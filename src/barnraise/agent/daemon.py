@@ -62,7 +62,7 @@ class Agent:
         self.directory = private_directory(state_directory(settings))
         self.key = NodeKey.load_or_create(self.directory / "node.key")
         self.me = self.key.id
-        self.listener = Listener(settings, house=ClusterConnectionPolicy(self))
+        self.listener = Listener(settings, policy=ClusterConnectionPolicy(self))
         self.events: deque[str] = deque(maxlen=_KEPT_EVENTS)
         self.on_event: Callable[[str], None] | None = None
         self.on_request: Callable[[bytes], Awaitable[bytes]] | None = None
@@ -152,7 +152,7 @@ class Agent:
     async def resume(self) -> None:
         """Join the cluster again after the system slept."""
         self.report_event("this machine is awake again")
-        self._perform(self.member.stay(self._loop.time()))
+        self._perform(self.member.cancel_leave(self._loop.time()))
 
     @property
     def log(self) -> TrustLog:
@@ -222,14 +222,14 @@ class Agent:
                     hint="Do it on a machine that `barnraise nodes` shows as owner.",
                 )
             length = len(self.log)
-            self._perform(self.member.wish(encode_entry(entry), self._loop.time()))
+            self._perform(self.member.propose_entry(encode_entry(entry), self._loop.time()))
             retry_at = min(deadline, self._loop.time() + _AGAIN_S)
             while len(self.log) == length and self._loop.time() < retry_at:
                 await self.wait_for_change(retry_at - self._loop.time())
 
     def continue_without(self, nodes: list[NodeId]) -> None:
         """Let the cluster decide without these machines."""
-        self._perform(self.member.go_on_without([node.raw for node in nodes], self._loop.time()))
+        self._perform(self.member.continue_without([node.raw for node in nodes], self._loop.time()))
 
     def blocked_reason(self) -> str:
         """Return why the cluster cannot decide now; empty if it can."""
@@ -293,7 +293,7 @@ class Agent:
 
     def refused(self, node: NodeId) -> None:
         """Tell the failure detector that no agent listens on a machine."""
-        self._perform(self.member.refused(node.raw, self._loop.time()))
+        self._perform(self.member.connection_refused(node.raw, self._loop.time()))
 
     def received(self, link: ControlConnection, message: bytes) -> None:
         """Dispatch a message of another agent; raise ProtocolError if it is not of a member."""
@@ -335,10 +335,10 @@ class Agent:
     def round_trip(self, node: NodeId) -> tuple[float, float] | None:
         """Return the least recent round-trip time and its deviation, in seconds."""
         peer = self.member.peers.get(node.raw)
-        if peer is None or not peer.health.trips or self.connections.get(node) is None:
+        if peer is None or not peer.detector.trips or self.connections.get(node) is None:
             return None
         # The minimum: a busy machine adds to the others.
-        return min(peer.health.trips), max(0.0, peer.health.trip.deviation)
+        return min(peer.detector.trips), max(0.0, peer.detector.trip.deviation)
 
     def link_address(self, node: NodeId) -> str:
         """Return the address that the control connection uses; empty if there is none."""

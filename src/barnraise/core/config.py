@@ -255,7 +255,7 @@ def _from_environment(variables: Mapping[str, str]) -> dict[str, _Given]:
             given[name] = _Given(text, f"${variable}", from_text=True)
         elif _looks_like_a_setting(variable):
             raise ConfigError(
-                f"the environment variable {variable} names no setting",
+                f"the environment variable {variable} is not a setting",
                 hint=f"Unset it{_did_you_mean(variable, list(_VARIABLES))}.",
             )
     return given

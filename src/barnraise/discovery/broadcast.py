@@ -161,7 +161,7 @@ class BroadcastFinder:
                 except OSError as error:
                     last = error
         failed = last is not None and not reached
-        self._trouble = f"no network takes a broadcast: {last}" if failed else None
+        self._trouble = f"no network accepts broadcasts: {last}" if failed else None
 
     def _received(self, data: bytes, sender: tuple[str, int]) -> None:
         datagram = decode_datagram(data)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-# A place that was named by a person or remembered: nobody showed a tag there yet.
+# An address from the settings or from memory: no tag was seen there yet.
 UNTAGGED = ""
 
 

@@ -34,7 +34,7 @@ _FLAGS_QUERY = 0
 _POLL_S = 10.0
 _QUERY_S = 60.0
 # After a start or a refresh: one question to be answered to us alone, then one aloud, in case those answers
-# do not reach us, then one more for who just came.
+# do not reach us, then one more for machines that just started.
 _FIRST_QUERIES = ((0.0, True), (1.0, False), (4.0, True))
 _DEAF_AFTER_S = 6.0
 _CLOSE_S = 3.0
@@ -91,7 +91,7 @@ class MdnsFinder:
         added = tags - self._watched
         self._watched = tags
         if added and self._zeroconf is not None:
-            # Who answered before anybody looked for this tag is in the cache.
+            # Answers from before the search for this tag are in the cache.
             cache = self._zeroconf.zeroconf.cache
             pointers = cache.async_all_by_details(SERVICE, _TYPE_PTR, _CLASS_IN)
             self._look_at({pointer.alias for pointer in pointers if isinstance(pointer, DNSPointer)})
@@ -143,7 +143,7 @@ class MdnsFinder:
         assert self._zeroconf is not None
         await self._zeroconf.zeroconf.async_wait_for_start(timeout=_CLOSE_S)
         if not self._zeroconf.zeroconf.engine.senders:
-            raise OSError("no interface of this machine takes multicast")
+            raise OSError("no interface of this machine accepts multicast")
         await self._advertise(self._zeroconf, addresses)
         now = time.monotonic()
         if self._queries and self._queries[0][0] <= now:
@@ -158,7 +158,7 @@ class MdnsFinder:
         # One interface that refuses must not close the others.
         places = sorted(address for address, _, _ in sockets if _takes_multicast(address))
         if not places:
-            raise OSError("no interface of this machine takes multicast")
+            raise OSError("no interface of this machine accepts multicast")
         self._zeroconf = AsyncZeroconf(interfaces=places, ip_version=version)
         self._sockets = sockets
         zeroconf = self._zeroconf.zeroconf

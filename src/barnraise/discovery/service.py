@@ -79,7 +79,7 @@ class Discovery:
             reasons = "; ".join(f"{name}: {health[name]}" for name in strangers) or "none is set up"
             raise DiscoveryError(f"no way to look for other machines works here ({reasons})")
 
-    def places(self) -> tuple[Sighting, ...]:
+    def sightings(self) -> tuple[Sighting, ...]:
         """Return recent sightings, oldest first."""
         return self._places.all()
 

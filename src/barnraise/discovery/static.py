@@ -101,7 +101,7 @@ class StaticFinder:
         """Do nothing: other machines have settings of their own."""
 
     def watch(self, tags: frozenset[str]) -> None:
-        # All peers are one search: any of them may belong to whoever is looked for.
+        # All peers are one search: any of them may be the machine that is searched.
         self._searches.want(frozenset({UNTAGGED}) if tags else frozenset(), time.monotonic())
         self._wakeup.wake()
 
@@ -125,11 +125,11 @@ class StaticFinder:
     async def _keep(self) -> None:
         while True:
             if self._searches.due(time.monotonic()):
-                await asyncio.gather(*(self._give_out(peer) for peer in self._peers))
+                await asyncio.gather(*(self._report(peer) for peer in self._peers))
             next_at = self._searches.next_at()
             await self._wakeup.sleep(_IDLE_S if next_at is None else next_at - time.monotonic())
 
-    async def _give_out(self, peer: StaticPeer) -> None:
+    async def _report(self, peer: StaticPeer) -> None:
         addresses = [peer.host] if peer.literal else await self._lookup(peer.host)
         if self._on_sighting is not None:
             for address in addresses:
@@ -192,6 +192,6 @@ def _is_loopback(address: str) -> bool:
 
 def _wrong(text: str) -> ConfigError:
     return ConfigError(
-        f"network.peers has {text!r}, which names no machine",
+        f"network.peers has {text!r}, which does not name a machine",
         hint="Write a host or address, with a port if it is not the usual one: nas.lan or 192.0.2.7:52416.",
     )

@@ -134,12 +134,12 @@ def _verified(certificate: x509.Certificate) -> WorkerIdentity:
         raise IdentityError("the certificate's key is not Ed25519")
     names = certificate.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME).value
     if not isinstance(names, x509.SubjectAlternativeName):
-        raise IdentityError("the certificate names no worker")
+        raise IdentityError("the certificate does not name a worker")
     bound = _read_uri(names.get_values_for_type(x509.UniformResourceIdentifier))
-    # Comparing with what we would write leaves no room for an extension that somebody reads differently.
+    # A comparison with what we would write excludes extensions that others understand differently.
     found = [(extension.value, extension.critical) for extension in certificate.extensions]
     if found != _leaf_extensions(node, bound.run, bound.worker):
-        raise IdentityError("the certificate is not one that a node gives to a worker")
+        raise IdentityError("the certificate is not a worker's certificate")
     return WorkerIdentity(node=node, run=bound.run, worker=bound.worker)
 
 
@@ -154,7 +154,7 @@ def _write_uri(run: str, worker: bytes) -> str:
 
 def _read_uri(uris: list[str]) -> _Bound:
     if len(uris) != 1 or not uris[0].startswith(_SCHEME):
-        raise IdentityError("the certificate names no worker")
+        raise IdentityError("the certificate does not name a worker")
     fields = dict(part.partition("=")[::2] for part in uris[0].removeprefix(_SCHEME).split("&"))
     bound = _Bound(unquote(fields.get("run", "")), bytes.fromhex(fields.get("id", "")))
     check_run(bound.run)
@@ -196,7 +196,7 @@ def _node_name(node: NodeId) -> x509.Name:
 def _named_node(name: x509.Name) -> NodeId:
     common = name.get_attributes_for_oid(NameOID.COMMON_NAME)
     if len(common) != 1 or not isinstance(common[0].value, str):
-        raise IdentityError("the certificate names no node")
+        raise IdentityError("the certificate does not name a node")
     node = NodeId(bytes.fromhex(common[0].value))
     if name != _node_name(node):
         raise IdentityError("the certificate names its node in a wrong form")

@@ -305,7 +305,7 @@ class TrustLog:
             raise TrustError("the first entry of a trust log founds the cluster, this does not")
         if self.role(entry.by) != "owner":
             raise TrustError(
-                f"{entry.by.short} is no owner of this cluster and can neither admit nor remove",
+                f"{entry.by.short} is not an owner of this cluster and cannot admit or remove machines",
                 hint="Do it on a machine that `barnraise nodes` shows as owner.",
             )
         if isinstance(body, AdmitMember):
@@ -317,22 +317,22 @@ class TrustLog:
         if node in self._members:
             raise TrustError(
                 f"{node.short} is a member already, as {self._members[node].role}",
-                hint="A role is for good: to change it, unpair the machine and give it a new node key.",
+                hint="A role cannot change: unpair the machine, run `barnraise leave` on it, pair it again.",
             )
         if node in self._revoked:
             raise TrustError(
-                f"{node.short} was removed from this cluster and never returns under that node id",
+                f"{node.short} was removed from this cluster and cannot return with that node id",
                 hint="On that machine run `barnraise leave`: it then is a new node and can be paired.",
             )
         if len(self.entries) + 1 + len(self._members) + 1 > LOG_ENTRIES:
             raise TrustError(
-                "the trust log is full: the room that is left is kept for removing its members",
-                hint="Found a new cluster and pair the machines with it.",
+                "the trust log is full: the remaining space is reserved for removing members",
+                hint="Create a new cluster and pair the machines with it.",
             )
 
     def _check_removal(self, node: NodeId) -> None:
         if node not in self._members:
-            raise TrustError(f"{node.short} is no member of this cluster")
+            raise TrustError(f"{node.short} is not a member of this cluster")
         if self.owners == (node,):
             raise TrustError(
                 f"{node.short} is the cluster's last owner and cannot be removed",

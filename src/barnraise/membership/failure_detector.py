@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping
 
-BEAT_S = 0.5
-LEAST_SILENCE_S = 1.5
-MOST_SILENCE_S = 8.0
+HEARTBEAT_S = 0.5
+MIN_TIMEOUT_S = 1.5
+MAX_TIMEOUT_S = 8.0
 _WATCH_ALL = 16
 _NEIGHBOURS = 4
 _MEAN_GAIN = 1 / 8
@@ -35,23 +35,23 @@ class SilenceEstimate:
 class FailureDetector:
     """Failure detector of one peer, which is silent if either direction of heartbeats stops."""
 
-    __slots__ = ("echoed", "gap", "heard", "patience", "trip", "trips")
+    __slots__ = ("echoed", "gap", "heard", "timeout_s", "trip", "trips")
 
     def __init__(self, now: float) -> None:
         self.heard = now
         self.echoed = now
-        self.gap = SilenceEstimate(BEAT_S, BEAT_S / 8)
+        self.gap = SilenceEstimate(HEARTBEAT_S, HEARTBEAT_S / 8)
         self.trip = SilenceEstimate(0.0, 0.0)
         self.trips: deque[float] = deque(maxlen=_TRIPS)
-        self.patience = LEAST_SILENCE_S
+        self.timeout_s = MIN_TIMEOUT_S
 
     def beat(self, now: float) -> None:
         """Record a heartbeat of the peer."""
         # A pause that ended in suspicion says nothing of the usual rhythm.
-        if now - self.heard < MOST_SILENCE_S:
+        if now - self.heard < MAX_TIMEOUT_S:
             self.gap.add(now - self.heard)
         self.heard = now
-        self._learn()
+        self._update_timeout()
 
     def echo(self, now: float, trip: float) -> None:
         """Record that the peer had received a newer heartbeat of ours, after this round trip."""
@@ -63,24 +63,24 @@ class FailureDetector:
         else:
             self.trip.add(trip)
         self.trips.append(trip)
-        self._learn()
+        self._update_timeout()
 
-    def forgive(self, now: float) -> None:
+    def reset_timeout(self, now: float) -> None:
         """Restart the timeout, because this machine was asleep itself."""
         self.heard = self.echoed = now
 
     def is_silent(self, now: float) -> bool:
         """Return True if the timeout of either direction has passed."""
-        return now - self.heard > self.patience or now - self.echoed > self.patience
+        return now - self.heard > self.timeout_s or now - self.echoed > self.timeout_s
 
-    def _learn(self) -> None:
+    def _update_timeout(self) -> None:
         """Update the timeout from the estimates.
 
         A queue makes heartbeats irregular before it delays them much.
         """
         gap, trip = self.gap, self.trip
         wanted = gap.mean + trip.mean + _DEVIATIONS * (gap.deviation + trip.deviation)
-        self.patience = min(MOST_SILENCE_S, max(LEAST_SILENCE_S, wanted))
+        self.timeout_s = min(MAX_TIMEOUT_S, max(MIN_TIMEOUT_S, wanted))
 
 
 def watched(nodes: Collection[bytes], me: bytes) -> frozenset[bytes]:

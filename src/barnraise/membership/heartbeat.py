@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from barnraise.membership.failure_detector import BEAT_S
+from barnraise.membership.failure_detector import HEARTBEAT_S
 from barnraise.membership.history import History
 from barnraise.membership.messages import Heartbeat
 from barnraise.membership.peers import PeerState
@@ -19,21 +19,21 @@ class HeartbeatSender:
         self._serial = 0
         self._sent: dict[int, float] = {}
 
-    def strike(self, now: float) -> None:
+    def start_round(self, now: float) -> None:
         """Number a heartbeat that is sent to all peers now."""
-        self.next_at = now + BEAT_S
+        self.next_at = now + HEARTBEAT_S
         self._serial += 1
         self._sent[self._serial] = now
         self._sent.pop(self._serial - _KEPT, None)
 
-    def echoed(self, peer: PeerState, beat: Heartbeat, now: float) -> None:
+    def measure_echo(self, peer: PeerState, beat: Heartbeat, now: float) -> None:
         """Measure the round trip of our heartbeat that the peer echoes, unless it is an old one."""
         sent = self._sent.get(beat.echo)
         if sent is not None and beat.echo > peer.echo:
             peer.echo = beat.echo
-            peer.health.echo(now, now - sent - beat.held_us / 1e6)
+            peer.detector.echo(now, now - sent - beat.held_us / 1e6)
 
-    def beat(
+    def build(
         self,
         me: PresentMember,
         history: History,
@@ -50,7 +50,7 @@ class HeartbeatSender:
             me=me,
             serial=max(1, self._serial),
             echo=peer.serial,
-            held_us=max(0, int((now - peer.got) * 1e6)),
+            held_us=max(0, int((now - peer.heartbeat_at) * 1e6)),
             branch=decided.branch,
             number=decided.number,
             view=history.record.digest,

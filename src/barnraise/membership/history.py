@@ -28,11 +28,11 @@ class History:
     def role(self, node: bytes) -> str | None:
         return self._roles.get(node)
 
-    def place(self, node: bytes) -> PresentMember | None:
+    def member(self, node: bytes) -> PresentMember | None:
         """Return the member of the view with this node id, or None."""
-        return self.places.get(node)
+        return self.members.get(node)
 
-    def answered(self, record: AcceptorState) -> SaveState:
+    def record_answer(self, record: AcceptorState) -> SaveState:
         """Store a promise or a vote that was given."""
         self.record = record
         return SaveState(record)
@@ -75,7 +75,7 @@ class History:
                 return f"{NodeId(member.node).short} may not be in it"
         return None
 
-    def told(self, message: DecisionMessage) -> tuple[TrustLog, bool]:
+    def follow(self, message: DecisionMessage) -> tuple[TrustLog, bool]:
         """Return the log that a decision leads to, as far as we can follow, and whether it is complete.
 
         Raise BarnraiseError if it is not valid. On a branch that the user opened, the log may be another one.
@@ -111,14 +111,14 @@ class History:
         known = beat.log_length <= len(self.log.entries)
         return "trust log" if known and self.log.head_at(beat.log_length) != beat.log_head else None
 
-    def telling(self, log_length: int) -> DecisionMessage:
+    def catch_up_message(self, log_length: int) -> DecisionMessage:
         """Return the message for a node whose log has ``log_length`` entries."""
         missing = self.log.entries[log_length : log_length + _LOG_AT_ONCE]
         return DecisionMessage(self.decided, log_length, tuple(encode_entry(entry) for entry in missing))
 
     def _set_view(self, view: MembershipView) -> None:
         self.view = view
-        self.places = {member.node: member for member in view.members}
+        self.members = {member.node: member for member in view.members}
 
     def _set_log(self, log: TrustLog) -> None:
         self.log = log

@@ -50,7 +50,7 @@ from barnraise.membership.view import (
     read_view,
 )
 
-TICK_S = failure_detector.BEAT_S / 2
+TICK_S = failure_detector.HEARTBEAT_S / 2
 _ASLEEP_S = 1.0
 _ATTEMPT_S = 1.0
 _GATHER_S = 0.15
@@ -65,21 +65,21 @@ class MembershipNode:
     ) -> None:
         self.me = me
         self.history = History(record, log)
-        self._around = PeerTable(me.node, self.history, now)
+        self._peer_table = PeerTable(me.node, self.history, now)
         self.leaving = False
         self._rng = rng
-        self._pulse = HeartbeatSender(now)
+        self._heartbeats = HeartbeatSender(now)
         self._last_tick = now
         self._proposal: PaxosProposal | None = None
         self._deadline = now
         self._not_before = now
-        self._gathering: float | None = None
+        self._collecting_since: float | None = None
         self._round = 0
-        self._wishes = PendingProposals()
+        self._proposals = PendingProposals()
         self._absent: frozenset[bytes] = frozenset()
         self._suspects: frozenset[bytes] = frozenset()
         self._warned: set[tuple[bytes, str]] = set()
-        self._out: list[Effect] = []
+        self._effects: list[Effect] = []
 
     @property
     def view(self) -> MembershipView:
@@ -87,7 +87,7 @@ class MembershipNode:
 
     @property
     def peers(self) -> Mapping[bytes, PeerState]:
-        return self._around.peers
+        return self._peer_table.peers
 
     @property
     def record(self) -> AcceptorState:
@@ -100,37 +100,37 @@ class MembershipNode:
     @property
     def is_member(self) -> bool:
         """Return True if this incarnation is in the view."""
-        mine = self.history.place(self.me.node)
+        mine = self.history.member(self.me.node)
         return mine is not None and mine.incarnation == self.me.incarnation
 
     def dead(self, now: float) -> frozenset[bytes]:
         """Return the members that are judged dead."""
-        return self._around.dead(now)
+        return self._peer_table.dead(now)
 
     def coordinator(self, now: float) -> ElectedCoordinator:
         """Return the member that should propose the next view."""
-        return elect_coordinator(self.view, self.dead(now) | self._leavers() | self._absent)
+        return elect_coordinator(self.view, self.dead(now) | self._leaving_nodes() | self._absent)
 
     def quorum_status(self, now: float) -> QuorumStatus:
         """Return whether the reachable voters can decide."""
-        return quorum_status(self.view.voters, self.dead(now) | self._around.unreachable(now))
+        return quorum_status(self.view.voters, self.dead(now) | self._peer_table.unreachable(now))
 
     # events
 
     def tick(self, now: float) -> list[Effect]:
         """Advance the time; call every TICK_S. A late call means that this machine was asleep."""
         if now - self._last_tick > _ASLEEP_S:
-            for peer in self._around.peers.values():
-                peer.health.forgive(now)
+            for peer in self._peer_table.peers.values():
+                peer.detector.reset_timeout(now)
             self._note(f"this machine was asleep or stopped for {now - self._last_tick:.1f} s")
         self._last_tick = now
-        mine = self._around.unheard(now)
-        if now >= self._pulse.next_at or mine != self._suspects:
+        mine = self._peer_table.silent(now)
+        if now >= self._heartbeats.next_at or mine != self._suspects:
             self._suspects = mine
-            self._beat(now)
-        self._repeat_wishes(now)
-        self._consider(now)
-        return self._done()
+            self._send_heartbeats(now)
+        self._resend_proposals(now)
+        self._propose_if_needed(now)
+        return self._take_effects()
 
     def receive(self, sender: bytes, message: Message, now: float) -> list[Effect]:
         """Handle a message from a node whose link has proved its identity."""
@@ -140,114 +140,115 @@ class MembershipNode:
         match message:
             case Heartbeat():
                 if message.me.node == sender:
-                    self._on_beat(sender, message, now)
+                    self._on_heartbeat(sender, message, now)
             case Goodbye():
-                self._around.peer(sender, now).leaving = message.incarnation
-                self._consider(now)
+                self._peer_table.peer(sender, now).leaving = message.incarnation
+                self._propose_if_needed(now)
             case CatchUpRequest():
-                if now - self._around.peer(sender, now).told >= _TELL_AGAIN_S / 10:
-                    self._tell(sender, message.log_length, now)
+                if now - self._peer_table.peer(sender, now).decision_sent_at >= _TELL_AGAIN_S / 10:
+                    self._send_decision(sender, message.log_length, now)
             case _ if role != "owner":
                 if (sender, "guest") not in self._warned:
                     self._warned.add((sender, "guest"))
-                    self._note(f"{_short(sender)} is a guest and may not decide: it is not listened to")
+                    self._note(f"{_short(sender)} is a guest and cannot vote: its message is ignored")
             case DecisionMessage():
                 self._on_decided(sender, message, now)
             case TrustProposal():
-                self._wishes.add(message.entry, self.history, now)
-                self._consider(now)
+                self._proposals.add(message.entry, self.history, now)
+                self._propose_if_needed(now)
             case PaxosPrepare() | PaxosAccept():
                 self._on_question(sender, message, now)
             case PaxosPromise() | PaxosAccepted() | PaxosReject():
                 self._on_reply(sender, message, now)
-        return self._done()
+        return self._take_effects()
 
     def link_up(self, node: bytes, now: float) -> list[Effect]:
         """Send a heartbeat at once over a new link, instead of at the next interval."""
-        self._around.peer(node, now).linked = True
+        self._peer_table.peer(node, now).linked = True
         if self.history.role(node) is not None:
-            self._out.append(SendMessage(node, self._beat_for(node, self._around.visitors(now), now)))
-        return self._done()
+            self._effects.append(
+                SendMessage(node, self._heartbeat_for(node, self._peer_table.visitors(now), now))
+            )
+        return self._take_effects()
 
     def link_down(self, node: bytes) -> None:
         """Note that the link is gone. This alone does not mean death."""
         if node in self.peers:
             self.peers[node].linked = False
 
-    def refused(self, node: bytes, now: float) -> list[Effect]:
+    def connection_refused(self, node: bytes, now: float) -> list[Effect]:
         """Note that the machine rejected a connection, so its agent has ended."""
-        peer = self._around.peer(node, now)
+        peer = self._peer_table.peer(node, now)
         if not peer.gone:
             peer.gone = True
             return self.tick(now)
-        return self._done()
+        return self._take_effects()
 
-    def wish(self, entry: bytes, now: float) -> list[Effect]:
+    def propose_entry(self, entry: bytes, now: float) -> list[Effect]:
         """Propose an entry of the trust log. The log shows later whether it was decided."""
-        self._wishes.add(entry, self.history, now)
-        self._repeat_wishes(now, at_once=True)
-        self._consider(now)
-        return self._done()
+        self._proposals.add(entry, self.history, now)
+        self._resend_proposals(now, at_once=True)
+        self._propose_if_needed(now)
+        return self._take_effects()
 
     def leave(self, now: float) -> list[Effect]:
         """Announce a goodbye, so that the next view is without this node."""
         self.leaving = True
-        self._beat(now)
+        self._send_heartbeats(now)
         word = Goodbye(self.me.incarnation)
-        self._out += [SendMessage(node, word) for node in self._around.others()]
-        return self._done()
+        self._effects += [SendMessage(node, word) for node in self._peer_table.others()]
+        return self._take_effects()
 
-    def stay(self, now: float) -> list[Effect]:
+    def cancel_leave(self, now: float) -> list[Effect]:
         """Withdraw the goodbye after sleep."""
         self.leaving = False
-        for peer in self._around.peers.values():
-            peer.health.forgive(now)
-        self._beat(now)
-        return self._done()
+        for peer in self._peer_table.peers.values():
+            peer.detector.reset_timeout(now)
+        self._send_heartbeats(now)
+        return self._take_effects()
 
-    def go_on_without(self, absent: Iterable[bytes], now: float) -> list[Effect]:
+    def continue_without(self, absent: Iterable[bytes], now: float) -> list[Effect]:
         """Open a new branch without these voters, which the user has declared gone.
 
         An empty set withdraws the declaration.
         """
-        # (nobody: the word is taken back)
         self._absent = frozenset(absent) & frozenset(self.view.voters) - {self.me.node}
         self._proposal = None
-        self._consider(now)
-        return self._done()
+        self._propose_if_needed(now)
+        return self._take_effects()
 
     # beats
 
-    def _beat(self, now: float) -> None:
-        self._pulse.strike(now)
+    def _send_heartbeats(self, now: float) -> None:
+        self._heartbeats.start_round(now)
         if self._suspects or self.leaving or not self.is_member:
-            targets: set[bytes] = {*self.history.places, *self._around.peers}
+            targets: set[bytes] = {*self.history.members, *self._peer_table.peers}
         else:
             targets = {
-                *self._around.watching,
-                *(node for node in self._around.peers if node not in self.history.places),
+                *self._peer_table.watching,
+                *(node for node in self._peer_table.peers if node not in self.history.members),
             }
-        visitors = self._around.visitors(now)
+        visitors = self._peer_table.visitors(now)
         for node in sorted(targets - {self.me.node}):
             if self.history.role(node) is not None:
-                self._out.append(SendMessage(node, self._beat_for(node, visitors, now)))
+                self._effects.append(SendMessage(node, self._heartbeat_for(node, visitors, now)))
 
-    def _beat_for(self, node: bytes, visitors: tuple[PresentMember, ...], now: float) -> Heartbeat:
-        return self._pulse.beat(
+    def _heartbeat_for(self, node: bytes, visitors: tuple[PresentMember, ...], now: float) -> Heartbeat:
+        return self._heartbeats.build(
             self.me,
             self.history,
-            self._around.peer(node, now),
+            self._peer_table.peer(node, now),
             now,
             leaving=self.leaving,
             suspects=self._suspects,
             visitors=visitors,
         )
 
-    def _on_beat(self, sender: bytes, beat: Heartbeat, now: float) -> None:
-        peer = self._around.peer(sender, now)
+    def _on_heartbeat(self, sender: bytes, beat: Heartbeat, now: float) -> None:
+        peer = self._peer_table.peer(sender, now)
         was_new = peer.beat is None or peer.beat.me != beat.me
         peer.heard(beat, now)
-        self._pulse.echoed(peer, beat, now)
+        self._heartbeats.measure_echo(peer, beat, now)
         if not beat.leaving and peer.leaving == beat.me.incarnation:
             peer.leaving = None
         if beat.leaving:
@@ -255,55 +256,55 @@ class MembershipNode:
         if self._is_forked(sender, beat):
             return
         mine = self.record.decided.position
-        if peer.position < mine and now - peer.told >= _TELL_AGAIN_S:
-            self._tell(sender, self._known_log(peer), now)
-        elif peer.position > mine and now - peer.asked >= _TELL_AGAIN_S:
-            self._ask_for_more(sender, beat.branch, now)
+        if peer.position < mine and now - peer.decision_sent_at >= _TELL_AGAIN_S:
+            self._send_decision(sender, self._known_log(peer), now)
+        elif peer.position > mine and now - peer.catch_up_sent_at >= _TELL_AGAIN_S:
+            self._request_catch_up(sender, beat.branch, now)
         if was_new:
-            self._consider(now)
+            self._propose_if_needed(now)
 
     def _is_forked(self, sender: bytes, beat: Heartbeat) -> bool:
         what = self.history.differs_from(beat)
         if what is None:
-            self._around.forked.discard(sender)
+            self._peer_table.forked.discard(sender)
             return False
-        self._around.forked.add(sender)
+        self._peer_table.forked.add(sender)
         if (sender, what) not in self._warned:
             self._warned.add((sender, what))
-            self._note(f"{_short(sender)} has another {what} than we: its history is not ours; not followed")
+            self._note(f"{_short(sender)} has another {what} than this machine; it is not followed")
         return True
 
     # what follows from what is known
 
-    def _consider(self, now: float) -> None:
+    def _propose_if_needed(self, now: float) -> None:
         """Propose the next view if this node is the coordinator and a change is needed."""
         if self.me.node not in self.record.decided.voters:
             self._proposal = None
             return
         dead = self.dead(now)
-        first, _ = elect_coordinator(self.view, dead | self._leavers() | self._absent)
+        first, _ = elect_coordinator(self.view, dead | self._leaving_nodes() | self._absent)
         if (first != self.me.node and not self._absent) or now < self._not_before:
             return
         if self._proposal is not None and now < self._deadline:
             return
-        entries, barred = self._wishes.fitting(self.history)
+        entries, barred = self._proposals.fitting(self.history)
         wanted = WantedChange(
             dead=dead | self._absent,
-            leaving=self._leavers() | barred,
-            arrived={self.me.node: self.me, **self._around.arrived(barred, now)},
+            leaving=self._leaving_nodes() | barred,
+            arrived={self.me.node: self.me, **self._peer_table.arrived(barred, now)},
             entries=entries,
             log_length=len(self.log.entries),
             absent=tuple(sorted(self._absent)),
         )
         view = next_view(self.view, wanted)
         if view is None:
-            self._gathering = None
+            self._collecting_since = None
             return
         if not self._is_time(view, now):
             return
         # To be sure of a quorum now and in the view that follows: a senior that has just come back must not
         # give up its place to machines that may never return.
-        alive = self._around.heard(now) | {self.me.node}
+        alive = self._peer_table.alive(now) | {self.me.node}
         enough = is_quorum(self.view.voters, alive, self._absent)
         if enough and is_quorum(view.voters, alive):
             self._propose(view, now)
@@ -312,20 +313,20 @@ class MembershipNode:
         """Return False while arrivals are collected, so that machines started together make one change."""
         if view.entries or view.without or not set(self.view.nodes) <= set(view.nodes):
             return True
-        if self._gathering is None:
-            self._gathering = now
-        return now - self._gathering >= _GATHER_S
+        if self._collecting_since is None:
+            self._collecting_since = now
+        return now - self._collecting_since >= _GATHER_S
 
-    def _repeat_wishes(self, now: float, *, at_once: bool = False) -> None:
-        entries = self._wishes.due(now, at_once=at_once)
+    def _resend_proposals(self, now: float, *, at_once: bool = False) -> None:
+        entries = self._proposals.due(now, at_once=at_once)
         if not entries:
             return
         first, _ = self.coordinator(now)
-        heard = first is not None and first not in self._around.unreachable(now)
-        targets = [first] if heard and first is not None else self._around.others()
+        heard = first is not None and first not in self._peer_table.unreachable(now)
+        targets = [first] if heard and first is not None else self._peer_table.others()
         for node in targets:
-            if node != self.me.node and node not in self._wishes.removals():
-                self._out += [SendMessage(node, TrustProposal(entry)) for entry in entries]
+            if node != self.me.node and node not in self._proposals.removals():
+                self._effects += [SendMessage(node, TrustProposal(entry)) for entry in entries]
 
     # agreement
 
@@ -337,35 +338,35 @@ class MembershipNode:
         self._proposal = PaxosProposal(self.record, ballot, wish, self._absent)
         self._deadline = now + _ATTEMPT_S
         self._not_before = now
-        self._ask_all(self._proposal.prepare(), now)
+        self._send_to_voters(self._proposal.prepare(), now)
 
-    def _ask_all(self, question: PaxosPrepare | PaxosAccept, now: float) -> None:
+    def _send_to_voters(self, question: PaxosPrepare | PaxosAccept, now: float) -> None:
         others = [SendMessage(node, question) for node in self.view.voters if node != self.me.node]
-        self._out += others
+        self._effects += others
         self._on_question(self.me.node, question, now)
 
     def _on_question(self, sender: bytes, question: PaxosPrepare | PaxosAccept, now: float) -> None:
         after = question.after if isinstance(question, PaxosPrepare) else question.decision.previous
         if after != self.record.digest:
-            peer = self._around.peer(sender, now)
-            if now - peer.told >= _TELL_AGAIN_S / 4 and self.history.decided.number:
-                self._tell(sender, self._known_log(peer), now)
+            peer = self._peer_table.peer(sender, now)
+            if now - peer.decision_sent_at >= _TELL_AGAIN_S / 4 and self.history.decided.number:
+                self._send_decision(sender, self._known_log(peer), now)
             return
         if isinstance(question, PaxosPrepare):
             answer = paxos.answer_prepare(self.record, self.me.node, question)
         else:
             if (fault := self.history.fault(question.decision)) is not None:
-                self._note(f"{_short(sender)} proposes what we cannot accept: {fault}")
+                self._note(f"{_short(sender)} proposes a view that this machine rejects: {fault}")
                 return
             answer = paxos.answer_accept(self.record, self.me.node, question)
         if answer.record is not None:
-            self._out.append(self.history.answered(answer.record))
+            self._effects.append(self.history.record_answer(answer.record))
         if answer.reply is None:
             return
         if sender == self.me.node:
             self._on_reply(sender, answer.reply, now)
         else:
-            self._out.append(SendMessage(sender, answer.reply))
+            self._effects.append(SendMessage(sender, answer.reply))
 
     def _on_reply(self, sender: bytes, reply: PaxosPromise | PaxosAccepted | PaxosReject, now: float) -> None:
         proposal = self._proposal
@@ -375,92 +376,92 @@ class MembershipNode:
             if reply.ballot == proposal.ballot:
                 self._round = max(self._round, reply.promised.round)
                 self._proposal = None
-                # Another proposes too: chance decides who comes first.
+                # Another node proposes, too: a random delay decides which is first.
                 self._not_before = now + self._rng.uniform(0.05, 0.4)
             return
         if isinstance(reply, PaxosPromise):
             accept = proposal.promised(sender, reply)
             if accept is not None:
-                self._ask_all(accept, now)
+                self._send_to_voters(accept, now)
         elif proposal.accepted(sender, reply):
             before = self.view
             # We accepted it ourselves, so it was checked; else we were asked and found it wanting.
             if self.history.fault(proposal.decision) is None:
                 log = self.history.with_entries_of(read_view(proposal.decision))
                 self._adopt(proposal.decision, log, now)
-                self._spread(before, now)
+                self._broadcast_decision(before, now)
 
     def _on_decided(self, sender: bytes, message: DecisionMessage, now: float) -> None:
         mine, theirs = self.history.decided, message.decision
         if theirs.position <= mine.position:
             return
         try:
-            log, complete = self.history.told(message)
+            log, complete = self.history.follow(message)
         except BarnraiseError as error:
-            self._note(f"{_short(sender)} told us a decision that cannot be: {error.message}")
+            self._note(f"{_short(sender)} sent an invalid decision: {error.message}")
             return
         if not complete:
             longer = len(log.entries) > len(self.history.log.entries)
             if longer and theirs.branch == mine.branch:
-                self._out.append(self.history.keep_log(log))  # a part of a long log: the rest comes at once
-            elif now - self._around.peer(sender, now).asked < _TELL_AGAIN_S:
+                self._effects.append(self.history.keep_log(log))  # part of a long log: more follows
+            elif now - self._peer_table.peer(sender, now).catch_up_sent_at < _TELL_AGAIN_S:
                 return
-            self._ask_for_more(sender, theirs.branch, now)
+            self._request_catch_up(sender, theirs.branch, now)
             return
         if theirs.branch > mine.branch and mine.number >= theirs.number:
             lost = mine.number - theirs.number + 1
-            self._note(f"the user went on without this machine: {lost} of its own view changes are dropped")
+            self._note(f"the user continued without this machine: {lost} of its own view changes are dropped")
         self._adopt(theirs, log, now)
 
     def _adopt(self, decision: PaxosDecision, log: TrustLog, now: float) -> None:
-        before = self.history.places
-        self._out.append(self.history.adopt(decision, log))
-        self._around.view_changed(now)
-        self._proposal, self._gathering, self._absent = None, None, frozenset()
-        self._wishes.forget(self.view.entries)
+        before = self.history.members
+        self._effects.append(self.history.adopt(decision, log))
+        self._peer_table.view_changed(now)
+        self._proposal, self._collecting_since, self._absent = None, None, frozenset()
+        self._proposals.forget(self.view.entries)
         for node in before:
-            if node not in self.history.places and node != self.me.node:
-                self._around.peer(node, now).evicted(now)
-        for node in self._around.others():
-            peer = self._around.peer(node, now)
+            if node not in self.history.members and node != self.me.node:
+                self._peer_table.peer(node, now).evicted(now)
+        for node in self._peer_table.others():
+            peer = self._peer_table.peer(node, now)
             if node not in before:
-                peer.health.forgive(now)
+                peer.detector.reset_timeout(now)
                 peer.gone = False
-        self._suspects = self._around.unheard(now)
-        self._out.append(ViewChanged(self.view.why))
+        self._suspects = self._peer_table.silent(now)
+        self._effects.append(ViewChanged(self.view.why))
 
-    def _ask_for_more(self, sender: bytes, branch: int, now: float) -> None:
+    def _request_catch_up(self, sender: bytes, branch: int, now: float) -> None:
         """Request what is missing. On another branch the trust log may differ, so request all of it."""
-        self._around.peer(sender, now).asked = now
+        self._peer_table.peer(sender, now).catch_up_sent_at = now
         have = len(self.history.log.entries) if branch == self.history.decided.branch else 0
-        self._out.append(SendMessage(sender, CatchUpRequest(have)))
+        self._effects.append(SendMessage(sender, CatchUpRequest(have)))
 
-    def _spread(self, before: MembershipView, now: float) -> None:
+    def _broadcast_decision(self, before: MembershipView, now: float) -> None:
         """Send the decision to every member.
 
         If this node dies meanwhile, heartbeats show which members lack it.
         """
         for node in dict.fromkeys((*before.nodes, *self.view.nodes)):
             if node != self.me.node and self.history.role(node) is not None:
-                self._tell(node, self._known_log(self._around.peer(node, now)), now)
+                self._send_decision(node, self._known_log(self._peer_table.peer(node, now)), now)
 
     def _known_log(self, peer: PeerState) -> int:
         """Return how many entries of our trust log a peer has; 0 if it is on another branch."""
         return peer.log_length if peer.position.branch == self.history.decided.branch else 0
 
-    def _tell(self, node: bytes, log_length: int, now: float) -> None:
-        self._around.peer(node, now).told = now
-        self._out.append(SendMessage(node, self.history.telling(log_length)))
+    def _send_decision(self, node: bytes, log_length: int, now: float) -> None:
+        self._peer_table.peer(node, now).decision_sent_at = now
+        self._effects.append(SendMessage(node, self.history.catch_up_message(log_length)))
 
-    def _leavers(self) -> frozenset[bytes]:
-        leavers = self._around.leavers() | self._wishes.removals()
+    def _leaving_nodes(self) -> frozenset[bytes]:
+        leavers = self._peer_table.leaving() | self._proposals.removals()
         return leavers | {self.me.node} if self.leaving else leavers
 
     def _note(self, text: str) -> None:
-        self._out.append(LogNote(text))
+        self._effects.append(LogNote(text))
 
-    def _done(self) -> list[Effect]:
-        out, self._out = self._out, []
+    def _take_effects(self) -> list[Effect]:
+        out, self._effects = self._effects, []
         return out
 
 

@@ -26,15 +26,15 @@ class PeerTable:
     def view_changed(self, now: float) -> None:
         """Update which members this node watches."""
         before = self.watching
-        self.watching = failure_detector.watched(self._history.places, self._me)
+        self.watching = failure_detector.watched(self._history.members, self._me)
         for node in self.others():
             peer = self.peer(node, now)
             if node in self.watching and node not in before:
-                peer.health.forgive(now)  # it had no reason to speak to us until now
+                peer.detector.reset_timeout(now)  # it had no reason to speak to us until now
 
     def others(self) -> list[bytes]:
         """Return the members of the view except this node."""
-        return [node for node in self._history.places if node != self._me]
+        return [node for node in self._history.members if node != self._me]
 
     def peer(self, node: bytes, now: float) -> PeerState:
         """Return the state of a peer; create it if it is new."""
@@ -43,19 +43,19 @@ class PeerTable:
             peer = self.peers[node] = PeerState(now)
         return peer
 
-    def unheard(self, now: float) -> frozenset[bytes]:
+    def silent(self, now: float) -> frozenset[bytes]:
         """Return the watched members without recent heartbeats."""
         return frozenset(node for node in self.watching if self.peer(node, now).is_suspect(now))
 
     def unreachable(self, now: float) -> frozenset[bytes]:
         """Return members without heartbeats, and unwatched members without a link."""
         far = {node for node in self.others() if node not in self.watching}
-        return self.unheard(now) | {node for node in far if not self.peer(node, now).linked}
+        return self.silent(now) | {node for node in far if not self.peer(node, now).linked}
 
-    def heard(self, now: float) -> frozenset[bytes]:
+    def alive(self, now: float) -> frozenset[bytes]:
         """Return nodes that are certainly alive: with a recent heartbeat, or unwatched with a link."""
         found = {node for node, peer in self.peers.items() if peer.present(now) is not None}
-        far = (node for node in self._history.places if node not in self.watching and node != self._me)
+        far = (node for node in self._history.members if node not in self.watching and node != self._me)
         return frozenset(found | {node for node in far if self.peer(node, now).linked})
 
     def dead(self, now: float) -> frozenset[bytes]:
@@ -65,11 +65,11 @@ class PeerTable:
             said = peer.suspects(now)
             if said is not None and not peer.is_suspect(now) and self._history.role(node) == "owner":
                 others[node] = said
-        return failure_detector.judged_dead(self._history.places, self.unheard(now), others)
+        return failure_detector.judged_dead(self._history.members, self.silent(now), others)
 
-    def leavers(self) -> frozenset[bytes]:
+    def leaving(self) -> frozenset[bytes]:
         """Return the members that have said goodbye."""
-        members = self._history.places
+        members = self._history.members
         return frozenset(
             node
             for node, peer in self.peers.items()
@@ -83,7 +83,7 @@ class PeerTable:
             here = peer.present(now)
             if here is None or self._history.role(node) is None or peer.leaving == here.incarnation:
                 continue
-            member = self._history.place(node)
+            member = self._history.member(node)
             if member is None or member.incarnation != here.incarnation:
                 found.append(here)
         return tuple(found[:_MOST_VISITORS])
@@ -92,7 +92,7 @@ class PeerTable:
         """Return live nodes that may be in the next view, seen by this node or reported by a member."""
         found: dict[bytes, PresentMember] = {}
         for node, peer in self.peers.items():
-            if node in self._history.places and self._history.role(node) == "owner":
+            if node in self._history.members and self._history.role(node) == "owner":
                 for here in peer.visitors(now):
                     if here.node != self._me and self._is_news(here, now):
                         found[here.node] = here
@@ -117,7 +117,7 @@ class PeerTable:
 
         Members are watched directly, and other members may not know of an eviction yet.
         """
-        member = self._history.place(here.node)
+        member = self._history.member(here.node)
         if member is not None and member.incarnation == here.incarnation:
             return False
         known = self.peers.get(here.node)

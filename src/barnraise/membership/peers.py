@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from barnraise.membership.consensus.paxos import ChainPosition
-from barnraise.membership.failure_detector import BEAT_S, FailureDetector
+from barnraise.membership.failure_detector import HEARTBEAT_S, FailureDetector
 from barnraise.membership.messages import Heartbeat
 from barnraise.membership.view import PresentMember
 
-_REPORT_S = 6 * BEAT_S
+_REPORT_S = 6 * HEARTBEAT_S
 _MOST_HOLD_S = 8.0
 _FORGET_S = 60.0
 _MOST_LIVES = 10  # restarts in a minute before it has to wait
@@ -24,28 +24,28 @@ class PeerState:
         "_held_off",
         "_lives",
         "_reported",
-        "asked",
         "beat",
+        "catch_up_sent_at",
+        "decision_sent_at",
+        "detector",
         "echo",
         "gone",
-        "got",
-        "health",
+        "heartbeat_at",
         "leaving",
         "linked",
         "serial",
-        "told",
     )
 
     def __init__(self, now: float) -> None:
-        self.health = FailureDetector(now)
+        self.detector = FailureDetector(now)
         self.beat: Heartbeat | None = None
         self.serial = 0
-        self.got = now
+        self.heartbeat_at = now
         self.gone = False
         self.leaving: bytes | None = None
         self.linked = False
         self.echo = 0
-        self.told = self.asked = -1e9
+        self.decision_sent_at = self.catch_up_sent_at = -1e9
         self._held_off = -1e9
         self._gone_as = b""
         self._reported = -1e9
@@ -55,12 +55,12 @@ class PeerState:
     def heard(self, beat: Heartbeat, now: float) -> None:
         """Record a heartbeat; ignore late and repeated ones."""
         if self.beat is not None and beat.me.incarnation != self.beat.me.incarnation:
-            self.health, self.serial, self.echo = FailureDetector(now), 0, 0
+            self.detector, self.serial, self.echo = FailureDetector(now), 0, 0
             self._lives = [*(then for then in self._lives if now - then < _FORGET_S), now]
         if beat.serial <= self.serial:  # a late or doubled one
             return
-        self.beat, self.serial, self.got, self.gone = beat, beat.serial, now, False
-        self.health.beat(now)
+        self.beat, self.serial, self.heartbeat_at, self.gone = beat, beat.serial, now, False
+        self.detector.beat(now)
         self._reported = now
 
     @property
@@ -79,13 +79,13 @@ class PeerState:
 
     def present(self, now: float) -> PresentMember | None:
         """Return its incarnation if a heartbeat has just arrived, else None."""
-        if self.beat is None or self.gone or self.health.is_silent(now):
+        if self.beat is None or self.gone or self.detector.is_silent(now):
             return None
-        return self.beat.me if now - self.got <= self.health.patience else None
+        return self.beat.me if now - self.heartbeat_at <= self.detector.timeout_s else None
 
     def is_suspect(self, now: float) -> bool:
         """Return True if the peer is gone or silent."""
-        return self.gone or self.health.is_silent(now)
+        return self.gone or self.detector.is_silent(now)
 
     def suspects(self, now: float) -> tuple[bytes, ...] | None:
         """Return the nodes that it suspects, or None if it has not reported lately."""

@@ -39,7 +39,7 @@ class PendingProposals:
         try:
             history.log.extended(decode_entry(entry))
         except BarnraiseError:
-            return  # moot, or signed on another log: whoever wished it signs it anew
+            return  # done already, or signed on another log: its proposer signs it again
         self._until[entry] = now + _WISH_S
 
     def forget(self, entries: tuple[bytes, ...]) -> None:
@@ -72,7 +72,7 @@ class PendingProposals:
                 continue
             if isinstance(entry.body, RevokeMember):
                 barred.add(entry.body.node)
-                if entry.body.node in history.places:
+                if entry.body.node in history.members:
                     break
             log = extended
             entries.append(data)

@@ -46,7 +46,7 @@ class SpakeExchange:
         try:
             key: bytes = self._spake.finish(message)
         except (SPAKEError, NotOnCurve, ValueError) as error:
-            raise PairingError("the other machine's half of the key exchange is no valid one") from error
+            raise PairingError("the other machine's half of the key exchange is not valid") from error
         return key
 
     def __repr__(self) -> str:

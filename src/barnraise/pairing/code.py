@@ -35,7 +35,7 @@ class PairingCode:
 
     def __post_init__(self) -> None:
         if self.number not in NUMBERS or self.first not in _KNOWN or self.second not in _KNOWN:
-            raise PairingError("this is no pairing code", hint=_FORM)
+            raise PairingError("this is not a pairing code", hint=_FORM)
 
     def __str__(self) -> str:
         return f"{self.number}-{self.first}-{self.second}"
@@ -98,7 +98,7 @@ def _word(typed: str) -> str:
         hint = f"Did you mean {' or '.join(near)}? Type the code again; nothing was sent."
     else:
         hint = f"Look at the code on the other machine again; nothing was sent. {_FORM}"
-    raise PairingError(f"{shown!r} is no word of a pairing code", hint=hint)
+    raise PairingError(f"{shown!r} is not a word of a pairing code", hint=hint)
 
 
 def _match(typed: str) -> str | None:

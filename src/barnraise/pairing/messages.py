@@ -200,7 +200,7 @@ def _is_dialable(text: str) -> bool:
 
 def _check_addresses(addresses: tuple[str, ...]) -> None:
     if not all(map(_is_dialable, addresses)):
-        raise PairingError("a pairing message has an address that nobody can dial")
+        raise PairingError("a pairing message has an address that cannot be dialled")
 
 
 def _check_printable(text: str) -> None:

@@ -16,7 +16,7 @@ from barnraise.pairing.protocol import Offerer
 from barnraise.pairing.psk import Psk
 
 LIFETIME_S = 600.0
-_MOST_SPOILED = 32  # messages that are no guess still cost us time: somebody who sends so many means harm
+_MOST_SPOILED = 32  # messages that are not a guess still cost time: this many are an attack
 
 OfferState = Literal["open", "answered", "used", "burned", "expired", "withdrawn"]
 _AGAIN = "Run `barnraise pair` for a new code."
@@ -93,7 +93,7 @@ class PairingOffer:
             case "used":
                 return f"The code was used by {self._why}."
             case "burned":
-                return f"The code is burned: {self._why}. {_AGAIN}"
+                return f"The code is used up: {self._why}. {_AGAIN}"
             case "expired":
                 return f"The code expired after {self._lifetime_s:.0f} s. {_AGAIN}"
             case "withdrawn":
@@ -104,7 +104,7 @@ class PairingOffer:
 
     def check(self) -> None:
         if self._state != "open":
-            raise PairingError("the code is spent: it allows one guess", hint=_AGAIN)
+            raise PairingError("the code is used up: it allows one guess", hint=_AGAIN)
 
     def claim(self) -> None:
         self.check()
@@ -115,7 +115,7 @@ class PairingOffer:
         self._spoiled += 1
         if self._spoiled >= _MOST_SPOILED and not self.is_psk and self._state == "open":
             self._state = "burned"
-            self._why = "somebody sends messages that no joining machine sends"
+            self._why = "another program sends messages that do not belong to a pairing"
 
     def burn(self, why: str) -> None:
         if self._state == "answered":
@@ -148,10 +148,10 @@ def grant_text(role: Role, side: Literal["joiner", "offerer"], other: str, *, us
         )
     if side == "joiner":
         return (
-            f"Paired as guest with {other}. This machine contributes only to runs that it accepts; it may "
-            f"not run code on the cluster's machines, and may admit nobody.\n{undo}"
+            f"Paired as guest with {other}. This machine contributes only to runs that it accepts; it "
+            f"cannot run code on the cluster's machines or admit machines.\n{undo}"
         )
     return (
-        f"{other} is now a guest. It may not run code on this machine or any other of the cluster, and may "
-        f"admit nobody; it contributes to runs that it accepts.\n{undo}"
+        f"{other} is now a guest. It cannot run code on this machine or any other of the cluster, or admit "
+        f"machines; it contributes to runs that it accepts.\n{undo}"
     )

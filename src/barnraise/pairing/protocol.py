@@ -187,7 +187,7 @@ class Joiner:
             )
         return PairingError(
             "the other machine ended the pairing: the code was wrong, or that machine was stopped",
-            hint="The code is burned. Run `barnraise pair` there and type the new code here.",
+            hint="The code is used up. Run `barnraise pair` there and type the new code here.",
         )
 
     def _prove(self, data: bytes) -> PairingStep:
@@ -207,8 +207,8 @@ class Joiner:
         plain = channel.open(data)
         if plain is None:
             raise PairingError(
-                "the other machine's answer cannot be opened: it does not know the code",
-                hint="Somebody else may be answering. Run `barnraise pair` again and use `--at HOST`.",
+                "the other machine's answer cannot be decrypted: it does not know the code",
+                hint="Another machine may be answering. Run `barnraise pair` again and use `--at HOST`.",
             )
         grant = messages.decode(plain, PairingGrant, PairingRefusal, limit=messages.GRANT_BYTES)
         if isinstance(grant, PairingRefusal):
@@ -235,7 +235,7 @@ class Joiner:
         except TrustError as error:
             raise PairingError(f"the cluster's trust log is not valid: {error.message}") from error
         if log.role(NodeId(grant.node)) != "owner":
-            raise PairingError("the other machine is no owner of the cluster that it offers")
+            raise PairingError("the other machine is not an owner of the cluster that it offers")
         if log.role(self._key.id) != grant.role:
             raise PairingError("the trust log does not admit this machine in the role that was granted")
         if self._wanted is not None and grant.role != self._wanted:
@@ -294,14 +294,16 @@ class Offerer:
         if entry is not None and entry.index == len(log):
             log = log.extended(entry)
         if log.role(self._key.id) != "owner":
-            raise PairingError("this machine is no owner of the cluster any more and can let nobody in")
+            raise PairingError(
+                "this machine is not an owner of the cluster any more and cannot admit machines"
+            )
         role = log.role(proven.node)
         if role is None:
             raise PairingError("the cluster's trust log does not admit the machine that joins")
         if role != self._role:
             raise PairingError(
                 f"{proven.name} is a member already, as {role}; the code is for the role {self._role}",
-                hint="A role is for good: unpair the machine and give it a new node key to change it.",
+                hint="A role cannot change: unpair the machine, run `barnraise leave` on it, pair it again.",
             )
         grant = PairingGrant(
             node=self._key.id.raw,
@@ -335,8 +337,8 @@ class Offerer:
         if granted is None:
             return PairingError(f"{proven.name} left before the cluster had decided")
         return PairingError(
-            f"{proven.name} is admitted, but did not say that it knows it",
-            hint=f"If {proven.name} does not show up, pair it again: it keeps its place.",
+            f"{proven.name} is admitted, but did not confirm it",
+            hint=f"If {proven.name} does not appear, pair it again: it keeps its role.",
         )
 
     def _answer(self, data: bytes) -> PairingStep:
@@ -367,7 +369,7 @@ class Offerer:
                 raise PairingError("a machine came with another pre-shared key")
             raise PairingError(
                 "a machine tried a wrong code",
-                hint="If that was a typing error, run `barnraise pair` again; if not, somebody is guessing.",
+                hint="If that was a typing error, run `barnraise pair` again; if not, another machine tried.",
             )
         proof = messages.decode(plain, PairingProof, limit=messages.PROOF_BYTES)
         _check_signature(channel, "joiner", proof, proof.node)
@@ -389,10 +391,10 @@ class Offerer:
 
     def _confirm(self, data: bytes, channel: PairingChannel, proven: PairingProven) -> PairingStep:
         if self._granted is None:
-            raise PairingError(f"{proven.name} spoke before it was answered")
+            raise PairingError(f"{proven.name} sent a message before the answer")
         plain = channel.open(data)
         if plain is None:
-            raise PairingError(f"the last message of {proven.name} cannot be opened")
+            raise PairingError(f"the last message of {proven.name} cannot be decrypted")
         if messages.decode(plain, PairingDone, limit=messages.DONE_BYTES).head != self._granted:
             raise PairingError(f"{proven.name} confirms another trust log than it was sent")
         self._over = True
@@ -400,8 +402,8 @@ class Offerer:
 
     def _deciding(self) -> tuple[PairingChannel, PairingProven]:
         """Check that a proof has come and no grant was sent; anything else is a bug of ours."""
-        assert self._channel is not None, "nobody has spoken yet"
-        assert self._proven is not None, "nobody has proved anything yet"
+        assert self._channel is not None, "no message has come yet"
+        assert self._proven is not None, "no proof has come yet"
         assert self._granted is None, "it was granted already"
         return self._channel, self._proven
 
@@ -426,7 +428,7 @@ def _check_signature(
 
 def _no_version(theirs: Iterable[int]) -> PairingError:
     return PairingError(
-        f"no pairing version is common: here {_listed(messages.VERSIONS)}, there {_listed(theirs)}",
+        f"there is no common pairing version: here {_listed(messages.VERSIONS)}, there {_listed(theirs)}",
         hint="Install a newer Barnraise on the older machine. The code is still good until it expires.",
     )
 

@@ -19,7 +19,7 @@ PSK_BYTES = 32
 _CHECK_DIGITS = 8
 _LONGEST_INPUT = 400
 _FORM = re.compile(r"(barnraise-psk-1 (owner|guest) ([0-9a-f]{64})) ([0-9a-f]{8})", re.ASCII)
-_HINT = "Make one with `barnraise psk new` and copy its file unchanged; a key cannot be thought up."
+_HINT = "Make one with `barnraise psk new` and copy its file unchanged; do not invent a key."
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,7 +31,7 @@ class Psk:
 
     def __post_init__(self) -> None:
         if len(self.key) != PSK_BYTES or self.role not in ("owner", "guest"):
-            raise PairingError("this is no pre-shared key", hint=_HINT)
+            raise PairingError("this is not a pre-shared key", hint=_HINT)
 
     def __str__(self) -> str:
         line = f"barnraise-psk-1 {self.role} {self.key.hex()}"
@@ -60,10 +60,10 @@ def parse_psk(text: str) -> Psk:
         raise PairingError("this is too long for a pre-shared key", hint=_HINT)
     found = _FORM.fullmatch(text.strip(" \t\r\n"))
     if found is None:
-        raise PairingError("this is no pre-shared key", hint=_HINT)
+        raise PairingError("this is not a pre-shared key", hint=_HINT)
     line, role, key, check = found.groups()
     if check != _check(line):
-        raise PairingError("the check at the end of the pre-shared key does not fit", hint=_HINT)
+        raise PairingError("the checksum at the end of the pre-shared key is wrong", hint=_HINT)
     return Psk("owner" if role == "owner" else "guest", bytes.fromhex(key))
 
 

@@ -119,7 +119,7 @@ def estimate(train: Sequence[tuple[float, int]]) -> LinkEstimate:
     full = received >= MOST_BYTES or seconds >= MOST_SECONDS
     rates = _rates(train) if len(train) >= _FEWEST else []
     if len(rates) < _FEWEST:
-        reason = "too little arrived to tell" if full else "too little arrived yet"
+        reason = "too few bytes arrived for an estimate" if full else "too few bytes have arrived yet"
         return LinkEstimate(None, 0.0, received, seconds, full, reason)
     lower, median, upper = statistics.quantiles(rates, n=4)
     spread = (upper - lower) / median
@@ -129,7 +129,7 @@ def estimate(train: Sequence[tuple[float, int]]) -> LinkEstimate:
     if steady:
         reason = "the figure is steady"
     else:
-        reason = "the most that is polite has been sent" if full else "the figure still moves"
+        reason = "the limit of traffic is reached" if full else "the figure still changes"
     return LinkEstimate(median * 8 / 1e6, spread, received, seconds, full or steady, reason)
 
 

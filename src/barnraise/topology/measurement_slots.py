@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-QUIET_S = 1.5  # without a byte it is over, whatever was said
+QUIET_S = 1.5  # without a byte the measurement is over
 LONGEST_S = 6.0
 AGAIN_S = 4.0
-EACH_S = 30.0  # a machine that measures us more often keeps nobody else waiting
+EACH_S = 30.0  # a machine that measures us more often must wait for others
 
 
 @dataclass

@@ -26,4 +26,4 @@ class ThrottledLog:
         if line in self._logged or len(self._logged) >= _MAX_LINES:
             return
         self._logged.add(line)
-        self._log.warning("%s %s: %s (said once for this source)", self._words, host, reason)
+        self._log.warning("%s %s: %s (logged once for this source)", self._words, host, reason)

@@ -74,7 +74,7 @@ def test_discovery_combines_all_finders() -> None:
         first.say(news)
         assert heard.sightings[-1] == news
         assert len(heard.sightings) == 3
-        assert news in discovery.places()
+        assert news in discovery.sightings()
         await discovery.stop()
         first.say(Sighting("192.0.2.9", 9, OURS, "first"))
         assert len(heard.sightings) == 3

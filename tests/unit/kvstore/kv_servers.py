@@ -54,7 +54,7 @@ class Machine(SettingsConnectionPolicy):
         self.name = name
         self.servers = servers
         self.replica = KvReplica(name, is_quorum, os.urandom(16), name=bytes.decode)
-        self.listener = Listener(settings, any_port=True, house=self)
+        self.listener = Listener(settings, any_port=True, policy=self)
         self.waiting: dict[object, asyncio.Future[Result]] = {}
         self.questions = 0
 
@@ -144,7 +144,7 @@ class KvServers:
     async def restart_listener(self, name: bytes) -> None:
         machine = self.machines[name]
         await machine.listener.stop()
-        machine.listener = Listener(machine.listener._settings, any_port=True, house=machine)
+        machine.listener = Listener(machine.listener._settings, any_port=True, policy=machine)
         await machine.listener.start()
 
     async def _start(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from barnraise.membership.failure_detector import (
-    BEAT_S,
-    LEAST_SILENCE_S,
-    MOST_SILENCE_S,
+    HEARTBEAT_S,
+    MAX_TIMEOUT_S,
+    MIN_TIMEOUT_S,
     FailureDetector,
     judged_dead,
     watched,
@@ -24,9 +24,9 @@ def _hear(health: FailureDetector, now: float) -> None:
 def test_regular_peer_is_suspected_soon() -> None:
     health, now = FailureDetector(0.0), 0.0
     for _ in range(40):
-        now += BEAT_S
+        now += HEARTBEAT_S
         _hear(health, now)
-    assert health.patience == LEAST_SILENCE_S
+    assert health.timeout_s == MIN_TIMEOUT_S
     assert not health.is_silent(now + 1.4)
     assert health.is_silent(now + 1.6)
 
@@ -37,21 +37,21 @@ def test_irregular_peer_gets_longer_timeout_up_to_limit() -> None:
     for _ in range(200):
         now += rng.choice((0.05, 0.3, 2.2))
         _hear(health, now)
-    assert health.patience > 3.0
-    assert health.patience <= MOST_SILENCE_S
+    assert health.timeout_s > 3.0
+    assert health.timeout_s <= MAX_TIMEOUT_S
 
 
 def test_peer_that_does_not_echo_counts_as_silent() -> None:
     health = FailureDetector(0.0)
     for tick in range(20):
-        health.beat(tick * BEAT_S)
-    assert health.is_silent(20 * BEAT_S)
+        health.beat(tick * HEARTBEAT_S)
+    assert health.is_silent(20 * HEARTBEAT_S)
 
 
 def test_own_sleep_does_not_make_peers_silent() -> None:
     health = FailureDetector(0.0)
     _hear(health, 1.0)
-    health.forgive(100.0)
+    health.reset_timeout(100.0)
     assert not health.is_silent(100.5)
 
 

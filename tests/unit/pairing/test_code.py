@@ -105,7 +105,7 @@ def test_parse_code_with_typing_error_suggests_word(code: PairingCode, data: st.
     typed = code.first[:place] + letter + code.first[place + 1 :]
     if typed == code.first:
         return
-    with pytest.raises(PairingError, match="is no word of a pairing code") as caught:
+    with pytest.raises(PairingError, match="is not a word of a pairing code") as caught:
         parse_code(f"{code.number}-{typed}-{code.second}")
     assert "Did you mean" in caught.value.hint
     assert code.first in caught.value.hint
@@ -124,9 +124,9 @@ def test_parse_code_with_typing_error_suggests_word(code: PairingCode, data: st.
         ("7", "two words, this has 0"),
         ("7-crossover", "two words, this has 1"),
         ("7-crossover-clockwork-zebra", "two words, this has 3"),
-        ("7-qqqqqq-clockwork", "'qqqqqq' is no word"),
+        ("7-qqqqqq-clockwork", "'qqqqqq' is not a word"),
         ("7-qqqqqqqqqqqqqqq", "cannot be told apart"),
-        ("7-crossover-" + "z" * 100, r"'z{20}\.\.\.' is no word"),
+        ("7-crossover-" + "z" * 100, r"'z{20}\.\.\.' is not a word"),
         ("7" * 201, "too long"),
     ],
 )
@@ -137,7 +137,7 @@ def test_parse_code_error_names_problem(text: str, said: str) -> None:
 
 
 def test_parse_code_with_ambiguous_start_names_candidates() -> None:
-    with pytest.raises(PairingError, match="'cro' is no word") as caught:
+    with pytest.raises(PairingError, match="'cro' is not a word") as caught:
         parse_code("7-cro-clockwork")
     assert "Did you mean crocodile or crossover?" in caught.value.hint
 

@@ -42,7 +42,7 @@ def test_offer_sentence_names_outcome() -> None:
     offer.withdraw()
     assert offer.state(0.0) == "answered", "what was answered cannot be taken back"
     offerer.lost()
-    assert offer.sentence(0.0).startswith("The code is burned: the other machine left")
+    assert offer.sentence(0.0).startswith("The code is used up: the other machine left")
 
 
 def test_offer_can_be_withdrawn() -> None:
@@ -51,7 +51,7 @@ def test_offer_can_be_withdrawn() -> None:
     offer.withdraw()
     assert not offer.open_at(0.0)
     assert offer.take(0.0) == "The code was withdrawn."
-    with pytest.raises(PairingError, match="spent"):
+    with pytest.raises(PairingError, match="used up"):
         offerer.receive(sent(joiner().begin().send))
 
 
@@ -65,7 +65,7 @@ def test_garbage_is_not_a_guess_but_limited() -> None:
     with pytest.raises(PairingError):
         taken(offer).receive(b"garbage")
     assert offer.state(0.0) == "burned"
-    assert "no joining machine sends" in offer.sentence(0.0)
+    assert "do not belong to a pairing" in offer.sentence(0.0)
 
 
 def test_garbage_after_a_good_guess_changes_nothing() -> None:
@@ -107,8 +107,8 @@ def test_grant_text_of_owner_names_rights_for_both_sides() -> None:
 
 def test_grant_text_of_guest_names_limits_for_both_sides() -> None:
     here, there = grant_text("guest", "joiner", "mac"), grant_text("guest", "offerer", "pc")
-    assert "may not run code on the cluster's machines" in here
-    assert "may not run code on this machine" in there
+    assert "cannot run code on the cluster's machines" in here
+    assert "cannot run code on this machine" in there
     for text in (here, there):
         assert "only to runs that it accepts" in text or "contributes to runs that it accepts" in text
-        assert "admit nobody" in text
+        assert "admit machines" in text

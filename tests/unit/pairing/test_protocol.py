@@ -262,8 +262,8 @@ def test_joiner_rejects_log_without_its_admission() -> None:
         (house.log, "owner", house.key, "does not admit this machine"),
         (out, "owner", house.key, "does not admit this machine"),
         (good, "guest", house.key, "does not admit this machine in the role"),
-        (good, "owner", NodeKey.generate(), "no owner of the cluster"),
-        (with_guest, "owner", guest, "no owner of the cluster"),
+        (good, "owner", NodeKey.generate(), "not an owner of the cluster"),
+        (with_guest, "owner", guest, "not an owner of the cluster"),
     ):
         end = joiner(key=key)
         with pytest.raises(PairingError, match=said):
@@ -319,7 +319,7 @@ def test_grant_without_admission_raises() -> None:
     entry = house.log.admit(house.key, seen.node, "owner", "pc")
     with pytest.raises(TrustError):
         offerer.grant(house.log, msgspec.structs.replace(entry, signature=bytes(64)), [])
-    with pytest.raises(PairingError, match="no owner of the cluster any more"):
+    with pytest.raises(PairingError, match="not an owner of the cluster any more"):
         offerer.grant(TrustLog.found(NodeKey.generate(), "other"), None, [])
     assert offerer.grant(house.log, entry, [])
     with pytest.raises(AssertionError):
@@ -368,7 +368,7 @@ def test_versions_are_negotiated_and_mismatch_uses_up_nothing(monkeypatch: pytes
     offer = OwnerNode().offer()
     step = taken(offer).receive(hello)
     assert isinstance(step.done, PairingAborted)
-    assert "no pairing version is common: here 1, there 2, 3" in step.done.reason
+    assert "there is no common pairing version: here 1, there 2, 3" in step.done.reason
     assert offer.open_at(0.0)
     with monkeypatch.context() as newer:
         newer.setattr(messages, "VERSIONS", (2, 3))
@@ -426,7 +426,7 @@ def test_message_during_decision_ends_pairing() -> None:
     offer = house.offer()
     offerer = taken(offer)
     to_proof(joiner(), offerer)
-    with pytest.raises(PairingError, match="spoke before it was answered"):
+    with pytest.raises(PairingError, match="sent a message before the answer"):
         offerer.receive(b"x")
     assert offer.state(0.0) == "used"
 
@@ -461,7 +461,7 @@ def test_done_for_other_log_is_rejected() -> None:
     grant = house.grant(offerer, to_proof(end, offerer))
     done = bytearray(sent(end.receive(grant).send))
     done[-1] ^= 1
-    with pytest.raises(PairingError, match="cannot be opened"):
+    with pytest.raises(PairingError, match="cannot be decrypted"):
         offerer.receive(bytes(done))
 
     offerer, end = house.taken(), joiner()

@@ -48,7 +48,7 @@ def test_parse_psk_finds_changed_character(psk: Psk, data: st.DataObject) -> Non
 
 
 def test_parse_psk_rejects_role_changed_by_hand() -> None:
-    with pytest.raises(PairingError, match="check at the end"):
+    with pytest.raises(PairingError, match="checksum at the end"):
         parse_psk(str(FIXED).replace("guest", "owner"))
 
 

@@ -168,9 +168,9 @@ def test_estimate_of_any_arrivals_is_finite(train: list[tuple[float, int]]) -> N
 
 def test_estimate_of_too_few_bytes_is_none() -> None:
     assert estimate([]).mbps is None
-    assert estimate([(0.0, 1000)]).reason == "too little arrived yet"
+    assert estimate([(0.0, 1000)]).reason == "too few bytes have arrived yet"
     ended = estimate([(0.0, 1000), (1.5, 1000)])
-    assert (ended.mbps, ended.enough, ended.reason) == (None, True, "too little arrived to tell")
+    assert (ended.mbps, ended.enough, ended.reason) == (None, True, "too few bytes arrived for an estimate")
 
 
 @pytest.mark.parametrize("mbps", [0.1, 0.3, 1.0, 10.0, 100.0, 1000.0, 10_000.0])

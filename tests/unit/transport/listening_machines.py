@@ -15,7 +15,7 @@ from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlConnection, accept_agent, dial_agent
 from barnraise.transport.listener.acceptor import ConnectionRefusal
 from barnraise.transport.listener.listener import Listener
-from barnraise.transport.listener.preface import ANYBODY, ROUTE_AGENT, ROUTE_AGENT_BULK, Preface, target_of
+from barnraise.transport.listener.preface import ANY_AGENT, ROUTE_AGENT, ROUTE_AGENT_BULK, Preface, target_of
 
 SECRET = bytes(range(32))
 
@@ -39,7 +39,7 @@ class Machine:
         self.busy = asyncio.Event()
         self.tasks: set[asyncio.Task[None]] = set()
         settings = Settings(state=StateSettings(directory=str(directory)), network=NetworkSettings(port=0))
-        self.listener = Listener(settings, house=self)
+        self.listener = Listener(settings, policy=self)
 
     @property
     def key(self) -> NodeKey:
@@ -56,7 +56,7 @@ class Machine:
         return self.word
 
     def key_for(self, route: int, target: bytes) -> bytes | None:
-        if route in (ROUTE_AGENT, ROUTE_AGENT_BULK) and target not in (ANYBODY, target_of(self.node)):
+        if route in (ROUTE_AGENT, ROUTE_AGENT_BULK) and target not in (ANY_AGENT, target_of(self.node)):
             return None
         return self.word
 

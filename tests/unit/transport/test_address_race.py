@@ -200,7 +200,7 @@ def test_race_failures_are_told_apart(tmp_path: Path) -> None:
         with pytest.raises(TransportError, match=r"127\.0\.0\.2:1 refuses") as caught:
             await best(left, right, ["127.0.0.2", "127.0.0.3"], port=1)
         assert was_refused(caught.value)
-        with pytest.raises(HandshakeError, match="without a word") as caught:
+        with pytest.raises(HandshakeError, match="without an answer") as caught:
             await best(left, right, ["127.0.0.2", "127.0.0.3"], secret=b"w" * 32)
         assert not was_refused(caught.value)
 

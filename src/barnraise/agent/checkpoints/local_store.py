@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from barnraise.artifacts import ArtifactStore, FileEntry, PackedFolder
 from barnraise.artifacts import FolderManifest as FileList
 from barnraise.artifacts.packing.unpack import link_tree
-from barnraise.artifacts.store.linked_files import entry_of, lend, take_back
+from barnraise.artifacts.store.linked_files import entry_of, link_files, unlink_files
 from barnraise.artifacts.store.manifest import make_manifest, piece_hash
 from barnraise.core.errors import RunError, ShippingError
 from barnraise.core.files import discard, remove_tree, sync_path
@@ -106,16 +106,16 @@ class LocalCheckpoints:
         """Link a checkpoint into the store so that others can fetch it; raise BarnraiseError if it is
         damaged."""
         manifest = self._read(run, step, signers)
-        packed = lend(self._folder_of(run, step), FILES, self._store)
+        packed = link_files(self._folder_of(run, step), FILES, self._store)
         (state,) = (entry for entry in packed.manifest.files if entry.path == STATE)
         if state.object.hex() != manifest.file:
-            take_back(self._store, packed.id)
+            unlink_files(self._store, packed.id)
             raise RunError(f"the checkpoint of step {step} is damaged", hint="Ask another machine.")
         return packed
 
     def withdraw(self, name: bytes) -> None:
         """Remove a published checkpoint from the store."""
-        take_back(self._store, name)
+        unlink_files(self._store, name)
 
     def keep(self, files: FileList, run: str, step: int, signers: Collection[bytes]) -> None:
         """Turn fetched files into a checkpoint; raise RunError if they are not the expected one.

@@ -10,7 +10,7 @@ from barnraise.identity.trust import TrustLog
 from barnraise.transport.listener.acceptor import ConnectionRefusal
 from barnraise.transport.listener.preface import (
     AGENT_ROUTES,
-    ANYBODY,
+    ANY_AGENT,
     ROUTE_PAIRING,
     Preface,
     refuse_route,
@@ -75,7 +75,7 @@ class ClusterConnectionPolicy:
         if preface.route in AGENT_ROUTES:
             own, port = connection.getsockname()[:2]
             here = target_at(self.secret(), own.removeprefix("::ffff:"), port)
-            if preface.target not in (ANYBODY, target_of(self.key.id), here):
+            if preface.target not in (ANY_AGENT, target_of(self.key.id), here):
                 # No response: a stranger may have replayed a preface for another machine.
                 return ConnectionRefusal("it looks for another machine")
             self._agent.deliver_agent(preface, connection, address)

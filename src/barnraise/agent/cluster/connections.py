@@ -19,7 +19,7 @@ from barnraise.transport.address_race import AddressChoice, dial_best
 from barnraise.transport.control.dial import AgentTls, ControlConnection, accept_agent, was_refused
 from barnraise.transport.listener.preface import (
     AGENT_ROUTES,
-    ANYBODY,
+    ANY_AGENT,
     ROUTE_AGENT,
     Preface,
     target_at,
@@ -170,7 +170,7 @@ class AgentConnections:
             [address],
             port,
             route=ROUTE_AGENT,
-            target=ANYBODY if named else target_at(secret, address, port),
+            target=ANY_AGENT if named else target_at(secret, address, port),
             secret=secret,
             tls=self._tls,
             expect=None,

@@ -94,7 +94,7 @@ async def _dial_unknown(agent: Agent, prober: ReachabilityProber) -> tuple[DialR
     secrets = {namespace_tag(secret): secret for secret in agent.log.secrets}
     sightings = [
         sighting
-        for sighting in reversed(agent.discovery.discovery.places())
+        for sighting in reversed(agent.discovery.discovery.sightings())
         if sighting.tag in secrets and (sighting.address, sighting.port) not in known
     ][:_MAX_UNKNOWN]
     dials = [

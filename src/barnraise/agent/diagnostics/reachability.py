@@ -22,7 +22,7 @@ from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId
 from barnraise.transport.address_race import dialable
 from barnraise.transport.control.dial import AgentTls, ControlConnection, dial_unopened, was_refused
-from barnraise.transport.listener.preface import ANYBODY, ROUTE_AGENT, target_of
+from barnraise.transport.listener.preface import ANY_AGENT, ROUTE_AGENT, target_of
 
 MAX_ADDRESSES = 5
 DIAL_S = 2.0
@@ -195,7 +195,7 @@ class ReachabilityProber:
                     address,
                     port,
                     route=ROUTE_AGENT,
-                    target=ANYBODY if expect is None else target_of(expect),
+                    target=ANY_AGENT if expect is None else target_of(expect),
                     secret=secret,
                     tls=self._tls,
                     expect=expect,

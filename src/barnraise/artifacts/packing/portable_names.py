@@ -92,6 +92,6 @@ def check_names(paths: Iterable[str]) -> None:
         shown = problems[:_MOST_LISTED]
         rest = f"\n  and {len(problems) - len(shown)} more" if len(problems) > len(shown) else ""
         raise ShippingError(
-            "these names cannot be held by every machine:\n  " + "\n  ".join(shown) + rest,
+            "some machines cannot hold these names:\n  " + "\n  ".join(shown) + rest,
             hint="Rename them, or list them in `.barnraiseignore`.",
         )

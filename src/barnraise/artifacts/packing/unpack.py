@@ -126,5 +126,5 @@ def _fill(source: FileIO, part: memoryview) -> bool:
 def _gone(entry: FileEntry) -> ShippingError:
     return ShippingError(
         f"the stored content of {entry.path!r} is missing or damaged on this machine",
-        hint="Run it again: it will be sent anew.",
+        hint="Run it again: the content is sent again.",
     )

@@ -27,7 +27,7 @@ def shipping_error(error: OSError, path: Path | str, doing: str) -> ShippingErro
         return ShippingError(f"the disk that holds {path} is full", hint=_FREE_SOME)
     return ShippingError(
         f"{path} cannot be {doing}: {error.strerror or error}",
-        hint="Check the disk and who owns the folder, then run it again.",
+        hint="Check the disk and the owner of the folder, then run it again.",
     )
 
 

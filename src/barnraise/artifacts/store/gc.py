@@ -60,7 +60,7 @@ def _drop_objects(store: ArtifactStore, held: set[bytes], young: float) -> Colle
     for path in [*store.objects.glob("??/*"), *store.partial.iterdir()]:
         is_partial = path.parent == store.partial
         text = path.name[:64] if is_partial else path.parent.name + path.name
-        name = bytes.fromhex(text) if _is_name(text) else None  # else a draft that nobody finished
+        name = bytes.fromhex(text) if _is_name(text) else None  # else an unfinished draft
         size = _size_if_old(path, young)
         if size is None or name in held:
             continue

@@ -26,7 +26,7 @@ def entry_of(path: Path, name: str) -> FileEntry:
     return FileEntry(name, size, False, tuple(pieces))
 
 
-def lend(folder: Path, names: Iterable[str], store: ArtifactStore) -> PackedFolder:
+def link_files(folder: Path, names: Iterable[str], store: ArtifactStore) -> PackedFolder:
     """Make these files, which must not change any more, available to others. They become read-only."""
     try:
         entries = [_lend(folder / name, name, store) for name in names]
@@ -36,7 +36,7 @@ def lend(folder: Path, names: Iterable[str], store: ArtifactStore) -> PackedFold
     return PackedFolder(manifest, store.put_manifest(manifest), len(entries), manifest.size)
 
 
-def take_back(store: ArtifactStore, name: bytes) -> None:
+def unlink_files(store: ArtifactStore, name: bytes) -> None:
     """Drop a manifest and its contents from the store; linked files elsewhere stay.
 
     Contents that other manifests name stay as well, since a manifest may name contents of another.

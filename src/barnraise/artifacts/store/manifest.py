@@ -126,7 +126,7 @@ def decode_manifest(data: bytes | memoryview, limits: FolderLimits) -> FolderMan
 
 def _refused(why: str) -> ShippingError:
     return ShippingError(
-        f"the list of files was refused: {why}",
+        f"the list of files was rejected: {why}",
         hint="Install the same Barnraise version on both machines; if they agree already, run it again "
         "with less data.",
     )

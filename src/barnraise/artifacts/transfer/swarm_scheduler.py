@@ -24,7 +24,7 @@ MOST_ASKED = 4096
 SILENCE_S = 30.0
 HELD_S = 120.0  # how long another receiver may say that it still waits
 RETRY_BACKOFF = Backoff(5.0, 60.0)  # between requests to a peer that does not answer
-RETRY_S = 2.0  # pieces that nobody has are asked for again after so long
+RETRY_S = 2.0  # pieces that no peer has are requested again after this
 
 
 class PieceSized(NamedTuple):
@@ -94,10 +94,10 @@ class _Peer:
     slowest: float = 0.0  # how long one of its answers took
     window: int = WINDOW
     backoff: BackoffTimer = field(default_factory=lambda: BackoffTimer(RETRY_BACKOFF))
-    resting_until: float | None = None
+    retry_at: float | None = None
 
     def usable(self) -> bool:
-        return self.linked and self.trusted and self.resting_until is None
+        return self.linked and self.trusted and self.retry_at is None
 
     def has_room(self, size: int) -> bool:
         if not self.asked:
@@ -127,7 +127,9 @@ class SwarmScheduler:
         self._number = {piece.name: number for number, piece in enumerate(pieces) if piece.name in missing}
         self.left = sum(pieces[number].size for number in self._number.values())
         self._refused: dict[int, set[NodeId]] = {}
-        self._lanes: dict[NodeId | None, list[int]] = {}  # by receiver; None: for a source, or whoever has it
+        self._lanes: dict[
+            NodeId | None, list[int]
+        ] = {}  # by receiver; None: for a source, or any peer that has it
         self._parked: list[int] = []
         self._retry_at = 0.0
         self._sort()
@@ -177,8 +179,8 @@ class SwarmScheduler:
         if peer is None:
             return
         peer.heard = now
-        if peer.resting_until is not None:
-            peer.resting_until = None
+        if peer.retry_at is not None:
+            peer.retry_at = None
             self._sort()
 
     def _on_refused(self, node: NodeId, names: Sequence[PieceName], now: float) -> None:
@@ -192,11 +194,11 @@ class SwarmScheduler:
                 self._refuse(node, number)
         if idle and node not in self.sources:
             # It does not fetch this itself: what it was to pass on is asked of others for a while.
-            self._rest(self._peers[node], now)
+            self._back_off(self._peers[node], now)
             self._sort()
 
-    def _rest(self, peer: _Peer, now: float) -> None:
-        peer.resting_until = now + peer.backoff.next_wait()
+    def _back_off(self, peer: _Peer, now: float) -> None:
+        peer.retry_at = now + peer.backoff.next_wait()
         self._forget_asked(peer)
 
     def _forget_asked(self, peer: _Peer) -> None:
@@ -224,7 +226,7 @@ class SwarmScheduler:
         if peer is None or peer.linked:
             return
         peer.linked = True
-        peer.resting_until = None
+        peer.retry_at = None
         for refusers in self._refused.values():
             refusers.discard(node)
         self._parked.clear()
@@ -244,11 +246,11 @@ class SwarmScheduler:
     def _look_at_clock(self, now: float) -> None:
         changed = False
         for node, peer in self._peers.items():
-            if peer.resting_until is not None and now >= peer.resting_until:
-                peer.resting_until = None
+            if peer.retry_at is not None and now >= peer.retry_at:
+                peer.retry_at = None
                 changed = True
             if peer.asked and now - peer.heard > max(SILENCE_S, 4 * peer.slowest):
-                self._rest(peer, now)
+                self._back_off(peer, now)
                 peer.window = PIECE
                 changed = True
             elif node not in self.sources:
@@ -272,11 +274,11 @@ class SwarmScheduler:
 
     def _refuse(self, node: NodeId, number: int) -> None:
         self._refused.setdefault(number, set()).add(node)
-        heapq.heappush(self._lanes[self._whom(number)], number)
+        heapq.heappush(self._lanes[self._peer_for(number)], number)
 
-    # whom to ask
+    # which peer to ask
 
-    def _whom(self, number: int) -> NodeId | None:
+    def _peer_for(self, number: int) -> NodeId | None:
         """Return the first receiver before us that can be asked, or None."""
         refusers = self._refused.get(number, ())
         first, others = self._first[number], len(self._order) - 1
@@ -305,7 +307,7 @@ class SwarmScheduler:
         for number in self._number.values():
             if number not in asked:
                 lane = plain[firsts[number]] if number not in refused else None
-                (lanes[self._whom(number)] if lane is None else lane).append(number)
+                (lanes[self._peer_for(number)] if lane is None else lane).append(number)
         self._lanes = lanes
 
     def _ask(self, now: float) -> list[AskPeer]:
@@ -351,7 +353,7 @@ class SwarmScheduler:
     ) -> None:
         peer = self._peers[node]
         if self._pieces[number].name not in self._number:
-            return  # it came late from somebody else
+            return  # it came late from another peer
         if not peer.asked:
             peer.heard = now
         peer.asked[number] = now

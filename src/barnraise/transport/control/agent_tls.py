@@ -94,7 +94,7 @@ class TlsSession:
 
     def __init__(self, context: ssl.SSLContext, *, server_side: bool) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        # No server name: who is wanted is nobody's business on the way.
+        # No server name, so that the network does not learn the target.
         self.object = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
 
     def feed(self, data: bytes) -> None:
@@ -105,7 +105,7 @@ class TlsSession:
         """Return the bytes to send to the network."""
         return self._outgoing.read()
 
-    def shake(self) -> bool:
+    def handshake(self) -> bool:
         """Advance the handshake; return True once our side has finished. Raise ssl.SSLError if it failed."""
         try:
             self.object.do_handshake()
@@ -128,7 +128,7 @@ class TlsSession:
             view = view[self.object.write(view) :]
         return self._outgoing.read()
 
-    def goodbye(self) -> bytes:
+    def close_notify(self) -> bytes:
         """Return the bytes that close our direction."""
         try:
             self.object.unwrap()

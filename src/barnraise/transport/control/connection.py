@@ -136,7 +136,7 @@ class ControlConnection:
         try:
             await asyncio.wait_for(self._drained.wait(), timeout_s)
         except TimeoutError as error:
-            raise TransportError(f"{self} took too little within {timeout_s:g} s") from error
+            raise TransportError(f"{self} did not read enough within {timeout_s:g} s") from error
         if self.closed is not None:
             raise self._gone()
 
@@ -173,14 +173,14 @@ class ControlConnection:
             self._loop.call_soon(self._on_closed, self, why)
         elif not self._opened.done():
             self._opened.set_exception(self._gone())
-            self._opened.exception()  # read by whoever waits; nobody may
+            self._opened.exception()  # marks the exception as read: nothing may wait for it
         if self._transport is None:
             return
         if flush:
             self._flush = self._loop.call_later(FLUSH_S, self._transport.abort)
             self._pump()
         else:
-            self._transport.write(self._session.goodbye())  # leaves only if nothing is before it
+            self._transport.write(self._session.close_notify())  # leaves only if nothing is before it
             self._transport.abort()
 
     # What dialling and accepting do with a link.
@@ -221,7 +221,7 @@ class ControlConnection:
         if self.closed is not None:
             return
         if self.queued + len(frame) > self._limits.queue:
-            self.close("does not take what we send")
+            self.close("does not read what we send")
             return
         queue.append(frame)
         self._waiting_bytes += len(frame)
@@ -239,7 +239,7 @@ class ControlConnection:
             self._drained.clear()
         if self._flush is not None and not self._waiting_bytes and not self._said_all:
             self._said_all = True
-            transport.write(self._session.goodbye())
+            transport.write(self._session.close_notify())
             # We go on reading until the other side has closed too: a reset could overtake our last words.
             transport.write_eof()
 
@@ -353,9 +353,9 @@ class ControlConnection:
     def _end(self, why: str) -> None:
         if self.closed is None and not self._opened.done():
             if self.outbound:
-                self._fault = HandshakeError(f"{self} did not let us finish: {why}")
-            else:  # no fault of anybody's if it dialled several addresses
-                self._fault = TransportError(f"{self} left before it opened the link: {why}")
+                self._fault = HandshakeError(f"{self} ended the handshake: {why}")
+            else:  # not an error if it dialled several addresses
+                self._fault = TransportError(f"{self} disconnected before it opened the link: {why}")
         self.close(why)
 
     def _lost(self, error: Exception | None) -> None:

@@ -109,7 +109,7 @@ async def dial_unopened(
 ) -> ControlConnection:
     """Return a connection that can only be pinged, until its ``begin`` opens it for the other side."""
     sockaddr, family = _numeric(address, port)
-    knock = Preface(target, os.urandom(16), route)
+    preface = Preface(target, os.urandom(16), route)
     step = _Step(show_address(address, port), timeout_s)
     link: ControlConnection | None = None
     connection = socket.socket(family, socket.SOCK_STREAM)
@@ -120,16 +120,16 @@ async def dial_unopened(
                 _tune(connection, route)
                 await _connect(connection, sockaddr)
                 step.waits_for = "an answer to the preface"
-                answer = await _knock(connection, encode(knock, secret))
+                answer = await _send_preface(connection, encode(preface, secret))
                 step.waits_for = "the end of the TLS handshake"
                 session = tls.session(server_side=False)
-                await _shake(connection, session)
+                await _handshake(connection, session)
                 peer = tls.peer(session, expect)
                 link = ControlConnection(
-                    ConnectionOpening(session, knock, answer.version, peer, address, port, True)
+                    ConnectionOpening(session, preface, answer.version, peer, address, port, True)
                 )
                 await link.attach(connection)
-                step.waits_for = "a sign that we were let in"
+                step.waits_for = "the first ping"
                 await link.ping(timeout_s)
         tls.check(peer.node)
     except BaseException:
@@ -164,10 +164,10 @@ async def accept_agent(
             try:
                 async with asyncio.timeout(timeout_s):
                     _tune(connection, preface.route)
-                    version = await _welcome(connection, preface)
+                    version = await _answer_preface(connection, preface)
                     step.waits_for = "the end of the TLS handshake"
                     session = tls.session(server_side=True)
-                    await _shake(connection, session)
+                    await _handshake(connection, session)
                     peer = tls.peer(session)
                     plain = host.removeprefix("::ffff:")
                     link = ControlConnection(
@@ -243,7 +243,7 @@ async def _connect(connection: socket.socket, sockaddr: tuple[object, ...]) -> N
         raise TransportError("the system gave up connecting") from error
 
 
-async def _knock(connection: socket.socket, words: bytes) -> PrefaceAnswer:
+async def _send_preface(connection: socket.socket, words: bytes) -> PrefaceAnswer:
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(connection, words)
     received = b""
@@ -254,38 +254,38 @@ async def _knock(connection: socket.socket, words: bytes) -> PrefaceAnswer:
             data = b""
         if not data:
             raise HandshakeError(
-                "it closed the connection without a word",
-                hint="It is of another cluster, does not know this machine yet, or is another machine now.",
+                "it closed the connection without an answer",
+                hint="It belongs to another cluster, does not know this machine yet, or was replaced.",
             )
         received += data
     answer = parse_answer(received)
     if answer.refusal is not None:
         raise HandshakeError(answer.refusal, hint="Install the same Barnraise version on both machines.")
     if answer.plaintext or negotiate(answer.version, answer.version) is None:
-        raise ProtocolError("it chose what was not offered")
+        raise ProtocolError("it chose a version that was not offered")
     return answer
 
 
-async def _welcome(connection: socket.socket, preface: Preface) -> int:
+async def _answer_preface(connection: socket.socket, preface: Preface) -> int:
     """Answer a preface with the version to use."""
     loop = asyncio.get_running_loop()
     version = negotiate(preface.version_min, preface.version_max)
     if version is None:
-        await _last_words(connection, refuse_version())
-        raise HandshakeError("no protocol version is common to both")
+        await _send_refusal(connection, refuse_version())
+        raise HandshakeError("there is no common protocol version")
     if preface.plaintext or preface.route not in LIMITS:
-        raise ProtocolError(f"agents never speak in plaintext, nor on route {preface.route}")
+        raise ProtocolError(f"agents do not accept plaintext or route {preface.route}")
     await loop.sock_sendall(connection, encode_answer(version))
     return version
 
 
-async def _shake(connection: socket.socket, session: TlsSession) -> None:
+async def _handshake(connection: socket.socket, session: TlsSession) -> None:
     loop = asyncio.get_running_loop()
     while True:
         try:
-            done = session.shake()
+            done = session.handshake()
         except ssl.SSLError:
-            await _last_words(connection, session.outgoing())
+            await _send_refusal(connection, session.outgoing())
             raise
         await loop.sock_sendall(connection, session.outgoing())
         if done:
@@ -296,7 +296,7 @@ async def _shake(connection: socket.socket, session: TlsSession) -> None:
         session.feed(data)
 
 
-async def _last_words(connection: socket.socket, words: bytes) -> None:
+async def _send_refusal(connection: socket.socket, words: bytes) -> None:
     """Send the reason and wait until the other side has read it: a reset would discard it."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OSError):
@@ -311,7 +311,7 @@ def _give_up(connection: socket.socket, link: ControlConnection | None) -> None:
     if link is None or not link.attached:
         connection.close()
     if link is not None:
-        link.close("it did not become a link")
+        link.close("it was not opened")
 
 
 def _tune(connection: socket.socket, route: int) -> None:

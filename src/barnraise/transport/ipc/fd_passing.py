@@ -129,7 +129,7 @@ class IpcChannel:
                 return None
             self._frames.feed(data)
         if frame.has_socket and not self._takes_sockets:
-            raise ProtocolError("a local message brought a socket that nobody wants")
+            raise ProtocolError("a local message carried an unexpected socket")
         return SocketDelivery(frame.message, self._take_socket(frame) if frame.has_socket else None)
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class IpcChannel:
             else:
                 return self._take_descriptor(frame)
         except (OSError, ValueError) as error:
-            raise ProtocolError(f"a local message brought something that is no socket: {error}") from error
+            raise ProtocolError(f"a local message carried something that is not a socket: {error}") from error
 
     if sys.platform != "win32":
 

@@ -41,7 +41,7 @@ class LocalListener:
         self.socket.setblocking(False)
 
     def close(self) -> None:
-        # The name first: who finds no name starts a new listener instead of waiting for this one.
+        # The name first: a process that finds no name starts a new listener instead of waiting for this one.
         with contextlib.suppress(OSError):
             self._file.unlink()
         self.socket.close()

@@ -32,7 +32,7 @@ _LAYOUT = struct.Struct("<BBHIQQII")
 class FrameKind(IntEnum):
     """Kinds of frames on the wire. Never reuse a number."""
 
-    HELLO = 1  # link: who I am, once, first
+    HELLO = 1  # link: the sender's identity, once, first
     PING = 2  # link: heartbeat; first = serial
     PONG = 3  # link: answer to PING; first = serial
     GOODBYE = 4  # link: I leave on purpose

@@ -120,7 +120,7 @@ class ParallelStream:
         if threading.current_thread() is not self._thread:
             self._thread.join(2.0)
 
-    # the lane's own thread
+    # the stream's own thread
 
     def _ring(self) -> None:
         with contextlib.suppress(OSError):

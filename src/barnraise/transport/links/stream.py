@@ -19,7 +19,7 @@ _RECORD_BYTES = 17 << 10  # so much of a payload may wait inside TLS, unseen by 
 _LANE_BYTES = 64 << 10  # smaller frames are not worth a thread's wake-up
 _UNSENT_LEAST = 256 << 10  # keep queues with us, where control frames can pass,
 _UNSENT_MOST = 4 << 20
-_UNSENT_S = 0.02  # but let the kernel hold what it sends while the mover waits for a busy core
+_UNSENT_S = 0.02  # but let the kernel hold what it sends while this process waits for a busy core
 
 
 def tune(sock: socket.socket, silence_s: float) -> None:

@@ -90,7 +90,7 @@ def write_openssl_conf(directory: Path) -> Path:
 
 @functools.lru_cache(maxsize=1024)
 def _anchor(node: NodeId) -> bytes:
-    # An agent makes its contexts anew whenever trust changes, and most nodes stay.
+    # An agent makes new contexts whenever trust changes, and most nodes stay.
     return anchor(node)
 
 
@@ -107,7 +107,7 @@ def _context(protocol: int, credentials: WorkerCredentials, trusted: Iterable[No
     anchors = b"".join(_anchor(node) for node in dict.fromkeys(trusted))
     if not anchors:
         raise IdentityError(
-            "no node is trusted, so nobody could connect", hint="Name at least this machine's node."
+            "no node is trusted, so no machine could connect", hint="Name at least this machine's node."
         )
     context.load_verify_locations(cadata=anchors)
     _load_own(context, credentials)
@@ -122,9 +122,9 @@ def _load_own(context: ssl.SSLContext, credentials: WorkerCredentials) -> None:
             file.write(credentials.key_pem + credentials.certificate_pem)
         context.load_cert_chain(path)
     except ssl.SSLError as error:
-        raise IdentityError("the worker's own key and certificate do not fit together") from error
+        raise IdentityError("the worker's own key and certificate do not belong together") from error
     finally:
         os.unlink(path)
 
 
-_STALE = "The peer was probably started again: exchange worker ids anew and dial again."
+_STALE = "The peer was probably started again: exchange worker ids again and dial again."

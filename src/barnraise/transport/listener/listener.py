@@ -85,7 +85,7 @@ class Listener:
     """Owner of the port and the local socket between ``start`` and ``stop``."""
 
     def __init__(
-        self, settings: Settings, *, any_port: bool = False, house: ConnectionPolicy | None = None
+        self, settings: Settings, *, any_port: bool = False, policy: ConnectionPolicy | None = None
     ) -> None:
         """Create a listener that is not started yet.
 
@@ -95,8 +95,8 @@ class Listener:
         self._settings = settings
         self._any_port = any_port
         self._directory = private_directory(state_directory(settings))
-        self._agent = house is not None
-        self._house: ConnectionPolicy = SettingsConnectionPolicy(settings) if house is None else house
+        self._agent = policy is not None
+        self._policy: ConnectionPolicy = SettingsConnectionPolicy(settings) if policy is None else policy
         self._lock = FileLock(self._directory / "listener.lock")
         self._locals: set[_Local] = set()
         self._workers: dict[bytes, _Local] = {}
@@ -107,7 +107,7 @@ class Listener:
 
     @property
     def node(self) -> NodeId:
-        return self._house.key.id
+        return self._policy.key.id
 
     @property
     def keeper(self) -> ConnectionAcceptor:
@@ -129,7 +129,7 @@ class Listener:
         await self._succeed()
         try:
             port_socket = open_port(self._settings.network.port, any_port=self._any_port)
-            self._keeper = ConnectionAcceptor(port_socket, self._house.key_for, self._deliver)
+            self._keeper = ConnectionAcceptor(port_socket, self._policy.key_for, self._deliver)
             self._keeper.open()
             self._door = LocalListener(self._directory)
             self._loop.add_reader(self._door.socket, self._accept_local)
@@ -138,7 +138,7 @@ class Listener:
             raise
         _log.info(
             "node %s listens on port %d; trusted nodes: %d; encryption: %s",
-            *(self.node.short, self.port, len(self._house.trusted()), self._settings.network.encryption),
+            *(self.node.short, self.port, len(self._policy.trusted()), self._settings.network.encryption),
         )
 
     async def stop(self) -> None:
@@ -174,7 +174,7 @@ class Listener:
         while not self._lock.try_acquire():
             if self._loop.time() > deadline:
                 raise ListenerError(
-                    f"another listener is at work on the state directory {self._directory}",
+                    f"another listener uses the state directory {self._directory}",
                     hint="Use that one, or stop it first.",
                 )
             await asyncio.sleep(0.05)
@@ -198,7 +198,9 @@ class Listener:
             self._farewell(local)
             return ConnectionRefusal(error.message)
         except OSError as error:
-            return ConnectionRefusal(f"worker {preface.target.hex()[:8]} takes no connection now: {error}")
+            return ConnectionRefusal(
+                f"worker {preface.target.hex()[:8]} does not accept connections now: {error}"
+            )
         return None
 
     def _deliver_to_house(
@@ -207,10 +209,10 @@ class Listener:
         try:
             copy = connection.dup()
         except OSError as error:
-            return ConnectionRefusal(f"no connection can be taken now: {error.strerror}")
+            return ConnectionRefusal(f"cannot accept connections now: {error.strerror}")
         try:
             copy.setblocking(False)
-            refusal = self._house.deliver(preface, copy, address)
+            refusal = self._policy.deliver(preface, copy, address)
         except BaseException:
             copy.close()
             raise
@@ -237,7 +239,7 @@ class Listener:
             while (delivery := local.channel.receive()) is not None:
                 self._take(local, decode_request(delivery.message))
         except (BarnraiseError, OSError) as error:
-            _log.warning("a local process is cut off: %s", error)
+            _log.warning("a local process was disconnected: %s", error)
             self._farewell(local)
             return
         if local.channel.closed:
@@ -252,7 +254,7 @@ class Listener:
             local.channel.send(encode_message(self._reply(local, request)))
             return
         if len(local.requests) >= _MOST_QUESTIONS:
-            raise ProtocolError("a local process asks more than it waits for")
+            raise ProtocolError("a local process sends too many requests")
         local.requests.append(request)
         if local.talk is None:
             local.talk = self._loop.create_task(self._converse(local))
@@ -270,26 +272,26 @@ class Listener:
                 local.requests.popleft()
             local.talk = None
         except (BarnraiseError, OSError) as error:
-            _log.warning("a local process is cut off: %s", error)
+            _log.warning("a local process was disconnected: %s", error)
             self._farewell(local)
 
     async def _tell(self, request: ListenerRequest) -> Reply:
         try:
-            answer = await asyncio.wait_for(self._house.answer(request.question), _LONGEST_ANSWER_S)
+            answer = await asyncio.wait_for(self._policy.answer(request.question), _LONGEST_ANSWER_S)
         except BarnraiseError as error:
             return RegistrationRefused(error.message, error.hint, error.code)
         except TimeoutError:
             return RegistrationRefused(
-                f"the agent found no answer within {_LONGEST_ANSWER_S:g} s", "Ask again."
+                f"the agent did not answer within {_LONGEST_ANSWER_S:g} s", "Ask again."
             )
         except Exception as error:  # noqa: BLE001  # our fault at one question must not end the agent
             _log.exception("a question could not be answered")
             return RegistrationRefused(
-                f"the agent failed at this: {type(error).__name__}", "Read the agent's log."
+                f"the agent failed with {type(error).__name__}", "Read the agent's log."
             )
         if len(answer) > LARGEST_BODY:
             return RegistrationRefused(
-                f"the answer has {len(answer)} bytes, too many to tell", "Ask for less."
+                f"the answer has {len(answer)} bytes, too many to send", "Ask for less."
             )
         return ListenerReply(answer)
 
@@ -308,7 +310,7 @@ class Listener:
             return RegistrationRefused(
                 f"a run's name cannot begin with {RESERVED}", "Choose another name for the run."
             )
-        why = self._house.refuse_run(request.run)
+        why = self._policy.refuse_run(request.run)
         if why is not None:
             return RegistrationRefused(why, "See what runs are known here: barnraise status")
         try:
@@ -319,9 +321,9 @@ class Listener:
     def _register(self, local: _Local, request: RegisterEndpoint) -> DialTicket:
         worker = secrets.token_bytes(WORKER_BYTES)
         ticket = DialTicket(
-            credentials=delegate(self._house.key, run=request.run, worker=worker),
-            trusted=[node.raw for node in self._house.trusted()],
-            secret=self._house.secret(),
+            credentials=delegate(self._policy.key, run=request.run, worker=worker),
+            trusted=[node.raw for node in self._policy.trusted()],
+            secret=self._policy.secret(),
             run=request.run,
             generation=request.generation,
             worker=worker,
@@ -348,7 +350,7 @@ class Listener:
         )
 
     def _addresses(self) -> list[str]:
-        # Asked anew each time: a laptop changes its network while the listener runs.
+        # Asked each time: a laptop changes its network while the listener runs.
         return list(self._settings.network.addresses) or own_addresses()
 
     def _farewell(self, local: _Local) -> None:
@@ -407,7 +409,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--state-directory", help="where the node key and the local socket are")
     parser.add_argument("--port", type=int, help="TCP port (0: any free one)")
-    parser.add_argument("--until-idle", action="store_true", help="end soon after the last worker has left")
+    parser.add_argument("--until-idle", action="store_true", help="stop soon after the last worker has left")
     parser.add_argument("--settings", help="complete settings as JSON, instead of file and environment")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

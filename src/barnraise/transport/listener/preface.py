@@ -26,7 +26,7 @@ ROUTE_AGENT_SHIP = 4  # files of runs, so that they never delay what a training 
 AGENT_ROUTES = (ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP)
 
 TARGET_BYTES = 16
-ANYBODY = bytes(TARGET_BYTES)  # for the routes of agents: whoever is there
+ANY_AGENT = bytes(TARGET_BYTES)  # for the routes of agents: any agent
 # The secret of a code's pairing route. Known to all: there the MAC proves only that the dialler speaks our
 # language and read the offer; the code itself is proven later. A pre-shared key brings its own secret.
 PAIRING_KEY = hashlib.sha256(b"barnraise: opens the pairing route, proves nothing").digest()
@@ -100,7 +100,7 @@ def parse(data: bytes, key_for: KeyFor) -> Preface:
         raise ProtocolError("the preface has a wrong form")
     secret = key_for(route, target)
     if secret is None:
-        raise ProtocolError(f"route {route} leads nowhere here")
+        raise ProtocolError(f"route {route} does not exist here")
     if not hmac.compare_digest(mac, _mac(fields, secret)):
         raise ProtocolError("the preface was not made with this discovery secret")
     if not 1 <= version_min <= version_max:
@@ -154,7 +154,7 @@ def parse_answer(data: bytes) -> PrefaceAnswer:
     if not version and flags == _NO_ROUTE:
         return PrefaceAnswer(0, refusal="no such worker is registered there")
     if not version and flags == _NO_VERSION:
-        return PrefaceAnswer(0, refusal="no protocol version is common to both")
+        return PrefaceAnswer(0, refusal="there is no common protocol version")
     raise ProtocolError("the answer to the preface has a wrong form")
 
 

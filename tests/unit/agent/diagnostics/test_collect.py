@@ -116,7 +116,7 @@ def test_check_finds_cloned_machine(tmp_path: Path) -> None:
             assert (await examine(original))["cloned-key"][0].state == "ok"
             tag = namespace_tag(original.log.secret)
             seen = Sighting("127.0.0.1", copy.listener.port, tag, "mdns")
-            original.discovery.discovery.places = lambda: (seen,)  # type: ignore[method-assign]
+            original.discovery.discovery.sightings = lambda: (seen,)  # type: ignore[method-assign]
             (row,) = (await examine(original))["cloned-key"]
             assert row.state == "fail"
             assert "here and 127.0.0.1" in row.sentence

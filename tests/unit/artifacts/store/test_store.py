@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from barnraise.artifacts import PIECE, ArtifactStore, FileEntry, FolderLimits, FolderManifest, collect, pack
-from barnraise.artifacts.store.linked_files import lend, take_back
+from barnraise.artifacts.store.linked_files import link_files, unlink_files
 from barnraise.artifacts.store.manifest import make_manifest, piece_hash
 from barnraise.core.errors import ShippingError
 
@@ -304,9 +304,9 @@ def test_take_back_keeps_contents_of_other_manifests(tmp_path: Path) -> None:
     (tmp_path / "lent").mkdir()
     (tmp_path / "lent" / "train.py").write_text("print(1)")
     (tmp_path / "lent" / "other").write_text("a state")
-    needed = lend(tmp_path / "run", ["train.py"], store)
-    lent = lend(tmp_path / "lent", ["train.py", "other"], store)
-    take_back(store, lent.id)
+    needed = link_files(tmp_path / "run", ["train.py"], store)
+    lent = link_files(tmp_path / "lent", ["train.py", "other"], store)
+    unlink_files(store, lent.id)
     assert store.manifest(lent.id) is None
     assert not store.missing(needed.manifest)
     assert store.missing(lent.manifest), "its own content is gone"

@@ -189,7 +189,7 @@ def test_context_without_trusted_nodes_raises() -> None:
 def test_key_of_other_certificate_raises() -> None:
     first, second = credentials(ALPHA, SERVER), credentials(ALPHA, SERVER)
     mixed = WorkerCredentials(first.certificate_pem, second.key_pem, SERVER, "mnist", ALPHA.id.raw)
-    with pytest.raises(IdentityError, match="do not fit"):
+    with pytest.raises(IdentityError, match="do not belong"):
         server_context(mixed, TRUSTED)
 
 

@@ -118,7 +118,7 @@ def test_route_and_target_select_secret() -> None:
         knock = Preface(target, bytes(16), route)
         assert parse(encode(knock, secret), lambda *at: secrets.get(at)) == knock
         for wrong in (Preface(target, bytes(16), ROUTE_AGENT_BULK), Preface(bytes(16), bytes(16), route)):
-            with pytest.raises(ProtocolError, match="leads nowhere"):
+            with pytest.raises(ProtocolError, match="does not exist"):
                 parse(encode(wrong, secret), lambda *at: secrets.get(at))
     with pytest.raises(ProtocolError, match="secret"):
         parse(encode(Preface(b"w" * 16, bytes(16)), b"2" * 32), lambda *at: secrets.get(at))
