@@ -1,4 +1,4 @@
-"""Cost of a hub's work, measured with a small real crowd (`emulated_members`) and with single parts of the hub.
+"""Cost of a hub's work, measured with a small crowd (`emulated_members`) and with single parts of the hub.
 
 A hub's event loop is its first thread. So the CPU time in each phase of a round is known for the loop and for
 the other threads. Two sizes of updates separate the cost of each update from the cost of each megabyte.
