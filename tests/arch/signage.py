@@ -241,7 +241,7 @@ def _tests_a_module(test: Path) -> bool:
     return False
 
 
-def test_file_findings() -> list[Finding]:
+def unit_test_file_findings() -> list[Finding]:
     """Return the unit test files that are named after no module."""
     return [
         Finding("test of no module", str(file.relative_to(ROOT)), "")
@@ -250,7 +250,7 @@ def test_file_findings() -> list[Finding]:
     ]
 
 
-def test_name_findings() -> list[Finding]:
+def name_of_test_findings() -> list[Finding]:
     """Return the tests whose names do not say subject, condition and outcome."""
     findings = []
     for file in python_files(["tests"]):
@@ -277,8 +277,8 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print every place that breaks a rule")
     options = parser.parse_args()
     findings = docstring_findings(options.paths)
-    findings += folder_findings() + class_findings() + term_findings() + test_file_findings()
-    findings += test_name_findings()
+    findings += folder_findings() + class_findings() + term_findings() + unit_test_file_findings()
+    findings += name_of_test_findings()
     if options.list:
         for finding in findings:
             if finding.rule in ("full folder", "shared class name", "missing term") or any(

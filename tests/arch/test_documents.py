@@ -69,7 +69,7 @@ def test_pages_that_the_source_names_exist() -> None:
         ("#no-such-heading", True),
     ],
 )
-def test_a_link_that_leads_nowhere_is_found(link: str, is_broken: bool, tmp_path: Path) -> None:
+def test_link_without_target_is_found(link: str, is_broken: bool, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     text = f"# A `heading`, of two parts\n\n[a link]({link})\n\n```\n[no link](NOWHERE.md)\n```\n"
     page.write_text(text, encoding="utf-8")

@@ -62,7 +62,7 @@ def test_names_and_codes_are_frozen() -> None:
     assert {cls.__name__: cls.code for cls in CLASSES} == FROZEN
 
 
-def test_the_module_draws_its_own_tree() -> None:
+def test_errors_module_draws_its_own_tree() -> None:
     drawn = re.findall(r"^[│├└─ ]*([A-Z]\w+)$", errors.__doc__ or "", flags=re.MULTILINE)
     assert sorted(drawn) == sorted(FROZEN)
 

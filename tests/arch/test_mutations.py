@@ -26,7 +26,7 @@ def test_mutated_modules_can_still_be_read_as_python() -> None:
 @pytest.mark.parametrize(
     "original", ["a text that stands in no module", "from __future__ import annotations"]
 )
-def test_a_text_that_does_not_stand_exactly_once_is_refused(original: str) -> None:
+def test_mutation_text_found_twice_or_never_is_rejected(original: str) -> None:
     mutation = Mutation("wrong", original, "pass", ("test_no_such_file.py",))
     with pytest.raises(NotFound, match="must stand once in src"):
         place_of(mutation, texts())

@@ -23,7 +23,7 @@ def test_torch_is_an_extra_in_the_tested_range_only() -> None:
     assert f">={first},<{below}" == torch_range.TESTED_RANGE
 
 
-def test_the_checks_pin_a_torch_in_that_range() -> None:
+def test_checks_pin_torch_in_tested_range() -> None:
     lines = (ROOT / ".ci" / "requirements.txt").read_text(encoding="utf-8").splitlines()
     (pin,) = [line for line in lines if line.startswith("torch==")]
     assert torch_range.is_tested(pin.removeprefix("torch=="))
@@ -35,7 +35,7 @@ def test_every_requirement_of_the_checks_is_exact() -> None:
     assert [need for need in needs if need.count("==") != 1] == []
 
 
-def test_entry_points() -> None:
+def test_entry_points_name_our_functions() -> None:
     project = PROJECT["project"]
     assert project["scripts"] == {"barnraise": "barnraise.cli.main:main"}
     assert project["entry-points"]["torch.backends"] == {
@@ -43,7 +43,7 @@ def test_entry_points() -> None:
     }
 
 
-def test_the_changelog_knows_this_version() -> None:
+def test_changelog_names_this_version() -> None:
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 

@@ -45,7 +45,7 @@ def test_every_folder_of_modules_is_a_package() -> None:
     assert missing == set()
 
 
-def test_the_package_is_typed_for_its_users() -> None:
+def test_package_is_typed_for_users() -> None:
     assert (SOURCE / "barnraise" / "py.typed").exists()
 
 

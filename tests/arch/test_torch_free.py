@@ -58,7 +58,7 @@ def test_each_package_imports_first(module: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["listen", "--help"], ["settings"]])
-def test_the_command_line_starts_without_torch(arguments: list[str]) -> None:
+def test_command_line_starts_without_torch(arguments: list[str]) -> None:
     program = (
         "import sys, atexit\n"
         "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"

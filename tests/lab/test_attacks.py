@@ -41,7 +41,7 @@ def house() -> Iterator[House]:
 
 
 @settles_after_a_failure
-def test_a_code_allows_one_guess(house: House) -> None:
+def test_pairing_code_allows_one_guess(house: House) -> None:
     with house.undisturbed():
         code = house.code()
         number, first, second = code.split("-")
@@ -52,7 +52,7 @@ def test_a_code_allows_one_guess(house: House) -> None:
 
 
 @settles_after_a_failure
-def test_a_recorded_pairing_opens_nothing(house: House) -> None:
+def test_replayed_pairing_opens_nothing(house: House) -> None:
     record = house.new_path()
     with house.undisturbed(decisions=1):
         code = house.code()
@@ -71,7 +71,7 @@ def test_a_recorded_pairing_opens_nothing(house: House) -> None:
 
 @pytest.mark.parametrize(("way", "at"), [("up", 120), ("down", 50), ("up", 250)])
 @settles_after_a_failure
-def test_a_changed_byte_ends_a_pairing(house: House, way: str, at: int) -> None:
+def test_pairing_with_changed_byte_fails(house: House, way: str, at: int) -> None:
     """In the joiner's half of the exchange, in the offerer's half, and in the joiner's sealed proof."""
     with house.undisturbed():
         code = house.code()
@@ -95,19 +95,19 @@ def stolen(house: House) -> dict[str, Any]:
         return house.attack("steal_advert", tag=tag, listen=port, agents=house.doors, seconds=2.0)
 
 
-def test_a_stolen_advert_wins_a_preface_and_nothing_else(stolen: dict[str, Any]) -> None:
+def test_copied_advert_gets_preface_only(stolen: dict[str, Any]) -> None:
     assert stolen["callers"] >= 1
     assert stolen["certificates"] == 0
 
 
-def test_a_stolen_preface_opens_no_door(stolen: dict[str, Any]) -> None:
+def test_replayed_preface_is_rejected(stolen: dict[str, Any]) -> None:
     assert stolen["replayed"] >= 3
     assert stolen["certificates_of_agents"] == 0
     assert stolen["answered"] == 0
 
 
 @settles_after_a_failure
-def test_a_key_of_ones_own_makes_no_member(house: House) -> None:
+def test_unknown_key_is_not_a_member(house: House) -> None:
     """The stranger knows the discovery secret, and once also in whose name to come."""
     known = {"agents": house.doors, "trusted": house.nodes, "times": 10}
     secret = house.log().secret.hex()
@@ -119,7 +119,7 @@ def test_a_key_of_ones_own_makes_no_member(house: House) -> None:
 
 
 @settles_after_a_failure
-def test_who_fails_at_tls_is_named(house: House) -> None:
+def test_tls_failure_names_its_source(house: House) -> None:
     secret = house.log().secret.hex()
     house.attack("come_as_member", secrets=[secret], agents=house.doors, trusted=house.nodes)
     for place in OWNERS:
@@ -128,7 +128,7 @@ def test_who_fails_at_tls_is_named(house: House) -> None:
 
 
 @settles_after_a_failure
-def test_a_removed_member_stays_out(house: House) -> None:
+def test_removed_member_is_rejected(house: House) -> None:
     keep = house.new_path()
     with house.undisturbed(decisions=1):
         assert house.join(house.code(), house.stranger, keep=keep, name="thief")["joined"]
@@ -160,7 +160,7 @@ def test_garbage_gets_no_answer(house: House) -> None:
 
 
 @settles_after_a_failure
-def test_connections_that_say_nothing_keep_nobody_out(house: House) -> None:
+def test_silent_connections_do_not_block_others(house: House) -> None:
     with house.undisturbed(decisions=1, descriptors=MOST_WAITING):
         code = house.code()
         many = {"silent": 2000, "half": 500, "most": MOST_WAITING}
@@ -173,7 +173,7 @@ def test_connections_that_say_nothing_keep_nobody_out(house: House) -> None:
 
 
 @settles_after_a_failure
-def test_a_crowd_at_the_pairing_desk_keeps_nobody_out(house: House) -> None:
+def test_many_pairing_attempts_do_not_block_others(house: House) -> None:
     with house.undisturbed(decisions=1, descriptors=MOST_WAITING):
         code = house.code()
         number = int(code.split("-")[0])
@@ -233,7 +233,7 @@ def guests(house: House) -> Guests:
 
 
 @settles_after_a_failure
-def test_a_guest_decides_nothing(house: House, guests: Guests) -> None:
+def test_guest_proposals_and_votes_are_ignored(house: House, guests: Guests) -> None:
     with house.undisturbed(views=2):
         house.attack("guest_decides", keep=guests.keeps[0], agents=house.agents, friend="ab" * 32, times=10)
 
@@ -262,17 +262,17 @@ def _while_guests_lie(house: House, guests: Guests, lie: str, *, views: int, dec
 
 
 @settles_after_a_failure
-def test_guests_who_say_that_one_is_dead(house: House, guests: Guests) -> None:
+def test_guests_that_report_one_death_are_ignored(house: House, guests: Guests) -> None:
     _while_guests_lie(house, guests, "one is dead", views=4)
 
 
 @settles_after_a_failure
-def test_guests_who_say_that_all_are_dead(house: House, guests: Guests) -> None:
+def test_guests_that_report_all_dead_are_ignored(house: House, guests: Guests) -> None:
     _while_guests_lie(house, guests, "all are dead", views=4, decides=True)
 
 
 @settles_after_a_failure
-def test_guests_who_say_that_others_have_come(house: House, guests: Guests) -> None:
+def test_guests_that_report_arrivals_are_ignored(house: House, guests: Guests) -> None:
     _while_guests_lie(house, guests, "visitors", views=4)
     assert not any("away" in members(line) for line in house.words(0))
 
@@ -283,7 +283,7 @@ def test_guests_under_others_names(house: House, guests: Guests) -> None:
 
 
 @settles_after_a_failure
-def test_guests_who_are_ever_somebody_else(house: House, guests: Guests) -> None:
+def test_guests_with_changing_identity_are_ignored(house: House, guests: Guests) -> None:
     # As often as both change, however long we take: those, their first coming and their leaving.
     _while_guests_lie(house, guests, "another self", views=2 * SELVES + 4)
 
@@ -299,26 +299,26 @@ def test_guests_with_another_time(house: House, guests: Guests) -> None:
 
 
 @settles_after_a_failure
-def test_a_guest_who_babbles_is_cut_off(house: House, guests: Guests) -> None:
+def test_guest_with_invalid_messages_is_disconnected(house: House, guests: Guests) -> None:
     with house.undisturbed():
         found = house.attack("guest_babbles", keep=guests.keeps[0], agents=house.agents, times=2)
         assert found["left_open"] == 0
 
 
 @settles_after_a_failure
-def test_a_guest_has_no_hundred_links(house: House, guests: Guests) -> None:
+def test_guest_connections_are_limited(house: House, guests: Guests) -> None:
     with house.undisturbed(views=4):
         house.attack("guest_links", keep=guests.keeps[0], agents=house.agents, links=40)
 
 
 @settles_after_a_failure
-def test_a_guest_measures_only_its_own(house: House, guests: Guests) -> None:
+def test_guest_reports_own_links_only(house: House, guests: Guests) -> None:
     with house.undisturbed(views=4):
         house.attack("guest_measures", keep=guests.keeps[0], agents=house.agents, crumbs=110_000)
     assert all(link.mbps != 0.1 for link in house.read(0).told.links)
 
 
 @settles_after_a_failure
-def test_a_guest_has_one_name(house: House, guests: Guests) -> None:
+def test_guest_name_changes_are_limited(house: House, guests: Guests) -> None:
     with house.undisturbed(views=4):
         house.attack("guest_greets", keep=guests.keeps[0], agents=house.agents, names=100)

@@ -34,7 +34,7 @@ def kept(machines: Machines, place: int, run: str) -> set[int]:
     return {step for name in names if (step := folder_step(name)) is not None}
 
 
-def test_the_third_machine_goes_on_alone_from_its_copy(machines: Machines, tmp_path: Path) -> None:
+def test_third_machine_continues_alone_from_its_copy(machines: Machines, tmp_path: Path) -> None:
     line, trace, hold = CommandLine(machines), tmp_path / "trace", tmp_path / "hold"
     hold.touch()
     options = {"MODEL": "images", "EPOCHS": "9"}

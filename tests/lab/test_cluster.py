@@ -46,7 +46,7 @@ def _members(machines: Machines, place: int) -> list[str]:
     return [row.name for row in machines.status(place).nodes if row.seniority is not None]
 
 
-def test_a_coordinator_that_dies_or_stops_is_replaced_and_comes_back(four: tuple[Lab, Machines]) -> None:
+def test_coordinator_that_dies_or_stops_is_replaced_and_readmitted(four: tuple[Lab, Machines]) -> None:
     """An agent that was stopped by a busy machine loses its place: only that, in this window, excuses."""
     _, machines = four
     machines.kill(0)
@@ -62,7 +62,7 @@ def test_a_coordinator_that_dies_or_stops_is_replaced_and_comes_back(four: tuple
     assert taken < 25.0  # benchmarks.cluster measures the promise; this machine may be busy
 
 
-def test_a_partition_has_one_right_side(four: tuple[Lab, Machines]) -> None:
+def test_partition_has_one_deciding_side(four: tuple[Lab, Machines]) -> None:
     lab, machines = four
     for one in (0, 1):
         for other in (2, 3):
@@ -76,7 +76,7 @@ def test_a_partition_has_one_right_side(four: tuple[Lab, Machines]) -> None:
     assert machines.status(2).view > max(views)
 
 
-def test_a_cut_in_one_direction_between_two_of_four_evicts_nobody(four: tuple[Lab, Machines]) -> None:
+def test_one_way_cut_between_two_of_four_evicts_none(four: tuple[Lab, Machines]) -> None:
     lab, machines = four
     lab.cut_one_way(lab.hosts[1], lab.hosts[2])
     _nobody_is_evicted(machines, lambda: time.sleep(8.0))
@@ -84,7 +84,7 @@ def test_a_cut_in_one_direction_between_two_of_four_evicts_nobody(four: tuple[La
     machines.until(lambda: machines.agree(range(4)), 90.0, "all agree")
 
 
-def test_a_power_cut_comes_back_by_itself(four: tuple[Lab, Machines]) -> None:
+def test_cluster_recovers_after_power_cut(four: tuple[Lab, Machines]) -> None:
     _, machines = four
     for place in range(4):
         machines.kill(place)
@@ -93,7 +93,7 @@ def test_a_power_cut_comes_back_by_itself(four: tuple[Lab, Machines]) -> None:
     machines.until(lambda: machines.agree(range(4)), 90.0, "all agree")
 
 
-def test_two_machines(two: tuple[Lab, Machines]) -> None:
+def test_two_machines_lose_and_regain_each_other(two: tuple[Lab, Machines]) -> None:
     """The senior goes on alone; the junior waits, and goes on by the user's word; a goodbye hands over."""
     _, machines = two
     machines.kill(1)
@@ -137,7 +137,7 @@ def _stays_out(machines: Machines, name: str, seconds: float) -> None:
     assert name not in _members(machines, 0)
 
 
-def test_who_was_away_while_the_secret_changed_finds_back(four: tuple[Lab, Machines]) -> None:
+def test_machine_absent_during_secret_change_returns(four: tuple[Lab, Machines]) -> None:
     _, machines = four
     machines.kill(2)
     machines.until(lambda: machines.agree([0, 1, 3]), 90.0, "h2 is out")
@@ -185,7 +185,7 @@ def test_machines_with_a_shared_key_need_no_person() -> None:
         machines.until(lambda: machines.agree(range(3)), 60.0, "all have joined")
 
 
-def test_a_machine_that_lost_its_memory_is_a_new_node(two: tuple[Lab, Machines]) -> None:
+def test_machine_with_lost_state_is_a_new_node(two: tuple[Lab, Machines]) -> None:
     _, machines = two
     before = machines.status(1).nodes
     machines.kill(1)
@@ -198,7 +198,7 @@ def test_a_machine_that_lost_its_memory_is_a_new_node(two: tuple[Lab, Machines])
 
 
 @pytest.mark.timeout(500)
-def test_a_saturated_slow_link_looks_like_no_death() -> None:
+def test_saturated_slow_link_evicts_none() -> None:
     with Lab(hosts=3) as lab, Machines(lab.hosts) as machines:
         machines.form()
         for host in lab.hosts[:2]:

@@ -154,7 +154,7 @@ def test_machines_find_each_other_again_after_their_address_changed(lab: Lab) ->
     _until(lambda: ("10.80.0.77", 52416) in _sighted(ours[0]), patience=90)
 
 
-def test_an_advert_reveals_a_tag_and_a_port_only(lab: Lab) -> None:
+def test_advert_reveals_tag_and_port_only(lab: Lab) -> None:
     first, second, stranger = lab.hosts
     ear = stranger.start([sys.executable, "-c", _STRANGER, stranger.address])
     _until(lambda: "up" in ear.output())

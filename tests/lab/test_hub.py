@@ -185,7 +185,7 @@ def test_friends_join_train_outlive_the_hub_and_leave(fireside: Fireside) -> Non
     assert len(fireside.members()) == friends
 
 
-def test_a_run_comes_to_its_end_on_every_machine(fireside: Fireside) -> None:
+def test_hub_run_finishes_on_every_machine(fireside: Fireside) -> None:
     hub = fireside.up("--round", "1s", "train.py", "6")
     invite = fireside.invite(hub)
     anna = fireside.join(fireside.lab.nats[0].hosts[0], "anna", invite)
@@ -202,7 +202,7 @@ def test_a_run_comes_to_its_end_on_every_machine(fireside: Fireside) -> None:
 PAGE = REPOSITORY / "docs" / "friends.md"
 
 
-def test_the_newcomers_page_is_true(fireside: Fireside) -> None:
+def test_friends_page_matches_real_commands(fireside: Fireside) -> None:
     """Its commands, in its order, as it writes them."""
     page = PAGE.read_text(encoding="utf-8")
     typed = re.findall(r"^(host|friend)\$ (barnraise .*?)(?:  +for .*)?$", page, re.M)

@@ -167,7 +167,7 @@ def healed(greeters: Lab) -> Iterator[Lab]:
 
 
 @pytest.mark.parametrize(("rate", "bits"), [("1gbit", 1e9), ("100mbit", 1e8), ("20mbit", 2e7)])
-def test_rate(pair: Lab, rate: str, bits: float) -> None:
+def test_rate_limits_throughput_of_hosts(pair: Lab, rate: str, bits: float) -> None:
     one, other = pair.hosts
     for host in pair.hosts:
         pair.set_rate(host, rate)
@@ -182,7 +182,7 @@ def test_rate_of_the_slower_side_rules_in_both_directions(pair: Lab) -> None:
     assert _limit(other, one, 2e7) == pytest.approx(2e7, rel=0.05)
 
 
-def test_no_limit(pair: Lab) -> None:
+def test_host_without_rate_is_fast(pair: Lab) -> None:
     for host in pair.hosts:
         pair.set_rate(host, None)
     assert any(max(_windows(*pair.hosts, 0.05, settle=0.1)) > 1.5e9 for _ in range(20))
@@ -201,7 +201,7 @@ def test_rate_holds_with_delay() -> None:
         assert _limit(lab.hosts[0], lab.hosts[1], 1e8, settle=1.5) == pytest.approx(1e8, rel=0.05)
 
 
-def test_paths_differ() -> None:
+def test_paths_of_hosts_differ_in_delay() -> None:
     with Lab(hosts=3, shaped=True) as lab:
         one, near, far = lab.hosts
         lab.set_path(one, far, delay="15ms", jitter="2ms")
@@ -321,7 +321,7 @@ def test_nat_with_delay() -> None:
 
 
 @pytest.mark.parametrize("shaped", [False, True])
-def test_multicast(shaped: bool) -> None:
+def test_multicast_reaches_all_hosts(shaped: bool) -> None:
     receiver = """
 import socket
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); link.bind(("", 5353)); link.settimeout(60)
@@ -346,7 +346,7 @@ def test_hosts_use_cubic_and_have_loopback(pair: Lab) -> None:
     pair.hosts[0].kill_all()
 
 
-def test_processes(pair: Lab) -> None:
+def test_processes_of_hosts_are_listed_and_killed(pair: Lab) -> None:
     host = pair.hosts[0]
     done = host.run(["sh", "-c", "echo out; echo $WORD >&2; exit 3"], env={"WORD": "bad"}, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "bad\n")

@@ -28,7 +28,7 @@ def _payload(frame: bytes) -> bytes:
     return frame[10 + _HEADERS :]
 
 
-def test_units() -> None:
+def test_units_of_rates_and_delays_are_parsed() -> None:
     assert units.bits_per_second("1gbit") == 10**9
     assert units.bits_per_second("2.5Mbit") == 2_500_000
     assert units.seconds("20ms") == pytest.approx(0.02)

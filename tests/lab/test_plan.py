@@ -67,7 +67,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_plan_from_the_size_of_a_model(line: CommandLine, project: Path) -> None:
+def test_plan_from_model_size_names_machines(line: CommandLine, project: Path) -> None:
     done = line.run(0, "plan", "--parameters", "20M", "--tokens", "64", "--picture", "p.svg", folder=project)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
@@ -86,7 +86,7 @@ def test_a_plan_from_the_size_of_a_model(line: CommandLine, project: Path) -> No
     assert found["ranking"]["chosen"]["name"] == "4090@1gbit alone"
 
 
-def test_a_dry_run_measures_and_leaves_nothing(line: CommandLine, machines: Machines, project: Path) -> None:
+def test_dry_run_measures_and_leaves_no_files(line: CommandLine, machines: Machines, project: Path) -> None:
     done = line.run(0, "run", "--dry-run", "train.py", folder=project, timeout=200)
     assert done.returncode == 0, done.stderr
     print(done.stderr, done.stdout)
@@ -157,7 +157,7 @@ def test_links_that_share_a_line_are_measured_one_after_the_other() -> None:
         assert min(rates()) > 8.0, rates()
 
 
-def test_a_script_without_a_session_is_told_what_to_do(line: CommandLine, project: Path) -> None:
+def test_dry_run_without_session_says_what_to_do(line: CommandLine, project: Path) -> None:
     (project / "plain.py").write_text("import time\ntime.sleep(600)\n")
     (project / "train.py").unlink()
     done = line.run(0, "run", "--dry-run", "plain.py", folder=project)
@@ -245,7 +245,7 @@ if run.is_main:
 """
 
 
-def test_a_machine_that_the_others_are_faster_without_rests(tmp_path: Path) -> None:
+def test_machine_that_slows_the_group_is_paused(tmp_path: Path) -> None:
     """Its line is slow and it computes slowly: the planner leaves it out, and every batch counts."""
     (tmp_path / "train.py").write_text(LAME)
     with Lab(hosts=3, rate="1gbit") as lab, Machines(lab.hosts) as machines:

@@ -48,7 +48,7 @@ def _start(machines: Machines, place: int, script: Path, *words: str) -> subproc
     )
 
 
-def test_a_script_needs_no_address(tmp_path: Path) -> None:
+def test_script_without_address_finds_its_group(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_TRAIN)
     with Lab(hosts=3) as lab, Machines(lab.hosts) as machines:
@@ -60,7 +60,7 @@ def test_a_script_needs_no_address(tmp_path: Path) -> None:
         assert {(line[2], float(line[3]), float(line[4])) for line in lines} == {("3", 3.0, 8.0)}
 
 
-def test_the_store_outlives_the_coordinator(tmp_path: Path) -> None:
+def test_store_survives_death_of_coordinator(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_TRAIN)
     with Lab(hosts=4) as lab, Machines(lab.hosts) as machines:

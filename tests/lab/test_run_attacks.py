@@ -59,7 +59,7 @@ def yard() -> Iterator[Yard]:
 
 
 @settles_after_a_failure
-def test_a_guest_starts_no_run(yard: Yard, tmp_path: Path) -> None:
+def test_guest_cannot_start_runs(yard: Yard, tmp_path: Path) -> None:
     """Neither by the command line nor by what any process of its user, such as a worker, can ask."""
     write_folder(tmp_path, f"open({str(yard.canary)!r}, 'w')\n")
     with yard.undisturbed():
@@ -77,7 +77,7 @@ def test_a_guest_starts_no_run(yard: Yard, tmp_path: Path) -> None:
 
 
 @settles_after_a_failure
-def test_a_guests_worker_starts_no_run(yard: Yard, tmp_path: Path) -> None:
+def test_worker_on_guest_cannot_start_runs(yard: Yard, tmp_path: Path) -> None:
     """It has all rights of the guest's user, and these are not enough."""
     tries = (
         "import os, subprocess, sys\n"
@@ -106,7 +106,7 @@ def test_a_guests_worker_starts_no_run(yard: Yard, tmp_path: Path) -> None:
 
 
 @settles_after_a_failure
-def test_nobody_runs_on_a_guest_unasked(yard: Yard, tmp_path: Path) -> None:
+def test_run_on_guest_waits_for_consent(yard: Yard, tmp_path: Path) -> None:
     write_folder(tmp_path, f"open({str(yard.canary)!r}, 'w')\n")
     with yard.undisturbed():
         run = yard.begin("h2", tmp_path)
@@ -119,7 +119,7 @@ def test_nobody_runs_on_a_guest_unasked(yard: Yard, tmp_path: Path) -> None:
 
 
 @settles_after_a_failure
-def test_a_guest_gives_no_order_and_changes_none(yard: Yard) -> None:
+def test_guest_cannot_write_or_change_run_specs(yard: Yard) -> None:
     record = yard.record(yard.run)
     encoded = _encoded(yard, yard.run)
     with yard.undisturbed():
@@ -135,7 +135,7 @@ def test_a_guest_gives_no_order_and_changes_none(yard: Yard) -> None:
 
 
 @settles_after_a_failure
-def test_an_owner_gives_no_order_in_anothers_name(yard: Yard) -> None:
+def test_owner_cannot_sign_run_specs_for_others(yard: Yard) -> None:
     record = yard.record(yard.run)
     with yard.undisturbed():
         found = yard.attack(
@@ -159,7 +159,7 @@ def _encoded(yard: Yard, run: str) -> str:
 
 
 @settles_after_a_failure
-def test_a_guest_gets_nothing_of_others_runs(yard: Yard) -> None:
+def test_guest_cannot_read_other_runs(yard: Yard) -> None:
     folder = read_spec(yard.record(yard.run)).folder
     manifest = ArtifactStore(store_directory(yard.machines.state(0))).manifest(folder)
     assert manifest is not None
@@ -184,7 +184,7 @@ def test_a_guest_gets_nothing_of_others_runs(yard: Yard) -> None:
 
 
 @settles_after_a_failure
-def test_a_guest_does_not_answer_for_others(yard: Yard) -> None:
+def test_guest_answers_for_others_are_ignored(yard: Yard) -> None:
     """What a worker on an owner's machine said is asked of that machine, and only its answer counts."""
     with yard.undisturbed():
         forging = yard.start(
@@ -234,13 +234,13 @@ def _work_with(yard: Yard, folder: Path, lie: str, seconds: float) -> dict[str, 
 
 @pytest.mark.parametrize("lie", ["others have ended", "others have failed", "no such rank"])
 @settles_after_a_failure
-def test_a_guest_speaks_for_its_own_workers_only(yard: Yard, tmp_path: Path, lie: str) -> None:
+def test_guest_reports_count_for_own_workers_only(yard: Yard, tmp_path: Path, lie: str) -> None:
     found = _work_with(yard, tmp_path, lie, 3.0)
     assert (found["phase"], found["generation"]) == ("running", 1), found
 
 
 @settles_after_a_failure
-def test_a_guest_ends_a_run_that_it_is_part_of_only_with_its_name(yard: Yard, tmp_path: Path) -> None:
+def test_guest_that_fails_a_run_is_named(yard: Yard, tmp_path: Path) -> None:
     """It may fail, and say so at any length that is allowed; the owners bear it."""
     found = _work_with(yard, tmp_path, "long words", 60.0)
     assert found["phase"] == "ended", found
@@ -248,26 +248,26 @@ def test_a_guest_ends_a_run_that_it_is_part_of_only_with_its_name(yard: Yard, tm
 
 
 @settles_after_a_failure
-def test_a_guests_words_command_no_terminal(yard: Yard, tmp_path: Path) -> None:
+def test_guest_text_has_no_terminal_commands(yard: Yard, tmp_path: Path) -> None:
     found = _work_with(yard, tmp_path, "words that command", 60.0)
     assert found["sentence"].startswith("mallory: ")
     assert "\x1b" not in found["sentence"]
 
 
 @settles_after_a_failure
-def test_contradictory_reports(yard: Yard, tmp_path: Path) -> None:
+def test_contradictory_reports_of_guest_are_harmless(yard: Yard, tmp_path: Path) -> None:
     _work_with(yard, tmp_path, "contradictions", 3.0)
 
 
 @settles_after_a_failure
-def test_a_guest_cannot_hold_up_the_files_of_others(yard: Yard, tmp_path: Path) -> None:
+def test_guest_cannot_delay_files_of_others(yard: Yard, tmp_path: Path) -> None:
     begin = time.monotonic()
     _work_with(yard, tmp_path, "lists", 1.0)
     assert time.monotonic() - begin < 100.0, "less than the patience of who waits for files"
 
 
 @settles_after_a_failure
-def test_a_guest_strains_the_board_of_its_run(yard: Yard, tmp_path: Path) -> None:
+def test_guest_load_on_store_is_limited(yard: Yard, tmp_path: Path) -> None:
     found = _work_with(yard, tmp_path, "board", 4.0)
     assert found["answers"] > 0
 
@@ -312,7 +312,7 @@ def _ship(yard: Yard, kind: str, seconds: float = 80.0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", LISTS)
 @settles_after_a_failure
-def test_lists_of_files_that_nobody_may_send(yard: Yard, kind: str) -> None:
+def test_unrequested_file_lists_are_rejected(yard: Yard, kind: str) -> None:
     with yard.undisturbed(growth=8 * MOST_GROWTH):
         found = _ship(yard, kind)
         assert found["phase"] == "ended", found
@@ -320,7 +320,7 @@ def test_lists_of_files_that_nobody_may_send(yard: Yard, kind: str) -> None:
 
 
 @settles_after_a_failure
-def test_a_list_that_is_too_long_for_any_message(yard: Yard) -> None:
+def test_oversized_file_list_is_rejected(yard: Yard) -> None:
     """It does not come; the run waits for it, and whoever wants stops it."""
     with yard.undisturbed(growth=8 * MOST_GROWTH):
         found = _ship(yard, "a million files", 5.0)
@@ -330,7 +330,7 @@ def test_a_list_that_is_too_long_for_any_message(yard: Yard) -> None:
 
 
 @settles_after_a_failure
-def test_a_source_that_sends_other_bytes(yard: Yard) -> None:
+def test_source_with_wrong_bytes_is_rejected(yard: Yard) -> None:
     with yard.undisturbed():
         found = _ship(yard, "wrong bytes")
         assert found["phase"] == "ended", found
@@ -361,7 +361,7 @@ def _put_checkpoint(yard: Yard, place: int, step: int) -> Path:
 
 
 @settles_after_a_failure
-def test_a_guest_gets_no_checkpoint_of_others(yard: Yard) -> None:
+def test_guest_cannot_read_checkpoints_of_others(yard: Yard) -> None:
     """Nor does it learn of any, have one kept, or answer in the place of others."""
     homes = [_put_checkpoint(yard, place, 40 + os.urandom(1)[0]) for place in OWNERS]
     step = int(homes[0].name[5:])
@@ -393,7 +393,7 @@ OFFERS = {
     "another run": "it belongs to run another-run",
     "another step": "it was changed after it was signed",
     "another state": "the fetched files are another checkpoint than the requested one",
-    "a stranger's signature": "it was not signed by a machine of this cluster",
+    "a stranger's signature": "it is signed by nobody of this cluster",
     "changed afterwards": "it was changed after it was signed",
     "a terabyte": "",
     "the run's own folder": "the fetched files are not a checkpoint",
@@ -462,7 +462,7 @@ dist.destroy_process_group()
 
 
 @settles_after_a_failure
-def test_a_guests_pickles_are_not_read(yard: Yard, tmp_path: Path) -> None:
+def test_pickles_of_guest_are_rejected(yard: Yard, tmp_path: Path) -> None:
     """Owners among themselves may send objects; in a group with a guest all ranks are refused alike."""
     write_folder(tmp_path, PICKLES)
     with yard.undisturbed():

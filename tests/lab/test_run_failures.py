@@ -20,14 +20,14 @@ def stage() -> Iterator[tuple[CommandLine, Path]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
-def test_what_the_person_sees(stage: tuple[CommandLine, Path], case: Case) -> None:
+def test_failed_run_shows_documented_text(stage: tuple[CommandLine, Path], case: Case) -> None:
     code, seen = play(*stage, case)
     assert code == case.code, seen[-3000:]
     for words in case.says:
         assert words in seen, f"{words!r} is not in:\n{seen[-3000:]}"
 
 
-def test_the_documentation_shows_every_case() -> None:
+def test_documentation_shows_every_failure() -> None:
     text = FILE.read_text(encoding="utf-8")
     for case in CASES:
         assert f"# {case.title}\n" in text

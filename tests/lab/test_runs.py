@@ -81,7 +81,7 @@ def test_every_machine_works_and_the_result_comes_back(line: CommandLine, tmp_pa
     assert [path.read_text() for path in results] == ["made by rank 0"]
 
 
-def test_the_first_failure_is_shown_first_with_its_machine(line: CommandLine, tmp_path: Path) -> None:
+def test_first_failure_is_shown_first_with_its_machine(line: CommandLine, tmp_path: Path) -> None:
     script = (
         "import os, time\n"
         "if os.environ['RANK'] == '2':\n"
@@ -99,7 +99,7 @@ def test_the_first_failure_is_shown_first_with_its_machine(line: CommandLine, tm
     assert "barnraise logs train-" in last
 
 
-def test_a_killed_worker_is_started_again(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
+def test_killed_worker_is_restarted(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
     script = (
         "import os, signal, time\n"
         "again = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
@@ -121,7 +121,7 @@ def test_a_killed_worker_is_started_again(line: CommandLine, machines: Machines,
     assert "start 1" in done.stdout
 
 
-def test_a_worker_that_keeps_dying_ends_the_run_with_a_reason(line: CommandLine, tmp_path: Path) -> None:
+def test_worker_that_keeps_dying_fails_the_run_with_reason(line: CommandLine, tmp_path: Path) -> None:
     script = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
     write_folder(tmp_path, script)
     done = line.run(0, "run", "--restarts", "1", "--on", "h0,h1", "train.py", folder=tmp_path)
@@ -129,7 +129,9 @@ def test_a_worker_that_keeps_dying_ends_the_run_with_a_reason(line: CommandLine,
     assert "after 1 restart; no restart is left" in done.stderr
 
 
-def test_the_starting_machine_may_die(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
+def test_run_survives_death_of_its_starting_machine(
+    line: CommandLine, machines: Machines, tmp_path: Path
+) -> None:
     """One that only started the run changes nothing; the run goes on and is seen from another."""
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -151,9 +153,7 @@ def test_the_starting_machine_may_die(line: CommandLine, machines: Machines, tmp
     until_phase(machines, 2, "ended")
 
 
-def test_a_machine_that_dies_is_gone_on_without(
-    line: CommandLine, machines: Machines, tmp_path: Path
-) -> None:
+def test_run_continues_without_dead_machine(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
     """The program is started again on the others from its own checkpoint, within seconds."""
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -224,7 +224,7 @@ def test_control_c_twice_ends_what_does_not_listen(
     assert running.wait(150) == 130
 
 
-def test_a_cut_while_files_are_sent_is_resumed(
+def test_file_transfer_resumes_after_cut(
     line: CommandLine, machines: Machines, network: Lab, tmp_path: Path
 ) -> None:
     write_folder(tmp_path, "print('whole')\n")

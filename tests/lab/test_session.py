@@ -168,7 +168,9 @@ def test_rounds_of_local_steps_lose_nothing(line: CommandLine, machines: Machine
     assert done == {600.0}, "of ten batches, sixty times"
 
 
-def test_a_machine_leaves_without_a_gap(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
+def test_machine_leaves_without_pause_of_training(
+    line: CommandLine, machines: Machines, tmp_path: Path
+) -> None:
     """`barnraise down`: the others take it out of the group between two steps."""
     trace = tmp_path / "trace"
     options = {"DELAY": "0.02", "EPOCHS": "100000", "BARNRAISE_LOG": "info", **PATIENT}
@@ -228,7 +230,7 @@ def test_killed_workers_come_back_and_nothing_changes(
     assert sorted(gaps)[len(gaps) // 2] < 15.0, gaps
 
 
-def test_the_coordinators_machine_may_die(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
+def test_session_survives_death_of_coordinator(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
     """It is one of those that train; another one has started the run."""
     trace, hold = tmp_path / "trace", tmp_path / "hold"
     hold.touch()
@@ -249,7 +251,7 @@ def test_the_coordinators_machine_may_die(line: CommandLine, machines: Machines,
     check_trace(trace, units=8)
 
 
-def test_who_is_stopped_or_cut_off_is_left_out_and_comes_back(
+def test_stopped_or_unreachable_worker_is_evicted_and_readmitted(
     line: CommandLine, machines: Machines, lab: Lab, tmp_path: Path
 ) -> None:
     """Nobody is gone: one worker does nothing, later two machines that all others reach do not meet."""
@@ -304,7 +306,7 @@ def _committed_since(trace: Path, when: float) -> bool:
     return bool(commits) and commits[-1].at > when
 
 
-def test_everybody_dies_and_the_newest_checkpoint_stands(
+def test_all_machines_die_and_newest_checkpoint_remains(
     line: CommandLine, machines: Machines, tmp_path: Path
 ) -> None:
     """All agents and workers at once; when the agents are back, the run goes on from the checkpoint. The one
@@ -354,7 +356,7 @@ def test_everybody_dies_and_the_newest_checkpoint_stands(
     check_equal(finals(ended.stdout), alone(**options))
 
 
-def test_a_run_that_was_stopped_goes_on_elsewhere_and_is_exported(
+def test_stopped_run_resumes_elsewhere_and_is_exported(
     line: CommandLine, machines: Machines, tmp_path: Path
 ) -> None:
     """On fewer machines, from another one than started it; the result is that of one patient machine."""

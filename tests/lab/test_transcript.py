@@ -12,17 +12,17 @@ from benchmarks.agents.transcript import DOCUMENTS, README, TRAIN, normal, shown
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_session_in_the_docs_is_real(name: str) -> None:
+def test_transcript_in_docs_matches_real_commands(name: str) -> None:
     document = DOCUMENTS[name]
     written = normal(document.shown(document.file.read_text(encoding="utf-8")))
     assert normal(document.shown(document.record().text)) == written
 
 
-def test_the_readme_shows_the_whole_example() -> None:
+def test_readme_shows_whole_example() -> None:
     assert shown_script(README.read_text(encoding="utf-8")) == TRAIN.read_text(encoding="utf-8")
 
 
-def test_the_links_of_the_readme_lead_somewhere() -> None:
+def test_readme_links_have_targets() -> None:
     text = README.read_text(encoding="utf-8")
     headings = {_anchor(title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
     for path, _, anchor in (link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", text)):

@@ -81,7 +81,7 @@ def _place_of_senior(machines: Machines) -> int:
     return next(int(row.name[1]) for row in machines.status(0).nodes if row.coordinator)
 
 
-def test_either_worker(training: Path, machines: Machines) -> None:
+def test_either_worker_killed_training_continues(training: Path, machines: Machines) -> None:
     for rank in (0, 1):
         victim = next(one.pid for one in reversed(read_commits(training)) if one.rank == rank)
         begin = time.time()
@@ -114,7 +114,7 @@ def test_one_of_two_workers_of_a_machine(machines: Machines, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("senior", [True, False])
-def test_either_machine(training: Path, machines: Machines, senior: bool) -> None:
+def test_either_machine_lost_training_continues(training: Path, machines: Machines, senior: bool) -> None:
     """Of a junior that is left alone the commits are provisional until the senior is back."""
     first = _place_of_senior(machines)
     victim = first if senior else 1 - first
@@ -137,7 +137,9 @@ def test_either_machine(training: Path, machines: Machines, senior: bool) -> Non
     _check(training)
 
 
-def test_a_cut_is_settled_and_no_model_is_lost(training: Path, machines: Machines, lab: Lab) -> None:
+def test_cut_between_two_machines_is_resolved_without_loss(
+    training: Path, machines: Machines, lab: Lab
+) -> None:
     """Both go on, one of them provisionally; afterwards the other's history counts."""
     first = _place_of_senior(machines)
     said = len(machines.words(1 - first))

@@ -125,7 +125,7 @@ def test_four_machines_agree_over_encrypted_links(wire: Wire) -> None:
         assert all(link.startswith("TLS_") for link in links), links
 
 
-def test_a_cut_cable_ends_the_group_for_everybody(wire: Wire) -> None:
+def test_cut_cable_fails_the_group_on_all_ranks(wire: Wire) -> None:
     """Ranks 1 and 2 cannot hear each other; 0 and 3 hear everybody, and still must not wait."""
     wire.group()
     wire.busy()
@@ -140,7 +140,7 @@ def test_a_cut_cable_ends_the_group_for_everybody(wire: Wire) -> None:
     assert all(ask_all(wire.workers, "checked", seed=2))
 
 
-def test_a_deaf_machine_is_found_out(wire: Wire) -> None:
+def test_machine_that_receives_nothing_is_detected(wire: Wire) -> None:
     """One way only: what rank 3 says to rank 0 is lost, the rest passes."""
     wire.group()
     wire.busy()
@@ -155,7 +155,7 @@ def test_a_deaf_machine_is_found_out(wire: Wire) -> None:
     assert all(ask_all(wire.workers, "checked", seed=3))
 
 
-def test_an_unplugged_machine_is_lost_and_the_rest_goes_on(wire: Wire) -> None:
+def test_unplugged_machine_is_lost_and_others_continue(wire: Wire) -> None:
     """No reset, no goodbye. The machine itself learns it too, and comes back when it is plugged in."""
     hosts = wire.lab.hosts
     wire.group()
@@ -177,7 +177,7 @@ def test_an_unplugged_machine_is_lost_and_the_rest_goes_on(wire: Wire) -> None:
     assert all(ask_all(wire.workers, "checked", seed=5))
 
 
-def test_a_machine_that_cannot_be_reached_is_named(wire: Wire) -> None:
+def test_unreachable_machine_is_named(wire: Wire) -> None:
     """It is alive and in the store, but no cable leads to it: forming the group says so in words."""
     place = wire.worker_pool.meeting()
     ask_all(wire.workers, "leave_all")
@@ -197,7 +197,7 @@ def test_a_machine_that_cannot_be_reached_is_named(wire: Wire) -> None:
     assert ends[0]["error"] in ("PeerLost", "OperationTimeout"), ends
 
 
-def test_a_machine_with_another_key_is_refused_and_disturbs_nobody(wire: Wire) -> None:
+def test_machine_with_other_key_is_rejected_without_harm(wire: Wire) -> None:
     """It has the secret, the store and the run, but no machine here trusts its key."""
     worker_pool, host = wire.worker_pool, wire.lab.hosts[3]
     ask_all(wire.workers, "leave_all")

@@ -44,7 +44,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
         os.kill(standing.pid, signal.SIGTERM)
 
 
-def test_a_worker_registers_and_is_reached(state: Path) -> None:
+def test_registered_worker_is_reached(state: Path) -> None:
     client, ticket = register_worker(settings_at(state), "mnist", 4)
     assert (ticket.run, ticket.generation) == ("mnist", 4)
     assert client.receive() is None
@@ -63,7 +63,7 @@ def test_a_worker_registers_and_is_reached(state: Path) -> None:
         thing.close()
 
 
-def test_a_refusal_is_passed_on_with_its_hint(state: Path) -> None:
+def test_refusal_is_raised_with_its_hint(state: Path) -> None:
     with pytest.raises(ListenerError, match="printable") as caught:
         register_worker(settings_at(state), "a\nb", 0)
     assert caught.value.hint == "Choose another name for the run."
@@ -75,7 +75,7 @@ def test_without_a_listener_the_error_says_so(tmp_path: Path) -> None:
     assert standing_of(tmp_path) is None
 
 
-def test_a_dead_listeners_socket_file_is_no_obstacle(state: Path) -> None:
+def test_socket_file_of_dead_listener_is_replaced(state: Path) -> None:
     ensure_listener(settings_at(state))
     first = standing_of(state)
     assert first is not None
@@ -90,7 +90,7 @@ def test_a_dead_listeners_socket_file_is_no_obstacle(state: Path) -> None:
     client.close()
 
 
-def test_a_worker_notices_that_the_listener_has_ended(state: Path) -> None:
+def test_worker_detects_stopped_listener(state: Path) -> None:
     client, _ = register_worker(settings_at(state), "mnist", 0)
     standing = standing_of(state)
     assert standing is not None
@@ -103,7 +103,7 @@ def test_a_worker_notices_that_the_listener_has_ended(state: Path) -> None:
     assert process.wait(90) == 0
 
 
-def test_an_idle_listener_ends_by_itself(state: Path) -> None:
+def test_idle_listener_stops_by_itself(state: Path) -> None:
     client, _ = register_worker(settings_at(state), "mnist", 0)
     process = starting_module._started[-1]
     time.sleep(2.5)
@@ -147,7 +147,7 @@ def test_eight_workers_at_once_start_one_listener(state: Path) -> None:
     assert len({worker for _, worker in printed}) == 8
 
 
-def test_a_taken_port_is_no_obstacle(state: Path) -> None:
+def test_listener_on_taken_port_uses_another(state: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         client, ticket = register_worker(settings_at(state, port), "mnist", 0)
@@ -156,23 +156,21 @@ def test_a_taken_port_is_no_obstacle(state: Path) -> None:
     assert f"port {port} is taken" in (state / "listener.log").read_text()
 
 
-def test_a_listener_that_cannot_start_is_quoted(state: Path) -> None:
+def test_listener_that_cannot_start_is_quoted(state: Path) -> None:
     (state / "node.key").write_text("no key")
     (state / "node.key").chmod(0o600)
     with pytest.raises(ListenerError, match="readable private key"):
         ensure_listener(settings_at(state))
 
 
-def test_a_listener_that_hangs_is_not_waited_for(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_listener_times_out(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     door = LocalListener(state)
     monkeypatch.setattr(starting_module, "_PROBE_S", 0.1)
     assert standing_of(state) is None
     door.close()
 
 
-def test_a_users_files_do_not_stand_in_for_standard_modules(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_files_do_not_shadow_standard_modules(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (state / "asyncio.py").write_text("raise SystemExit('shadowed')")
     monkeypatch.chdir(state)
     ensure_listener(settings_at(state))
@@ -200,7 +198,7 @@ def test_unasked_messages_are_protocol_errors() -> None:
         thing.close()
 
 
-def test_the_listener_is_free_of_torch() -> None:
+def test_listener_does_not_import_torch() -> None:
     program = (
         "import sys; import barnraise.agent_client, barnraise.transport.listener.listener; "
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"

@@ -91,7 +91,7 @@ def test_waiting_ends_when_the_keys_are_there(one: KvServers) -> None:
     assert board.multi_get(["k", "l"]) == [b"1", b"2"]
 
 
-def test_what_does_not_come_is_named(one: KvServers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_missing_keys_names_them(one: KvServers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board_module, "_LAST_LOOK_S", 60.0)  # however slow the agent is at the moment
     board = client(one)
     board.set("here", b"")
@@ -116,7 +116,7 @@ def test_long_answers_and_questions_come_in_pieces(one: KvServers) -> None:
     assert board.get("largest") == bytes(LARGEST_VALUE)
 
 
-def test_what_the_board_cannot_take_is_said_at_once(one: KvServers) -> None:
+def test_oversized_value_is_rejected_at_once(one: KvServers) -> None:
     board = client(one)
     with pytest.raises(AgentError, match="'big' would have"):
         board.set("big", bytes(LARGEST_VALUE + 1))
@@ -129,7 +129,7 @@ def test_what_the_board_cannot_take_is_said_at_once(one: KvServers) -> None:
         board.add("text", 1)
 
 
-def test_a_stale_generation_is_fenced(one: KvServers) -> None:
+def test_stale_generation_is_fenced(one: KvServers) -> None:
     old, new = client(one, generation=1), client(one, generation=2)
     old.set("k", b"old")
     assert new.get("k") is None
@@ -162,7 +162,7 @@ def test_threads_do_not_wait_for_each_other(one: KvServers) -> None:
     assert found == [b"now"]
 
 
-def test_a_lost_connection_is_opened_again_and_nothing_happens_twice(one: KvServers) -> None:
+def test_lost_connection_reconnects_and_applies_writes_once(one: KvServers) -> None:
     board = client(one)
     assert board.add("n", 1) == 1
     one.call(one.restart_listener(b"node0"))
@@ -192,7 +192,7 @@ def test_a_lost_connection_is_opened_again_and_nothing_happens_twice(one: KvServ
     assert lost == 8
 
 
-def test_without_a_quorum_the_error_says_for_whom_it_waits(root: Path) -> None:
+def test_call_without_quorum_names_missing_machines(root: Path) -> None:
     with KvServers(root, machines=3) as servers:
         board = client(servers, machine=0)
         board.set("k", b"v")
@@ -202,7 +202,7 @@ def test_without_a_quorum_the_error_says_for_whom_it_waits(root: Path) -> None:
             board.get("k", 2.0)
 
 
-def test_the_death_of_the_coordinator_loses_nothing(root: Path) -> None:
+def test_death_of_coordinator_loses_no_keys(root: Path) -> None:
     with KvServers(root, machines=3) as servers:
         board = client(servers, machine=2)
         board.set("k", b"v")
@@ -233,7 +233,7 @@ def test_no_agent_is_an_error_at_the_deadline(root: Path) -> None:
         ask_cluster(agent_at(root))
 
 
-def test_a_refusal_of_the_agent_is_not_asked_again(one: KvServers) -> None:
+def test_refusal_of_agent_is_not_retried(one: KvServers) -> None:
     one.mute = True
     before = one.machines[b"node0"].questions
     with pytest.raises(AgentError, match="being tested"):
@@ -241,13 +241,13 @@ def test_a_refusal_of_the_agent_is_not_asked_again(one: KvServers) -> None:
     assert one.machines[b"node0"].questions == before + 1
 
 
-def test_the_size_of_the_cluster(one: KvServers) -> None:
+def test_ask_cluster_returns_number_of_machines(one: KvServers) -> None:
     told = ask_cluster(agent_at(one.directories[0]))
     assert (told.world, told.node_index, told.view) == (1, 0, 1)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_child_has_connections_of_its_own(one: KvServers) -> None:
+def test_forked_child_opens_own_connections(one: KvServers) -> None:
     board = client(one)
     board.add("n", 1)
     pid = os.fork()

@@ -30,7 +30,7 @@ def lines(following: LogTail, now: WatchResponse) -> list[str]:
     return [line for _, line in following.heard(now)]
 
 
-def test_a_worker_is_followed_through_groups_to_its_end() -> None:
+def test_log_tail_follows_worker_through_generations() -> None:
     following = LogTail()
     first = told("running", 1, ["h0", "h1"])
     assert not following.is_complete(first), "nobody has looked yet"
@@ -43,7 +43,7 @@ def test_a_worker_is_followed_through_groups_to_its_end() -> None:
     assert following.is_complete(last)
 
 
-def test_who_follows_a_dead_first_rank_is_heard_also_if_the_run_ends_meanwhile() -> None:
+def test_log_tail_reads_successor_of_dead_rank_after_run_stops() -> None:
     """Nobody answered for the dead machine until the run was over."""
     following = LogTail()
     following.wanted(told("running", 1, ["h0", "h1"]), [0])

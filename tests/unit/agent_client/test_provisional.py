@@ -27,13 +27,13 @@ def test_dropped_steps_are_told_once(tmp_path: Path) -> None:
     assert take_dropped(tmp_path) == 0, "these count"
 
 
-def test_a_note_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+def test_unreadable_note_is_none(tmp_path: Path) -> None:
     for text in ("", "{}", '{"began": -1, "done": 2}', "\0" * 9):
         (tmp_path / "dropped").write_text(text)
         assert take_dropped(tmp_path) == 0
 
 
-def test_a_person_reads_it_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dropped_steps_are_returned_once(capsys: pytest.CaptureFixture[str]) -> None:
     sentence = DroppedSteps(14, 120).sentence("h1")
     assert sentence == (
         "h1 had trained 14 provisional steps alone; they are dropped, training continues from step 120"

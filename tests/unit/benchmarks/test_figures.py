@@ -61,13 +61,13 @@ def test_steps_that_a_group_did_not_write_down_as_a_whole_are_counted_as_not_jud
         (_line(0, 0, "0"), "step_regressions"),
     ],
 )
-def test_a_trace_with_a_fault_has_a_violation(line: str, field: str) -> None:
+def test_trace_with_fault_has_violation(line: str, field: str) -> None:
     found = judge([Commit(_line(1, 0, "0, 1")), Commit(line)], 4)
     assert getattr(found, field) == 1
     assert found.violations >= 1
 
 
-def test_a_soak_without_faults_prints_no_times(tmp_path: Path) -> None:
+def test_soak_without_faults_prints_no_times(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text(_line(1, 0, "0, 1, 2, 3", world=1) + "\n")
     soak = Soak(None, None, tmp_path, 1, ["kill_worker"])  # type: ignore[arg-type]
     figures = soak.figures()
@@ -76,7 +76,7 @@ def test_a_soak_without_faults_prints_no_times(tmp_path: Path) -> None:
     assert (figures["commits"], figures["steps_not_judged"], figures["faults"]) == (1, 0, 0)
 
 
-def test_a_soak_tells_the_next_commit_after_a_killed_worker_from_the_pause_after_other_faults(
+def test_soak_separates_next_commit_from_longest_pause(
     tmp_path: Path,
 ) -> None:
     soak = Soak(None, None, tmp_path, 1, ["kill_worker"])  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def test_rounds_of_a_session_begin_with_each_way_in_turn() -> None:
     assert all(sorted(order) == ways for order in orders)
 
 
-def test_the_table_of_collectives_has_the_figures_of_its_file() -> None:
+def test_collectives_table_matches_its_json() -> None:
     text = (PAGES / "collectives.md").read_text(encoding="utf-8")
     told = json.loads((PAGES / "collectives.json").read_text(encoding="utf-8"))
     rows = [
@@ -107,7 +107,7 @@ def test_the_table_of_collectives_has_the_figures_of_its_file() -> None:
     assert len(rows) == 9
 
 
-def test_the_readme_says_of_speed_what_the_table_of_collectives_says() -> None:
+def test_readme_speed_matches_collectives_table() -> None:
     figures = json.loads((PAGES / "collectives.json").read_text(encoding="utf-8"))["figures"]
     shares = [figures[name]["measured"] for name in ("lab_1gbit_2h_tls", "lab_1gbit_4h_tls")]
     slower = [round(100 * (1 - share)) for share in shares]

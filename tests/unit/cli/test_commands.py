@@ -33,7 +33,9 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, bool]]:
     return calls
 
 
-def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed_by_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(monkeypatch, "--version") == 0
     assert capsys.readouterr().out == f"barnraise {__version__}\n"
 
@@ -64,7 +66,7 @@ def test_plaintext_is_shown(
     assert "PLAINTEXT" in capsys.readouterr().err
 
 
-def test_an_error_is_a_sentence_and_a_hint_without_a_traceback(
+def test_error_is_printed_as_sentence_and_hint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BARNRAISE_NETWORK_PORT", "many")
@@ -76,7 +78,7 @@ def test_an_error_is_a_sentence_and_a_hint_without_a_traceback(
     assert "Traceback" not in shown.err
 
 
-def test_a_wrong_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_option_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(monkeypatch, "listen", "--prot", "1") == 2
     assert run(monkeypatch, "dance") == 2
 
@@ -106,7 +108,7 @@ def test_listen_refuses_an_impossible_port(
     assert listener == []
 
 
-def test_a_failing_listener_prints_its_error(
+def test_failing_listener_prints_its_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     listener: list[tuple[Settings, bool]],

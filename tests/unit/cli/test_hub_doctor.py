@@ -63,7 +63,7 @@ def test_without_hubs_nothing_is_said() -> None:
     assert look() == []
 
 
-def test_a_hub_that_is_kept_here(hub: HubProcess) -> None:
+def test_hosted_hub_is_checked(hub: HubProcess) -> None:
     assert look() == [], "it has no address yet"
     write_addresses(hub.directory, [hub.address])
     (found,) = look()
@@ -86,7 +86,7 @@ def test_a_hub_that_is_kept_here(hub: HubProcess) -> None:
     assert not look()[0].up, "whoever kept it has ended"
 
 
-def test_a_hub_that_this_machine_trains_for(hub: HubProcess) -> None:
+def test_joined_hub_is_checked(hub: HubProcess) -> None:
     right, wrong = hub_key(hub.directory).id, NodeKey.generate().id
     sit(os.getpid(), wrong, hub.address)
     (found,) = look()
@@ -106,7 +106,7 @@ def test_a_hub_that_this_machine_trains_for(hub: HubProcess) -> None:
     assert found.kept, "the host's own part in it is not another hub"
 
 
-def test_whoever_does_not_answer_is_not_waited_for() -> None:
+def test_silent_hub_is_not_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         sit(os.getpid(), NodeKey.generate().id, f"http://{address}", f"https://{address}")

@@ -62,7 +62,7 @@ def taken(s3: S3Process) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_friend_trains_with_what_the_store_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_trains_with_blobs_of_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "s3").mkdir()

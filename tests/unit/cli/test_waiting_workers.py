@@ -6,7 +6,7 @@ from barnraise.agent_client.run_requests import RunRow, WatchResponse, WorkerRow
 from barnraise.cli.runs.runs import describe
 
 
-def test_who_waits_says_for_whom() -> None:
+def test_waiting_worker_names_what_it_waits_for() -> None:
     row = RunRow(
         run="train-abcd",
         title="train",

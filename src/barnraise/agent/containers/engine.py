@@ -7,12 +7,12 @@ import logging
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from barnraise.core.command import NOT_FOUND, runner
 from barnraise.core.errors import RunEnvironmentError
 from barnraise.environments.build_process import run_build_command
 
@@ -103,11 +103,8 @@ async def run_program(
 
 def remove_containers(program: str, names: Sequence[str]) -> bool:
     """Remove containers by name, running or not; return True if none of them is left."""
-    try:
-        done = _run_short(program, "rm", "--force", *names)
-        output = "" if done.returncode == 0 else done.stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        output = str(error)
+    done = runner(_SHORT_S)((program, "rm", "--force", *names))
+    output = "" if done.returncode == 0 else f"{done.stdout}\n{done.stderr}"
     failures = [line for line in output.splitlines() if line not in names and not _ALREADY_GONE.search(line)]
     if failures:
         _log.warning("cannot remove containers %s: %s", ", ".join(names), failures[-1])
@@ -119,27 +116,18 @@ def remove_leftovers(state: Path) -> None:
     note = state / _NOTE_NAME
     try:
         program = note.read_text(encoding="utf-8")
-        done = _run_short(program, "ps", "--all", "--quiet", "--filter", f"label={STATE_LABEL}={state}")
     except FileNotFoundError:
-        return  # no container was ever started, or its engine is gone
-    except (OSError, UnicodeDecodeError, subprocess.SubprocessError) as error:
+        return  # no container was ever started
+    except (OSError, UnicodeDecodeError) as error:
         _log.warning("cannot look for containers of an earlier agent: %s", error)
         return
+    command = (program, "ps", "--all", "--quiet", "--filter", f"label={STATE_LABEL}={state}")
+    done = runner(_SHORT_S)(command)
+    if done.returncode == NOT_FOUND:
+        return  # the engine is gone
     names = done.stdout.split()
     if done.returncode != 0:
-        _log.warning("cannot look for containers of an earlier agent: %s", done.stdout.strip()[-200:])
+        output = f"{done.stdout}\n{done.stderr}".strip()
+        _log.warning("cannot look for containers of an earlier agent: %s", output[-200:])
     elif not names or remove_containers(program, names):
         note.unlink(missing_ok=True)
-
-
-def _run_short(program: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        (program, *words),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=_SHORT_S,
-        check=False,
-    )

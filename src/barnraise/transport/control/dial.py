@@ -109,7 +109,7 @@ async def dial_unopened(
 ) -> ControlConnection:
     """Return a connection that can only be pinged, until its ``begin`` opens it for the other side."""
     sockaddr, family = _numeric(address, port)
-    knock = Preface(target, os.urandom(16), route)
+    preface = Preface(target, os.urandom(16), route)
     step = _Step(show_address(address, port), timeout_s)
     link: ControlConnection | None = None
     connection = socket.socket(family, socket.SOCK_STREAM)
@@ -120,13 +120,13 @@ async def dial_unopened(
                 _tune(connection, route)
                 await _connect(connection, sockaddr)
                 step.waits_for = "an answer to the preface"
-                answer = await _send_preface(connection, encode(knock, secret))
+                answer = await _send_preface(connection, encode(preface, secret))
                 step.waits_for = "the end of the TLS handshake"
                 session = tls.session(server_side=False)
                 await _handshake(connection, session)
                 peer = tls.peer(session, expect)
                 link = ControlConnection(
-                    ConnectionOpening(session, knock, answer.version, peer, address, port, True)
+                    ConnectionOpening(session, preface, answer.version, peer, address, port, True)
                 )
                 await link.attach(connection)
                 step.waits_for = "the first ping"

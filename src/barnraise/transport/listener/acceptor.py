@@ -71,7 +71,7 @@ class ConnectionAcceptor:
         self._deliver = deliver
         self._replays = ReplayCache()
         self._pairing_replays = ReplayCache(_PAIRING_NONCES)
-        self._knocks = PendingConnections[_PendingPreface](
+        self._pending = PendingConnections[_PendingPreface](
             total=MOST_WAITING, per_source=MOST_WAITING_PER_SOURCE
         )
         self._named_sources: set[str] = set()
@@ -86,7 +86,7 @@ class ConnectionAcceptor:
 
     @property
     def waiting(self) -> int:
-        return len(self._knocks)
+        return len(self._pending)
 
     def open(self) -> None:
         self._loop.add_reader(self._socket, self._accept)
@@ -94,8 +94,8 @@ class ConnectionAcceptor:
     def close(self) -> None:
         self._loop.remove_reader(self._socket)
         self._socket.close()
-        for knock in self._knocks.everyone():
-            self._dismiss(knock)
+        for pending in self._pending.everyone():
+            self._dismiss(pending)
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_IN_A_ROW):
@@ -111,71 +111,72 @@ class ConnectionAcceptor:
                 continue
             self._receive(_PendingPreface(connection, host, port))
 
-    def _receive(self, knock: _PendingPreface) -> None:
-        if self._read(knock):
+    def _receive(self, pending: _PendingPreface) -> None:
+        if self._read(pending):
             return
-        while (oldest := self._knocks.oldest_in_the_way(knock.source)) is not None:
+        while (oldest := self._pending.oldest_in_the_way(pending.source)) is not None:
             # Its preface may have come since we last looked: then it is not the one to turn away.
             if not self._read(oldest):
                 self._dismiss(oldest, "too many connections wait without a preface")
-        self._knocks.enter(knock, knock.source)
-        self._loop.add_reader(knock.socket, self._read, knock)
-        knock.deadline = self._loop.call_later(PREFACE_DEADLINE_S, self._dismiss, knock, "no preface in time")
+        self._pending.enter(pending, pending.source)
+        self._loop.add_reader(pending.socket, self._read, pending)
+        late = "no preface in time"
+        pending.deadline = self._loop.call_later(PREFACE_DEADLINE_S, self._dismiss, pending, late)
 
-    def _read(self, knock: _PendingPreface) -> bool:
+    def _read(self, pending: _PendingPreface) -> bool:
         """Read what has come; return True once the connection is accepted or rejected."""
         try:
             # Never a byte more: what follows the preface belongs to its target.
-            data = knock.socket.recv(PREFACE_BYTES - len(knock.received))
+            data = pending.socket.recv(PREFACE_BYTES - len(pending.received))
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
             data = b""
         if not data:
-            self._dismiss(knock)
+            self._dismiss(pending)
             return True
-        knock.received += data
-        if len(knock.received) < PREFACE_BYTES:
+        pending.received += data
+        if len(pending.received) < PREFACE_BYTES:
             return False
         try:
-            preface = parse(bytes(knock.received), self._key_for)
+            preface = parse(bytes(pending.received), self._key_for)
             replays = self._pairing_replays if preface.route == ROUTE_PAIRING else self._replays
             if not replays.is_new(preface.nonce):
                 raise ProtocolError("the preface is a replay")
         except ProtocolError as error:
-            self._dismiss(knock, error.message)
+            self._dismiss(pending, error.message)
             return True
-        self._enter(knock, preface)
+        self._enter(pending, preface)
         return True
 
-    def _enter(self, knock: _PendingPreface, preface: Preface) -> None:
+    def _enter(self, pending: _PendingPreface, preface: Preface) -> None:
         try:
-            refusal = self._deliver(preface, knock.socket, knock.address)
+            refusal = self._deliver(preface, pending.socket, pending.address)
         except BaseException:
-            self._release(knock)
+            self._release(pending)
             raise
         if refusal is None:
             self.delivered += 1
-            self._release(knock)
+            self._release(pending)
             return
         if refusal.last_words:
             with contextlib.suppress(OSError):
-                knock.socket.send(refusal.last_words)
-        self._dismiss(knock, refusal.why)
+                pending.socket.send(refusal.last_words)
+        self._dismiss(pending, refusal.why)
 
-    def _dismiss(self, knock: _PendingPreface, why: str | None = None) -> None:
+    def _dismiss(self, pending: _PendingPreface, why: str | None = None) -> None:
         if why is not None:
             self.refused += 1
-            self._complain(knock.source, why)
-        self._release(knock)
+            self._complain(pending.source, why)
+        self._release(pending)
 
-    def _release(self, knock: _PendingPreface) -> None:
-        if knock in self._knocks:
-            self._knocks.leave(knock)
-            self._loop.remove_reader(knock.socket)
-        if knock.deadline is not None:
-            knock.deadline.cancel()
-        knock.socket.close()
+    def _release(self, pending: _PendingPreface) -> None:
+        if pending in self._pending:
+            self._pending.leave(pending)
+            self._loop.remove_reader(pending.socket)
+        if pending.deadline is not None:
+            pending.deadline.cancel()
+        pending.socket.close()
 
     def _complain(self, source: str, why: str) -> None:
         """Log a failure once per source, with a limit on the sources."""

@@ -27,7 +27,7 @@ from barnraise.environments.torch_build import choose_torch
         ("Darwin", "arm64", False, False, None),
     ],
 )
-def test_the_command_fits_the_machine(
+def test_install_command_fits_the_machine(
     system: str, machine: str, nvidia: bool, amd: bool, index: str | None
 ) -> None:
     command = advise(choose_torch(system, machine, nvidia=nvidia, amd=amd)).command
@@ -40,7 +40,7 @@ def test_the_command_fits_the_machine(
         assert command.endswith(f"--index-url https://download.pytorch.org/whl/{index}")
 
 
-def test_an_intel_mac_is_told_the_truth() -> None:
+def test_intel_mac_gets_no_install_command() -> None:
     advice = advise(choose_torch("Darwin", "x86_64", nvidia=False, amd=False))
     assert advice.command is None
     assert "Intel" in advice.why
@@ -57,7 +57,7 @@ def test_an_intel_mac_is_told_the_truth() -> None:
         ("x", False),
     ],
 )
-def test_the_tested_range(version: str, tested: bool) -> None:
+def test_tested_range_accepts_its_versions_only(version: str, tested: bool) -> None:
     assert is_tested(version) is tested
 
 
@@ -68,14 +68,14 @@ def ending(returncode: int, out: str, err: str) -> Callable[..., subprocess.Comp
     return run
 
 
-def test_a_torch_that_crashes_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashing_torch_is_reported_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", ending(-11, "", ""))
     assert probe() == "importing it failed: the process ended with -11"
     monkeypatch.setattr(subprocess, "run", ending(1, "", "Traceback\nOSError: a DLL is missing"))
     assert probe() == "importing it failed: OSError: a DLL is missing"
 
 
-def test_a_torch_that_hangs_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_torch_is_reported_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*arguments: object, **options: object) -> None:
         raise subprocess.TimeoutExpired("python", 1)
 
@@ -86,7 +86,7 @@ def test_a_torch_that_hangs_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("version", "code"), [("2.13.0+cpu", 0), ("2.15.0", 1)])
-def test_the_report(
+def test_report_shows_command_and_version(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str, code: int
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
@@ -104,7 +104,7 @@ def test_no_torch_at_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.mark.slow
-def test_the_real_torch_answers() -> None:
+def test_installed_torch_answers_probe() -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
     found = probe()

@@ -200,7 +200,7 @@ def test_every_check_was_seen_fine_and_not_fine() -> None:
     assert [name for name, states in seen.items() if len(states) < 2] == []
 
 
-def test_what_is_nowhere_is_not_shown() -> None:
+def test_checks_without_subject_are_hidden() -> None:
     assert network_checks.wsl(WslFacts(), 52416) is None
     assert network_checks.bridge([]) is None
     assert network_checks.bridge([BridgeFacts("br0")]) is None
@@ -209,7 +209,7 @@ def test_what_is_nowhere_is_not_shown() -> None:
     assert machine_checks.cloned_key(KeyFacts("/s/node.key", exists=False)) is None
 
 
-def test_a_hub_whose_address_means_nothing_elsewhere() -> None:
+def test_hub_with_private_address_is_a_warning() -> None:
     def judge(*addresses: str, **facts: bool) -> list[CheckRow]:
         ways = (HubAddressFacts(address, answers=True) for address in addresses)
         return network_checks.hub(one_hub(*ways, **{"kept": True, **facts}), "linux")[1:]
@@ -230,7 +230,7 @@ def test_a_hub_whose_address_means_nothing_elsewhere() -> None:
     assert judge(HOME, region=True) == judge(HOME, kept=False) == []
 
 
-def test_the_clock_of_a_hub() -> None:
+def test_clock_skew_of_hub_is_reported() -> None:
     for ahead, words in ((7200.0, "2 h ahead of"), (-300.0, "5 min behind")):
         reached, clock = network_checks.hub(
             one_hub(HubAddressFacts(OUTSIDE, answers=True, ahead_s=ahead)), "linux"
@@ -245,7 +245,7 @@ def test_the_clock_of_a_hub() -> None:
 
 
 @pytest.mark.parametrize("system", ["linux", "macos", "windows"])
-def test_a_firewall_is_judged_by_what_it_does(system: str) -> None:
+def test_firewall_is_judged_by_its_effect(system: str) -> None:
     def judge(*found: FirewallFacts, came_in: tuple[str, ...] = ()) -> list[CheckRow]:
         return network_checks.firewall(found, 6000, system, came_in)
 
@@ -296,7 +296,7 @@ def test_cards_are_read_from_the_driver() -> None:
     assert parsers.nvidia_cards("No devices found.") == ()
 
 
-def test_the_file_system_is_that_of_the_nearest_mount() -> None:
+def test_file_system_is_that_of_nearest_mount() -> None:
     mounts = [("/", "ext4"), ("/home", "nfs4"), ("/home/anna", "btrfs")]
     assert parsers.filesystem_of("/home/anna/state", mounts) == "btrfs"
     assert parsers.filesystem_of("/home/annabel", mounts) == "nfs4"
@@ -304,7 +304,7 @@ def test_the_file_system_is_that_of_the_nearest_mount() -> None:
     assert parsers.filesystem_of(r"C:\Users\a", [("C:\\", "NTFS"), ("D:\\", "FAT")]) == "NTFS"
 
 
-def test_ufw() -> None:
+def test_ufw_output_is_parsed() -> None:
     assert parsers.ufw_is_on("# comment\nENABLED=yes\n")
     assert not parsers.ufw_is_on("ENABLED=no\n")
     status = (
@@ -318,7 +318,7 @@ def test_ufw() -> None:
     assert parsers.ufw_lets_in("Anywhere                   ALLOW       192.168.1.0/24", 52416)
 
 
-def test_firewalld() -> None:
+def test_firewalld_output_is_parsed() -> None:
     assert parsers.firewalld_lets_in("1025-65535/udp 1025-65535/tcp", 52416)
     assert not parsers.firewalld_lets_in("1025-65535/udp 22/tcp", 52416)
     assert not parsers.firewalld_lets_in("", 52416)
@@ -362,11 +362,11 @@ FROM_HOME = {"match": {"op": "==", "left": {"payload": {"protocol": "ip", "field
         ('{"nftables": [{"chain": 3}]}', None),
     ],
 )
-def test_nftables(ruleset: str, lets_in: bool | None) -> None:
+def test_nftables_rules_are_parsed(ruleset: str, lets_in: bool | None) -> None:
     assert parsers.nft_lets_in(ruleset, 6000) is lets_in
 
 
-def test_the_firewall_of_macos() -> None:
+def test_macos_firewall_output_is_parsed() -> None:
     on, off = "Firewall is enabled. (State = 1)", "Firewall is disabled. (State = 0)"
     allowed = "Incoming connection to the application is permitted"
     assert parsers.macos_firewall(off, "", "") == (False, None)
@@ -379,12 +379,12 @@ def test_the_firewall_of_macos() -> None:
     assert parsers.macos_firewall(on, "Block all DISABLED! ", "The application is blocked") == (True, False)
 
 
-def test_the_firewall_of_windows() -> None:
+def test_windows_firewall_output_is_parsed() -> None:
     assert parsers.windows_firewall_is_on(["", "\n    EnableFirewall    REG_DWORD    0x1\n"])
     assert not parsers.windows_firewall_is_on(["    EnableFirewall    REG_DWORD    0x0"])
 
 
-def test_sleep_settings() -> None:
+def test_sleep_settings_are_parsed() -> None:
     assert parsers.logind_idle_s(["[Login]\n#IdleAction=suspend\n"]) == 0
     assert parsers.logind_idle_s(["IdleAction=suspend\nIdleActionSec=20min\n"]) == 1200
     assert parsers.logind_idle_s(["IdleAction=suspend\n", "IdleAction=ignore\n"]) == 0
@@ -489,7 +489,7 @@ def test_cards_without_a_driver_are_seen_on_the_bus(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes of Unix")
-def test_the_key_as_it_lies_there(tmp_path: Path) -> None:
+def test_key_file_facts_are_collected(tmp_path: Path) -> None:
     assert not collect.key(tmp_path, "ext4", tmp_path).exists
     key = write(tmp_path / "node.key", "secret")
     key.chmod(0o640)
@@ -508,13 +508,13 @@ def test_the_key_as_it_lies_there(tmp_path: Path) -> None:
     assert not collect.key(tmp_path, "ext4", tmp_path).in_image
 
 
-def test_the_disk_of_a_real_directory(tmp_path: Path) -> None:
+def test_disk_facts_of_real_directory_are_collected(tmp_path: Path) -> None:
     found = collect.disk(tmp_path)
     assert found.free_bytes is not None
     assert not found.remote
 
 
-def test_a_port_is_free_ours_or_somebody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_is_free_ours_or_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from barnraise.transport.listener.bind import open_port
 
     with open_port(0, any_port=False) as door:
@@ -563,7 +563,7 @@ def test_sleep_of_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ("windows", {}, None),
     ],
 )
-def test_sleep_elsewhere(
+def test_sleep_settings_of_other_systems_are_collected(
     system: str, answers: dict[str, tuple[int, str]], after_s: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collect, "SYSTEM", system)
@@ -590,7 +590,7 @@ def test_firewalls_of_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert look({"ufw status": (0, "Status: active\n")}) == [FirewallFacts("ufw", False)]
 
 
-def test_firewalls_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_firewalls_of_other_systems_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "SYSTEM", "windows")
     on = {"reg query": (0, "    EnableFirewall    REG_DWORD    0x1\n")}
     assert collect.firewalls(System(), 6000) == []
@@ -681,7 +681,7 @@ def test_without_an_agent_it_says_what_was_left_out(
 
 
 @pytest.mark.usefixtures("calm")
-def test_failures_come_last_with_the_peer_and_the_mend(
+def test_failures_are_last_with_peer_and_fix(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = (
@@ -703,7 +703,9 @@ def test_failures_come_last_with_the_peer_and_the_mend(
 
 
 @pytest.mark.usefixtures("calm")
-def test_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_as_json_has_every_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command(monkeypatch, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["ok"] is True
@@ -713,7 +715,7 @@ def test_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("calm")
-def test_who_came_in_proves_the_firewall(
+def test_inbound_peer_proves_open_firewall(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(collect, "firewalls", lambda run, number: [FirewallFacts("ufw")])

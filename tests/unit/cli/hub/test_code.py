@@ -28,7 +28,7 @@ def test_nothing_that_the_hub_sends_commands_the_terminal() -> None:
     assert all(line.isprintable() for line in said.split("\n"))
 
 
-def test_where_else_things_come_from_is_shown_before_anybody_says_yes() -> None:
+def test_code_sources_are_shown_before_consent() -> None:
     assert "\nFiles and models may also come from https://store.example," in shown(
         offered(store="https://store.example")
     )

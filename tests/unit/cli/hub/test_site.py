@@ -213,7 +213,7 @@ def fireside() -> Iterator[Fireside]:
             found.close()
 
 
-def test_a_home_counts_as_one_whoever_of_it_dies(fireside: Fireside) -> None:
+def test_site_counts_as_one_member_after_any_death(fireside: Fireside) -> None:
     invite = fireside.hub()
     fireside.pair()
     site = fireside.site(invite)

@@ -59,7 +59,7 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("codec", ["nonsense", "powersgd"])
-def test_a_codec_that_no_hub_can_use(tmp_path: Path, codec: str) -> None:
+def test_unusable_codec_is_rejected(tmp_path: Path, codec: str) -> None:
     script = tmp_path / "train.py"
     script.touch()
     with pytest.raises(HubError, match=codec) as caught:
@@ -78,7 +78,7 @@ def test_a_codec_that_no_hub_can_use(tmp_path: Path, codec: str) -> None:
     ],
 )
 @pytest.mark.usefixtures("_own_state")
-def test_a_store_that_no_hub_can_use(tmp_path: Path, store: str, endpoint: str, why: str) -> None:
+def test_unusable_store_is_rejected(tmp_path: Path, store: str, endpoint: str, why: str) -> None:
     script = tmp_path / "train.py"
     script.touch()
     with pytest.raises(HubError, match=why):
@@ -87,7 +87,7 @@ def test_a_store_that_no_hub_can_use(tmp_path: Path, store: str, endpoint: str, 
 
 
 @pytest.mark.usefixtures("_own_state")
-def test_who_tries_updates_and_with_what(tmp_path: Path) -> None:
+def test_held_out_options_are_checked(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
     with pytest.raises(HubError, match="tried by the hub above it"):
@@ -98,9 +98,7 @@ def test_who_tries_updates_and_with_what(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_own_state")
-def test_whoever_keeps_a_hub_hands_it_over_and_a_mirror_does_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hub_hands_over_and_mirror_cannot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also a machine that took over, or that keeps a region: the run's owner is another key there."""
     hub, mirror = top_folder(load_settings()) / "hub", top_folder(load_settings()) / "mirror"
     owner = NodeKey.generate().id
@@ -123,9 +121,7 @@ def test_whoever_keeps_a_hub_hands_it_over_and_a_mirror_does_not(
 
 @pytest.mark.parametrize("whose", ["this machine's", "another's", "the hub's"])
 @pytest.mark.usefixtures("_own_state")
-def test_a_quarantine_ends_and_begins_by_the_word_of_who_keeps_the_hub(
-    whose: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_owner_pardons_and_expels_members(whose: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Whosever key the run's owner is: after a take-over it is another machine's, a region's is its own."""
     settings = load_settings()
     directory = top_folder(settings) / "fireside"
@@ -162,7 +158,7 @@ def test_a_quarantine_ends_and_begins_by_the_word_of_who_keeps_the_hub(
 
 
 @pytest.mark.usefixtures("_own_state")
-def test_a_taken_port_ends_the_command_at_once(
+def test_taken_port_fails_the_command_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not when whoever waits for the hub's answer gives up."""
@@ -180,7 +176,7 @@ def test_a_taken_port_ends_the_command_at_once(
     assert "cannot listen" in capsys.readouterr().out
 
 
-def test_work_that_nobody_wants_any_more_keeps_no_command() -> None:
+def test_abandoned_work_does_not_block_the_command() -> None:
     ends = threading.Event()
 
     async def given_up() -> None:
@@ -203,7 +199,7 @@ def test_work_that_nobody_wants_any_more_keeps_no_command() -> None:
 
 
 @pytest.mark.usefixtures("_own_state")
-def test_the_status_says_whom_a_round_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_names_members_a_round_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
     directory = top_folder(load_settings()) / "fireside"
     owner = NodeKey.generate()
     create_hub(directory, "fireside", owner.id, TERMS)
@@ -229,7 +225,7 @@ def test_the_status_says_whom_a_round_waits_for(capsys: pytest.CaptureFixture[st
     assert "barnraise hub up --name fireside" in capsys.readouterr().out
 
 
-def test_a_machine_trains_once_in_a_run() -> None:
+def test_machine_cannot_join_a_run_twice() -> None:
     settings, key = load_settings(), NodeKey.generate()
     invite, _ = make_invite(("http://127.0.0.1:1",), key.id, "fireside", role="friend", uses=1, expires=9)
     other, _ = make_invite(

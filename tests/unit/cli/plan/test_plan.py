@@ -61,7 +61,7 @@ def answer_of(speeds: list[float], mbps: float = 940.0, parameters: int = 10_000
 # what is shown
 
 
-def test_the_table_begins_with_the_chosen_plan_and_says_what_others_need() -> None:
+def test_plan_table_starts_with_chosen_plan() -> None:
     answer = answer_of([100.0, 60.0, 5.0])
     text = describe(answer, 100)
     rows = [line for line in text.splitlines() if re.match(r"[* ] {2}[0-9]", line)]
@@ -82,7 +82,7 @@ def test_prose_fits_the_terminal() -> None:
     assert max(map(len, prose.splitlines())) < 70
 
 
-def test_a_dry_runs_own_step_stands_beside_its_prediction() -> None:
+def test_dry_run_step_is_shown_beside_prediction() -> None:
     answer = answer_of([100.0, 60.0])
     tried = msgspec.structs.replace(
         answer, together=("m00", "m01"), measured_step_s=4.0, predicted_step_s=3.5
@@ -114,7 +114,7 @@ def test_pictures_are_xml_and_their_bars_are_the_phases(cluster: object) -> None
         assert len(set(places)) == 3
 
 
-def test_a_name_can_neither_break_the_picture_nor_run_out_of_it() -> None:
+def test_machine_names_cannot_break_the_picture() -> None:
     answer = answer_of([100.0, 60.0])
     chosen = msgspec.structs.replace(answer.ranking.chosen, name="<b>&\x1b[31m" + "x" * 300)
     ranking = msgspec.structs.replace(answer.ranking, plans=(chosen,), chosen=chosen, best_alone=chosen)
@@ -200,12 +200,14 @@ def test_wrong_words_end_in_what_to_do(
     assert hint in action
 
 
-def test_a_size_is_needed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_without_size_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(monkeypatch, "plan") == 2
     assert "--parameters" in capsys.readouterr().err
 
 
-def test_what_is_about_plans_needs_a_dry_run(
+def test_plan_options_without_dry_run_are_rejected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -236,7 +238,7 @@ def test_counts_are_read_as_people_write_them(text: str, count: int) -> None:
 
 @settings(deadline=None)
 @given(st.text(max_size=12))
-def test_whatever_is_typed_is_a_count_or_an_error(text: str) -> None:
+def test_typed_text_is_a_count_or_an_error(text: str) -> None:
     try:
         count = parse_count(text, "--batch", "512")
     except ConfigError:
@@ -318,7 +320,7 @@ def worker(name: str, speed: float, *, is_warm: bool = True) -> MeasuredStep:
 
 
 @pytest.mark.usefixtures("agent")
-def test_a_profile_gives_each_machine_its_own_speed_and_calibrates(
+def test_profile_gives_machine_speeds_and_calibrates(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     profile = StepProfile(

@@ -18,7 +18,7 @@ def told(phase: str) -> WatchResponse:
     return WatchResponse(row=row, parts=(), workers=())
 
 
-def test_a_second_control_c_counts_while_the_agent_hears_of_the_first(
+def test_second_control_c_counts_during_the_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stops: list[bool] = []
@@ -39,7 +39,7 @@ def test_a_second_control_c_counts_while_the_agent_hears_of_the_first(
     assert "ending it at once" in capsys.readouterr().err
 
 
-def test_an_agent_that_is_away_for_a_moment_hears_of_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_agent_receives_stop_later(monkeypatch: pytest.MonkeyPatch) -> None:
     tries = 0
 
     def ask(question: StopRunRequest | WatchRequest, expected: type, **rest: object) -> object:

@@ -78,11 +78,11 @@ def check_golden(name: str, content: bytes) -> None:
 # the files
 
 
-def test_the_unit_of_systemd() -> None:
+def test_systemd_unit_matches_golden_file() -> None:
     check_golden("barnraise.service", systemd.render(UNIX).encode())
 
 
-def test_the_property_list_of_launchd() -> None:
+def test_launchd_property_list_matches_golden_file() -> None:
     content = launchd.render(UNIX)
     check_golden("barnraise.agent.plist", content)
     read = plistlib.loads(content)
@@ -91,7 +91,7 @@ def test_the_property_list_of_launchd() -> None:
     assert read["KeepAlive"] == {"SuccessfulExit": False}
 
 
-def test_the_task_of_windows() -> None:
+def test_windows_task_matches_golden_file() -> None:
     text = windows.render(WINDOWS, r"HOME\anna")
     check_golden("barnraise-task.xml", text.encode())
     names = {"t": "http://schemas.microsoft.com/windows/2004/02/mit/task"}
@@ -149,7 +149,7 @@ def test_no_word_of_linger_where_it_is_on(tmp_path: Path) -> None:
     assert manager.install(UNIX).hints == ()
 
 
-def test_a_service_that_failed_is_installed_but_does_not_run(tmp_path: Path) -> None:
+def test_failed_service_is_installed_but_not_running(tmp_path: Path) -> None:
     manager, _ = linux(tmp_path, is_active=(3, "failed\n"), is_enabled=(0, "enabled\n"))
     manager.install(UNIX)
     told = manager.status()
@@ -177,7 +177,7 @@ def test_without_systemd_there_is_another_way(tmp_path: Path, code: int, text: s
     assert system.ran == ["systemctl --user is-system-running"]
 
 
-def test_a_failed_installation_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_installation_leaves_nothing_behind(tmp_path: Path) -> None:
     manager, _ = linux(tmp_path, enable=(1, "Unit is masked.\n"))
     with pytest.raises(AgentError, match="Unit is masked"):
         manager.install(UNIX)
@@ -233,7 +233,7 @@ def test_launchd_without_a_session_says_so_and_leaves_nothing(tmp_path: Path) ->
     assert list(tmp_path.rglob("*.plist")) == []
 
 
-def test_the_task_is_installed_shown_and_removed(tmp_path: Path) -> None:
+def test_windows_task_is_installed_shown_and_removed(tmp_path: Path) -> None:
     system = System(query=(1, "ERROR"), powershell=(0, "4\r\n"))
     manager = LogonTask(system, tmp_path, r"HOME\anna", "python.exe")
     assert not manager.status().installed
@@ -255,7 +255,7 @@ def test_the_task_is_installed_shown_and_removed(tmp_path: Path) -> None:
     assert not file.exists()
 
 
-def test_a_task_that_windows_denies_leaves_nothing(tmp_path: Path) -> None:
+def test_denied_windows_task_leaves_nothing_behind(tmp_path: Path) -> None:
     system = System(query=(1, ""), create=(1, "ERROR: Access is denied."))
     with pytest.raises(AgentError, match="Access is denied") as caught:
         LogonTask(system, tmp_path, r"HOME\anna", "python").install(WINDOWS)
@@ -282,7 +282,7 @@ def test_only_our_settings_are_kept_and_paths_become_whole(tmp_path: Path) -> No
     )
 
 
-def test_an_agent_that_needs_this_shell_cannot_be_a_service() -> None:
+def test_agent_that_needs_shell_variables_is_rejected() -> None:
     service.check_importable(System(), "python")
     with pytest.raises(AgentError, match="cannot import"):
         service.check_importable(System(e=(1, "ModuleNotFoundError")), "python")
@@ -320,7 +320,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return int(caught.value.code or 0)
 
 
-def test_the_commands_say_exactly_what_they_did(
+def test_service_commands_report_exactly_what_they_did(
     house: System, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert command(monkeypatch, "status") == 3
@@ -339,7 +339,7 @@ def test_the_commands_say_exactly_what_they_did(
     assert f"  deleted  {file}\n" in capsys.readouterr().out
 
 
-def test_a_running_agent_must_end_first(
+def test_install_with_running_agent_is_rejected(
     house: System, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     standing = ListenerStanding(bytes(32), 52416, [], "tls", 0, 4711, "0.1", agent=True)
@@ -354,7 +354,7 @@ def test_a_running_agent_must_end_first(
 # the keeper of Windows
 
 
-def test_the_keeper_waits_longer_after_each_failure_and_ends_with_a_success() -> None:
+def test_restart_loop_waits_longer_after_each_failure() -> None:
     codes, pauses, clock = iter([1, 1, 1, 1, 0]), [], [0.0]
     lives = iter([1.0, 1.0, 300.0, 1.0, 1.0])
 
@@ -367,7 +367,7 @@ def test_the_keeper_waits_longer_after_each_failure_and_ends_with_a_success() ->
     assert [restart_loop.pause(count) for count in (1, 5, 6, 1000)] == [2.0, 32.0, 60.0, 60.0]
 
 
-def test_the_keeper_keeps_the_words_of_what_it_starts(tmp_path: Path) -> None:
+def test_restart_loop_keeps_output_of_agent(tmp_path: Path) -> None:
     log = tmp_path / "agent.log"
     program = "import os, sys; print(os.environ['WORD']); print('err', file=sys.stderr); sys.exit(3)"
     for _ in range(2):
@@ -379,9 +379,7 @@ def test_the_keeper_keeps_the_words_of_what_it_starts(tmp_path: Path) -> None:
     assert log.stat().st_size < 100
 
 
-def test_the_keeper_starts_the_agent_with_the_settings(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_restart_loop_starts_agent_with_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[tuple[list[str], str, Path]] = []
 
     def start(command: list[str], environment: dict[str, str], log: Path) -> int:
@@ -397,7 +395,7 @@ def test_the_keeper_starts_the_agent_with_the_settings(
 # the seam itself
 
 
-def test_a_command_that_is_missing_or_slow_is_no_error() -> None:
+def test_missing_or_slow_command_is_not_an_error() -> None:
     assert runner(60.0)(["barnraise-no-such-command"]).returncode == NOT_FOUND
     done = runner(0.2)([sys.executable, "-c", "import time; time.sleep(30)"])
     assert done.returncode == TOO_SLOW

@@ -165,7 +165,7 @@ def test_levels_that_fit_no_plan_are_reported() -> None:
     impossible = Levels(inside=Level(codec="powersgd"))
     found = choose(mesh(SPEEDS, 200.0), MODEL, PROFILE, "auto", Calibration(), levels=impossible)
     assert (
-        "what --levels fixes suits no plan for m00, m01, m02 and m03: leave a part of it to auto"
+        "no plan for m00, m01, m02 and m03 fits what --levels fixes: leave a part of it to auto"
         in found.advice
     )
     assert found.sync == Sync()

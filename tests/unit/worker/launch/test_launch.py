@@ -73,7 +73,7 @@ def fails_on(rank: int) -> None:
         raise ValueError(f"rank {rank} does not like it")
 
 
-def test_a_failure_shows_its_traceback(agent: Path) -> None:
+def test_failed_function_shows_its_traceback(agent: Path) -> None:
     with pytest.raises(RunError) as caught:
         barnraise.launch(fails_on, 1, per_node=2, show=False, timeout=100)
     assert "rank 1 on " in caught.value.message
@@ -86,7 +86,7 @@ def returns_file() -> object:
     return {"log": [open(__file__)]}
 
 
-def test_a_result_that_cannot_travel_is_named(agent: Path) -> None:
+def test_result_that_cannot_be_sent_is_named(agent: Path) -> None:
     with pytest.raises(RunError) as caught:
         barnraise.launch(returns_file, show=False, timeout=100)
     assert "the result['log'][0] is a TextIOWrapper" in caught.value.message
@@ -102,7 +102,7 @@ def writes_files(size: int) -> bytes:
     return WORD.encode() * size
 
 
-def test_a_folder_goes_along_and_files_come_back(agent: Path, tmp_path: Path) -> None:
+def test_folder_is_sent_and_files_are_returned(agent: Path, tmp_path: Path) -> None:
     home = tmp_path / "project"
     home.mkdir()
     (home / "own_data.py").write_text("WORD = 'word'\n")
@@ -132,14 +132,14 @@ def _ended(state: Path, title: str) -> RunRow:
     raise AssertionError(_runs(state))
 
 
-def test_the_deadline_stops_the_run(agent: Path) -> None:
+def test_deadline_stops_the_run(agent: Path) -> None:
     with pytest.raises(RunError, match="did not end in the time it was given"):
         barnraise.launch(sleeps, name="late", show=False, timeout=2)
     assert _ended(agent, "late").code != 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_an_interrupt_stops_the_run(agent: Path) -> None:
+def test_interrupt_stops_the_run(agent: Path) -> None:
     def interrupt() -> None:
         deadline = time.monotonic() + 60
         while not [row for row in _runs(agent) if row.title == "broken" and row.phase == "running"]:
@@ -178,7 +178,7 @@ def takes(rate: float, timeout: float = 1.0) -> float:
         ((1,), {"engine": "steam"}, "an option of launch has a value that is not possible"),
     ],
 )
-def test_what_cannot_work_is_said_at_once(
+def test_invalid_call_is_rejected_at_once(
     agent: Path, args: tuple[Any, ...], options: dict[str, Any], sentence: str
 ) -> None:
     before = len(_runs(agent))
@@ -188,7 +188,7 @@ def test_what_cannot_work_is_said_at_once(
     assert len(_runs(agent)) == before
 
 
-def test_a_closure_is_refused(agent: Path) -> None:
+def test_closure_is_rejected_at_launch(agent: Path) -> None:
     model = torch.nn.Linear(1, 1)
 
     def train() -> object:

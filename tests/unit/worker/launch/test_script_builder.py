@@ -126,7 +126,7 @@ def test_all_that_a_function_uses_comes_along(tmp_path: Path) -> None:
     assert found == expected
 
 
-def test_the_script_reads_well() -> None:
+def test_generated_script_is_readable() -> None:
     script = script_of(everything)
     assert script.text.startswith('"""Made by barnraise.launch: calls everything on every rank')
     assert script.text.endswith(
@@ -170,7 +170,7 @@ def test_decorators_are_kept(tmp_path: Path) -> None:
     assert run_alone(calls_cached, folder=tmp_path) == 3
 
 
-def test_a_function_inside_another_without_its_variables(tmp_path: Path) -> None:
+def test_inner_function_without_closure_is_accepted(tmp_path: Path) -> None:
     def inner(times: int) -> str:
         text = """
             kept as it is
@@ -207,7 +207,7 @@ def notebook() -> Iterator[Callable[[str], dict[str, Any]]]:
         linecache.cache.pop(name, None)
 
 
-def test_a_notebook(notebook: Callable[[str], dict[str, Any]], tmp_path: Path) -> None:
+def test_notebook_function_becomes_script(notebook: Callable[[str], dict[str, Any]], tmp_path: Path) -> None:
     notebook("import torch\nfrom torch import nn\nfrom dataclasses import dataclass\nWIDTH = 4\n")
     notebook("@dataclass\nclass Plan:\n    old: int = 1\n")
     notebook("@dataclass\nclass Plan:\n    epochs: int = 2\n")
@@ -232,7 +232,9 @@ def test_a_notebook(notebook: Callable[[str], dict[str, Any]], tmp_path: Path) -
     assert "old: int" not in script.text
 
 
-def test_a_cell_that_was_run_again(notebook: Callable[[str], dict[str, Any]], tmp_path: Path) -> None:
+def test_cell_that_was_run_again_uses_newest_source(
+    notebook: Callable[[str], dict[str, Any]], tmp_path: Path
+) -> None:
     notebook("def f():\n    return 1\n")
     space = notebook("def f():\n    return 2\n")
     assert run_alone(space["f"], folder=tmp_path) == 2
@@ -306,14 +308,14 @@ def yields() -> Iterator[int]:
         (7, "int is an int", "def"),
     ],
 )
-def test_refusals(function: Any, sentence: str, hint: str) -> None:
+def test_unsupported_functions_are_rejected(function: Any, sentence: str, hint: str) -> None:
     with pytest.raises(RunError) as caught:
         script_of(function)
     assert sentence in caught.value.message
     assert hint in caught.value.hint
 
 
-def test_a_closure_is_refused_by_its_variables() -> None:
+def test_closure_is_rejected_with_its_variables() -> None:
     model, rate = torch.nn.Linear(1, 1), 0.1
 
     def train() -> object:
@@ -324,7 +326,7 @@ def test_a_closure_is_refused_by_its_variables() -> None:
     assert "Pass model and rate as arguments" in caught.value.hint
 
 
-def test_a_class_made_inside_a_function_is_refused(notebook: Callable[[str], dict[str, Any]]) -> None:
+def test_class_inside_function_is_rejected(notebook: Callable[[str], dict[str, Any]]) -> None:
     notebook("def make(size):\n    class Inner:\n        width = size\n    return Inner\n\nInner = make(3)\n")
     space = notebook("def train():\n    return Inner.width\n")
     with pytest.raises(RunError, match="Inner, a class that was made inside make"):
@@ -339,14 +341,14 @@ def test_one_name_for_two_functions_is_refused(notebook: Callable[[str], dict[st
         script_of(old)
 
 
-def test_what_is_typed_at_a_plain_prompt_is_refused() -> None:
+def test_function_from_plain_prompt_is_rejected() -> None:
     space: dict[str, Any] = {"__name__": "__main__"}
     exec("def f():\n    return 1\n", space)
     with pytest.raises(RunError, match="has no source"):
         script_of(space["f"])
 
 
-def test_a_file_that_changed_is_noticed(tmp_path: Path) -> None:
+def test_changed_source_file_is_detected(tmp_path: Path) -> None:
     module = own_module(tmp_path, "changing_model", "def f():\n    return 1\n")
     (tmp_path / "changing_model.py").write_text("import os\n\n\ndef f():\n    return 2\n")
     linecache.checkcache()
@@ -383,7 +385,7 @@ def test_own_modules_need_their_folder(
         assert isinstance(script_of(space["train"], tmp_path), GeneratedScript)
 
 
-def test_a_function_of_an_own_module_goes_as_source_or_with_its_folder(
+def test_function_of_own_module_is_sent_as_source_or_folder(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     request.addfinalizer(lambda: sys.modules.pop("own_training", None))

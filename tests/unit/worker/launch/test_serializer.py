@@ -85,7 +85,7 @@ def test_plain_values_come_back(value: object) -> None:
 @pytest.mark.parametrize(
     "value", [2**63 - 1, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**4000, -0.0, math.inf, "é" * 2000]
 )
-def test_edges(value: object) -> None:
+def test_edge_values_are_restored(value: object) -> None:
     assert same(round_trip(value), value)
 
 
@@ -137,7 +137,7 @@ def test_every_type_of_tensor(dtype: torch.dtype) -> None:
 @given(
     st.lists(st.integers(0, 4), max_size=4), st.randoms(use_true_random=False), st.sampled_from([1, -1, 2])
 )
-def test_strides(shape: list[int], random: Any, step: int) -> None:
+def test_strides_of_tensors_are_restored(shape: list[int], random: Any, step: int) -> None:
     tensor = torch.arange(math.prod(shape), dtype=torch.bfloat16).reshape(shape)
     axes = list(range(len(shape)))
     random.shuffle(axes)
@@ -152,7 +152,7 @@ def test_strides(shape: list[int], random: Any, step: int) -> None:
         assert back.stride() == tensor.stride()
 
 
-def test_what_belongs_to_a_tensor() -> None:
+def test_tensor_attributes_are_restored() -> None:
     parameter = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     leaf = torch.ones(2, requires_grad=True)
     back = round_trip([parameter, leaf, leaf * 2, torch.device("cuda:1"), torch.Size([2, 3])])
@@ -167,7 +167,7 @@ def test_what_belongs_to_a_tensor() -> None:
     assert round_trip(torch.ones(3, 1).expand(3, 2)).tolist() == [[1.0, 1.0]] * 3
 
 
-def test_a_state_comes_back() -> None:
+def test_model_state_is_restored() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     other = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     state = round_trip(model.state_dict())
