@@ -1,15 +1,15 @@
-"""What Flower 1.42.0 carries of what a hub must do: 20 real clients on the lab, 100 MB of state, and faults.
+"""Measure Flower 1.42.0 as a hub: 20 real clients on the lab, 100 MB of state, and faults.
 
     python -m benchmarks.against.flower --flower-python /tmp/flower/bin/python --only merges    seconds
     python -m benchmarks.against.flower --flower-python /tmp/flower/bin/python --only swarm --swarm 10
     python -m benchmarks.against.flower --flower-python /tmp/flower/bin/python    needs many cores
 
-On two shared cores the whole has not come to its end (docs/decisions/0048-flower.md): each client is three
-processes, one of them new for every message.
+The whole benchmark did not finish on two shared cores (docs/decisions/0048-flower.md): each client is three
+processes, and one of them is new for every message.
 
-Flower has an environment of its own; without it the benchmark says how to make one. Its telemetry and update
-check are switched off, and lab hosts reach nothing outside. The app (benchmarks/programs/flower_app) trains
-nothing, so that a round's time is Flower's. The last line is one JSON object of figures.
+Flower needs an environment of its own; without it the benchmark prints how to create one. Its telemetry and
+update check are switched off, and lab hosts reach nothing outside. The app (benchmarks/programs/flower_app)
+does not train, so a round's time is Flower's. The last line is one JSON object of figures.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def flower(python: Path, nodes: int) -> Iterator[tuple[Flower, list[Host]]]:
 
 
 def rounds_and_kill(options: Options) -> dict[str, Any]:
-    """A whole round with much state, then SIGKILL of the SuperLink in the middle of the next one."""
+    """Run a whole round with a large state, then send SIGKILL to the SuperLink in the middle of the next
+    round.
+    """
     found: dict[str, Any] = {"clients": options.nodes, "state_mb": options.megabytes}
     with flower(options.python, options.nodes) as (side, hosts), Memory([side.link_host, hosts[0]]) as memory:
         begin = time.monotonic()
@@ -105,7 +107,10 @@ def kill(side: Flower, trace: Trace) -> dict[str, Any]:
 
 
 def answers(options: Options) -> dict[str, Any]:
-    """Five clients with 1 MB, of which one misbehaves; five, so that a fifth of them can be trimmed."""
+    """Run five clients with 1 MB each, one of which misbehaves.
+
+    Five clients are the fewest of which a fifth can be trimmed.
+    """
     found: dict[str, Any] = {}
     tries: dict[str, dict[str, object]] = {
         "late_beyond_timeout": {"late_s": 120.0, "timeout": 80.0, "rounds": 2},
@@ -139,7 +144,9 @@ def _told(side: Flower, trace: Trace) -> dict[str, Any]:
 
 
 def swarm(options: Options) -> dict[str, Any]:
-    """Many nodes without ClientApps, 1 MB each: what the SuperLink itself carries."""
+    """Run many nodes without ClientApps, with 1 MB each, to measure the load that the SuperLink itself
+    sustains.
+    """
     found: dict[str, Any] = {}
     for nodes in options.swarm:
         with flower(options.python, 1) as (side, (host,)), Memory([side.link_host]) as memory:
@@ -177,7 +184,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def installed(options: Options) -> dict[str, Any]:
-    """Packages besides pip and setuptools, and their size on disk."""
+    """Return the number of packages besides pip and setuptools, and their size on disk."""
     asked = [str(options.python), "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"]
     listed = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
     names = [one["name"] for one in listed if one["name"] not in ("pip", "setuptools")]
@@ -188,7 +195,7 @@ def installed(options: Options) -> dict[str, Any]:
 
 
 def merges(options: Options) -> dict[str, Any]:
-    """What its rules make of bad updates, without a network."""
+    """Run Flower's merge rules on bad updates, without a network."""
     done = subprocess.run([options.python, MERGES], capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found

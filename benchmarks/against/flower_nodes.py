@@ -53,7 +53,7 @@ class Flower:
         return _QUIET | {"FLWR_HOME": str(home), "PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}"}
 
     def start_link(self, wait_s: float = 180.0) -> float:
-        """Seconds until it serves."""
+        """Start the SuperLink and return the seconds until it serves."""
         begin = time.monotonic()
         argv: list[str | Path] = [
             self.bin / "flower-superlink",
@@ -86,7 +86,7 @@ class Flower:
         return self.link.output().count(words)
 
     def run(self, **settings: object) -> Trace:
-        """Starts a run of the app and returns at once."""
+        """Start a run of the app and return at once."""
         self.runs += 1
         trace = Trace(self.directory / f"trace-{self.runs}")
         words = {**settings, "trace": str(trace.path)}
@@ -109,14 +109,14 @@ class Flower:
         return found.group(1) if found else (done.stdout + done.stderr).strip()[-200:]
 
     def kill_link(self) -> None:
-        """The SuperLink's process alone: its SuperExec and ServerApp are left to what they do then."""
+        """Kill only the SuperLink's process, and leave its SuperExec and ServerApp running."""
         assert self.link is not None
         self.link.signal(signal.SIGKILL)
         self.link.wait()
 
 
 class Trace:
-    """What the app's ServerApp noted after each round."""
+    """Records that the app's ServerApp wrote after each round."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -159,7 +159,7 @@ class Memory:
 
 
 def traffic(host: Host) -> tuple[int, int]:
-    """Bytes that the host has received and sent."""
+    """Return the bytes that the host has received and sent."""
     text = host.run(["cat", "/proc/net/dev"]).stdout
     fields = next(line for line in text.splitlines() if "eth0:" in line).split(":")[1].split()
     return int(fields[0]), int(fields[8])

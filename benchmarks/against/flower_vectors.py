@@ -1,11 +1,11 @@
-"""What Flower's own merge rules make of some updates: the vectors that our merge rules are tested against.
+r"""Write the results of Flower's own merge rules as test vectors for our merge rules.
 
-    flower/bin/python -m benchmarks.against.flower_vectors \\
+    flower/bin/python -m benchmarks.against.flower_vectors \
         tests/unit/hub/aggregation/reference/flower_merges.json
 
-Needs flwr 1.42.0 and numpy only (`benchmarks.against.flower` says how to make an environment for them). The
-updates are made of float32 numbers; JSON holds each of them exactly. `krum` names the update that the rule
-chose, `multikrum` what it made of the three best.
+Needs flwr 1.42.0 and numpy only (`benchmarks.against.flower` prints how to create an environment for them).
+The updates are float32 numbers; JSON holds each of them exactly. `krum` names the update that the rule chose,
+`multikrum` is the merge of the three best updates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _COORDINATES = 7
 
 @dataclass
 class Reply:
-    """What a rule needs of a Flower message, which can only be made within a run of Flower."""
+    """Stand-in for a Flower message, with the fields that a merge rule reads.
+
+    A real message can be made only within a run of Flower.
+    """
 
     content: Any
 

@@ -1,13 +1,13 @@
-"""Ours and torchft 0.2.0 side by side: the same loop, the same four lab hosts, the same faults.
+"""Barnraise and torchft 0.2.0 side by side: the same loop, the same four lab hosts, the same faults.
 
     python -m benchmarks.against.torchft --torchft-python /tmp/ft/bin/python --quick    about 6 minutes
     python -m benchmarks.against.torchft --torchft-python /tmp/ft/bin/python
 
 The loop is the transformer of tests/lab/session_program.py (benchmarks/programs/torchft_loop.py for torchft),
-24 samples a step. Each fault meets four members that have trained undisturbed for some seconds. With the
-default settings of torchft a fault is mostly waiting until a limit of 60 s has passed, so the next cluster is
-made meanwhile. torchft has an environment of its own; without it the benchmark says how to make one. The last
-line is one JSON object of figures; on our side none may be lost, doubled or unequal.
+24 samples a step. Each fault hits four members that have trained undisturbed for some seconds. With torchft's
+default settings most of a recovery is a timeout of 60 s, so the next cluster is started meanwhile. torchft
+needs an environment of its own; without it the benchmark prints how to create one. The last line is one JSON
+object of figures. On our side no sample may be lost or counted twice, and no state may be unequal.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _POLL_S = 0.1
 
 
 class Amount(NamedTuple):
-    """How often each fault; ``variants`` are torchft's other settings."""
+    """Number of repetitions of each fault; ``variants``: repetitions with torchft's other settings."""
 
     kills: int
     default_kills: int
@@ -75,7 +75,7 @@ QUICK = Amount(2, 1, 0, 1, 5.0, 65.0)
 
 
 class Outcome(NamedTuple):
-    """Of one fault: seconds to the next commit; or to the end of the last member that could have made one."""
+    """Result of one fault: seconds to the next commit, or to the exit of the last member able to commit."""
 
     commit_s: float | None
     ended_s: float | None = None
@@ -112,7 +112,7 @@ def settle(side: Side, meanwhile: Callable[[], None] = lambda: None) -> Commit:
 
 
 def _is_settled(commits: Sequence[Commit]) -> bool:
-    """All four train in one group, and have done so for some seconds."""
+    """Return True if all four members have trained in one group for some seconds."""
     last = commits[-1]
     if last.world != HOSTS or time.time() - last.at > _SETTLED_S:
         return False
@@ -139,7 +139,7 @@ def await_outcome(fault: Caused, longest_s: float) -> Outcome:
 
 
 def outcome(fault: Caused, longest_s: float) -> Outcome | None:
-    """None if it is not known yet."""
+    """Return the outcome of a fault, or None if the outcome is not known yet."""
     for one in fault.trace.since(fault.begin):
         is_later_group = one.generation > fault.before.generation
         if (is_later_group or one.at > fault.any_group_from) and one.step >= fault.before.step:
@@ -173,7 +173,7 @@ def _cpu_s(side: Side) -> dict[int, float]:
 
 
 def judged(side: Side, since: float) -> dict[str, int]:
-    """From a moment at which all four trained together."""
+    """Count lost and doubled samples and unequal states since a moment at which all four trained together."""
     found = judge(side.trace.since(since), UNITS)
     return {
         "samples": found.steps * UNITS * _UNIT_SAMPLES,
@@ -197,13 +197,13 @@ def kill_coordinator(side: Side) -> Caused:
 
 
 def stop_coordinator(side: Side) -> Caused:
-    """Its worker too."""
+    """Send SIGSTOP to the coordinator's machine, including its worker."""
     host = side.coordinator()
     return cause(side, lambda _: _signal_all(host, signal.SIGSTOP))
 
 
 def replace_lighthouse(side: Torchft) -> Caused:
-    """Only the lighthouse dies, and is started again at the same address a second later."""
+    """Kill only the lighthouse, and start it again at the same address a second later."""
     caused = cause(side, lambda _: side.lighthouse.kill())
     time.sleep(1.0)
     side.lighthouse = side.start_lighthouse()
@@ -274,7 +274,7 @@ def measure_default(python: Path, amount: Amount) -> dict[str, Any]:
 
 
 def _sort_out(waiting: list[Waiting], ended: list[tuple[str, Outcome]], longest_s: float) -> None:
-    """Ends clusters whose outcome is known, so that the next has the cores to itself."""
+    """Stop the clusters whose outcome is known, so that the next cluster has the cores to itself."""
     for one in tuple(waiting):
         name, fault, cluster = one
         if (known := outcome(fault, longest_s)) is not None:
@@ -303,7 +303,11 @@ def _cell(value: object) -> object:
 
 
 def check_torchft(python: Path) -> None:
-    """Its wheels are for Linux on x86-64. Without its own dependencies, so that both sides have one torch."""
+    """Check that torchft is installed for this Python; raise SystemExit with instructions if it is not.
+
+    The wheels of torchft are for Linux on x86-64. The instructions install torchft without its dependencies,
+    so that both sides use the same torch.
+    """
     tried = subprocess.run([str(python), "-c", "import torchft"], capture_output=True, text=True, check=False)
     if tried.returncode or not (python.parent / "torchft_lighthouse").exists():
         words = tried.stderr.strip().rpartition("\n")[2] or "there is no torchft_lighthouse beside it"

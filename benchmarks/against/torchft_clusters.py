@@ -33,7 +33,7 @@ SHORT: Settings = (
 
 
 class Trace:
-    """What the members wrote down, read as it grows: nothing here may take much of the cores."""
+    """Commits that the members recorded, read incrementally to use little CPU time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,7 +50,7 @@ class Trace:
         return self._commits
 
     def since(self, moment: float) -> list[Commit]:
-        """By the order in which they were written."""
+        """Return the commits after this moment, in the order in which they were written."""
         late = takewhile(lambda one: one.at > moment - 1.0, reversed(self.commits()))
         return [one for one in late if one.at > moment][::-1]
 
@@ -78,7 +78,7 @@ class Ours:
         return self.hosts[next(int(row.name[1]) for row in told.nodes if row.coordinator)]
 
     def revive(self, host: Host) -> None:
-        """After all its processes were killed."""
+        """Start the agent again after all processes of the host were killed."""
         place = self.hosts.index(host)
         self._machines.agents[place] = None
         self._machines.launch(place)

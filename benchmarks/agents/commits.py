@@ -1,4 +1,4 @@
-"""What the members of a session wrote down after every commit (BARNRAISE_TRACE_COMMITS), read and judged."""
+"""Reader and judge of the commits that the members of a session record (BARNRAISE_TRACE_COMMITS)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Commit:
 
 
 class Judgement(NamedTuple):
-    """What a trace says. Lost units are looked for only in steps that a whole group wrote down."""
+    """Verdict on a trace; lost units are counted only in steps that every member of the group recorded."""
 
     commits: int
     steps: int
@@ -41,12 +41,12 @@ class Judgement(NamedTuple):
 
 
 def read_commits(trace: Path) -> list[Commit]:
-    """Whole lines only: a member may have been killed while it wrote the last one."""
+    """Read the whole lines of a trace: a member may have been killed while it wrote the last line."""
     return _whole(trace.read_bytes()) if trace.exists() else []
 
 
 def last_commits(trace: Path, count: int) -> list[Commit]:
-    """So many at most, without reading hours of them: for whoever asks many times a second."""
+    """Return at most ``count`` of the last commits, without reading the whole file, for polling."""
     with trace.open("rb") as file:
         first = max(0, file.seek(0, os.SEEK_END) - count * _LONGEST_LINE)
         file.seek(first)

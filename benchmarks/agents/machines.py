@@ -98,7 +98,7 @@ class Machines:
         return process
 
     def kill(self, place: int) -> None:
-        """At once, without a goodbye."""
+        """Kill the agent at once, without a goodbye message."""
         process = self.agents[place]
         if process is not None:
             process.signal(signal.SIGCONT)
@@ -112,7 +112,7 @@ class Machines:
         self.process(place).signal(signal.SIGCONT)
 
     def words(self, place: int) -> str:
-        """What its log says."""
+        """Return the log of the agent."""
         process = self.agents[place]
         return process.output() if process is not None else ""
 
@@ -140,7 +140,10 @@ class Machines:
         self.ask(place, RenameRequest(name), RequestDone)
 
     def form(self) -> list[float]:
-        """All up, named h0, h1 .., and paired with the first; returns the seconds that each join took."""
+        """Start all machines, name them h0, h1, ..., and pair each with the first.
+
+        Return the seconds that each join took.
+        """
         for place in range(len(self.hosts)):
             self.launch(place)
         for place in range(len(self.hosts)):
@@ -152,12 +155,12 @@ class Machines:
         return times
 
     def are_links_measured(self, count: int) -> bool:
-        """Whether so many links are known to the first one, each with its rate."""
+        """Return True if the first machine knows ``count`` links, each with its rate."""
         links = self.status(0).links
         return len(links) == count and all(link.mbps is not None for link in links)
 
     def agree(self, places: Iterable[int]) -> bool:
-        """Whether these hold one view, of exactly themselves."""
+        """Return True if these machines hold the same view, with exactly themselves as members."""
         try:
             told = [self.status(place) for place in places]
         except BarnraiseError:
@@ -173,7 +176,7 @@ class Machines:
         )
 
     def until(self, truth: Callable[[], bool], seconds: float, what: str) -> float:
-        """Seconds until it came true."""
+        """Wait until the condition is true and return the seconds that this took."""
         begin = time.monotonic()
         while not truth():
             if time.monotonic() > begin + _PATIENCE * seconds:
@@ -186,7 +189,7 @@ class Machines:
 
 
 def named(told: StatusResponse, name: str) -> str | None:
-    """The state of a machine as another shows it."""
+    """Return the state of a machine as another machine shows it, or None if the machine is not listed."""
     return next((row.state for row in told.nodes if row.name == name), None)
 
 

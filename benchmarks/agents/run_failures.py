@@ -1,9 +1,9 @@
-"""What a person sees when a run goes wrong: each case on two lab hosts, typed into the real commands.
+"""Transcripts of failing runs: each case on two lab hosts, typed into the real commands.
 
     python -m benchmarks.agents.run_failures            print them
     python -m benchmarks.agents.run_failures --write    and put them into docs/transcripts/run-failures.txt
 
-After each case nothing of the run may be left on any host.
+After each case no process of the run may be left on any host.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ CASES = (
 
 @contextmanager
 def two_machines() -> Iterator[tuple[CommandLine, Path]]:
-    """A cluster of two, where the first has a package that the second lacks."""
+    """Start a cluster of two machines, where the first has a package that the second lacks."""
     with (
         tempfile.TemporaryDirectory(prefix="by-f-") as room,
         Lab(hosts=2) as lab,
@@ -119,7 +119,7 @@ def two_machines() -> Iterator[tuple[CommandLine, Path]]:
 
 
 def play(line: CommandLine, room: Path, case: Case) -> tuple[int, str]:
-    """The exit code, and all that the person saw."""
+    """Run one case and return the exit code and the whole output."""
     folder = room / f"project{len(list(room.iterdir()))}"
     write_folder(folder, case.script)
     with _small_disk(line.machines, case.fills_disk):
@@ -132,7 +132,7 @@ def play(line: CommandLine, room: Path, case: Case) -> tuple[int, str]:
 
 
 def _interrupt(running: LabProcess, after_s: float) -> None:
-    """Ctrl-C, and once more."""
+    """Send Ctrl-C twice, a second apart."""
     deadline = time.monotonic() + 120
     while "deaf" not in running.output() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -144,7 +144,7 @@ def _interrupt(running: LabProcess, after_s: float) -> None:
 
 @contextmanager
 def _small_disk(machines: Machines, wanted: bool) -> Iterator[None]:
-    """The second machine's runs lie on a disk that is nearly full."""
+    """Put the runs of the second machine on a disk that is nearly full."""
     if not wanted:
         yield
         return
@@ -158,7 +158,7 @@ def _small_disk(machines: Machines, wanted: bool) -> Iterator[None]:
 
 
 def left_over(machines: Machines) -> list[str]:
-    """Processes on the hosts whose folder is a run's."""
+    """Return the processes on the hosts whose working folder belongs to a run."""
     found = []
     for host in machines.hosts:
         for pid in host.pids():
@@ -171,7 +171,7 @@ def left_over(machines: Machines) -> list[str]:
 
 
 def shown(case: Case, seen: str) -> str:
-    """As the documentation shows it; a flood is cut."""
+    """Format the output as the documentation shows it; very long lines are cut."""
     lines: list[str] = []
     # Where it was recorded is of no interest to whoever reads it.
     seen = re.sub(r"/tmp/by-m-\w+/\d", "~/.local/state/barnraise", seen).replace(sys.executable, "python")

@@ -31,14 +31,14 @@ class CommandLine:
         return [sys.executable, "-m", "barnraise.cli.main", *words]
 
     def start(self, place: int, *words: str, folder: Path | None = None) -> LabProcess:
-        """In the background; its output is kept."""
+        """Start a command in the background; its output is kept."""
         environment = self.machines.environment(place)
         return self.machines.hosts[place].start(self.command(*words), env=environment, cwd=folder)
 
     def run(
         self, place: int, *words: str, folder: Path | None = None, timeout: float = 120.0
     ) -> subprocess.CompletedProcess[str]:
-        """To its end, whatever the code."""
+        """Run a command until it exits, with any exit code."""
         environment = self.machines.environment(place)
         return self.machines.hosts[place].run(
             self.command(*words), env=environment, cwd=folder, timeout=timeout, check=False
@@ -46,7 +46,7 @@ class CommandLine:
 
 
 def figures_in(printed: str) -> dict[str, Any]:
-    """What a program of `programs` found."""
+    """Return the figures that a program of `programs` printed."""
     found = re.search(r"FIGURES (\{.*\})", printed)
     if found is None:
         raise SystemExit(f"the program printed no figures:\n{printed}")
@@ -55,7 +55,7 @@ def figures_in(printed: str) -> dict[str, Any]:
 
 
 def write_folder(folder: Path, script: str, files: int = 0, extra: Mapping[str, str] | None = None) -> None:
-    """A working folder: the script, and so many small modules beside it."""
+    """Write a working folder: the script, and ``files`` small modules beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.py").write_text(script)
     package = folder / "parts"
@@ -67,7 +67,7 @@ def write_folder(folder: Path, script: str, files: int = 0, extra: Mapping[str, 
 
 
 def first_lines(marks: Path, count: int, deadline_s: float) -> list[float]:
-    """When each of so many workers reached its script's first line, by the wall clock."""
+    """Return the wall-clock time at which each of ``count`` workers reached its script's first line."""
     end = time.monotonic() + deadline_s
     while True:
         try:
@@ -85,7 +85,7 @@ def start_torchrun(
     command: Sequence[str],
     variables: Mapping[str, str] | None = None,
 ) -> list[LabProcess]:
-    """The same program under torch's own launcher, with Gloo between the hosts: one folder for each."""
+    """Start the same program under torchrun with Gloo between the hosts, with one folder for each host."""
     first = machines.hosts[0].address
     started = []
     for place, folder in enumerate(folders):

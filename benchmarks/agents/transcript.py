@@ -1,4 +1,4 @@
-"""What the documents show of a terminal, typed by a script into the real commands on lab hosts.
+"""Terminal sessions of the documents, typed by a script into the real commands on lab hosts.
 
     python -m benchmarks.agents.transcript                    print the sessions
     python -m benchmarks.agents.transcript readme             only that one (or: cluster)
@@ -58,7 +58,7 @@ _SAID_OR_NOT = (
 
 
 class Session:
-    """What was typed where, and what came."""
+    """Recorded terminal session: the commands typed on each machine, and their output."""
 
     def __init__(self, machines: Machines, folder: Path | None = None) -> None:
         self._machines = machines
@@ -81,7 +81,7 @@ class Session:
         return Window(self, self._line.start(place, *words, folder=self._folder))
 
     def pair(self, owner: int, joiner: int, *options: str) -> None:
-        """Two windows: one waits while the code is typed in the other."""
+        """Pair two machines in two windows: one waits while the code is typed in the other."""
         waiting = self.open(owner, "pair", *options)
         waiting.show_until("good for one guess")
         code = _CODE.search(waiting.output)
@@ -95,13 +95,13 @@ class Session:
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
-        """What is typed like something that was shown already."""
+        """Type commands without recording them, because the session has shown similar ones already."""
         before = len(self.lines)
         yield
         del self.lines[before:]
 
     def shorten(self, first: int, words: str) -> None:
-        """What the last command has printed, to so many lines and the one that has these words in it."""
+        """Cut the output of the last command to its ``first`` lines and the line with these words."""
         begin = max(place for place, line in enumerate(self.lines) if "$ barnraise " in line) + 1
         (kept,) = [line for line in self.lines[begin:] if words in line]
         self.lines[begin + first :] = ["...", kept]
@@ -120,7 +120,9 @@ class Window:
         return self._process.output()
 
     def show_until(self, words: str, more: int = 1) -> None:
-        """Until so many further lines have these words in them; the last line shown is one of them."""
+        """Show the output until ``more`` further lines contain these words; the last line shown is one of
+        them.
+        """
 
         def found() -> int | None:
             whole = self.output.rpartition("\n")[0].splitlines()
@@ -151,7 +153,7 @@ class Recording(NamedTuple):
 
 
 def record_cluster() -> Recording:
-    """Four machines, from the first command to an unpaired laptop."""
+    """Record the session of four machines, from the first command to an unpaired laptop."""
     with Lab(hosts=4) as lab, Machines(lab.hosts) as machines:
         session = Session(machines)
         session.say("Four machines on one network; nobody types an address.")
@@ -198,7 +200,7 @@ def record_cluster() -> Recording:
 
 
 def record_readme() -> Recording:
-    """The README as it would be with what the commands print now."""
+    """Return the README with the current output of its commands."""
     with (
         tempfile.TemporaryDirectory(prefix="by-t-") as room,
         Lab(hosts=3) as lab,
@@ -219,7 +221,7 @@ def _stalls(machines: Machines) -> int:
 
 
 def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
-    """One block after the other."""
+    """Yield the blocks of the README's first ten minutes, one after the other."""
     session = Session(machines, folder)
 
     def block() -> str:
@@ -269,13 +271,13 @@ def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
 
 
 def _start(session: Session, machines: Machines, place: int) -> None:
-    """Hosts of a lab share one host name, so each is told the one that it stands for."""
+    """Start an agent and give it the name of the machine that it represents: all lab hosts share one name."""
     session.type(place, "up", "--detach")
     machines.rename(place, NAMES[place])
 
 
 def ten_minutes(readme: str) -> str:
-    """What that README shows of terminals."""
+    """Return the terminal output that the README shows."""
     return "\n".join(_SHOWN.findall(_section(readme)))
 
 
@@ -301,7 +303,9 @@ def _with_blocks(readme: str, blocks: list[str]) -> str:
 
 
 def normal(text: str) -> list[str]:
-    """What must be the same each time: the words. Not figures, nor their order in the picture."""
+    """Return the words of a transcript that must be the same each time, without figures, ids and drawing
+    order.
+    """
     text = re.sub(r"[0-9A-Z]{4}(-[0-9A-Z]{4})+", "ID", text)
     text = re.sub(r"\b\d+-[a-z]+-[a-z]+\b", "CODE", text)
     text = re.sub(r"\btrain-[0-9a-z]{4}\b", "RUN", text)
@@ -331,7 +335,7 @@ def normal(text: str) -> list[str]:
 
 
 def _plain(text: str, machines: Machines) -> str:
-    """The lab's paths as a reader would have them."""
+    """Replace the lab's paths by those of a reader's machine."""
     for place, name in enumerate(NAMES[: len(machines.hosts)]):
         text = text.replace(str(machines.state(place)), f"/home/{name}/.local/state/barnraise")
     return text

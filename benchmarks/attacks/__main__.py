@@ -1,11 +1,11 @@
-"""Attacks on running agents: the tool box of somebody in the house who is not of the cluster, or wants more.
+"""Attacks on running agents, by machines on the same network and by members with too few rights.
 
     python -m benchmarks.attacks NAME '{"argument": value}'
     python -m benchmarks.attacks serve '{"path": "/tmp/attacker", "seconds": 300}'
 
-The second form takes attacks over a Unix socket, as lines of JSON; ``tests/lab/test_attacks.py`` uses it in
-hosts of the lab. Every attack ends by itself and tells as JSON what came of it. They are in ``stranger`` and,
-if they need a member's key, in ``insider``.
+The second form accepts attacks over a Unix socket, as lines of JSON; ``tests/lab/test_attacks.py`` uses it in
+hosts of the lab. Every attack stops by itself and reports its result as JSON. Attacks without a key are in
+``outsider``; those with a member's key are in ``guest``, ``runs`` and ``checkpoints``.
 """
 
 from __future__ import annotations

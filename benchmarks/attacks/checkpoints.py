@@ -45,7 +45,7 @@ _STEP = 7
 
 @attack
 async def guest_wants_checkpoints(keep: str, agents: Agents, run: str, step: int, seconds: float) -> Result:
-    """Of a run that it has no part in: what there is, its files, its folder; and would have some kept."""
+    """Request the checkpoints, files and folder of a run in which the guest has no part, and offer a copy."""
     guest = Insider(keep, agents)
     await guest.come()
     asked: list[CheckpointRequest] = [
@@ -91,7 +91,7 @@ async def guest_wants_checkpoints(keep: str, agents: Agents, run: str, step: int
 
 @attack
 async def owner_offers(keep: str, agents: Agents, run: str, lie: str, folder: str, seconds: float) -> Result:
-    """A copy that is not what it says; whoever is offered it fetches it from here."""
+    """Offer a copy that is not what it claims to be; an agent that accepts the offer fetches it from here."""
     owner = Insider(keep, agents)
     await owner.come()
     contents = _contents(owner.key, run, lie)
@@ -121,7 +121,7 @@ async def owner_offers(keep: str, agents: Agents, run: str, lie: str, folder: st
 
 
 def _contents(key: NodeKey, run: str, lie: str) -> dict[str, bytes]:
-    """A checkpoint as its files; what is wrong with it, ``lie`` says."""
+    """Return the files of a checkpoint; ``lie`` names what is wrong with it."""
     state = b"a state" * 100
     other = b"another state"
     manifest = encode(

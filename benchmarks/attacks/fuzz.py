@@ -1,11 +1,11 @@
-"""Feeds every parser that another machine can reach with bytes nobody should send.
+"""Feed every parser that another machine can reach with malformed bytes.
 
     python -m benchmarks.attacks.fuzz --quick          about 20,000 cases
     python -m benchmarks.attacks.fuzz                  1,000,000 cases
     python -m benchmarks.attacks.fuzz --target engine --seed 17 --cases 400
 
-A case passes when the bytes are taken or refused with an error of ours. Anything else that is raised ends the
-run with the target and seed that bring it back. The last line is one JSON object.
+A case passes when the bytes are accepted or rejected with a Barnraise error. Any other exception stops the
+run and reports the target and seed that reproduce it. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Taker:
 
 
 def reader_cases(random: Random) -> None:
-    """Streams of frames with a few bytes changed, cut anywhere."""
+    """Feed streams of frames with a few changed bytes, cut at random places."""
     for _ in range(_GROUP // 10):
         wire = b""
         for _ in range(10):
@@ -133,7 +133,7 @@ _SECURITIES: dict[bool, HandshakeSecurity] = {}
 
 
 def handshake_cases(random: Random) -> None:
-    """A caller that passed the preface and then says anything: in the clear, or where TLS is expected."""
+    """Run handshakes with a caller that sends anything after its preface, with and without TLS."""
     for _ in range(_GROUP // 10):
         plaintext = random.random() < 0.5
         if plaintext not in _SECURITIES:
@@ -153,7 +153,7 @@ def handshake_cases(random: Random) -> None:
 
 
 def _drive(steps: Steps) -> None:
-    """As the mover's loop would, with a deadline instead of patience."""
+    """Run the handshake like the communication process's loop, but with a limited number of reads."""
     reads = 0
     try:
         while reads < 3:
@@ -191,7 +191,7 @@ def cases_of(name: str) -> int:
 
 
 def run_target(name: str, cases: int, seed: int) -> Iterator[int]:
-    """Runs so many cases; yields how many are done after each seed."""
+    """Run ``cases`` cases; yield how many are done after each seed."""
     target, done = TARGETS[name][0], 0
     while done < cases:
         try:

@@ -1,7 +1,7 @@
-"""Attacks by guests of the cluster: their keys and links are good, what they say is not.
+"""Attacks by guests of the cluster: their keys and links are valid, their messages are not.
 
-Run by ``benchmarks.attacks``. A guest may say that it lives and where; it decides nothing, speaks for nobody
-else, and is believed nothing about others.
+Run by ``benchmarks.attacks``. A guest may announce that it lives, and its addresses. A guest decides nothing
+and speaks only for itself; its statements about others are ignored.
 """
 
 from __future__ import annotations
@@ -105,14 +105,14 @@ class Guest:
                 self.members = read_view(found.decision).nodes
 
     async def enter(self) -> None:
-        """Into the view, as an honest guest would."""
+        """Enter the view like an honest guest."""
         for _ in range(600):
             await self.live(0.1, 0.1)
             if self.key.id.raw in self.members:
                 return
 
     async def live(self, seconds: float, pause_s: float = _BEAT_S) -> None:
-        """Beat, with the lies of the moment."""
+        """Send heartbeats, with the current lies, for some seconds."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while loop.time() < end:
@@ -124,7 +124,7 @@ class Guest:
             await asyncio.sleep(pause_s)
 
     def _beat(self, node: NodeId) -> bytes | None:
-        """What it says to this agent now; nothing before the agent has beaten first."""
+        """Return the heartbeat for this agent, or None before the agent has sent its first heartbeat."""
         heard = self.heard.get(node)
         if heard is None:
             return None
@@ -142,7 +142,7 @@ class Guest:
         return protocol.encode_membership(msgspec.structs.replace(honest, **self.lies()))
 
     async def say(self, node: NodeId, messages: Iterable[bytes]) -> None:
-        """Over the link to this agent, made anew if it was cut."""
+        """Send messages over the link to this agent, and connect again if the link was cut."""
         try:
             link = self.links.get(node)
             if link is None or link.closed is not None:
@@ -167,7 +167,7 @@ class Guest:
 
 @attack
 async def guest_decides(keep: str, agents: Agents, friend: str, times: int) -> Result:
-    """Act as an owner: propose, vote, announce, admit a friend, remove others, and tell them so."""
+    """Send messages that only an owner may send: propose, vote, announce, admit a friend, remove others."""
     guest = Guest(keep, agents)
     await guest.enter()
     for _ in range(times):
@@ -208,7 +208,7 @@ def _decisions(guest: Guest, node: NodeId, friend: bytes) -> list[Message]:
 
 @attack
 async def guests_lie(keeps: Sequence[str], agents: Agents, away: str, lie: str, cue: str) -> Result:
-    """Several guests tell one kind of untruth in their beats, until the cue is there."""
+    """Send one kind of false heartbeat from several guests until the file ``cue`` exists."""
     guests = [Guest(keep, agents) for keep in keeps]
     await _together(guest.enter() for guest in guests)
     for guest in guests:
@@ -261,7 +261,10 @@ def _lie(guest: Guest, away: bytes, lie: str) -> Lie:
 
 @attack
 async def guest_babbles(keep: str, agents: Agents, times: int) -> Result:
-    """What no agent sends: unknown kinds, nests, lengths. Each ends the link, and the guest comes again."""
+    """Send messages that no agent sends: unknown kinds, deep nesting, wrong lengths.
+
+    Each message closes the link, and the guest connects again.
+    """
     guest = Guest(keep, agents)
     deep = b"\x91" * 100_000 + b"\xc0"
     kinds = (protocol.MEMBERSHIP, protocol.GREETING, protocol.TRAIN, protocol.SURVEY, protocol.BOARD)
@@ -289,7 +292,7 @@ async def _is_cut_for(guest: Guest, node: NodeId, frame: bytes) -> bool:
 
 
 async def is_closed(link: ControlConnection) -> bool:
-    """Whether the other side ends it before long."""
+    """Return True if the other side closes the link before long."""
     end = asyncio.get_running_loop().time() + _CUT_S
     while link.closed is None and asyncio.get_running_loop().time() < end:
         await asyncio.sleep(0.01)
@@ -316,7 +319,7 @@ async def guest_links(keep: str, agents: Agents, links: int) -> Result:
 
 @attack
 async def guest_measures(keep: str, agents: Agents, crumbs: int) -> Result:
-    """A measurement in crumbs, answers that nobody asked for, and figures of others' links."""
+    """Send a link measurement in tiny pieces, unrequested receipts, and false figures of other links."""
     guest = Guest(keep, agents)
     await guest.enter()
     victim, names = next(iter(guest.agents)), sorted(node.raw.hex() for node in guest.agents)
@@ -338,7 +341,7 @@ async def guest_measures(keep: str, agents: Agents, crumbs: int) -> Result:
 
 @attack
 async def guest_greets(keep: str, agents: Agents, names: int) -> Result:
-    """Ever new names, each of which others keep on their disks, and some that command a terminal."""
+    """Send greetings with ever new names, which agents store on disk; some contain terminal control codes."""
     guest = Guest(keep, agents)
     await guest.enter()
     addresses = tuple(f"192.0.2.{number}" for number in range(16))

@@ -56,7 +56,7 @@ class Worker:
         return int(self.clock * 1e9)
 
     def dial(self, member: GroupMember) -> None:
-        """Links are made by the session."""
+        """Do nothing: the session creates the links."""
 
     def memory(self, segment: int, offset: int, size: int) -> memoryview:
         return memoryview(self.segments[segment])[offset : offset + size]
@@ -105,7 +105,9 @@ class Session:
         self._connect()
 
     def attack(self, frames: int) -> None:
-        """So many frames, and then a collective of the good group that must be right."""
+        """Send ``frames`` hostile frames, then check that a collective of the good group gives the right
+        result.
+        """
         for _ in range(frames):
             self._frame()
             assert self.hostile.writer.control_bytes < _MOST_WAITING, "answers pile up"
@@ -161,7 +163,7 @@ class Session:
         self._open_bad()
 
     def _open_bad(self) -> None:
-        """A group with the hostile peer, which enters as it should, and operations that wait for it."""
+        """Open a group with the hostile peer, which joins correctly, and start operations with it."""
         self.bad_groups += 1
         name = f"bad{self.bad_groups}"
         engine = self.victim.engine
@@ -255,7 +257,7 @@ class Session:
         self._push(header._replace(length=len(payload)).encode() + payload)
 
     def _push(self, raw: bytes) -> None:
-        """Into the victim's link, cut anywhere."""
+        """Feed bytes into the victim's link, cut at random places."""
         at = 0
         while at < len(raw) and self.hostile.closed is None:
             step = len(raw) if self.random.random() < 0.7 else self.random.randrange(1, 200)

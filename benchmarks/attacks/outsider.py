@@ -1,4 +1,4 @@
-"""Attacks by somebody in the house whom nobody has paired; some know the discovery secret, or an old key."""
+"""Attacks by unpaired machines on the same network; some know the discovery secret, or an old key."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def join(code: str, host: str, port: int, keep: str = "", name: str = "fri
 async def relay(
     listen: int, host: str, port: int, record: str = "", way: str = "", at: int = -1, seconds: float = 120.0
 ) -> Result:
-    """Stand between joiner and offerer for one pairing: record what the joiner says, or change a byte."""
+    """Relay one pairing between joiner and offerer: record the joiner's bytes, or change a byte."""
     over: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
 
     async def pump(
@@ -99,7 +99,7 @@ async def relay(
 
 @attack
 async def replay(record: str, number: int, host: str, port: int) -> Result:
-    """Say again what a joiner said, to the letter, and then behind a fresh preface for the open code."""
+    """Replay the bytes of a joiner, unchanged, and then behind a fresh preface for the open code."""
     said = Path(record).read_bytes()
     as_it_was = await say(host, port, said)
     fresh = encode(Preface(offer_tag(number), os.urandom(16), ROUTE_PAIRING), PAIRING_KEY)
@@ -150,7 +150,7 @@ async def come_as_member(
 
 @attack
 async def steal_advert(tag: str, listen: int, agents: Sequence[Sequence[Any]], seconds: float) -> Result:
-    """Advertise the cluster's own tag, answer whoever dials as far as one can, and use what he showed."""
+    """Advertise the cluster's own tag, answer callers as far as possible, and replay their bytes."""
     key = NodeKey.generate()
     tls = AgentTls(delegate(key, run=AGENT_RUN, worker=os.urandom(16)), lambda: [key.id])
     prefaces: list[bytes] = []
@@ -221,7 +221,7 @@ async def _feed(session: TlsSession, source: asyncio.StreamReader, sink: asyncio
 
 @attack
 async def garbage(agents: Sequence[Sequence[Any]], secret: str, times: int) -> Result:
-    """What no machine of ours says, at the door and, since the secret is known here, behind it."""
+    """Send malformed bytes instead of a preface, and after one that is valid by the known secret."""
     known = bytes.fromhex(secret)
     chance = random.Random(7)
     answered = 0
@@ -255,7 +255,7 @@ async def garbage(agents: Sequence[Sequence[Any]], secret: str, times: int) -> R
 
 @attack
 async def flood(host: str, port: int, silent: int, half: int, seconds: float, most: int) -> Result:
-    """Many connections that say nothing, or half a preface; before long no more than ``most`` are open."""
+    """Open many connections that send nothing, or half a preface; soon at most ``most`` stay open."""
     more_descriptors()
     READY.get()()
     begin = time.monotonic()
@@ -281,7 +281,7 @@ async def flood(host: str, port: int, silent: int, half: int, seconds: float, mo
 
 @attack
 async def crowd(host: str, port: int, number: int, people: int, seconds: float) -> Result:
-    """So many who want to pair and then say nothing; who is sent away comes again."""
+    """Open ``people`` pairing requests that then stay silent; rejected ones connect again."""
     more_descriptors()
     end = time.monotonic() + seconds
     visits = 0
@@ -304,7 +304,7 @@ async def crowd(host: str, port: int, number: int, people: int, seconds: float) 
 
 @attack
 async def hasty(host: str, port: int, number: int, times: int) -> Result:
-    """Want to pair, and leave; again and again."""
+    """Open pairing requests and close them at once, again and again."""
     for _ in range(times):
         with contextlib.suppress(OSError):
             _, sink = await asyncio.open_connection(host, port)
@@ -319,7 +319,7 @@ async def hasty(host: str, port: int, number: int, times: int) -> Result:
 async def drip(
     host: str, port: int, secret: str, number: int, each: int = 3, seconds: float = 20.0
 ) -> Result:
-    """One byte a second in the preface, in TLS and in a pairing: how long is each of them borne?"""
+    """Send one byte a second in the preface, in TLS and in a pairing, and time each until it is closed."""
     known = bytes.fromhex(secret)
 
     async def one(begin: bytes, rest: bytes) -> float:
@@ -354,7 +354,7 @@ async def drip(
 
 @attack
 async def datagrams(agents: Sequence[str], own: str, port: int, tag: str, each: int) -> Result:
-    """Garbage and lies on the discovery port and over mDNS."""
+    """Send random and false packets to the discovery port and over mDNS."""
     chance = random.Random(11)
     sent = 0
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
@@ -375,7 +375,9 @@ async def datagrams(agents: Sequence[str], own: str, port: int, tag: str, each: 
 
 
 def _mdns_packets(chance: random.Random, number: int, tag: str, own: str) -> list[bytes]:
-    """Noise, a name that points at itself, counts that are not there, and adverts with the cluster's tag."""
+    """Return mDNS packets: noise, a name that points at itself, false counts, and adverts with the cluster's
+    tag.
+    """
     loop = struct.pack(">6H", 0, 0x8400, 0, 1, 0, 0) + b"\xc0\x0c" + struct.pack(">HHIH", 12, 1, 60, 0)
     empty = struct.pack(">6H", 0, chance.getrandbits(16), *[0xFFFF] * 4) + chance.randbytes(40)
     service = b"\x09_barnraise\x04_tcp\x05local\x00"

@@ -1,4 +1,4 @@
-"""What attacks have in common: their register, and connections that bear anything."""
+"""Common parts of the attacks: their registry, and connections that tolerate every failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attack(function: Attack) -> Attack:
 
 
 async def say(host: str, port: int, words: bytes, seconds: float = 3.0) -> bytes:
-    """Say it, and hear what comes back until the other side ends it, or for so long."""
+    """Send bytes and return the reply, until the other side closes the connection or the time is over."""
     heard = b""
     opened = await connect(host, port)
     if opened is None:

@@ -1,4 +1,4 @@
-"""A member of the cluster without an agent that takes part in runs, for attacks by those who have a key."""
+"""Cluster member without an agent that takes part in runs, for attacks with a valid key."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ class Insider(Guest):
             self.on_told(node, found)
 
     def _lack(self, node: NodeId, message: object) -> None:
-        """It passes no files on, and says so: others would wait for it."""
+        """Answer requests for file pieces with "lacking", so that other machines do not wait for them."""
         link = self.routes.get((node, ROUTE_AGENT_SHIP))
         if isinstance(message, shipping.WantPieces) and link is not None:
             link.send(protocol.SHIP + shipping.encode(shipping.LacksPieces(message.names)))
 
     async def call(self, node: NodeId, route: int) -> ControlConnection:
-        """A link on this route; one that is there is used again."""
+        """Return a link on this route; an open one is reused."""
         link = self.routes.get((node, route))
         if link is None or link.closed is not None:
             link = self.routes[node, route] = await self.dial(node, route)
         return link
 
     async def come(self) -> None:
-        """To every agent, on every route."""
+        """Connect to every agent, on every route."""
         for node in self.agents:
             for route in (ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP):
                 link = await self.call(node, route)
@@ -81,13 +81,13 @@ class Insider(Guest):
                     self.links[node] = link
 
     async def is_cut_at(self, node: NodeId, message: bytes, route: int = ROUTE_AGENT_BULK) -> bool:
-        """Whether the agent ends the link at this message."""
+        """Return True if the agent closes the link after this message."""
         link = await self.call(node, route)
         link.send(message)
         return await is_closed(link)
 
     async def are_cut_at(self, message: bytes) -> int:
-        """How many agents end the link at it."""
+        """Return the number of agents that close the link after this message."""
         return sum(await asyncio.gather(*(self.is_cut_at(node, message) for node in self.agents)))
 
     def report(self, run: str, stage: str, **more: object) -> bytes:
@@ -110,7 +110,7 @@ class Insider(Guest):
 
     @contextlib.asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
-        """In the view, as an honest guest, while something else goes on."""
+        """Keep the guest in the view, like an honest one, while the body runs."""
         await self.enter()
         alive = asyncio.create_task(self.live(1000.0))
         try:
@@ -124,7 +124,7 @@ class Insider(Guest):
 
 
 async def until_found(found: Callable[[], T | None], seconds: float = 90.0) -> T:
-    """What it tells once that is something; TimeoutError if it never is."""
+    """Wait for a result and return it; raise TimeoutError if there is none in time."""
     end = asyncio.get_running_loop().time() + seconds
     while not (result := found()):
         if asyncio.get_running_loop().time() > end:

@@ -104,7 +104,7 @@ async def guest_orders(keep: str, agents: Agents, record: str, canary: str) -> R
 
 @attack
 async def owner_orders(keep: str, agents: Agents, record: str, guest: str, canary: str) -> Result:
-    """What even an owner cannot say: another's order, another order of the same name, a guest's order."""
+    """Send run specs that even an owner may not send: in another's name, of an existing run, or a guest's."""
     owner, real = Insider(keep, agents), decode_record(bytes.fromhex(record))
     await owner.come()
     theirs, lesser = read_order(real), NodeKey.load_or_create(Path(guest) / "key")
@@ -151,7 +151,7 @@ def _forged(order: RunSpec, key: NodeKey) -> RunRecord:
 async def guest_asks(
     keep: str, agents: Agents, run: str, generation: int, folder: str, content: str, seconds: float
 ) -> Result:
-    """For output, files and board keys of a run that it is no part of."""
+    """Ask for the output, files and store keys of a run in which the guest has no part."""
     guest, wanted = Insider(keep, agents), bytes.fromhex(folder)
     await guest.come()
     names = (PieceName(bytes.fromhex(content), 0), PieceName(os.urandom(32), 7))
@@ -178,7 +178,7 @@ async def guest_asks(
         await guest.tell(protocol.SHIP + shipping.encode(question), ROUTE_AGENT_SHIP)
 
     def is_answered() -> bool:
-        """As far as anything is answered; of what is not, something might come later."""
+        """Return True if each request that must be answered has its answer."""
         kinds = Counter(map(type, guest.told))
         both = len(guest.agents)
         return kinds[KvProxyReply] >= len(pleas) * both and min(kinds[ManifestIs], kinds[LacksPieces]) >= both
@@ -228,7 +228,7 @@ async def guest_forges_output(keep: str, agents: Agents, serials: int, seconds: 
 
 @attack
 async def guest_reports(keep: str, agents: Agents, run: str, generation: int) -> Result:
-    """About a run that it is no part of, and reports that no machine makes."""
+    """Send reports about a run in which the guest has no part, and reports that no machine makes."""
     guest = Insider(keep, agents)
     await guest.come()
     ended = tuple(WorkerState(rank, "ended", 1, 0, "made up") for rank in range(2))
@@ -313,7 +313,7 @@ def _lies(guest: Insider, record: RunRecord, run: str, lie: str) -> Iterator[byt
 
 
 async def _flood_lists(guest: Insider, run: str, seconds: float) -> None:
-    """Lists of files that nobody asked it for, before the one who was asked can answer."""
+    """Send unrequested file lists before the requested machine can answer."""
     folder = read_order(guest.records[run]).folder
     junk = [protocol.SHIP + shipping.encode(ManifestIs(folder, data)) for data in (b"", b"junk")]
     end = asyncio.get_running_loop().time() + seconds
@@ -324,7 +324,7 @@ async def _flood_lists(guest: Insider, run: str, seconds: float) -> None:
 
 
 async def _strain_board(guest: Insider, run: str, seconds: float) -> None:
-    """The board of its own run, within and beyond what a worker asks."""
+    """Send store operations of the guest's own run, within and beyond what a worker requests."""
     scope = Namespace(run, guest.records[run].generation)
     client = os.urandom(16)
     operations: list[Operation | WatchKey] = [
@@ -437,7 +437,7 @@ def _manifest(kind: str, content: bytes) -> FolderManifest:
 
 @attack
 async def guest_floods(keep: str, agents: Agents, kind: str, seconds: float, deaf: bool) -> Result:
-    """One kind of question without end, perhaps without ever reading an answer."""
+    """Send one kind of request without end; with ``deaf``, without ever reading a response."""
     guest = Insider(keep, agents)
     victim = next(iter(guest.agents))
     make, route = _questions()[kind]

@@ -27,7 +27,7 @@ from lab import Lab
 
 
 class Size(NamedTuple):
-    """How much of each."""
+    """Number of repetitions of each measurement."""
 
     joins: int
     kills: int
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def _idle(machines: Machines, size: Size) -> dict[str, object]:
-    """CPU and memory of agents that have nothing to do; the worst of the four."""
+    """Measure CPU and memory of idle agents; the worst of the four counts."""
     time.sleep(5.0)
     agents = [psutil.Process(machines.process(place).pid) for place in range(4)]
     before = [sum(agent.cpu_times()[:2]) for agent in agents]
@@ -87,7 +87,7 @@ def _idle(machines: Machines, size: Size) -> dict[str, object]:
 
 
 def _status(machines: Machines) -> dict[str, object]:
-    """The whole command, from its start to its end, and the agent's answer alone."""
+    """Time the whole `barnraise status` command, and the agent's response alone."""
     command = [sys.executable, "-m", "barnraise.cli.main", "status"]
     times, answers = [], []
     for _ in range(9):
@@ -121,7 +121,7 @@ while True: link.sendall(bytes(250_000)); time.sleep(0.05)
 
 @contextmanager
 def _traffic(lab: Lab) -> Iterator[None]:
-    """Every host sends 40 Mbit/s to the next one meanwhile."""
+    """Send 40 Mbit/s from every host to the next one while the body runs."""
     following = [*lab.hosts[1:], lab.hosts[0]]
     pours = [
         host.start([sys.executable, "-S", "-c", _POUR, to.address])
@@ -135,7 +135,7 @@ def _traffic(lab: Lab) -> Iterator[None]:
 
 
 def _coordinator(machines: Machines, how: str, size: Size) -> dict[str, object]:
-    """Seconds until every survivor holds a view without the coordinator that was killed or stopped."""
+    """Return the seconds until every survivor holds a view without the killed or stopped coordinator."""
     times, returns = [], []
     for _ in range(size.kills):
         name = machines.status(0).coordinator
@@ -163,7 +163,7 @@ def _coordinator(machines: Machines, how: str, size: Size) -> dict[str, object]:
 
 
 def _form_eight() -> float:
-    """Eight machines of one cluster, all started at once: seconds until they agree on one view."""
+    """Start eight machines of one cluster at once; return the seconds until they agree on one view."""
     with Lab(hosts=8) as lab, Machines(lab.hosts) as machines:
         machines.form()
         for place in range(8):

@@ -1,11 +1,11 @@
-"""How fast a data set reaches three machines from a fourth at 1 Gbit/s, and what its sender has to send.
+"""Time to send a data set from one machine to three others at 1 Gbit/s, and the bytes its sender sends.
 
     python -m benchmarks.cluster.data_transfer --quick     1 GB, twice
     python -m benchmarks.cluster.data_transfer             1 GB, five times
 
-The time is from the beginning of the run until the last machine has every byte on its disk, checked; packing
-on the sender comes before. With peers that forward to peers the sender's line allows its whole rate to each
-of them: that is what the speed is divided by. The last line is one JSON object of figures.
+The time is from the start of the run until the last machine has every byte on its disk, verified. Packing on
+the sender happens before. Because peers forward to peers, each peer could receive at the whole rate of the
+sender's line; the measured speed is divided by that rate. The last line is one JSON object of figures.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _sent(machines: Machines) -> int:
 
 
 def _cpu(machines: Machines) -> float:
-    """Of all agents together."""
+    """Return the CPU seconds of all agents together."""
     total = 0.0
     for host in machines.hosts:
         for pid in host.pids():

@@ -1,4 +1,4 @@
-"""How fast `barnraise run` reaches the script, and what a second run sends, on four hosts at 1 Gbit/s.
+"""Time from `barnraise run` to the script, and bytes that a second run sends, on four hosts at 1 Gbit/s.
 
     python -m benchmarks.cluster.run_start --quick     about 2 minutes
     python -m benchmarks.cluster.run_start             more rounds
@@ -90,7 +90,9 @@ class Bench:
         self._serial = 0
 
     def starts(self, rounds: int) -> tuple[list[float], list[float], list[int]]:
-        """Of folders that nobody has seen yet, each run twice."""
+        """Time the starts of new folders, each run twice: first runs, second runs, and bytes sent by second
+        runs.
+        """
         firsts, seconds, sent = [], [], []
         for number in range(rounds):
             folder = self._room / f"project{number}"
@@ -114,7 +116,7 @@ class Bench:
         return took
 
     def _received(self) -> list[int]:
-        """Bytes that came into each host but the first, by its network card."""
+        """Return the bytes that each host but the first has received on its network card."""
         counts = []
         for host in self._machines.hosts[1:]:
             text = host.run(["cat", "/proc/net/dev"]).stdout

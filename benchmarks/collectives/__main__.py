@@ -1,9 +1,9 @@
 """Our collectives against Gloo's, in one run: ``python -m benchmarks.collectives [--quick]`` (root).
 
-Both engines live in the same processes and take turns, operation by operation, so that whatever else
-the machine does hits both. Ours is encrypted unless the figure's name says plain; Gloo never is.
-Without ``--quick`` the figures are taken with more rounds and a sweep over sizes, hosts, rates, delays
-and strategies follows (see ``benchmarks.collectives.sweep``).
+Both engines live in the same processes and take turns, operation by operation, so that other load on the
+machine hits both. Ours is encrypted unless the figure's name says plain; Gloo never is. Without ``--quick``
+there are more rounds, and a sweep over sizes, hosts, rates, delays and strategies follows (see
+``benchmarks.collectives.sweep``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENGINES = ("barnraise", "gloo")
 
 @dataclass(frozen=True)
 class Effort:
-    """How often each thing is measured."""
+    """Number of repetitions of each measurement."""
 
     big: int
     blocks: int
@@ -49,11 +49,11 @@ class Results:
     wrong: int = 0
 
     def speed(self, key: str, what: str, crew: Crew, answers: Sequence[Any], prefix: str = "") -> None:
-        """Theirs over ours: more than 1 means that we are faster."""
+        """Add a row with Gloo's time divided by ours: more than 1 means that ours is faster."""
         self._add(key, what, [prefix + name for name in crew.names], answers, "ms", speed=True)
 
     def cost(self, key: str, what: str, crew: Crew, answers: Sequence[Any], unit: str = "ms") -> None:
-        """Ours over theirs: less than 1 means that we are faster."""
+        """Add a row with our time divided by Gloo's: less than 1 means that ours is faster."""
         self._add(key, what, crew.names, answers, unit, speed=False)
 
     def _add(
@@ -76,14 +76,14 @@ class Results:
 
 
 def cpu_seconds(answers: Sequence[Any], name: str) -> float:
-    """CPU seconds of one operation, all ranks and their movers together: the median."""
+    """Return the median CPU seconds of one operation, over all ranks and their communication processes."""
     ranks = [answer["times"][name] for answer in answers]
     each = [sum(times[-1] for times in operation) / 1e9 for operation in zip(*ranks, strict=True)]
     return Spread.of(each).median
 
 
 def on_the_lab(results: Results, engines: Sequence[str], effort: Effort) -> None:
-    """Everything that runs between hosts at 1 Gbit/s."""
+    """Run all measurements between hosts at 1 Gbit/s."""
     with lab_fleet(hosts=4, rate="1gbit", ours="barnraise" in engines) as (_, fleet):
         four = Crew.gather(fleet, [0, 1, 2, 3], contenders(engines), sizes=(2, 4))
         two = four.part(2)
@@ -100,7 +100,7 @@ def on_the_lab(results: Results, engines: Sequence[str], effort: Effort) -> None
 
 
 def busy(results: Results, crew: Crew, effort: Effort) -> None:
-    """The same with each rank's main thread spinning in pure Python."""
+    """Repeat the measurements with each rank's main thread spinning in pure Python."""
     ours, modes = crew.names[0], ("busy", "idle")
     small = crew.ask_some([ours], "issued", size=4096, rounds=effort.issued_small, modes=modes)
     finished = {mode: Spread.of(durations(small, f"{mode} {ours}")) for mode in modes}
@@ -127,7 +127,7 @@ def busy(results: Results, crew: Crew, effort: Effort) -> None:
 
 
 def on_loopback(results: Results, engines: Sequence[str], effort: Effort) -> None:
-    """Two ranks on one host, where only the processor limits."""
+    """Run two ranks on one host, where only the processor limits the speed."""
     for key, encryption in (("loopback_plain", "plaintext"), ("loopback_tls", "tls")):
         with loopback_crew(engines, encryption) as crew:
             answers = crew.ask("all_reduce", size=64 * MB, rounds=effort.loopback)

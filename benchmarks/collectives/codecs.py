@@ -1,13 +1,13 @@
-"""What each codec saves, loses and costs, and how long an all-reduce of 25 MB takes with it.
+"""Compression, error and CPU time of each codec, and the time of an all-reduce of 25 MB with it.
 
     python -m benchmarks.collectives.codecs --quick     about 8 minutes on an idle machine
     python -m benchmarks.collectives.codecs             more rounds
 
 The gradients are real: a transformer of 6.4 million parameters reads this repository's documents. The codecs
 are timed alone, in MB of float32 input per second of one core. Then four lab hosts sum such gradients at four
-rates: plainly and by codecs with error feedback on our backend (encrypted), and by torch's hooks on Gloo (in
-the clear). The hosts share this machine's cores, so that encoding weighs more here than on machines of their
-own. The last line is one JSON object of figures.
+rates. The contenders are our backend (encrypted), plain and with codecs and error feedback, and torch's hooks
+on Gloo (in the clear). The hosts share this machine's cores, so encoding weighs more here than on separate
+machines. The last line is one JSON object of figures.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Reader(nn.Module):
 
 
 def real_gradients(count: int) -> list[Gradient]:
-    """Of different batches, one after the other, after a few steps of training."""
+    """Return the gradients of ``count`` different batches, after a few steps of training."""
     torch.manual_seed(0)
     pages = sorted((REPOSITORY / "docs").glob("*.md"))
     text = torch.frombuffer(bytearray(b"".join(page.read_bytes() for page in pages)), dtype=torch.uint8)
@@ -113,7 +113,7 @@ def flat_of(gradient: Gradient) -> tuple[torch.Tensor, list[FeedbackPart]]:
 
 
 def time_of(call: Callable[[], object], rounds: int) -> float:
-    """CPU seconds, the median; the first call is not counted."""
+    """Return the median CPU seconds of a call; the first call is not counted."""
     took = []
     for _ in range(rounds + 1):
         start = time.process_time()
@@ -177,7 +177,7 @@ def measured_alone(
 
 
 def error_of_many(name: str, gradients: Sequence[torch.Tensor], parts: Sequence[FeedbackPart]) -> float:
-    """Of the sum of all steps, with error feedback."""
+    """Return the relative error of the sum of all steps, with error feedback."""
     subject, residual = Alone(name, parts), torch.zeros_like(gradients[0])
     sent, given = torch.zeros_like(residual), torch.zeros_like(residual)
     for step in range(STEPS):
@@ -209,7 +209,7 @@ def codecs_alone(gradients: Sequence[Gradient], rounds: int) -> dict[str, dict[s
 
 
 def all_reduces(gradients: Sequence[Gradient], rates: Sequence[str], quick: bool) -> dict[str, Any]:
-    """Median seconds by rate and contender, and CPU seconds of all hosts together."""
+    """Measure the median seconds by rate and contender, and the CPU seconds of all hosts together."""
     found: dict[str, Any] = {}
     with working_directory() as room, Lab(hosts=HOSTS, rate=rates[0]) as lab:
         save_file(
@@ -278,7 +278,7 @@ def _shown(rate: str, answers: Sequence[dict[str, Any]]) -> dict[str, dict[str, 
 
 
 def _put(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write the file atomically, by way of a draft."""
     draft = path.with_suffix(".draft")
     draft.write_text(text)
     os.replace(draft, path)
@@ -288,7 +288,7 @@ def _put(path: Path, text: str) -> None:
 
 
 class Bucket:
-    """What torch's hooks ask of a bucket of DDP."""
+    """Stand-in for a DDP bucket, with the methods that torch's hooks call."""
 
     def __init__(self, buffer: torch.Tensor, parts: Sequence[FeedbackPart]) -> None:
         self._buffer, self._parts = buffer, parts
@@ -308,7 +308,10 @@ class Bucket:
 
 
 def contenders(parts: Sequence[FeedbackPart]) -> Iterator[tuple[str, Operation]]:
-    """By name: a sum over all members (torch's hooks give the mean), made anew for each rate."""
+    """Yield each contender's name and its sum over all members, created again for each rate.
+
+    Torch's hooks return the mean instead of the sum.
+    """
     limit = timedelta(seconds=WAIT_S)
     ours = dist.new_group(backend="barnraise", timeout=limit)
     gloo = dist.new_group(backend="gloo", timeout=limit)

@@ -1,8 +1,9 @@
-"""Every strategy over sizes, hosts, rates and delays, and whether ``auto`` chose well.
+"""Every strategy over sizes, hosts, rates and delays, and the quality of ``auto``'s choices.
 
-Each lab (one rate, one delay) holds groups of 2, 3 and 4 hosts, one group per strategy, one for ``auto``
-and one for Gloo, and they take turns at every size. A strategy that has fallen far behind, and further
-with each size, is not run at bigger sizes; nor is a size at which one operation would take too long.
+Each lab has one rate and one delay, and holds groups of 2, 3 and 4 hosts. Each size of group has one group
+per strategy, one for ``auto`` and one for Gloo, which take turns at every message size. A strategy that is
+far behind, and further with each size, is not run at bigger sizes. A size at which one operation would take
+too long is skipped as well.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Point:
 
     @property
     def best(self) -> tuple[str, float]:
-        """The fastest of the strategies that ran as they were told."""
+        """Return the fastest of the strategies that ran as configured."""
         forced = {name: self.seconds[name] for name in ALGORITHMS if self.used.get(name) in (name, NONE)}
         name = min(forced, key=lambda one: forced[one])
         return name, forced[name]
@@ -56,13 +57,15 @@ class Point:
 
     @property
     def choice_over_best(self) -> float:
-        """The chosen strategy's own time over the best's: without the noise between two equal groups."""
+        """Return the chosen strategy's own time over the best one's, without the noise between two equal
+        groups.
+        """
         return self.seconds.get(self.used["auto"], self.seconds["auto"]) / self.best[1]
 
 
 @dataclass
 class Field:
-    """Who is still worth running as sizes grow."""
+    """Contenders that are still worth running as sizes grow."""
 
     names: list[str]
     behind: dict[str, list[float]] = field(default_factory=dict)
@@ -95,7 +98,7 @@ def entrants(engines: Sequence[str]) -> list[Contender]:
 
 
 def run(engines: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """All labs one after the other; writes the points and the pictures."""
+    """Run all labs one after the other; write the points and the pictures."""
     sizes = [int(word) for word in options.hosts.split(",")]
     points: list[Point] = []
     ours = "barnraise" in engines
@@ -129,7 +132,7 @@ def one_network(crew: Crew, rate: str, delay: str, options: argparse.Namespace) 
 def measured(
     crew: Crew, where: tuple[str, str, int], names: Sequence[str], expected: float, seconds: float
 ) -> Point:
-    """One point; where ``auto`` misses the goal more samples are added to the first ones, twice at most."""
+    """Measure one point; where ``auto`` misses the goal, add samples to the first ones, at most twice."""
     rate, delay, size = where
     labels = {name: f"{name}/{crew.size}" for name in names}
     rounds = int(min(max(seconds / (expected * len(names)), 3), 25))
@@ -162,7 +165,7 @@ def _show(point: Point) -> None:
 
 
 def conclude(points: Sequence[Point], output: Path) -> dict[str, Any]:
-    """The worst place of ``auto``, the data, and the pictures."""
+    """Write the data and the pictures, and return the worst point of ``auto``."""
     output.mkdir(parents=True, exist_ok=True)
     ratios = [point.auto_over_best for point in points]
     worst = points[ratios.index(max(ratios))]
@@ -186,7 +189,7 @@ def conclude(points: Sequence[Point], output: Path) -> dict[str, Any]:
 
 
 def _not_used(point: Point) -> int:
-    """Contenders that did not run what they were told to: their figures say nothing."""
+    """Count the contenders that did not run the strategy they were set to: their figures mean nothing."""
     return sum(point.used.get(name, NONE) not in (name, NONE) for name in ALGORITHMS)
 
 

@@ -1,11 +1,11 @@
-"""A hub under a thousand emulated members, under SIGKILL, and with hostile workers. Loopback; needs no root.
+"""Hub under a thousand emulated members, under SIGKILL, and with hostile workers. Loopback; needs no root.
 
     python -m benchmarks.hub --quick         1,000 members with 1 MB each, 12 kills, 20 workers
     python -m benchmarks.hub                 more rounds, 200 kills
     python -m benchmarks.hub --only kills
 
-Members have real connections, signatures and payloads, and push all at once, without training in between: the
-round's time is the hub's and the crowd's, which share the machine. The last line is one JSON object.
+Members have real connections, signatures and payloads. They push all at once, without training in between. So
+a round's time is that of the hub and the members, which share the machine. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ FULL = Amount((10, 100, 1000), 5, 200, 122_880, 4)
 
 
 def crowd(size: int, rounds: int, plain: bool, role: Any = "friend") -> dict[str, Any]:
-    """So many members at one hub."""
+    """Measure rounds with ``size`` members at one hub."""
     with working_directory() as room, HubProcess(room / "hub", _CROWD_TERMS, plain=plain) as hub:
         idle_mb = hub.memory_mb()
         figures = asyncio.run(_crowd(hub, size, rounds, role))
@@ -87,9 +87,9 @@ async def _crowd(hub: HubProcess, size: int, rounds: int, role: Any) -> dict[str
 
 
 def tree(size: int, regions: int, rounds: int, plain: bool) -> dict[str, Any]:
-    """As many members at some regional hubs, which are the members of one hub.
+    """Measure rounds with the same number of members at regional hubs, which are the members of one hub.
 
-    A region's first lease has enough for all, which it would otherwise reach after some rounds.
+    A region's first lease has enough for all members; otherwise that would take some rounds.
     """
     terms = msgspec.structs.replace(_CROWD_TERMS, first_batches=_CROWD_TERMS.first_batches * size)
     with working_directory() as room, ExitStack() as stack:
@@ -160,7 +160,7 @@ def _part(values: Sequence[float], share: float) -> float:
 
 
 class Witness(threading.Thread):
-    """Remembers every version that the hub has ever told somebody, and what it was."""
+    """Observer that records every version that the hub has ever announced, with its content hash."""
 
     def __init__(self, hub: HubProcess) -> None:
         super().__init__(daemon=True)
@@ -200,7 +200,7 @@ class Witness(threading.Thread):
 
 
 def kills(count: int, seed: int) -> dict[str, Any]:
-    """SIGKILL at random instants while six workers train; what was told is compared with what came back."""
+    """Send SIGKILL at random instants while six workers train; compare announced versions with the log."""
     source, task = random.Random(seed), Task()
     with working_directory() as room, HubProcess(room / "hub", _KILL_TERMS) as hub:
         workers = _workers(hub, task, room, honest=6, samples=1 << 60)
@@ -238,7 +238,7 @@ def kills(count: int, seed: int) -> dict[str, Any]:
 
 
 def _await_round(witness: Witness, longest_s: float) -> None:
-    """Until there is a version more than now."""
+    """Wait until there is one version more than now."""
     before, deadline = len(witness.times), time.monotonic() + longest_s
     while len(witness.times) == before:
         if time.monotonic() > deadline:
@@ -247,7 +247,7 @@ def _await_round(witness: Witness, longest_s: float) -> None:
 
 
 def _check_log(directory: Path, witness: Witness) -> dict[str, Any]:
-    """The log at the end: every version told is there as it was told, and no sample counted twice."""
+    """Check the final log: each announced version is there unchanged, and no sample counted twice."""
     log = HubLog(directory)
     try:
         versions = {one.number: one for one in log.read().versions}
@@ -283,7 +283,7 @@ def _workers(
     hostile: Sequence[tuple[str, ...]] = (),
     role: Any = "friend",
 ) -> list[Worker]:
-    """The first is the owner; all are started."""
+    """Create and start the workers; the first is the owner."""
     seen: list[torch.Tensor] = []
     start = threading.Barrier(honest + len(hostile)) if is_together else None
     made = []
@@ -307,7 +307,7 @@ def _workers(
 
 
 def train(hostile: Sequence[tuple[str, ...]], samples: int) -> dict[str, Any]:
-    """Twenty strangers train on so many samples; the loss on some that nobody trained on."""
+    """Train with twenty strangers on ``samples`` samples; return the loss on held-out samples."""
     task = Task()
     with working_directory() as room, HubProcess(room / "hub", _TRAIN_TERMS) as hub:
         workers = _workers(
@@ -343,7 +343,7 @@ def train(hostile: Sequence[tuple[str, ...]], samples: int) -> dict[str, Any]:
 
 
 def _head_state(hub: HubProcess, task: Task) -> tuple[torch.Tensor, int]:
-    """From nothing, by the chain alone."""
+    """Rebuild the newest state from the chain of versions alone."""
     invite = hub.invite("friend")
     client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate())
     client.ask("POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name="judge"))
@@ -360,7 +360,7 @@ def _head_state(hub: HubProcess, task: Task) -> tuple[torch.Tensor, int]:
 
 
 def hostile(samples: int, repeats: int) -> dict[str, Any]:
-    """In turns without and with hostile workers. How far clean runs are apart says what the gap means."""
+    """Compare training without and with hostile workers; the spread of clean runs gives the scale."""
     kinds: list[tuple[str, ...]] = [("sign-flip",), ("random",), ("x100", "nan"), ("copied",)]
     kinds.append(("stale", "oversize", "malformed"))
     assert {kind for several in kinds for kind in several} == set(KINDS)

@@ -1,7 +1,7 @@
-"""What a hub's work costs, measured: a small real crowd (`hub_crowd`), and single parts of the hub by hand.
+"""Cost of a hub's work, measured with a small crowd (`emulated_members`) and with single parts of the hub.
 
-A hub's event loop is its first thread, so the processor's time in each phase of a round is known for the loop
-and for the threads beside it. Two sizes of updates tell what each costs from what each megabyte costs.
+A hub's event loop is its first thread. So the CPU time in each phase of a round is known for the loop and for
+the other threads. Two sizes of updates separate the cost of each update from the cost of each megabyte.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Played(NamedTuple):
 
 
 def play(members: int, regions: int, rounds: int, numel: int = LARGE) -> Played:
-    """A real crowd, as `benchmarks.hub` has it; the first round is not counted."""
+    """Run rounds with a real crowd, as `benchmarks.hub` does; the first round is not counted."""
     terms = msgspec.structs.replace(_TERMS, first_batches=4 * members) if regions else _TERMS
     with working_directory() as room, ExitStack() as stack:
         hub = stack.enter_context(HubProcess(room / "hub", terms))
@@ -138,7 +138,7 @@ def _others(before: Machine, after: Machine) -> float:
 
 
 def _by_phase(marks: Sequence[tuple[float, float, float]], times: int) -> dict[str, Spent]:
-    """Marks come in pairs, before and after each phase, round by round."""
+    """Sum the marks, which come in pairs before and after each phase, by phase."""
     spent = {}
     for place, phase in enumerate(_PHASES):
         pairs = [(marks[one], marks[one + 1]) for one in range(2 * place, len(marks), 6)]
@@ -148,7 +148,7 @@ def _by_phase(marks: Sequence[tuple[float, float, float]], times: int) -> dict[s
 
 
 def _handshake_s(hub: HubProcess) -> float:
-    """Of the loop, for a connection that is made and asks for nothing."""
+    """Return the event loop's seconds for a connection that is made and sends no request."""
     parts = urlsplit(hub.address)
 
     async def connect() -> None:
@@ -162,7 +162,7 @@ def _handshake_s(hub: HubProcess) -> float:
 
 
 def merge_mb_s(updates: int = 16) -> float:
-    """Seconds of a core for a megabyte of one update of a round, by the hub's own mean."""
+    """Return the CPU seconds per megabyte of an update, with the hub's own mean."""
     form = VectorForm(LARGE, _TERMS.chunk, _TERMS.codec, 0)
     payloads, source = Payloads(form, 1), random.Random(1)
     torch.set_num_threads(1)
@@ -179,7 +179,7 @@ def merge_mb_s(updates: int = 16) -> float:
 
 
 def sync_s(times: int = 30) -> float:
-    """The middle one of some syncs of a small file."""
+    """Return the median seconds of a sync of a small file."""
     with working_directory() as room, (room / "synced").open("wb", buffering=0) as file:
         found = []
         for _ in range(times):
@@ -201,7 +201,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def trim_mb() -> float:
-    """Memory that a trimmed mean takes for each update of a round, for each core that works on a chunk."""
+    """Return the memory in MB that a trimmed mean takes per update, for each core that works on a chunk."""
 
     def peak(count: int) -> float:
         command = [sys.executable, "-c", _TRIM, str(count)]
@@ -260,10 +260,10 @@ def _size(room: Path) -> int:
 def costs_of(
     large: Played, small: Played, merge_s: float, synced_s: float
 ) -> tuple[Costs, CrowdCosts, Sizes]:
-    """From two crowds that differ by the size of their updates alone."""
+    """Derive the costs from two crowds that differ only in the size of their updates."""
 
     def split(phase: str, which: int) -> tuple[float, float]:
-        """For each member, and for each megabyte."""
+        """Return the seconds for each member, and for each megabyte."""
         most, least = large.spent[phase][which], small.spent[phase][which]
         slope = max(0.0, (most - least) / (large.megabytes - small.megabytes))
         return max(0.0, most - slope * large.megabytes), slope

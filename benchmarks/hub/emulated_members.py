@@ -124,7 +124,7 @@ class Payloads:
 
 
 class Leaf:
-    """One member."""
+    """One emulated member of a hub."""
 
     def __init__(self, invite: Invite, name: str, key: NodeKey | None = None) -> None:
         self.invite, self.name = invite, name
@@ -138,7 +138,7 @@ class Leaf:
     async def ask(
         self, method: str, path: str, kind: type[T], body: msgspec.Struct | bytes = b"", query: str = ""
     ) -> T:
-        """HubRefused with the hub's reason; an answer that is not the hub's is an error."""
+        """Send a signed request and return the verified response; raise HubRefused with the hub's reason."""
         data = body if isinstance(body, bytes) else encode_message(body)
         headers = sign_request(self.key, method, path, query, data, self.invite.hub_id, time.time())
         target = f"{path}?{query}" if query else path
@@ -152,7 +152,7 @@ class Leaf:
         return decode_message(kind, answer.body)
 
     async def join(self) -> RunDescription:
-        """A hub lets in so many strangers a second; a leaf comes again when it is told to."""
+        """Join the hub, and retry when the hub's rate limit for new members says so."""
         asked = JoinRequest(token=self.invite.token_text, name=self.name)
         while True:
             try:
@@ -192,7 +192,7 @@ class Leaf:
         return progress
 
     async def pull(self) -> bool:
-        """Waits for a newer version and fetches what brings it; False if there is none yet."""
+        """Wait for a newer version and fetch its blobs; return False if there is none yet."""
         query = f"wait={_WAIT_S:g}" if self.version is None else f"after={self.version}&wait={_WAIT_S:g}"
         head = await self.ask("GET", "/v1/head", VersionHead, query=query)
         begin = time.monotonic()
@@ -212,7 +212,7 @@ def layout_of(numel: int) -> VectorLayout:
 
 
 async def found(owner: Leaf, numel: int, batch: int = 32) -> RunDescription:
-    """The owner joins and pushes the base."""
+    """Join as the owner and push the base."""
     description = await owner.join()
     layout, terms = layout_of(numel), description.terms
     form = VectorForm(numel, terms.chunk, terms.base_codec, 0)
@@ -229,7 +229,7 @@ async def found(owner: Leaf, numel: int, batch: int = 32) -> RunDescription:
 
 
 class Round(NamedTuple):
-    """Of the whole crowd, in seconds; and how many took part."""
+    """Times of the whole crowd in one round, in seconds, and the number of counted updates."""
 
     lease_s: float
     push_s: float
@@ -249,8 +249,10 @@ async def play_round(
     seed: int,
     mark: Callable[[], None] = lambda: None,
 ) -> Round:
-    """All lease, all push at once, all pull what comes of it: nobody trains meanwhile. ``mark`` is called
-    before and after each of the three."""
+    """Run one round without training: all members lease, then push at once, then pull the new version.
+
+    ``mark`` is called before and after each of the three phases.
+    """
     refused: dict[str, int] = {}
     mark()
     begin = time.monotonic()

@@ -1,16 +1,17 @@
-"""Six friends behind three home routers train one model with a hub, as they would type it.
+"""Six friends behind three home routers train one model with a hub, with the commands they would type.
 
     python -m benchmarks.hub.friends --quick     400 batches, about eight minutes
     python -m benchmarks.hub.friends             1,200 batches
     python -m benchmarks.hub.friends --round 10s
 
-A hub on a public host; two friends behind each of three routers that masquerade, with 20, 50 and 100
-Mbit/s up and 20, 40 and 80 ms one way to the hub. Everything is started with the real commands. The model is
-that of `programs/characters.py`. A sample takes each friend's device 50 to 80 ms: it is computed, and the
-rest of that time is waited for, because two cores carry all hosts. Utilisation: device time of all samples
-that counted, over the time from the first version that all had contributed to until the last. The loss is
-compared with that of the same script alone, with exact steps and as many samples. Needs root.
-The last line is one JSON object of figures.
+The hub is on a public host. Two friends are behind each of three routers with NAT. The routers have 20, 50
+and 100 Mbit/s up and 20, 40 and 80 ms one way to the hub. Everything is started with the real commands. The
+model is that of `programs/characters.py`. A sample takes each friend's device 50 to 80 ms. It is computed,
+and the rest of that time is a wait, because two cores carry all hosts.
+
+Utilisation is the device time of all counted samples over elapsed time. Time starts at the first version that
+all have contributed to, and stops at the last version. The loss is compared with the same script alone, with
+exact steps and as many samples. Needs root. The last line is one JSON object of figures.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ class Friend(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What the hub's log holds."""
+    """Versions and contributions in the hub's log."""
 
     versions: tuple[CommittedRound, ...]
     parts: dict[int, tuple[Contribution, ...]]  # by version
     names: dict[str, str]  # by node
 
     def firsts(self) -> dict[str, float]:
-        """When each friend's first update became part of a version."""
+        """Return the time at which each friend's first update became part of a version."""
         found: dict[str, float] = {}
         for version in self.versions:
             for part in self.parts[version.number]:
@@ -105,7 +106,7 @@ class Village:
         return started
 
     def keep_hub(self, round_time: str) -> str:
-        """Its invite."""
+        """Start the hub and return its invite."""
         host = self._lab.hosts[0]
         address = f"https://{host.address}:{PORT}"
         words = ("--name", RUN, "--address", address, "--round", round_time, "--no-train", SCRIPT)
@@ -116,7 +117,7 @@ class Village:
         return found[0]
 
     def invite_friends(self, invite: str) -> list[Friend]:
-        """All at once."""
+        """Start all friends at once with this invite."""
         friends = []
         for number, (nat, home) in enumerate(zip(self._lab.nats, HOMES, strict=True)):
             for place, (host, sample_s) in enumerate(zip(nat.hosts, home.sample_s, strict=True)):
@@ -154,7 +155,7 @@ class Village:
 
 
 def project(room: Path) -> Path:
-    """The folder that goes to every friend."""
+    """Create the project folder that every friend gets."""
     folder = room / "project"
     folder.mkdir()
     for name in (SCRIPT, "characters.py", "planned.py"):
@@ -167,7 +168,7 @@ def script_environment(variables: dict[str, str]) -> dict[str, str]:
 
 
 def reachable_ports(host: Host) -> int:
-    """Listening TCP sockets that are not on loopback."""
+    """Count the listening TCP sockets that are not on loopback."""
     text = host.run(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout
     rows = [line.split() for line in text.splitlines()]
     addresses = [row[1].partition(":")[0] for row in rows if len(row) > 3 and row[3] == "0A"]
@@ -200,7 +201,7 @@ def train_together(batches: int, round_time: str, seed: int) -> dict[str, Any]:
 
 
 def told(written: Written, friends: Sequence[Friend]) -> dict[str, Any]:
-    """Prints what each friend did; the figures of all."""
+    """Print the work of each friend and return the figures of all."""
     firsts, by_name = written.firsts(), {friend.name: friend for friend in friends}
     began, ended = max(firsts.values()), written.versions[-1].time
     rounds = [version for version in written.versions if began < version.time]
@@ -243,7 +244,7 @@ def told(written: Written, friends: Sequence[Friend]) -> dict[str, Any]:
 
 
 def train_alone(batches: int, stop: int, seed: int) -> float:
-    """The same script without a hub: a session with exact steps."""
+    """Train the same script without a hub, in a session with exact steps, and return its loss."""
     variables = {"BATCHES": str(batches), "STOP": str(stop), "SEED": str(seed)}
     with tempfile.TemporaryDirectory(prefix="by-alone-") as room:
         done = subprocess.run(

@@ -48,8 +48,10 @@ class HubProcess:
         wrapper: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Without terms nothing is founded: it is there already, or what it follows says what it is. Whatever
-        the ``wrapper`` is, it becomes the hub: its process is the one that is watched and killed."""
+        """Prepare a hub process; without terms the hub exists already, or takes its terms from its parent.
+
+        ``wrapper``: command that executes the hub in its own process, which is the one watched and killed.
+        """
         self.directory = directory
         self._options = (["--plain"] if plain else []) + (["--parent", invite_text(parent)] if parent else [])
         self._wrapper, self._environment = tuple(wrapper), dict(environment or {})
@@ -80,7 +82,7 @@ class HubProcess:
             print(f"--- the hub's last words\n{tail(self.log)}", file=sys.stderr)
 
     def start(self, *more: str) -> float:
-        """With more options. Seconds until it answers."""
+        """Start the hub with more options and return the seconds until it responds."""
         begin = time.monotonic()
         argv = [*self._wrapper, sys.executable, "-m", "barnraise.hub", str(self.directory)]
         argv += ["--host", "127.0.0.1", "--port", str(self.port), *self._options, *more]
@@ -130,7 +132,7 @@ class HubProcess:
         return float(times.user + times.system)
 
     def busy_s(self) -> tuple[float, float]:
-        """Of its first thread, which is the event loop, and of the others that are there."""
+        """Return the CPU seconds of its first thread, the event loop, and of its other threads."""
         assert self._process is not None
         spent = {}
         for task in Path(f"/proc/{self._process.pid}/task").iterdir():
@@ -154,8 +156,10 @@ class HubProcess:
 
 
 def free_port() -> int:
-    """Of those that no system gives to connections: it stays free until somebody listens there, and again
-    when whoever did is killed and begins anew."""
+    """Return a free port outside the range that systems assign to connections.
+
+    It stays free until a process listens there, also between the kill and the restart of that process.
+    """
     while True:
         port = random.SystemRandom().randrange(16_000, 32_000)
         with socket.socket() as some, contextlib.suppress(OSError):

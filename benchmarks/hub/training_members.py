@@ -57,7 +57,7 @@ def spread(layout: VectorLayout, flat: torch.Tensor, parameters: Mapping[str, to
 
 
 class Task:
-    """Data, model and order: the same for everybody."""
+    """Data, model and sample order, which are the same for all members."""
 
     def __init__(self, seed: int = 3) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -80,7 +80,7 @@ class Task:
         return flatten(self.layout, dict(model.named_parameters()))
 
     def train(self, model: nn.Module, spans: Sequence[SampleSpan]) -> float:
-        """One pass over the samples of a lease; the mean loss."""
+        """Train one pass over the samples of a lease and return the mean loss."""
         losses = []
         for span in spans:
             order = torch.randperm(
@@ -156,9 +156,10 @@ class Rogue(Contributor):
 
 
 class Worker(threading.Thread):
-    """One member that trains until the chain has so many samples behind it, or it is told to stop.
+    """One member that trains until the chain has ``samples`` samples, or until it is stopped.
 
-    ``start`` is where all wait until everybody holds a lease: otherwise the first would close rounds alone.
+    ``start``: barrier at which all wait until each holds a lease; otherwise the first would close rounds
+    alone.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class Worker(threading.Thread):
 
 
 def await_all(workers: Sequence[Worker], longest_s: float) -> None:
-    """Until every honest worker is at the end; those who are hostile are then told to stop."""
+    """Wait until every honest worker is done, then stop the hostile ones."""
     deadline = time.monotonic() + longest_s
     for worker in workers:
         if not worker.kinds:
