@@ -207,19 +207,19 @@ RUNS = (
 TRAINING = (
     Mutation(
         "loss-scale-not-divided",
-        "flat.mul_(1.0 / (float(self.total_weight[0]) * scale))",
-        "flat.mul_(1.0 / float(self.total_weight[0]))",
+        "flat.mul_(1.0 / (float(self.total_metadata[_WEIGHT]) * scale))",
+        "flat.mul_(1.0 / float(self.total_metadata[_WEIGHT]))",
         ("training/gradients/test_grad_scaler.py",),
     ),
     Mutation(
         "units-of-one-weight",
-        "alpha=self._kept_weight)",
+        "alpha=self._last_weight)",
         "alpha=1.0)",
         ("training/gradients/test_reducer.py",),
     ),
     Mutation(
         "nan-of-weight-zero",
-        "        if not self._kept_weight:\n            self._kept.clear()\n",
+        "        if not self._last_weight:\n            self._last.clear()\n",
         "",
         ("training/gradients/test_reducer.py",),
     ),
@@ -231,8 +231,8 @@ TRAINING = (
     ),
     Mutation(
         "feedback-with-the-wrong-sign",
-        "codec.add(residual, payload, turn, sign=-1.0)",
-        "codec.add(residual, payload, turn, sign=1.0)",
+        "codec.add(residual, payload, codec_round, sign=-1.0)",
+        "codec.add(residual, payload, codec_round, sign=1.0)",
         ("compression/allreduce/test_error_feedback.py",),
     ),
     Mutation(
@@ -258,7 +258,7 @@ FILES = (
     ),
     Mutation(
         "checkpoint-of-any-content",
-        "if entry_of(place / STATE, STATE).object.hex() != manifest.file:",
+        "if entry_of(folder / STATE, STATE).object.hex() != manifest.file:",
         "if False:",
         ("checkpoint/test_files.py",),
     ),
@@ -281,7 +281,7 @@ HUB_DOOR = (
         "request-with-another-body",
         "if hashlib.sha256(body).digest() != signed.digest:",
         "if False:",
-        ("hub/test_hostile.py",),
+        ("hub/server/test_app_attacks.py",),
     ),
     Mutation(
         "request-for-another-hub",
@@ -353,8 +353,8 @@ HUB_JUDGEMENT = (
     ),
     Mutation(
         "stranger-cut-to-the-largest-friend",
-        "most = min(_at_most(other, one.merged) for other in friends)",
-        "most = max(_at_most(other, one.merged) for other in friends)",
+        "most = min(_max_norm(other, one.merged) for other in friends)",
+        "most = max(_max_norm(other, one.merged) for other in friends)",
         ("hub/aggregation/test_update_checks.py",),
     ),
 )

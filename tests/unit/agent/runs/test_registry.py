@@ -63,7 +63,7 @@ def _take(sender: bytes | None, key: NodeKey, role: str) -> tuple[bool, list[str
     return asyncio.run(taken())
 
 
-@pytest.mark.parametrize("sender", [A, None])
+@pytest.mark.parametrize("sender", [A, None], ids=["owner", "own machine"])
 def test_apply_spec_signed_by_guest_is_rejected(sender: bytes | None) -> None:
     guest = NodeKey.generate()
     with pytest.raises(RunError, match="was started by a guest"):
