@@ -77,11 +77,14 @@ TABLE = (
     Row("deep", "failure/test_leaving.py", "test_thousand_group_rebuilds_leak_no_resources"),
     Row("gate", "failure/*"),
     # Whole programs, and real waits of many seconds.
-    Row("deep", "unit/training/test_examples.py", marked="slow"),
+    Row("deep", "unit/training/test_session_examples.py", marked="slow"),
     Row("deep", "unit/cli/*test_site.py"),
+    Row("deep", "unit/cli/test_main_cluster.py"),
+    Row("deep", "unit/cli/test_main_hub.py"),
+    Row("deep", "unit/cli/test_main_settings.py"),
     Row("deep", "unit/hub/*test_clock*.py", marked="slow"),
-    Row("gate", "unit/hub/*test_store.py", "test_members_take_from_the_store_what_was_committed"),
-    Row("deep", "unit/hub/*test_store.py", fixture="scene"),
+    Row("gate", "unit/hub/*test_uploader.py", "test_members_download_committed_blobs_from_store"),
+    Row("deep", "unit/hub/*test_uploader.py", fixture="scene"),
     # A hub in a process of its own: 1 to 20 s each.
     Row("gate", "unit/hub/*", fixture="scene"),
     Row("gate", "unit/hub/*", fixture="hub"),
@@ -89,11 +92,11 @@ TABLE = (
     Row("gate", "unit/cli/*hub*.py"),
     # Many threads or processes with torch in them.
     Row("gate", "unit/checkpoint/*test_sharded.py"),
-    Row("gate", "unit/compression/test_groups.py"),
+    Row("gate", "unit/compression/test_allreduce_groups.py"),
     Row("gate", "unit/training/*"),
     # Processes that start an interpreter for each test.
-    Row("gate", "unit/agent/test_shipper.py"),
-    Row("gate", "unit/agent/test_warden*.py"),
+    Row("gate", "unit/agent/test_artifact_service.py"),
+    Row("gate", "unit/agent/supervisor/*"),
     Row("gate", "unit/worker/*"),
 )
 

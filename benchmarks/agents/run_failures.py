@@ -49,13 +49,13 @@ CASES = (
     Case(
         "A worker raises",
         f"{_ON_RANK_1}raise ValueError('the loss is not a number')\nimport time\ntime.sleep(60)\n",
-        says=("last words of rank 1 on pc", "ValueError: the loss is not a number", "ended with code 1"),
+        says=("last words of rank 1 on pc", "ValueError: the loss is not a number", "exited with code 1"),
     ),
     Case(
         "A worker is killed, again and again",
         f"{_ON_RANK_1}os.kill(os.getpid(), 9)\nimport time\ntime.sleep(60)\n",
         options=("--restarts", "1"),
-        says=("rank 1 on pc was ended by signal 9", "no restart is left"),
+        says=("rank 1 on pc was killed by signal 9", "no restart is left"),
         code=128 + signal.SIGKILL,
     ),
     Case(
@@ -68,7 +68,7 @@ CASES = (
         "A worker floods its output",
         "import time\nend = time.monotonic() + 3\nline = 'x' * 4095\n"
         "while time.monotonic() < end:\n    print(line)\nprint('the end')\n",
-        says=("of output are left out here", "the end", "every worker has ended well"),
+        says=("of output are left out here", "the end", "all workers have finished"),
         code=0,
     ),
     Case(

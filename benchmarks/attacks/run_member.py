@@ -18,7 +18,7 @@ from barnraise.artifacts.transfer import messages as shipping
 from barnraise.core.errors import BarnraiseError
 from barnraise.environments.installed_packages import own_packages
 from barnraise.identity import NodeId
-from barnraise.runs.record import NodeReport, RunRecord, read_order
+from barnraise.runs.record import NodeReport, RunRecord, read_spec
 from barnraise.transport.control.dial import ControlConnection
 from barnraise.transport.listener.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
 from benchmarks.attacks.guest import Agents, Guest, is_closed
@@ -52,7 +52,7 @@ class Insider(Guest):
         elif kind == protocol.GUEST_BOARD:
             found = _answers.decode(body)
         if isinstance(found, RecordUpdate):
-            self.records[read_order(found.record).run] = found.record
+            self.records[read_spec(found.record).run] = found.record
         elif isinstance(found, ReportUpdate):
             self.reports[node, found.report.run] = found.report
         if found is not None:

@@ -61,8 +61,8 @@ from barnraise.runs.record import (
     WorkerSlot,
     WorkerState,
     decode_record,
-    read_order,
-    sign_order,
+    read_spec,
+    sign_spec,
 )
 from barnraise.transport.listener.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
 from benchmarks.attacks.__main__ import main
@@ -85,14 +85,14 @@ async def guest_orders(keep: str, agents: Agents, record: str, canary: str) -> R
     """Start a run, or change an owner's: by one's own order, in another's name, with other fields."""
     guest, real = Insider(keep, agents), decode_record(bytes.fromhex(record))
     await guest.come()
-    theirs = read_order(real)
+    theirs = read_spec(real)
     own = _order(guest, "mallory", canary)
     me = tuple(WorkerSlot(node.raw, 0, "cpu") for node in guest.agents)
     later = real.version + 1000
     records = {
-        "its own order": sign_order(own, guest.key),
+        "its own order": sign_spec(own, guest.key),
         "in an owner's name": _forged(replace(own, by=theirs.by), guest.key),
-        "the same name": replace(sign_order(replace(own, run=theirs.run), guest.key), version=later),
+        "the same name": replace(sign_spec(replace(own, run=theirs.run), guest.key), version=later),
         "other slots": replace(real, version=later, generation=real.generation + 1, slots=me * 2),
         "ended": replace(real, version=later, phase="ended"),
         "stopped hard": replace(real, version=later, phase="stopping", hard=True),
@@ -107,13 +107,13 @@ async def owner_orders(keep: str, agents: Agents, record: str, guest: str, canar
     """Send run specs that even an owner may not send: in another's name, of an existing run, or a guest's."""
     owner, real = Insider(keep, agents), decode_record(bytes.fromhex(record))
     await owner.come()
-    theirs, lesser = read_order(real), NodeKey.load_or_create(Path(guest) / "key")
+    theirs, lesser = read_spec(real), NodeKey.load_or_create(Path(guest) / "key")
     own = _order(owner, "mallory", canary)
     later = real.version + 1000
     records = {
         "in another's name": _forged(replace(own, by=theirs.by), owner.key),
-        "the same name": replace(sign_order(replace(own, run=theirs.run), owner.key), version=later),
-        "a guest's order": sign_order(replace(own, by=lesser.id.raw), lesser),
+        "the same name": replace(sign_spec(replace(own, run=theirs.run), owner.key), version=later),
+        "a guest's order": sign_spec(replace(own, by=lesser.id.raw), lesser),
         "another's order, altered": replace(
             real, order=_canonical(replace(theirs, command=own.command)), version=later
         ),
@@ -314,7 +314,7 @@ def _lies(guest: Insider, record: RunRecord, run: str, lie: str) -> Iterator[byt
 
 async def _flood_lists(guest: Insider, run: str, seconds: float) -> None:
     """Send unrequested file lists before the requested machine can answer."""
-    folder = read_order(guest.records[run]).folder
+    folder = read_spec(guest.records[run]).folder
     junk = [protocol.SHIP + shipping.encode(ManifestIs(folder, data)) for data in (b"", b"junk")]
     end = asyncio.get_running_loop().time() + seconds
     while asyncio.get_running_loop().time() < end:
@@ -376,7 +376,7 @@ async def owner_ships(keep: str, agents: Agents, run: str, kind: str, canary: st
 
     owner.on_told = answer
     order = _order(owner, run, canary, manifest_id(listed))
-    record = sign_order(order, owner.key)
+    record = sign_spec(order, owner.key)
     await owner.tell(messages.encode(RecordUpdate(record)))
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds

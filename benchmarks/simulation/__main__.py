@@ -46,7 +46,7 @@ PARAMETERS = 20_000_000
 MODEL = ModelSize(parameters=PARAMETERS)
 BATCH, UNIT, SAMPLE_S = 32, 8, 0.125
 HOSTS = 4
-COURSE = DataOrder(samples=BATCH << 20, batch=BATCH, unit=UNIT, seed=0)
+COURSE = DataOrder(samples=BATCH << 20, batch=BATCH, micro_batch_size=UNIT, seed=0)
 PROFILE = StepTimes(batch=BATCH, unit=UNIT)
 # (Mbit/s of each host, way of staying together, batches). Rounds overlap: the line sets the time of those of
 # two batches in bf16, and of eight at 20 Mbit/s; computing that of the others.
@@ -243,7 +243,9 @@ class Thousand:
 
     def _new(self) -> tuple[World, Training]:
         world = homes(self.sites, self.machines, seed=1)
-        course = DataOrder(samples=self.batch << 20, batch=self.batch, unit=SAMPLES_EACH // 2, seed=0)
+        course = DataOrder(
+            samples=self.batch << 20, batch=self.batch, micro_batch_size=SAMPLES_EACH // 2, seed=0
+        )
         return world, train(world, course, PARAMETERS, Costs())
 
     def plan(self, period: int = 1) -> Plan:

@@ -137,7 +137,7 @@ class Cluster(FakeClock):
                 self._do(here, here.member.link_up, there.raw)
 
     def crash(self, node: Node, *, refuses: bool = True) -> None:
-        """Stop a node like a crash, and keep its disk. ``refuses``: the machine is still on and refuses connections."""
+        """Stop a node and keep its disk. ``refuses``: its machine is on and refuses connections."""
         node.member = None
         for other in self.nodes:
             if refuses and other.member is not None and not self.is_cut(node, other):

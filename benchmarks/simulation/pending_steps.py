@@ -1,4 +1,4 @@
-"""The sum of a step and the words that follow it, on simulated links: what ``training.flight`` waits for."""
+"""Pending steps on simulated links: the sum of a step, and the commit votes that follow it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from barnraise.runs.sharding import MicroBatch, fingerprint
+from barnraise.runs.sharding import MicroBatch, coverage_sum
 from barnraise.training.steps.commit_vote import CommitVote, check_votes
 from barnraise.training.sync import Sync
 from benchmarks.simulation.all_reduce import MANY, Links, all_gather, make_sum
@@ -83,7 +83,7 @@ class StepSum:
 
     def say(self, rank: int, newest: int) -> None:
         """Send the commit vote of this member: it holds the result."""
-        mine = fingerprint(self.parts[self._setting.members[rank]])
+        mine = coverage_sum(self.parts[self._setting.members[rank]])
         speed = self._speeds[rank]
         word = CommitVote(self.step, self.digest, newest, speed, {}, samples=self._samples, microbatches=mine)
         self._said[rank] = msgspec.msgpack.encode(word)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from barnraise.runs.commit import CommitDecision, MemberState, conclude
-from barnraise.runs.sharding import DataOrder, MicroBatch, cut, lease
+from barnraise.runs.commit import CommitDecision, MemberState, decide_commit
+from barnraise.runs.sharding import DataOrder, MicroBatch, assign_micro_batches, cut_micro_batches
 from barnraise.training.steps.commit_vote import CommitVote, is_newer_group_known
 from barnraise.training.steps.load_balancing import Assignment, assign_all
 from barnraise.training.steps.progress import Assign, StepProgress, may_overlap
@@ -101,7 +101,7 @@ class _Member:
             done=done if self.is_fresh else self.done,
             held=hand.result_digest,
             units=tuple(sorted(hand.completed)),
-            nursed=self.is_fresh,
+            recovered_live=self.is_fresh,
             speed=self.speed,
             ahead=tuple(sorted(hand.ahead)),
         )
@@ -216,7 +216,7 @@ class Training:
         self._form_when_all_came()
 
     def _form_when_all_came(self) -> None:
-        """Start the meeting of a new group once all living members are there, also those that still compute."""
+        """Start to form the new group once all living members have arrived, also those that compute."""
         if not self._is_meeting and all(one.machine in self._came for one in self._living()):
             self._is_meeting = True
             self.clock.later(self.costs.meet_s, self._form)
@@ -231,7 +231,7 @@ class Training:
         self._group = [self._machines[machine] for machine in self.members]
         if self._done and all(one.is_fresh for one in self._group):
             raise RuntimeError("everybody who had the state is gone; checkpoints are not simulated")
-        verdict = conclude([one.word(self._done) for one in self._group])
+        verdict = decide_commit([one.word(self._done) for one in self._group])
         for one in self._group:
             if verdict.apply and not one.is_fresh and one.done < verdict.done:
                 self._apply(one, (), _nothing)
@@ -313,12 +313,12 @@ class Training:
 
     def _may_go_ahead(self, state: _State, following: _State) -> bool:
         is_possible = may_overlap(world=len(self.members), sync=state.sync, coming=state.coming)
-        return self.overlaps and is_possible and self.course.may_go_ahead(following.covered)
+        return self.overlaps and is_possible and self.course.may_overlap(following.covered)
 
     def _after(self, state: _State, word: Sync | None = None) -> _State:
         """Return the state after the next commit. ``word``: the first member's request in the sum."""
         due, coming = next_sync(state.sync, state.coming, word)
-        covered = state.covered + self.course.steps(state.covered, state.sync.period)
+        covered = state.covered + self.course.steps_in_round(state.covered, state.sync.period)
         return _State(covered, due or state.sync, coming)
 
     def _sum_of(self, one: _Member, sync: Sync) -> StepSum:
@@ -396,7 +396,7 @@ class Training:
 
 @lru_cache(maxsize=4)
 def _units(course: DataOrder, covered: int, period: int) -> tuple[MicroBatch, ...]:
-    return course.units(covered, period)
+    return course.micro_batches(covered, period)
 
 
 def _remembered_lease(
@@ -418,7 +418,7 @@ def _leased(
     shares: tuple[float, ...],
     tried: frozenset[int],
 ) -> Assignment:
-    return lease(cut(0, span, unit), dict(claimed), shares, tried)
+    return assign_micro_batches(cut_micro_batches(0, span, unit), dict(claimed), shares, tried)
 
 
 def _nothing(units: Sequence[MicroBatch], claimed: Mapping[int, frozenset[int]]) -> list[MicroBatch]:

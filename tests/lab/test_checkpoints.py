@@ -11,7 +11,7 @@ import pytest
 
 from barnraise.agent_client.run_requests import RunsRequest, RunsResponse
 from barnraise.checkpoint import AgentCheckpointSigner, Checkpoints, digest
-from barnraise.runs.checkpoint_manifest import step_of
+from barnraise.runs.checkpoint_manifest import folder_step
 from benchmarks.agents.commits import read_commits
 from benchmarks.agents.machines import Machines
 from benchmarks.agents.runs import CommandLine
@@ -31,7 +31,7 @@ def machines() -> Iterator[Machines]:
 def kept(machines: Machines, place: int, run: str) -> set[int]:
     folder = machines.state(place) / "runs" / run / "checkpoints"
     names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
-    return {step for name in names if (step := step_of(name)) is not None}
+    return {step for name in names if (step := folder_step(name)) is not None}
 
 
 def test_third_machine_continues_alone_from_its_copy(machines: Machines, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId, NodeKey
 from barnraise.runs.checkpoint_manifest import MANIFEST, SEAL, STATE, encode, fingerprint, folder_name, sign
 from barnraise.runs.checkpoint_manifest import CheckpointManifest as Checkpoint
-from barnraise.runs.record import read_order
+from barnraise.runs.record import read_spec
 from benchmarks.agents.machines import Machines
 from benchmarks.agents.runs import write_folder
 from lab import Lab
@@ -160,7 +160,7 @@ def _encoded(yard: Yard, run: str) -> str:
 
 @settles_after_a_failure
 def test_guest_cannot_read_other_runs(yard: Yard) -> None:
-    folder = read_order(yard.record(yard.run)).folder
+    folder = read_spec(yard.record(yard.run)).folder
     manifest = ArtifactStore(store_directory(yard.machines.state(0))).manifest(folder)
     assert manifest is not None
     content = next(iter(manifest.objects()))
@@ -402,7 +402,7 @@ OFFERS = {
 
 @settles_after_a_failure
 def test_copies_that_are_not_what_they_say(yard: Yard) -> None:
-    order = read_order(yard.record(yard.run))
+    order = read_spec(yard.record(yard.run))
     for lie, words in OFFERS.items():
         with yard.undisturbed():
             found = yard.attack(

@@ -95,7 +95,7 @@ def test_first_failure_is_shown_first_with_its_machine(line: CommandLine, tmp_pa
     assert re.search(r"last words of rank 2 on h\d", last)
     assert "ValueError: the loss is a banana" in last
     assert 'File "' in last
-    assert "ended with code 1" in last
+    assert "exited with code 1" in last
     assert "barnraise logs train-" in last
 
 
@@ -116,7 +116,7 @@ def test_killed_worker_is_restarted(line: CommandLine, machines: Machines, tmp_p
     spoke = f"SPOKE={tmp_path / 'spoke'}"
     done = line.run(0, "run", "--set", spoke, "train.py", folder=tmp_path / "project")
     assert done.returncode == 0, done.stderr
-    assert "was ended by signal 9" in done.stderr
+    assert "was killed by signal 9" in done.stderr
     assert "start 0" in done.stdout
     assert "start 1" in done.stdout
 

@@ -23,7 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from barnraise.agent_client.run_requests import RunsRequest, RunsResponse
-from barnraise.runs.checkpoint_manifest import step_of
+from barnraise.runs.checkpoint_manifest import folder_step
 from benchmarks.agents.commits import judge, read_commits
 from benchmarks.agents.machines import REPOSITORY, Machines
 from benchmarks.agents.runs import CommandLine
@@ -285,9 +285,9 @@ def test_stopped_or_unreachable_worker_is_evicted_and_readmitted(
     check_trace(trace, units=8)
     output = running.output()
     # Its own machine sees that it is stopped, or if that one is slow the others that it does nothing.
-    assert re.search(r"h\d has a stopped worker|the worker on h\d does nothing", output), output
-    assert "do not reach each other" in output, output
-    assert "gets the state while the others go on" in output
+    assert re.search(r"h\d has a stopped worker|the worker on h\d does not respond", output), output
+    assert "cannot reach each other" in output, output
+    assert "receives the state while the others keep training" in output
 
 
 def logs(machines: Machines, run: str) -> str:
@@ -320,7 +320,7 @@ def test_all_machines_die_and_newest_checkpoint_remains(
 
     def saved(place: int) -> list[int]:
         names = (path.name for path in machines.state(place).glob(f"runs/{run}/checkpoints/step-*"))
-        return sorted(step for name in names if (step := step_of(name)) is not None)
+        return sorted(step for name in names if (step := folder_step(name)) is not None)
 
     def newest(place: int) -> int:
         return max(saved(place), default=0)

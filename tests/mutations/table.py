@@ -174,20 +174,20 @@ RUNS = (
     ),
     Mutation(
         "commit-not-held-by-another",
-        "if any(word.done == least and not word.held for _, word in old) or len(digests) != 1:",
+        "if any(state.done == least and not state.held for _, state in old) or len(digests) != 1:",
         "if len(digests) > 1:",
         ("runs/test_commit.py",),
     ),
     Mutation(
         "commit-held-as-two-results",
-        "if any(word.done == least and not word.held for _, word in old) or len(digests) != 1:",
-        "if any(word.done == least and not word.held for _, word in old):",
+        "if any(state.done == least and not state.held for _, state in old) or len(digests) != 1:",
+        "if any(state.done == least and not state.held for _, state in old):",
         ("runs/test_commit.py",),
     ),
     Mutation(
         "step-beyond-the-data",
-        "return first, min(first + self.steps(step, period) * self.batch, self.samples)",
-        "return first, first + self.steps(step, period) * self.batch",
+        "return first, min(first + self.steps_in_round(step, period) * self.batch, self.samples)",
+        "return first, first + self.steps_in_round(step, period) * self.batch",
         ("runs/test_sharding.py",),
     ),
     Mutation(

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from barnraise.core.errors import ProtocolError
 from barnraise.runs import commit
-from barnraise.runs.commit import CommitDecision, MemberState, conclude
-from barnraise.runs.sharding import DataOrder, lease
+from barnraise.runs.commit import CommitDecision, MemberState, decide_commit
+from barnraise.runs.sharding import DataOrder, assign_micro_batches
 
-COURSE = DataOrder(samples=64, batch=16, unit=3, seed=5)
+COURSE = DataOrder(samples=64, batch=16, micro_batch_size=3, seed=5)
 
 
 @dataclass
@@ -95,7 +95,7 @@ class World:
 
     def enter(self, member: Member) -> None:
         names = self.groups[member.group]
-        verdict = conclude([member.words[name] for name in names])
+        verdict = decide_commit([member.words[name] for name in names])
         rank = names.index(member.name)
         if verdict.apply and not member.fresh and len(member.history) < verdict.done:
             self.apply(member, member.held)
@@ -116,7 +116,7 @@ class World:
 
     def dealt(self, member: Member, step: int, claimed: dict[int, frozenset[int]]) -> list[int]:
         names = self.groups[member.group]
-        found = lease(COURSE.units(step), claimed, [1.0] * len(names))
+        found = assign_micro_batches(COURSE.micro_batches(step), claimed, [1.0] * len(names))
         return list(found[names.index(member.name)])
 
     def compute(self, name: int) -> None:
@@ -141,7 +141,7 @@ class World:
     def reduced(self, group: int, step: int, offers: dict[int, frozenset[int]]) -> None:
         """The all-reduce succeeds for some and may break for others."""
         every = sorted(unit for units in offers.values() for unit in units)
-        assert every == [unit.number for unit in COURSE.units(step)], "each unit once in every sum"
+        assert every == [unit.number for unit in COURSE.micro_batches(step)], "each unit once in every sum"
         digest = f"{step}/{group}".encode()
         for name in self.groups[group]:
             member = self.members[name]
@@ -169,43 +169,43 @@ class World:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_atomic_and_exactly_once(block: int) -> None:
-    """A thousand schedules each."""
+def test_commit_is_atomic_and_exactly_once(block: int) -> None:
+    """Run a thousand random schedules."""
     for schedule in range(1000):
         _play(random.Random(block * 1000 + schedule))
 
 
 def _any_holder_decides(words: Sequence[MemberState]) -> CommitDecision:
-    """Wrong: that one survivor holds the result says nothing of the others."""
-    verdict = commit.conclude(words)
+    """Wrong: a result that one survivor holds proves nothing about the others."""
+    verdict = commit.decide_commit(words)
     is_held = any(word.held and not word.fresh for word in words)
     return replace(verdict, done=verdict.done + 1, apply=True) if is_held and not verdict.apply else verdict
 
 
-def _nobody_applies(words: Sequence[MemberState]) -> CommitDecision:
-    """Wrong: what all survivors hold may have been applied by somebody already."""
-    verdict = commit.conclude(words)
+def _no_member_applies(words: Sequence[MemberState]) -> CommitDecision:
+    """Wrong: a member may have applied the result that all survivors hold."""
+    verdict = commit.decide_commit(words)
     return replace(verdict, done=verdict.done - 1, apply=False) if verdict.apply else verdict
 
 
 def _claims_are_forgotten(words: Sequence[MemberState]) -> CommitDecision:
-    """Wrong: units that are in somebody's sums are dealt again."""
-    return replace(commit.conclude(words), claimed=tuple(frozenset[int]() for _ in words))
+    """Wrong: micro-batches in a member's gradients are assigned again."""
+    return replace(commit.decide_commit(words), claimed=tuple(frozenset[int]() for _ in words))
 
 
 def _work_ahead_is_forgotten(words: Sequence[MemberState]) -> CommitDecision:
-    """Wrong: each member alone remembers it, and the others deal the same units again."""
-    return replace(commit.conclude(words), ahead=tuple(frozenset[int]() for _ in words))
+    """Wrong: only the member itself remembers them, and the others assign the same micro-batches again."""
+    return replace(commit.decide_commit(words), ahead=tuple(frozenset[int]() for _ in words))
 
 
 @pytest.mark.parametrize(
-    "wrong", [_any_holder_decides, _nobody_applies, _claims_are_forgotten, _work_ahead_is_forgotten]
+    "wrong", [_any_holder_decides, _no_member_applies, _claims_are_forgotten, _work_ahead_is_forgotten]
 )
-def test_a_wrong_rule_is_found(
+def test_wrong_commit_rule_is_detected(
     wrong: Callable[[Sequence[MemberState]], CommitDecision], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else ten thousand clean schedules would mean little."""
-    monkeypatch.setattr(sys.modules[__name__], "conclude", wrong)
+    """Prove that the schedules can detect a wrong rule."""
+    monkeypatch.setattr(sys.modules[__name__], "decide_commit", wrong)
     for schedule in range(1000):
         try:
             _play(random.Random(schedule))

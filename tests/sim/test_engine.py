@@ -129,7 +129,7 @@ def test_every_result_is_right(run: Callable[[Scenario, int], None]) -> None:
     run(scenario, 300)
 
 
-def test_a_killed_rank_is_named_by_every_survivor(run: Callable[[Scenario, int], None]) -> None:
+def test_killed_rank_is_named_by_every_survivor(run: Callable[[Scenario, int], None]) -> None:
     def scenario(seed: int) -> None:
         sim = simulation(seed)
         plans = random_plans(sim)
@@ -155,7 +155,7 @@ def test_a_killed_rank_is_named_by_every_survivor(run: Callable[[Scenario, int],
     run(scenario, 300)
 
 
-def test_a_silent_rank_is_named_by_every_survivor(run: Callable[[Scenario, int], None]) -> None:
+def test_silent_rank_is_named_by_every_survivor(run: Callable[[Scenario, int], None]) -> None:
     def scenario(seed: int) -> None:
         sim = simulation(seed)
         plans = random_plans(sim)
@@ -180,7 +180,7 @@ def test_a_silent_rank_is_named_by_every_survivor(run: Callable[[Scenario, int],
     run(scenario, 80)
 
 
-def test_a_stale_generation_is_refused(run: Callable[[Scenario, int], None]) -> None:
+def test_stale_generation_is_rejected(run: Callable[[Scenario, int], None]) -> None:
     def scenario(seed: int) -> None:
         sim = simulation(seed)
         machines = sim.machines
@@ -215,7 +215,7 @@ def other_specification(operation: Collective) -> OperationSpec:
     return OperationSpec("all_reduce", 8, "sum", -1, "star", (44,), 4096, 2)
 
 
-def test_ranks_that_call_different_things_all_hear_who_called_what(
+def test_mismatched_calls_are_reported_on_every_rank(
     run: Callable[[Scenario, int], None],
 ) -> None:
     def scenario(seed: int) -> None:
@@ -256,7 +256,7 @@ def test_ranks_that_call_different_things_all_hear_who_called_what(
     run(scenario, 250)
 
 
-def test_an_operation_timeout_names_the_late_rank(run: Callable[[Scenario, int], None]) -> None:
+def test_operation_timeout_names_the_late_rank(run: Callable[[Scenario, int], None]) -> None:
     def scenario(seed: int) -> None:
         sim = simulation(seed)
         world = len(sim.machines)
@@ -283,7 +283,7 @@ def test_an_operation_timeout_names_the_late_rank(run: Callable[[Scenario, int],
     run(scenario, 30)
 
 
-def test_a_rank_far_ahead_is_not_called_late() -> None:
+def test_rank_far_ahead_is_not_reported_late() -> None:
     """It called the operation long ago, more operations back than it remembers in full."""
     sim = Simulation(1, 3)
     plan = Plan(sim, "all", sim.machines, [])
@@ -301,7 +301,7 @@ def test_a_rank_far_ahead_is_not_called_late() -> None:
 
 
 @pytest.mark.slow
-def test_an_abort_ends_everything_everywhere(run: Callable[[Scenario, int], None]) -> None:
+def test_abort_ends_all_operations_on_every_rank(run: Callable[[Scenario, int], None]) -> None:
     def scenario(seed: int) -> None:
         sim = simulation(seed)
         plan = Plan(sim, "all", sim.machines, random_items(sim.random, len(sim.machines), 6))
@@ -329,7 +329,7 @@ def test_an_abort_ends_everything_everywhere(run: Callable[[Scenario, int], None
 
 
 @pytest.mark.slow
-def test_a_rank_may_close_as_soon_as_its_own_part_is_done(run: Callable[[Scenario, int], None]) -> None:
+def test_rank_may_close_after_its_own_part(run: Callable[[Scenario, int], None]) -> None:
     def scenario(seed: int) -> None:
         sim = simulation(seed)
         world = len(sim.machines)

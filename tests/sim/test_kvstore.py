@@ -277,7 +277,7 @@ class World:
         elif self.harsh:
             down = [one for one in self.nodes.values() if one.replica is None]
             if down:
-                self.boot(rng.choice(down))
+                self.start_node(rng.choice(down))
         if sum(not client.is_dead for client in self.clients) < 4:
             self.add_client(len(self.clients))
         self.at(self.now + rng.expovariate(self.pace), self.storm)

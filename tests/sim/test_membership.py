@@ -38,7 +38,7 @@ def _faults(count: int = _SABOTEURS) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ten_thousand_schedules(seeds: Callable[[int], Iterable[int]]) -> None:
+def test_random_schedules_ten_thousand_keep_the_invariants(seeds: Callable[[int], Iterable[int]]) -> None:
     first = int(os.environ.get("SCHEDULES_FIRST", "0"))
     tried = [first + seed for seed in seeds(10_000)]
     faults = [outcome for outcome in run_many(tried) if outcome.fault is not None]
@@ -48,11 +48,11 @@ def test_ten_thousand_schedules(seeds: Callable[[int], Iterable[int]]) -> None:
     ]
 
 
-def test_some_schedules() -> None:
+def test_random_schedules_few_keep_the_invariants() -> None:
     assert list(_faults(40)) == []
 
 
-def test_a_seed_says_everything() -> None:
+def test_seed_determines_the_schedule() -> None:
     assert [run_schedule(seed) for seed in range(20)] == [run_schedule(seed) for seed in range(20)]
 
 
@@ -69,7 +69,7 @@ def test_two_halves_that_both_decide_are_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_a_forgotten_vote_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_vote_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = paxos.answer_prepare
 
     def forgetful(record: AcceptorState, me: bytes, question: PaxosPrepare) -> PaxosReply:
@@ -82,7 +82,7 @@ def test_a_forgotten_vote_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("two views" in fault for fault in _faults(3000))
 
 
-def test_a_vote_that_is_not_on_disk_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vote_that_is_not_on_disk_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "SaveState", lambda record, *rest: LogNote("not kept"))
     assert any(_faults(50))
 
@@ -136,7 +136,7 @@ def test_two_machines_survive_the_death_of_either() -> None:
     assert junior.member.view.nodes == (junior.raw, senior.raw)
 
 
-def test_a_goodbye_hands_over_seniority() -> None:
+def test_leaving_coordinator_passes_on_seniority() -> None:
     cluster = Cluster(1, 2)
     cluster.run(2.0)
     senior, junior = cluster.nodes
@@ -146,7 +146,7 @@ def test_a_goodbye_hands_over_seniority() -> None:
     assert junior.member.view.nodes == (junior.raw,)
 
 
-def test_a_branch_opened_by_the_user_beats_what_the_absent_decided() -> None:
+def test_forced_branch_beats_decisions_of_the_absent() -> None:
     cluster = Cluster(1, 2)
     cluster.run(2.0)
     senior, junior = cluster.nodes
@@ -163,7 +163,7 @@ def test_a_branch_opened_by_the_user_beats_what_the_absent_decided() -> None:
     assert any("dropped" in text for _, index, text in cluster.notes if index == 0)
 
 
-def test_a_stopped_coordinator_is_replaced_and_comes_back() -> None:
+def test_stopped_coordinator_is_replaced_and_returns() -> None:
     times = []
     for seed in range(30):
         cluster = Cluster(seed, 4)
@@ -181,7 +181,7 @@ def test_a_stopped_coordinator_is_replaced_and_comes_back() -> None:
     assert sorted(times)[15] < 3.0
 
 
-def test_a_flapping_link_between_two_of_four_evicts_nobody() -> None:
+def test_flapping_link_between_two_of_four_evicts_no_member() -> None:
     cluster = Cluster(5, 4)
     cluster.run(3.0)
     before = len(cluster.decided)
@@ -194,7 +194,7 @@ def test_a_flapping_link_between_two_of_four_evicts_nobody() -> None:
     assert cluster.agreed()
 
 
-def test_a_power_cut_comes_back_by_itself() -> None:
+def test_cluster_recovers_from_a_power_cut() -> None:
     cluster = Cluster(3, 5)
     cluster.run(2.0)
     for node in cluster.nodes:
@@ -206,7 +206,7 @@ def test_a_power_cut_comes_back_by_itself() -> None:
     assert cluster.agreed()
 
 
-def test_a_guest_neither_votes_nor_decides() -> None:
+def test_guest_neither_votes_nor_decides() -> None:
     cluster = Cluster(4, 3, guests=1)
     cluster.run(3.0)
     guest = cluster.nodes[2]
@@ -221,7 +221,7 @@ def test_a_guest_neither_votes_nor_decides() -> None:
     assert any("guest" in text for _, _, text in cluster.notes)
 
 
-def test_who_is_revoked_is_evicted_first_and_never_returns() -> None:
+def test_revoked_machine_is_evicted_first_and_never_returns() -> None:
     cluster = Cluster(6, 3)
     cluster.run(3.0)
     owner, out = cluster.nodes[0], cluster.nodes[2]
@@ -255,7 +255,7 @@ def _off(cluster: Cluster, *places: int) -> None:
         cluster.crash(cluster.nodes[place], refuses=False)
 
 
-def test_a_stall_brings_back_nobody_who_is_off() -> None:
+def test_stall_does_not_bring_back_machines_that_are_off() -> None:
     cluster = Cluster(1, 5)
     cluster.run(2.0)
     for place in (2, 3, 4):
@@ -272,7 +272,7 @@ def test_a_stall_brings_back_nobody_who_is_off() -> None:
 
 
 @pytest.mark.parametrize(("count", "back"), [(2, [0]), (4, [0, 3]), (5, [1, 2, 4])])
-def test_those_who_come_back_after_a_power_cut_go_on_if_they_may(count: int, back: list[int]) -> None:
+def test_machines_that_return_after_a_power_cut_continue_with_a_quorum(count: int, back: list[int]) -> None:
     cluster = Cluster(2, count)
     cluster.run(2.0)
     _off(cluster, *range(count))
@@ -286,7 +286,7 @@ def test_those_who_come_back_after_a_power_cut_go_on_if_they_may(count: int, bac
     assert member.quorum_status(cluster.now).decides
 
 
-def test_a_guest_cannot_stop_the_cluster() -> None:
+def test_guest_cannot_stop_the_cluster() -> None:
     """It speaks in another's name, brings visitors who are not there, and suspects everybody."""
     cluster = Cluster(3, 4, guests=1)
     cluster.run(2.0)
@@ -334,7 +334,7 @@ def test_two_words_on_two_sides_end_in_one_branch() -> None:
     assert cluster.agreed()
 
 
-def test_a_branch_brings_its_own_trust_log() -> None:
+def test_branch_brings_its_own_trust_log() -> None:
     """One side admits a machine while the user goes on without that side: the admission is undone."""
     cluster = Cluster(5, 2)
     cluster.run(2.0)
@@ -357,7 +357,7 @@ def test_a_branch_brings_its_own_trust_log() -> None:
     assert len(senior.disk.entries) == len(senior.member.log.entries)
 
 
-def test_the_coordinator_itself_is_removed_without_seeing_the_new_secret() -> None:
+def test_removed_coordinator_does_not_see_the_new_secret() -> None:
     cluster = Cluster(6, 3)
     cluster.run(3.0)
     out, owner = cluster.nodes[0], cluster.nodes[1]
@@ -369,7 +369,7 @@ def test_the_coordinator_itself_is_removed_without_seeing_the_new_secret() -> No
     assert len(out.member.log.entries) == 3
 
 
-def test_a_large_cluster_knows_when_it_is_cut() -> None:
+def test_large_cluster_detects_a_partition() -> None:
     cluster = Cluster(7, 20)
     cluster.run(2.0)
     few, many = list(range(6)), list(range(6, 20))

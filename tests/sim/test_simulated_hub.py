@@ -21,7 +21,7 @@ def made(leaves: int, *regions: int, costs: Costs = COSTS, crowd: Crowd = STEADY
     return tree(leaves, regions, costs, Server(), SIZES, crowd, seed)
 
 
-def test_what_a_hub_sends_is_sent_when_a_shared_link_would_have_sent_it() -> None:
+def test_hub_uploads_share_a_link_fairly() -> None:
     clock, ended = FakeClock(), []
     line = Line(clock, 80.0)  # ten megabytes a second
     for size in (1e6, 3e6, 6e6):
@@ -38,7 +38,7 @@ def test_what_a_hub_sends_is_sent_when_a_shared_link_would_have_sent_it() -> Non
     assert line.carried == up.carried
 
 
-def test_a_slow_members_own_line_sets_its_time_and_not_the_others() -> None:
+def test_slow_link_of_a_member_delays_only_that_member() -> None:
     clock, ended = FakeClock(), {}
     line = Line(clock, 80.0)
     line.carry(1e6, 8.0, lambda: ended.setdefault("slow", clock.now))
@@ -47,7 +47,7 @@ def test_a_slow_members_own_line_sets_its_time_and_not_the_others() -> None:
     assert ended == {"slow": pytest.approx(1.0), "fast": pytest.approx(0.2)}
 
 
-def test_an_event_loop_does_one_thing_at_a_time_and_threads_use_the_other_core() -> None:
+def test_event_loop_is_serial_and_threads_use_the_other_core() -> None:
     clock, ended = FakeClock(), []
     cpu = Processor(clock, [0.0, 0.0])
     for _ in range(4):
@@ -58,7 +58,7 @@ def test_an_event_loop_does_one_thing_at_a_time_and_threads_use_the_other_core()
     assert (cpu.loop_s, cpu.busy_s) == (4.0, 8.0)
 
 
-def test_a_log_takes_all_that_waits_into_one_sync_and_places_are_few() -> None:
+def test_log_batches_waiting_writes_into_one_sync() -> None:
     clock, ended = FakeClock(), []
     journal = Journal(clock, 0.5)
     for _ in range(10):
@@ -73,7 +73,7 @@ def test_a_log_takes_all_that_waits_into_one_sync_and_places_are_few() -> None:
     assert entered == [0, 1, 2]
 
 
-def test_a_leafs_bytes_do_not_depend_on_how_many_there_are() -> None:
+def test_bytes_of_a_member_do_not_depend_on_their_number() -> None:
     few = look(made(10), 3).leaf_bytes
     assert few == pytest.approx(2_000_000, rel=0.05)
     for world in (made(200), made(200, 5), made(200, 3, 9)):
@@ -82,7 +82,7 @@ def test_a_leafs_bytes_do_not_depend_on_how_many_there_are() -> None:
 
 @pytest.mark.parametrize("regions", [(), (6,), (3, 9)], ids=["flat", "two levels", "three levels"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_every_sample_counts_once_whoever_vanishes(regions: tuple[int, ...], seed: int) -> None:
+def test_samples_count_once_after_any_loss(regions: tuple[int, ...], seed: int) -> None:
     world = made(90, *regions, crowd=RESTLESS, seed=seed)
     figures = look(world, 6)
     assert figures.rounds == 6
@@ -108,7 +108,7 @@ def test_regions_count_what_their_parents_count() -> None:
     assert last > 0
 
 
-def test_the_hubs_loop_bounds_what_a_tree_can_do_and_more_regions_do_more() -> None:
+def test_hub_loop_bounds_a_tree_and_more_regions_help() -> None:
     slow = Costs(push_s=1.0)
     flat = look(made(120, costs=slow), 3)
     assert flat.loads[0].loop <= 1.0
@@ -140,7 +140,7 @@ def test_members_come_back_to_a_hub_that_was_away() -> None:
     assert tries > 1.0, "who waited too long came again"
 
 
-def test_the_same_seed_gives_the_same_rounds() -> None:
+def test_equal_seeds_give_equal_rounds() -> None:
     def once() -> list[Closed]:
         world = made(60, 4, crowd=RESTLESS, seed=5)
         look(world, 4)

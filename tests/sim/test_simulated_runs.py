@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from barnraise.collectives.algorithms.schedule import BufferLayout, OperationKind
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.planning import ModelSize, StepTimes
-from barnraise.runs.commit import CommitDecision, MemberState, conclude
+from barnraise.runs.commit import CommitDecision, MemberState, decide_commit
 from barnraise.runs.sharding import DataOrder
 from barnraise.training.steps.progress import StepProgress
 from barnraise.training.sync import Sync
@@ -32,7 +32,7 @@ from benchmarks.simulation.operations import Operation, compiled
 from benchmarks.simulation.training import Costs, Training
 
 NUMBERS = 240_000
-COURSE = DataOrder(samples=1 << 30, batch=32, unit=2, seed=0)
+COURSE = DataOrder(samples=1 << 30, batch=32, micro_batch_size=2, seed=0)
 
 
 def arrivals(
@@ -77,7 +77,7 @@ def test_everything_arrives_and_no_link_is_overfull(messages: list[tuple[int, in
 
 
 @pytest.mark.parametrize("world", [2, 4, 7])
-def test_a_ring_takes_what_the_formula_says(world: int) -> None:
+def test_ring_takes_the_predicted_time(world: int) -> None:
     size, rate = 28_000_000, 1e6
     clock = FakeClock()
     out = [Link(f"from {one}", rate * 8e-6) for one in range(world)]
@@ -102,7 +102,7 @@ def begun(world: World, sync: str = "exact", costs: Costs | None = None, numbers
     return train(world, COURSE, numbers, costs or Costs(), sync_named(sync))
 
 
-def test_a_step_is_computing_then_the_sum() -> None:
+def test_step_is_computing_then_all_reduce() -> None:
     training = begun(lab_world(4, 100, 0, 8.0), numbers=20_000_000)
     run(training, 3)
     line = 1.5 * 80e6 / (100e6 / 8 * 0.956)
@@ -111,7 +111,7 @@ def test_a_step_is_computing_then_the_sum() -> None:
 
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("period", [2, 8])
-def test_a_round_sends_once_for_all_its_batches(period: int, *, overlaps: bool) -> None:
+def test_round_sends_once_for_all_its_batches(period: int, *, overlaps: bool) -> None:
     training = begun(lab_world(4, 100, 0, 8.0), f"{period}:bf16", numbers=20_000_000)
     training.overlaps = overlaps
     run(training, 2 + 4 * period)
@@ -124,7 +124,7 @@ def test_a_round_sends_once_for_all_its_batches(period: int, *, overlaps: bool) 
     assert (training.ledger.ahead > 0) == overlaps
 
 
-def test_a_change_of_rounds_waits_until_nobody_is_ahead() -> None:
+def test_change_of_period_waits_until_no_member_is_ahead() -> None:
     training = begun(lab_world(4, 100, 0, 8.0), "4:exact")
     run(training, 2 + 2 * 4)
     training.wanted = sync_named("2:exact")
@@ -154,14 +154,14 @@ def carried(machines: int) -> set[int]:
     return {round(one - words) for one in gradients}
 
 
-def test_what_crosses_between_sites_does_not_depend_on_how_many_machines_they_have() -> None:
+def test_traffic_between_sites_does_not_depend_on_their_size() -> None:
     few = carried(2)
     assert few == carried(5)
     assert max(few) == pytest.approx(2 * (2 * 2 / 3 * 4 * NUMBERS), rel=1e-4)
 
 
 @pytest.mark.parametrize("during", ["computing", "the sum"])
-def test_the_units_of_the_dead_are_computed_again_and_no_others(during: str) -> None:
+def test_micro_batches_of_lost_members_are_computed_again(during: str) -> None:
     world = lab_world(4, 100, 0, 8.0)
     training = begun(world, numbers=20_000_000)
     world.clock.later(0.6 if during == "computing" else 3.0, lambda: training.die(2))
@@ -172,7 +172,7 @@ def test_the_units_of_the_dead_are_computed_again_and_no_others(during: str) -> 
     assert training.members == [0, 1, 3]
 
 
-def test_what_was_computed_ahead_outlives_a_death() -> None:
+def test_work_computed_ahead_survives_a_loss() -> None:
     """What all others have of the round on its way, and of the next, is not computed again."""
     world = lab_world(4, 100, 0, 8.0)
     training = begun(world, "2:exact", numbers=20_000_000)
@@ -189,7 +189,7 @@ def test_what_was_computed_ahead_outlives_a_death() -> None:
     assert ledger.computed - ledger.once - training.in_hand == 8 + 5  # those of the dead one, of both rounds
 
 
-def test_a_death_after_all_hold_the_result_costs_nothing() -> None:
+def test_loss_after_all_hold_the_result_costs_nothing() -> None:
     world = lab_world(4, 100, 50, 8.0)
     training = begun(world, costs=Costs(notice_s=0.001))
     training.begin()
@@ -204,7 +204,7 @@ def test_a_death_after_all_hold_the_result_costs_nothing() -> None:
 
 @pytest.mark.parametrize("sync", ["exact", "4:exact", "4:int8", "2:exact"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_every_unit_counts_exactly_once_whoever_dies(seed: int, sync: str) -> None:
+def test_micro_batches_count_exactly_once_after_any_loss(seed: int, sync: str) -> None:
     world = homes(3, 3, seed=seed)
     training = begun(world, sync)
     churn = Churn(world, training, seed, life_s=120.0, away_s=10.0, state_bytes=1e6)
@@ -228,10 +228,10 @@ def test_deaths_at_every_moment_of_rounds_that_overlap(monkeypatch: pytest.Monke
     said: list[CommitDecision] = []
 
     def listening(words: Sequence[MemberState]) -> CommitDecision:
-        said.append(conclude(words))
+        said.append(decide_commit(words))
         return said[-1]
 
-    monkeypatch.setattr(simulated, "conclude", listening)
+    monkeypatch.setattr(simulated, "decide_commit", listening)
     for seed in range(12):
         world = slow_homes(seed)
         training = begun(world, "2:exact")
@@ -260,7 +260,7 @@ def _both_steps_are_one(hand: StepProgress, number: int) -> None:
 @pytest.mark.parametrize(
     ("name", "wrong"), [("resume_from", _others_are_not_asked), ("add_microbatch", _both_steps_are_one)]
 )
-def test_a_wrong_rule_is_found(
+def test_wrong_rule_is_detected(
     name: str, wrong: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StepProgress, name, wrong)
@@ -271,7 +271,7 @@ def test_a_wrong_rule_is_found(
         run(training, 60)
 
 
-def test_the_same_seed_gives_the_same_training() -> None:
+def test_equal_seeds_give_equal_trainings() -> None:
     def once() -> list[float]:
         world = homes(3, 4, seed=5)
         training = begun(world)
@@ -301,7 +301,7 @@ def planned(*, overlaps: bool) -> Figures:
     return figures(training.commits, 1.0)
 
 
-def test_the_sessions_own_planner_takes_rounds_where_the_line_is_slow() -> None:
+def test_session_planner_uses_local_sgd_on_slow_links() -> None:
     apart, together = planned(overlaps=False), planned(overlaps=True)
     assert apart.sync.is_local
     assert together.sync.is_local
@@ -309,7 +309,7 @@ def test_the_sessions_own_planner_takes_rounds_where_the_line_is_slow() -> None:
     assert together.sync.period < apart.sync.period / 2  # shorter ones are enough if they overlap
 
 
-def test_whom_the_others_are_faster_without_rests_and_every_unit_counts_once() -> None:
+def test_slow_machine_is_paused_and_micro_batches_count_once() -> None:
     world = lab_world(4, 50, 0, 8.0)._replace(speeds={0: 8.0, 1: 8.0, 2: 8.0, 3: 0.2})
     training = begun(world, numbers=20_000_000)
     model, profile = ModelSize(parameters=20_000_000), StepTimes(batch=32, unit=2)

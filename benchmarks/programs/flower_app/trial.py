@@ -1,8 +1,8 @@
 """Flower app that does not train: every client adds one to every parameter, and one of them may misbehave.
 
 `update` sets the answer of the client with partition-id 0 (of all clients for int8). Its values are plain,
-nan, shape (another shape), oversize (ten times as many parameters), huge (a hundredfold) and int8. `late-s` is how long
-that client waits. Each round appends a line to the file `trace`.
+nan, shape (another shape), oversize (ten times as many parameters), huge (a hundredfold) and int8. `late-s`
+is how long that client waits. Each round appends a line to the file `trace`.
 """
 
 from __future__ import annotations

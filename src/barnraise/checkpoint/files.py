@@ -34,11 +34,11 @@ from barnraise.runs.checkpoint_manifest import (
     encode,
     fingerprint,
     folder_name,
-    held_of,
-    manifest_in,
-    out_of_date,
-    step_of,
-    written_in,
+    folder_step,
+    load_manifest,
+    modification_times,
+    outdated_folders,
+    to_held_checkpoint,
 )
 from barnraise.runs.record import MOST_MACHINES
 
@@ -95,9 +95,9 @@ class Checkpoints:
         """Return the newest valid checkpoint, provisional ones last. Log why others are skipped."""
         known = []
         for folder in self._folder.iterdir() if self._folder.is_dir() else ():
-            if step_of(folder.name) is not None:
+            if folder_step(folder.name) is not None:
                 manifest = self._try(folder, self._manifest)
-                known += [(held_of(manifest), folder)] if manifest is not None else []
+                known += [(to_held_checkpoint(manifest), folder)] if manifest is not None else []
         for _, folder in sorted(known, key=lambda one: (one[0].agreed, one[0].age), reverse=True):
             checkpoint = self._try(folder, self.read)
             if checkpoint is not None:
@@ -118,7 +118,7 @@ class Checkpoints:
         return manifest, FlatState(skeleton, tensors)
 
     def _manifest(self, folder: Path) -> CheckpointManifest:
-        return manifest_in(folder, self.run, self._signer.signers(self.run))
+        return load_manifest(folder, self.run, self._signer.signers(self.run))
 
     def _try(self, folder: Path, reading: Callable[[Path], T]) -> T | None:
         """Return the result, or None with a warning if the checkpoint is invalid."""
@@ -158,7 +158,7 @@ class Checkpoints:
             draft.rename(target)
             sync_path(self._folder)
             self._last = name
-            for old in out_of_date(written_in(self._folder), keep=info.step):
+            for old in outdated_folders(modification_times(self._folder), keep=info.step):
                 remove_tree(self._folder / old)
         except (OSError, SafetensorError, BarnraiseError) as error:  # also raised when the disk is full
             reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error

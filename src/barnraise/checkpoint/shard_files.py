@@ -25,7 +25,7 @@ from msgspec import Meta
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.core.files import remove_tree, sync_path
-from barnraise.runs.checkpoint_manifest import Step, folder_name, step_of
+from barnraise.runs.checkpoint_manifest import Step, folder_name, folder_step
 
 log = logging.getLogger("barnraise.checkpoint")
 
@@ -170,11 +170,11 @@ def earlier_folders(environment: Mapping[str, str], folder: str | Path) -> list[
 
 def link_earlier_checkpoints(root: Path, earlier: Sequence[Path]) -> None:
     """Link the checkpoints of the last earlier run that has any, if this run has none."""
-    if any(step_of(folder.name) is not None for folder in root.iterdir()):
+    if any(folder_step(folder.name) is not None for folder in root.iterdir()):
         return
     for earlier_run in earlier:
         folders = (
-            [folder for folder in earlier_run.iterdir() if step_of(folder.name)]
+            [folder for folder in earlier_run.iterdir() if folder_step(folder.name)]
             if earlier_run.is_dir()
             else []
         )
@@ -217,7 +217,7 @@ def list_held_shards(root: Path) -> list[HeldShards]:
     """List the checkpoints on this machine. Files count by size; invalid manifests are logged."""
     held = []
     for folder in sorted(root.iterdir()):
-        step = step_of(folder.name)
+        step = folder_step(folder.name)
         if step is None:
             continue
         try:

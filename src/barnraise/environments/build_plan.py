@@ -1,7 +1,8 @@
-"""Which file of a folder the run's environment is built from. Pure.
+"""Build plan: the file of a folder that the run's environment is built from. Pure.
 
-The first of these that the top of the folder holds: ``uv.lock`` with its ``pyproject.toml``, ``pylock.toml``,
-``requirements.lock``, ``requirements.txt``. Without any, the agent's own environment is used.
+The first of these at the top of the folder is used: ``uv.lock`` with its ``pyproject.toml``,
+``pylock.toml``, ``requirements.lock``, ``requirements.txt``. Without any of them, the agent's own
+environment is used.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LOCAL = re.compile(r"^(?:\.|/|file:|[\w./\\-]+[/\\])|\.(?:whl|tar\.gz|zip)\b|@\
 
 
 class EnvironmentPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How the environment of a run is come by; the digest changes with anything that changes it."""
+    """Source of a run's environment; the digest changes with every change of the result."""
 
     kind: Kind
     source: str = ""
@@ -36,7 +37,7 @@ class EnvironmentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_environment(files: Mapping[str, bytes], mode: Mode) -> EnvironmentPlan:
-    """The plan for a folder whose files are named by relative paths with ``/``."""
+    """Return the plan for a folder, whose files are named by relative paths with ``/``."""
     if mode == "agent":
         return EnvironmentPlan(kind="agent")
     if "uv.lock" in files and "pyproject.toml" in files:
@@ -91,7 +92,7 @@ def _from_requirements(files: Mapping[str, bytes], name: str) -> EnvironmentPlan
 
 
 def _wants_torch_index(lines: list[str]) -> bool:
-    """Whether torch is named, and nothing says where from: no index, no address, no build such as +cu126."""
+    """Return True if torch is named without an index, an address or a build such as +cu126."""
     if any(_OWN_INDEX.search(line) for line in lines):
         return False
     named = [match["rest"] for line in lines if (match := _TORCH.match(line))]
@@ -99,7 +100,7 @@ def _wants_torch_index(lines: list[str]) -> bool:
 
 
 def _lines(text: bytes) -> Iterator[str]:
-    """Requirements without comments, with continued lines joined; strange bytes are pip's to judge."""
+    """Yield requirements without comments and with continued lines joined; pip judges invalid bytes."""
     joined = text.decode("utf-8-sig", "replace").replace("\\\r\n", " ").replace("\\\n", " ")
     for line in joined.splitlines():
         plain = re.sub(r"(?:^|\s)#.*$", "", line).strip()

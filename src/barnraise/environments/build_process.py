@@ -1,4 +1,4 @@
-"""Runs one command of a build: its output as progress, its end as a sentence, all its children with it."""
+"""Process of one build command: output as progress, errors as sentences, children killed with it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from barnraise.core.sanitize import printable
 _TAIL_LINES = 60
 _SHOWN_LINES = 8
 _LONGEST_LINE = 400
-# Lines of pip and of uv that tell a person how far it is.
-_TELLING = re.compile(
+# Lines of pip and uv that show progress.
+_PROGRESS = re.compile(
     r"^\s*(Collecting|Downloading|Building|Installing|Successfully|Resolved|Prepared|Installed) "
 )
 _UNREACHABLE = re.compile(
@@ -53,7 +53,7 @@ else:
 
 
 class BuildStep(msgspec.Struct, frozen=True):
-    """A command, and the variables that it needs beside the machine's own."""
+    """Build command, and the variables that it needs in addition to the machine's own."""
 
     command: tuple[str, ...]
     variables: Mapping[str, str] = {}
@@ -68,33 +68,32 @@ async def run_step(
     *,
     every_line: bool = False,
 ) -> None:
-    """Run it to its end; cancelled or failed, neither it nor a child of it is left."""
+    """Run a build command; after an error or a cancellation no process of it is left."""
 
     def on_line(line: str) -> None:
-        if every_line or _TELLING.match(line):
+        if every_line or _PROGRESS.match(line):
             on_progress(line.strip())
 
     try:
-        code, tail = await run_to_end(step.command, folder, environment, on_line)
+        code, tail = await run_build_command(step.command, folder, environment, on_line)
     except OSError as error:
         raise RunEnvironmentError(
-            f"the environment was not built from {source}: {step.command[0]} cannot be started ({error})",
+            f"cannot build the environment from {source}: {step.command[0]} cannot be started ({error})",
             hint="Install it again, or use what is installed: `--env agent`.",
         ) from None
     if code != 0:
         raise failure(source, tail, code)
 
 
-async def run_to_end(
+async def run_build_command(
     command: Sequence[str],
     folder: Path,
     environment: Mapping[str, str],
     on_line: Callable[[str], None],
 ) -> tuple[int, list[str]]:
-    """Its code and the last lines of its output; OSError if it cannot be started.
+    """Return the exit code and the last lines of output; raise OSError if the command cannot be started.
 
-    A process and a thread instead of asyncio's own subprocesses, which the agent's loop does not have on
-    Windows.
+    It uses a process and a thread. The agent's event loop has no asyncio subprocesses on Windows.
     """
     process = _spawn(command, folder, environment)
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -104,7 +103,7 @@ async def run_to_end(
             on_line(line)
         code = await asyncio.to_thread(process.wait)
     finally:
-        await _end(process)
+        await _kill(process)
     return code, list(tail)
 
 
@@ -123,7 +122,7 @@ def _spawn(command: Sequence[str], folder: Path, environment: Mapping[str, str])
 
 
 async def _parts(process: subprocess.Popen[bytes]) -> AsyncIterator[bytes]:
-    """Its output as it comes, read by a thread that nobody waits for: a stray child may hold the pipe."""
+    """Yield output as it arrives, read by a daemon thread: a stray child may hold the pipe open."""
     loop = asyncio.get_running_loop()
     inbox: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -140,7 +139,7 @@ async def _parts(process: subprocess.Popen[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    """Lines of any length, cut to what a person reads."""
+    """Yield the lines of the output, cut to a readable length."""
     rest = b""
     async for part in parts:
         *whole, rest = (rest + part).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
@@ -157,8 +156,8 @@ def _shown(line: bytes) -> str:
     return printable(text, instead=" ").rstrip()[:_LONGEST_LINE]
 
 
-async def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill it with its children, unless it has ended."""
+async def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process and its children, unless it has exited."""
     if process.poll() is not None:
         return
     with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
@@ -173,24 +172,24 @@ async def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def failure(source: str, tail: list[str], code: int) -> RunEnvironmentError:
-    """What went wrong, from the last words of pip or uv, and what to do about it."""
+    """Return an error that says what went wrong and what to do, from the last output of pip or uv."""
     text = "\n".join(tail)
     matches = (pattern.search(text) for pattern in _FAILED_PACKAGE)
     package = next((match["what"].strip("`'\",.") for match in matches if match), None)
     here = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     if _FULL.search(text):
-        why, hint = "the disk is full", "Make room on this machine's disk, then run again."
+        why, hint = "the disk is full", "Free disk space on this machine, then run again."
     elif _UNREACHABLE.search(text):
         why = f"{package or 'a package'} could not be fetched"
         hint = "Check that this machine reaches the internet or your package index, then run again."
     elif "ensurepip" in text:
-        why = "this Python cannot make environments"
-        hint = "Install its venv part (on Debian: `sudo apt install python3-venv`) or uv, then run again."
+        why = "this Python cannot create environments"
+        hint = "Install its venv package (on Debian: `sudo apt install python3-venv`) or uv, then run again."
     elif package is not None:
         why = f"{package} could not be installed for {here}"
         hint = f"Correct or remove {package} in {source}, or use what is installed: `--env agent`."
     else:
-        why = f"the command ended with {code} on {here}"
+        why = f"the command exited with code {code} on {here}"
         hint = f"Correct {source} by the lines above, or use what is installed: `--env agent`."
     last = "".join(f"\n    {line}" for line in tail[-_SHOWN_LINES:])
-    return RunEnvironmentError(f"the environment could not be built from {source}: {why}{last}", hint=hint)
+    return RunEnvironmentError(f"cannot build the environment from {source}: {why}{last}", hint=hint)

@@ -1,24 +1,23 @@
-"""Builds a run's own environment from the lock or requirements file in its folder, once for each machine.
+"""Builder of a run's own environment from the lock or requirements file in its folder, once per machine.
 
-An environment is named by what it is built from (the files, this Python, the platform, this Barnraise), so
-that a second run finds it. It is built under a name of its own and a small file points at it only when it is
-whole: a killed build leaves nothing that looks whole, and installed commands keep the path they were
-written for.
+An environment is identified by what it is built from: the files, this Python, the platform and this
+Barnraise. A second run finds it again. It is built in a new folder, and a small file points to it only when
+it is complete. So a killed build leaves nothing that looks complete, and installed commands keep their path.
 
-**What follows from the ``.pth`` file.** A built environment ends its search path with the folders from which
-the agent itself was imported. So
+**Consequences of the ``.pth`` file.** The search path of a built environment ends with the folders from
+which the agent itself was imported. So
 
-- `barnraise` and what it depends on need not be in the lock, and are this very version (it is checked: a lock
-  that names another one is refused);
-- what the lock names wins, for us too: a lock with a numpy that is too old for Barnraise breaks Barnraise;
-- what the lock forgets may still be found in the agent's environment, on one machine and not on the other:
-  the comparison before the run shows it;
-- the environment needs the agent's Python, hence is never built for another one, and it stops working when
-  the agent's environment is removed.
+- `barnraise` and its dependencies need not be in the lock, and have the agent's version. A lock that names
+  another version is rejected;
+- packages of the lock win, also for Barnraise: a lock with a numpy that is too old breaks Barnraise;
+- a package that is missing in the lock may still be found in the agent's environment, on one machine only.
+  The comparison before the run shows it;
+- the environment needs the agent's Python. It is never built for another one, and it breaks when the agent's
+  environment is removed.
 
-**torch.** Where requirements name torch and no index, the index for this machine's devices is added to those
-that the user configured, never put in their place. A lock decides alone: what it pins is what every machine
-gets, so that on Windows a lock made from PyPI gives a torch without CUDA.
+**torch.** If requirements name torch without an index, the index for this machine's devices is added to the
+user's own indexes. A lock decides alone: every machine gets what the lock pins. On Windows a lock made from
+PyPI therefore gives a torch without CUDA.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ __all__ = ["EnvironmentPlan", "Mode", "build", "plan_environment"]
 
 Progress = Callable[[str], None]
 
-# A torch with CUDA is some gigabytes, and some lines are slow.
+# A torch with CUDA has some gigabytes, and some connections are slow.
 _DEADLINE_S = 3600.0
 _POLL_S = 0.1
 _WINDOWS = sys.platform == "win32"
 # The last in the alphabet: what the environment's own files add goes before ours.
 _PTH_NAME = "zzz_barnraise_agent.pth"
-# They would lead the tools to another environment than the one that is built.
+# These variables would point the tools to another environment.
 _MISLEADING = (
     *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX"),
     *("PIP_TARGET", "PIP_PREFIX", "PIP_USER", "UV_PROJECT_ENVIRONMENT"),
@@ -69,7 +68,7 @@ async def build(
     *,
     deadline_s: float = _DEADLINE_S,
 ) -> Path:
-    """The Python of the environment: the agent's own, one that was built before, or one that is built now."""
+    """Return the Python of the environment: the agent's own, one that was built before, or a new one."""
     if plan.kind == "agent":
         return Path(sys.executable)
     key = _key(plan)
@@ -79,56 +78,56 @@ async def build(
         async with asyncio.timeout(deadline_s):
             lock = await _locked(target_root / f"{key}.lock", on_progress)
             try:
-                python = _whole(pointer)
+                python = _complete_python(pointer)
                 if python is None:
                     await asyncio.to_thread(_sweep, target_root, key)
-                    python = await _build_anew(plan, folder, target_root, key, on_progress)
-                    _point(pointer, python)
+                    python = await _build_new(plan, folder, target_root, key, on_progress)
+                    _write_pointer(pointer, python)
             finally:
                 lock.release()
     except TimeoutError:
         raise RunEnvironmentError(
-            f"the environment was not built from {plan.source} within {deadline_s:g} s",
-            hint="Run again: what was downloaded is kept by pip and uv; or check this machine's network.",
+            f"cannot build the environment from {plan.source} within {deadline_s:g} s",
+            hint="Run again (pip and uv keep their downloads), or check this machine's network.",
         ) from None
     except OSError as error:
         raise RunEnvironmentError(
-            f"the environment cannot be kept in {target_root}: {error}",
-            hint="Make room there, or make the folder writable for the agent, then run again.",
+            f"cannot store the environment in {target_root}: {error}",
+            hint="Free disk space there, or make the folder writable for the agent, then run again.",
         ) from None
     return python
 
 
-async def _build_anew(
+async def _build_new(
     plan: EnvironmentPlan, folder: Path, target_root: Path, key: str, on_progress: Progress
 ) -> Path:
     environment = target_root / f"{key}.{secrets.token_hex(4)}"
     uv = _uv()
     if uv is None and plan.kind in ("uv.lock", "pylock.toml"):
         raise RunEnvironmentError(
-            f"{plan.source} can only be read by uv, which this machine does not have",
+            f"{plan.source} needs uv, which is not installed on this machine",
             hint=f'Install it here with `"{sys.executable}" -m pip install uv`, or put a requirements.txt '
             f"into the folder in place of {plan.source}.",
         )
     on_progress(f"building an environment from {plan.source} with {'uv' if uv else 'venv and pip'}")
     index = choose_torch_here().index if plan.wants_torch_index else None
     steps = _uv_steps(uv, plan, environment, index) if uv else _pip_steps(plan, environment, index)
-    whole = False
+    is_complete = False
     try:
         for step in steps:
             await run_step(step, plan.source, folder, _tool_environment(step), on_progress)
         _fall_back_to_agent(environment)
         python = _python_in(environment)
         await _check(python, plan, folder)
-        whole = True
+        is_complete = True
         return python
     finally:
-        if not whole:
+        if not is_complete:
             await asyncio.to_thread(shutil.rmtree, environment, ignore_errors=True)
 
 
 def _uv() -> str | None:
-    """On the path, or installed beside the agent, which a service does not have on its path."""
+    """Return the path of uv: on the search path, or installed beside the agent."""
     return shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
 
 
@@ -173,15 +172,15 @@ def _tool_environment(step: BuildStep) -> dict[str, str]:
 
 
 async def _check(python: Path, plan: EnvironmentPlan, folder: Path) -> None:
-    """The environment must import this very Barnraise."""
-    said: list[str] = []
+    """Check that the environment imports the same Barnraise version."""
+    output: list[str] = []
     step = BuildStep((str(python), "-P", "-c", _CHECK))
-    await run_step(step, plan.source, folder, _tool_environment(step), said.append, every_line=True)
-    if f"barnraise {barnraise.__version__}" not in said:
-        other = said[-1] if said else "nothing"
+    await run_step(step, plan.source, folder, _tool_environment(step), output.append, every_line=True)
+    if f"barnraise {barnraise.__version__}" not in output:
+        other = output[-1] if output else "nothing"
         raise RunEnvironmentError(
-            f"{plan.source} brings {other}, and this machine runs barnraise {barnraise.__version__}",
-            hint=f"Remove barnraise from {plan.source}: a run brings its own.",
+            f"{plan.source} installs {other}, but this machine runs barnraise {barnraise.__version__}",
+            hint=f"Remove barnraise from {plan.source}: a run uses the agent's version.",
         )
 
 
@@ -195,12 +194,12 @@ def _fall_back_to_agent(environment: Path) -> None:
 
 
 def _agent_places() -> list[str]:
-    """The folders from which the agent's Barnraise and what it depends on come, in the order of its path."""
+    """Return the folders from which the agent imports Barnraise and its dependencies, in order."""
     own = str(Path(barnraise.__file__).resolve().parents[1])
     sites = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
     if site.ENABLE_USER_SITE:
         sites.add(site.getusersitepackages())
-    # Ours goes first: an older install of it may lie in a site folder behind a source tree.
+    # Ours comes first: a site folder may hold an older installation.
     return list(dict.fromkeys([own, *(path for path in sys.path if path in sites)]))
 
 
@@ -220,18 +219,18 @@ def _key(plan: EnvironmentPlan) -> str:
 
 
 async def _locked(path: Path, on_progress: Progress) -> FileLock:
-    """Two runs that need the same environment build it once."""
+    """Wait for the lock, so that two runs with the same environment build it once."""
     lock = FileLock(path)
-    said = False
+    was_reported = False
     while not lock.try_acquire():
-        if not said:
+        if not was_reported:
             on_progress("waiting for another run that builds the same environment")
-            said = True
+            was_reported = True
         await asyncio.sleep(_POLL_S)
     return lock
 
 
-def _whole(pointer: Path) -> Path | None:
+def _complete_python(pointer: Path) -> Path | None:
     try:
         name = pointer.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -239,20 +238,20 @@ def _whole(pointer: Path) -> Path | None:
     if not name.startswith(f"{pointer.stem}.") or Path(name).name != name:
         return None
     python = _python_in(pointer.parent / name)
-    # False too if the Python that it leads to was removed.
+    # Also None if its base Python was removed.
     return python if python.exists() else None
 
 
-def _point(pointer: Path, python: Path) -> None:
+def _write_pointer(pointer: Path, python: Path) -> None:
     write_atomically(pointer, python.parents[1].name.encode(), shared=True)
 
 
 def _sweep(target_root: Path, key: str) -> None:
-    """Remove what builds that were killed left behind; the lock says that nobody builds now."""
+    """Remove the leftovers of killed builds; the lock ensures that no build is running."""
     pointer = target_root / f"{key}.whole"
     pointer.unlink(missing_ok=True)
-    for left in target_root.glob(f"{key}.*"):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        elif left.suffix != ".lock":
-            left.unlink(missing_ok=True)
+    for leftover in target_root.glob(f"{key}.*"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        elif leftover.suffix != ".lock":
+            leftover.unlink(missing_ok=True)

@@ -1,26 +1,28 @@
-"""Compares what the machines of a run have with what its script needs. Pure.
+"""Compatibility check: compare the machines' packages with the imports of the script. Pure.
 
-The reference is the machine that starts the run ("here"): what works there is expected everywhere.
+The reference is the machine that starts the run ("here"). The other machines should have what it has.
 
-======================================  ==========  ==================================================
-what differs                            verdict     why
-======================================  ==========  ==================================================
-the script cannot be parsed             impossible  said once
-torch, in its first two numbers         impossible  a group across both would disagree about the
-                                                    wire; risky if the script does not import torch
-torch, later numbers or ``+cpu``        fine        the same interface and the same mathematics
-torch missing, and required             impossible  ``barnraise torch`` says how; risky if optional
-a required package missing on one       impossible  the mend names the version that works elsewhere
-a required package missing everywhere   impossible  said once, not for each machine
-an optional package missing on one      risky       the script may behave differently there
-an optional package missing everywhere  fine        it behaves the same, and is prepared for it
-a package's first number                risky       interfaces change there
-a package's later numbers               fine
-Python's first two numbers              risky       most scripts work; what they exchange may not
-CUDA demanded, no such device           impossible  the machine is left out, and named
-======================================  ==========  ==================================================
+Findings, as a table::
 
-Where environments were built from a file of the folder, that file is what the mends speak of.
+    ======================================  ==========  ==================================================
+    what differs                            verdict     why
+    ======================================  ==========  ==================================================
+    the script cannot be parsed             impossible  reported once
+    torch, in its first two numbers         impossible  a group across both would disagree about the
+                                                        wire; risky if the script does not import torch
+    torch, later numbers or ``+cpu``        fine        the same interface and the same mathematics
+    torch missing, and required             impossible  ``barnraise torch`` says how; risky if optional
+    a required package missing on one       impossible  the fix names the version that works elsewhere
+    a required package missing everywhere   impossible  reported once, not per machine
+    an optional package missing on one      risky       the script may behave differently there
+    an optional package missing everywhere  fine        it behaves the same, and is prepared for it
+    a package's first number                risky       interfaces change there
+    a package's later numbers               fine
+    Python's first two numbers              risky       most scripts work; what they exchange may not
+    CUDA demanded, no such device           impossible  the machine is left out, and named
+    ======================================  ==========  ==================================================
+
+If environments were built from a file of the folder, the fixes name that file.
 """
 
 from __future__ import annotations
@@ -45,24 +47,24 @@ _WORST_FIRST: tuple[Level, ...] = ("impossible", "risky", "fine")
 
 
 class CompatibilityFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference; no node means every machine, and a fine one needs no mend."""
+    """One difference between machines; an empty ``node`` means every machine."""
 
     level: Level
     about: About
     sentence: str
-    mend: str = ""
+    fix: str = ""
     node: str = ""
 
 
 class ExcludedMachine(msgspec.Struct, frozen=True):
-    """A machine that cannot take part, whatever is installed there."""
+    """Machine that cannot take part, and the reason."""
 
     node: str
     why: str
 
 
 class CompatibilityVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Who can run the script, who is left out, and what a person must mend before it can start."""
+    """Machines that can run the script, machines that are left out, and findings that block the start."""
 
     kept: tuple[str, ...]
     left_out: tuple[ExcludedMachine, ...]
@@ -77,30 +79,28 @@ def compare(
     *,
     built_from: str | None = None,
 ) -> tuple[CompatibilityFinding, ...]:
-    """Every difference that counts, the worst first.
+    """Return every relevant difference, the worst first.
 
-    ``others`` are the machines that are to take part, the reference's own by its name if it is one of them;
-    ``devices`` the kinds that each has. ``built_from`` names the file if environments were built for the run.
+    ``others``: the machines that take part, including the reference if it is one of them. ``devices``: the
+    device kinds of each machine. ``built_from``: the file if environments were built for the run.
     """
     if needs.syntax is not None:
-        mend = "Correct it, then run again; `python -m py_compile` with the file's name checks it."
-        return (
-            CompatibilityFinding(level="impossible", about="code", sentence=f"{needs.syntax}.", mend=mend),
-        )
-    mends = _Mends(devices, built_from)
+        fix = "Correct it, then run again; `python -m py_compile` with the file's name checks it."
+        return (CompatibilityFinding(level="impossible", about="code", sentence=f"{needs.syntax}.", fix=fix),)
+    fixes = _Fixes(devices, built_from)
     findings: list[CompatibilityFinding] = []
     for node, packages in others.items():
         findings += _python(reference, node, packages)
         findings += _cuda(needs, node, devices)
-    findings += _torch(reference, others, needs, mends)
+    findings += _torch(reference, others, needs, fixes)
     for name in (*needs.required, *needs.optional):
         if name != "torch":
-            findings += _package(name, name in needs.required, reference, others, mends)
+            findings += _package(name, name in needs.required, reference, others, fixes)
     return tuple(sorted(findings, key=lambda each: _WORST_FIRST.index(each.level)))
 
 
-def usable(findings: Sequence[CompatibilityFinding], nodes: Sequence[str]) -> CompatibilityVerdict:
-    """Sorts the machines; what would have to be installed on one that is left out blocks nothing."""
+def select_machines(findings: Sequence[CompatibilityFinding], nodes: Sequence[str]) -> CompatibilityVerdict:
+    """Select the machines that can take part; a missing package on an excluded machine blocks nothing."""
     impossible = [each for each in findings if each.level == "impossible"]
     lacking = {each.node: each for each in reversed(impossible) if each.about == "device"}
     blocking = tuple(each for each in impossible if each.node not in lacking)
@@ -113,7 +113,7 @@ def usable(findings: Sequence[CompatibilityFinding], nodes: Sequence[str]) -> Co
 
 
 def describe(findings: Sequence[CompatibilityFinding]) -> list[str]:
-    """Lines for a person: one if all is fine, else each difference that counts, with its mend."""
+    """Return lines for the user: one line if all is fine, else each relevant difference with its fix."""
     shown = [each for level in _WORST_FIRST[:2] for each in findings if each.level == level]
     if not shown:
         small = len(findings)
@@ -123,19 +123,20 @@ def describe(findings: Sequence[CompatibilityFinding]) -> list[str]:
     lines = []
     for each in shown:
         lines.append(f"{each.level:<10}  {each.node or 'everywhere':<{width}}  {each.sentence}")
-        if each.mend:
-            lines.append(f"{'':<10}  {'':<{width}}  -> {each.mend}")
-    # Parts of them are other machines' words.
+        if each.fix:
+            lines.append(f"{'':<10}  {'':<{width}}  -> {each.fix}")
+    # Parts of the lines come from other machines.
     return [printable(line) for line in lines]
 
 
-class _Mends(msgspec.Struct, frozen=True):
-    """The commands and actions that put things right."""
+class _Fixes(msgspec.Struct, frozen=True):
+    """Commands and actions that resolve a finding."""
 
     devices: Mapping[str, Sequence[str]]
     built_from: str | None
 
     def install(self, node: str, packages: InstalledPackages | None, name: str, known: Package | None) -> str:
+        """Return how to install a package in a version that works on another machine."""
         # Another machine's word becomes part of a command: nothing but a name and a version may pass.
         wanted = name
         if known is not None and known.distribution and _NAME.fullmatch(known.distribution):
@@ -148,19 +149,19 @@ class _Mends(msgspec.Struct, frozen=True):
         return f"{where} run `{_pip(packages)} install {wanted}`{_OR_SYNC}"
 
     def torch(self, node: str, packages: InstalledPackages, version: str) -> str:
-        """That version of torch, in the build for the machine's devices."""
+        """Return how to install this version of torch, in the build for the machine's devices."""
         if self.built_from is not None:
             return f"Pin one version of torch in {self.built_from}, and run again."
         base = ".".join(map(str, _numbers(version)))
         kinds = self.devices.get(node, ())
         choice = choose_torch(packages.os, packages.arch, nvidia="cuda" in kinds, amd=False)
         if not choice.possible:
-            return _left_out(node, choice.why)
+            return _leave_out(node, choice.why)
         index = f" --index-url {choice.index}" if choice.index else ""
         return f"On {node} run `{_pip(packages)} install torch=={base}{index}`{_OR_SYNC}"
 
 
-def _left_out(node: str, why: str) -> str:
+def _leave_out(node: str, why: str) -> str:
     return f"Leave {node} out with `--on`: {why}."
 
 
@@ -178,9 +179,9 @@ def _python(
     if ours[:2] == theirs[:2] and reference.implementation == packages.implementation:
         return
     here = _python_name(reference)
-    mend = f"If the script fails there, install {here} on {node} and Barnraise in it."
+    fix = f"If the script fails there, install {here} on {node} and Barnraise in it."
     sentence = f"{node} runs {_python_name(packages)}, and here it is {here}."
-    yield CompatibilityFinding(level="risky", about="python", node=node, sentence=sentence, mend=mend)
+    yield CompatibilityFinding(level="risky", about="python", node=node, sentence=sentence, fix=fix)
 
 
 def _python_name(packages: InstalledPackages) -> str:
@@ -202,17 +203,17 @@ def _cuda(
         about="device",
         node=node,
         sentence=f"{node} has no CUDA device and is left out: {needs.cuda}",
-        mend="To use it too, let the script choose: "
+        fix="To use it too, let the script choose: "
         'device = torch.accelerator.current_accelerator() or torch.device("cpu")',
     )
 
 
 def _torch(
-    reference: InstalledPackages, others: Mapping[str, InstalledPackages], needs: ScriptImports, mends: _Mends
+    reference: InstalledPackages, others: Mapping[str, InstalledPackages], needs: ScriptImports, fixes: _Fixes
 ) -> Iterator[CompatibilityFinding]:
-    # A machine that only starts runs may have no torch: then the first one that has it is the measure.
+    # The starting machine may have no torch; then the first machine with torch is the reference.
     place, expected = next(
-        ((where, each.torch) for where, each in _measures(reference, others) if each.torch),
+        ((where, each.torch) for where, each in _references(reference, others) if each.torch),
         ("", None),
     )
     needed = "torch" in needs.required
@@ -225,37 +226,37 @@ def _torch(
                     about="torch",
                     node=node,
                     sentence=f"{node} has no torch, and the script imports it.",
-                    mend=_missing_torch(node, packages, mends),
+                    fix=_missing_torch(node, packages, fixes),
                 )
             continue
         if expected is None or packages.torch == expected:
             continue
-        both = f"{node} has torch {packages.torch}, and {place} it is {expected}"
+        sentence = f"{node} has torch {packages.torch}, and {place} it is {expected}"
         if _numbers(packages.torch)[:2] == _numbers(expected)[:2]:
-            yield CompatibilityFinding(level="fine", about="torch", node=node, sentence=f"{both}.")
+            yield CompatibilityFinding(level="fine", about="torch", node=node, sentence=f"{sentence}.")
             continue
         yield CompatibilityFinding(
             level="impossible" if named else "risky",
             about="torch",
             node=node,
-            sentence=f"{both}: they cannot train in one group.",
-            mend=mends.torch(node, packages, expected),
+            sentence=f"{sentence}: they cannot train in one group.",
+            fix=fixes.torch(node, packages, expected),
         )
 
 
-def _measures(
+def _references(
     reference: InstalledPackages, others: Mapping[str, InstalledPackages]
 ) -> Iterator[tuple[str, InstalledPackages]]:
     yield "here", reference
     yield from ((f"on {node}", packages) for node, packages in others.items())
 
 
-def _missing_torch(node: str, packages: InstalledPackages, mends: _Mends) -> str:
-    if mends.built_from is not None:
-        return f"Add torch to {mends.built_from}, and run again."
+def _missing_torch(node: str, packages: InstalledPackages, fixes: _Fixes) -> str:
+    if fixes.built_from is not None:
+        return f"Add torch to {fixes.built_from}, and run again."
     choice = choose_torch(packages.os, packages.arch, nvidia=False, amd=False)
     if not choice.possible:
-        return _left_out(node, choice.why)
+        return _leave_out(node, choice.why)
     return f"On {node} run `barnraise torch`: it prints the install command for that machine."
 
 
@@ -264,15 +265,15 @@ def _package(
     required: bool,
     reference: InstalledPackages,
     others: Mapping[str, InstalledPackages],
-    mends: _Mends,
+    fixes: _Fixes,
 ) -> Iterator[CompatibilityFinding]:
     expected = reference.package(name)
     known = expected or next((found for each in others.values() if (found := each.package(name))), None)
     if known is None:
         sentence = f"{name} is imported by the script, and no machine has it."
         if required:
-            mend = mends.install("", None, name, None)
-            yield CompatibilityFinding(level="impossible", about="package", sentence=sentence, mend=mend)
+            fix = fixes.install("", None, name, None)
+            yield CompatibilityFinding(level="impossible", about="package", sentence=sentence, fix=fix)
         else:
             yield CompatibilityFinding(level="fine", about="package", sentence=sentence)
         return
@@ -285,14 +286,14 @@ def _package(
                 about="package",
                 node=node,
                 sentence=f"{name} is missing on {node}, and the script {where}.",
-                mend=mends.install(node, packages, name, known),
+                fix=fixes.install(node, packages, name, known),
             )
         elif expected is not None:
-            yield from _versions(node, packages, found, expected, mends)
+            yield from _versions(node, packages, found, expected, fixes)
 
 
 def _versions(
-    node: str, packages: InstalledPackages, found: Package, expected: Package, mends: _Mends
+    node: str, packages: InstalledPackages, found: Package, expected: Package, fixes: _Fixes
 ) -> Iterator[CompatibilityFinding]:
     same_origin = found.distribution == expected.distribution
     if not same_origin or not found.version or not expected.version or found.version == expected.version:
@@ -301,11 +302,11 @@ def _versions(
     if _numbers(found.version)[:1] == _numbers(expected.version)[:1]:
         yield CompatibilityFinding(level="fine", about="package", node=node, sentence=sentence)
         return
-    mend = mends.install(node, packages, found.name, expected)
-    yield CompatibilityFinding(level="risky", about="package", node=node, sentence=sentence, mend=mend)
+    fix = fixes.install(node, packages, found.name, expected)
+    yield CompatibilityFinding(level="risky", about="package", node=node, sentence=sentence, fix=fix)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """``(2, 13, 0)`` of ``2.13.0+cpu``."""
+    """Return the release numbers of a version: ``(2, 13, 0)`` for ``2.13.0+cpu``."""
     release = re.match(r"\s*v?(\d{1,9}(?:\.\d{1,9})*)", version)
     return tuple(map(int, release[1].split("."))) if release else ()

@@ -1,7 +1,7 @@
-"""What one Python has of the packages that a script imports: of the agent's own, or of another one.
+"""Installed packages of a Python, of those that a script imports.
 
-Nothing is imported for it: finders and metadata are asked. These facts come from other machines too, so that
-every text and list has a bound.
+Nothing is imported: the import finders and the package metadata are queried. The facts also come from other
+machines, so that every text and list has a limit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ else:
 
 
 class Package(msgspec.Struct, frozen=True):
-    """An import name that can be imported, and who brings it in which version, where that is known."""
+    """Import name that is available, with its distribution and version if known."""
 
     name: Word
     distribution: Word | None = None
@@ -41,7 +41,7 @@ class Package(msgspec.Struct, frozen=True):
 
 
 class InstalledPackages(msgspec.Struct, frozen=True, kw_only=True):
-    """What one Python has; ``os`` and ``arch`` are the names that ``platform`` gives them."""
+    """Packages of one Python; ``os`` and ``arch`` use the names of ``platform``."""
 
     python: Word
     implementation: Word
@@ -53,27 +53,30 @@ class InstalledPackages(msgspec.Struct, frozen=True, kw_only=True):
     missing: Annotated[tuple[Word, ...], Meta(max_length=MOST_NAMES)] = ()
 
     def package(self, name: str) -> Package | None:
+        """Return the package with this import name, or None."""
         return next((each for each in self.packages if each.name == name), None)
 
 
 def own_packages(names: Iterable[str]) -> InstalledPackages:
-    """What this process's Python has; takes some tenths of a second if something was installed meanwhile."""
-    return msgspec.convert(package_probe.survey(_bounded(names), _distributions()), InstalledPackages)
+    """Return the packages of this process's Python; slower after an installation, by some tenths of a
+    second.
+    """
+    return msgspec.convert(package_probe.probe(_bounded(names), _distributions()), InstalledPackages)
 
 
 async def packages_of(
     python: Path, names: Iterable[str], *, deadline_s: float = _DEADLINE_S
 ) -> InstalledPackages:
-    """What another Python of this machine has, asked in a process of it."""
+    """Return the packages of another Python on this machine, queried in a process of it."""
     # Our own folder must not be searched, hence -P.
     command = (str(python), "-P", package_probe.__file__)
-    hint = f'Start it by hand, and repair or replace it if that fails: "{python}" -c "import sys"'
-    return await packages_told_by(
+    hint = f'Start it by hand, and reinstall it if that fails: "{python}" -c "import sys"'
+    return await query_packages(
         command, names, whose=f"the Python at {python}", hint=hint, deadline_s=deadline_s
     )
 
 
-async def packages_told_by(
+async def query_packages(
     command: Sequence[str],
     names: Iterable[str],
     *,
@@ -82,13 +85,14 @@ async def packages_told_by(
     environment: Mapping[str, str] | None = None,
     deadline_s: float = _DEADLINE_S,
 ) -> InstalledPackages:
-    """What a command says that runs ``package_survey`` somewhere; RunEnvironmentError about ``whose``.
+    """Run a command that starts ``package_probe``, and return its answer.
 
-    Threads instead of asyncio's own subprocesses, which the agent's loop does not have on Windows.
+    Raise RunEnvironmentError that names ``whose`` packages were asked for. It uses threads, because the
+    agent's event loop has no asyncio subprocesses on Windows.
     """
 
     def failed(why: str) -> RunEnvironmentError:
-        return RunEnvironmentError(f"{whose} could not be asked for its packages: {why}", hint=hint)
+        return RunEnvironmentError(f"{whose} did not report its packages: {why}", hint=hint)
 
     try:
         process = _spawn(command, environment)
@@ -96,7 +100,7 @@ async def packages_told_by(
         raise failed(f"it cannot be started ({error})") from None
     try:
         async with asyncio.timeout(deadline_s):
-            out, complaints = await _answer(process, json.dumps(_bounded(names)).encode())
+            out, errors = await _answer(process, json.dumps(_bounded(names)).encode())
     except TimeoutError:
         raise failed(f"it did not answer within {deadline_s:g} s") from None
     finally:
@@ -105,8 +109,8 @@ async def packages_told_by(
         await asyncio.to_thread(process.wait)
     lines = out.splitlines()
     if process.returncode != 0 or not lines:
-        words = complaints.decode("utf-8", "replace").strip().splitlines()
-        raise failed(words[-1][:200] if words else f"it ended with {process.returncode}")
+        error_lines = errors.decode("utf-8", "replace").strip().splitlines()
+        raise failed(error_lines[-1][:200] if error_lines else f"it exited with code {process.returncode}")
     try:
         return msgspec.json.decode(lines[-1], type=InstalledPackages)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -125,17 +129,17 @@ def _spawn(command: Sequence[str], environment: Mapping[str, str] | None) -> sub
 
 
 async def _answer(process: subprocess.Popen[bytes], question: bytes) -> tuple[bytes, bytes]:
-    """What it says and what it complains of, each only to its last part; then it has ended."""
+    """Return the last part of standard output and of standard error, after the process has exited."""
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    _, out, complaints = await asyncio.gather(
+    _, out, errors = await asyncio.gather(
         asyncio.to_thread(_ask, process.stdin, question),
-        asyncio.to_thread(_end_of, process.stdout),
-        asyncio.to_thread(_end_of, process.stderr),
+        asyncio.to_thread(_last_part, process.stdout),
+        asyncio.to_thread(_last_part, process.stderr),
     )
     await asyncio.to_thread(process.wait)
-    return out, complaints
+    return out, errors
 
 
 def _ask(stream: IO[bytes], question: bytes) -> None:
@@ -143,7 +147,7 @@ def _ask(stream: IO[bytes], question: bytes) -> None:
         stream.write(question)
 
 
-def _end_of(stream: IO[bytes]) -> bytes:
+def _last_part(stream: IO[bytes]) -> bytes:
     kept = b""
     with stream:
         while part := stream.read(65536):
@@ -159,7 +163,7 @@ _known: tuple[tuple[tuple[str, int], ...], Mapping[str, Sequence[str]]] | None =
 
 
 def _distributions() -> Mapping[str, Sequence[str]]:
-    """Who brings which import name; read anew only when a folder of the search path has changed."""
+    """Return the distributions of each import name; cached until a folder of the search path changes."""
     global _known
     places = package_probe.search_places()
     if _known is None or _known[0] != places:

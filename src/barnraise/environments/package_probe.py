@@ -1,6 +1,6 @@
-"""What one Python has, asked of itself: the standard library only, since other Pythons run this file too.
+"""Probe of one Python's packages: uses the standard library only, because other Pythons run this file.
 
-Reads a JSON list of import names and prints one JSON line. No package is imported for it.
+Reads a JSON list of import names and prints one JSON line. It imports no package.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 _WORD = 128
 
 
-def survey(names: Iterable[str], distributions: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The facts about this interpreter; ``distributions`` says who brings which import name."""
+def probe(names: Iterable[str], distributions: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the facts about this interpreter; ``distributions`` maps import names to distributions."""
     importlib.invalidate_caches()
     packages = []
     missing = []
@@ -55,7 +55,7 @@ def _is_there(name: str, has_distribution: bool) -> bool:
 
 
 def _distribution(name: str, candidates: Sequence[str]) -> str | None:
-    """The one of the same name if it is among them: several may share a namespace such as ``google``."""
+    """Return the distribution of the same name if any; several may share a namespace, such as ``google``."""
     same = [each for each in candidates if _plain(each) == _plain(name)]
     return min(same or candidates, default="")[:_WORD] or None
 
@@ -74,7 +74,7 @@ def _version(distribution: str) -> str | None:
 
 
 def search_places() -> tuple[tuple[str, int], ...]:
-    """The folders of the search path with their times: an install or removal changes one of them."""
+    """Return the folders of the search path with their times; an install or removal changes one of them."""
     places = []
     for path in sys.path:
         try:
@@ -86,7 +86,7 @@ def search_places() -> tuple[tuple[str, int], ...]:
 
 def main() -> None:
     names = json.loads(sys.stdin.buffer.read(1 << 20))
-    found = survey(map(str, names), importlib.metadata.packages_distributions())
+    found = probe(map(str, names), importlib.metadata.packages_distributions())
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -1,20 +1,24 @@
-"""What a script needs, read from its text and never by running it. Pure.
+"""Dependency scan: the imports of a script, read from its text and never by running it. Pure.
 
-Imports are followed from the script into the modules of its folder. A name is looked for beside the script
-first, then at the top of the folder; what is found there, or belongs to Python itself, is no need.
+Imports are followed from the script into the modules of its folder. A name is searched beside the script
+first, then at the top of the folder. Modules found there, and those of the standard library, are no
+dependencies.
 
-- *Required*: imported whenever its module is loaded: at the top of it, or in a class, a ``with``, or the
-  script's own ``if __name__ == "__main__"``.
-- *Optional*: in a function, a loop, another condition, or a ``try`` (or ``suppress``) that survives an
-  ImportError. What a module needs is optional if the module is only imported so.
-- Nothing under ``if TYPE_CHECKING`` counts.
+- *Required*: imported whenever its module is loaded: at the top level, in a class, in a ``with``, or under
+  the script's own ``if __name__ == "__main__"``.
+- *Optional*: imported in a function, a loop, another condition, or a ``try`` (or ``suppress``) that handles
+  ImportError. If a module is only imported in this way, its imports are optional, too.
+- Imports under ``if TYPE_CHECKING`` do not count.
 
-The code *demands CUDA* if it says ``x.cuda()``, ``torch.cuda.set_device(...)``, ``torch.device("cuda...")``,
-``.to("cuda...")``, ``device="cuda..."`` in a call, or ``device = "cuda..."``, and nothing in the same file
-asks whether there is such a device (``cuda.is_available``, ``cuda.device_count``, the same of ``mps``,
-``xpu`` or ``torch.accelerator``). A line under a condition that speaks of cuda or gpu is no demand, nor is a
-default that the caller may change (of a function, of an option); ``init_process_group("nccl")`` is none,
-since our backend stands in for it.
+The code *demands CUDA* if the same file has no check for the device and contains one of these::
+
+    x.cuda()                        torch.cuda.set_device(...)
+    torch.device("cuda...")         x.to("cuda...")
+    f(device="cuda...")             device = "cuda..."
+
+Checks are ``cuda.is_available``, ``cuda.device_count``, and the same of ``mps``, ``xpu`` or
+``torch.accelerator``. A line under a condition about cuda or gpu is no demand. Nor is a default value that
+the caller may change, or ``init_process_group("nccl")``, which our backend replaces.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ Sentence = Annotated[str, Meta(max_length=600)]
 _LONGEST_NAME = 128
 _MOST_NAMES = 512
 _MOST_MODULES = 2000
-# No person writes a longer one, and parsing takes memory by the hundredfold.
+# Parsing needs a hundred times this memory.
 _LARGEST_MODULE = 4 * 1024 * 1024
 _SHOWN = 80
 _NO_NEEDS = sys.stdlib_module_names | {"__main__", "barnraise"}
@@ -48,7 +52,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class ScriptImports(msgspec.Struct, frozen=True, kw_only=True):
-    """What the script imports from outside its folder, and what would keep it from running at all."""
+    """Packages that the script imports from outside its folder, and errors that prevent it from running."""
 
     required: Names = ()
     optional: Names = ()
@@ -57,7 +61,7 @@ class ScriptImports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Import(msgspec.Struct, frozen=True):
-    """One imported module, by its absolute name, and where to begin to look for it in the folder."""
+    """One imported module by its absolute name, and the folders in which it is searched."""
 
     name: str
     required: bool
@@ -67,11 +71,11 @@ class _Import(msgspec.Struct, frozen=True):
     relative: bool = False
 
 
-def needs_of(files: Mapping[str, bytes], script: str) -> ScriptImports:
-    """The needs of a script in a folder whose files are named by relative paths with ``/``."""
+def scan_imports(files: Mapping[str, bytes], script: str) -> ScriptImports:
+    """Return the imports of a script in a folder, whose files are named by relative paths with ``/``."""
     script = str(PurePosixPath(script))
     if script not in files:
-        return ScriptImports(syntax=f"{script} is not in the folder that is sent"[:600])
+        return ScriptImports(syntax=f"{script} is not in the folder of the run"[:600])
     folder = _Folder(files, script)
     required: dict[str, None] = {}
     optional: dict[str, None] = {}
@@ -79,7 +83,7 @@ def needs_of(files: Mapping[str, bytes], script: str) -> ScriptImports:
     seen: dict[str, bool] = {}
     waiting = [(script, True)]
     while waiting and len(seen) < _MOST_MODULES:
-        # What is required comes first, so that few modules are read twice.
+        # Required modules come first, so that few modules are read twice.
         path, is_required = waiting.pop(next((i for i, (_, must) in enumerate(waiting) if must), 0))
         if seen.get(path, False) or (path in seen and not is_required):
             continue
@@ -107,7 +111,7 @@ def needs_of(files: Mapping[str, bytes], script: str) -> ScriptImports:
 
 
 class _Folder:
-    """Where the modules of the folder are."""
+    """Modules of the folder, by path."""
 
     def __init__(self, files: Mapping[str, bytes], script: str) -> None:
         self._files = files
@@ -119,15 +123,15 @@ class _Folder:
         }
 
     def holds(self, found: _Import) -> bool:
-        """Whether the first part of the name is a module of the folder.
+        """Return True if the first part of the name is a module of the folder.
 
-        A folder without ``__init__.py`` is none: an installed package of that name goes before it.
+        A folder without ``__init__.py`` does not count: an installed package of that name comes first.
         """
         top = found.name.partition(".")[0]
         return any(self._module(root, top) or _joined(root, top) in self._compiled for root in found.roots)
 
     def modules(self, found: _Import) -> list[str]:
-        """The files that the import loads: the packages on the way, the module, and its members' modules."""
+        """Return the files that an import loads: parent packages, the module, and its members' modules."""
         for root in found.roots:
             parts = [part for part in found.name.split(".") if part]
             top = _joined(root, parts[0]) if parts else root
@@ -149,7 +153,7 @@ class _Folder:
 
 
 def _imports(tree: ast.Module, folder: _Folder, path: str, *, is_script: bool) -> Iterator[_Import]:
-    """Every import of a module, in the order of the text."""
+    """Yield every import of a module, in the order of the text."""
     waiting: list[tuple[ast.AST, bool]] = [(node, True) for node in reversed(tree.body)]
     while waiting:
         node, required = waiting.pop()
@@ -169,7 +173,7 @@ def _imports(tree: ast.Module, folder: _Folder, path: str, *, is_script: bool) -
 
 
 def _inside(node: ast.AST, required: bool, is_script: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """The parts of a statement, and whether each is reached whenever the statement is."""
+    """Yield the parts of a statement, and whether each is reached whenever the statement is."""
     if isinstance(node, ast.If):
         always, never = _known_outcome(node.test, is_script)
         if not never:
@@ -191,7 +195,7 @@ def _inside(node: ast.AST, required: bool, is_script: bool) -> Iterator[tuple[as
 
 
 def _known_outcome(test: ast.expr, is_script: bool) -> tuple[bool, bool]:
-    """Whether a condition is (always, never) true, for the two that everybody writes."""
+    """Return whether a condition is (always, never) true, for the two common patterns."""
     if _last_name(test) == "TYPE_CHECKING":
         return False, True
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
@@ -218,7 +222,7 @@ def _suppresses(context: ast.expr) -> bool:
 
 
 def _cuda_demand(path: str, text: bytes, tree: ast.Module) -> str | None:
-    """A sentence for the first line that cannot work without CUDA; None if there is none, or a guard."""
+    """Return a sentence about the first line that needs CUDA; None if there is none, or a check."""
     lines: list[int] = []
     waiting: list[ast.AST] = [tree]
     while waiting:
@@ -226,12 +230,12 @@ def _cuda_demand(path: str, text: bytes, tree: ast.Module) -> str | None:
         if _is_guard(node):
             return None
         if isinstance(node, ast.If | ast.IfExp) and _speaks_of_cuda(node.test):
-            # Still searched for guards: one anywhere in the file counts.
+            # A check anywhere in the file counts.
             if any(_is_guard(each) for each in ast.walk(node)):
                 return None
             continue
         if isinstance(node, _Function):
-            # A default is the caller's to change.
+            # The caller may change a default value.
             inside = node.body if isinstance(node.body, list) else [node.body]
             waiting += [*inside, *getattr(node, "decorator_list", [])]
             continue
@@ -243,7 +247,7 @@ def _cuda_demand(path: str, text: bytes, tree: ast.Module) -> str | None:
     first = min(lines)
     shown = text.splitlines()[first - 1 : first] or [b""]
     code = shown[0].decode("utf-8", "replace").strip()[:_SHOWN]
-    return f"{path[:200]} line {first} asks for CUDA without a test for it: {code}"[:600]
+    return f"{path[:200]} line {first} requires CUDA without a check for it: {code}"[:600]
 
 
 def _is_guard(node: ast.AST) -> bool:
@@ -280,7 +284,7 @@ def _demands_cuda(node: ast.AST) -> bool:
 
 
 def _says_cuda(value: ast.expr) -> bool:
-    """``"cuda"``, ``"cuda:1"``, or a formatted text that begins so."""
+    """Return True for ``"cuda"``, ``"cuda:1"``, or a formatted text that starts with them."""
     if isinstance(value, ast.JoinedStr) and value.values:
         value = value.values[0]
     if not isinstance(value, ast.Constant) or not isinstance(value.value, str):
@@ -289,7 +293,7 @@ def _says_cuda(value: ast.expr) -> bool:
 
 
 def _parsed(path: str, text: bytes) -> ast.Module | str | None:
-    """The module's tree, a sentence that says why it is none, or None for what cannot be judged here."""
+    """Return the module's tree, a sentence about its syntax error, or None if it cannot be judged."""
     if len(text) > _LARGEST_MODULE:
         return None
     with warnings.catch_warnings():
@@ -303,13 +307,13 @@ def _parsed(path: str, text: bytes) -> ast.Module | str | None:
             version = ".".join(map(str, sys.version_info[:2]))
             return f"{path[:200]}{line}: invalid syntax: {error.msg[:200]}{shown} (read by Python {version})"
         except ValueError:
-            return f"{path[:200]}: invalid syntax: it holds null bytes, so that it is no text"
+            return f"{path[:200]}: invalid syntax: it contains null bytes, so it is not text"
         except (RecursionError, MemoryError):
             return None
 
 
 def _last_name(node: ast.expr) -> str | None:
-    """``c`` of ``a.b.c``."""
+    """Return ``c`` for ``a.b.c``."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else None

@@ -1,4 +1,4 @@
-"""Which build of torch fits a machine. `barnraise torch` says it, and environments are built by it."""
+"""Choice of the torch build for a machine, for `barnraise torch` and for built environments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INDEX = "https://download.pytorch.org/whl"
 
 
 class TorchChoice(msgspec.Struct, frozen=True):
-    """Where a machine's torch comes from: an index, or None for PyPI's own; and why so."""
+    """Package index of a machine's torch (None: PyPI), and the reason."""
 
     possible: bool
     index: str | None
@@ -19,7 +19,7 @@ class TorchChoice(msgspec.Struct, frozen=True):
 
 
 def choose_torch(system: str, machine: str, *, nvidia: bool, amd: bool) -> TorchChoice:
-    """The build for a machine, from the names that ``platform`` gives it."""
+    """Return the build for a machine, by the names that ``platform`` gives it."""
     arm = machine.lower() in {"arm64", "aarch64"}
     if system == "Darwin":
         if not arm:
@@ -41,7 +41,7 @@ def choose_torch(system: str, machine: str, *, nvidia: bool, amd: bool) -> Torch
 
 
 def choose_torch_here() -> TorchChoice:
-    """The build for this machine, from the drivers' own tools."""
+    """Return the build for this machine."""
     return choose_torch(
         platform.system(),
         platform.machine(),

@@ -1,4 +1,4 @@
-"""Which engine moves the tensors of a process group: the one that the script named, or ours. Pure."""
+"""Choice of the c10d backend of a process group: the one that the script named, or ours. Pure."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ AUTO = "auto"
 TRUSTED = "trusted"
 
 _PLAINTEXT = "Gloo and NCCL send plaintext and do not work between operating systems"
-_TORCHS_OWN = frozenset({"gloo", "nccl"})
+_TORCH_BACKENDS = frozenset({"gloo", "nccl"})
 _SENDS_NOTHING = frozenset({"fake"})
 
 Name = Annotated[str, Meta(max_length=200)]
 
 
 class BackendChoice(msgspec.Struct, frozen=True):
-    """``backend`` as torch takes it, and why it is this one."""
+    """Backend in torch's notation, and the reason for it."""
 
     backend: str
     reason: str
 
 
 class RankDevices(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank tells the others before they choose; ``asked`` is None where the script named nothing."""
+    """Facts that a rank sends to the others before the choice; ``asked`` is None if the script named no
+    backend.
+    """
 
     asked: Name | None
     device: Annotated[str, Meta(max_length=64)]
@@ -38,26 +40,29 @@ class RankDevices(msgspec.Struct, frozen=True, array_like=True):
 
 
 def encode_rank(rank: RankDevices) -> bytes:
+    """Encode the facts of one rank."""
     return msgspec.msgpack.encode(rank)
 
 
 def decode_rank(data: bytes, number: int) -> RankDevices:
-    return decode(_ranks, data, f"what rank {number} tells of itself cannot be read")
+    """Decode the facts of a rank; raise ProtocolError if they are malformed."""
+    return decode(_ranks, data, f"the facts of rank {number} cannot be read")
 
 
 _ranks = msgspec.msgpack.Decoder(RankDevices)
 
 
-def choose_together(
+def choose_group_backend(
     ranks: Sequence[RankDevices], machines: Sequence[int], forced: str, fabric: str
 ) -> BackendChoice:
-    """The same choice on every rank, because each knows of all. ``machines`` are those of the ranks.
+    """Choose the same backend on every rank, because each rank knows the facts of all. ``machines``: by
+    rank.
 
-    On an untrusted fabric nothing that another machine tells can open a plaintext engine between machines.
+    On an untrusted network no other machine can cause a plaintext backend between machines.
     """
     asked = {None if rank.asked is None else rank.asked.lower() for rank in ranks}
     first = ranks[0].asked
-    choice = choose_engine(
+    choice = choose_backend(
         first,
         tuple(machines),
         ",".join(sorted({rank.device for rank in ranks})),
@@ -68,11 +73,11 @@ def choose_together(
     )
     if len(asked) > 1 and forced == AUTO and choice.backend != OURS:
         named = ", ".join(sorted(name or "none" for name in asked))
-        return BackendChoice(OURS, f"its ranks ask for different engines ({named})")
+        return BackendChoice(OURS, f"its ranks ask for different backends ({named})")
     return choice
 
 
-def choose_engine(
+def choose_backend(
     asked: str | None,
     machines: tuple[int, ...],
     device: str,
@@ -81,9 +86,9 @@ def choose_engine(
     nccl_available: bool = False,
     systems: tuple[str, ...] = ("linux",),
 ) -> BackendChoice:
-    """For a group whose ranks are on ``machines`` and compute on ``device`` (several: with commas)."""
+    """Choose the backend of a group with ranks on these machines and devices (separated by commas)."""
     spans = len(set(machines)) > 1
-    wanted = usual_name(asked, device)
+    wanted = default_backend(asked, device)
     names = _names(wanted)
     if names <= _SENDS_NOTHING:
         return BackendChoice(wanted, "it sends nothing")
@@ -92,7 +97,7 @@ def choose_engine(
     if names == {OURS}:
         return BackendChoice(OURS, "the script asks for it")
     if spans and fabric != TRUSTED:
-        known = names <= _TORCHS_OWN | {OURS}
+        known = names <= _TORCH_BACKENDS | {OURS}
         return BackendChoice(
             OURS, _PLAINTEXT if known else f"{wanted} is not known to encrypt what it sends between machines"
         )
@@ -102,46 +107,46 @@ def choose_engine(
     return BackendChoice(wanted, "the fabric is trusted" if spans else "the group is within one machine")
 
 
-def usual_name(asked: str | None, device: str) -> str:
-    """What was asked for in torch's spelling, or what torch takes for such a device if nothing was."""
+def default_backend(asked: str | None, device: str) -> str:
+    """Return the requested backend in torch's spelling, or torch's default for the device."""
     if asked:
         return asked.lower()
     return "nccl" if _kinds(device) == {"cuda"} else "gloo"
 
 
-def sentence(asked: str | None, choice: BackendChoice, machines: Sequence[int]) -> str | None:
-    """What the user should know of the choice; None if the script gets what it asked for, safely."""
+def describe_choice(asked: str | None, choice: BackendChoice, machines: Sequence[int]) -> str | None:
+    """Return a sentence about the choice; None if the script gets what it asked for, without plaintext."""
     plain = len(set(machines)) > 1 and bool(_names(choice.backend) - {OURS} - _SENDS_NOTHING)
     kept = choice.backend == asked.lower() if asked else choice.backend != OURS
     if kept and not plain:
         return None
     instead = "" if kept else f" instead of {asked or 'the default of torch'}"
     warning = "; it sends plaintext" if plain else ""
-    group = f"the group of {_many(len(machines), 'rank')} on {_many(len(set(machines)), 'machine')}"
+    group = f"the group of {_counted(len(machines), 'rank')} on {_counted(len(set(machines)), 'machine')}"
     return f"{group} uses {choice.backend}{instead}: {choice.reason}{warning}"
 
 
 def _obstacle(names: frozenset[str], kinds: set[str], nccl_available: bool, systems: Sequence[str]) -> str:
-    """Why torch's engines cannot carry this group; ``systems`` only where it spans machines."""
+    """Return why torch's backends cannot serve this group. ``systems``: set only if it spans machines."""
     if "nccl" in names and kinds != {"cuda"}:
         return f"NCCL needs CUDA on every rank, and these compute on {', '.join(sorted(kinds))}"
     if "nccl" in names and not nccl_available:
         return "this torch has no NCCL, or sees no CUDA device"
     if "gloo" in names and "mps" in kinds:
-        return "Gloo takes no MPS tensors"
+        return "Gloo does not support MPS tensors"
     if "gloo" in names and set(systems) - {"linux"}:
         return f"Gloo works between machines on Linux only, and these run {', '.join(systems)}"
     return ""
 
 
 def _names(backend: str) -> frozenset[str]:
-    """The engines in ``gloo`` or ``cpu:gloo,cuda:nccl``."""
+    """Return the backends in a text such as ``gloo`` or ``cpu:gloo,cuda:nccl``."""
     return frozenset(part.rpartition(":")[2].strip() for part in backend.lower().split(","))
 
 
 def _kinds(device: str) -> set[str]:
-    return {one.partition(":")[0].strip() for one in device.lower().split(",")}
+    return {part.partition(":")[0].strip() for part in device.lower().split(",")}
 
 
-def _many(number: int, thing: str) -> str:
+def _counted(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -1,12 +1,12 @@
-"""What a checkpoint is to machines that need not open it: who vouches for it, which counts, who has it.
+"""Metadata of checkpoints for machines that do not open them: signature, order and holders.
 
     step-00000042/state.safetensors    the tensors, t0, t1 ...
     step-00000042/manifest.json        what they are, their hash, and which run and history they come from
     step-00000042/seal.json            the machine that saved it, and its signature
 
-A checkpoint counts if a machine signed it that may save for its run: an owner's, or one that the run's order
-names. The signature covers the manifest, and the manifest the tensors, so that it does not matter who passes
-a copy on. Pure, but for `manifest_in` and `written_in`.
+A checkpoint is valid if its signer may save for the run: an owner's machine, or one that the run spec names.
+The signature covers the manifest, and the manifest covers the tensors. So any machine may pass on a copy.
+Pure, except for `load_manifest` and `modification_times`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STATE, MANIFEST, SEAL = "state.safetensors", "manifest.json", "seal.json"
 FILES = (MANIFEST, SEAL, STATE)
 LARGEST = {MANIFEST: 128 << 20, SEAL: 4096}
 _PURPOSE = b"barnraise checkpoint 1\0"
-_OLDER = "An older one is taken instead."
+_OLDER = "An older checkpoint is used instead."
 _FOLDER = re.compile(r"step-([0-9]{8,12})")
 
 Step = Annotated[int, Meta(ge=0, le=MOST_STEP)]
@@ -43,9 +43,10 @@ _Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """``digest`` is the hash of the state, as members compare it; ``previous`` is that of the one before it.
-    ``file`` names the bytes of the state's file as the store of contents does. ``copies``: on how many
-    machines it should be.
+    """Description of a checkpoint.
+
+    ``digest``: hash of the state, as members compare it. ``previous``: the digest of the checkpoint before
+    it. ``file``: content id of the state's file. ``copies``: on how many machines the checkpoint should be.
     """
 
     format: Annotated[int, Meta(ge=2, le=2)] = 2
@@ -61,14 +62,14 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointSignature(msgspec.Struct, frozen=True):
-    """Who vouches for a manifest."""
+    """Signature of a manifest, and the machine that made it."""
 
     node: Node
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
 class HeldCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    """A checkpoint that a machine has; ``agreed``: not only provisionally."""
+    """Checkpoint that a machine holds. ``agreed``: False if it is provisional."""
 
     run: RunId
     step: Step
@@ -77,84 +78,92 @@ class HeldCheckpoint(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def age(self) -> tuple[int, int]:
-        """The higher, the later. A branch that was given up may have come further before it was."""
+        """Return a key that orders checkpoints by time.
+
+        The generation comes first: a dropped branch may have reached higher steps.
+        """
         return self.generation, self.step
 
 
-def held_of(manifest: CheckpointManifest) -> HeldCheckpoint:
+def to_held_checkpoint(manifest: CheckpointManifest) -> HeldCheckpoint:
+    """Return the short form of a manifest."""
     return HeldCheckpoint(manifest.run, manifest.step, not manifest.provisional, manifest.generation)
 
 
 def folder_name(step: int) -> str:
+    """Return the name of a checkpoint's folder."""
     return f"step-{step:08}"
 
 
-def written_in(folder: Path) -> dict[str, float]:
-    """The names of what is in there, and when each was written."""
+def modification_times(folder: Path) -> dict[str, float]:
+    """Return the modification time of each entry of a folder, by name."""
     written = {}
-    with os.scandir(folder) as found:
-        for one in found:
-            with contextlib.suppress(FileNotFoundError):  # a worker's draft, which has its name just now
-                written[one.name] = one.stat(follow_symlinks=False).st_mtime
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # a worker's draft that was renamed meanwhile
+                written[entry.name] = entry.stat(follow_symlinks=False).st_mtime
     return written
 
 
-def step_of(name: str) -> int | None:
-    """The step that a folder's name says; None if it is no checkpoint's."""
-    found = _FOLDER.fullmatch(name)
-    return int(found[1]) if found is not None else None
+def folder_step(name: str) -> int | None:
+    """Return the step in a folder's name; None if it is not a checkpoint's folder."""
+    match = _FOLDER.fullmatch(name)
+    return int(match[1]) if match is not None else None
 
 
-def out_of_date(written: Mapping[str, float], keep: int) -> list[str]:
-    """The folders of checkpoints that are not among the last that were written; that of step ``keep`` stays.
+def outdated_folders(written: Mapping[str, float], keep: int) -> list[str]:
+    """Return the checkpoint folders that are not among the newest; the folder of step ``keep`` stays.
 
-    By time, not by step: what a dropped branch left may have higher steps than all that is saved now.
+    They are ordered by time, not by step: a dropped branch may have left higher steps.
     """
-    ours = [(at, name) for name, at in written.items() if step_of(name) is not None]
-    return [name for _, name in sorted(ours)[:-KEPT] if step_of(name) != keep]
+    ours = [(at, name) for name, at in written.items() if folder_step(name) is not None]
+    return [name for _, name in sorted(ours)[:-KEPT] if folder_step(name) != keep]
 
 
-# who vouches for it
+# signatures
 
 
 def fingerprint(manifest: bytes) -> bytes:
+    """Return the hash of a manifest, which is what a machine signs."""
     return hashlib.sha256(manifest).digest()
 
 
 def sign(key: NodeKey, run: str, step: int, manifest: bytes) -> CheckpointSignature:
-    """``manifest`` is its fingerprint. Run and step stand beside it, so that no other can be signed."""
+    """Sign a manifest by its fingerprint, together with run and step, so that it is valid for no other."""
     return CheckpointSignature(key.id.raw, key.sign(_statement(run, step, manifest)))
 
 
-def signers(log: TrustLog, order: RunSpec) -> frozenset[bytes]:
-    """Who may save for a run: every owner, and a guest that the order names. Nobody who was removed."""
+def allowed_signers(log: TrustLog, spec: RunSpec) -> frozenset[bytes]:
+    """Return the machines that may save for a run: every owner, and the guests that the run spec names."""
     members = {node.raw: member.role for node, member in log.members.items()}
-    return frozenset(raw for raw, role in members.items() if role == "owner" or raw in order.nodes)
+    return frozenset(raw for raw, role in members.items() if role == "owner" or raw in spec.nodes)
 
 
 def read_manifest(
     data: bytes, seal: bytes | None, run: str, may_sign: Collection[bytes]
 ) -> CheckpointManifest:
-    """What is in the files of those names; RunError with the reason if it does not count."""
+    """Return the manifest after checking its signature; raise RunError with the reason if it is not valid."""
     if seal is None:
         raise RunError("it is not signed", hint=_OLDER)
     try:
         manifest = decode(_manifests, data, "it cannot be read")
-        vouched = decode(_seals, seal, "its signature cannot be read")
+        signature = decode(_seals, seal, "its signature cannot be read")
     except ProtocolError as error:
         raise RunError(error.message, hint=_OLDER) from error
     if manifest.run != run:
-        raise RunError(f"it belongs to run {manifest.run}", hint="Give the run that it belongs to.")
-    if vouched.node not in may_sign:
-        raise RunError("it is signed by nobody of this cluster", hint="Take one that was saved here.")
+        raise RunError(f"it belongs to run {manifest.run}", hint="Name the run that it belongs to.")
+    if signature.node not in may_sign:
+        raise RunError(
+            "it was not signed by a machine of this cluster", hint="Use a checkpoint of this cluster."
+        )
     statement = _statement(manifest.run, manifest.step, fingerprint(data))
-    if not verify_signature(NodeId(vouched.node), vouched.signature, statement):
+    if not verify_signature(NodeId(signature.node), signature.signature, statement):
         raise RunError("it was changed after it was signed", hint=_OLDER)
     return manifest
 
 
-def manifest_in(place: Path, run: str, may_sign: Collection[bytes]) -> CheckpointManifest:
-    """Of a checkpoint on this machine's disk; RunError with the reason if it does not count."""
+def load_manifest(place: Path, run: str, may_sign: Collection[bytes]) -> CheckpointManifest:
+    """Load the manifest of a checkpoint on disk; raise RunError with the reason if it is not valid."""
     try:
         data = _bounded(place / MANIFEST)
         seal = _bounded(place / SEAL) if (place / SEAL).exists() else None
@@ -169,25 +178,25 @@ def _bounded(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def encode(what: CheckpointManifest | CheckpointSignature) -> bytes:
-    """As the file has it."""
-    return msgspec.json.encode(what)
+def encode(document: CheckpointManifest | CheckpointSignature) -> bytes:
+    """Encode a manifest or signature as its file."""
+    return msgspec.json.encode(document)
 
 
-# which one counts, and who keeps it
+# order and copies
 
 
-def newest(held: Iterable[HeldCheckpoint], runs: Sequence[str]) -> HeldCheckpoint | None:
-    """Of the first of these runs that has any: an agreed one before a provisional one, then the latest."""
+def newest_checkpoint(held: Iterable[HeldCheckpoint], runs: Sequence[str]) -> HeldCheckpoint | None:
+    """Return the newest checkpoint of the first run that has any; an agreed one before a provisional one."""
     places = {run: place for place, run in enumerate(runs)}
     known = [one for one in held if one.run in places]
     return max(known, key=lambda one: (-places[one.run], one.agreed, one.age), default=None)
 
 
-def next_keeper(
+def next_copy_target(
     me: bytes, holders: Collection[bytes], candidates: Sequence[bytes], copies: int
 ) -> bytes | None:
-    """Whom to give a copy now. Of those who hold it, one alone gives: all come to the same conclusion."""
+    """Return the next machine to replicate to. Deterministic, so that only one holder sends."""
     if len(holders) >= copies or me != min(holders, default=b""):
         return None
     return next((node for node in candidates if node not in holders), None)

@@ -1,16 +1,15 @@
-"""Whether a step counts: what the members of a new group conclude from what each of them brings. Pure.
+"""Commit protocol of a step: decide, after a group broke, whether its last step counts. Pure.
 
-Within a group a member applies the result of a step when it has the word of every member that it holds the
-same result. When the group breaks before that, its survivors meet in the next one. Each says how far it is,
-which result it holds but has not applied, and which units are in its sums. By being there it has sealed the
-old group: it reports and applies nothing in it any more. From the same words all conclude the same:
+Within a group a member applies a step once every member has voted that it holds the same result. If the
+group breaks before that, the survivors meet in the next group. Each reports its number of applied steps, the
+result that it holds but has not applied, and its micro-batches. After that report it applies nothing in the
+old group. From the same reports all members decide the same:
 
-- Somebody has applied step s: then every member held its result, so the others apply theirs, too.
-- Everybody who survived holds the same result of s: nobody can have decided otherwise, all apply it.
-- Otherwise it is discarded by all, and s is repeated with the sums that the survivors still have.
+- A member has applied step s. Then every member held its result, so the others apply it, too.
+- All survivors hold the same result of s. No member can have decided otherwise, so all apply it.
+- Otherwise all discard the result, and repeat s with the gradients that the survivors still have.
 
-A member may compute units of the next step while the result of one is on its way; it keeps them, whatever
-becomes of that one.
+A member may compute micro-batches of the next step while a result is in flight. It keeps them in any case.
 """
 
 from __future__ import annotations
@@ -30,99 +29,106 @@ Units = Annotated[tuple[int, ...], Meta(max_length=1 << 20)]
 
 
 class MemberState(msgspec.Struct, frozen=True, array_like=True):
-    """What a member brings into a group. ``done``: how many steps it has applied."""
+    """State that a member reports when it enters a group. ``done``: number of steps that it has applied."""
 
-    fresh: bool  # it has no state yet
+    fresh: bool  # it has no training state yet
     done: Step = 0
-    held: Digest = b""  # the digest of the result of the step after those, if it has one
-    units: Units = ()  # in its sums for that step
-    nursed: bool = False  # a newcomer that has followed the others to ``done``
-    speed: Speed = 0.0  # samples per second; 0: not known yet
-    arithmetic: Digest = b""  # the same on machines that compute the same bits
-    ahead: Units = ()  # that it has computed of the step after that one
-    epoch: tuple[Step, Step] = (0, 0)  # the pass over the data that it is in, and the batches before that
-    overlaps: bool = True  # it could compute while a round is summed
+    held: Digest = b""  # digest of the result of the next step, if it holds one
+    units: Units = ()  # micro-batches in its gradients of that step
+    recovered_live: bool = False  # a joining worker that recovered the state live, up to ``done``
+    speed: Speed = 0.0  # samples per second; 0 if unknown
+    arithmetic: Digest = b""  # equal on machines that compute the same bits
+    ahead: Units = ()  # micro-batches that it has computed of the step after that
+    epoch: tuple[Step, Step] = (0, 0)  # its epoch, and the number of batches before it
+    overlaps: bool = True  # it can compute during an all-reduce
 
 
 class CommitDecision(msgspec.Struct, frozen=True):
-    """What all of them do now."""
+    """Decision that all members of the new group take."""
 
-    done: int  # steps that are applied once everybody has followed
-    apply: bool  # those who hold the result apply it first
-    claimed: tuple[frozenset[int], ...]  # units of the next step that each rank keeps
+    done: int  # number of steps that are applied once all members have followed
+    apply: bool  # members with the result apply it first
+    claimed: tuple[frozenset[int], ...]  # micro-batches of the next step that each rank keeps
     ahead: tuple[frozenset[int], ...]  # and of the step after that
-    donors: tuple[int, ...]  # ranks with the state, for those without
+    donors: tuple[int, ...]  # ranks that have the training state
     fresh: tuple[int, ...]
     why: str
-    nursed: tuple[int, ...] = ()  # of the fresh: those who may have the state already
-    speeds: tuple[float, ...] = ()  # of every rank; empty: nothing is known
+    recovered_live: tuple[int, ...] = ()  # fresh ranks that have recovered the state live
+    speeds: tuple[float, ...] = ()  # of every rank; empty if unknown
     mixed: bool = False  # members compute different bits
     epoch: tuple[int, int] = (0, 0)
-    overlaps: bool = True  # all of them could
+    overlaps: bool = True  # all members can overlap
 
 
-def conclude(words: Sequence[MemberState]) -> CommitDecision:
-    """ProtocolError if the words contradict each other: then somebody's state is not of this run."""
-    verdict = _conclude(words)
-    near = [rank for rank in verdict.fresh if words[rank].nursed and words[rank].done == verdict.done]
-    mixed = len({word.arithmetic for word in words}) > 1
-    epoch = max((word.epoch for word in words if not word.fresh), default=(0, 0))
+def decide_commit(states: Sequence[MemberState]) -> CommitDecision:
+    """Decide whether the last step counts, and which members keep which micro-batches.
+
+    Raise ProtocolError if the states contradict each other: then one of them is not of this run.
+    """
+    decision = _conclude(states)
+    near = [
+        rank for rank in decision.fresh if states[rank].recovered_live and states[rank].done == decision.done
+    ]
+    mixed = len({state.arithmetic for state in states}) > 1
+    epoch = max((state.epoch for state in states if not state.fresh), default=(0, 0))
     return msgspec.structs.replace(
-        verdict,
-        nursed=tuple(near),
-        speeds=_speeds(words),
+        decision,
+        recovered_live=tuple(near),
+        speeds=_speeds(states),
         mixed=mixed,
         epoch=epoch,
-        overlaps=all(word.overlaps for word in words),
+        overlaps=all(state.overlaps for state in states),
     )
 
 
-def _speeds(words: Sequence[MemberState]) -> tuple[float, ...]:
-    """Who is not known yet is taken for the slowest, so that nobody has to wait for it."""
-    known = [word.speed for word in words if word.speed > 0]
-    return tuple(word.speed or min(known) for word in words) if known else ()
+def _speeds(states: Sequence[MemberState]) -> tuple[float, ...]:
+    """Return the speed of each rank; an unknown speed counts as the slowest one, so that no rank waits for
+    it.
+    """
+    known = [state.speed for state in states if state.speed > 0]
+    return tuple(state.speed or min(known) for state in states) if known else ()
 
 
-def _conclude(words: Sequence[MemberState]) -> CommitDecision:
-    fresh = tuple(rank for rank, word in enumerate(words) if word.fresh)
-    old = [(rank, word) for rank, word in enumerate(words) if not word.fresh]
-    none: tuple[frozenset[int], ...] = tuple(frozenset() for _ in words)
+def _conclude(states: Sequence[MemberState]) -> CommitDecision:
+    fresh = tuple(rank for rank, state in enumerate(states) if state.fresh)
+    old = [(rank, state) for rank, state in enumerate(states) if not state.fresh]
+    none: tuple[frozenset[int], ...] = tuple(frozenset() for _ in states)
     if not old:
-        return CommitDecision(0, False, none, none, (), fresh, "nobody has a state yet")
-    most = max(word.done for _, word in old)
-    least = min(word.done for _, word in old)
-    holders = [word for _, word in old if word.done == least and word.held]
-    digests = {word.held for word in holders}
+        return CommitDecision(0, False, none, none, (), fresh, "no member has a training state yet")
+    most = max(state.done for _, state in old)
+    least = min(state.done for _, state in old)
+    holders = [state for _, state in old if state.done == least and state.held]
+    digests = {state.held for state in holders}
     if most == least:
         if len(holders) == len(old) and len(digests) == 1:
             why = f"every survivor holds the same result of step {least}"
-            return CommitDecision(least + 1, True, *_kept(words, least + 1), _ranks(old), fresh, why)
-        why = f"step {least} was not held by everybody and is repeated with the sums that are left"
-        return CommitDecision(least, False, *_kept(words, least), _ranks(old), fresh, why)
+            return CommitDecision(least + 1, True, *_kept(states, least + 1), _ranks(old), fresh, why)
+        why = f"step {least} was not held by all members and is repeated with the gradients that are left"
+        return CommitDecision(least, False, *_kept(states, least), _ranks(old), fresh, why)
     if most != least + 1:
         raise ProtocolError(f"members of one group have applied {least} and {most} steps")
-    if any(word.done == least and not word.held for _, word in old) or len(digests) != 1:
+    if any(state.done == least and not state.held for _, state in old) or len(digests) != 1:
         raise ProtocolError(f"step {least} was applied by one member and is not held by another")
     why = f"step {least} was applied by one survivor, hence held by all"
-    return CommitDecision(most, True, *_kept(words, most), _ranks(old), fresh, why)
+    return CommitDecision(most, True, *_kept(states, most), _ranks(old), fresh, why)
 
 
 def _kept(
-    words: Sequence[MemberState], step: int
+    states: Sequence[MemberState], step: int
 ) -> tuple[tuple[frozenset[int], ...], tuple[frozenset[int], ...]]:
-    """The units of this step, and of the one after it, that each member has computed."""
+    """Return the micro-batches of this step, and of the next one, that each member has computed."""
 
-    def of(wanted: int) -> tuple[frozenset[int], ...]:
+    def kept_of(wanted: int) -> tuple[frozenset[int], ...]:
         kept = []
-        for word in words:
-            mine = {word.done: word.units, word.done + 1: word.ahead}.get(wanted, ())
-            kept.append(frozenset(() if word.fresh else mine))
+        for state in states:
+            own = {state.done: state.units, state.done + 1: state.ahead}.get(wanted, ())
+            kept.append(frozenset(() if state.fresh else own))
         taken = [unit for units in kept for unit in units]
         if len(taken) != len(set(taken)):
-            raise ProtocolError(f"a unit of step {wanted} is in the sums of two members")
+            raise ProtocolError(f"a micro-batch of step {wanted} is in the gradients of two members")
         return tuple(kept)
 
-    return of(step), of(step + 1)
+    return kept_of(step), kept_of(step + 1)
 
 
 def _ranks(old: Sequence[tuple[int, MemberState]]) -> tuple[int, ...]:

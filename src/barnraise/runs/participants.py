@@ -1,4 +1,4 @@
-"""Whose machines a run has, where some of them are guests': what its workers are told of it. Pure."""
+"""Owners and guests of a run, as its workers know them. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Id = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Participants(msgspec.Struct, frozen=True):
-    """The machines that the run's order names, as the agent of this worker knows them. Ids in hex."""
+    """Machines of the run spec, by role, as the agent of this worker knows them. Ids are hex."""
 
     here: Id
     owners: Annotated[tuple[Id, ...], Meta(max_length=MOST_MACHINES)]
@@ -25,7 +25,7 @@ class Participants(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Participants | None:
-        """None where there is no guest."""
+        """Read the participants from the environment; return None if the run has no guest."""
         text = environment.get(VARIABLE)
         if not text:
             return None
@@ -33,15 +33,16 @@ class Participants(msgspec.Struct, frozen=True):
             return msgspec.json.decode(text, type=cls)
         except ValueError as error:
             raise ConfigError(
-                f"{VARIABLE} does not say who takes part in this run: {error}",
+                f"{VARIABLE} does not name the participants of this run: {error}",
                 hint="Start the script with `barnraise run`, which sets it.",
             ) from error
 
     def encode(self) -> str:
+        """Encode the participants for the environment of a worker."""
         return msgspec.json.encode(self).decode()
 
     def not_owners(self, others: Iterable[bytes]) -> tuple[str, ...]:
-        """Of this machine and these, what those are called that are not known as owners'."""
+        """Return the names of machines, among ``others`` and this one, that do not belong to owners."""
         nodes = dict.fromkeys((self.here, *(node.hex() for node in others)))
         return tuple(self._name(node) for node in nodes if node not in self.owners)
 

@@ -1,8 +1,7 @@
-"""A run as the cluster knows it: what was ordered, where it stands, and what each machine reports. Pure.
+"""Run spec, run record and reports: a run as the cluster knows it. Pure.
 
-The order is signed by the owner who gave it and never changes. The record around it is numbered; the next
-version is written by comparing with the last one, so that there is one history of it. Reports are each
-machine's own word about itself.
+An owner signs the spec, and the spec never changes. The record around it has a version. The next version is
+written by compare-and-set on the last one, so that a run has one history. Each machine reports about itself.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
 from barnraise.core.decoding import decode
 from barnraise.core.errors import RunError, TrustError
@@ -32,7 +31,7 @@ Digest = Annotated[bytes, Meta(max_length=32)]
 Word = Annotated[str, Meta(max_length=200)]
 Argument = Annotated[str, Meta(max_length=32768)]
 Words = Annotated[str, Meta(max_length=4000)]  # of one machine
-Sentence = Annotated[str, Meta(max_length=32768)]  # may name every machine, and hold one's words
+Sentence = Annotated[str, Meta(max_length=32768)]  # may name every machine and quote one of them
 Tail = Annotated[str, Meta(max_length=16384)]
 Count = Annotated[int, Meta(ge=0, le=1 << 20)]
 Rank = Annotated[int, Meta(ge=0, le=MOST_WORKERS)]
@@ -44,7 +43,7 @@ Stage = Literal["asks", "refused", "fetching", "building", "ready", "failed", "r
 
 
 class DataSet(msgspec.Struct, frozen=True, array_like=True):
-    """Shipped, if it has a manifest; otherwise each machine has it at this path."""
+    """Data of a run: shipped if it has a manifest, otherwise each machine has it at this path."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,39}$")]
     manifest: Digest = b""
@@ -52,7 +51,7 @@ class DataSet(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for."""
+    """Run spec: what the owner asked for."""
 
     run: RunId
     by: Node
@@ -61,7 +60,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     folder: Digest
     title: Word = ""
     nodes: Annotated[tuple[Node, ...], Meta(min_length=1, max_length=MOST_MACHINES)]
-    named: bool = False  # whether the user chose the machines
+    named: bool = False  # True if the user chose the machines
     per_node: Annotated[int, Meta(ge=0, le=64)] = 0
     min_nodes: Annotated[int, Meta(ge=1, le=MOST_MACHINES)] = 1
     wait_s: Annotated[float, Meta(ge=0, le=86400)] = 30.0
@@ -76,16 +75,16 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     data: Annotated[tuple[DataSet, ...], Meta(max_length=64)] = ()
     variables: Annotated[tuple[tuple[Word, Argument], ...], Meta(max_length=256)] = ()
     needs: ScriptImports = ScriptImports()
-    resumes: Annotated[tuple[RunId, ...], Meta(max_length=16)] = ()  # what it goes on with, newest first
+    resumes: Annotated[tuple[RunId, ...], Meta(max_length=16)] = ()  # runs that it continues, newest first
 
     @property
     def manifests(self) -> tuple[bytes, ...]:
-        """Of all that is shipped."""
+        """Return the manifests of all that is shipped."""
         return (self.folder, *(data.manifest for data in self.data if data.manifest))
 
 
 class WorkerSlot(msgspec.Struct, frozen=True, array_like=True):
-    """A place for one worker; its rank is its position in the record. ``start`` tells its processes apart."""
+    """Place of one worker; its index in the record is its rank. ``start`` tells its processes apart."""
 
     node: Node
     local_rank: Annotated[int, Meta(ge=0, le=64)]
@@ -98,7 +97,7 @@ class WorkerSlot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How it ended. ``tail`` is the last output of the worker that failed first."""
+    """End of a run. ``tail``: last output of the worker that failed first."""
 
     code: Annotated[int, Meta(ge=0, le=255)]
     sentence: Sentence
@@ -108,14 +107,14 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftOutNode(msgspec.Struct, frozen=True, array_like=True):
-    """A machine that was chosen and does not take part."""
+    """Machine that was chosen and does not take part, and the reason."""
 
     node: Node
     why: Sentence
 
 
 class RestartedFailure(msgspec.Struct, frozen=True, array_like=True):
-    """A place whose worker failed by itself, in what way, and was started again for once."""
+    """Failure of a single worker that was restarted once."""
 
     node: Node
     local_rank: Annotated[int, Meta(ge=0, le=64)]
@@ -123,46 +122,55 @@ class RestartedFailure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of where a run stands."""
+    """One version of the state of a run."""
 
     order: Annotated[bytes, Meta(max_length=256 << 10)]
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
     version: Version = 1
     phase: Phase = "preparing"
     generation: Version = 0
-    began: Version = 0  # the generation whose workers were all started for it
-    finished: bool = False  # a member of the session has ended well
-    results_at: Annotated[bytes, Meta(max_length=32)] = b""  # where rank 0 ended well
-    results_also_at: Annotated[bytes, Meta(max_length=32)] = b""  # where a machine's first worker did
+    # The generation whose workers were all started together.
+    first_generation: Version = field(default=0, name="began")
+    finished: bool = False  # a worker of the session has exited with success
+    results_at: Annotated[bytes, Meta(max_length=32)] = b""  # the machine where rank 0 succeeded
+    # A machine whose first worker succeeded.
+    results_also_at: Annotated[bytes, Meta(max_length=32)] = b""
     slots: Annotated[tuple[WorkerSlot, ...], Meta(max_length=MOST_WORKERS)] = ()
     left_out: Annotated[tuple[LeftOutNode, ...], Meta(max_length=MOST_MACHINES)] = ()
-    resting: Annotated[
-        tuple[LeftOutNode, ...], Meta(max_length=MOST_MACHINES)
-    ] = ()  # the session, without them
-    restarts: Count = 0  # how many workers' deaths were followed by another start
-    forgiven: Annotated[tuple[RestartedFailure, ...], Meta(max_length=MOST_WORKERS)] = ()  # of late
-    hard: bool = False  # end the workers without a last word
-    elastic: bool = False  # a session: members may come and go, and nobody is started again for it
-    # Newcomers to a session that get the state, to be let in then.
-    nursed: Annotated[tuple[WorkerSlot, ...], Meta(max_length=MOST_WORKERS)] = ()
-    nursery: Version = 0  # the number of the newest attempt to give it to them
+    # Machines of a session that the planner has paused.
+    paused: Annotated[tuple[LeftOutNode, ...], Meta(max_length=MOST_MACHINES)] = field(
+        default=(), name="resting"
+    )
+    restarts: Count = 0  # used restarts of the whole group
+    # Recent failures of single workers that were restarted.
+    restarted_failures: Annotated[tuple[RestartedFailure, ...], Meta(max_length=MOST_WORKERS)] = field(
+        default=(), name="forgiven"
+    )
+    hard: bool = False  # kill the workers at once
+    elastic: bool = False  # a session: workers may join and leave without a restart of the others
+    # Joining workers that recover the state while the others train.
+    joining: Annotated[tuple[WorkerSlot, ...], Meta(max_length=MOST_WORKERS)] = field(
+        default=(), name="nursed"
+    )
+    recovery_attempt: Version = field(default=0, name="nursery")  # number of the newest live recovery
     provisional: Version = 0  # the agreed version that this one was built on without a quorum; 0: agreed
     why: Sentence = ""
     outcome: RunOutcome | None = None
 
     @property
     def nodes(self) -> tuple[bytes, ...]:
-        """The machines of this generation, in order of rank."""
+        """Return the machines of this generation, in order of rank."""
         return tuple(dict.fromkeys(slot.node for slot in self.slots))
 
     def ranks_of(self, node: bytes) -> list[int]:
+        """Return the ranks on a machine."""
         return [rank for rank, slot in enumerate(self.slots) if slot.node == node]
 
 
-def outranks(record: RunRecord, known: RunRecord) -> bool:
-    """Whether it takes the place of another version.
+def supersedes(record: RunRecord, known: RunRecord) -> bool:
+    """Return True if a record replaces the known version.
 
-    What was decided counts more than what went on without a quorum, unless that goes on from it.
+    An agreed version beats a provisional one, unless the provisional one was built on it.
     """
     if known.provisional and not record.provisional:
         return record.version > known.provisional
@@ -172,11 +180,11 @@ def outranks(record: RunRecord, known: RunRecord) -> bool:
 
 
 class WorkerState(msgspec.Struct, frozen=True, array_like=True):
-    """One worker as its own agent sees it. ``place`` orders the ends on one machine."""
+    """State of one worker as its own agent reports it. ``place`` orders the exits on one machine."""
 
     rank: Rank  # at its start
-    # waiting: with a session, for a group; stopped: by a signal, so that it does nothing
-    # near: a newcomer to a session that could be let in; leaving: its machine wants to go, at the next commit
+    # waiting: a session's worker waits for a group; stopped: by a signal (SIGSTOP);
+    # near: a joining worker that has recovered the state; leaving: its machine leaves at the next commit
     state: Literal["running", "waiting", "near", "stopped", "leaving", "ended"]
     code: Annotated[int, Meta(ge=-1, le=1 << 32)] = 0
     signal: Annotated[int, Meta(ge=0, le=128)] = 0
@@ -184,14 +192,14 @@ class WorkerState(msgspec.Struct, frozen=True, array_like=True):
     place: Count = 0
     local_rank: Annotated[int, Meta(ge=0, le=64)] = 0
     start: Version = 0
-    broke: Version = 0  # the generation whose group broke under it, while it waits for another
-    blames: Annotated[tuple[Rank, ...], Meta(max_length=64)] = ()  # the ranks that it lost there
-    trained: bool = False  # it has committed a step of a session
-    words: Word = ""  # for what it waits
-    # Whom the session's first member would go on without, in which generation's group, and why.
-    rests: Annotated[tuple[Node, ...], Meta(max_length=MOST_MACHINES)] = ()
-    rests_in: Version = 0
-    rests_why: Word = ""
+    broken_generation: Version = 0  # the generation whose group broke, while the worker waits for another
+    blames: Annotated[tuple[Rank, ...], Meta(max_length=64)] = ()  # the ranks that it lost in that group
+    trained: bool = False  # the worker has committed a step of a session
+    wait_reason: Word = ""  # what the worker waits for
+    # Machines that rank 0 asks to pause, in which generation, and why.
+    pauses: Annotated[tuple[Node, ...], Meta(max_length=MOST_MACHINES)] = ()
+    pauses_in: Version = 0
+    pauses_why: Word = ""
 
     @property
     def failed(self) -> bool:
@@ -199,19 +207,24 @@ class WorkerState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DroppedSteps(msgspec.Struct, frozen=True, array_like=True):
-    """Steps that a machine trained without a quorum, and that count no more."""
+    """Steps that a machine trained without a quorum and that were dropped."""
 
     steps: Version
-    onward: Version  # where the training goes on
+    onward: Version  # the step at which training continues
 
     def sentence(self, name: str) -> str:
+        """Return a sentence for the user about the dropped steps."""
         they = "it is" if self.steps == 1 else "they are"
         trained = counted(self.steps, "provisional step")
-        return f"{name} had trained {trained} alone; {they} dropped, training goes on from step {self.onward}"
+        return (
+            f"{name} had trained {trained} alone; {they} dropped, training continues from step {self.onward}"
+        )
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine's own part in a run. ``serial`` orders the reports of one incarnation of its agent."""
+    """Report of a machine about its part in a run. ``serial`` orders the reports of one incarnation of its
+    agent.
+    """
 
     run: RunId
     incarnation: Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -224,14 +237,14 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     devices: Annotated[tuple[Annotated[str, Meta(max_length=16)], ...], Meta(max_length=64)] = ()
     packages: InstalledPackages | None = None
     workers: Annotated[tuple[WorkerState, ...], Meta(max_length=256)] = ()
-    elastic: bool = False  # its workers have a session
+    elastic: bool = False  # the workers have a session
     dropped: Annotated[tuple[DroppedSteps, ...], Meta(max_length=MOST_DROPPED)] = ()  # the newest last
     results: Digest = b""
-    collected: bool = False  # whether ``results`` is all there will be
+    collected: bool = False  # True if ``results`` is complete
 
     @property
     def is_idle(self) -> bool:
-        """No worker of the run is alive there."""
+        """Return True if no worker of the run is alive on the machine."""
         return all(worker.state == "ended" for worker in self.workers)
 
 
@@ -240,25 +253,29 @@ _orders = msgspec.msgpack.Decoder(RunSpec)
 _records = msgspec.msgpack.Decoder(RunRecord)
 
 
-def sign_order(order: RunSpec, key: NodeKey) -> RunRecord:
-    """The first version of its record."""
-    encoded = _encoder.encode(order)
-    if order.by != key.id.raw:
-        raise RunError("an order is signed by whoever gives it")
+def sign_spec(spec: RunSpec, key: NodeKey) -> RunRecord:
+    """Sign a run spec and return the first version of its record."""
+    encoded = _encoder.encode(spec)
+    if spec.by != key.id.raw:
+        raise RunError("a run spec must be signed by the machine that gives it")
     return RunRecord(order=encoded, signature=key.sign(_PURPOSE + encoded))
 
 
-def read_order(record: RunRecord) -> RunSpec:
-    """The order of a record, if whoever gave it signed it; whether that was an owner, the log knows."""
-    order = decode(_orders, record.order, "the order of a run cannot be read")
+def read_spec(record: RunRecord) -> RunSpec:
+    """Return the spec of a record if its signature is valid; whether the signer is an owner, the trust log
+    knows.
+    """
+    order = decode(_orders, record.order, "the spec of a run cannot be read")
     if not verify_signature(NodeId(order.by), record.signature, _PURPOSE + record.order):
-        raise TrustError(f"the order of run {order.run} is not signed by the machine that it names")
+        raise TrustError(f"the spec of run {order.run} is not signed by the machine that it names")
     return order
 
 
 def encode_record(record: RunRecord) -> bytes:
+    """Encode a record for the store."""
     return _encoder.encode(record)
 
 
 def decode_record(data: bytes) -> RunRecord:
+    """Decode a record; raise ProtocolError if it is malformed."""
     return decode(_records, data, "the record of a run cannot be read")

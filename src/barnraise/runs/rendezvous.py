@@ -1,9 +1,11 @@
-"""How processes that were started by hand meet on the board and become the ranks of one generation.
+"""Rendezvous of processes that were started by hand: they meet in the store and get ranks.
 
-They sit down at a table, a key in the lobby of their run. When it is full everybody is called, and who does
-not answer, such as one that was killed at an earlier try, loses its seat. A full table where all have
-answered is a generation; its seats are the ranks. Every change is one compare-and-set, so it does not
-matter who makes it, or who dies meanwhile. Time is given as a clock, waiting is done by the lobby.
+Each process takes a seat in a seat map, which is a key of their run. When the map is full, all processes are
+asked to confirm. A process that does not confirm, such as one that was killed earlier, loses its seat. A
+full map whose processes have all confirmed is a generation, and its seats are the ranks.
+
+Every change is one compare-and-set, so any process may make it and may stop at any time. The caller passes a
+clock; the store does the waiting.
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ from msgspec import Meta
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ConfigError, MembershipError, OperationTimeout
 
-CALL_S = 5.0
-_LOOK_S = 1.0
-_FIRST_WORD_S = 10.0
-_WORD_S = 60.0
+CONFIRM_S = 5.0
+_POLL_S = 1.0
+_FIRST_NOTE_S = 10.0
+_NOTE_S = 60.0
 _KEPT = 20
-_TABLE = "table"
+_SEAT_MAP = "table"
 
 
 class RendezvousStore(Protocol):
-    """What is needed of a `BoardClient`."""
+    """Part of the store client that a rendezvous needs."""
 
     @property
     def number(self) -> int: ...
@@ -45,7 +47,10 @@ class RendezvousStore(Protocol):
 
 
 class RankRequest(NamedTuple):
-    """What a process was told about its run. ``fixed``: by a person or a launcher, not by the view's size."""
+    """World size and rank that a process asks for.
+
+    ``fixed``: a person or a launcher chose the world size, not the size of the view.
+    """
 
     world: int
     fixed: bool
@@ -53,23 +58,30 @@ class RankRequest(NamedTuple):
 
 
 class RankPlace(NamedTuple):
+    """Rank that a process got, with its generation and world size."""
+
     generation: int
     rank: int
     world: int
 
 
 class _Seat(msgspec.Struct, frozen=True, array_like=True):
-    who: str
+    """Seat of one process in the map."""
+
+    process: str
     world: Annotated[int, Meta(ge=1)]
     fixed: bool
     rank: int | None
 
 
 class _SeatMap(msgspec.Struct, frozen=True, array_like=True):
-    """``confirmed``: all seats have just answered. ``spent``: keys of the last call, to be swept away."""
+    """Seats of all processes, and the state of the confirmation.
+
+    ``confirmed``: all seats have just confirmed. ``spent``: keys of the last confirmation, to be deleted.
+    """
 
     version: int = 0
-    calling: bool = False
+    is_confirming: bool = False
     confirmed: bool = False
     generation: int = 0
     seats: tuple[_Seat, ...] = ()
@@ -84,130 +96,146 @@ class _SeatMap(msgspec.Struct, frozen=True, array_like=True):
     def is_full(self) -> bool:
         return bool(self.seats) and len(self.seats) >= self.world
 
-    def calls(self) -> tuple[str, ...]:
-        return tuple(f"here/{self.version}/{seat.who}" for seat in self.seats)
+    def confirm_keys(self) -> tuple[str, ...]:
+        return tuple(f"here/{self.version}/{seat.process}" for seat in self.seats)
 
 
 class Rendezvous:
-    """One process on its way to a rank. ``claim`` is asked anew while it waits: the view may change."""
+    """One process on its way to a rank. ``claim`` is called again while it waits, because the view may
+    change.
+    """
 
     def __init__(
         self,
-        lobby: RendezvousStore,
+        store: RendezvousStore,
         me: str,
         claim: Callable[[], RankRequest],
         clock: Callable[[], float],
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
-        self._lobby = lobby
+        self._store = store
         self._me = me
         self._claim = claim
         self._clock = clock
-        self._say = say
-        self._next_word = clock() + _FIRST_WORD_S
+        self._report = report
+        self._next_note = clock() + _FIRST_NOTE_S
 
     def arrive(self, timeout_s: float) -> RankPlace:
-        """OperationTimeout if too few came; ConfigError if they do not fit together."""
+        """Wait for the other processes and return the rank.
+
+        Raise OperationTimeout if too few processes came, ConfigError if their requests contradict each
+        other.
+        """
         deadline = self._clock() + timeout_s
         while True:
-            data = self._lobby.get(_TABLE) or b""
-            table = _read(data)
-            if table.calling:
-                place = self._call(table, data)
+            data = self._store.get(_SEAT_MAP) or b""
+            seat_map = _read(data)
+            if seat_map.is_confirming:
+                place = self._confirm(seat_map, data)
                 if place is not None:
                     return place
             else:
-                self._sit_down(table, data)
+                self._take_seat(seat_map, data)
             if self._clock() >= deadline:
                 self._leave()
-                came = sum(seat.who != self._me for seat in table.seats) + 1
+                arrived = sum(seat.process != self._me for seat in seat_map.seats) + 1
+                world = max(arrived, seat_map.world if seat_map.seats else 1)
                 raise OperationTimeout(
-                    f"{came} of {max(came, table.world if table.seats else 1)} processes came to the "
-                    f"rendezvous within {timeout_s:g} s",
-                    hint="Start the script on the other machines too, or say how many come: BARNRAISE_WORLD.",
+                    f"{arrived} of {world} processes came to the rendezvous within {timeout_s:g} s",
+                    hint="Start the script on the other machines, or set BARNRAISE_WORLD to their number.",
                 )
 
-    def _sit_down(self, table: _SeatMap, data: bytes) -> None:
-        """Take a seat, or wait for others to come; call all when there is reason to."""
+    def _take_seat(self, seat_map: _SeatMap, data: bytes) -> None:
+        """Take a seat or wait for other processes; start the confirmation when the map is full."""
         world, fixed, rank = self._claim()
         if rank is not None and not 0 <= rank < world:
             raise ConfigError(
                 f"rank {rank} does not exist in a world of {world}", hint="Correct RANK or WORLD_SIZE."
             )
         seat = _Seat(self._me, world, fixed, rank)
-        others = [other for other in table.seats if other.who != self._me]
+        others = [other for other in seat_map.seats if other.process != self._me]
         conflict = _conflict(seat, others)
         if conflict is not None:
-            if table.confirmed:
+            if seat_map.confirmed:
                 raise ConfigError(
                     conflict, hint="Give all processes of the run the same world and each its own rank."
                 )
-            # Perhaps it is a seat of the dead.
-            self._move(table, data, calling=True, seats=tuple(others))
+            # The other seat may belong to a process that has died.
+            self._change_map(seat_map, data, is_confirming=True, seats=tuple(others))
             return
-        seats = tuple(seat if other.who == self._me else other for other in table.seats)
-        if len(others) == len(table.seats):
-            seats = (*table.seats, seat)
-        if _SeatMap(seats=seats).is_full or seats != table.seats:
-            self._move(table, data, calling=_SeatMap(seats=seats).is_full, seats=seats)
+        seats = tuple(seat if other.process == self._me else other for other in seat_map.seats)
+        if len(others) == len(seat_map.seats):
+            seats = (*seat_map.seats, seat)
+        if _SeatMap(seats=seats).is_full or seats != seat_map.seats:
+            self._change_map(seat_map, data, is_confirming=_SeatMap(seats=seats).is_full, seats=seats)
             return
-        if self._clock() >= self._next_word:
-            self._next_word = self._clock() + _WORD_S
-            self._say(f"{len(seats)} of {table.world} processes are here; waiting for the others")
-        self._wait_for([f"changed/{table.version + 1}"], _LOOK_S)
+        if self._clock() >= self._next_note:
+            self._next_note = self._clock() + _NOTE_S
+            self._report(f"{len(seats)} of {seat_map.world} processes are here; waiting for the others")
+        self._wait_for([f"changed/{seat_map.version + 1}"], _POLL_S)
 
-    def _call(self, table: _SeatMap, data: bytes) -> RankPlace | None:
-        """Answer, hear the others, and agree on who was absent: the first to say so is right."""
-        if any(seat.who == self._me for seat in table.seats):
-            self._lobby.set(f"here/{table.version}/{self._me}", b"")
+    def _confirm(self, seat_map: _SeatMap, data: bytes) -> RankPlace | None:
+        """Confirm the own seat, wait for the others, and agree on absent ones; the first result counts."""
+        if any(seat.process == self._me for seat in seat_map.seats):
+            self._store.set(f"here/{seat_map.version}/{self._me}", b"")
         absent: list[str] = []
-        if not self._wait_for(table.calls(), CALL_S):
-            silent = set(self._lobby.missing(table.calls()))
-            absent = [seat.who for seat, key in zip(table.seats, table.calls(), strict=True) if key in silent]
-        outcome = self._lobby.compare_set(f"outcome/{table.version}", b"", msgspec.msgpack.encode(absent))
+        if not self._wait_for(seat_map.confirm_keys(), CONFIRM_S):
+            silent = set(self._store.missing(seat_map.confirm_keys()))
+            absent = [
+                seat.process
+                for seat, key in zip(seat_map.seats, seat_map.confirm_keys(), strict=True)
+                if key in silent
+            ]
+        outcome = self._store.compare_set(f"outcome/{seat_map.version}", b"", msgspec.msgpack.encode(absent))
         gone = set(_names(outcome))
-        world = table.world if table.seats else 1
-        formed = not gone and table.is_full
-        rest = table.seats[world:] if formed else tuple(seat for seat in table.seats if seat.who not in gone)
-        self._move(table, data, seats=rest, confirmed=not gone and not formed, spent=table.calls())
+        world = seat_map.world if seat_map.seats else 1
+        formed = not gone and seat_map.is_full
+        rest = (
+            seat_map.seats[world:]
+            if formed
+            else tuple(seat for seat in seat_map.seats if seat.process not in gone)
+        )
+        self._change_map(
+            seat_map, data, seats=rest, confirmed=not gone and not formed, spent=seat_map.confirm_keys()
+        )
         if not formed:
             return None
-        return _place(table.seats[:world], self._me, table.generation, world)
+        return _place(seat_map.seats[:world], self._me, seat_map.generation, world)
 
-    def _move(
+    def _change_map(
         self,
-        table: _SeatMap,
+        seat_map: _SeatMap,
         data: bytes,
         *,
         seats: tuple[_Seat, ...],
-        calling: bool = False,
+        is_confirming: bool = False,
         confirmed: bool = False,
         spent: tuple[str, ...] = (),
     ) -> None:
-        """Change the table, if nobody else did so first."""
-        # Numbers of the board's history grow, so this generation is later than all before it.
-        following = _SeatMap(table.version + 1, calling, confirmed, self._lobby.number, seats, spent)
-        encoded = msgspec.msgpack.encode(following)
-        if self._lobby.compare_set(_TABLE, data, encoded) != encoded:
+        """Write the next seat map, unless another process has changed it first."""
+        # Operation numbers of the store grow, so this generation is later than all before it.
+        next_map = _SeatMap(seat_map.version + 1, is_confirming, confirmed, self._store.number, seats, spent)
+        encoded = msgspec.msgpack.encode(next_map)
+        if self._store.compare_set(_SEAT_MAP, data, encoded) != encoded:
             return
-        self._lobby.set(f"changed/{following.version}", b"")
-        old = following.version - _KEPT
-        sweep = table.spent if old < 0 else (*table.spent, f"changed/{old}", f"outcome/{old}")
+        self._store.set(f"changed/{next_map.version}", b"")
+        old = next_map.version - _KEPT
+        sweep = seat_map.spent if old < 0 else (*seat_map.spent, f"changed/{old}", f"outcome/{old}")
         for key in sweep:
-            self._lobby.delete(key)
+            self._store.delete(key)
 
     def _leave(self) -> None:
-        """Free the seat, so that the next try need not call in vain."""
-        data = self._lobby.get(_TABLE) or b""
-        table = _read(data)
-        seats = tuple(seat for seat in table.seats if seat.who != self._me)
-        if not table.calling and seats != table.seats:
-            self._move(table, data, seats=seats)
+        """Free the seat, so that the next attempt need not wait for this process."""
+        data = self._store.get(_SEAT_MAP) or b""
+        seat_map = _read(data)
+        seats = tuple(seat for seat in seat_map.seats if seat.process != self._me)
+        if not seat_map.is_confirming and seats != seat_map.seats:
+            self._change_map(seat_map, data, seats=seats)
 
     def _wait_for(self, keys: Sequence[str], timeout_s: float) -> bool:
         try:
-            self._lobby.wait(keys, timeout_s)
-        except (OperationTimeout, MembershipError):  # the latter: no quorum for a while
+            self._store.wait(keys, timeout_s)
+        except (OperationTimeout, MembershipError):  # the latter: no quorum at the moment
             return False
         return True
 
@@ -215,19 +243,19 @@ class Rendezvous:
 def _conflict(seat: _Seat, others: Sequence[_Seat]) -> str | None:
     for other in others:
         if seat.fixed and other.fixed and seat.world != other.world:
-            return f"one process of the run was told a world of {seat.world}, another one of {other.world}"
+            return f"one process of the run has a world size of {seat.world}, another one of {other.world}"
         if seat.rank is not None and seat.rank == other.rank:
             return f"two processes of the run were given rank {seat.rank}"
     return None
 
 
 def _place(seats: Sequence[_Seat], me: str, generation: int, world: int) -> RankPlace | None:
-    """Ranks that were given stay; the others are filled in the order of arrival."""
+    """Return the own rank: given ranks stay, the others are filled in order of arrival."""
     given = {seat.rank for seat in seats}
     free = iter([rank for rank in range(world) if rank not in given])
     for seat in seats:
         rank = next(free) if seat.rank is None else seat.rank
-        if seat.who == me:
+        if seat.process == me:
             return RankPlace(generation, rank, world)
     return None
 
@@ -235,12 +263,12 @@ def _place(seats: Sequence[_Seat], me: str, generation: int, world: int) -> Rank
 def _read(data: bytes) -> _SeatMap:
     if not data:
         return _SeatMap()
-    return decode(_tables, data, "the table in the lobby cannot be read")
+    return decode(_seat_maps, data, "the seat map of the rendezvous cannot be read")
 
 
 def _names(data: bytes) -> list[str]:
-    return decode(_outcomes, data, "the outcome of a call in the lobby cannot be read")
+    return decode(_outcomes, data, "the outcome of a rendezvous cannot be read")
 
 
-_tables = msgspec.msgpack.Decoder(_SeatMap)
+_seat_maps = msgspec.msgpack.Decoder(_SeatMap)
 _outcomes = msgspec.msgpack.Decoder(list[str])

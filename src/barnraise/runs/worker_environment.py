@@ -1,4 +1,4 @@
-"""The environment of a worker: who it is in its run, in the words that torch's own launcher uses. Pure."""
+"""Environment variables of a worker, with the names that torch's own launcher uses. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from barnraise.runs.participants import VARIABLE, Participants
 from barnraise.runs.record import RunRecord, RunSpec
 
-# Programs insist that these are set; no such host exists, the cluster's own store is used instead.
+# Programs expect these to be set. The host does not exist; the cluster's own store is used instead.
 MASTER_ADDR = "barnraise.invalid"
 MASTER_PORT = "52416"
 
@@ -26,22 +26,25 @@ def worker_environment(
     cores: int,
     guests: Mapping[bytes, str],
 ) -> dict[str, str]:
-    """All of it; what the user set wins over the machine's own, and neither over who the worker is."""
+    """Return all variables of a worker.
+
+    Variables of the user override those of the machine. Neither overrides the worker's identity.
+    """
     slot = record.slots[rank]
-    mine = record.ranks_of(slot.node)
+    local_ranks = record.ranks_of(slot.node)
     machines = record.nodes
-    place = {node: index for index, node in enumerate(machines)}
-    given = {name: value for name, value in base.items() if not name.startswith("BARNRAISE_")}
-    given |= dict(order.variables)
-    given.setdefault("OMP_NUM_THREADS", str(max(1, cores // len(mine))))
-    given.setdefault("PYTHONUNBUFFERED", "1")
-    given |= {f"BARNRAISE_DATA_{name.upper()}": path for name, path in data.items()}
-    return given | {
+    index = {node: index for index, node in enumerate(machines)}
+    variables = {name: value for name, value in base.items() if not name.startswith("BARNRAISE_")}
+    variables |= dict(order.variables)
+    variables.setdefault("OMP_NUM_THREADS", str(max(1, cores // len(local_ranks))))
+    variables.setdefault("PYTHONUNBUFFERED", "1")
+    variables |= {f"BARNRAISE_DATA_{name.upper()}": path for name, path in data.items()}
+    return variables | {
         "RANK": str(rank),
         "WORLD_SIZE": str(len(record.slots)),
         "LOCAL_RANK": str(slot.local_rank),
-        "LOCAL_WORLD_SIZE": str(len(mine)),
-        "GROUP_RANK": str(place[slot.node]),
+        "LOCAL_WORLD_SIZE": str(len(local_ranks)),
+        "GROUP_RANK": str(index[slot.node]),
         "GROUP_WORLD_SIZE": str(len(machines)),
         "ROLE_NAME": "default",
         "ROLE_RANK": str(rank),
@@ -62,14 +65,14 @@ def worker_environment(
         "BARNRAISE_CHECKPOINTS": checkpoints,
         "BARNRAISE_RESUMES": ",".join(order.resumes),
         "BARNRAISE_DEVICE": slot.device,
-        "BARNRAISE_MACHINES": ",".join(str(place[one.node]) for one in record.slots),
+        "BARNRAISE_MACHINES": ",".join(str(index[other.node]) for other in record.slots),
         "BARNRAISE_ENGINE": order.engine,
         "BARNRAISE_FABRIC": order.fabric,
-        VARIABLE: _company(order, slot.node, guests),
+        VARIABLE: _participants(order, slot.node, guests),
     }
 
 
-def _company(order: RunSpec, here: bytes, guests: Mapping[bytes, str]) -> str:
+def _participants(order: RunSpec, here: bytes, guests: Mapping[bytes, str]) -> str:
     if not guests:
         return ""
     owners = tuple(node.hex() for node in order.nodes if node not in guests)

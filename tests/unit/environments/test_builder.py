@@ -1,4 +1,4 @@
-"""Environments are really built here, from wheels made by hand and without a network."""
+"""Builds of real environments, from handmade wheels and without a network."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plan(mode: Mode = "auto", **texts: str) -> EnvironmentPlan:
     return plan_environment(files, mode)
 
 
-def test_the_first_of_the_known_files_rules() -> None:
+def test_first_known_file_is_used() -> None:
     every = {"uv_lock": "a", "pyproject_toml": "b", "pylock_toml": "c"}
     every |= {"requirements_lock": "d", "requirements_txt": "e"}
     sources = []
@@ -53,13 +53,13 @@ def test_the_first_of_the_known_files_rules() -> None:
     assert plan("sync", requirements_txt="x").kind == "requirements"
 
 
-def test_sync_without_a_file_says_what_to_do() -> None:
+def test_sync_without_a_file_has_a_hint() -> None:
     with pytest.raises(RunEnvironmentError, match="nothing in the folder") as raised:
         plan("sync", train_py="")
     assert "requirements.txt" in raised.value.hint
 
 
-def test_the_digest_follows_what_the_environment_is_built_from() -> None:
+def test_digest_follows_the_build_files() -> None:
     base = plan(requirements_txt="-r more.txt\nnumpy", more_txt="timm", train_py="1").digest
     assert base == plan(requirements_txt="-r more.txt\nnumpy", more_txt="timm", train_py="2").digest
     assert base != plan(requirements_txt="-r more.txt\nnumpy", more_txt="timm==2", train_py="1").digest
@@ -68,7 +68,7 @@ def test_the_digest_follows_what_the_environment_is_built_from() -> None:
     assert local != plan(requirements_txt="./lib", train_py="2").digest
 
 
-def test_an_editable_install_is_refused() -> None:
+def test_editable_install_is_rejected() -> None:
     with pytest.raises(RunEnvironmentError, match="editable"):
         plan(requirements_txt="numpy\n-e .")
 
@@ -91,11 +91,11 @@ def test_an_editable_install_is_refused() -> None:
         ("--find-links https://download.pytorch.org/whl/torch\ntorch", False),
     ],
 )
-def test_when_the_index_of_torch_is_added(text: str, wanted: bool) -> None:
+def test_torch_index_is_added_only_without_another_source(text: str, wanted: bool) -> None:
     assert plan(requirements_txt=text, more_txt="torch").wants_torch_index is wanted
 
 
-def test_strange_bytes_are_left_to_pip() -> None:
+def test_invalid_bytes_are_left_to_pip() -> None:
     assert plan_environment({"requirements.txt": b"\xff\xfe\0torch"}, "auto").kind == "requirements"
 
 
@@ -143,7 +143,7 @@ def output_of(python: Path, code: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_built_environment_has_the_lock_first_then_the_agents(tmp_path: Path) -> None:
+def test_built_environment_prefers_the_lock_over_the_agent(tmp_path: Path) -> None:
     folder, its_plan = folder_with(tmp_path, requirements_txt="tiny_need==1.2\nclick\n")
     said: list[str] = []
     root = tmp_path / "environments"
@@ -174,7 +174,7 @@ def test_a_built_environment_has_the_lock_first_then_the_agents(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_requirement_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_unknown_requirement_is_named(tmp_path: Path) -> None:
     folder, its_plan = folder_with(tmp_path, requirements_txt="tiny_need==9.9\n")
     root = tmp_path / "environments"
     with pytest.raises(RunEnvironmentError, match=r"tiny_need==9\.9 could not be installed") as raised:
@@ -184,23 +184,23 @@ def test_a_requirement_that_does_not_exist_is_named(tmp_path: Path) -> None:
     assert [path.suffix for path in root.iterdir()] == [".lock"]
 
 
-def test_a_lock_that_needs_uv_says_so(tmp_path: Path) -> None:
+def test_lock_without_uv_has_a_hint(tmp_path: Path) -> None:
     folder, its_plan = folder_with(tmp_path, uv_lock="", pyproject_toml="")
-    with pytest.raises(RunEnvironmentError, match=r"uv\.lock can only be read by uv") as raised:
+    with pytest.raises(RunEnvironmentError, match=r"uv\.lock needs uv") as raised:
         asyncio.run(build(its_plan, folder, tmp_path / "environments", nothing))
     assert "pip install uv" in raised.value.hint
 
 
-def test_the_agents_own_environment_needs_no_build(tmp_path: Path) -> None:
+def test_agent_environment_needs_no_build(tmp_path: Path) -> None:
     python = asyncio.run(build(EnvironmentPlan(kind="agent"), tmp_path, tmp_path / "none", nothing))
     assert python == Path(sys.executable)
     assert not (tmp_path / "none").exists()
 
 
-def test_a_root_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+def test_unwritable_root_is_reported(tmp_path: Path) -> None:
     folder, its_plan = folder_with(tmp_path, requirements_txt="")
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunEnvironmentError, match="cannot be kept in"):
+    with pytest.raises(RunEnvironmentError, match="cannot store the environment in"):
         asyncio.run(build(its_plan, folder, tmp_path / "file", nothing))
 
 
@@ -278,7 +278,7 @@ def test_uv_builds_from_its_lock_and_leaves_torch_to_it(
 
 
 @unix
-def test_a_lock_that_names_another_barnraise_is_refused(
+def test_lock_with_another_barnraise_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheels: Path
 ) -> None:
     unpack = (
@@ -287,7 +287,7 @@ def test_a_lock_that_names_another_barnraise_is_refused(
     wheel_file = wheels / "barnraise-0.0.1-py3-none-any.whl"
     fake_uv(monkeypatch, tmp_path, f"{unpack}; zipfile.ZipFile({str(wheel_file)!r}).extractall(place[0])")
     folder, its_plan = folder_with(tmp_path, requirements_txt="barnraise==0.0.1\n")
-    with pytest.raises(RunEnvironmentError, match=r"requirements\.txt brings barnraise 0\.0\.1") as raised:
+    with pytest.raises(RunEnvironmentError, match=r"requirements\.txt installs barnraise 0\.0\.1") as raised:
         asyncio.run(build(its_plan, folder, tmp_path / "environments", nothing))
     assert "Remove barnraise" in raised.value.hint
 
@@ -313,7 +313,7 @@ def is_gone(pid: int) -> bool:
 
 
 @unix
-def test_a_cancelled_build_leaves_no_process_and_nothing_that_looks_whole(
+def test_cancelled_build_leaves_no_process_and_no_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = fake_uv(monkeypatch, tmp_path, SLEEP)
@@ -354,17 +354,19 @@ def test_a_cancelled_build_leaves_no_process_and_nothing_that_looks_whole(
     assert not (root / f"{key}.dead").exists()
 
 
-def test_a_folder_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
+def test_missing_folder_is_reported(tmp_path: Path) -> None:
     its_plan = plan_environment({"requirements.txt": b""}, "auto")
     with pytest.raises(RunEnvironmentError, match="cannot be started"):
         asyncio.run(build(its_plan, tmp_path / "gone", tmp_path / "environments", nothing))
 
 
 @unix
-def test_a_build_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_over_its_deadline_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_uv(monkeypatch, tmp_path, SLEEP)
     folder, its_plan = folder_with(tmp_path, requirements_txt="slow\n")
-    with pytest.raises(RunEnvironmentError, match=r"not built from requirements\.txt within 3 s"):
+    with pytest.raises(
+        RunEnvironmentError, match=r"cannot build the environment from requirements\.txt within 3 s"
+    ):
         asyncio.run(build(its_plan, folder, tmp_path / "environments", nothing, deadline_s=3))
 
 
@@ -393,13 +395,17 @@ def test_a_build_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytes
             "numpy could not be fetched",
             "internet",
         ),
-        ("OSError: [Errno 28] No space left on device", "disk is full", "Make room"),
-        ("The virtual environment was not created because ensurepip is not available", "cannot make", "venv"),
-        ("something else", "ended with 3", "lines above"),
-        ("", "ended with 3", "--env agent"),
+        ("OSError: [Errno 28] No space left on device", "disk is full", "Free disk space"),
+        (
+            "The virtual environment was not created because ensurepip is not available",
+            "cannot create",
+            "venv",
+        ),
+        ("something else", "exited with code 3", "lines above"),
+        ("", "exited with code 3", "--env agent"),
     ],
 )
-def test_a_failure_says_which_package_and_what_to_do(words: str, message: str, hint: str) -> None:
+def test_failure_names_package_and_action(words: str, message: str, hint: str) -> None:
     error = failure("r.txt", words.splitlines(), 3)
     assert message in error.message
     assert hint in error.hint

@@ -7,7 +7,7 @@ from barnraise.environments.compatibility import (
     ExcludedMachine,
     compare,
     describe,
-    usable,
+    select_machines,
 )
 from barnraise.environments.installed_packages import InstalledPackages, Package
 from barnraise.environments.script_imports import ScriptImports
@@ -62,7 +62,7 @@ def test_small_differences_are_fine_and_still_one_line() -> None:
     assert describe(findings) == ["Every machine has what the script needs (2 small differences)."]
 
 
-def test_another_python_is_risky_and_named() -> None:
+def test_different_python_is_risky_and_named() -> None:
     found = only(compared(machine(), machine(python="3.13.1")))
     assert (found.level, found.node) == ("risky", "pc")
     assert found.sentence == "pc runs Python 3.13, and here it is Python 3.11."
@@ -82,7 +82,7 @@ def test_another_python_is_risky_and_named() -> None:
         ("Darwin", "arm64", ("cpu", "mps"), "torch==2.13.0"),
     ],
 )
-def test_another_torch_is_impossible_with_the_exact_command(
+def test_different_torch_is_impossible_with_the_exact_command(
     os: str, arch: str, kinds: tuple[str, ...], end: str
 ) -> None:
     pc = machine(torch="2.12.1", os=os, arch=arch)
@@ -90,8 +90,8 @@ def test_another_torch_is_impossible_with_the_exact_command(
     (found,) = compare(here, {"pc": pc}, ScriptImports(required=("torch",)), {"pc": kinds})
     assert found.level == "impossible"
     assert "2.12.1" in found.sentence
-    assert f"On pc run `/opt/by/bin/python -m pip install {end}`" in found.mend
-    assert "--env sync" in found.mend
+    assert f"On pc run `/opt/by/bin/python -m pip install {end}`" in found.fix
+    assert "--env sync" in found.fix
     # A script that does not import torch may still do it through another package.
     (found,) = compare(here, {"pc": pc}, ScriptImports(), {"pc": kinds})
     assert found.level == "risky"
@@ -103,17 +103,17 @@ def test_torch_is_compared_between_the_others_if_it_is_missing_here() -> None:
     assert found.sentence == "b has torch 2.12.0, and on a it is 2.13.0: they cannot train in one group."
 
 
-def test_a_missing_torch() -> None:
+def test_missing_torch_is_impossible_or_risky() -> None:
     found = only(compared(machine(), machine(torch=None), "torch"))
     assert found.level == "impossible"
-    assert "`barnraise torch`" in found.mend
+    assert "`barnraise torch`" in found.fix
     assert only(compared(machine(), machine(torch=None), optional=("torch",))).level == "risky"
     assert compared(machine(), machine(torch=None)) == []
     old_mac = machine(torch=None, os="Darwin", arch="x86_64")
-    assert "Leave pc out with `--on`" in only(compared(machine(), old_mac, "torch")).mend
+    assert "Leave pc out with `--on`" in only(compared(machine(), old_mac, "torch")).fix
 
 
-def test_a_missing_package_names_the_machine_and_the_version() -> None:
+def test_missing_package_names_machine_and_version() -> None:
     here = InstalledPackages(
         python="3.11.7",
         implementation="CPython",
@@ -123,23 +123,23 @@ def test_a_missing_package_names_the_machine_and_the_version() -> None:
     )
     found = only(compared(here, machine(), "sklearn"))
     assert (found.level, found.node) == ("impossible", "pc")
-    assert "On pc run `/opt/by/bin/python -m pip install scikit-learn==1.5.2`" in found.mend
+    assert "On pc run `/opt/by/bin/python -m pip install scikit-learn==1.5.2`" in found.fix
     found = only(compared(here, machine(), "sklearn", built_from="requirements.txt"))
-    assert found.mend == "Add `scikit-learn==1.5.2` to what requirements.txt is made from, and run again."
+    assert found.fix == "Add `scikit-learn==1.5.2` to what requirements.txt is made from, and run again."
 
 
-def test_a_package_that_only_others_have() -> None:
+def test_package_only_on_others_is_named_with_its_version() -> None:
     others = {"here": machine(), "pc": machine(timm="1.0.1")}
     (found,) = compare(machine(), others, ScriptImports(required=("timm",)), {})
     assert found.node == "here"
-    assert "timm==1.0.1" in found.mend
+    assert "timm==1.0.1" in found.fix
 
 
-def test_a_package_that_nobody_has_is_said_once() -> None:
+def test_package_missing_everywhere_is_reported_once() -> None:
     others = {name: machine() for name in ("a", "b", "c")}
     (found,) = compare(machine(), others, ScriptImports(required=("timm",)), {})
     assert (found.level, found.node) == ("impossible", "")
-    assert "pip install timm`" in found.mend
+    assert "pip install timm`" in found.fix
     (found,) = compare(machine(), others, ScriptImports(optional=("timm",)), {})
     assert found.level == "fine"
 
@@ -150,7 +150,7 @@ def test_versions_and_optional_packages() -> None:
     assert compared(machine(odd="unknown"), machine(odd="unknown"), "odd") == []
 
 
-def test_a_peers_words_do_not_become_commands() -> None:
+def test_texts_of_a_peer_do_not_become_commands() -> None:
     evil = machine(timm="1;rm -rf ~")
     evil = InstalledPackages(
         python="3", implementation="CPython", os="Linux", arch="x", packages=evil.packages, torch="2.13.0"
@@ -159,11 +159,11 @@ def test_a_peers_words_do_not_become_commands() -> None:
         python="3", implementation="CPython", os="L", arch="x", executable="`reboot`\n"
     )
     findings = compare(victim, {"evil": evil, "victim": victim}, ScriptImports(required=("timm",)), {})
-    (mend,) = [each.mend for each in findings if each.node == "victim"]
-    assert mend.startswith("On victim run `python -m pip install timm`, or put ")
+    (fix,) = [each.fix for each in findings if each.node == "victim"]
+    assert fix.startswith("On victim run `python -m pip install timm`, or put ")
 
 
-def test_a_peers_words_do_not_move_the_cursor() -> None:
+def test_texts_of_a_peer_do_not_move_the_cursor() -> None:
     lines = describe(compared(machine(), machine(torch="1.0\x1b[2J"), "torch"))
     assert all(line.isprintable() for line in lines)
 
@@ -173,7 +173,7 @@ def test_machines_without_cuda_are_left_out_and_named() -> None:
     others = {"mac": machine(os="Darwin", arch="arm64"), "pc": machine(numpy="2")}
     devices = {"mac": ("cpu", "mps"), "pc": ("cpu", "cuda")}
     findings = compare(machine(numpy="2"), others, needs, devices)
-    verdict = usable(findings, ["mac", "pc"])
+    verdict = select_machines(findings, ["mac", "pc"])
     assert verdict.kept == ("pc",)
     why = "mac has no CUDA device and is left out: train.py line 3 asks for CUDA: x.cuda()"
     assert verdict.left_out == (ExcludedMachine("mac", why),)
@@ -181,22 +181,22 @@ def test_machines_without_cuda_are_left_out_and_named() -> None:
     assert verdict.blocking == ()
 
 
-def test_a_missing_package_blocks() -> None:
+def test_missing_package_blocks_the_start() -> None:
     findings = compared(machine(numpy="2"), machine(), "numpy")
-    verdict = usable(findings, ["mac", "pc"])
+    verdict = select_machines(findings, ["mac", "pc"])
     assert verdict.kept == ("mac",)
     assert verdict.blocking == tuple(findings)
 
 
-def test_a_syntax_error_is_all_that_is_said() -> None:
+def test_syntax_error_is_the_only_finding() -> None:
     findings = compare(
         machine(), {"pc": machine(torch=None)}, ScriptImports(syntax="train.py line 3: invalid"), {}
     )
     assert [each.about for each in findings] == ["code"]
-    assert usable(findings, ["pc"]).blocking == findings
+    assert select_machines(findings, ["pc"]).blocking == findings
 
 
-def test_the_lines_put_the_worst_first() -> None:
+def test_lines_have_the_worst_finding_first() -> None:
     pc = machine(python="3.12.0", numpy="1.26")
     lines = describe(compared(machine(numpy="2.1", timm="1.0"), pc, "numpy", "timm"))
     assert [line.split()[0] for line in lines] == ["impossible", "->", "risky", "->", "risky", "->"]

@@ -28,7 +28,7 @@ def installed(folder: Path, name: str, version: str, imports: str) -> None:
     (info / "top_level.txt").write_text(imports)
 
 
-def test_the_own_python_says_what_it_has_without_importing_it() -> None:
+def test_own_packages_are_found_without_import() -> None:
     found = own_packages(NAMES)
     assert found.package("numpy") == Package("numpy", "numpy", importlib.metadata.version("numpy"))
     assert found.package("json") == Package("json")
@@ -38,7 +38,7 @@ def test_the_own_python_says_what_it_has_without_importing_it() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=InstalledPackages) == found
 
 
-def test_an_import_name_may_differ_from_its_distribution(
+def test_import_name_may_differ_from_its_distribution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -49,18 +49,18 @@ def test_an_import_name_may_differ_from_its_distribution(
     assert own_packages(["later_name"]).package("later_name") == Package("later_name", "later", "1.0")
 
 
-def test_a_folder_that_is_no_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_without_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "outputs_of_runs").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert own_packages(["outputs_of_runs"]).missing == ("outputs_of_runs",)
 
 
-def test_the_second_question_is_fast() -> None:
+def test_second_query_is_fast() -> None:
     own_packages(NAMES)
     assert least_cpu_s(lambda: own_packages(NAMES)) < 0.3
 
 
-def test_a_finder_that_fails_is_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_finder_means_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         @staticmethod
         def find_spec(name: str, path: object, target: object = None) -> None:
@@ -71,7 +71,7 @@ def test_a_finder_that_fails_is_a_missing_package(monkeypatch: pytest.MonkeyPatc
     assert own_packages(["cursed"]).missing == ("cursed",)
 
 
-def test_another_python_says_the_same() -> None:
+def test_other_python_reports_the_same() -> None:
     found = asyncio.run(packages_of(Path(sys.executable), NAMES))
     assert found == own_packages(NAMES)
     assert asyncio.run(packages_of(Path(sys.executable), [])).packages == ()
@@ -89,28 +89,28 @@ def fake_python(folder: Path, body: str) -> Path:
     ("body", "words"),
     [
         ("raise SystemExit('the loader is broken')", "the loader is broken"),
-        ("raise SystemExit(3)", "ended with 3"),
+        ("raise SystemExit(3)", "exited with code 3"),
         ("print('hello')", "cannot be read"),
         ("print('{\"python\": \"' + 'x' * 1000 + '\"}')", "cannot be read"),
         ("print('x' * 3_000_000)", "cannot be read"),
         ("print('[' * 100_000)", "cannot be read"),
     ],
 )
-def test_a_python_that_fails_is_a_sentence(tmp_path: Path, body: str, words: str) -> None:
+def test_failing_python_is_reported(tmp_path: Path, body: str, words: str) -> None:
     with pytest.raises(RunEnvironmentError, match=words) as raised:
         asyncio.run(packages_of(fake_python(tmp_path, body), ["numpy"], deadline_s=60))
     assert str(tmp_path) in raised.value.hint
 
 
 @pytest.mark.skipif(os.name == "nt", reason="scripts with a first line start on Unix only")
-def test_a_python_that_hangs_is_a_sentence(tmp_path: Path) -> None:
+def test_hanging_python_is_reported(tmp_path: Path) -> None:
     hangs = fake_python(tmp_path, "import time; time.sleep(600)")
     with pytest.raises(RunEnvironmentError, match="did not answer within 1 s") as raised:
         asyncio.run(packages_of(hangs, ["numpy"], deadline_s=1))
     assert str(tmp_path) in raised.value.hint
 
 
-def test_a_python_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+def test_missing_python_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunEnvironmentError, match="cannot be started"):
         asyncio.run(packages_of(tmp_path / "nowhere", []))
 

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.environments.script_imports import ScriptImports, needs_of
+from barnraise.environments.script_imports import ScriptImports, scan_imports
 
 
 def needs(script: str, **others: str) -> ScriptImports:
     files = {"train.py": script.encode()}
     files |= {name.replace("__", "/") + ".py": text.encode() for name, text in others.items()}
-    return needs_of(files, "train.py")
+    return scan_imports(files, "train.py")
 
 
 def test_required_and_optional_imports_are_told_apart() -> None:
@@ -65,19 +65,19 @@ def test_modules_of_the_folder_are_followed() -> None:
         "random.py": b"import shadowing",
         "unused.py": b"import never",
     }
-    found = needs_of(files, "train.py")
+    found = scan_imports(files, "train.py")
     wanted = {"einops", "torch", "timm", "xformers", "PIL", "early", "shadowing"}
     assert set(found.required) == wanted
     assert found.optional == ("late",)
 
 
-def test_a_script_in_a_subfolder_finds_what_lies_beside_it_and_at_the_top() -> None:
+def test_script_in_a_subfolder_finds_modules_beside_it_and_at_the_top() -> None:
     files = {"src/train.py": b"import beside, top, far", "src/beside.py": b"", "top.py": b"import torch"}
-    assert needs_of(files, "src/train.py") == ScriptImports(required=("far", "torch"))
-    assert needs_of(files, "./src/train.py") == ScriptImports(required=("far", "torch"))
+    assert scan_imports(files, "src/train.py") == ScriptImports(required=("far", "torch"))
+    assert scan_imports(files, "./src/train.py") == ScriptImports(required=("far", "torch"))
 
 
-def test_what_an_optional_module_needs_is_optional() -> None:
+def test_imports_of_an_optional_module_are_optional() -> None:
     found = needs(
         "try:\n    import extra\nexcept ImportError:\n    pass\nimport main_part",
         extra="import both, maybe\nimport deep",
@@ -90,12 +90,12 @@ def test_what_an_optional_module_needs_is_optional() -> None:
     assert found == ScriptImports(required=("x",))
 
 
-def test_a_folder_of_data_does_not_hide_a_package() -> None:
+def test_data_folder_does_not_hide_a_package() -> None:
     files = {"train.py": b"from datasets import load_dataset\nimport tools.mine"}
     files |= {"datasets/fetch.py": b"", "tools/mine.py": b"import torch", "fast.cpython-311.so": b"\0"}
-    assert needs_of(files, "train.py") == ScriptImports(required=("datasets", "torch"))
+    assert scan_imports(files, "train.py") == ScriptImports(required=("datasets", "torch"))
     files["train.py"] = b"import fast"
-    assert needs_of(files, "train.py") == ScriptImports()
+    assert scan_imports(files, "train.py") == ScriptImports()
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def test_a_folder_of_data_does_not_hide_a_package() -> None:
         "def f():\n        return x.cuda(non_blocking=True)",
     ],
 )
-def test_a_demand_for_cuda_names_its_line(line: str) -> None:
+def test_cuda_demand_names_its_line(line: str) -> None:
     found = needs(f"import torch\nif True:\n    {line}")
     assert found.cuda is not None
-    assert found.cuda.startswith(f"train.py line {3 + line.count(chr(10))} asks for CUDA")
+    assert found.cuda.startswith(f"train.py line {3 + line.count(chr(10))} requires CUDA")
     guarded = needs(f"import torch\nif True:\n    {line}\nprint(torch.cuda.is_available())")
     assert guarded.cuda is None
 
@@ -135,17 +135,17 @@ def test_a_demand_for_cuda_names_its_line(line: str) -> None:
         "x.to('cudazzz')",
     ],
 )
-def test_what_is_no_demand(text: str) -> None:
+def test_guarded_cuda_is_no_demand(text: str) -> None:
     assert needs(text).cuda is None
 
 
-def test_another_modules_guard_does_not_count_and_its_demand_does() -> None:
+def test_guard_of_another_module_does_not_count_and_its_demand_does() -> None:
     found = needs("import net\ntorch.cuda.is_available()", net="import torch\nx.cuda()")
-    assert found.cuda == "net.py line 2 asks for CUDA without a test for it: x.cuda()"
+    assert found.cuda == "net.py line 2 requires CUDA without a check for it: x.cuda()"
     assert needs("import net\ndist.is_available()\ny.cuda()", net="").cuda is not None
 
 
-def test_a_syntax_error_is_named_with_its_file_and_line() -> None:
+def test_syntax_error_is_named_with_file_and_line() -> None:
     found = needs("import torch\n\ndef f(:\n    pass")
     assert found.syntax is not None
     assert found.syntax.startswith("train.py line 3: invalid syntax: ")
@@ -153,21 +153,21 @@ def test_a_syntax_error_is_named_with_its_file_and_line() -> None:
     found = needs("import net", net="x = = 1")
     assert found.syntax is not None
     assert found.syntax.startswith("net.py line 1: invalid syntax")
-    assert needs_of({"other.py": b""}, "train.py").syntax == "train.py is not in the folder that is sent"
+    assert scan_imports({"other.py": b""}, "train.py").syntax == "train.py is not in the folder of the run"
 
 
 @pytest.mark.parametrize(
     "text",
     [b"\0", b"\xff\xfe\x00", b"# coding: no-such\nx", b"x = '\xe9'", b"(" * 5000, b"-" * 100_000 + b"1", b""],
 )
-def test_strange_bytes_never_raise(text: bytes) -> None:
-    found = needs_of({"train.py": text}, "train.py")
+def test_invalid_bytes_never_raise(text: bytes) -> None:
+    found = scan_imports({"train.py": text}, "train.py")
     assert found.required == ()
 
 
 @given(st.binary(max_size=200), st.text(max_size=20))
-def test_no_bytes_and_no_name_raise(text: bytes, script: str) -> None:
-    needs_of({"train.py": text, script: text}, script)
+def test_random_bytes_and_names_never_raise(text: bytes, script: str) -> None:
+    scan_imports({"train.py": text, script: text}, script)
 
 
 _LINES = st.sampled_from(
@@ -178,8 +178,8 @@ _LINES = st.sampled_from(
 @given(
     st.dictionaries(st.sampled_from(["a.py", "b.py", "d/e.py", "c/__init__.py", "x/y.py"]), st.lists(_LINES))
 )
-def test_circles_and_odd_folders_end(modules: dict[str, list[str]]) -> None:
+def test_import_cycles_and_odd_folders_terminate(modules: dict[str, list[str]]) -> None:
     files = {path: "\n".join(lines).encode() for path, lines in modules.items()}
     files["train.py"] = b"import a, b, c, d.e, x.y"
-    found = needs_of(files, "train.py")
+    found = scan_imports(files, "train.py")
     assert set(found.required) <= {"a", "b", "c", "d", "x"}

@@ -1,4 +1,4 @@
-"""Clusters for tests: any that can be, and small ones that are easy to read."""
+"""Clusters for tests: random ones, and small ones that are easy to read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from barnraise.planning import (
     PlanCluster,
     PlannedMachine,
     StepTimes,
-    both_ways,
     build_cluster,
+    symmetric_link,
 )
 
 MODEL = ModelSize(parameters=100_000_000)
@@ -26,7 +26,7 @@ def mesh(
     latency_s: float = 0.0002,
     site: str = "",
 ) -> PlanCluster:
-    """Machines m0, m1, ... linked with each other."""
+    """Return machines m0, m1, ... linked with each other."""
     members = [
         PlannedMachine(name=f"m{number:02}", samples_per_s=speed, site=site)
         for number, speed in enumerate(speeds)
@@ -35,7 +35,7 @@ def mesh(
     for a in range(len(members)):
         for b in range(a + 1, len(members)):
             rate = mbps(a, b) if callable(mbps) else mbps
-            paths += both_ways(members[a].name, members[b].name, rate, latency_s)
+            paths += symmetric_link(members[a].name, members[b].name, rate, latency_s)
     return build_cluster(members, paths)
 
 
@@ -45,7 +45,7 @@ latencies = st.floats(0.0, 0.05)
 
 @st.composite
 def clusters(draw: st.DrawFn, most: int = 4, site: str = "") -> PlanCluster:
-    """Directed paths of any rate, a few of them missing."""
+    """Draw a cluster with directed paths of any rate, a few of them missing."""
     count = draw(st.integers(1, most))
     members = [
         PlannedMachine(name=f"m{number}", samples_per_s=draw(st.floats(1.0, 200.0)), site=site)

@@ -1,4 +1,4 @@
-"""Which engine a group gets, without any torch."""
+"""Choice of the backend of a group, without torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from barnraise.core.errors import ProtocolError
 from barnraise.runs.backend_choice import (
     BackendChoice,
     RankDevices,
-    choose_engine,
-    choose_together,
+    choose_backend,
+    choose_group_backend,
     decode_rank,
+    default_backend,
+    describe_choice,
     encode_rank,
-    sentence,
-    usual_name,
 )
 
 HERE, APART = (0, 0), (0, 1)
@@ -45,41 +45,48 @@ HERE, APART = (0, 0), (0, 1)
         ("fake", APART, "cpu", False, "fake", "sends nothing"),
     ],
 )
-def test_choices(
+def test_backend_follows_request_machines_and_devices(
     asked: str | None, machines: tuple[int, ...], device: str, nccl: bool, backend: str, words: str
 ) -> None:
-    choice = choose_engine(asked, machines, device, nccl_available=nccl)
+    choice = choose_backend(asked, machines, device, nccl_available=nccl)
     assert choice.backend == backend
     assert words in choice.reason
 
 
-def test_the_user_may_force_an_engine_or_trust_the_fabric() -> None:
-    assert choose_engine("nccl", APART, "cpu", "gloo") == BackendChoice("gloo", "it was forced with --engine")
-    assert choose_engine("gloo", HERE, "cpu", "barnraise").backend == "barnraise"
-    assert choose_engine("gloo", APART, "cpu", fabric="trusted").backend == "gloo"
-    assert choose_engine("nccl", APART, "cuda:0", fabric="trusted", nccl_available=True).backend == "nccl"
-    assert choose_engine("nccl", APART, "cpu,cuda:0", fabric="trusted").backend == "barnraise"
-    mixed = choose_engine("gloo", APART, "cpu", fabric="trusted", systems=("darwin", "linux"))
+def test_user_may_force_a_backend_or_trust_the_network() -> None:
+    assert choose_backend("nccl", APART, "cpu", "gloo") == BackendChoice(
+        "gloo", "it was forced with --engine"
+    )
+    assert choose_backend("gloo", HERE, "cpu", "barnraise").backend == "barnraise"
+    assert choose_backend("gloo", APART, "cpu", fabric="trusted").backend == "gloo"
+    assert choose_backend("nccl", APART, "cuda:0", fabric="trusted", nccl_available=True).backend == "nccl"
+    assert choose_backend("nccl", APART, "cpu,cuda:0", fabric="trusted").backend == "barnraise"
+    mixed = choose_backend("gloo", APART, "cpu", fabric="trusted", systems=("darwin", "linux"))
     assert mixed == BackendChoice(
         "barnraise", "Gloo works between machines on Linux only, and these run darwin, linux"
     )
-    assert choose_engine("gloo", HERE, "cpu", systems=("darwin",)).backend == "gloo"
+    assert choose_backend("gloo", HERE, "cpu", systems=("darwin",)).backend == "gloo"
 
 
-def test_ranks_that_ask_for_different_engines_get_ours() -> None:
+def test_ranks_with_different_requests_get_our_backend() -> None:
     ranks = [RankDevices("nccl", "cuda:0", True, "linux"), RankDevices("gloo", "cuda:0", True, "linux")]
-    assert choose_together(ranks, APART, "auto", "trusted") == BackendChoice(
-        "barnraise", "its ranks ask for different engines (gloo, nccl)"
+    assert choose_group_backend(ranks, APART, "auto", "trusted") == BackendChoice(
+        "barnraise", "its ranks ask for different backends (gloo, nccl)"
     )
-    assert choose_together(ranks, APART, "gloo", "trusted").backend == "gloo"
+    assert choose_group_backend(ranks, APART, "gloo", "trusted").backend == "gloo"
     alike = [RankDevices("NCCL", "cuda:0", True, "linux"), RankDevices("nccl", "cuda:1", True, "linux")]
-    assert choose_together(alike, HERE, "auto", "untrusted").backend == "nccl"
+    assert choose_group_backend(alike, HERE, "auto", "untrusted").backend == "nccl"
 
 
-def test_the_default_is_that_of_torch() -> None:
-    assert usual_name(None, "cpu") == usual_name(None, "cpu,cuda:0") == usual_name(None, "mps") == "gloo"
-    assert usual_name(None, "cuda:0,cuda:1") == "nccl"
-    assert usual_name("NCCL", "cpu") == "nccl"
+def test_default_backend_is_that_of_torch() -> None:
+    assert (
+        default_backend(None, "cpu")
+        == default_backend(None, "cpu,cuda:0")
+        == default_backend(None, "mps")
+        == "gloo"
+    )
+    assert default_backend(None, "cuda:0,cuda:1") == "nccl"
+    assert default_backend("NCCL", "cpu") == "nccl"
 
 
 @pytest.mark.parametrize(
@@ -115,10 +122,10 @@ def test_the_default_is_that_of_torch() -> None:
         ),
     ],
 )
-def test_what_the_user_is_told(
+def test_describe_choice_names_backend_and_reason(
     asked: str | None, choice: BackendChoice, machines: tuple[int, ...], said: str | None
 ) -> None:
-    assert sentence(asked, choice, machines) == said
+    assert describe_choice(asked, choice, machines) == said
 
 
 names = st.sampled_from(
@@ -134,7 +141,7 @@ told = st.builds(
 
 
 @given(st.lists(told, min_size=2, max_size=5), st.data())
-def test_nothing_that_is_told_opens_plaintext_between_machines(
+def test_no_request_of_a_peer_causes_plaintext_between_machines(
     ranks: list[RankDevices], data: st.DataObject
 ) -> None:
     machines = (
@@ -142,22 +149,22 @@ def test_nothing_that_is_told_opens_plaintext_between_machines(
         1,
         *data.draw(st.lists(st.integers(0, 3), min_size=len(ranks) - 2, max_size=len(ranks) - 2)),
     )
-    assert choose_together(ranks, machines, "auto", "untrusted").backend in ("barnraise", "fake")
+    assert choose_group_backend(ranks, machines, "auto", "untrusted").backend in ("barnraise", "fake")
 
 
 @given(told)
-def test_what_a_rank_tells_comes_back(rank: RankDevices) -> None:
+def test_rank_facts_round_trip_through_encoding(rank: RankDevices) -> None:
     assert decode_rank(encode_rank(rank), 0) == rank
 
 
 @given(st.binary(max_size=200))
-def test_anything_else_is_one_kind_of_error(data: bytes) -> None:
+def test_random_bytes_raise_protocol_error_only(data: bytes) -> None:
     try:
         decode_rank(data, 7)
     except ProtocolError:
         pass
 
 
-def test_what_is_too_long_is_refused() -> None:
+def test_too_long_names_are_rejected() -> None:
     with pytest.raises(ProtocolError, match="rank 3"):
         decode_rank(encode_rank(RankDevices("x" * 201, "cpu", False, "linux")), 3)

@@ -1,4 +1,4 @@
-"""Who vouches for a checkpoint, which one counts, and who is given a copy."""
+"""Signatures, order and copies of checkpoints."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from barnraise.identity.trust import TrustLog
 from barnraise.runs.checkpoint_manifest import (
     CheckpointManifest,
     HeldCheckpoint,
+    allowed_signers,
     encode,
     fingerprint,
     folder_name,
-    newest,
-    next_keeper,
-    out_of_date,
+    folder_step,
+    newest_checkpoint,
+    next_copy_target,
+    outdated_folders,
     read_manifest,
     sign,
-    signers,
-    step_of,
 )
 from barnraise.runs.record import RunSpec
 
@@ -42,7 +42,7 @@ def order(*nodes: NodeKey) -> RunSpec:
     return RunSpec(run=RUN, by=KEY.id.raw, at=0.0, command=("x",), folder=bytes(32), nodes=named)
 
 
-def test_what_a_member_signed_counts() -> None:
+def test_manifest_signed_by_a_member_is_valid() -> None:
     assert read_manifest(DATA, SEAL, RUN, MAY) == MANIFEST
 
 
@@ -50,7 +50,11 @@ def test_what_a_member_signed_counts() -> None:
     ("data", "seal", "why"),
     [
         (DATA, None, "it is not signed"),
-        (DATA, encode(sign(STRANGER, RUN, 42, fingerprint(DATA))), "it is signed by nobody of this cluster"),
+        (
+            DATA,
+            encode(sign(STRANGER, RUN, 42, fingerprint(DATA))),
+            "it was not signed by a machine of this cluster",
+        ),
         (encode(replace(MANIFEST, step=43)), SEAL, "it was changed after it was signed"),
         (DATA, encode(replace(sign(STRANGER, RUN, 42, fingerprint(DATA)), node=KEY.id.raw)), "changed after"),
         (DATA, encode(sign(KEY, "other-run", 42, fingerprint(DATA))), "it was changed after it was signed"),
@@ -60,55 +64,55 @@ def test_what_a_member_signed_counts() -> None:
         (DATA.replace(b'"format":2', b'"format":1'), SEAL, "it cannot be read"),
     ],
 )
-def test_everything_else_is_refused_with_the_reason(data: bytes, seal: bytes | None, why: str) -> None:
+def test_invalid_manifest_is_rejected_with_the_reason(data: bytes, seal: bytes | None, why: str) -> None:
     with pytest.raises(RunError, match=why):
         read_manifest(data, seal, RUN, MAY)
 
 
 @given(st.integers(0, len(DATA) - 1), st.integers(1, 255))
 @settings(max_examples=200)
-def test_no_byte_of_a_signed_manifest_can_be_changed(place: int, change: int) -> None:
+def test_changed_byte_of_a_signed_manifest_is_rejected(place: int, change: int) -> None:
     edited = DATA[:place] + bytes([DATA[place] ^ change]) + DATA[place + 1 :]
     with pytest.raises(RunError):
         read_manifest(edited, SEAL, RUN, MAY)
 
 
 @given(st.binary(max_size=80), st.binary(max_size=80))
-def test_nonsense_is_refused(data: bytes, seal: bytes) -> None:
+def test_random_bytes_are_rejected(data: bytes, seal: bytes) -> None:
     with pytest.raises(RunError):
         read_manifest(data, seal, RUN, MAY)
 
 
-def test_owners_sign_and_guests_for_their_own_runs_and_nobody_who_was_removed() -> None:
+def test_owners_and_named_guests_may_sign_but_not_removed_machines() -> None:
     log = TrustLog.found(KEY, "mac")
     for key, role in ((STRANGER, "owner"), (GUEST, "guest"), (OTHER_GUEST, "guest")):
         log = log.extended(log.admit(KEY, key.id, role, role))  # type: ignore[arg-type]
-    assert signers(log, order(KEY, GUEST)) == {KEY.id.raw, STRANGER.id.raw, GUEST.id.raw}
+    assert allowed_signers(log, order(KEY, GUEST)) == {KEY.id.raw, STRANGER.id.raw, GUEST.id.raw}
     log = log.extended(log.revoke(KEY, STRANGER.id))
-    assert signers(log, order(KEY, STRANGER)) == {KEY.id.raw}
+    assert allowed_signers(log, order(KEY, STRANGER)) == {KEY.id.raw}
 
 
-def test_the_run_itself_counts_before_what_it_goes_on_with() -> None:
+def test_own_checkpoints_come_before_those_of_the_resumed_run() -> None:
     held = [
         HeldCheckpoint("b", 5, True),
         HeldCheckpoint("a", 60, True),
         HeldCheckpoint("b", 9, False),
         HeldCheckpoint("c", 99, True),
     ]
-    assert newest(held, ["b", "a"]) == HeldCheckpoint("b", 5, True), (
+    assert newest_checkpoint(held, ["b", "a"]) == HeldCheckpoint("b", 5, True), (
         "and an agreed one before a provisional one"
     )
-    assert newest(held[1:2] + held[3:], ["b", "a"]) == HeldCheckpoint("a", 60, True)
-    assert newest(held, ["x"]) is None
+    assert newest_checkpoint(held[1:2] + held[3:], ["b", "a"]) == HeldCheckpoint("a", 60, True)
+    assert newest_checkpoint(held, ["x"]) is None
 
 
 @given(st.sets(st.integers(0, 9), min_size=1), st.integers(1, 9))
-def test_copies_are_given_one_by_one_until_there_are_enough(holders: set[int], copies: int) -> None:
-    """Whoever gives: all who hold it agree, nobody gets it twice, and it ends."""
+def test_copies_are_sent_one_by_one_until_there_are_enough(holders: set[int], copies: int) -> None:
+    """All holders agree on the sender, no machine gets a copy twice, and the copying ends."""
     have = {bytes([number]) for number in holders}
     everybody = [bytes([number]) for number in range(10)]
     while True:
-        given = [node for me in have if (node := next_keeper(me, have, everybody, copies)) is not None]
+        given = [node for me in have if (node := next_copy_target(me, have, everybody, copies)) is not None]
         if not given:
             break
         assert len(given) == 1
@@ -117,16 +121,16 @@ def test_copies_are_given_one_by_one_until_there_are_enough(holders: set[int], c
     assert len(have) == max(copies, len(holders))
 
 
-def test_the_last_three_stay() -> None:
+def test_newest_three_checkpoints_are_kept() -> None:
     written = {folder_name(step): float(at) for at, step in enumerate((7, 8, 9, 100_000_000))}
     others = {"new-1": 9.0, ".draft-00000001": 9.0, "step-x": 9.0}
-    assert out_of_date({**written, **others}, keep=100_000_000) == [folder_name(7)]
-    assert out_of_date(written, keep=7) == []
+    assert outdated_folders({**written, **others}, keep=100_000_000) == [folder_name(7)]
+    assert outdated_folders(written, keep=7) == []
 
 
-def test_what_a_dropped_branch_left_goes_before_what_is_saved_now() -> None:
+def test_checkpoints_of_a_dropped_branch_are_deleted_first() -> None:
     written = {folder_name(step): float(at) for at, step in enumerate((7000, 8000, 9000, 5100))}
-    assert out_of_date(written, keep=5100) == [folder_name(7000)]
+    assert outdated_folders(written, keep=5100) == [folder_name(7000)]
     written[folder_name(5200)] = 4.0
-    assert out_of_date(written, keep=5200) == [folder_name(7000), folder_name(8000)]
-    assert step_of(folder_name(100_000_000)) == 100_000_000
+    assert outdated_folders(written, keep=5200) == [folder_name(7000), folder_name(8000)]
+    assert folder_step(folder_name(100_000_000)) == 100_000_000

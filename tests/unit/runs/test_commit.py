@@ -1,4 +1,4 @@
-"""What all members of a group conclude from the words with which it begins."""
+"""Decision of a new group about the last step, from the states of its members."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.core.errors import ProtocolError
-from barnraise.runs.commit import MemberState, conclude
+from barnraise.runs.commit import MemberState, decide_commit
 
 FRESH = MemberState(True)
 NONE: frozenset[int] = frozenset()
 
 
 def at(done: int, held: str = "", units: tuple[int, ...] = (), ahead: tuple[int, ...] = ()) -> MemberState:
-    """Build the word of a member with a state."""
+    """Build the report of a member that has a training state."""
     return MemberState(False, done, held.encode(), units, ahead=ahead)
 
 
 @pytest.mark.parametrize(
-    ("words", "done", "applies"),
+    ("states", "done", "applies"),
     [
         pytest.param([FRESH, FRESH], 0, False, id="no member has a state"),
         pytest.param([at(5), at(5)], 5, False, id="no survivor holds a result"),
@@ -34,17 +34,17 @@ def at(done: int, held: str = "", units: tuple[int, ...] = (), ahead: tuple[int,
         pytest.param([FRESH, at(5, "x"), at(6), at(6)], 6, True, id="two have applied what the third holds"),
     ],
 )
-def test_words_that_agree_lead_to_one_verdict(words: list[MemberState], done: int, applies: bool) -> None:
-    """The order of the words changes nothing but the ranks."""
-    for told in (words, words[::-1]):
-        verdict = conclude(told)
-        assert (verdict.done, verdict.apply) == (done, applies)
-        assert verdict.donors == tuple(rank for rank, word in enumerate(told) if not word.fresh)
-        assert verdict.fresh == tuple(rank for rank, word in enumerate(told) if word.fresh)
+def test_consistent_states_lead_to_one_decision(states: list[MemberState], done: int, applies: bool) -> None:
+    """The order of the states changes nothing but the ranks."""
+    for ordered in (states, states[::-1]):
+        decision = decide_commit(ordered)
+        assert (decision.done, decision.apply) == (done, applies)
+        assert decision.donors == tuple(rank for rank, state in enumerate(ordered) if not state.fresh)
+        assert decision.fresh == tuple(rank for rank, state in enumerate(ordered) if state.fresh)
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("states", "reason"),
     [
         pytest.param([at(5, "x"), at(7)], "have applied 5 and 7 steps", id="a gap of two steps"),
         pytest.param([at(5, "x"), at(6), at(7)], "have applied 5 and 7 steps", id="three steps in one group"),
@@ -53,33 +53,35 @@ def test_words_that_agree_lead_to_one_verdict(words: list[MemberState], done: in
         pytest.param([at(6), at(5, "x"), at(5)], "is not held by another", id="not held by the third"),
         pytest.param([at(6), at(5, "x"), at(5, "y")], "is not held by another", id="held as two results"),
         pytest.param(
-            [at(5, "", (1, 2)), at(5, "", (2, 3))], "unit of step 5 is in the sums", id="a unit in two sums"
+            [at(5, "", (1, 2)), at(5, "", (2, 3))],
+            "micro-batch of step 5 is in the gradients",
+            id="one micro-batch twice",
         ),
         pytest.param(
             [at(5, "x", (0,), (1,)), at(5, "x", (2,), (1,))],
-            "unit of step 6 is in the sums",
+            "micro-batch of step 6 is in the gradients",
             id="a unit of the next step in two sums",
         ),
         pytest.param(
             [at(6, "", (4,)), at(5, "x", (0,), (4,))],
-            "unit of step 6 is in the sums",
+            "micro-batch of step 6 is in the gradients",
             id="a unit in the sums of one member that is a step behind",
         ),
         pytest.param(
             [at(5, "", (1,), (7,)), at(5, "", (2,), (7,))],
-            "unit of step 6 is in the sums",
+            "micro-batch of step 6 is in the gradients",
             id="a unit computed ahead by two members while the step is repeated",
         ),
     ],
 )
-def test_words_that_contradict_each_other_are_refused(words: list[MemberState], reason: str) -> None:
-    for told in (words, words[::-1]):
+def test_contradicting_states_are_rejected(states: list[MemberState], reason: str) -> None:
+    for ordered in (states, states[::-1]):
         with pytest.raises(ProtocolError, match=reason):
-            conclude(told)
+            decide_commit(ordered)
 
 
 @pytest.mark.parametrize(
-    ("words", "claimed", "ahead"),
+    ("states", "claimed", "ahead"),
     [
         pytest.param(
             [at(5, "", (0, 1), (7,)), at(5, "", (2,))],
@@ -107,12 +109,12 @@ def test_words_that_contradict_each_other_are_refused(words: list[MemberState], 
         ),
     ],
 )
-def test_units_of_members_are_kept_for_the_step_that_they_belong_to(
-    words: list[MemberState], claimed: tuple[set[int], ...], ahead: tuple[set[int], ...]
+def test_micro_batches_are_kept_for_their_own_step(
+    states: list[MemberState], claimed: tuple[set[int], ...], ahead: tuple[set[int], ...]
 ) -> None:
-    verdict = conclude(words)
-    assert verdict.claimed == claimed
-    assert verdict.ahead == ahead
+    decision = decide_commit(states)
+    assert decision.claimed == claimed
+    assert decision.ahead == ahead
 
 
 @given(
@@ -122,42 +124,42 @@ def test_units_of_members_are_kept_for_the_step_that_they_belong_to(
         max_size=4,
     )
 )
-def test_any_words_end_in_a_refusal_or_in_a_step_that_all_members_can_reach(words: list[MemberState]) -> None:
-    """A member reaches the verdict's step if it is there, or holds the one result that leads to it."""
+def test_any_states_are_rejected_or_lead_to_a_reachable_step(states: list[MemberState]) -> None:
+    """A member reaches the decided step if it has applied it or holds its one result."""
     try:
-        verdict = conclude(words)
+        decision = decide_commit(states)
     except ProtocolError:
-        done = {word.done for word in words}
-        units = [(word.done, unit) for word in words for unit in word.units]
-        behind = [word.held for word in words if word.done == min(done)]
+        done = {state.done for state in states}
+        units = [(state.done, unit) for state in states for unit in state.units]
+        behind = [state.held for state in states if state.done == min(done)]
         has_gap = len(done) > 1 and (max(done) > min(done) + 1 or not all(behind) or len(set(behind)) > 1)
         assert has_gap or len(units) != len(set(units)), "a refusal has a reason"
         return
-    behind = [word.held for word in words if word.done < verdict.done]
+    behind = [state.held for state in states if state.done < decision.done]
     assert all(behind), "a member cannot apply what it does not hold"
     assert len(set(behind)) <= 1, "members apply the same bits"
-    assert all(verdict.done - 1 <= word.done <= verdict.done for word in words)
+    assert all(decision.done - 1 <= state.done <= decision.done for state in states)
 
 
-def test_members_go_ahead_only_if_all_can() -> None:
-    """One on MPS cannot; if the others did, they would deal the next round by other speeds than it."""
+def test_overlap_is_used_only_if_all_members_can() -> None:
+    """A member on MPS cannot overlap; the others would assign the next round by other speeds."""
     able, unable = MemberState(False, 3), MemberState(False, 3, overlaps=False)
-    assert conclude([able, able]).overlaps
-    assert not conclude([able, unable]).overlaps
+    assert decide_commit([able, able]).overlaps
+    assert not decide_commit([able, unable]).overlaps
 
 
-def test_a_speed_that_is_not_known_is_taken_for_the_slowest() -> None:
-    assert conclude([at(3), at(3)]).speeds == ()
-    words = [MemberState(False, 3, speed=8.0), MemberState(False, 3), MemberState(False, 3, speed=2.0)]
-    assert conclude(words).speeds == (8.0, 2.0, 2.0)
+def test_unknown_speed_counts_as_the_slowest() -> None:
+    assert decide_commit([at(3), at(3)]).speeds == ()
+    states = [MemberState(False, 3, speed=8.0), MemberState(False, 3), MemberState(False, 3, speed=2.0)]
+    assert decide_commit(states).speeds == (8.0, 2.0, 2.0)
 
 
-def test_a_newcomer_that_followed_to_another_step_is_not_nursed() -> None:
-    near, far = MemberState(True, 5, nursed=True), MemberState(True, 4, nursed=True)
-    assert conclude([at(5), near, far, FRESH]).nursed == (1,)
+def test_joining_worker_at_another_step_has_not_recovered_live() -> None:
+    near, far = MemberState(True, 5, recovered_live=True), MemberState(True, 4, recovered_live=True)
+    assert decide_commit([at(5), near, far, FRESH]).recovered_live == (1,)
 
 
-def test_members_of_different_arithmetic_are_told_as_mixed() -> None:
+def test_members_of_different_arithmetic_are_reported_as_mixed() -> None:
     one, other = MemberState(False, 3, arithmetic=b"a"), MemberState(False, 3, arithmetic=b"b")
-    assert not conclude([one, one]).mixed
-    assert conclude([one, other]).mixed
+    assert not decide_commit([one, one]).mixed
+    assert decide_commit([one, other]).mixed

@@ -63,7 +63,7 @@ def test_microbatches_add_up_to_plain_step(clip: float | None) -> None:
     x, y = data().tensors
     losses = []
     for step in range(run.done):
-        chosen = course.order(course.place(step)[0])[slice(*course.span(step))]
+        chosen = course.sample_order(course.locate_step(step)[0])[slice(*course.positions(step))]
         loss = torch.nn.functional.mse_loss(plain(x[chosen]), y[chosen])
         loss.backward()
         if clip is not None:
@@ -116,9 +116,9 @@ def test_batch_norm_stats_follow_microbatch_order() -> None:
     course = DataOrder(SAMPLES, BATCH, 8, seed=9)
     x, _ = data().tensors
     expected = torch.nn.BatchNorm1d(6, dtype=torch.float64)
-    order = course.order(0)
+    order = course.sample_order(0)
     for step in range(run.done):
-        for unit in course.units(step):
+        for unit in course.micro_batches(step):
             expected(x[order[unit.first : unit.last]])
     norm = net[0]
     assert isinstance(norm, torch.nn.BatchNorm1d)

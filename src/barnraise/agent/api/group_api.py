@@ -8,8 +8,8 @@ from barnraise.agent.daemon import Agent
 from barnraise.agent.runs.registry import RunEntry
 from barnraise.agent_client.run_requests import GroupRequest, GroupResponse
 from barnraise.identity import NodeId
-from barnraise.runs.control.eviction import is_apart
-from barnraise.runs.control.pausing import rests
+from barnraise.runs.control.eviction import unreachable_peer
+from barnraise.runs.control.pausing import pause_reason
 
 
 async def group_response(agent: Agent, request: GroupRequest) -> GroupResponse:
@@ -24,7 +24,7 @@ async def group_response(agent: Agent, request: GroupRequest) -> GroupResponse:
         await agent.runs.registry.wait_for_change(deadline - loop.time())
     record = entry.record
     rank = executor.rank_of(request) if executor is not None else None
-    joining = [slot.key for slot in record.nursed]
+    joining = [slot.key for slot in record.joining]
     key = (agent.me.raw, request.local_rank, request.start)
     joining_rank = joining.index(key) if key in joining else None
     return GroupResponse(
@@ -35,14 +35,16 @@ async def group_response(agent: Agent, request: GroupRequest) -> GroupResponse:
         world=len(record.slots),
         provisional=bool(record.provisional),
         # A worker of the first start without state proves that no worker had any.
-        beginning=any(slot.start == record.began for slot in record.slots),
+        beginning=any(slot.start == record.first_generation for slot in record.slots),
         finished=record.finished,
         broken=any(
             not entry.is_leaving(slot)
             for slot in entry.slots.get(request.generation, ())
             if slot not in record.slots
         ),
-        nursery=record.nursery if record.nursed and (rank is not None or joining_rank is not None) else 0,
+        nursery=record.recovery_attempt
+        if record.joining and (rank is not None or joining_rank is not None)
+        else 0,
         nursed=len(joining),
         sentence=_waits_for(agent, entry) if rank is None else record.why,
     )
@@ -50,9 +52,9 @@ async def group_response(agent: Agent, request: GroupRequest) -> GroupResponse:
 
 def _waits_for(agent: Agent, entry: RunEntry) -> str:
     """Return the reason why the group has not admitted the workers of this machine."""
-    if reason := rests(entry.record, agent.me.raw):
+    if reason := pause_reason(entry.record, agent.me.raw):
         return f"this machine is paused: {reason}"
-    other = is_apart(agent.me.raw, entry.record.nodes, agent.runs.controller.partitioned())
+    other = unreachable_peer(agent.me.raw, entry.record.nodes, agent.runs.controller.partitioned())
     if other is None:
         return "waiting for the group to admit this worker"
-    return f"this machine and {agent.name_of(NodeId(other))} do not reach each other"
+    return f"this machine and {agent.name_of(NodeId(other))} cannot reach each other"

@@ -45,9 +45,9 @@ from barnraise.core.errors import BarnraiseError, MembershipError, RunError
 from barnraise.environments.compatibility import describe
 from barnraise.environments.script_imports import ScriptImports
 from barnraise.identity import NodeId
-from barnraise.runs.control.lifecycle import environment_findings, provisional, stopped_by
-from barnraise.runs.control.worker_status import states_of
-from barnraise.runs.record import DataSet, DroppedSteps, NodeReport, RunSpec, sign_order
+from barnraise.runs.control.lifecycle import environment_findings, mark_provisional, request_stop
+from barnraise.runs.control.worker_status import reported_states
+from barnraise.runs.record import DataSet, DroppedSteps, NodeReport, RunSpec, sign_spec
 from barnraise.topology.graph import encode_graph
 
 _RESULTS_S = 120.0
@@ -149,7 +149,7 @@ async def _resume(agent: Agent, request: ResumeRunRequest) -> RunStarted:
 
 
 async def _submit(agent: Agent, order: RunSpec, why: str) -> RunStarted:
-    record = msgspec.structs.replace(sign_order(order, agent.key), why=why)
+    record = msgspec.structs.replace(sign_spec(order, agent.key), why=why)
     await agent.runs.controller.write(None, record)
     return RunStarted(order.run, tuple(agent.name_of(NodeId(node)) for node in order.nodes))
 
@@ -219,10 +219,10 @@ async def _stop(agent: Agent, request: StopRunRequest) -> RequestDone:
         await agent.runs.controller.stop(entry, hard=request.hard)
     except MembershipError as error:
         # No quorum: machines that can be reached stop anyway, because a person asked for it.
-        record = stopped_by(entry.record, agent.name, hard=request.hard)
+        record = request_stop(entry.record, agent.name, hard=request.hard)
         if record is not None:
             agent.runs.registry.apply(
-                provisional(entry.record, record)
+                mark_provisional(entry.record, record)
             )  # otherwise no quorum could change it later
             agent.runs.registry.send_record(entry)
         return RequestDone(
@@ -305,7 +305,7 @@ def _row(agent: Agent, entry: RunEntry) -> RunRow:
         sentence=outcome.sentence if outcome is not None else record.why,
         machines=tuple(map(name, record.nodes or order.nodes)),
         left_out=tuple(
-            (name(excluded.node), excluded.why) for excluded in (*record.left_out, *record.resting)
+            (name(excluded.node), excluded.why) for excluded in (*record.left_out, *record.paused)
         ),
         restarts=record.restarts,
         code=outcome.code if outcome is not None and record.phase == "ended" else None,
@@ -336,7 +336,7 @@ def _part(agent: Agent, node: bytes, report: NodeReport | None) -> PartRow:
 
 def _workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
     record = entry.record
-    states = states_of(entry.reports)
+    states = reported_states(entry.reports)
     rows = []
     for rank, slot in enumerate(record.slots):
         state = states.get(slot.key)
@@ -351,7 +351,7 @@ def _workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
                 state=state.state if state is not None else "starting",
                 code=state.code if state is not None and ended else None,
                 signal=state.signal or None if state is not None and ended else None,
-                words=state.words if state is not None and not ended else "",
+                words=state.wait_reason if state is not None and not ended else "",
             )
         )
     return tuple(rows)

@@ -31,13 +31,13 @@ from barnraise.runs.checkpoint_manifest import (
     encode,
     fingerprint,
     folder_name,
-    held_of,
-    manifest_in,
-    out_of_date,
+    folder_step,
+    load_manifest,
+    modification_times,
+    outdated_folders,
     read_manifest,
     sign,
-    step_of,
-    written_in,
+    to_held_checkpoint,
 )
 
 _DROPPED = "dropped-"  # prefix of discarded checkpoints; only the latest are kept
@@ -63,10 +63,10 @@ class LocalCheckpoints:
     def latest(self, run: str) -> int:
         """Return the step of the folder that was written last, or 0; its files are not read."""
         try:
-            written = written_in(self.folder(run))
+            written = modification_times(self.folder(run))
         except OSError:
             return 0
-        steps = [(at, step) for name, at in written.items() if (step := step_of(name)) is not None]
+        steps = [(at, step) for name, at in written.items() if (step := folder_step(name)) is not None]
         return max(steps, default=(0.0, 0))[1]
 
     def manifests(self, run: str, signers: Collection[bytes]) -> list[CheckpointManifest]:
@@ -77,7 +77,7 @@ class LocalCheckpoints:
             return []
         manifests = []
         for name in names:
-            step = step_of(name)
+            step = folder_step(name)
             if step is not None:
                 try:
                     manifests.append(self._read(run, step, signers))
@@ -88,11 +88,11 @@ class LocalCheckpoints:
     def sharded(self, run: str) -> int:
         """Return the highest step of which a shard is here, or 0."""
         paths = (self.folder(run) / "sharded").rglob("step-*/manifest.json")
-        return max((step_of(path.parent.name) or 0 for path in paths), default=0)
+        return max((folder_step(path.parent.name) or 0 for path in paths), default=0)
 
     def held(self, run: str, signers: Collection[bytes]) -> list[HeldCheckpoint]:
         """Return the checkpoints with an accepted signature."""
-        return [held_of(manifest) for manifest in self.manifests(run, signers)]
+        return [to_held_checkpoint(manifest) for manifest in self.manifests(run, signers)]
 
     def is_whole(self, run: str, step: int, signers: Collection[bytes]) -> bool:
         """Tell whether a checkpoint is complete and undamaged; reads all of its bytes."""
@@ -143,7 +143,7 @@ class LocalCheckpoints:
         self._store.put_object(own_entry.object, own_seal)
         link_tree(make_manifest(entries.values()), target, self._store.object_path)
         discard(self._store.object_path(own_entry.object))
-        for old in out_of_date(written_in(folder), keep=step):
+        for old in outdated_folders(modification_times(folder), keep=step):
             remove_tree(folder / old)
 
     def settle(self, run: str, signers: Collection[bytes], *, counts: bool) -> None:
@@ -183,7 +183,7 @@ class LocalCheckpoints:
         return self.folder(run) / folder_name(step)
 
     def _read(self, run: str, step: int, signers: Collection[bytes]) -> CheckpointManifest:
-        manifest = manifest_in(self._folder_of(run, step), run, signers)
+        manifest = load_manifest(self._folder_of(run, step), run, signers)
         if manifest.step != step:
             raise RunError(
                 f"the checkpoint is of step {manifest.step}, not {step}", hint="Ask another machine."

@@ -16,9 +16,9 @@ from barnraise.identity import NodeId
 from barnraise.runs.checkpoint_manifest import (
     CheckpointManifest,
     HeldCheckpoint,
-    held_of,
-    newest,
-    next_keeper,
+    newest_checkpoint,
+    next_copy_target,
+    to_held_checkpoint,
 )
 
 _CHECK_S = 2.0
@@ -89,10 +89,12 @@ class CheckpointReplicator:
         signers = self._service.signers_of(entry.run)
         manifests = await asyncio.to_thread(self._service.local.manifests, entry.run, signers)
         local: dict[HeldCheckpoint, CheckpointManifest] = {
-            held_of(manifest): manifest for manifest in manifests
+            to_held_checkpoint(manifest): manifest for manifest in manifests
         }
         responses = await self._service.survey([entry.run])
-        best = newest((held for response in responses.values() for held in response.held), [entry.run])
+        best = newest_checkpoint(
+            (held for response in responses.values() for held in response.held), [entry.run]
+        )
         if best is None or best not in local:
             return None
         me, copies = self._context.me.raw, local[best].copies
@@ -108,7 +110,7 @@ class CheckpointReplicator:
             if (run, step) == (entry.run, best.step) and now < until
         }
         candidates = [node for node in self._candidates(entry) if node not in refused]
-        target = next_keeper(me, holders, candidates, copies)
+        target = next_copy_target(me, holders, candidates, copies)
         return best.step, NodeId(target) if target is not None else None
 
     async def _offer(self, run: str, step: int, node: NodeId | None) -> bool:

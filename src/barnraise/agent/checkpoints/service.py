@@ -45,7 +45,7 @@ from barnraise.agent_client.run_requests import (
 from barnraise.artifacts import ArtifactStore
 from barnraise.core.errors import BarnraiseError, ProtocolError, RunError, TransportError
 from barnraise.identity import NodeId
-from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, newest, sign, signers
+from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, allowed_signers, newest_checkpoint, sign
 
 _SURVEY_S = 5.0
 _GRANT_S = 600.0  # the holder hashes the checkpoint first
@@ -363,7 +363,7 @@ class CheckpointService:
         entry = self._registry.runs.get(run)
         if entry is None:  # a guest does not know the earlier runs that its own run resumes
             return frozenset(node.raw for node in self._context.log.owners)
-        return signers(self._context.log, entry.spec)
+        return allowed_signers(self._context.log, entry.spec)
 
     def _may_read(self, node: NodeId, run: str) -> bool:
         """Return True for an owner; for a guest only if its own runs saved or resume this run."""
@@ -382,7 +382,7 @@ def _newest_of(
     passing_over: Collection[tuple[str, int]],
 ) -> LocatedCheckpoint | ShardedCheckpoint | None:
     candidates = {held for response in responses.values() for held in response.held}
-    best = newest((held for held in candidates if (held.run, held.step) not in passing_over), runs)
+    best = newest_checkpoint((held for held in candidates if (held.run, held.step) not in passing_over), runs)
     if best is None:
         shards = {node: response.sharded for node, response in responses.items() if response.sharded}
         return ShardedCheckpoint(max(shards.values()), list(shards)) if shards else None

@@ -128,7 +128,7 @@ class KvProxy:
         entry = self._registry.runs.get(scope.run)
         if entry is None or entry.record.generation != scope.generation or entry.record.phase != "running":
             return f"{scope} is not running"
-        if node.raw not in {slot.node for slot in (*entry.record.slots, *entry.record.nursed)}:
+        if node.raw not in {slot.node for slot in (*entry.record.slots, *entry.record.joining)}:
             return f"this guest has no worker in {scope}"
         return None
 

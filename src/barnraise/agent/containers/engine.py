@@ -14,7 +14,7 @@ import msgspec
 
 from barnraise.core.command import NOT_FOUND, runner
 from barnraise.core.errors import RunEnvironmentError
-from barnraise.environments.build_process import run_to_end
+from barnraise.environments.build_process import run_build_command
 
 STATE_LABEL = "barnraise.state"
 SHOWN_LINES = 4
@@ -72,7 +72,7 @@ async def output_of(program: str, *words: str) -> str | None:
     lines: list[str] = []
     try:
         async with asyncio.timeout(_SHORT_S):
-            code, _ = await run_to_end((program, *words), _ROOT, os.environ, lines.append)
+            code, _ = await run_build_command((program, *words), _ROOT, os.environ, lines.append)
     except (OSError, TimeoutError):
         return None
     return "\n".join(lines) if code == 0 else None
@@ -91,7 +91,7 @@ async def run_program(
     """
     try:
         async with asyncio.timeout(deadline_s):
-            return await run_to_end(command, _ROOT, environment, on_line)
+            return await run_build_command(command, _ROOT, environment, on_line)
     except TimeoutError:
         raise RunEnvironmentError(
             f"{what} took longer than {deadline_s:g} s",

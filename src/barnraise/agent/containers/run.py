@@ -42,7 +42,7 @@ from barnraise.agent.supervisor.limits import chosen_cpus
 from barnraise.agent.supervisor.messages import WorkerExited, WorkerLaunch, WorkerLimits
 from barnraise.core.errors import RunEnvironmentError
 from barnraise.environments import package_probe
-from barnraise.environments.installed_packages import InstalledPackages, packages_told_by
+from barnraise.environments.installed_packages import InstalledPackages, query_packages
 from barnraise.transport.ipc.local_socket import SOCKET_NAME
 
 _RUN_LABEL = "barnraise.run"
@@ -149,7 +149,7 @@ class RunContainers:
         await asyncio.to_thread(shutil.copyfile, probe, Path(spec.private_dir, probe.name))
         command, environment = self._command(spec, (PYTHON, f"{STATE_INSIDE}/{probe.name}"))
         try:
-            return await packages_told_by(
+            return await query_packages(
                 command,
                 names,
                 whose=f"the Python of the image {self._image}",

@@ -21,8 +21,14 @@ from barnraise.core.errors import BarnraiseError, MembershipError, RunError
 from barnraise.identity import NodeId
 from barnraise.membership.failure_detector import watched
 from barnraise.runs.control.eviction import Pair
-from barnraise.runs.control.lifecycle import ReconcileInput, leads_alone, next_record, provisional, stopped_by
-from barnraise.runs.record import RunRecord, decode_record, encode_record, read_order
+from barnraise.runs.control.lifecycle import (
+    mark_provisional,
+    next_record,
+    reason_to_decide_alone,
+    request_stop,
+)
+from barnraise.runs.control.transitions import ReconcileInput
+from barnraise.runs.record import RunRecord, decode_record, encode_record, read_spec
 
 _TICK_S = 0.25
 _RESEND_S = 3.0
@@ -65,7 +71,7 @@ class RunController:
 
     async def write(self, entry: RunEntry | None, record: RunRecord) -> RunEntry:
         """Write the next version of a record and send it; raise RunError if another version came first."""
-        name = read_order(record).run
+        name = read_spec(record).run
         record = replace(record, provisional=0)
         expected = encode_record(entry.record) if entry is not None else b""
         desired = encode_record(record)
@@ -88,7 +94,7 @@ class RunController:
     async def stop(self, entry: RunEntry, *, hard: bool) -> None:
         """Stop a run for a person at this machine; retry if the record changes meanwhile."""
         for _ in range(20):
-            record = stopped_by(entry.record, self._context.name_of(self._context.me), hard=hard)
+            record = request_stop(entry.record, self._context.name_of(self._context.me), hard=hard)
             if record is None:
                 return
             try:
@@ -107,13 +113,13 @@ class RunController:
         """Return everything that the reconcile function needs to know of a run."""
         now = self._loop.time()
         return ReconcileInput(
-            order=entry.spec,
+            spec=entry.spec,
             reports=entry.reports,
-            here=[node for node in self._context.member.view.nodes if node not in missing],
+            present=[node for node in self._context.member.view.nodes if node not in missing],
             since_s=now - entry.seen_at,
             stuck_s=now - entry.stuck_at if entry.stuck_at is not None else 0.0,
-            apart=self.partitioned(),
-            keeper=self._context.me.raw,
+            unreachable_s=self.partitioned(),
+            controller=self._context.me.raw,
             name=lambda raw: self._context.name_of(NodeId(raw)),
         )
 
@@ -135,11 +141,11 @@ class RunController:
         now = self._loop.time()
         me, member = self._context.me.raw, self._context.member
         missing = member.quorum_status(now).missing
-        why = leads_alone(entry.record, me, member.view.nodes, missing, member.dead(now))
+        why = reason_to_decide_alone(entry.record, me, member.view.nodes, missing, member.dead(now))
         changed = next_record(entry.record, self.observe(entry, missing)) if why is not None else None
         if changed is None:
             return
-        record = provisional(entry.record, changed)
+        record = mark_provisional(entry.record, changed)
         self._registry.apply(record)
         self._broadcast(entry)
         self._context.report_event(

@@ -382,7 +382,7 @@ class RunExecutor:
     def _is_out(self, state: WorkerState) -> bool:
         """Return True if the group continues without this worker and the worker knows it."""
         key = (self._context.me.raw, state.local_rank, state.start)
-        return state.broke > 0 and key not in {slot.key for slot in self.entry.record.slots}
+        return state.broken_generation > 0 and key not in {slot.key for slot in self.entry.record.slots}
 
     def detect_suspended(self) -> None:
         """Report workers that are suspended by a signal."""

@@ -20,8 +20,8 @@ from barnraise.core.errors import BarnraiseError, ProtocolError, RunError
 from barnraise.core.flow.events import ChangeEvent
 from barnraise.core.sanitize import printable
 from barnraise.identity import NodeId
-from barnraise.runs.control.eviction import is_waiting
-from barnraise.runs.control.pausing import rests
+from barnraise.runs.control.eviction import is_waiting_for_group
+from barnraise.runs.control.pausing import pause_reason
 from barnraise.runs.record import (
     ENDED,
     DroppedSteps,
@@ -31,8 +31,8 @@ from barnraise.runs.record import (
     WorkerSlot,
     decode_record,
     encode_record,
-    outranks,
-    read_order,
+    read_spec,
+    supersedes,
 )
 
 _MAX_ENDED = 100  # runs that have ended
@@ -75,7 +75,7 @@ class RunEntry:
 
     def is_leaving(self, slot: WorkerSlot) -> bool:
         """Tell whether a worker leaves or is paused; it finishes the current step with its group."""
-        if rests(self.record, slot.node):
+        if pause_reason(self.record, slot.node):
             return True
         report = self.reports.get(slot.node)
         states = report.workers if report is not None else ()
@@ -87,7 +87,7 @@ class RunEntry:
         """Update since when a member has waited for a new group."""
         generation = self.record.generation
         states = (state for report in self.reports.values() for state in report.workers)
-        if not any(is_waiting(state, generation) for state in states):
+        if not any(is_waiting_for_group(state, generation) for state in states):
             self.stuck_at = None
         elif self.stuck_at is None:
             self.stuck_at = now
@@ -114,7 +114,7 @@ class RunRegistry:
         for name, value in self._context.storage.runs():
             try:
                 record = decode_record(value)
-                spec = read_order(record)
+                spec = read_spec(record)
             except BarnraiseError:
                 self._context.storage.forget_run(name)  # written by another version
                 continue
@@ -145,7 +145,7 @@ class RunRegistry:
         if sender is not None and self._context.log.role(sender) != "owner":
             self._warn_once(sender)
             raise ProtocolError(f"{sender.short} is a guest and cannot start or change a run")
-        spec = read_order(record)
+        spec = read_spec(record)
         entry = self.runs.get(spec.run)
         role = self._context.log.role(NodeId(spec.by))
         if role == "guest":
@@ -154,7 +154,7 @@ class RunRegistry:
             return False  # its owner is removed or not known here yet: no fault of the sender
         if entry is not None and record.order != entry.record.order:
             raise ProtocolError(f"two different runs are called {spec.run}")
-        if entry is not None and not outranks(record, entry.record):
+        if entry is not None and not supersedes(record, entry.record):
             return False
         if entry is not None and entry.record.provisional and not record.provisional:
             self._settle(entry, record, is_ours)
@@ -264,10 +264,10 @@ def _sanitized(report: NodeReport) -> NodeReport:
         replace(
             state,
             tail=printable(state.tail, also="\n\t"),
-            words=printable(state.words),
-            rests=(),
-            rests_in=0,
-            rests_why="",
+            wait_reason=printable(state.wait_reason),
+            pauses=(),
+            pauses_in=0,
+            pauses_why="",
         )
         for state in report.workers
     )

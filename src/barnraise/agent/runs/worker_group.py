@@ -91,7 +91,7 @@ class WorkerGroup:
         """Set the state that a worker reports; return True if it changed."""
         broke, blames = (request.generation, request.blames) if request.stuck else (0, ())
         for rank, current in self.states.items():
-            updated = replace(current, state=state, broke=broke, blames=blames)
+            updated = replace(current, state=state, broken_generation=broke, blames=blames)
             if current.local_rank == request.local_rank and current.state != "ended" and current != updated:
                 self.states[rank] = updated
                 return True
@@ -106,10 +106,10 @@ class WorkerGroup:
             updated = replace(
                 current,
                 trained=current.trained or request.trained,
-                words=request.words,
-                rests=request.rests,
-                rests_in=request.generation if request.rests else 0,
-                rests_why=request.rests_why,
+                wait_reason=request.words,
+                pauses=request.rests,
+                pauses_in=request.generation if request.rests else 0,
+                pauses_why=request.rests_why,
             )
             if current.local_rank == request.local_rank and current.state != "ended" and current != updated:
                 self.states[rank] = updated
@@ -120,7 +120,7 @@ class WorkerGroup:
         """Set the state of all running workers to leaving."""
         for rank, current in self.states.items():
             if current.state != "ended":
-                self.states[rank] = replace(current, state="leaving", broke=0, blames=())
+                self.states[rank] = replace(current, state="leaving", broken_generation=0, blames=())
 
     def has_left(self, is_out: Callable[[WorkerState], bool]) -> bool:
         """Tell whether every worker has exited or left its process group."""

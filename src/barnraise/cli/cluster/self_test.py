@@ -65,7 +65,7 @@ print("final", run.done, *(repr(one.sum().item()) for one in model.parameters())
 T = TypeVar("T", bound=Told)
 
 
-class TestNode:
+class SelfTestNode:
     """One agent of the test, with a state directory and a port of its own."""
 
     def __init__(self, name: str, room: Path, discovery: int) -> None:
@@ -118,7 +118,7 @@ def run() -> int:
         room = Path(name)
         (room / "config.toml").touch()
         discovery = _free_port()
-        nodes = [TestNode(one, room, discovery) for one in NAMES]
+        nodes = [SelfTestNode(one, room, discovery) for one in NAMES]
         try:
             _prove(nodes, room)
         finally:
@@ -128,7 +128,7 @@ def run() -> int:
     return 0
 
 
-def _prove(nodes: list[TestNode], room: Path) -> None:
+def _prove(nodes: list[SelfTestNode], room: Path) -> None:
     first = nodes[0]
     for node in nodes:
         _until(node.answers, f"the agent of {node.name} answers")
@@ -163,7 +163,7 @@ def _prove(nodes: list[TestNode], room: Path) -> None:
     _compare(first, room)
 
 
-def _start(node: TestNode, room: Path, trace: Path) -> subprocess.Popen[bytes]:
+def _start(node: SelfTestNode, room: Path, trace: Path) -> subprocess.Popen[bytes]:
     folder = room / "project"
     folder.mkdir()
     (folder / "train.py").write_text(f"PAUSE = 0.05\n{_PROGRAM}")
@@ -178,7 +178,7 @@ def _start(node: TestNode, room: Path, trace: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _compare(node: TestNode, room: Path) -> None:
+def _compare(node: SelfTestNode, room: Path) -> None:
     """Run the same steps on one machine alone, and compare the results."""
     found = re.search(r"final (\d+) (.*)", _words(room))
     if found is None:
@@ -227,7 +227,7 @@ def _pid_of_rank(trace: Path, rank: int) -> int:
     raise RunError(f"no worker has rank {rank}", hint="Try again.")
 
 
-def _members(node: TestNode) -> int:
+def _members(node: SelfTestNode) -> int:
     return sum(row.seniority is not None for row in node.ask(StatusRequest(), StatusResponse, 5.0).nodes)
 
 

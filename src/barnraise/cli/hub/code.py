@@ -14,7 +14,7 @@ from barnraise.core.config import Settings
 from barnraise.core.errors import HubError, RunEnvironmentError
 from barnraise.core.sanitize import printable
 from barnraise.core.units import counted, format_size
-from barnraise.environments.script_imports import needs_of
+from barnraise.environments.script_imports import scan_imports
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.mirror.blob_fetcher import ASK_THE_SENDER, MOST_CODE_BYTES, files_of
 from barnraise.hub.protocol.messages import CodeDescription, RunDescription, decode_message
@@ -89,7 +89,7 @@ def _keep(store: ArtifactStore, entry: FileEntry, path: Path) -> None:
 def _check_needs(store: ArtifactStore, offered: OfferedCode) -> None:
     """Check which imports of the script this Python lacks, before the script fails halfway."""
     sources = read_files(store, offered.manifest, lambda path: path.endswith(".py"))
-    needs = needs_of(sources, offered.code.entry)
+    needs = scan_imports(sources, offered.code.entry)
     missing = list(_missing(needs.required))
     if missing:
         raise RunEnvironmentError(

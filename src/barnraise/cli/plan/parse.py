@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from barnraise.cli.plan.options import PlanOptions
 from barnraise.core.errors import ConfigError
 from barnraise.core.units import parse_duration
-from barnraise.planning import LOSSY, HypotheticalMachine, Levels, PlanCodec, PlanLimits, imagine, read_levels
+from barnraise.planning import (
+    LOSSY,
+    HypotheticalMachine,
+    Levels,
+    PlanCodec,
+    PlanLimits,
+    parse_machine,
+    read_levels,
+)
 
 _COUNT = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]{1,2})?) ?([kmbgt]?)", re.IGNORECASE | re.ASCII)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -18,7 +26,7 @@ _MOST_FLOPS = 1e21
 
 
 def machines_of(wishes: PlanOptions) -> list[HypotheticalMachine]:
-    return [imagine(text) for text in wishes.add]
+    return [parse_machine(text) for text in wishes.add]
 
 
 def options_of(wishes: PlanOptions) -> PlanLimits:

@@ -28,14 +28,14 @@ from barnraise.planning import (
     PlanCluster,
     PlanRanking,
     StepTimes,
+    add_hypothetical,
     advise,
     build_cluster,
-    cluster_of,
+    cluster_from_graph,
     make_plans,
     observation,
     refit,
-    with_imagined,
-    without,
+    without_machines,
 )
 from barnraise.topology import TopologyGraph, build_graph
 from barnraise.topology.graph import decode_graph
@@ -92,7 +92,7 @@ def run(size: Size, *, on: tuple[str, ...], wishes: PlanOptions) -> int:
     imagined = machines_of(wishes)
     here = _look(on, is_needed=not imagined or bool(on) or seconds is not None)
     speeds = {here.this: 1 / seconds} if here is not None and seconds is not None else {}
-    cluster = with_imagined(_cluster(here, model, speeds), imagined, model)
+    cluster = add_hypothetical(_cluster(here, model, speeds), imagined, model)
     basis = f"a sample takes {format_count(flops)} FLOPs ({source})"
     if seconds is not None:
         basis = f"this machine trains a sample in {format_duration(seconds)}, as given"
@@ -122,7 +122,7 @@ def run_measured(measured: StepProfile, *, on: tuple[str, ...], wishes: PlanOpti
     fastest = max(speeds, key=lambda node: (speeds[node], node))
     profile = StepTimes(batch=measured.batch, unit=measured.unit, overhead_s=overheads[fastest])
     here = _look(on, is_needed=True)
-    cluster = with_imagined(_cluster(here, model, speeds), machines_of(wishes), model)
+    cluster = add_hypothetical(_cluster(here, model, speeds), machines_of(wishes), model)
     names = {member.node: member.name for member in cluster.members}
     notes = [
         f"Of {names[worker.node]} only the first step was measured; later ones are usually faster."
@@ -161,8 +161,10 @@ def _cluster(here: _Here | None, model: ModelSize, speeds: Mapping[str, float]) 
     # This machine's figures say how fast the others are, also where it takes no part.
     wanted = {*here.nodes, here.this} if here.this in speeds else set(here.nodes)
     graph = build_graph((one for one in here.graph.nodes if one.node in wanted), here.graph.links).whole()
-    cluster = cluster_of(graph, model, speeds)
-    cluster = without(cluster, [member.name for member in cluster.members if member.node not in here.nodes])
+    cluster = cluster_from_graph(graph, model, speeds)
+    cluster = without_machines(
+        cluster, [member.name for member in cluster.members if member.node not in here.nodes]
+    )
     if not cluster.members:
         raise RunError(
             f"nothing says yet how fast these machines are: {', '.join(facts.name for facts in graph.nodes)}",

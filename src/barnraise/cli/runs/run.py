@@ -39,7 +39,7 @@ from barnraise.cli.runs.run_view import watch
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import RunEnvironmentError, RunError
 from barnraise.core.units import counted, format_size, parse_duration, parse_size
-from barnraise.environments.script_imports import ScriptImports, needs_of
+from barnraise.environments.script_imports import ScriptImports, scan_imports
 from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN, VARIABLE
 
@@ -227,7 +227,7 @@ def needs_in(store: ArtifactStore, manifest: FolderManifest, command: Sequence[s
             f"{command[0]} is not among the files that are sent",
             hint="A rule in .gitignore or .barnraiseignore leaves it out; change the rule.",
         )
-    needs = needs_of(sources, command[0])
+    needs = scan_imports(sources, command[0])
     if needs.syntax is not None:
         raise RunEnvironmentError(needs.syntax, hint="Correct the script; nothing was sent or started.")
     return needs

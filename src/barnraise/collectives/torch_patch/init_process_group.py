@@ -32,11 +32,11 @@ from barnraise.runs.backend_choice import (
     OURS,
     BackendChoice,
     RankDevices,
-    choose_together,
+    choose_group_backend,
     decode_rank,
+    default_backend,
+    describe_choice,
     encode_rank,
-    sentence,
-    usual_name,
 )
 
 log = logging.getLogger("barnraise.collectives")
@@ -165,9 +165,9 @@ def _init_process_group(original: Function, bound: inspect.BoundArguments) -> No
         ranks = (own,) * max(size, 1)
         apart = len(set(launch.machines)) > 1
         machines = tuple(range(len(ranks))) if apart else (0,) * len(ranks)
-    choice = choose_together(ranks, machines, launch.forced, launch.fabric)
+    choice = choose_group_backend(ranks, machines, launch.forced, launch.fabric)
     _print_choice(own.asked, choice, machines, launch.rank)
-    if choice.backend != usual_name(own.asked, launch.device):
+    if choice.backend != default_backend(own.asked, launch.device):
         _set_backend(arguments, choice, own.asked)
     _call_original(original, bound)
     _world = WorldSpec(launch, ranks, machines, choice.backend)
@@ -184,7 +184,7 @@ def _new_group(original: Function, bound: inspect.BoundArguments) -> Any:
     if asked is not None:
         ranks = [RankDevices(asked, rank.device, rank.nccl_available, rank.system) for rank in ranks]
     machines = [world.machines[number] for number in numbers]
-    choice = choose_together(ranks, machines, world.launch.forced, world.launch.fabric)
+    choice = choose_group_backend(ranks, machines, world.launch.forced, world.launch.fabric)
     _print_choice(asked or ranks[0].asked, choice, machines, world.launch.rank)
     # Without a name torch uses the backend of the default group.
     if choice.backend != (world.backend if asked is None else asked):
@@ -258,7 +258,7 @@ def _remove_options(arguments: dict[str, Any], why: str) -> None:
 
 
 def _print_choice(asked: str | None, choice: BackendChoice, machines: Sequence[int], rank: int) -> None:
-    line = sentence(asked, choice, machines)
+    line = describe_choice(asked, choice, machines)
     if line and rank == 0 and first_time(("engine", line)):
         sys.stderr.write(f"barnraise: {line}\n")
         sys.stderr.flush()

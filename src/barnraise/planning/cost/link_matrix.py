@@ -1,6 +1,6 @@
-"""The paths of a cluster as tables to compute with, and which machines are at one site. Pure.
+"""Link matrix of a cluster, and the sites that its links show. Pure.
 
-Only ratios decide what a site is, so a network that is twice as fast everywhere has the same sites.
+Only ratios decide what a site is. So a network that is twice as fast everywhere has the same sites.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from barnraise.planning.cost.rings import Costs
 from barnraise.planning.inputs.cluster import PlanCluster
 
 _BYTES_PER_MBIT = 1e6 / 8
-# Between the links of a site and those that leave it, there is at least such a step of rate or latency.
+# Links inside a site and links that leave it differ by at least this factor in rate or latency.
 STEP = 4.0
 _SHORT_S = 0.002
 
 
 class LinkMatrix:
-    """Rate and latency from each member to each other, by number; without a path 0 and infinite."""
+    """Rate and latency from each member to each other, by number; 0 and infinity if there is no path."""
 
     def __init__(self, cluster: PlanCluster) -> None:
         self.names = tuple(member.name for member in cluster.members)
@@ -32,11 +32,13 @@ class LinkMatrix:
         downs = [member.down_mbps for member in cluster.members]
         for path in cluster.paths:
             a, b = numbers[path.source], numbers[path.target]
-            given = (limit for limit in (ups[a], downs[b]) if limit is not None)
-            self.rate[a][b] = min([path.mbps, *given]) * _BYTES_PER_MBIT
+            limits = (limit for limit in (ups[a], downs[b]) if limit is not None)
+            self.rate[a][b] = min([path.mbps, *limits]) * _BYTES_PER_MBIT
             self.latency[a][b] = path.latency_s
-        self.out_port = [self._port(ups[one], self.rate[one]) for one in range(count)]
-        self.in_port = [self._port(downs[one], [row[one] for row in self.rate]) for one in range(count)]
+        self.out_port = [self._port(ups[member], self.rate[member]) for member in range(count)]
+        self.in_port = [
+            self._port(downs[member], [row[member] for row in self.rate]) for member in range(count)
+        ]
         self._rates = numpy.array(self.rate, dtype=numpy.float64).reshape(count, count)
         self._latencies = numpy.array(self.latency, dtype=numpy.float64).reshape(count, count)
 
@@ -45,54 +47,58 @@ class LinkMatrix:
         return max(rates) if limit_mbps is None else limit_mbps * _BYTES_PER_MBIT
 
     def hop_costs(self, members: Sequence[int], chunk: float) -> Costs:
-        """Seconds for ``chunk`` bytes from each of ``members`` to each other; infinite without a path."""
+        """Return the seconds for ``chunk`` bytes between each pair of members; infinity without a path."""
         chosen = numpy.ix_(members, members)
         with numpy.errstate(divide="ignore"):
             costs: Costs = numpy.divide(chunk, self._rates[chosen]) + self._latencies[chosen]
         return costs
 
-    def both(self, a: int, b: int) -> float:
-        """The slower direction."""
+    def slower_rate(self, a: int, b: int) -> float:
+        """Return the rate of the slower direction between two members."""
         return min(self.rate[a][b], self.rate[b][a])
 
 
-def sites_of(cluster: PlanCluster, wires: LinkMatrix) -> tuple[tuple[int, ...], ...]:
-    """Members by site, in order. Machines with a word for their site are where it says."""
-    count = len(wires.names)
+def find_sites(cluster: PlanCluster, links: LinkMatrix) -> tuple[tuple[int, ...], ...]:
+    """Return the members by site, in order. A machine with a given site name belongs to that site."""
+    count = len(links.names)
     pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
-    linked = [(a, b) for a, b in pairs if wires.both(a, b) > 0]
-    least = _above_step([wires.both(a, b) for a, b in linked])
-    most = -_above_step([-_far(wires, a, b) for a, b in linked])
+    linked = [(a, b) for a, b in pairs if links.slower_rate(a, b) > 0]
+    min_rate = _above_step([links.slower_rate(a, b) for a, b in linked])
+    max_latency = -_above_step([-_worse_latency(links, a, b) for a, b in linked])
     site = list(range(count))
     for a, b in pairs:
         first, second = cluster.members[a].site, cluster.members[b].site
         if first or second:
             near = first == second
         else:
-            near = wires.both(a, b) > 0 and wires.both(a, b) >= least and _far(wires, a, b) <= most
+            near = (
+                links.slower_rate(a, b) > 0
+                and links.slower_rate(a, b) >= min_rate
+                and _worse_latency(links, a, b) <= max_latency
+            )
         if near and site[a] != site[b]:
             old, new = site[b], site[a]
-            site = [new if one == old else one for one in site]
-    found = (tuple(one for one in range(count) if site[one] == name) for name in dict.fromkeys(site))
-    return tuple(sorted(found))
+            site = [new if name == old else name for name in site]
+    sites = (tuple(member for member in range(count) if site[member] == name) for name in dict.fromkeys(site))
+    return tuple(sorted(sites))
 
 
-def are_apart(sites: Sequence[Sequence[int]], wires: LinkMatrix) -> bool:
-    """Whether all links inside of sites are much faster than those between: then sums go through sites.
+def are_sites_separate(sites: Sequence[Sequence[int]], links: LinkMatrix) -> bool:
+    """Return True if links inside sites are much faster than links between them.
 
-    A longer way alone is no reason: then a ring through all of them uses every port evenly.
+    Then an all-reduce goes through the sites. Latency alone is no reason: a ring uses every port evenly.
     """
-    inside = [wires.both(a, b) for site in sites for a, b in combinations(site, 2)]
-    between = [wires.both(a, b) for one, other in combinations(sites, 2) for a in one for b in other]
+    inside = [links.slower_rate(a, b) for site in sites for a, b in combinations(site, 2)]
+    between = [links.slower_rate(a, b) for one, other in combinations(sites, 2) for a in one for b in other]
     return bool(inside and between) and min(inside) >= STEP * max(between)
 
 
-def _far(wires: LinkMatrix, a: int, b: int) -> float:
-    return max(_SHORT_S, wires.latency[a][b], wires.latency[b][a])
+def _worse_latency(links: LinkMatrix, a: int, b: int) -> float:
+    return max(_SHORT_S, links.latency[a][b], links.latency[b][a])
 
 
 def _above_step(figures: Sequence[float]) -> float:
-    """The smallest figure above the largest step, if that is large enough; otherwise the smallest of all."""
+    """Return the smallest figure above the largest step; the smallest of all if no step is large enough."""
     known = sorted(set(figures))
     if not known:
         return 0.0

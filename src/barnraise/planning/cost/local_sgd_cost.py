@@ -1,7 +1,7 @@
-"""Plans of local steps: in which form a round's changes travel, and what that costs. Pure.
+"""Cost of local SGD plans: the codec of a round's change, and its communication. Pure.
 
-A worker is one machine, or the machines of one site, which share every step. In a session it is one machine,
-also where the changes are summed through sites.
+A worker is one machine, or the machines of one site that share every step. In a session a worker is always
+one machine, even if the changes are reduced through sites.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from barnraise.planning.cost.local_sgd_period import (
 )
 from barnraise.planning.cost.quality_model import LONGEST_PERIOD, local_quality, period_limit
 from barnraise.planning.cost.route_search import RouteSearch
-from barnraise.planning.cost.step_cost import StepCost, fits, memory_needed, price_alone, price_step, score
+from barnraise.planning.cost.step_cost import StepCost, cost_alone, cost_step, fits, memory_needed, score
 from barnraise.planning.cost.traffic_model import Route, Way, round_seconds
 from barnraise.planning.inputs.codecs import PlanCodec, ladder
 from barnraise.planning.inputs.levels import AUTO
@@ -27,9 +27,9 @@ from barnraise.planning.inputs.problem import Group, PlanProblem
 
 
 class _Case(NamedTuple):
-    """A group, the way of its rounds, an inner step of each worker, and how long rounds keep them busy.
+    """Group, route and inner steps of a plan, and how long rounds keep its workers busy.
 
-    ``raw``: the bytes of a machine's own change inside of sites; 0 if the machines of one share every step.
+    ``raw``: bytes of a machine's own change inside a site; 0 if the machines of a site share every step.
     """
 
     group: Group
@@ -41,96 +41,96 @@ class _Case(NamedTuple):
     raw: float
 
 
-def local_prices(question: PlanProblem, router: RouteSearch, group: Group) -> list[StepCost]:
-    """Every step of the ladder, overlapped and not; those that the rules do not take say why."""
-    found: list[StepCost] = []
-    levels = question.options.levels
-    for way in _ways(question, router, group):
+def local_sgd_costs(problem: PlanProblem, router: RouteSearch, group: Group) -> list[StepCost]:
+    """Return the costs of every codec, with and without overlap; a remark explains a rejected codec."""
+    costs: list[StepCost] = []
+    levels = problem.options.levels
+    for way in _ways(problem, router, group):
         level = levels.across if way == "sites" else levels.inside
-        if level.period == 1 or level.codec == question.exact.name:
+        if level.period == 1 or level.codec == problem.exact.name:
             continue
-        is_flat = question.options.is_flat
-        sites = () if is_flat else router.route(group, way, question.exact).sites
-        crews = sites or tuple((one,) for one in group)
-        batch = max(1, round(question.profile.batch / len(crews)))
-        inner = _inner_steps(question, router, crews, batch)
+        is_flat = problem.options.is_flat
+        sites = () if is_flat else router.route(group, way, problem.exact).sites
+        workers = sites or tuple((member,) for member in group)
+        batch = max(1, round(problem.profile.batch / len(workers)))
+        inner = _inner_steps(problem, router, workers, batch)
         if inner is None:
             continue
-        codecs = ladder(question.options.codecs)
+        codecs = ladder(problem.options.codecs)
         if level.codec != AUTO:
-            codecs = tuple(codec for codec in question.options.codecs if codec.name == level.codec)
+            codecs = tuple(codec for codec in problem.options.codecs if codec.name == level.codec)
         busy = busy_times([price.step_s for price in inner])
         fixed = None if level.period == "auto" else level.period
-        raw = question.model.gradient_bytes if is_flat else 0.0
+        raw = problem.model.gradient_bytes if is_flat else 0.0
         case = _Case(group, way, inner, busy, batch, fixed, raw)
         for overlapped in (True, False):
-            found += _walk(question, router, case, codecs, overlapped)
-    return found
+            costs += _walk(problem, router, case, codecs, overlapped)
+    return costs
 
 
-def _ways(question: PlanProblem, router: RouteSearch, group: Group) -> list[Way]:
-    """Of ring, star and tree the quickest; sites besides, since its workers are others."""
+def _ways(problem: PlanProblem, router: RouteSearch, group: Group) -> list[Way]:
+    """Return the fastest of ring, star and tree; sites in addition, because its workers differ."""
     ways = router.encoded_ways(group)
     flat = [way for way in ways if way != "sites"]
-    payload = question.payload(question.exact)
+    payload = problem.payload(problem.exact)
 
     def time(way: Way) -> float:
-        return round_seconds(router.route(group, way, question.exact), question.wires, payload)
+        return round_seconds(router.route(group, way, problem.exact), problem.links, payload)
 
     best = [min(flat, key=time)] if flat else []
     return best + [way for way in ways if way == "sites"]
 
 
 def _walk(
-    question: PlanProblem, router: RouteSearch, case: _Case, codecs: Sequence[PlanCodec], overlapped: bool
+    problem: PlanProblem, router: RouteSearch, case: _Case, codecs: Sequence[PlanCodec], overlapped: bool
 ) -> list[StepCost]:
-    """The ladder: the codec whose rounds are worth most, speed and expected loss together, is taken."""
+    """Estimate the cost of every codec, and propose the one with the best score of speed and loss."""
     found: list[StepCost] = []
     for codec in codecs:
-        needed = memory_needed(question, codec, local=True, overlapped=overlapped)
-        if not fits(question, case.group, needed):
+        needed = memory_needed(problem, codec, local=True, overlapped=overlapped)
+        if not fits(problem, case.group, needed):
             continue
         route = router.route(case.group, case.way, codec)
-        price = _price(question, case, route, codec, overlapped)
-        # What does not keep machines busy in any round is only worth showing if nothing does.
+        price = _price(problem, case, route, codec, overlapped)
+        # A codec that never keeps the machines busy is shown only if no codec does.
         if price is not None and (not price.remark or codec is codecs[-1]):
             found.append(price)
-    limit = period_limit(question.model.parameters)
-    taken = max(found, key=lambda price: score(price, question.options.speed_per_loss), default=None)
+    limit = period_limit(problem.model.parameters)
+    best = max(found, key=lambda price: score(price, problem.options.speed_per_loss), default=None)
     judged = []
     for price in found:
-        if price is not taken and taken is not None and case.fixed is None:
-            why = f"Not proposed: {taken.codec.name} is better, speed and expected loss together."
+        if price is not best and best is not None and case.fixed is None:
+            why = f"Not proposed: {best.codec.name} is better when speed and expected loss are combined."
             price = price._replace(remark=why, is_proposed=False)
         elif case.fixed is None and price.period > limit:
-            long = f"Rounds of {price.period} steps are longer than the {limit} that are advisable."
+            long = f"Rounds of {price.period} steps are longer than the recommended {limit}."
             price = price._replace(remark=price.remark or long)
         judged.append(price)
     return judged
 
 
 def _price(
-    question: PlanProblem, case: _Case, route: Route, codec: PlanCodec, overlapped: bool
+    problem: PlanProblem, case: _Case, route: Route, codec: PlanCodec, overlapped: bool
 ) -> StepCost | None:
-    transfer = round_seconds(route, question.wires, question.payload(codec), case.raw)
+    transfer = round_seconds(route, problem.links, problem.payload(codec), case.raw)
     if transfer == float("inf"):
         return None
-    codec_s, overhead = question.codec_s(codec), question.profile.overhead_s
-    factor = question.calibration.factor("local_steps")
+    codec_s, overhead = problem.codec_s(codec), problem.profile.overhead_s
+    factor = problem.calibration.factor("local_steps")
     steps = [price.step_s for price in case.inner]
     workers = RoundWorkers(steps, factor * transfer, codec_s + overhead, overlapped)
-    target = question.options.utilisation
+    target = problem.options.utilisation
     period = case.fixed or smallest_period(workers, target, case.busy)
     remark = ""
     if period is None:
         period = LONGEST_PERIOD
         needed = max(needed_period(workers, target), period + 1)
-        remark = f"For a utilisation of {target:.0%} rounds of {needed} steps or more would be needed."
+        remark = f"A utilisation of {target:.0%} needs rounds of at least {needed} steps."
     found = round_of(workers, period)
     if found is None:
         return None
     batch = case.inner_batch * len(steps)
-    compute = batch / question.speed(case.group)
+    compute = batch / problem.speed(case.group)
     spare = max(0.0, found.busy_s / period - compute - overhead)
     summed = sum(count * price.communication_s for count, price in zip(found.counts, case.inner, strict=True))
     inside = min(spare, summed / (period * len(steps)))
@@ -149,7 +149,7 @@ def _price(
         last_share=0.0,
         codec_s=codec_s / period,
         quality=local_quality(
-            question.options.local_curve, codec, period, question.model.parameters, len(steps)
+            problem.options.local_curve, codec, period, problem.model.parameters, len(steps)
         ),
         batch=batch,
         period=period,
@@ -161,19 +161,19 @@ def _price(
 
 
 def _inner_steps(
-    question: PlanProblem, router: RouteSearch, crews: Sequence[Group], batch: int
+    problem: PlanProblem, router: RouteSearch, workers: Sequence[Group], batch: int
 ) -> tuple[StepCost, ...] | None:
-    """An inner step of each worker; of several machines, by the quickest exact way that they have."""
+    """Return the cost of an inner step for each worker; a site uses its fastest exact route."""
     found = []
-    for crew in crews:
-        members = tuple(sorted(crew))
+    for worker in workers:
+        members = tuple(sorted(worker))
         if len(members) == 1:
-            price: StepCost | None = price_alone(question, members[0], batch)
+            price: StepCost | None = cost_alone(problem, members[0], batch)
         else:
             ways = (way for way in router.ways(members) if way != "sites")
-            routes = (router.route(members, way, question.exact) for way in ways)
-            prices = [price_step(question, members, route, question.exact, batch) for route in routes]
-            price = min((one for one in prices if one), key=lambda one: one.step_s, default=None)
+            routes = (router.route(members, way, problem.exact) for way in ways)
+            prices = [cost_step(problem, members, route, problem.exact, batch) for route in routes]
+            price = min((cost for cost in prices if cost), key=lambda cost: cost.step_s, default=None)
         if price is None:
             return None
         found.append(price)

@@ -1,7 +1,7 @@
-"""How many local steps a round must have, and how it is shared between workers. Pure arithmetic.
+"""Length of a local SGD round, and the inner steps of each worker. Pure arithmetic.
 
-All workers take inner batches of one size; the faster ones take more of them, so that a round ends for all
-at about the same time.
+All workers use inner batches of one size. Faster workers take more of them, so that all finish a round at
+about the same time.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import NamedTuple
 import numpy
 
 from barnraise.planning.cost.quality_model import LONGEST_PERIOD
-from barnraise.planning.cost.work_split import deal
-from barnraise.planning.plan.calibration import exposed
+from barnraise.planning.cost.work_split import split_by_speed
+from barnraise.planning.plan.calibration import exposed_transfer
 
-# A round of one step would be every step, with more to go wrong.
+# A round of one step is exact training, with needless extra work.
 SHORTEST_PERIOD = 2
 
 Times = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.float64]]
 
 
 class LocalSgdRound(NamedTuple):
-    """A round's wall time in parts, and how many inner steps each worker takes."""
+    """Wall time of a round in parts, and the inner steps of each worker."""
 
     counts: list[int]
     busy_s: float
@@ -37,7 +37,10 @@ class LocalSgdRound(NamedTuple):
 
 
 class RoundWorkers(NamedTuple):
-    """What a round depends on besides its length. ``transfer_s`` is calibrated, ``rest_s`` never hides."""
+    """Facts that a round depends on besides its length.
+
+    ``transfer_s`` is calibrated. ``rest_s`` cannot be hidden.
+    """
 
     step_s: Sequence[float]
     transfer_s: float
@@ -46,34 +49,34 @@ class RoundWorkers(NamedTuple):
 
 
 def needed_period(workers: RoundWorkers, target: float) -> int:
-    """The fewest steps of a round, if steps could be shared without remainder.
+    """Return the fewest steps of a round, if steps could be split without remainder.
 
-    Overlapped, half of a round must be enough for the transfer; else computing, transfer and the rest come
-    one after the other, and computing must be the ``target`` share.
+    With overlap, half a round must be long enough for the transfer. Otherwise computing, transfer and the
+    rest follow each other, and computing must reach the ``target`` share.
     """
     step = len(workers.step_s) / sum(1 / each for each in workers.step_s)
     waiting = workers.rest_s if workers.overlapped else workers.transfer_s + workers.rest_s
     steps = waiting * target / (1 - target) / step
     if workers.overlapped:
         steps = max(steps, 2 * workers.transfer_s / step)
-    # Figures that are a whole number but for rounding need no further step.
+    # Rounding errors must not add a step.
     return max(1, math.ceil(steps * (1 - 1e-12)))
 
 
 def round_of(workers: RoundWorkers, period: int) -> LocalSgdRound | None:
-    """A round of ``period`` steps for each worker on average; None if somebody would take none at all."""
+    """Return a round with ``period`` steps per worker on average; None if a worker would get no step."""
     speeds = [1 / step for step in workers.step_s]
-    counts = deal(period * len(speeds), speeds)
+    counts = split_by_speed(period * len(speeds), speeds)
     if min(counts) < 1:
         return None
     busy = max(count * step for count, step in zip(counts, workers.step_s, strict=True))
     hideable = busy / 2 if workers.overlapped else 0.0
-    visible = exposed(workers.transfer_s, hideable, 0.0)
+    visible = exposed_transfer(workers.transfer_s, hideable, 0.0)
     return LocalSgdRound(counts, busy, period * len(speeds) / sum(speeds), visible, workers.rest_s)
 
 
 def busy_times(step_s: Sequence[float]) -> Times:
-    """How long the last worker computes in rounds of 1, 2, ... steps: when that many steps are done."""
+    """Return how long the slowest worker computes in rounds of 1, 2, ... steps."""
     total = sum(1 / step for step in step_s)
     pieces = LONGEST_PERIOD * len(step_s)
     done = [step * numpy.arange(1, math.ceil(pieces / step / total) + 2) for step in step_s]
@@ -82,9 +85,9 @@ def busy_times(step_s: Sequence[float]) -> Times:
 
 
 def smallest_period(workers: RoundWorkers, target: float, busy: Times) -> int | None:
-    """The smallest that reaches the target with whole steps; None if none up to the longest does.
+    """Return the smallest period that reaches the target with whole steps; None if no allowed period does.
 
-    ``busy`` are the `busy_times` of these workers.
+    ``busy``: the `busy_times` of these workers.
     """
     if needed_period(workers, target) > LONGEST_PERIOD:
         return None
@@ -99,7 +102,9 @@ def smallest_period(workers: RoundWorkers, target: float, busy: Times) -> int | 
 
 
 def is_enough(workers: RoundWorkers, period: int, target: float) -> bool:
-    """Whether a round of this length keeps the workers busy; overlapped, nothing may be left to see."""
+    """Return True if a round of this length keeps the workers busy; with overlap all transfer must be
+    hidden.
+    """
     found = round_of(workers, period)
     if found is None or found.utilisation < target:
         return False

@@ -1,6 +1,6 @@
-"""What local steps are expected to cost, how long a round may be, and how rounds are applied. Pure.
+"""Expected loss of local SGD, the longest useful round, and the outer optimizer. Pure.
 
-Figures of others, mostly at small scale; see docs/plans.md for what they are worth.
+The figures come from publications, mostly at small scale. docs/plans.md says how reliable they are.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _LARGEST_TESTED_GROUP = 16
 
 
 class LocalCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """The loss that rounds of so many steps cost, as a share, for a model of ``parameters``.
+    """Relative loss that rounds of a given length cost, for a model of ``parameters``.
 
-    Larger models lose less, by the power ``shrinks`` of their size, down to ``least`` of the figure. For
-    smaller ones it is not believed to be better.
+    Larger models lose less, by the power ``shrinks`` of their size, down to ``least`` of the figure. Smaller
+    models are assumed to lose as much as the reference.
     """
 
     points: Annotated[tuple[tuple[int, LossShare], ...], Meta(min_length=1, max_length=64)] = (
@@ -45,18 +45,18 @@ class LocalCurve(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         periods = [period for period, _ in self.points]
         if periods != sorted(set(periods)) or periods[0] < 1:
-            raise ValueError("the points of a curve stand in order of their periods, from 1 on")
+            raise ValueError("the points of a curve must be in order of their periods, starting at 1")
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
-    """The loss that a plan is expected to cost, as a share of it, and who says so."""
+    """Expected relative loss of a plan, and the source of the figure."""
 
     cost: float = 0.0
     source: str = "the same mathematics as on one machine"
 
 
 class OuterRule(msgspec.Struct, frozen=True, kw_only=True):
-    """How the mean change of a round is applied."""
+    """Outer optimizer that applies the mean change of a round."""
 
     learning_rate: float
     momentum: float
@@ -64,7 +64,7 @@ class OuterRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def local_cost(curve: LocalCurve, period: int, parameters: int) -> float:
-    """Straight between the points over the logarithm of the period; flat beyond the last."""
+    """Interpolate the curve over the logarithm of the period; it is flat beyond the last point."""
     shrunk: float = (parameters / curve.parameters) ** -curve.shrinks
     scale = max(curve.least, min(1.0, shrunk))
     points = curve.points
@@ -82,22 +82,26 @@ def local_quality(curve: LocalCurve, codec: PlanCodec, period: int, parameters: 
     if codec.round_cost:
         source += f"; {codec.name}: {codec.source}"
     if workers > _LARGEST_TESTED_GROUP:
-        source += f"; more than {_LARGEST_TESTED_GROUP} workers were not tested by anybody we know of"
+        source += f"; no test with more than {_LARGEST_TESTED_GROUP} workers is known to us"
     return Quality(cost=local_cost(curve, period, parameters) + codec.round_cost, source=source)
 
 
 def period_limit(parameters: int) -> int:
-    """A round longer than this is only for want of anything better."""
+    """Return the longest recommended round; a longer one is used only if nothing else is better."""
     return 64 if parameters < _LARGE_MODEL else 128
 
 
 def outer_rule(codec: PlanCodec, period: int, *, is_lora: bool) -> OuterRule:
-    """Sparse changes are added as they are; others carry momentum. Below 100 steps as we measured it."""
+    """Return the outer optimizer of a plan.
+
+    Sparse changes are added as they are; the others use momentum. Values below 100 steps are our
+    measurements.
+    """
     if codec.gathers:
         return OuterRule(learning_rate=1.0, momentum=0.0, error_feedback=0.95)
     if is_lora:
         return OuterRule(learning_rate=0.7, momentum=0.0)
     if period >= 100:
         return OuterRule(learning_rate=0.7, momentum=0.9)
-    # In short rounds, whose mean comes late all the same, more momentum swings.
+    # In short rounds the delayed mean makes higher momentum oscillate.
     return OuterRule(learning_rate=1.0, momentum=0.5 if period < 8 else 0.7 if period < 32 else 0.6)

@@ -1,8 +1,8 @@
-"""The order of machines in a ring. Pure.
+"""Order of machines in a ring. Pure.
 
-In every step of a ring all hops happen at once, so a ring is as slow as its slowest hop. The best order is
-found exactly for up to nine machines, and for all subsets of them at once; beyond, it begins with the nearest
-neighbours and exchanges what makes the slowest hop faster.
+All hops of a ring step happen at once, so a ring is as slow as its slowest hop. For up to nine machines the
+best order is found exactly, for all subsets at once. For more machines a nearest-neighbour order is improved
+by 2-opt.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy
 
 Costs = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.float64]]
 
-MOST_EXACT = 9
+MAX_EXACT = 9
 _STARTS = 6
 
 
 class RingTable:
-    """The best ring of every subset of at most nine machines, for several tables of costs at once.
+    """Best ring of every subset of at most nine machines, for several cost tables at once.
 
-    ``costs[table, source, target]``: seconds of a hop, infinite where there is no path. A subset is a number
-    whose bits are its machines.
+    ``costs[table, source, target]``: seconds of a hop, infinite without a path. A subset is a bit mask of
+    machines.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -29,11 +29,11 @@ class RingTable:
         tables, count, _ = costs.shape
         # [target][source, table]: what a path costs that is made longer by one hop.
         into = [numpy.ascontiguousarray(costs[:, :, target].T) for target in range(count)]
-        nobody = numpy.full((count, tables), numpy.inf)
-        self._paths: list[Costs] = [nobody] * (1 << count)
+        unreachable = numpy.full((count, tables), numpy.inf)
+        self._paths: list[Costs] = [unreachable] * (1 << count)
         for subset in range(1, 1 << count):
             first = (subset & -subset).bit_length() - 1
-            best = nobody.copy()
+            best = unreachable.copy()
             if subset == 1 << first:
                 best[first] = 0.0
             for last in range(first + 1, count):
@@ -42,7 +42,7 @@ class RingTable:
             self._paths[subset] = best
 
     def order(self, subset: int, table: int = 0) -> tuple[int, ...]:
-        """The subset's best ring, beginning with its first machine; any order if there is none."""
+        """Return the best ring of a subset, starting with its first machine; any order if there is none."""
         costs = self._costs[table]
         members = tuple(one for one in range(len(costs)) if subset >> one & 1)
         last = members[0]
@@ -58,18 +58,20 @@ class RingTable:
 
 
 def ring_order(costs: Costs) -> tuple[int, ...]:
-    """The order of all machines with the fastest slowest hop, or one near it; it begins with the first."""
+    """Return the order of all machines with the fastest slowest hop, or close to it; it starts with the
+    first.
+    """
     count = len(costs)
-    if count <= MOST_EXACT:
+    if count <= MAX_EXACT:
         return RingTable(costs[numpy.newaxis]).order((1 << count) - 1)
     starts = range(0, count, max(1, count // _STARTS))
-    orders = [_exchanged(_nearest(costs.tolist(), start), costs) for start in starts]
+    orders = [_improve_2opt(_nearest_neighbours(costs.tolist(), start), costs) for start in starts]
     best = min(orders, key=lambda order: (*_length(order, costs), order))
     place = best.index(0)
     return tuple(best[place:] + best[:place])
 
 
-def _nearest(costs: Sequence[Sequence[float]], start: int) -> list[int]:
+def _nearest_neighbours(costs: Sequence[Sequence[float]], start: int) -> list[int]:
     order, left = [start], set(range(len(costs))) - {start}
     while left:
         here = costs[order[-1]]
@@ -78,21 +80,21 @@ def _nearest(costs: Sequence[Sequence[float]], start: int) -> list[int]:
     return order
 
 
-def _exchanged(order: list[int], costs: Costs) -> list[int]:
-    """2-opt: while it helps, the slowest hop and another are replaced, and what is between them turned."""
+def _improve_2opt(order: list[int], costs: Costs) -> list[int]:
+    """Apply 2-opt to an order: replace the slowest hop and another one, as long as that helps."""
     for _ in range(4 * len(order)):
         hops = costs[order, order[1:] + order[:1]]
         cut = (int(hops.argmax()) + 1) % len(order)
         turned = order[cut:] + order[:cut]
-        length, end = _best_turn(turned, costs)
+        length, end = _best_reversal(turned, costs)
         if length >= _length(order, costs):
             return order
         order = turned[:end][::-1] + turned[end:]
     return order
 
 
-def _best_turn(order: list[int], costs: Costs) -> tuple[tuple[float, float], int]:
-    """How many machines at the beginning are best turned around, so that the last hop is another one."""
+def _best_reversal(order: list[int], costs: Costs) -> tuple[tuple[float, float], int]:
+    """Return how many leading machines to reverse, so that the last hop is replaced."""
     ends = numpy.arange(2, len(order))
     there, back = costs[order[:-1], order[1:]], costs[order[1:], order[:-1]]
     order_at = numpy.array(order)

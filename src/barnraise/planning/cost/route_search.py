@@ -1,37 +1,37 @@
-"""Which ways a group can take, and the best route of each. Pure.
+"""Search for the best all-reduce route of a group. Pure.
 
-Roots, leaders and the order of trees are taken from a few candidates that only depend on which links are
-faster or shorter than others; the candidate with the shortest time counts.
+Roots, leaders and tree orders come from a few candidates. These depend only on which links are faster or
+shorter than others. The candidate with the shortest time is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from barnraise.planning.cost.link_matrix import are_apart
-from barnraise.planning.cost.rings import MOST_EXACT
+from barnraise.planning.cost.link_matrix import are_sites_separate
+from barnraise.planning.cost.rings import MAX_EXACT
 from barnraise.planning.cost.traffic_model import Route, Way, rooted_seconds, seconds, summed_seconds
 from barnraise.planning.inputs.codecs import PlanCodec
 from barnraise.planning.inputs.levels import AUTO, SHAPES, Shape, Strategy
 from barnraise.planning.inputs.problem import Group, PlanProblem
 
-_FEWEST_IN_TREE = 4
-_ROOTS = 2
+_MIN_TREE_SIZE = 4
+_ROOT_CANDIDATES = 2
 
 Sites = tuple[Group, ...]
 
 
 class RouteSearch:
-    """Finds routes for one question, and remembers them."""
+    """Search of routes for one problem, with a cache."""
 
-    def __init__(self, question: PlanProblem) -> None:
-        self._question = question
-        self._found: dict[tuple[Group, Way], Route] = {}
+    def __init__(self, problem: PlanProblem) -> None:
+        self._problem = problem
+        self._routes: dict[tuple[Group, Way], Route] = {}
 
     def ways(self, group: Group) -> tuple[Way, ...]:
-        """The ways that exist for a group and that nobody has ruled out."""
-        question = self._question
-        levels = question.options.levels
+        """Return the all-reduce shapes that are possible for a group and allowed by the user."""
+        problem = self._problem
+        levels = problem.options.levels
         sites = self._sites(group)
         ways: list[Way] = []
         if levels.across.is_open or len(sites) == 1:
@@ -42,131 +42,134 @@ class RouteSearch:
                 ways.append("ring")
             else:
                 ways += ["ring", "star"]
-                ways += ["tree"] if len(group) >= _FEWEST_IN_TREE else []
-        # A session sums flat if a person has fixed how, and said nothing of sites.
-        is_flat = question.options.is_flat and levels.across.is_open and levels.inside.all_reduce != AUTO
+                ways += ["tree"] if len(group) >= _MIN_TREE_SIZE else []
+        # A session uses a flat all-reduce if a person has fixed its shape and set nothing for sites.
+        is_flat = problem.options.is_flat and levels.across.is_open and levels.inside.all_reduce != AUTO
         if self._has_sites(group) and not is_flat:
             ways.append("sites")
         return tuple(ways)
 
     def _has_sites(self, group: Group) -> bool:
-        inside, sites = self._question.options.levels.inside, self._sites(group)
-        exact = inside.codec in (AUTO, self._question.exact.name) and inside.period in (AUTO, 1)
+        inside, sites = self._problem.options.levels.inside, self._sites(group)
+        exact = inside.codec in (AUTO, self._problem.exact.name) and inside.period in (AUTO, 1)
         return exact and 1 < len(sites) < len(group)
 
     def encoded_ways(self, group: Group) -> tuple[Way, ...]:
-        """Those of sums in a codec's form; in a session, they go through sites wherever there are some."""
-        if self._question.options.is_flat and self._has_sites(group):
+        """Return the shapes for encoded gradients; a session uses sites if there are any."""
+        if self._problem.options.is_flat and self._has_sites(group):
             return ("sites",)
         return self.ways(group)
 
     def route(self, group: Group, way: Way, codec: PlanCodec) -> Route:
-        """The best one found; it takes for ever where a path is missing."""
+        """Return the best route of a shape; its time is infinite if a path is missing."""
         if way == "ring":
-            return Route("ring", self._question.ring(group, codec))
-        if (group, way) not in self._found:
+            return Route("ring", self._problem.ring(group, codec))
+        if (group, way) not in self._routes:
             found = self._through_sites(group) if way == "sites" else self._rooted(group, way)
-            self._found[group, way] = found
-        route = self._found[group, way]
+            self._routes[group, way] = found
+        route = self._routes[group, way]
         if way == "sites" and route.across == "ring":
-            return route._replace(order=self._question.ring(tuple(sorted(route.order)), codec))
+            return route._replace(order=self._problem.ring(tuple(sorted(route.order)), codec))
         return route
 
     def _sites(self, group: Group) -> Sites:
-        inside = (tuple(one for one in site if one in group) for site in self._question.sites)
+        inside = (tuple(one for one in site if one in group) for site in self._problem.sites)
         sites = tuple(site for site in inside if site)
-        # Sessions take machines apart by their rates alone.
-        apart = not self._question.options.is_flat or are_apart(sites, self._question.wires)
+        # Sessions separate sites by link rates only.
+        apart = not self._problem.options.is_flat or are_sites_separate(sites, self._problem.links)
         return sites if apart else (group,)
 
     def _rooted(self, group: Group, way: Way) -> Route:
-        question = self._question
-        payload = question.payload(question.exact)
+        problem = self._problem
+        payload = problem.payload(problem.exact)
         routes = [Route(way, order) for order in self._orders(group, way)]
-        return min(routes, key=lambda route: seconds(route, question.wires, payload, payload.size))
+        return min(routes, key=lambda route: seconds(route, problem.links, payload, payload.size))
 
     def _orders(self, group: Group, way: str) -> list[Group]:
-        """Candidates of a star or a tree: who is the root, and who is next to it."""
+        """Return candidate orders of a star or tree: the root and the machines next to it."""
         if len(group) == 1:
             return [group]
-        wires = self._question.wires
+        links = self._problem.links
 
         def narrowest(one: int) -> float:
-            return -min(wires.both(one, other) for other in group if other != one)
+            return -min(links.slower_rate(one, other) for other in group if other != one)
 
         def furthest(one: int) -> float:
-            return max(wires.latency[one][other] for other in group if other != one)
+            return max(links.latency[one][other] for other in group if other != one)
 
         roots: Sequence[int] = group
-        if way == "tree" or len(group) > MOST_EXACT:
-            best = sorted(group, key=narrowest)[:_ROOTS] + sorted(group, key=furthest)[:_ROOTS]
+        if way == "tree" or len(group) > MAX_EXACT:
+            best = (
+                sorted(group, key=narrowest)[:_ROOT_CANDIDATES]
+                + sorted(group, key=furthest)[:_ROOT_CANDIDATES]
+            )
             roots = tuple(dict.fromkeys(best))
         if way == "star":
             return [(root, *(one for one in group if one != root)) for root in roots]
-        return list(dict.fromkeys(order for root in roots for order in self._around(group, root)))
+        return list(dict.fromkeys(order for root in roots for order in self._orders_behind_root(group, root)))
 
-    def _around(self, group: Group, root: int) -> Iterator[Group]:
-        """The others behind their root: by the rate of its paths to them, or by their latency."""
-        wires = self._question.wires
+    def _orders_behind_root(self, group: Group, root: int) -> Iterator[Group]:
+        """Yield the other machines behind their root: by the rate of its links, and by latency."""
+        links = self._problem.links
         others = [one for one in group if one != root]
-        yield (root, *sorted(others, key=lambda one: -wires.both(root, one)))
-        yield (root, *sorted(others, key=lambda one: wires.latency[root][one]))
+        yield (root, *sorted(others, key=lambda one: -links.slower_rate(root, one)))
+        yield (root, *sorted(others, key=lambda one: links.latency[root][one]))
 
     def _through_sites(self, group: Group) -> Route:
-        question = self._question
-        raw = question.payload(question.exact)
+        problem = self._problem
+        raw = problem.payload(problem.exact)
         sites = self._sites(group)
         routes = [
-            self._led_by(tuple(self._chain(site, self._leader(site, group, by_rate)) for site in sites))
+            self._best_shapes(tuple(self._chain(site, self._leader(site, group, by_rate)) for site in sites))
             for by_rate in (True, False)
         ]
-        return min(routes, key=lambda route: seconds(route, question.wires, raw, raw.size))
+        return min(routes, key=lambda route: seconds(route, problem.links, raw, raw.size))
 
-    def _led_by(self, sites: Sites) -> Route:
-        """The best shapes for sites whose leaders stand first."""
-        question = self._question
-        wires, levels = question.wires, question.options.levels
-        payload = question.payload(question.exact)
+    def _best_shapes(self, sites: Sites) -> Route:
+        """Return the route with the fastest shapes for sites whose leaders come first."""
+        problem = self._problem
+        links, levels = problem.links, problem.options.levels
+        payload = problem.payload(problem.exact)
         raw = payload.size
         leaders = tuple(sorted(site[0] for site in sites))
         orders: dict[Shape, Group] = {
-            "ring": question.ring(leaders, question.exact),
+            "ring": problem.ring(leaders, problem.exact),
             "tree": self._rooted(leaders, "tree").order,
             "star": self._rooted(leaders, "star").order,
         }
 
-        def reducing(shape: Shape) -> float:
-            return max(rooted_seconds(site, shape, wires, raw, 0.0) for site in sites)
+        def reduce_s(shape: Shape) -> float:
+            return max(rooted_seconds(site, shape, links, raw, 0.0) for site in sites)
 
-        def giving_back(shape: Shape) -> float:
-            return max(rooted_seconds(site, shape, wires, 0.0, raw) for site in sites)
+        def broadcast_s(shape: Shape) -> float:
+            return max(rooted_seconds(site, shape, links, 0.0, raw) for site in sites)
 
-        def summing(shape: Shape) -> float:
-            return summed_seconds(orders[shape], shape, wires, payload)
+        def all_reduce_s(shape: Shape) -> float:
+            return summed_seconds(orders[shape], shape, links, payload)
 
-        # A session's own groups take chains and rings where nothing is fixed.
-        shapes: tuple[Shape, ...] = ("ring",) if question.options.is_flat else SHAPES
-        across = _quickest(levels.across.all_reduce, shapes, summing)
-        reduce = _quickest(levels.inside.reduce, shapes, reducing)
-        broadcast = _quickest(levels.inside.broadcast, shapes, giving_back)
+        # A session uses chains and rings where nothing is fixed.
+        shapes: tuple[Shape, ...] = ("ring",) if problem.options.is_flat else SHAPES
+        across = _fastest_shape(levels.across.all_reduce, shapes, all_reduce_s)
+        reduce = _fastest_shape(levels.inside.reduce, shapes, reduce_s)
+        broadcast = _fastest_shape(levels.inside.broadcast, shapes, broadcast_s)
         return Route("sites", orders[across], sites, reduce, broadcast, across)
 
     def _leader(self, site: Group, group: Group, by_rate: bool) -> int:
-        """Whoever has the fastest path to another site, or the shortest."""
-        wires = self._question.wires
+        """Return the machine of a site with the fastest link, or the shortest one, to another site."""
+        links = self._problem.links
         outside = [one for one in group if one not in site]
         if by_rate:
-            return max(site, key=lambda one: max(wires.both(one, other) for other in outside))
-        return min(site, key=lambda one: min(wires.latency[one][other] for other in outside))
+            return max(site, key=lambda one: max(links.slower_rate(one, other) for other in outside))
+        return min(site, key=lambda one: min(links.latency[one][other] for other in outside))
 
     def _chain(self, site: Group, leader: int) -> Group:
-        """The site's ring, cut before its leader."""
+        """Return the ring of a site, cut before its leader."""
         if len(site) < 2:
             return site
-        ring = self._question.ring(site, self._question.exact)
+        ring = self._problem.ring(site, self._problem.exact)
         place = ring.index(leader)
         return ring[place:] + ring[:place]
 
 
-def _quickest(fixed: Strategy, shapes: Sequence[Shape], time: Callable[[Shape], float]) -> Shape:
+def _fastest_shape(fixed: Strategy, shapes: Sequence[Shape], time: Callable[[Shape], float]) -> Shape:
     return min(shapes, key=time) if fixed == "auto" else fixed

@@ -1,4 +1,4 @@
-"""What a step costs: one machine alone, or a group that sums its gradients at every step. Pure."""
+"""Cost of a step: one machine alone, or a group that all-reduces at every step. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from barnraise.planning.cost.quality_model import Quality
 from barnraise.planning.cost.traffic_model import Route, seconds
 from barnraise.planning.inputs.codecs import PlanCodec
 from barnraise.planning.inputs.problem import Group, PlanProblem
-from barnraise.planning.plan.calibration import Traffic, exposed
+from barnraise.planning.plan.calibration import Traffic, exposed_transfer
 
 Kind = Literal["alone", "every_step", "local_steps"]
 
@@ -16,10 +16,10 @@ _ERROR_FEEDBACK_BYTES = 4.0
 
 
 class StepCost(NamedTuple):
-    """A plan as figures, before it is written out. Times are of one global batch.
+    """Predicted figures of a plan. Times are for one global batch.
 
-    ``counts``: samples of each member in a step, or its worker's inner steps in a round. Communication on the
-    wire takes ``transfer_s`` (before calibration), of which ``hideable_s`` of computing can hide all but
+    ``counts``: samples of each member in a step, or inner steps of its worker in a round. ``transfer_s``:
+    seconds of communication before calibration. Computing of ``hideable_s`` can hide all of it but
     ``last_share``. ``is_fixed``: the user has set the period.
     """
 
@@ -59,7 +59,7 @@ class StepCost(NamedTuple):
 
     @property
     def shares_inside(self) -> bool:
-        """Whether workers of local steps are sites, whose machines share every step."""
+        """Return True if the workers of local SGD are sites whose machines share every step."""
         return any(len(one.group) > 1 for one in self.inner)
 
     @property
@@ -72,40 +72,40 @@ class StepCost(NamedTuple):
 
 
 def score(price: StepCost, speed_per_loss: float) -> float:
-    """Samples per second, less where loss is expected: what plans are ranked by."""
+    """Return the samples per second, reduced by the expected loss; plans are ranked by this score."""
     return price.samples_per_s / (1 + speed_per_loss * price.quality.cost)
 
 
 def memory_needed(
-    question: PlanProblem, codec: PlanCodec, *, local: bool = False, overlapped: bool = False
+    problem: PlanProblem, codec: PlanCodec, *, local: bool = False, overlapped: bool = False
 ) -> float:
-    """Bytes on each device: the model's state and one unit; what codecs and rounds keep besides."""
-    model = question.model
+    """Return the bytes on each device: model state, one micro-batch, and the state of codecs and rounds."""
+    model = problem.model
     each = model.state_bytes
     each += 0.0 if codec.is_exact else _ERROR_FEEDBACK_BYTES
-    # A round keeps the weights it began with and a momentum; overlapped, what is under way as well.
+    # A round keeps its starting weights and a momentum; with overlap also the change in flight.
     each += 8.0 if local else 0.0
     each += 4.0 if overlapped else 0.0
-    return model.parameters * each + model.activation_bytes_per_sample * question.profile.unit_size
+    return model.parameters * each + model.activation_bytes_per_sample * problem.profile.unit_size
 
 
-def fits(question: PlanProblem, group: Group, needed: float) -> bool:
-    """Machines whose memory is not known are trusted."""
-    memories = (question.cluster.members[one].memory_bytes for one in group)
+def fits(problem: PlanProblem, group: Group, needed: float) -> bool:
+    """Return True if the group has the memory; a machine of unknown memory passes."""
+    memories = (problem.cluster.members[one].memory_bytes for one in group)
     return all(memory == 0 or needed <= memory for memory in memories)
 
 
-def price_alone(question: PlanProblem, member: int, batch: int) -> StepCost:
+def cost_alone(problem: PlanProblem, member: int, batch: int) -> StepCost:
     return StepCost(
         kind="alone",
         group=(member,),
         route=Route("none", (member,)),
-        codec=question.exact,
+        codec=problem.exact,
         counts=(batch,),
-        compute_s=batch / question.speeds[member],
+        compute_s=batch / problem.speeds[member],
         waiting_s=0.0,
         communication_s=0.0,
-        overhead_s=question.profile.overhead_s,
+        overhead_s=problem.profile.overhead_s,
         transfer_s=0.0,
         hideable_s=0.0,
         last_share=0.0,
@@ -115,20 +115,25 @@ def price_alone(question: PlanProblem, member: int, batch: int) -> StepCost:
     )
 
 
-def price_step(
-    question: PlanProblem, group: Group, route: Route, codec: PlanCodec, batch: int
+def cost_step(
+    problem: PlanProblem, group: Group, route: Route, codec: PlanCodec, batch: int
 ) -> StepCost | None:
-    """A group that sums at every step; None if somebody has no unit or no path to go."""
-    work = question.work(group, batch)
-    transfer = seconds(route, question.wires, question.payload(codec), question.model.gradient_bytes)
+    """Return the cost of a group that all-reduces at every step.
+
+    Return None if a member would get no micro-batch or has no path.
+    """
+    work = problem.work(group, batch)
+    transfer = seconds(route, problem.links, problem.payload(codec), problem.model.gradient_bytes)
     if work is None or transfer == float("inf"):
         return None
-    compute = batch / question.speed(group)
-    last_share = min(1.0, question.profile.bucket_bytes / question.model.gradient_bytes)
-    factor = question.calibration.factor("every_step" if codec.is_exact else "compressed")
-    codec_s = question.codec_s(codec)
+    compute = batch / problem.speed(group)
+    last_share = min(1.0, problem.profile.bucket_bytes / problem.model.gradient_bytes)
+    factor = problem.calibration.factor("every_step" if codec.is_exact else "compressed")
+    codec_s = problem.codec_s(codec)
     quality = Quality() if codec.is_exact else Quality(cost=codec.step_cost, source=codec.source)
-    hideable = work.hideable_s if codec.is_exact else 0.0  # what is encoded leaves when all of it is there
+    hideable = (
+        work.hideable_s if codec.is_exact else 0.0
+    )  # an encoded gradient is sent only when it is complete
     return StepCost(
         kind="every_step",
         group=group,
@@ -137,8 +142,8 @@ def price_step(
         counts=tuple(work.samples),
         compute_s=compute,
         waiting_s=max(0.0, work.longest_s - compute),
-        communication_s=exposed(factor * transfer, hideable, last_share) + codec_s,
-        overhead_s=question.profile.overhead_s,
+        communication_s=exposed_transfer(factor * transfer, hideable, last_share) + codec_s,
+        overhead_s=problem.profile.overhead_s,
         transfer_s=transfer,
         hideable_s=hideable,
         last_share=last_share,

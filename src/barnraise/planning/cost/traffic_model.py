@@ -1,8 +1,8 @@
-"""How bytes go through a group, and how long that takes by its links. Pure arithmetic.
+"""Traffic model of an all-reduce: bytes and seconds of each route. Pure arithmetic.
 
-A ring adds while it passes on. Everything else is rooted: towards one machine along a chain, a tree or a
-star, and back. Sites reduce to one machine each, these sum among themselves, and give the sum back. The
-formulas know each link and each port; what machines spend on encrypting and adding is in the calibration.
+A ring adds while it passes data on. All other routes have a root: data flows towards one machine along a
+chain, a tree or a star, and back. Sites reduce to one leader each, the leaders all-reduce, and each leader
+broadcasts. The formulas use each link and each port. Encryption and additions are part of the calibration.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PARENTS: dict[str, Callable[[int], int]] = {
 
 
 class Route(NamedTuple):
-    """Who sends to whom. ``sites``: each with its leader first; ``order`` then has the leaders."""
+    """Route of an all-reduce. ``sites``: each with its leader first; ``order`` then has the leaders."""
 
     way: Way
     order: tuple[int, ...]
@@ -43,18 +43,21 @@ class RouteFlow(NamedTuple):
     size: float
 
 
-def seconds(route: Route, wires: LinkMatrix, payload: PlanPayload, raw: float) -> float:
-    """Until all have the sum. ``raw``: the bytes of exact gradients, which travel to the leaders of sites."""
+def seconds(route: Route, links: LinkMatrix, payload: PlanPayload, raw: float) -> float:
+    """Return the seconds until all machines have the sum.
+
+    ``raw``: bytes of exact gradients, which go to the leaders of sites.
+    """
     if route.way == "sites":
-        inside = [rooted_seconds(site, route.reduce, wires, raw, 0.0) for site in route.sites]
-        return max(inside) + round_seconds(route, wires, payload)
+        inside = [rooted_seconds(site, route.reduce, links, raw, 0.0) for site in route.sites]
+        return max(inside) + round_seconds(route, links, payload)
     if route.way == "none":
         return 0.0
-    return summed_seconds(route.order, route.way, wires, payload)
+    return summed_seconds(route.order, route.way, links, payload)
 
 
 def flows(route: Route, payload: PlanPayload, raw: float) -> list[RouteFlow]:
-    """All that is sent for one sum."""
+    """Return all transfers of one all-reduce."""
     if route.way == "none":
         return []
     if route.way != "sites":
@@ -65,16 +68,17 @@ def flows(route: Route, payload: PlanPayload, raw: float) -> list[RouteFlow]:
     return found
 
 
-def round_seconds(route: Route, wires: LinkMatrix, payload: PlanPayload, raw: float = 0.0) -> float:
-    """Until all have what a round changed. ``raw``: of each machine's own change, as in `seconds`.
+def round_seconds(route: Route, links: LinkMatrix, payload: PlanPayload, raw: float = 0.0) -> float:
+    """Return the seconds until all machines have the change of a round.
 
-    Without it, all machines of a site have the same, so the sum only comes back.
+    ``raw``: bytes of each machine's own change, as in `seconds`. If it is 0, the machines of a site hold the
+    same change, so that only the broadcast is needed.
     """
     if route.way != "sites" or raw:
-        return seconds(route, wires, payload, raw)
+        return seconds(route, links, payload, raw)
     merged = payload.merged(len(route.sites))
-    back = [rooted_seconds(site, route.broadcast, wires, 0.0, merged) for site in route.sites]
-    return summed_seconds(route.order, route.across, wires, payload) + max(back)
+    back = [rooted_seconds(site, route.broadcast, links, 0.0, merged) for site in route.sites]
+    return summed_seconds(route.order, route.across, links, payload) + max(back)
 
 
 def round_flows(route: Route, payload: PlanPayload, raw: float = 0.0) -> list[RouteFlow]:
@@ -87,7 +91,7 @@ def round_flows(route: Route, payload: PlanPayload, raw: float = 0.0) -> list[Ro
 
 
 def ring_seconds(hop_s: float, machines: int, *, gathers: bool) -> float:
-    """``hop_s``: the slowest hop of one piece: a part of the sum, or all that one machine sends."""
+    """Return the seconds of a ring. ``hop_s``: the slowest hop of one chunk."""
     return (machines - 1) * hop_s * (1 if gathers else 2)
 
 
@@ -95,26 +99,26 @@ def ring_piece(payload: PlanPayload, machines: int) -> float:
     return payload.size if payload.gathers else payload.size / machines
 
 
-def ring_hop_s(order: Sequence[int], wires: LinkMatrix, piece: float) -> float:
-    """The slowest hop of an order."""
+def ring_hop_s(order: Sequence[int], links: LinkMatrix, piece: float) -> float:
+    """Return the seconds of the slowest hop of an order."""
     slowest = 0.0
     for place, target in enumerate(order):
         source = order[place - 1]
-        rate = wires.rate[source][target]
+        rate = links.rate[source][target]
         if rate <= 0:
             return float("inf")
-        slowest = max(slowest, piece / rate + wires.latency[source][target])
+        slowest = max(slowest, piece / rate + links.latency[source][target])
     return slowest
 
 
-def summed_seconds(order: Sequence[int], shape: str, wires: LinkMatrix, payload: PlanPayload) -> float:
+def summed_seconds(order: Sequence[int], shape: str, links: LinkMatrix, payload: PlanPayload) -> float:
     if len(order) < 2:
         return 0.0
     if shape == "ring":
-        hop = ring_hop_s(order, wires, ring_piece(payload, len(order)))
+        hop = ring_hop_s(order, links, ring_piece(payload, len(order)))
         return ring_seconds(hop, len(order), gathers=payload.gathers)
     up, down = _up_and_down(shape, payload, len(order))
-    return rooted_seconds(order, shape, wires, up, down)
+    return rooted_seconds(order, shape, links, up, down)
 
 
 def _summed_flows(order: Sequence[int], shape: str, payload: PlanPayload) -> Iterator[RouteFlow]:
@@ -129,18 +133,18 @@ def _summed_flows(order: Sequence[int], shape: str, payload: PlanPayload) -> Ite
 
 
 def _up_and_down(shape: str, payload: PlanPayload, machines: int) -> tuple[float, float]:
-    """Along a tree what was merged travels up already; to a star's middle each sends its own."""
+    """Return the bytes towards the root and back; a tree sends merged data up, a star does not."""
     merged = payload.merged(machines)
     return (payload.size if shape == "star" else merged), merged
 
 
-def rooted_seconds(order: Sequence[int], shape: str, wires: LinkMatrix, up: float, down: float) -> float:
-    """``up`` bytes to the first of ``order`` and ``down`` from it, in pieces one behind the other.
+def rooted_seconds(order: Sequence[int], shape: str, links: LinkMatrix, up: float, down: float) -> float:
+    """Return the seconds for ``up`` bytes to the first of ``order`` and ``down`` bytes back, in a pipeline.
 
-    The slowest link or the busiest port sets the pace; the first piece takes the latency of the longest way.
+    The slowest link or the busiest port sets the pace. The first chunk adds the latency of the longest path.
     """
     parent = _PARENTS[shape]
-    rate, latency = wires.rate, wires.latency
+    rate, latency = links.rate, links.latency
     arriving = [0.0] * len(order)
     leaving = [0.0] * len(order)
     way_up = [0.0] * len(order)
@@ -163,8 +167,8 @@ def rooted_seconds(order: Sequence[int], shape: str, wires: LinkMatrix, up: floa
     for place, one in enumerate(order):
         pace = max(
             pace,
-            arriving[place] / wires.in_port[one] if arriving[place] else 0.0,
-            leaving[place] / wires.out_port[one] if leaving[place] else 0.0,
+            arriving[place] / links.in_port[one] if arriving[place] else 0.0,
+            leaving[place] / links.out_port[one] if leaving[place] else 0.0,
         )
     return pace + (max(way_up) if up else 0.0) + (max(way_down) if down else 0.0)
 

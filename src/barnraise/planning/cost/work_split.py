@@ -1,6 +1,8 @@
-"""Who computes how much, so that all are done at about the same time. Pure.
+"""Split of work by speed, so that all machines finish at about the same time. Pure.
 
-The session deals its units by the same rule (``runs.leases``); here only the numbers matter.
+The session assigns its micro-batches by the same rule, with ``runs.sharding.assign_micro_batches``. That
+function also handles micro-batches that are already computed, and visits each of them. The planner needs
+only the counts, for thousands of groups, so it computes them directly. A test checks that both agree.
 """
 
 from __future__ import annotations
@@ -9,25 +11,25 @@ import heapq
 from collections.abc import Sequence
 
 
-def deal(pieces: int, speeds: Sequence[float]) -> list[int]:
-    """How many equal pieces each gets; the last one is done as early as whole pieces allow."""
+def split_by_speed(pieces: int, speeds: Sequence[float]) -> list[int]:
+    """Return how many equal pieces each machine gets; the last one finishes as early as possible."""
     total = sum(speeds)
-    # Whoever is this far below its share gets these in any case; the rest goes to who would be done first.
-    dealt = [max(0, int(pieces * speed / total * (1 - 1e-9))) for speed in speeds]
-    waiting = [((count + 1) / speeds[place], place) for place, count in enumerate(dealt)]
+    # The whole part of each share is certain; the rest goes to the machine that would finish first.
+    counts = [max(0, int(pieces * speed / total * (1 - 1e-9))) for speed in speeds]
+    waiting = [((count + 1) / speeds[index], index) for index, count in enumerate(counts)]
     heapq.heapify(waiting)
-    for _ in range(pieces - sum(dealt)):
-        _, place = waiting[0]
-        dealt[place] += 1
-        heapq.heapreplace(waiting, ((dealt[place] + 1) / speeds[place], place))
-    return dealt
+    for _ in range(pieces - sum(counts)):
+        _, index = waiting[0]
+        counts[index] += 1
+        heapq.heapreplace(waiting, ((counts[index] + 1) / speeds[index], index))
+    return counts
 
 
-def deal_samples(batch: int, unit: int, speeds: Sequence[float]) -> list[int]:
-    """Samples for each, in whole units; what is left of the batch is one smaller unit."""
-    whole, rest = divmod(batch, unit)
-    samples = [count * unit for count in deal(whole, speeds)]
+def split_samples(batch: int, micro_batch: int, speeds: Sequence[float]) -> list[int]:
+    """Return the samples of each machine, in whole micro-batches; the rest of the batch is a smaller one."""
+    whole, rest = divmod(batch, micro_batch)
+    samples = [count * micro_batch for count in split_by_speed(whole, speeds)]
     if rest:
-        last = min(range(len(speeds)), key=lambda place: ((samples[place] + rest) / speeds[place], place))
+        last = min(range(len(speeds)), key=lambda index: ((samples[index] + rest) / speeds[index], index))
         samples[last] += rest
     return samples

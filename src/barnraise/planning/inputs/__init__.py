@@ -1,1 +1,4 @@
-"""TODO: inputs."""
+"""Inputs of the planner: machines, links, model, codecs and the user's limits.
+
+Predictions belong in ``cost``.
+"""

@@ -1,6 +1,6 @@
-"""The machines and the directed paths between them, as plans are made of them. Pure.
+"""Machines and directed network paths that plans are made of. Pure.
 
-A measured graph becomes a cluster by `cluster_of`. Names stand for machines, so they are unique.
+`cluster_from_graph` makes a cluster of a measured graph. Names identify machines, so they are unique.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from barnraise.topology.devices import Bytes, Figure, Machine, Word, require_fin
 from barnraise.topology.graph import Seconds, TopologyGraph
 from barnraise.topology.render import main_device
 
-MOST_MEMBERS = 256
-# Of the speed of large matrix products, what a training usually reaches.
+MAX_MEMBERS = 256
+# The share of the matrix product speed that a training usually reaches.
 EFFICIENCY = 0.35
 ASSUMED_MBPS = 100.0
 
@@ -28,11 +28,11 @@ Speed = Annotated[float, Meta(gt=0, le=1e12)]
 
 
 class PlannedMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine: how many samples of this model it trains in a second, alone, with all its devices.
+    """Machine and its training speed: samples of this model per second, alone, with all its devices.
 
-    ``memory_bytes``: of each device (0: not known). ``up_mbps`` and ``down_mbps``: what all its paths share
-    (None: as much as the fastest of them). ``site``: machines with the same word are at one place (empty:
-    find out). ``source`` says where the speed comes from, ``node`` is the machine's id if it exists.
+    ``memory_bytes``: of each device; 0 if unknown. ``up_mbps`` and ``down_mbps``: shared by all its paths;
+    None if the fastest path sets the limit. ``site``: machines with the same name are at one site; empty if
+    unknown. ``source``: where the speed comes from. ``node``: the id of the machine if it exists.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=160)]
@@ -50,7 +50,7 @@ class PlannedMachine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NetworkPath(msgspec.Struct, frozen=True, kw_only=True):
-    """One direction of a link: what one flow gets, and how long a byte is under way."""
+    """One direction of a link: rate of a single flow, and latency."""
 
     source: str
     target: str
@@ -60,13 +60,13 @@ class NetworkPath(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         require_finite(self.mbps, self.latency_s)
         if self.source == self.target:
-            raise ValueError("a path leads from one machine to another")
+            raise ValueError("a path must connect two different machines")
 
 
 class PlanCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Members by name and paths by their ends; `build_cluster` puts them in order."""
+    """Members by name and paths by their ends; `build_cluster` sorts them."""
 
-    members: Annotated[tuple[PlannedMachine, ...], Meta(max_length=MOST_MEMBERS)]
+    members: Annotated[tuple[PlannedMachine, ...], Meta(max_length=MAX_MEMBERS)]
     paths: tuple[NetworkPath, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -74,15 +74,15 @@ class PlanCluster(msgspec.Struct, frozen=True, kw_only=True):
         names = [member.name for member in self.members]
         ends = [(path.source, path.target) for path in self.paths]
         if names != sorted(set(names)) or ends != sorted(set(ends)):
-            raise ValueError("the members and paths of a cluster are each there once and in order")
+            raise ValueError("the members and paths of a cluster must be unique and sorted")
         if not {end for pair in ends for end in pair} <= set(names):
-            raise ValueError("a path of a cluster ends at a machine that is not there")
+            raise ValueError("a path of a cluster ends at an unknown machine")
 
 
 def build_cluster(
     members: Iterable[PlannedMachine], paths: Iterable[NetworkPath] = (), notes: Iterable[str] = ()
 ) -> PlanCluster:
-    """A cluster in one order, whatever the order of its parts; paths to nobody are left out."""
+    """Build a cluster from parts in any order; paths to unknown machines are left out."""
     known = {member.name: member for member in members}
     ends = {(path.source, path.target): path for path in paths}
     return PlanCluster(
@@ -92,31 +92,31 @@ def build_cluster(
     )
 
 
-def both_ways(a: str, b: str, mbps: float, latency_s: float = 0.0) -> tuple[NetworkPath, NetworkPath]:
-    """A link that is the same in both directions."""
+def symmetric_link(a: str, b: str, mbps: float, latency_s: float = 0.0) -> tuple[NetworkPath, NetworkPath]:
+    """Return both directions of a link with equal rates."""
     return (
         NetworkPath(source=a, target=b, mbps=mbps, latency_s=latency_s),
         NetworkPath(source=b, target=a, mbps=mbps, latency_s=latency_s),
     )
 
 
-def without(cluster: PlanCluster, names: Collection[str]) -> PlanCluster:
-    """The others, and the paths between them."""
-    left = (member for member in cluster.members if member.name not in names)
-    return build_cluster(left, cluster.paths, cluster.notes)
+def without_machines(cluster: PlanCluster, names: Collection[str]) -> PlanCluster:
+    """Return the cluster without these machines and their paths."""
+    remaining = (member for member in cluster.members if member.name not in names)
+    return build_cluster(remaining, cluster.paths, cluster.notes)
 
 
-def cluster_of(
+def cluster_from_graph(
     graph: TopologyGraph,
     model: ModelSize,
     speeds: Mapping[str, float] | None = None,
     assumed_mbps: float = ASSUMED_MBPS,
 ) -> PlanCluster:
-    """The measured graph as a cluster.
+    """Build a cluster from the measured graph.
 
-    ``speeds``: samples per second of this model, measured, by node id. The speed of another machine follows
-    from its figure of large matrix products: compared with the machines that were measured, or by the
-    model's ``flops_per_sample``. Who has neither is left out, and a note says so.
+    ``speeds``: measured samples per second of this model, by node id. The speed of another machine is
+    estimated from its matrix product speed: compared with measured machines, or by the model's
+    ``flops_per_sample``. A machine with neither is left out, and a note names it.
     """
     measured = dict(speeds or {})
     figures = {facts.node: _tflops(facts.machine) for facts in graph.nodes}
@@ -131,7 +131,7 @@ def cluster_of(
         if speed <= 0 and tflops and per_tflop:
             speed, source = tflops * per_tflop, f"estimated from {tflops:.3g} TFLOPS"
         if speed <= 0:
-            notes.append(f"{names[facts.node]} is left out: nothing says how fast it would train this model.")
+            notes.append(f"{names[facts.node]} is left out: its speed with this model is unknown.")
             continue
         members.append(
             PlannedMachine(
@@ -150,14 +150,14 @@ def cluster_of(
             mbps = assumed_mbps
             notes.append(
                 f"The link between {names[link.a]} and {names[link.b]} was not measured; "
-                f"{format_rate(mbps * 1e6)} are assumed."
+                f"{format_rate(mbps * 1e6)} is assumed."
             )
-        paths += both_ways(names[link.a], names[link.b], mbps, link.rtt_s / 2)
+        paths += symmetric_link(names[link.a], names[link.b], mbps, link.rtt_s / 2)
     return build_cluster(members, paths, notes)
 
 
 def samples_per_tflop(model: ModelSize, known: Iterable[tuple[float, float | None]]) -> float | None:
-    """Samples per second for each TFLOPS: of machines whose two figures are known, else by arithmetic."""
+    """Return the samples per second for each TFLOPS, from measured machines or from the model's FLOPs."""
     ratios = [speed / tflops for speed, tflops in known if tflops]
     if ratios:
         return statistics.median(ratios)
@@ -165,34 +165,35 @@ def samples_per_tflop(model: ModelSize, known: Iterable[tuple[float, float | Non
 
 
 def require_members(cluster: PlanCluster) -> None:
+    """Raise RunError if no machine has a known speed."""
     if not cluster.members:
         raise RunError(
-            "there is no machine whose speed is known, so nothing can be planned",
-            hint="Measure the speed of one machine with this model, or say how many FLOPs a sample takes.",
+            "cannot make a plan: no machine has a known speed",
+            hint="Measure the speed of one machine with this model, or give the FLOPs of a sample.",
         )
 
 
 def _tflops(machine: Machine | None) -> float | None:
-    """Of all devices of the kind that a run would use."""
+    """Return the TFLOPS of all devices of the kind that a run would use."""
     main = None if machine is None else main_device(machine)
     if machine is None or main is None:
         return None
-    return sum(one.tflops_fp32 or 0.0 for one in machine.devices if one.kind == main.kind) or None
+    return sum(device.tflops_fp32 or 0.0 for device in machine.devices if device.kind == main.kind) or None
 
 
 def _memory(machine: Machine | None) -> int:
     main = None if machine is None else main_device(machine)
     if machine is None or main is None:
         return 0
-    return min(one.memory_bytes for one in machine.devices if one.kind == main.kind)
+    return min(device.memory_bytes for device in machine.devices if device.kind == main.kind)
 
 
 def _names(graph: TopologyGraph) -> dict[str, str]:
-    """Each node's name, with the beginning of its id where it has none or two are called alike."""
-    called = [facts.name for facts in graph.nodes]
+    """Return the name of each node, with the start of its id if the name is empty or used twice."""
+    names = [facts.name for facts in graph.nodes]
     return {
         facts.node: facts.name
-        if facts.name and called.count(facts.name) == 1
+        if facts.name and names.count(facts.name) == 1
         else f"{facts.name or 'node'} ({facts.node[:8]})"
         for facts in graph.nodes
     }

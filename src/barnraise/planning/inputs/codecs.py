@@ -1,8 +1,8 @@
-"""What gradients can be sent as: how large, how much work, and what it is expected to cost the result. Pure.
+"""Codecs for gradients: size, speed, and expected cost in loss. Pure.
 
-The costs of int8, int4 and top-k are our own, of a small transformer in a short training (see
-docs/benchmarks/plans.md), and so are the speeds, of one core with AVX-512; the other costs are where planning
-begins. Whoever has measured hands in codecs of its own (`Options.codecs`), as sessions do.
+The costs of int8, int4 and top-k are our own measurements, of a small transformer in a short training (see
+docs/benchmarks/plans.md). So are the speeds, on one core with AVX-512. The other costs are starting values.
+Pass measured codecs in `PlanLimits.codecs`, as sessions do.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 LossShare = Annotated[float, Meta(ge=0, le=10)]
 
 EXACT = "exact"
-# Of the largest 1.56 %, each with 2 bits of value and 12 bits of place.
+# The largest 1.56 % of the values, each with 2 bits of value and 12 bits of index.
 _SPARSE_BYTES = 0.0156 * (2 + 12) / 8
-# What a merged sparse sum is sent as, at most: four bits of everything.
+# A merged sparse sum takes at most four bits for each parameter.
 _MERGED_BYTES = 0.5
 
 
 class PlanCodec(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to write gradients down.
+    """Codec that encodes gradients for sending.
 
-    ``mb_per_s``: of full gradients, written and read again; None: no work. ``gathers``: what two machines
-    send cannot be added on the way, so everybody gets everybody's. The costs are shares of the loss: of
-    gradients at every step, and of what a round of local steps changed.
+    ``mb_per_s``: speed of encoding and decoding full gradients; None if there is no work. ``gathers``:
+    encoded gradients cannot be added, so an all-gather replaces the all-reduce. The costs are relative
+    losses: of gradients at every step, and of the change of a local SGD round.
     """
 
     name: Name
@@ -45,24 +45,25 @@ class PlanCodec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanPayload(NamedTuple):
-    """What one machine sends of its gradients, in bytes."""
+    """Bytes that one machine sends of its gradients."""
 
     size: float
     gathers: bool = False
     largest: float = 0.0
 
     def merged(self, machines: int) -> float:
-        """What the sum of so many takes."""
+        """Return the size of the sum of this many machines."""
         return min(machines * self.size, max(self.largest, self.size)) if self.gathers else self.size
 
 
 def payload(codec: PlanCodec, parameters: int) -> PlanPayload:
+    """Return the size of a model's gradients in this codec."""
     size = codec.bytes_per_parameter * parameters
     return PlanPayload(size, codec.gathers, _MERGED_BYTES * parameters if codec.gathers else 0.0)
 
 
 def exact_codec(wire_bytes: float) -> PlanCodec:
-    """Gradients as they are."""
+    """Return the codec that sends gradients unchanged."""
     return PlanCodec(name=EXACT, bytes_per_parameter=wire_bytes, source="nothing is changed")
 
 
@@ -117,13 +118,14 @@ LOSSY: tuple[PlanCodec, ...] = (
         source="rank 4; said to be small and to depend on the rank (arXiv 1905.13727): an assumption",
     ),
 )
-# How small PowerSGD's form is depends on a model's shapes: a script can ask for it, a plan never does.
+# The size of PowerSGD's form depends on the model's shapes: a script may use it, a plan does not.
 CHOOSABLE = tuple(codec for codec in LOSSY if codec.name != "powersgd")
 
-# What a round of local steps changed is sent as one of these.
+# Codecs for the change of a local SGD round, in the order in which they are tried.
 LADDER = ("bf16", "int8", "int4", "topk")
 
 
 def ladder(codecs: Sequence[PlanCodec]) -> tuple[PlanCodec, ...]:
+    """Return the codecs for local SGD rounds, in the order in which they are tried."""
     known = {codec.name: codec for codec in codecs}
     return tuple(known[name] for name in LADDER if name in known)

@@ -1,7 +1,7 @@
-"""Machines that somebody might have: ``4090@1gbit``, ``mac-m2@wifi``, ``2x4090@2.5gbit`` (two cards). Pure.
+"""Hypothetical machines: ``4090@1gbit``, ``mac-m2@wifi``, ``2x4090@2.5gbit`` (two cards). Pure.
 
-The figures are rough public ones: 0.7 of the fp32 peak that makers name for cards, and what such processors
-usually reach. They say which of two machines is faster and about how much, not how fast a model trains.
+The figures are rough public ones: 0.7 of the fp32 peak for cards, and usual values for processors. They show
+which of two machines is faster and by how much, not how fast a model trains.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from barnraise.planning.inputs.inputs import ModelSize
 
 _GIB = 1 << 30
 _SPEC = re.compile(r"(?:([1-9][0-9]?)x)?([a-z0-9-]+)@(.+)")
-# Of what is printed on a wire, what TCP carries.
+# The share of a nominal line rate that TCP carries.
 _WIRED_SHARE = 0.94
 _WIRED_S = 0.0002
 _PEAK_SHARE = 0.7
 
 
 class HypotheticalLink(NamedTuple):
-    """How a machine is connected. ``is_remote``: it is at another place."""
+    """Connection of a hypothetical machine. ``is_remote``: the machine is at another site."""
 
     up_mbps: float
     down_mbps: float
@@ -87,7 +87,7 @@ LINES: Mapping[str, HypotheticalLink] = {
 
 
 class HypotheticalMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine that does not exist here; ``tflops`` of all its devices together."""
+    """Machine that does not exist here; ``tflops`` of all its devices together."""
 
     name: str
     tflops: float
@@ -95,8 +95,8 @@ class HypotheticalMachine(msgspec.Struct, frozen=True, kw_only=True):
     line: HypotheticalLink
 
 
-def imagine(text: str) -> HypotheticalMachine:
-    """What ``text`` describes; ConfigError lists what there is."""
+def parse_machine(text: str) -> HypotheticalMachine:
+    """Parse a description such as ``4090@1gbit``; raise ConfigError with the known devices and links."""
     spec = text.strip().lower()
     match = _SPEC.fullmatch(spec)
     if match is None:
@@ -112,35 +112,35 @@ def imagine(text: str) -> HypotheticalMachine:
     else:
         known = ", ".join((*CARDS, *PROCESSORS))
         raise ConfigError(
-            f"{text!r} names the device {match[2]!r}, of which no speed is known here",
-            hint=f"Use one that is nearly as fast: {known}.",
+            f"{text!r} names the device {match[2]!r}, whose speed is not known",
+            hint=f"Use a device that is about as fast: {known}.",
         )
     return HypotheticalMachine(
         name=spec, tflops=count * tflops, memory_bytes=round(memory * _GIB), line=_line(text, match[3])
     )
 
 
-def with_imagined(
+def add_hypothetical(
     cluster: PlanCluster, machines: Iterable[HypotheticalMachine], model: ModelSize
 ) -> PlanCluster:
-    """The cluster with these machines in it, each linked with all others as fast as both ends allow."""
+    """Return the cluster with these machines, each linked with all others as fast as both ends allow."""
     for machine in machines:
-        cluster = _with_one(cluster, machine, model)
+        cluster = _add_one(cluster, machine, model)
     return cluster
 
 
-def _with_one(cluster: PlanCluster, machine: HypotheticalMachine, model: ModelSize) -> PlanCluster:
+def _add_one(cluster: PlanCluster, machine: HypotheticalMachine, model: ModelSize) -> PlanCluster:
     known = ((member.samples_per_s, member.tflops) for member in cluster.members)
     per_tflop = samples_per_tflop(model, known)
     if per_tflop is None:
         raise ConfigError(
-            f"nothing says how fast {machine.name} would train this model",
-            hint="Say how many FLOPs a sample takes, or have a machine whose speed and TFLOPS are measured.",
+            f"the speed of {machine.name} with this model is unknown",
+            hint="Give the FLOPs of a sample, or measure speed and TFLOPS of one machine.",
         )
-    taken = {member.name for member in cluster.members}
-    names = [machine.name, *(f"{machine.name} {number}" for number in range(2, len(taken) + 2))]
-    name = next(name for name in names if name not in taken)
-    # Somebody far away is a site by himself.
+    used_names = {member.name for member in cluster.members}
+    names = [machine.name, *(f"{machine.name} {number}" for number in range(2, len(used_names) + 2))]
+    name = next(name for name in names if name not in used_names)
+    # A remote machine is a site of its own.
     sites = [member.site for member in cluster.members if member.site not in ("", member.name)]
     line = machine.line
     member = PlannedMachine(
@@ -151,7 +151,7 @@ def _with_one(cluster: PlanCluster, machine: HypotheticalMachine, model: ModelSi
         down_mbps=line.down_mbps,
         site=name if line.is_remote else sites[0] if sites else "",
         tflops=machine.tflops,
-        source=f"imagined: {machine.tflops:.3g} TFLOPS by rough public figures",
+        source=f"hypothetical: {machine.tflops:.3g} TFLOPS by rough public figures",
     )
     paths = list(cluster.paths)
     for other in cluster.members:
@@ -162,7 +162,7 @@ def _with_one(cluster: PlanCluster, machine: HypotheticalMachine, model: ModelSi
         down = min(line.down_mbps, other.up_mbps or max((path.mbps for path in out), default=line.down_mbps))
         paths.append(NetworkPath(source=name, target=other.name, mbps=up, latency_s=latency))
         paths.append(NetworkPath(source=other.name, target=name, mbps=down, latency_s=latency))
-    note = f"{name} does not exist here; its figures are rough public ones."
+    note = f"{name} is hypothetical; its figures are rough public ones."
     return build_cluster((*cluster.members, member), paths, (*cluster.notes, note))
 
 
@@ -173,9 +173,9 @@ def _line(text: str, link: str) -> HypotheticalLink:
         rate = parse_rate(link) / 1e6
     except ConfigError as error:
         raise ConfigError(
-            f"{text!r} names the link {link!r}, which is neither a rate nor known here",
+            f"{text!r} names the link {link!r}, which is neither a rate nor a known link",
             hint=f"Use a rate such as 1gbit, or one of {', '.join(LINES)}.",
         ) from error
     if rate <= 0:
-        raise ConfigError(f"{text!r} has a link that carries nothing", hint="Use a rate such as 1gbit.")
+        raise ConfigError(f"{text!r} has a link with the rate 0", hint="Use a rate such as 1gbit.")
     return HypotheticalLink(rate * _WIRED_SHARE, rate * _WIRED_SHARE, _WIRED_S)

@@ -1,4 +1,4 @@
-"""What is trained, how a step of it runs, and what a plan may do. Pure."""
+"""Model, step and limits that a plan is made for. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Positive = Annotated[int, Meta(ge=1, le=1 << 50)]
 
 
 class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What is trained.
+    """Size of the model that is trained.
 
-    ``state_bytes`` per parameter: weights, gradient and two moments of an optimizer (16), and the two sums of
-    a step (8). ``flops_per_sample``, forward and backward, is only needed where no speed was measured.
+    ``state_bytes`` per parameter: weights, gradient and two optimizer moments (16), and two gradient buffers
+    (8). ``flops_per_sample``: forward and backward; needed only if no speed was measured.
     """
 
     parameters: Positive
@@ -36,11 +36,12 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """How a step runs: one global ``batch``, dealt in units of ``unit`` samples (0: an eighth of it).
+    """Timing of a step: one global ``batch``, split into micro-batches of ``unit`` samples (0: an eighth of
+    it).
 
-    Gradients travel while backward runs: that of a member's last unit, as the session does it, or with
-    ``travels="step"`` that of all its work, as in a script with one backward pass for each step. The last
-    bucket has nothing left to hide behind. ``overhead_s`` is added to each step, on one machine as well.
+    Gradients are sent during backward: in a session during a member's last micro-batch. With
+    ``travels="step"`` they are sent during all of its work, as in a script with one backward pass per step.
+    Nothing hides the last bucket. ``overhead_s`` is added to each step, also on one machine.
     """
 
     batch: Positive
@@ -56,14 +57,15 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan may do, and what it aims at.
+    """Limits and goals of a plan.
 
-    ``speed_per_loss``: how much faster a plan has to be to be worth its expected loss. 10: a plan that costs
-    1 % of the loss counts as if it were 10 % slower, since about 10 % more samples would win that 1 % back.
-    ``most_plans``: how many of the plans are shown at most. ``is_given``: the group is, all its machines
-    take part. ``is_flat``: as sessions do it, each machine takes local steps by itself, and what is encoded
-    goes through sites just where links tell them apart. ``overlaps``: whether a round's changes travel while
-    the next one is computed; None: whichever is better. ``least_machines``: of what is chosen.
+    ``speed_per_loss``: how much faster a plan must be to be worth its expected loss. With 10, a plan that
+    costs 1 % of the loss counts as 10 % slower, because about 10 % more samples would recover that 1 %.
+
+    ``most_plans``: how many plans are shown. ``is_given``: the group is fixed, so all its machines take
+    part. ``is_flat``: as in sessions, each machine takes local steps alone, and encoded gradients go through
+    separate sites. ``overlaps``: send a round's change during the next round; None chooses the better way.
+    ``least_machines``: the smallest group that may be chosen.
     """
 
     sync: Sync = "exact"
@@ -82,4 +84,4 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         names = [codec.name for codec in self.codecs]
         if len(names) != len(set(names)) or EXACT in names:
-            raise ValueError(f"each codec has a name of its own, and none is called {EXACT!r}")
+            raise ValueError(f"codec names must be unique and must not be {EXACT!r}")

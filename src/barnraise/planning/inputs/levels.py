@@ -1,7 +1,7 @@
-"""What a person fixes of a plan, for each level of the network; everything else is ``auto``. Pure.
+"""Settings that a person fixes for each level of the network; the rest is ``auto``. Pure.
 
-There are two levels: ``inside`` (the machines of one site, or all machines where they are not taken apart)
-and ``across`` (one machine of each site). For example, as TOML::
+There are two levels. ``inside`` means the machines of one site, or all machines if sites are not separate.
+``across`` means one machine of each site. For example, as TOML::
 
     [across]
     codec = "int8"
@@ -22,7 +22,7 @@ from barnraise.planning.cost.quality_model import LONGEST_PERIOD
 from barnraise.planning.inputs.codecs import EXACT
 
 AUTO = "auto"
-VARIABLE = "BARNRAISE_LEVELS"  # how a run's workers are told, as JSON
+VARIABLE = "BARNRAISE_LEVELS"  # passes the levels to a run's workers, as JSON
 Sync = Literal["exact", "auto"]
 Shape = Literal["ring", "tree", "star"]
 Strategy = Literal["auto", "ring", "tree", "star"]
@@ -31,7 +31,10 @@ Period = Annotated[int, Meta(ge=1, le=LONGEST_PERIOD)]
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Strategies by operation (a ``ring`` to or from one machine is a chain), codec, and steps of a round."""
+    """Settings of one level: shape of each operation, codec, and steps of a round.
+
+    A ``ring`` to or from one machine is a chain.
+    """
 
     all_reduce: Strategy = "auto"
     reduce: Strategy = "auto"
@@ -45,13 +48,13 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Levels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is fixed; nothing by default."""
+    """Settings of both levels; nothing is fixed by default."""
 
     inside: Level = Level()
     across: Level = Level()
 
     def exact(self) -> Levels:
-        """With every step shared exactly, and what else is fixed."""
+        """Return these settings with exact steps at both levels."""
         return Levels(inside=_exact(self.inside), across=_exact(self.across))
 
 
@@ -59,7 +62,7 @@ OPEN = Levels()
 
 
 def read_levels(document: Mapping[str, Any], codecs: Iterable[str], sync: Sync = "exact") -> Levels:
-    """The levels of a table such as TOML gives; ConfigError names what is wrong and what there is."""
+    """Read the levels from a TOML table; raise ConfigError that names the mistake and the valid values."""
     names = (EXACT, *codecs)
     levels: dict[str, Level] = {}
     for name, table in document.items():
@@ -70,9 +73,9 @@ def read_levels(document: Mapping[str, Any], codecs: Iterable[str], sync: Sync =
                 hint=f"Write [{name}] on a line of its own and the settings below it.",
             )
         levels[name] = _read_level(name, table, names)
-    found = Levels(**levels)
-    _check_together(found, sync)
-    return found
+    result = Levels(**levels)
+    _check_together(result, sync)
+    return result
 
 
 def _exact(level: Level) -> Level:
@@ -102,19 +105,19 @@ def _check_together(levels: Levels, sync: Sync) -> None:
     for operation in ("reduce", "broadcast"):
         if getattr(levels.across, operation) != AUTO:
             raise ConfigError(
-                f"[across] sets {operation}, which the leaders of sites do not do: they sum among themselves",
+                f"[across] sets {operation}, but the leaders of sites only use all_reduce among themselves",
                 hint=f"Give all_reduce in [across], or {operation} in [inside].",
             )
     if levels.inside.codec not in (AUTO, EXACT) and not levels.across.is_open:
         raise ConfigError(
             f"[inside] has the codec {levels.inside.codec!r} although [across] is set: inside a site "
-            "gradients are always exact where sites are taken apart",
+            "gradients are always exact if sites are treated separately",
             hint="Give the codec in [across], or remove that table to treat all machines alike.",
         )
     if levels.inside.period not in (AUTO, 1) and not levels.across.is_open:
         raise ConfigError(
             f"[inside] has rounds of {levels.inside.period} steps although [across] is set: inside a site "
-            "every step is shared where sites are taken apart",
+            "every step is shared if sites are treated separately",
             hint="Give the period in [across], or remove that table to treat all machines alike.",
         )
     if sync != "exact":

@@ -1,6 +1,6 @@
-"""What would help: the same question asked again with another network, another setting or other machines.
+"""Advice: predictions for another network, another setting or other machines. Pure.
 
-Pure. Each answer is a plan made for the changed cluster, compared with the one that is chosen now.
+Each advice compares a plan for the changed cluster with the plan that is chosen now.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from barnraise.planning.inputs.cluster import PlanCluster, PlannedMachine, both_ways, build_cluster
+from barnraise.planning.inputs.cluster import PlanCluster, PlannedMachine, build_cluster, symmetric_link
 from barnraise.planning.inputs.inputs import ModelSize, PlanLimits, StepTimes
 from barnraise.planning.plan.calibration import Calibration
 from barnraise.planning.plan.planner import make_plans
@@ -18,20 +18,20 @@ from barnraise.planning.plan.plans import PlanRanking, listed
 
 What = Literal["switch", "cable", "leave_out", "sync", "batch", "units", "machine"]
 
-_LEAST_GAIN = 1.05
+_MIN_GAIN = 1.05
 _SWITCHES = (("2.5 Gbit/s", 2350.0), ("10 Gbit/s", 9400.0))
-# Slower than this, a path of a LAN is not a cable of 1 Gbit/s.
+# A LAN path below this rate is not a 1 Gbit/s cable.
 _WIRED_MBPS = 500.0
 _CABLE_MBPS = 940.0
 _LAN_S = 0.005
 _WIRED_S = 0.0002
-_MOST_CABLES = 3
-_FINE_UNITS = 64
+_MAX_CABLES = 3
+_FINE_MICRO_BATCHES = 64
 _WAITING = 0.05
 
 
 class PlanAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """``times``: how many times as fast it would be, in samples per second."""
+    """One advice to the user. ``times``: the speedup in samples per second."""
 
     what: What
     times: float
@@ -39,6 +39,8 @@ class PlanAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Case(NamedTuple):
+    """Inputs of one prediction."""
+
     cluster: PlanCluster
     model: ModelSize
     profile: StepTimes
@@ -56,14 +58,14 @@ def advise(
     options: PlanLimits | None = None,
     calibration: Calibration | None = None,
 ) -> tuple[PlanAdvice, ...]:
-    """What would make it at least 5 % faster, the most helpful first."""
+    """Return the changes that would make training at least 5 % faster, the most helpful first."""
     case = _Case(cluster, model, profile, options or PlanLimits(), calibration or Calibration())
     now = case.plans()
     found = [*_left_out(now)]
     for change in (*_networks(case), *_more_machines(case), *_settings(case, now)):
         plan = change.case.plans().chosen
         times = plan.samples_per_s / now.chosen.samples_per_s
-        if times >= _LEAST_GAIN:
+        if times >= _MIN_GAIN:
             sentence = f"{change.means} would make this {times:.1f} times as fast{change.but}"
             if plan.quality.cost > now.chosen.quality.cost:
                 sentence += f", at an expected cost of {plan.quality.cost:.1%} of the loss"
@@ -72,7 +74,7 @@ def advise(
 
 
 class _Change(NamedTuple):
-    """Something to try; ``means`` and ``but`` are the ends of a sentence about it."""
+    """Change to try; ``means`` and ``but`` are the start and end of its sentence."""
 
     what: What
     case: _Case
@@ -83,7 +85,7 @@ class _Change(NamedTuple):
 def _networks(case: _Case) -> Iterator[_Change]:
     for name, mbps in _SWITCHES:
         wired = {(path.source, path.target): mbps for path in case.cluster.paths if path.mbps >= _WIRED_MBPS}
-        raised = _raised(case.cluster, wired)
+        raised = _with_rates(case.cluster, wired)
         if raised != case.cluster:
             yield _Change("switch", case._replace(cluster=raised), f"A switch and ports of {name}")
     best = {
@@ -93,7 +95,7 @@ def _networks(case: _Case) -> Iterator[_Change]:
         for member in case.cluster.members
     }
     slow = sorted((rate, name) for name, rate in best.items() if 0 < rate < _WIRED_MBPS)
-    for _, name in slow[:_MOST_CABLES]:
+    for _, name in slow[:_MAX_CABLES]:
         own = (path for path in case.cluster.paths if name in (path.source, path.target))
         cable = {
             (path.source, path.target): min(
@@ -101,19 +103,21 @@ def _networks(case: _Case) -> Iterator[_Change]:
             )
             for path in own
         }
-        raised = _raised(case.cluster, cable)
+        raised = _with_rates(case.cluster, cable)
         if raised != case.cluster:
             yield _Change("cable", case._replace(cluster=raised), f"A cable of 1 Gbit/s to {name}")
 
 
 def _more_machines(case: _Case) -> Iterator[_Change]:
-    """A second one of the fastest, beside it."""
+    """Yield a second machine like the fastest one, beside it."""
     fastest = max(case.cluster.members, key=lambda member: (member.samples_per_s, member.name))
     near = max((path.mbps for path in case.cluster.paths if path.source == fastest.name), default=_CABLE_MBPS)
-    taken = {member.name for member in case.cluster.members}
-    name = next(name for number in range(len(taken) + 1) if (name := f"another {number}") not in taken)
+    used_names = {member.name for member in case.cluster.members}
+    name = next(
+        name for number in range(len(used_names) + 1) if (name := f"another {number}") not in used_names
+    )
     twin = msgspec.structs.replace(fastest, name=name, node="")
-    paths = [*case.cluster.paths, *both_ways(fastest.name, name, near, _WIRED_S)]
+    paths = [*case.cluster.paths, *symmetric_link(fastest.name, name, near, _WIRED_S)]
     for path in case.cluster.paths:
         if path.source == fastest.name:
             paths.append(msgspec.structs.replace(path, source=name))
@@ -135,33 +139,35 @@ def _settings(case: _Case, now: PlanRanking) -> Iterator[_Change]:
         "batch",
         case._replace(profile=larger),
         f"A global batch of {larger.batch} instead of {profile.batch}",
-        " in samples per second; the learning rate then needs to be looked at again",
+        " in samples per second; check the learning rate again then",
     )
-    finer = max(1, profile.batch // _FINE_UNITS)
+    finer = max(1, profile.batch // _FINE_MICRO_BATCHES)
     waits = now.chosen.phases.waiting_s > _WAITING * now.chosen.step_s
     too_few = profile.batch < profile.unit_size * len(case.cluster.members)
     if finer < profile.unit_size and (waits or too_few):
         yield _Change(
             "units",
             case._replace(profile=msgspec.structs.replace(profile, unit=finer)),
-            f"Units of {finer} samples instead of {profile.unit_size}",
+            f"Micro-batches of {finer} samples instead of {profile.unit_size}",
             "; batch norms then see fewer samples at once",
         )
 
 
 def _left_out(now: PlanRanking) -> Iterator[PlanAdvice]:
-    """What leaving machines out is worth, against training with everybody in the same exact way."""
-    everybody = max((plan for plan in now.plans if plan.is_exact), key=lambda plan: len(plan.parts))
+    """Yield the gain of leaving machines out, compared with the exact plan of all machines."""
+    full_group = max((plan for plan in now.plans if plan.is_exact), key=lambda plan: len(plan.parts))
     used = {part.name for part in now.chosen.parts}
-    idle = [part.name for part in everybody.parts if part.name not in used]
-    times = now.chosen.samples_per_s / everybody.samples_per_s
-    if idle and now.chosen.is_exact and times >= _LEAST_GAIN:
-        sentence = f"Without {listed(idle)} it is {times:.1f} times as fast as with them; this plan does so."
+    idle = [part.name for part in full_group.parts if part.name not in used]
+    times = now.chosen.samples_per_s / full_group.samples_per_s
+    if idle and now.chosen.is_exact and times >= _MIN_GAIN:
+        sentence = (
+            f"Without {listed(idle)} it is {times:.1f} times as fast as with them; this plan leaves them out."
+        )
         yield PlanAdvice(what="leave_out", times=times, sentence=sentence)
 
 
-def _raised(cluster: PlanCluster, rates: Mapping[tuple[str, str], float]) -> PlanCluster:
-    """The cluster with these paths as fast as that, where it is more and they are of a LAN; ports follow."""
+def _with_rates(cluster: PlanCluster, rates: Mapping[tuple[str, str], float]) -> PlanCluster:
+    """Return the cluster with faster LAN paths, and with ports that are wide enough for them."""
     paths = []
     for path in cluster.paths:
         mbps = max(path.mbps, rates.get((path.source, path.target), 0.0))

@@ -1,8 +1,8 @@
-"""How far predictions were off, so that the next ones are better. Pure.
+"""Calibration of predictions by measured steps. Pure.
 
-A plan's time is what computing takes, which speeds say, and what of the communication cannot hide. The first
-has one factor for all plans. The second has one for each kind of traffic, by which the arithmetic of links is
-multiplied: in reality encryption, adding, other traffic and TCP itself take their part.
+A step takes the time of computing and the visible part of the communication. Computing has one factor for
+all plans. Communication has one factor for each kind of traffic. Encryption, additions, other traffic and
+TCP itself make it slower than the link arithmetic.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from msgspec import Meta
 Traffic = Literal["every_step", "compressed", "local_steps"]
 Factor = Annotated[float, Meta(gt=0, le=1000)]
 
-# Our encrypted all-reduce takes 1.01 to 1.06 of what the line alone would (docs/benchmarks/collectives.md);
-# of rounds over the internet others measured 1.08 to 1.92.
+# Our encrypted all-reduce takes 1.01 to 1.06 of the link's own time (docs/benchmarks/collectives.md);
+# others measured 1.08 to 1.92 for rounds over the internet.
 DEFAULTS: dict[Traffic, float] = {"every_step": 1.1, "compressed": 1.1, "local_steps": 1.5}
-LEAST, MOST = 0.25, 16.0
-_LEAST_WEIGHT = 0.3
-# Of a step: less communication than this is not seen among everything else.
-_SEEN = 0.01
+MIN_FACTOR, MAX_FACTOR = 0.25, 16.0
+_MIN_WEIGHT = 0.3
+# Less communication than this share of a step cannot be measured.
+_MIN_VISIBLE = 0.01
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was learnt about one kind of traffic, from how many observations."""
+    """Fitted factor of one kind of traffic, and its number of observations."""
 
     traffic: Traffic
     factor: Factor
@@ -34,27 +34,30 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Starts at the defaults; `refit` gives the next one."""
+    """Factors of computing and communication; `refit` returns the next version."""
 
     compute: Factor = 1.0
     compute_seen: Annotated[int, Meta(ge=0)] = 0
     fitted: Annotated[tuple[Fitted, ...], Meta(max_length=len(DEFAULTS))] = ()
 
     def factor(self, traffic: Traffic) -> float:
-        """Kinds that were never observed are believed to be off as far as those that were."""
-        known = {one.traffic: one.factor for one in self.fitted}
+        """Return the factor of a kind of traffic.
+
+        A kind without observations is assumed to be off as much as the observed ones.
+        """
+        known = {fit.traffic: fit.factor for fit in self.fitted}
         if traffic in known:
             return known[traffic]
-        off = [math.log(factor / DEFAULTS[one]) for one, factor in known.items()]
+        off = [math.log(factor / DEFAULTS[kind]) for kind, factor in known.items()]
         return _bounded(DEFAULTS[traffic] * math.exp(sum(off) / len(off))) if off else DEFAULTS[traffic]
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan's prediction before calibration, and what was measured: means over some commits.
+    """Prediction before calibration, and the measured step: means over some commits.
 
-    ``transfer_s`` on the wire, of which ``hideable_s`` of computing can hide all but ``last_share``;
-    ``rest_s`` is added whatever happens. With ``compute_measured_s`` both factors can be told apart, without
-    it the computing is believed. ``traffic`` is None for one machine alone.
+    ``transfer_s``: seconds of communication, of which computing of ``hideable_s`` hides all but
+    ``last_share``. ``rest_s`` is always added. ``compute_measured_s`` separates the two factors; without it
+    the predicted computing is used. ``traffic``: None for one machine alone.
     """
 
     traffic: Traffic | None
@@ -67,13 +70,13 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     compute_measured_s: float | None = None
 
 
-def exposed(transfer_s: float, hideable_s: float, last_share: float) -> float:
-    """What computing cannot hide: at least the last bucket."""
+def exposed_transfer(transfer_s: float, hideable_s: float, last_share: float) -> float:
+    """Return the communication that computing cannot hide: at least the last bucket."""
     return max(transfer_s * last_share, transfer_s - hideable_s * (1 - last_share))
 
 
 def refit(calibration: Calibration, observation: Observation) -> Calibration:
-    """The calibration after an observation: the first counts wholly, later ones at least a third."""
+    """Return the calibration after an observation; the first counts fully, later ones at least a third."""
     if not (math.isfinite(observation.measured_s) and observation.measured_s > 0):
         return calibration
     compute = observation.compute_measured_s
@@ -96,15 +99,15 @@ def _refit_traffic(
     slower = busy / observation.compute_s if observation.compute_s > 0 else 1.0
     hideable = observation.hideable_s * slower * (1 - observation.last_share)
     visible = max(0.0, observation.measured_s - busy - observation.rest_s)
-    # The factor at which `exposed` would give what was visible.
+    # The factor at which `exposed_transfer` would give what was visible.
     factor = (visible + hideable) / observation.transfer_s
     if observation.last_share > 0:
         factor = min(factor, visible / (observation.last_share * observation.transfer_s))
     old = calibration.factor(traffic)
-    known = {one.traffic: one for one in calibration.fitted}
+    known = {fit.traffic: fit for fit in calibration.fitted}
     seen = known[traffic].seen if traffic in known else 0
-    # Where everything hides, the wire may be any faster: that only says something if we thought it slower.
-    is_seen = visible > _SEEN * observation.measured_s
+    # If all communication is hidden, the link may be faster still: only a lower factor is evidence.
+    is_seen = visible > _MIN_VISIBLE * observation.measured_s
     moved = _moved(old, factor, seen) if is_seen or factor < old else old
     known[traffic] = Fitted(traffic=traffic, factor=moved, seen=seen + 1)
     fitted = tuple(known[name] for name in DEFAULTS if name in known)
@@ -112,9 +115,9 @@ def _refit_traffic(
 
 
 def _moved(old: float, new: float, seen: int) -> float:
-    weight = max(_LEAST_WEIGHT, 1 / (seen + 1))
+    weight = max(_MIN_WEIGHT, 1 / (seen + 1))
     return _bounded(math.exp((1 - weight) * math.log(old) + weight * math.log(_bounded(new))))
 
 
 def _bounded(factor: float) -> float:
-    return min(MOST, max(LEAST, factor))
+    return min(MAX_FACTOR, max(MIN_FACTOR, factor))

@@ -1,4 +1,4 @@
-"""A priced plan in parts: what each machine does and sends, and what each level of the network does. Pure."""
+"""Details of a plan: the part of each machine, the traffic of each link and each level. Pure."""
 
 from __future__ import annotations
 
@@ -12,38 +12,40 @@ from barnraise.planning.inputs.problem import PlanProblem
 from barnraise.planning.plan.plans import LevelPlan, PlanPart, SlowestLink
 
 
-def flows_of(question: PlanProblem, price: StepCost) -> list[RouteFlow]:
-    """All bytes of a step; of local steps, a round's divided by its steps."""
-    raw = question.model.gradient_bytes
+def flows_of(problem: PlanProblem, price: StepCost) -> list[RouteFlow]:
+    """Return all bytes of a step; for local SGD, those of a round divided by its steps."""
+    raw = problem.model.gradient_bytes
     if price.kind != "local_steps":
-        return flows(price.route, question.payload(price.codec), raw)
-    payload = question.payload(price.codec)
+        return flows(price.route, problem.payload(price.codec), raw)
+    payload = problem.payload(price.codec)
     changed = round_flows(price.route, payload, 0.0 if price.shares_inside else raw)
     found = [flow._replace(size=flow.size / price.period) for flow in changed]
     for count, inner in zip(price.counts, price.inner, strict=True):
-        for flow in flows(inner.route, question.payload(question.exact), raw):
+        for flow in flows(inner.route, problem.payload(problem.exact), raw):
             found.append(flow._replace(size=flow.size * count / price.period))
     return found
 
 
-def slowest_link(question: PlanProblem, carried: Iterable[RouteFlow]) -> SlowestLink | None:
+def slowest_link(problem: PlanProblem, carried: Iterable[RouteFlow]) -> SlowestLink | None:
+    """Return the link on which a step's bytes take longest; None if there is no traffic."""
     totals: dict[tuple[int, int], float] = defaultdict(float)
     for flow in carried:
         totals[flow.source, flow.target] += flow.size
-    rate = question.wires.rate
+    rate = problem.links.rate
     slowest = max(totals, key=lambda pair: (totals[pair] / rate[pair[0]][pair[1]], pair), default=None)
     if slowest is None:
         return None
     source, target = slowest
     return SlowestLink(
-        source=question.names[source],
-        target=question.names[target],
+        source=problem.names[source],
+        target=problem.names[target],
         mbps=rate[source][target] * 8 / 1e6,
         bytes_per_step=totals[slowest],
     )
 
 
-def parts_of(question: PlanProblem, price: StepCost, carried: Iterable[RouteFlow]) -> tuple[PlanPart, ...]:
+def parts_of(problem: PlanProblem, price: StepCost, carried: Iterable[RouteFlow]) -> tuple[PlanPart, ...]:
+    """Return the part of each machine in a step."""
     sends: dict[int, float] = defaultdict(float)
     receives: dict[int, float] = defaultdict(float)
     for flow in carried:
@@ -58,12 +60,12 @@ def parts_of(question: PlanProblem, price: StepCost, carried: Iterable[RouteFlow
                 samples[one], steps[one] = each * count / price.period, count
     else:
         samples = dict(zip(price.group, map(float, price.counts), strict=True))
-    memory = memory_needed(question, price.codec, local=local, overlapped=price.overlapped)
+    memory = memory_needed(problem, price.codec, local=local, overlapped=price.overlapped)
     return tuple(
         PlanPart(
-            name=question.names[one],
+            name=problem.names[one],
             samples=samples[one],
-            compute_s=samples[one] / question.speeds[one],
+            compute_s=samples[one] / problem.speeds[one],
             sends_bytes=sends[one],
             receives_bytes=receives[one],
             memory_bytes=memory,
@@ -74,6 +76,7 @@ def parts_of(question: PlanProblem, price: StepCost, carried: Iterable[RouteFlow
 
 
 def levels_of(price: StepCost) -> tuple[LevelPlan, ...]:
+    """Return the settings of each network level that the plan uses."""
     route, codec = price.route, price.codec.name
     if route.way == "none":
         return ()
@@ -94,7 +97,7 @@ def levels_of(price: StepCost) -> tuple[LevelPlan, ...]:
 
 
 def _inner_way(price: StepCost) -> Shape | None:
-    """How the machines of a site sum in an inner step; what most of the sites do."""
+    """Return the all-reduce shape of inner steps that most sites use."""
     ways: list[Shape] = [
         one.route.way for one in price.inner if one.route.way != "none" and one.route.way != "sites"
     ]

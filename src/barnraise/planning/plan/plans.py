@@ -1,4 +1,4 @@
-"""What planning answers with: plans with their predictions, and the one that is chosen. Frozen, and JSON."""
+"""Plans with their predictions, and the ranking that the planner returns. Frozen; encodes to JSON."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from barnraise.planning.cost.step_cost import Kind
 from barnraise.planning.cost.traffic_model import Way
 from barnraise.planning.inputs.cluster import PlanCluster
 from barnraise.planning.inputs.levels import Shape
-from barnraise.planning.plan.calibration import Observation, Traffic, exposed
+from barnraise.planning.plan.calibration import Observation, Traffic, exposed_transfer
 
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 
 class StepPhases(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the seconds of a step go; together they are the step.
+    """Seconds of a step by phase; together they are the step.
 
-    ``compute_s``: if nobody ever waited. ``waiting_s``: for who is last. ``communication_s``: what computing
-    does not hide, with the codec's work. Local steps: a round's, divided by its steps.
+    ``compute_s``: without any waiting. ``waiting_s``: for the slowest machine. ``communication_s``: the
+    visible part, with encoding. For local SGD: those of a round, divided by its steps.
     """
 
     compute_s: float
@@ -30,7 +30,7 @@ class StepPhases(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WireTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """The communication of a step as arithmetic has it, and the factor that calibration multiplies it by."""
+    """Communication of a step by the link arithmetic, and the calibration factor."""
 
     transfer_s: float
     factor: float
@@ -40,7 +40,7 @@ class WireTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine's part in a step. ``inner_steps``: of its worker, in a round of local steps."""
+    """Part of one machine in a step. ``inner_steps``: of its worker, in a round of local SGD."""
 
     name: str
     samples: float
@@ -52,7 +52,7 @@ class PlanPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlowestLink(msgspec.Struct, frozen=True, kw_only=True):
-    """The path on which a step's bytes take longest."""
+    """Link on which the bytes of a step take longest."""
 
     source: str
     target: str
@@ -61,7 +61,7 @@ class SlowestLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanSite(msgspec.Struct, frozen=True, kw_only=True):
-    """Machines at one place, in the order of their chain; the leader, which speaks for them, is the first."""
+    """Machines at one site, in the order of their chain; the first one is the leader."""
 
     members: tuple[str, ...]
 
@@ -71,7 +71,7 @@ class PlanSite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LevelPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How one level of the network works together: see `levels`. None: the operation is not used."""
+    """Settings of one network level, see `levels`. None: the operation is not used."""
 
     level: str
     codec: str
@@ -82,11 +82,11 @@ class LevelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Who trains together and how, what is predicted, and why.
+    """Group of machines, how they synchronise, the prediction, and the reason.
 
-    ``order``: all members; of a ring in its order, of a tree or star from its root on, of sites one after the
-    other. ``utilisation``: computing over wall time. ``is_allowed``: whether the options let it be chosen.
-    ``speedup``: over the best machine alone.
+    ``order``: all members; the order of a ring, a tree or star from its root on, or site after site.
+    ``utilisation``: computing time divided by wall time. ``is_allowed``: the limits allow it to be chosen.
+    ``speedup``: relative to the best machine alone.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanRanking(msgspec.Struct, frozen=True, kw_only=True):
-    """Plans, the best first. ``chosen`` is the first one that the options allow, and ``reason`` says why."""
+    """Plans, the best first. ``chosen``: the first plan that the limits allow; ``reason``: why."""
 
     plans: tuple[Plan, ...]
     chosen: Plan
@@ -129,10 +129,10 @@ class PlanRanking(msgspec.Struct, frozen=True, kw_only=True):
 def observation(
     plan: Plan, cluster: PlanCluster, measured_step_s: float, compute_measured_s: float | None = None
 ) -> Observation:
-    """What a measured step says about the calibration.
+    """Return what a measured step shows about the calibration.
 
-    The cluster's speeds are believed, as they are now. ``compute_measured_s``: how long the last member
-    computed, if speeds are not known any better than when the plan was made.
+    The cluster's current speeds are trusted. ``compute_measured_s``: computing time of the slowest member,
+    if speeds are not known better than when the plan was made.
     """
     speeds = {member.name: member.samples_per_s for member in cluster.members}
     seconds = [
@@ -141,14 +141,14 @@ def observation(
     compute = max(seconds)
     planned = max(part.compute_s for part in plan.parts)
     wire = plan.wire
-    visible = exposed(wire.factor * wire.transfer_s, wire.hideable_s, wire.last_share)
+    visible = exposed_transfer(wire.factor * wire.transfer_s, wire.hideable_s, wire.last_share)
     return Observation(
         traffic=plan.traffic,
         compute_s=compute,
         transfer_s=wire.transfer_s,
         hideable_s=wire.hideable_s * compute / planned,
         last_share=wire.last_share,
-        # What sites exchange inside of an inner step is communication, too, but not on this wire.
+        # Traffic inside sites during an inner step is communication, too, but not on this link.
         rest_s=plan.phases.overhead_s + max(0.0, plan.phases.communication_s - visible),
         measured_s=measured_step_s,
         compute_measured_s=compute_measured_s,
@@ -156,7 +156,7 @@ def observation(
 
 
 def listed(names: Sequence[str]) -> str:
-    """``mac``, ``mac and pc``, ``mac, nas, pc and 3 others``."""
-    if len(names) > _MOST_NAMED + 1:
-        return f"{', '.join(names[:_MOST_NAMED])} and {len(names) - _MOST_NAMED} others"
+    """Join names: ``mac``, ``mac and pc``, ``mac, nas, pc and 3 others``."""
+    if len(names) > _MAX_NAMED + 1:
+        return f"{', '.join(names[:_MAX_NAMED])} and {len(names) - _MAX_NAMED} others"
     return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)

@@ -1,4 +1,4 @@
-"""Why a plan is as fast as it is, and why one is chosen: sentences with the figures that decided. Pure."""
+"""Reasons of plans: sentences with the figures that decided. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from barnraise.planning.plan.plan_details import flows_of, slowest_link
 from barnraise.planning.plan.plans import Plan, SlowestLink, listed
 
 
-def plan_name(question: PlanProblem, price: StepCost) -> str:
-    names = _members(question, price)
+def plan_name(problem: PlanProblem, price: StepCost) -> str:
+    names = _members(problem, price)
     if price.kind == "alone":
         return f"{names} alone"
     way = {"ring": "a ring", "tree": "a tree", "star": "a star", "sites": "sites"}[price.route.way]
@@ -23,17 +23,15 @@ def plan_name(question: PlanProblem, price: StepCost) -> str:
     return f"{names}: rounds of {price.period} local steps, {way}, {price.codec.name}, {how}"
 
 
-def plan_reason(
-    question: PlanProblem, price: StepCost, best_alone: StepCost, link: SlowestLink | None
-) -> str:
-    """The prediction in words."""
+def plan_reason(problem: PlanProblem, price: StepCost, best_alone: StepCost, link: SlowestLink | None) -> str:
+    """Return a sentence with the prediction of a plan."""
     seconds = f"{format_duration(price.step_s)} for a batch"
     if price.kind == "alone":
-        member = question.cluster.members[price.group[0]]
+        member = problem.cluster.members[price.group[0]]
         return f"{seconds}: {member.samples_per_s:.3g} samples/s ({member.source})."
     ratio = price.samples_per_s / best_alone.samples_per_s
     text = (
-        f"{seconds}, {ratio:.2f} times the speed of {_members(question, best_alone)} alone: {_phases(price)}."
+        f"{seconds}, {ratio:.2f} times the speed of {_members(problem, best_alone)} alone: {_phases(price)}."
     )
     if link is not None:
         text += (
@@ -45,98 +43,98 @@ def plan_reason(
             f"{min(price.counts)} to {max(price.counts)}" if len(set(price.counts)) > 1 else price.counts[0]
         )
         text += f" In a round each of {counted(len(price.counts), 'worker')} takes {steps} steps"
-        text += "." if price.is_fixed or price.remark else f"; {_why_no_shorter(question)}"
+        text += "." if price.is_fixed or price.remark else f"; {_reason_against_shorter(problem)}"
     if price.quality.cost:
         text += f" Expected to cost {price.quality.cost:.1%} of the loss ({price.quality.source})."
     return f"{text} {price.remark}".rstrip()
 
 
-def _why_no_shorter(question: PlanProblem) -> str:
+def _reason_against_shorter(problem: PlanProblem) -> str:
     return (
-        f"shorter rounds would leave less than {question.options.utilisation:.0%} of the time for computing."
+        f"shorter rounds would leave less than {problem.options.utilisation:.0%} of the time for computing."
     )
 
 
 def choice_reason(
-    question: PlanProblem, chosen: Plan, prices: Sequence[StepCost], best_alone: StepCost
+    problem: PlanProblem, chosen: Plan, prices: Sequence[StepCost], best_alone: StepCost
 ) -> str:
-    """Why this plan and no other; of a machine alone, what would change that."""
-    auto = _with_auto(question, chosen, prices)
+    """Return why this plan was chosen; for a machine alone, also what would change that."""
+    auto = _with_auto(problem, chosen, prices)
     if chosen.kind != "alone":
-        return f"{chosen.name}. {chosen.reason}{_without(question, chosen)}{auto}"
-    alone = _members(question, best_alone)
+        return f"{chosen.name}. {chosen.reason}{_idle_machines(problem, chosen)}{auto}"
+    alone = _members(problem, best_alone)
     text = f"{alone} alone is fastest: {format_duration(best_alone.step_s)} for a batch."
     groups = [price for price in prices if price.kind == "every_step" and price.is_exact]
     if not groups:
-        return f"{text} There is no other machine that it could share steps with.{auto}"
+        return f"{text} No other machine can share its steps.{auto}"
     rival = groups[0]
-    text += f" The best group, {_members(question, rival)}, would need {format_duration(rival.step_s)}"
-    return f"{text}: {_phases(rival)}.{_what_would_change_it(question, groups, best_alone)}{auto}"
+    text += f" The best group, {_members(problem, rival)}, would need {format_duration(rival.step_s)}"
+    return f"{text}: {_phases(rival)}.{_links_that_would_help(problem, groups, best_alone)}{auto}"
 
 
-def _without(question: PlanProblem, chosen: Plan) -> str:
-    """Why others are not used. Of those whose memory is too small there is a note."""
+def _idle_machines(problem: PlanProblem, chosen: Plan) -> str:
+    """Return why other machines are not used; a note names those with too little memory."""
     used = {part.name for part in chosen.parts}
-    needed = memory_needed(question, question.exact)
-    fitting = [one for one in question.everybody if fits(question, (one,), needed)]
-    idle = [question.names[one] for one in fitting if question.names[one] not in used]
-    units = -(-question.profile.batch // question.profile.unit_size)
+    needed = memory_needed(problem, problem.exact)
+    fitting = [one for one in problem.all_members if fits(problem, (one,), needed)]
+    idle = [problem.names[one] for one in fitting if problem.names[one] not in used]
+    units = -(-problem.profile.batch // problem.profile.unit_size)
     if not idle:
         return ""
     if units < len(fitting):
-        return f" A batch has {units} units, too few for {listed(idle)} to get one."
-    return f" With {listed(idle)} it would not be faster."
+        return f" A batch has {units} micro-batches, too few to give one to {listed(idle)}."
+    return f" Adding {listed(idle)} would not make it faster."
 
 
-def _members(question: PlanProblem, price: StepCost) -> str:
-    return listed([question.names[one] for one in price.group])
+def _members(problem: PlanProblem, price: StepCost) -> str:
+    return listed([problem.names[one] for one in price.group])
 
 
 def _phases(price: StepCost) -> str:
     return (
-        f"computing {format_duration(price.compute_s)}, communication that is not hidden "
+        f"computing {format_duration(price.compute_s)}, visible communication "
         f"{format_duration(price.communication_s)}, waiting {format_duration(price.waiting_s)}"
     )
 
 
-def _what_would_change_it(question: PlanProblem, groups: Sequence[StepCost], best_alone: StepCost) -> str:
-    """How much faster the links of some group would have to be for it to overtake the machine alone."""
-    found = [
-        (times, place)
-        for place, price in enumerate(groups)
-        if (times := links_needed(price, best_alone.step_s, question.calibration)) is not None
+def _links_that_would_help(problem: PlanProblem, groups: Sequence[StepCost], best_alone: StepCost) -> str:
+    """Return how much faster the links of a group must be to beat the machine alone."""
+    factors = [
+        (times, index)
+        for index, price in enumerate(groups)
+        if (times := links_needed(price, best_alone.step_s, problem.calibration)) is not None
     ]
-    if not found:
-        return " No network would change that: the others take too long for even one unit."
-    times, place = min(found)
-    price = groups[place]
-    link = slowest_link(question, flows_of(question, price))
+    if not factors:
+        return " A faster network would not change that: the others are too slow for even one micro-batch."
+    times, index = min(factors)
+    price = groups[index]
+    link = slowest_link(problem, flows_of(problem, price))
     rate = (
         ""
         if link is None
         else f" ({format_rate(link.mbps * times * 1e6)} from {link.source} to {link.target})"
     )
     faster = f"{times:.0f}" if times >= 10 else f"{times:.1f}"
-    return f" {_members(question, price)} would be as fast if links were {faster} times as fast{rate}."
+    return f" {_members(problem, price)} would be as fast if links were {faster} times as fast{rate}."
 
 
 def links_needed(price: StepCost, step_s: float, calibration: Calibration) -> float | None:
-    """How many times as fast links make this plan's step last ``step_s``; None if none do."""
-    room = step_s - (price.step_s - price.communication_s) - price.codec_s
-    bearable = room + price.hideable_s * (1 - price.last_share)
+    """Return the factor by which links must be faster for a step of ``step_s``; None if impossible."""
+    budget_s = step_s - (price.step_s - price.communication_s) - price.codec_s
+    allowed_s = budget_s + price.hideable_s * (1 - price.last_share)
     if price.last_share > 0:
-        bearable = min(bearable, room / price.last_share)
-    if room <= 0 or bearable <= 0 or price.traffic is None:
+        allowed_s = min(allowed_s, budget_s / price.last_share)
+    if budget_s <= 0 or allowed_s <= 0 or price.traffic is None:
         return None
-    return calibration.factor(price.traffic) * price.transfer_s / bearable
+    return calibration.factor(price.traffic) * price.transfer_s / allowed_s
 
 
-def _with_auto(question: PlanProblem, chosen: Plan, prices: Sequence[StepCost]) -> str:
-    """What is not done unless the user allows it."""
-    if question.options.sync == "auto":
+def _with_auto(problem: PlanProblem, chosen: Plan, prices: Sequence[StepCost]) -> str:
+    """Return what sync 'auto' would gain, if the user has not allowed it."""
+    if problem.options.sync == "auto":
         return ""
     lossy = next((price for price in prices if not price.is_exact and price.is_proposed), None)
-    if lossy is None or score(lossy, question.options.speed_per_loss) <= chosen.score:
+    if lossy is None or score(lossy, problem.options.speed_per_loss) <= chosen.score:
         return ""
     form = lossy.codec.name
     if lossy.kind == "local_steps":

@@ -1,7 +1,7 @@
-"""Which machines of a session rest because the others are faster without them. Pure.
+"""Pausing of machines that slow a session down. Pure.
 
-The session's first member says so of the group that it trains in. Two machines stay at least, so that what is
-committed has another holder. Once anybody of those who stay is gone, all are wanted again.
+Rank 0 asks for it, for the group that it trains in. At least two machines keep training, so that a committed
+step has a second holder. When one of these is lost, all paused machines may join again.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from barnraise.runs.control.worker_status import WorkerStatus
 from barnraise.runs.record import LeftOutNode, RunRecord
 
-_LEAST = 2  # machines that go on
+_MIN_MACHINES = 2  # that keep training
 
 
-def going_to_rest(record: RunRecord, first: WorkerStatus) -> tuple[LeftOutNode, ...]:
-    """Of this group, by the word of its first member."""
-    said = first.state
-    if said is None or said.rests_in != record.generation or record.finished:
+def nodes_to_pause(record: RunRecord, first: WorkerStatus) -> tuple[LeftOutNode, ...]:
+    """Return the machines that rank 0 asked to pause in the current generation."""
+    state = first.state
+    if state is None or state.pauses_in != record.generation or record.finished:
         return ()
-    going = tuple(LeftOutNode(node, said.rests_why) for node in record.nodes if node in said.rests)
-    return going if len(record.nodes) - len(going) >= _LEAST else ()
+    pausing = tuple(LeftOutNode(node, state.pauses_why) for node in record.nodes if node in state.pauses)
+    return pausing if len(record.nodes) - len(pausing) >= _MIN_MACHINES else ()
 
 
-def rests(record: RunRecord, node: bytes) -> str:
-    """Why it does; empty: it does not."""
-    return next((one.why for one in record.resting if one.node == node), "")
+def pause_reason(record: RunRecord, node: bytes) -> str:
+    """Return the reason why a machine is paused; an empty text if it is not."""
+    return next((machine.why for machine in record.paused if machine.node == node), "")

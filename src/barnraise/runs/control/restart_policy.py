@@ -1,8 +1,8 @@
-"""A member of a session that fails by itself while others train: it is started again, once. Pure.
+"""Restart policy of sessions: a worker that fails alone is restarted once. Pure.
 
-A driver that gives up, a file that cannot be read, a state that came damaged are one machine's misfortune. An
-error of the script is everybody's: it meets the same place again, or another member that gets the same units,
-and then the run ends with it. Before a member has trained, and where nobody else does, it ends at once.
+A driver fault, an unreadable file or a damaged state are local to one machine. An error of the script is
+not: it happens again, or on another worker that gets the same micro-batches, and then the run fails. A
+failure before the worker has trained, or without other workers, fails the run at once.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from barnraise.runs.control.worker_status import WorkerStatus
 from barnraise.runs.record import RestartedFailure, RunRecord, WorkerState
 
 _TRACE = "Traceback (most recent call last):"
-# It says what a person has to change, and would only be said again.
+# A RunError asks for a change by a person, so a restart would fail in the same way.
 _NEVER = "RunError"
-# Of the script's own collectives, when another is gone: no more its fault than a kill.
+# Collectives of the script raise these when another worker is lost.
 _FOLLOWS = ("PeerLost", "OperationAborted")
-_MOST_LETTERS = 60
+_MAX_NAME_LENGTH = 60
 
 
-def forgive(
-    record: RunRecord, seen: Sequence[WorkerStatus], here: Collection[bytes]
+def apply_restart_policy(
+    record: RunRecord, workers: Sequence[WorkerStatus], here: Collection[bytes]
 ) -> tuple[RunRecord, list[WorkerStatus]]:
-    """The record with what is forgiven now, and the failures that are not."""
-    others = any(one.slot.node in here and not one.has_ended for one in seen)
-    known, rest = list(record.forgiven), []
-    for one in seen:
+    """Return the record with the failures that are restarted, and the failures that are not."""
+    others = any(one.slot.node in here and not one.has_exited for one in workers)
+    known, rest = list(record.restarted_failures), []
+    for one in workers:
         if not one.failed or one.state is None or one.state.signal:
             continue
-        kind = kind_of(one.state)
-        is_newcomer = one.slot.start != record.began
-        has_trained = one.state.trained or is_newcomer
+        kind = failure_kind(one.state)
+        has_joined_later = one.slot.start != record.first_generation
+        has_trained = one.state.trained or has_joined_later
         if has_trained and kind in _FOLLOWS:
             continue
         place = (one.slot.node, one.slot.local_rank)
@@ -42,12 +42,12 @@ def forgive(
             known.append(RestartedFailure(*place, kind))
         else:
             rest.append(one)
-    return replace(record, forgiven=tuple(known)), rest
+    return replace(record, restarted_failures=tuple(known)), rest
 
 
-def kind_of(worker: WorkerState) -> str:
-    """The name of the exception that it ended with; its exit code, if it printed none."""
+def failure_kind(worker: WorkerState) -> str:
+    """Return the name of the exception that a worker exited with; its exit code if it printed none."""
     _, found, trace = worker.tail.rpartition(_TRACE)
     lines = [line for line in trace.splitlines() if line and not line[0].isspace()] if found else []
     name = lines[0].partition(":")[0].rpartition(".")[2].strip() if lines else ""
-    return name[:_MOST_LETTERS] or f"code {worker.code}"
+    return name[:_MAX_NAME_LENGTH] or f"code {worker.code}"

@@ -1,4 +1,4 @@
-"""A run's workers, each as its own machine tells of it, and which failure the others follow from. Pure."""
+"""Workers of a run with the states that their machines report, and the root cause of failures. Pure."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from typing import NamedTuple
 from barnraise.runs.record import NodeReport, RunOutcome, RunRecord, WorkerSlot, WorkerState
 
 FAILED = 1
-KILLED = 128  # and the number of the signal, as shells count
+KILLED = 128  # plus the number of the signal, as in shells
 _FOLLOWERS = ("PeerLost", "peer-lost", "rank is lost", "DistBackendError", "Connection closed by peer")
 
 
 class WorkerStatus(NamedTuple):
-    """A worker of the record, as its own machine tells of it. Nobody can speak of another's."""
+    """Worker slot and the state that its own machine reported."""
 
     rank: int
     slot: WorkerSlot
     state: WorkerState | None
 
     @property
-    def has_ended(self) -> bool:
+    def has_exited(self) -> bool:
         return self.state is not None and self.state.state == "ended"
 
     @property
-    def is_going(self) -> str:
-        """Why the others go on without it though it is alive; empty: they do not."""
-        word = self.state.state if self.state is not None else ""
-        return {"stopped": "has a stopped worker", "leaving": "leaves"}.get(word, "")
+    def leave_reason(self) -> str:
+        """Return why the others continue without this living worker; an empty text if they do not."""
+        state = self.state.state if self.state is not None else ""
+        return {"stopped": "has a stopped worker", "leaving": "leaves"}.get(state, "")
 
     @property
     def failed(self) -> bool:
         return self.state is not None and self.state.failed
 
     @property
-    def ended_well(self) -> bool:
-        return self.has_ended and not self.failed
+    def succeeded(self) -> bool:
+        return self.has_exited and not self.failed
 
 
-def seen_of(record: RunRecord, reports: Mapping[bytes, NodeReport]) -> list[WorkerStatus]:
-    """By rank."""
-    states = states_of(reports)
+def worker_statuses(record: RunRecord, reports: Mapping[bytes, NodeReport]) -> list[WorkerStatus]:
+    """Return the status of each worker, by rank."""
+    states = reported_states(reports)
     return [WorkerStatus(rank, slot, states.get(slot.key)) for rank, slot in enumerate(record.slots)]
 
 
-def states_of(reports: Mapping[bytes, NodeReport]) -> dict[tuple[bytes, int, int], WorkerState]:
-    """By the key of a slot."""
+def reported_states(reports: Mapping[bytes, NodeReport]) -> dict[tuple[bytes, int, int], WorkerState]:
+    """Return the reported state of each worker, by the key of its slot."""
     return {
         (node, worker.local_rank, worker.start): worker
         for node, report in reports.items()
@@ -53,28 +53,28 @@ def states_of(reports: Mapping[bytes, NodeReport]) -> dict[tuple[bytes, int, int
     }
 
 
-def first_cause(failed: Sequence[WorkerStatus]) -> WorkerStatus | None:
-    """The failure that the others follow from: not one that only complains that another was lost."""
+def root_cause(failed: Sequence[WorkerStatus]) -> WorkerStatus | None:
+    """Return the failure that the others follow from; not one that reports the loss of another rank."""
 
     def order(one: WorkerStatus) -> tuple[bool, int, int]:
         assert one.state is not None
-        follows = any(word in one.state.tail for word in _FOLLOWERS)
+        follows = any(text in one.state.tail for text in _FOLLOWERS)
         return follows, one.state.place, one.rank
 
     return min(failed, key=order, default=None)
 
 
-def outcome_of(failed: WorkerStatus, name: Callable[[bytes], str]) -> RunOutcome:
-    """Of a run that ends with this."""
+def failure_outcome(failed: WorkerStatus, name: Callable[[bytes], str]) -> RunOutcome:
+    """Return the outcome of a run that ends with this failure."""
     worker = failed.state
     assert worker is not None
-    who = f"rank {failed.rank} on {name(failed.slot.node)}"
+    worker_name = f"rank {failed.rank} on {name(failed.slot.node)}"
     if worker.signal:
         code = min(255, KILLED + worker.signal)
-        sentence = f"{who} was ended by signal {worker.signal}"
+        sentence = f"{worker_name} was killed by signal {worker.signal}"
         if "out-of-memory" in worker.tail or "out of memory" in worker.tail:
-            sentence = f"{who} ran out of memory and was ended by its system"
+            sentence = f"{worker_name} ran out of memory and was killed by its system"
     else:
         code = worker.code if 0 < worker.code <= 255 else FAILED
-        sentence = f"{who} ended with code {worker.code}"
+        sentence = f"{worker_name} exited with code {worker.code}"
     return RunOutcome(code=code, sentence=sentence, node=failed.slot.node, rank=failed.rank, tail=worker.tail)

@@ -29,18 +29,18 @@ from barnraise.planning import (
     PlanCodec,
     PlanLimits,
     StepTimes,
-    adopt,
-    begin_watch,
-    cluster_of,
-    is_worth,
+    adopt_plan,
+    cluster_from_graph,
+    is_worth_switching,
     make_plans,
     observation,
+    observe_step,
     refit,
-    watch,
+    start_monitor,
 )
 from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN
-from barnraise.planning.plan.drift_monitor import FIRST_REST_S, WORTH, is_same
+from barnraise.planning.plan.drift_monitor import FIRST_PAUSE_S, MIN_GAIN, is_same
 from barnraise.planning.plan.plans import listed
 from barnraise.topology.graph import TopologyGraph, build_graph
 from barnraise.training.autotune.codec_benchmark import measure_codecs
@@ -120,7 +120,7 @@ def _with_pause(choice: SyncChoice, cluster: PlanCluster, best: Plan) -> SyncCho
     """Add the machines to pause, if the others are clearly faster without them."""
     gain = best.score / choice.plan.score
     paused = [member for member in cluster.members if member.name not in best.order]
-    if not paused or len(best.order) < _MIN_MACHINES or gain < WORTH:
+    if not paused or len(best.order) < _MIN_MACHINES or gain < MIN_GAIN:
         return choice
     them = "it" if len(paused) == 1 else "them"
     why = f"{listed(sorted(best.order))} are predicted to be {gain:.2f} times as fast without {them}"
@@ -213,7 +213,7 @@ class SyncTuner:
             if len(self._steps) >= WARM or (len(self._steps) > 1 and sum(self._steps) > _LONG_S):
                 self._start_planning(sample, statistics.median(self._steps), is_first=True)
         elif self._watch is not None:
-            self._watch, proposal, _ = watch(self._watch, sample.step_s, now)
+            self._watch, proposal, _ = observe_step(self._watch, sample.step_s, now)
             if proposal is not None:
                 self._start_planning(sample, proposal.measured_s, is_first=False)
 
@@ -221,7 +221,7 @@ class SyncTuner:
         """Request exact steps for a single machine, but only after a while: other machines may return."""
         if self._alone_since is None:
             self._alone_since = now
-        if self._mode == "auto" and sample.sync != Sync() and now - self._alone_since > FIRST_REST_S:
+        if self._mode == "auto" and sample.sync != Sync() and now - self._alone_since > FIRST_PAUSE_S:
             self._plan, self._known = None, frozenset()
             self._request_sync(Sync())
 
@@ -263,9 +263,9 @@ class SyncTuner:
             return
         self._calibration = choice.calibration
         if self._watch is None:
-            self._watch = begin_watch(choice.plan)
+            self._watch = start_monitor(choice.plan)
         elif is_first or choice.sync != sample.sync:
-            self._watch = adopt(self._watch, choice.plan)
+            self._watch = adopt_plan(self._watch, choice.plan)
         self._plan = choice.plan
         log.log(logging.INFO if choice.sync == sample.sync else logging.WARNING, "plan: %s", choice.why)
         if choice.advice:
@@ -285,7 +285,7 @@ class SyncTuner:
 
 def _keep_unless_better(choice: SyncChoice, current: Plan, step_s: float, sync: Sync) -> SyncChoice:
     """Keep the current plan unless another one is clearly better, because each change has a cost."""
-    is_better, why = is_worth(current, choice.plan, step_s)
+    is_better, why = is_worth_switching(current, choice.plan, step_s)
     if is_better:
         return choice._replace(why=why)
     same = is_same(current, choice.plan)
@@ -305,4 +305,4 @@ def cluster_of_group(
             "not all machines of the group have been measured yet",
             hint="Run `barnraise status --measure`.",
         )
-    return cluster_of(build_graph(facts, graph.links).whole(), model, together)
+    return cluster_from_graph(build_graph(facts, graph.links).whole(), model, together)

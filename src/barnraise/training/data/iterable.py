@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from barnraise.runs.sharding import MicroBatch, cut
+from barnraise.runs.sharding import MicroBatch, cut_micro_batches
 from barnraise.training.data.loader import (
     batch_size_of,
     preserved_rng,
@@ -57,7 +57,7 @@ class IterableLoader:
     def microbatches(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
         """Return the micro-batches of a round; none if the epoch is over."""
         first, items = self._read(step, period)
-        return cut(first, first + len(items), self._unit)
+        return cut_micro_batches(first, first + len(items), self._unit)
 
     def steps(self, step: int, period: int) -> int:
         return -(-len(self._read(step, period)[1]) // self._batch)

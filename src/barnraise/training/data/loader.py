@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from barnraise.core.errors import RunError
-from barnraise.runs.sharding import DataOrder, MicroBatch, seed_of
+from barnraise.runs.sharding import DataOrder, MicroBatch, micro_batch_seed
 from barnraise.training.data.prefetch import PersistentLoader
 
 # Purposes of a seed.
@@ -61,12 +61,12 @@ def seed_microbatch(seed: int, step: int, unit: MicroBatch, part: int) -> None:
 
     Splitting a micro-batch into parts changes its random numbers.
     """
-    seed_all(seed_of(seed, step, unit.number, _MICROBATCH + (part << 8)))
+    seed_all(micro_batch_seed(seed, step, unit.number, _MICROBATCH + (part << 8)))
 
 
 def seed_of_sample(seed: int, epoch: int, at: int) -> int:
     """Return the seed of a sample's own random transforms."""
-    return seed_of(seed, epoch, at, _SAMPLE)
+    return micro_batch_seed(seed, epoch, at, _SAMPLE)
 
 
 def batch_size_of(loader: DataLoader[Any]) -> int:
@@ -113,13 +113,13 @@ class MicroBatchLoader:
         return self.data_order.batch
 
     def microbatches(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
-        return self.data_order.units(step, period)
+        return self.data_order.micro_batches(step, period)
 
     def steps(self, step: int, period: int) -> int:
-        return self.data_order.steps(step, period)
+        return self.data_order.steps_in_round(step, period)
 
     def may_overlap(self, step: int) -> bool:
-        return self.data_order.may_go_ahead(step)
+        return self.data_order.may_overlap(step)
 
     def is_over(self, epoch: int, done: int) -> bool:
         return done >= (epoch + 1) * len(self)
@@ -128,9 +128,9 @@ class MicroBatchLoader:
         """Yield the batches of these micro-batches, in order."""
         if not units:
             return
-        epoch, _ = self.data_order.place(step)
+        epoch, _ = self.data_order.locate_step(step)
         if self._order[0] != epoch:
-            self._order = (epoch, self.data_order.order(epoch))
+            self._order = (epoch, self.data_order.sample_order(epoch))
         order = self._order[1]
         places = [
             [(int(order[at]), self._seed(epoch, at)) for at in range(one.first, one.last)] for one in units

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from barnraise.core.errors import RunError
-from barnraise.runs.sharding import MicroBatch, cut
+from barnraise.runs.sharding import MicroBatch, cut_micro_batches
 from barnraise.training.data.loader import MicroBatchLoader, seed_microbatch
 from barnraise.training.hub.parameter_server import LeasedWork, SampleRange
 
@@ -70,7 +70,7 @@ class LeasedData(MicroBatchLoader):
     def _step_samples(self) -> int:
         """Return the samples of a step: all groups that train at once take one batch together."""
         members = self.lease.members if self.lease is not None else 1
-        unit = self.data_order.unit
+        unit = self.data_order.micro_batch_size
         return unit * -(-max(1, self.data_order.batch // max(1, members)) // unit)
 
     def advance(self) -> None:
@@ -81,11 +81,11 @@ class LeasedData(MicroBatchLoader):
         microbatches: list[MicroBatch] = []
         if self.lease is None:
             return ()
-        unit = self.data_order.unit
+        unit = self.data_order.micro_batch_size
         size = min(unit, -(-self._step_samples // _MIN_MICROBATCHES)) if self._is_fine else unit
         for epoch, first, last in sub_spans(self.lease.spans, self.offset, self._step_samples):
             start = epoch * self.data_order.samples
-            microbatches += cut(start + first, start + last, size)
+            microbatches += cut_micro_batches(start + first, start + last, size)
         return tuple(one._replace(number=number) for number, one in enumerate(microbatches))
 
     def steps(self, step: int, period: int) -> int:

@@ -18,7 +18,7 @@ from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
 from barnraise.core.decoding import decode
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.flow.wait_reporter import WaitReporter
-from barnraise.runs.checkpoint_manifest import CheckpointManifest, HeldCheckpoint, held_of
+from barnraise.runs.checkpoint_manifest import CheckpointManifest, HeldCheckpoint, to_held_checkpoint
 from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.group.interface import GroupManager
@@ -238,7 +238,7 @@ class CheckpointManager:
     def _local_candidate(self, loaded: _Loaded | None) -> _Candidate:
         if loaded is None:
             return _Candidate()
-        return msgspec.structs.replace(self._candidate(held_of(loaded.manifest)), here=True)
+        return msgspec.structs.replace(self._candidate(to_held_checkpoint(loaded.manifest)), here=True)
 
     def _candidate(self, held: HeldCheckpoint) -> _Candidate:
         assert self._locations is not None

@@ -8,7 +8,7 @@ import msgspec
 
 from barnraise.core.decoding import decode
 from barnraise.core.errors import RunError
-from barnraise.runs.sharding import fingerprint
+from barnraise.runs.sharding import coverage_sum
 from barnraise.training.metrics import Logged
 
 UNREADABLE = "a message of another worker cannot be read"
@@ -46,7 +46,7 @@ def check_votes(messages: Sequence[bytes], *, step: int, microbatches: int, mixe
             f"workers count {', '.join(str(vote.samples) for vote in votes)} samples in step {step}",
             hint="Give them the same data: a stream must yield the same items on every machine.",
         )
-    if sum(vote.microbatches for vote in votes) % (1 << 63) != fingerprint(range(microbatches)):
+    if sum(vote.microbatches for vote in votes) % (1 << 63) != coverage_sum(range(microbatches)):
         raise RunError(f"not every sample of step {step} was counted exactly once", hint="Report this.")
     states = 1 if mixed else len({vote.state_window for vote in votes})
     if len({vote.digest for vote in votes}) > 1 or states > 1:

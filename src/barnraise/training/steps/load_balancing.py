@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from barnraise.core.errors import ProtocolError
-from barnraise.runs.sharding import MicroBatch, lease
+from barnraise.runs.sharding import MicroBatch, assign_micro_batches
 from barnraise.training.steps.throughput import Throughput
 
 log = logging.getLogger("barnraise.training")
@@ -44,7 +44,7 @@ def assign_all(
     completed: Mapping[int, frozenset[int]],
     throughput: Throughput,
     world: int,
-    assigner: Assigner = lease,
+    assigner: Assigner = assign_micro_batches,
 ) -> tuple[Assignment, list[int]]:
     """Return the micro-batches of every rank, and the ranks that have none for the first time.
 

@@ -12,7 +12,7 @@ import msgspec
 
 from barnraise.core.decoding import decode
 from barnraise.core.errors import CollectiveError
-from barnraise.runs.commit import CommitDecision, MemberState, conclude
+from barnraise.runs.commit import CommitDecision, MemberState, decide_commit
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
 from barnraise.training.recovery.blocking_recovery import BlockingRecovery
@@ -89,7 +89,7 @@ class StepRecovery(StepCommitter):
             self.done,
             progress.result_digest,
             tuple(sorted(progress.completed)),
-            nursed=self._joining_worker.done >= 0,
+            recovered_live=self._joining_worker.done >= 0,
             speed=self._throughput.speed(),
             arithmetic=self._bitwise_sync.arithmetic,
             ahead=tuple(sorted(progress.ahead)),
@@ -97,7 +97,7 @@ class StepRecovery(StepCommitter):
             overlaps=self.overlaps,
         )
         messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
-        decision = conclude([decode(_member_states, message, UNREADABLE) for message in messages])
+        decision = decide_commit([decode(_member_states, message, UNREADABLE) for message in messages])
         log.info("generation %d of %d: %s", self._manager.generation, self._manager.world, decision.why)
         self._recovery.start_group()
         self._group_overlaps = decision.overlaps
@@ -127,10 +127,12 @@ class StepRecovery(StepCommitter):
         self._bitwise_sync.start_group(donors[0], mixed=decision.mixed)
         if decision.mixed and decision.donors:
             donors, receivers = self._bitwise_sync.split_by_state(group, self.done)
-        elif decision.nursed or not decision.donors:  # they may have the same state, for example by one seed
+        elif (
+            decision.recovered_live or not decision.donors
+        ):  # they may have the same state, for example by one seed
             fingerprint = self._state.fingerprint(self.done, is_full=not decision.donors)
             same = ranks_with_same_state(group, fingerprint, donors[0])
-            same = same.intersection(decision.nursed or receivers)
+            same = same.intersection(decision.recovered_live or receivers)
             receivers = [rank for rank in receivers if rank not in same]
         received = self._blocking_recovery.transfer(self.done, donors, receivers)
         if received is not None:

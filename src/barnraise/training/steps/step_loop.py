@@ -18,7 +18,7 @@ import msgspec
 
 from barnraise.checkpoint.serialization import digest
 from barnraise.core.errors import CollectiveError
-from barnraise.runs.sharding import MicroBatch, fingerprint
+from barnraise.runs.sharding import MicroBatch, coverage_sum
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -202,7 +202,7 @@ class StepLoop(StepRecovery):
             window,
             self._progress.samples,
             self._checkpoints.can_save,
-            microbatches=fingerprint(self._progress.completed),
+            microbatches=coverage_sum(self._progress.completed),
         )
 
     def _exchange_votes(self, vote: CommitVote, result_digest: bytes) -> list[CommitVote]:

@@ -45,7 +45,7 @@ from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import AgentError, BarnraiseError, ListenerError, RunEnvironmentError, RunError
 from barnraise.core.files import write_atomically
 from barnraise.core.units import format_size, parse_duration
-from barnraise.environments.script_imports import needs_of
+from barnraise.environments.script_imports import scan_imports
 from barnraise.worker.launch.remote_main import ARGUMENTS, RESULT, SCRIPT, encode_call
 from barnraise.worker.launch.script_builder import script_of
 from barnraise.worker.launch.serializer import decode_values
@@ -166,7 +166,7 @@ def _pack(draft: Path, folder: Path | None, store: ArtifactStore, settings: Sett
 
 
 def _needs(store: ArtifactStore, manifest: FolderManifest) -> bytes:
-    needs = needs_of(read_files(store, manifest, lambda path: path.endswith(".py")), SCRIPT)
+    needs = scan_imports(read_files(store, manifest, lambda path: path.endswith(".py")), SCRIPT)
     if needs.syntax is not None:
         raise RunEnvironmentError(needs.syntax, hint="Correct the file; nothing was sent or started.")
     return msgspec.msgpack.encode(needs)

@@ -40,10 +40,10 @@ from barnraise.runs.checkpoint_manifest import (
     encode,
     fingerprint,
     folder_name,
+    folder_step,
     sign,
-    step_of,
 )
-from barnraise.runs.record import RunSpec, WorkerSlot, sign_order
+from barnraise.runs.record import RunSpec, WorkerSlot, sign_spec
 from tests.unit.agent.test_artifact_service import Host, Network
 
 RUN = "train-abcd"
@@ -139,7 +139,7 @@ class Agent:
 
     def steps(self) -> list[int]:
         folder = self.place_of(0).parent
-        found = [step_of(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+        found = [folder_step(path.name) for path in folder.iterdir()] if folder.is_dir() else []
         return sorted(step for step in found if step is not None)  # a draft is none
 
     def stored(self) -> int:
@@ -182,7 +182,7 @@ class Cluster:
             nodes=tuple(self.keys[place].id.raw for place in nodes),
         )
         slots = tuple(WorkerSlot(self.keys[place].id.raw, 0, "cpu", 1) for place in nodes)
-        self.record = replace(sign_order(order, self.keys[0]), slots=slots, phase="running", generation=1)
+        self.record = replace(sign_spec(order, self.keys[0]), slots=slots, phase="running", generation=1)
         self.folder_id = packed.id
         for agent in self.agents:
             agent.registry.apply(self.record)
@@ -341,7 +341,7 @@ def test_checkpoint_with_unaccepted_signature_is_ignored(tmp_path: Path) -> None
         with pytest.raises(RunError, match="no connected machine has it"):
             await second.bring(20)
         first.service.signers_of = lambda run: frozenset({guest.me.raw})  # type: ignore[method-assign]
-        with pytest.raises(RunError, match="it is signed by nobody of this cluster"):
+        with pytest.raises(RunError, match="it was not signed by a machine of this cluster"):
             await second.bring(20)
         assert second.steps() == []
         assert second.stored() == 0, "what was fetched for it is gone again"

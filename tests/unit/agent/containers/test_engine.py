@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from barnraise.agent.containers.engine import ContainerEngine, parse_info, remove_leftovers
-from barnraise.environments.build_process import run_to_end
+from barnraise.environments.build_process import run_build_command
 from barnraise.environments.installed_packages import packages_of
 from tests.unit.agent.containers.fake_engine import FakeEngine
 
@@ -77,5 +77,5 @@ def test_commands_run_on_loop_without_subprocess_support(engine: FakeEngine, tmp
             runner.run(asyncio.create_subprocess_exec("true"))
         assert runner.run(packages_of(Path(sys.executable), ["json"])).package("json") is not None
         said: list[str] = []
-        assert runner.run(run_to_end(("echo", "a"), tmp_path, os.environ, said.append)) == (0, ["a"])
+        assert runner.run(run_build_command(("echo", "a"), tmp_path, os.environ, said.append)) == (0, ["a"])
         assert said == ["a"]

@@ -10,7 +10,7 @@ import pytest
 from barnraise.agent.runs.registry import RunRegistry
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.identity import NodeId, NodeKey
-from barnraise.runs.record import WorkerState, sign_order
+from barnraise.runs.record import WorkerState, sign_spec
 from tests.unit.runs.control.test_lifecycle import KEY, A, B, order, report
 
 
@@ -33,12 +33,12 @@ class FakeContext:
 
 @pytest.mark.parametrize("role", ["owner", "guest"])
 def test_apply_report_of_guest_is_sanitized(role: str) -> None:
-    said = WorkerState(0, "running", words="\x1b[2J", rests=(A,), rests_in=1, rests_why="\x1b[2J")
+    said = WorkerState(0, "running", wait_reason="\x1b[2J", pauses=(A,), pauses_in=1, pauses_why="\x1b[2J")
 
     async def taken() -> WorkerState:
         context: Any = FakeContext(role)
         registry = RunRegistry(context)
-        assert registry.apply(sign_order(order(), KEY))
+        assert registry.apply(sign_spec(order(), KEY))
         registry.apply_report(NodeId(B), report("running", said))
         return registry.runs["train-abcd"].reports[B].workers[0]
 
@@ -46,8 +46,8 @@ def test_apply_report_of_guest_is_sanitized(role: str) -> None:
     if role == "owner":
         assert found == said
     else:
-        assert (found.rests, found.rests_in, found.rests_why) == ((), 0, "")
-        assert "\x1b" not in found.words
+        assert (found.pauses, found.pauses_in, found.pauses_why) == ((), 0, "")
+        assert "\x1b" not in found.wait_reason
 
 
 def _take(sender: bytes | None, key: NodeKey, role: str) -> tuple[bool, list[str]]:
@@ -56,7 +56,7 @@ def _take(sender: bytes | None, key: NodeKey, role: str) -> tuple[bool, list[str
     async def taken() -> tuple[bool, list[str]]:
         context: Any = FakeContext(role)
         registry = RunRegistry(context)
-        record = sign_order(order(by=key.id.raw), key)
+        record = sign_spec(order(by=key.id.raw), key)
         is_taken = registry.apply(record, None if sender is None else NodeId(sender))
         return is_taken, list(registry.runs)
 

@@ -21,6 +21,10 @@ def test_set_state_of_old_request_keeps_newer_facts() -> None:
     assert group.update_from(late)
     assert not group.update_from(late), "it is known"
     group.set_state("waiting", early)  # it is answered after the other
-    assert (group.states[0].state, group.states[0].trained, group.states[0].words) == ("waiting", True, "pc")
+    assert (group.states[0].state, group.states[0].trained, group.states[0].wait_reason) == (
+        "waiting",
+        True,
+        "pc",
+    )
     assert group.update_from(early)
-    assert (group.states[0].trained, group.states[0].words) == (True, "")
+    assert (group.states[0].trained, group.states[0].wait_reason) == (True, "")

@@ -25,7 +25,7 @@ from barnraise.agent_client.cluster_requests import (
     StatusRequest,
     StatusResponse,
 )
-from barnraise.cli.cluster.self_test import TestNode
+from barnraise.cli.cluster.self_test import SelfTestNode
 from barnraise.hub.storage.log import HubLog, MemberRecord
 from benchmarks.hub.process import free_port
 
@@ -93,7 +93,7 @@ class Fireside:
         (room / "config.toml").touch()
         self.running: list[subprocess.Popen[bytes]] = []
         discovery = free_port()
-        self.nodes = [TestNode(name, room, discovery) for name in ("ada", "ben")]
+        self.nodes = [SelfTestNode(name, room, discovery) for name in ("ada", "ben")]
 
     def pair(self) -> None:
         first, second = self.nodes

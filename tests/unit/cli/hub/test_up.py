@@ -20,7 +20,7 @@ from barnraise.cli.hub.status import status
 from barnraise.cli.hub.up import HubUpOptions, up
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
-from barnraise.core.flow.background import begun
+from barnraise.core.flow.background import start_in_thread
 from barnraise.hub.client.credentials import MemberCredentials, member_key, write_credentials
 from barnraise.hub.mirror.mirror import sign_handover
 from barnraise.hub.protocol.invites import make_invite
@@ -180,12 +180,14 @@ def test_abandoned_work_does_not_block_the_command() -> None:
     ends = threading.Event()
 
     async def given_up() -> None:
-        work = begun(lambda: ends.wait(120))
+        work = start_in_thread(lambda: ends.wait(120))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(work, 0.05)
 
     async def both() -> tuple[int, BaseException | int]:
-        found = await asyncio.gather(begun(lambda: 1), begun(lambda: 1 // 0), return_exceptions=True)
+        found = await asyncio.gather(
+            start_in_thread(lambda: 1), start_in_thread(lambda: 1 // 0), return_exceptions=True
+        )
         assert isinstance(found[0], int)
         return found[0], found[1]
 

@@ -175,7 +175,7 @@ def test_levels_are_read(
             "--seconds-per-sample 12ms",
         ),
         (["--parameters", "1M", "--add", "4090"], "'4090' does not describe a machine", "4090@1gbit"),
-        (["--parameters", "1M", "--add", "9999@1gbit"], "no speed is known", "4090"),
+        (["--parameters", "1M", "--add", "9999@1gbit"], "speed is not known", "4090"),
         (["--parameters", "1M", "--levels", "no.toml"], "no.toml cannot be read", "[inside]"),
         (
             ["--parameters", "1M", *IMAGINED, "--picture", "no/where.svg"],

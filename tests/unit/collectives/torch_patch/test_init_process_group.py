@@ -221,7 +221,7 @@ dist.destroy_process_group()
     [
         ("0,1", "gloo", {"BARNRAISE_ENGINE": "gloo"}, "gloo", "forced with --engine; it sends plaintext"),
         ("0,1", "gloo", {"BARNRAISE_FABRIC": "trusted"}, "gloo", "is trusted; it sends plaintext"),
-        ("0,1", "gloo", {"BARNRAISE_FABRIC": "trusted", "DIFFERENT": "1"}, "barnraise", "different engines"),
+        ("0,1", "gloo", {"BARNRAISE_FABRIC": "trusted", "DIFFERENT": "1"}, "barnraise", "different backends"),
         ("0,0", "gloo", {"BARNRAISE_ENGINE": "barnraise"}, "barnraise", "instead of gloo"),
         ("0,0", "nccl", {}, "barnraise", "instead of nccl: NCCL needs CUDA"),
         ("0,0", "", {}, "undefined", ""),

@@ -1,4 +1,4 @@
-"""Rounds of local steps: the shortest that are long enough, the ladder, and what they may cost."""
+"""Rounds of local SGD: the shortest useful period, the codecs, and the expected loss."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ CODECS = {codec.name: codec for codec in LOSSY}
         (7e9, 20.0, {"bf16": 25200, "int8": 12600, "int4": 6300, "topk": 229}),
     ],
 )
-def test_the_rounds_that_others_computed(parameters: float, mbps: float, expected: dict[str, int]) -> None:
-    """Four machines, steps of a second, overlapped. Sparse changes: the way up to a hub alone."""
+def test_needed_period_agrees_with_published_figures(
+    parameters: float, mbps: float, expected: dict[str, int]
+) -> None:
+    """Four machines, steps of a second, with overlap. Sparse changes: only the upload to a hub."""
     wires = LinkMatrix(mesh([1] * 4, mbps, latency_s=0.0))
     factor = Calibration().factor("local_steps")
     for name, period in expected.items():
@@ -69,7 +71,7 @@ workers = st.builds(
 
 @settings(max_examples=40, deadline=None)
 @given(workers, st.floats(0.5, 0.97))
-def test_the_period_is_the_smallest(workers: RoundWorkers, target: float) -> None:
+def test_smallest_period_reaches_the_target(workers: RoundWorkers, target: float) -> None:
     found = smallest_period(workers, target, busy_times(workers.step_s))
     for period in range(SHORTEST_PERIOD, found or LONGEST_PERIOD + 1):
         assert not is_enough(workers, period, target)
@@ -80,7 +82,7 @@ def test_the_period_is_the_smallest(workers: RoundWorkers, target: float) -> Non
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(0.01, 5.0), min_size=1, max_size=5), st.integers(1, 60))
-def test_busy_times_are_those_of_the_shares(steps: list[float], period: int) -> None:
+def test_busy_times_agree_with_the_split(steps: list[float], period: int) -> None:
     found = round_of(RoundWorkers(steps, 0.0, 0.0, overlapped=False), period)
     if found is not None:
         assert busy_times(steps)[period - 1] == pytest.approx(found.busy_s)
@@ -93,8 +95,8 @@ def _rounds(plan_options: PlanLimits, mbps: float, parameters: int, speeds: tupl
     return sorted(everybody, key=lambda plan: (not plan.is_overlapped, plan.codec))
 
 
-def test_the_form_that_is_worth_most_is_taken() -> None:
-    """Smaller forms cost a little by themselves, but let rounds be shorter."""
+def test_codec_with_the_best_score_is_proposed() -> None:
+    """A smaller codec costs some loss by itself, but allows shorter rounds."""
     options = PlanLimits(sync="auto")
     rounds = {
         plan.codec: plan for plan in _rounds(options, 150.0, 125_000_000, (100,) * 4) if plan.is_overlapped
@@ -102,12 +104,12 @@ def test_the_form_that_is_worth_most_is_taken() -> None:
     assert period_limit(125_000_000) == 64
     assert rounds["bf16"].period > rounds["int8"].period > rounds["int4"].period
     assert [codec for codec, plan in rounds.items() if plan.is_allowed] == ["int4"]
-    assert "int4 is better, speed and expected loss together" in rounds["bf16"].reason
-    assert "int4 is better, speed and expected loss together" in rounds["topk"].reason
+    assert "int4 is better when speed and expected loss are combined" in rounds["bf16"].reason
+    assert "int4 is better when speed and expected loss are combined" in rounds["topk"].reason
     assert "shorter rounds would leave less than 92% of the time" in rounds["int4"].reason
 
 
-def test_a_form_that_takes_long_to_make_is_not_worth_its_shorter_rounds() -> None:
+def test_slow_codec_is_not_worth_its_shorter_rounds() -> None:
     slow = tuple(
         msgspec.structs.replace(codec, mb_per_s=300.0) if codec.name == "int4" else codec for codec in LOSSY
     )
@@ -120,20 +122,20 @@ def test_a_form_that_takes_long_to_make_is_not_worth_its_shorter_rounds() -> Non
     assert rounds["int4"].step_s > rounds["int8"].step_s
 
 
-def test_if_nothing_is_short_enough_the_shortest_is_proposed_with_a_warning() -> None:
+def test_too_long_rounds_are_proposed_with_a_warning() -> None:
     codecs = tuple(codec for codec in LOSSY if codec.name in ("bf16", "int8"))
     rounds = _rounds(PlanLimits(sync="auto", codecs=codecs), 60.0, 125_000_000, (100,) * 4)
     allowed = [plan for plan in rounds if plan.is_allowed and plan.is_overlapped]
     assert [plan.codec for plan in allowed] == ["int8"]
-    assert "longer than the 64 that are advisable" in allowed[0].reason
+    assert "longer than the recommended 64" in allowed[0].reason
     hopeless = _rounds(PlanLimits(sync="auto", codecs=codecs), 1.0, 125_000_000, (100,) * 2)
     allowed = [plan for plan in hopeless if plan.is_allowed and plan.is_overlapped]
     assert [plan.period for plan in allowed] == [LONGEST_PERIOD]
-    assert "steps or more would be needed" in allowed[0].reason
+    assert "needs rounds of at least" in allowed[0].reason
     assert allowed[0].utilisation < 0.92
 
 
-def test_faster_machines_take_more_steps_of_a_round() -> None:
+def test_faster_machines_take_more_inner_steps() -> None:
     (plan,) = [
         plan
         for plan in _rounds(PlanLimits(sync="auto"), 940.0, 100_000_000, (40, 20, 10))
@@ -147,7 +149,7 @@ def test_faster_machines_take_more_steps_of_a_round() -> None:
     assert plan.outer.momentum == 0.5
 
 
-def test_costs_follow_the_points_and_shrink_with_size() -> None:
+def test_local_cost_follows_the_points_and_shrinks_with_size() -> None:
     curve = LocalCurve()
     for period, cost in curve.points:
         assert local_cost(curve, period, curve.parameters) == pytest.approx(cost)
@@ -161,7 +163,7 @@ def test_costs_follow_the_points_and_shrink_with_size() -> None:
         LocalCurve(points=((5, 0.1), (2, 0.0)))
 
 
-def test_how_rounds_are_applied() -> None:
+def test_outer_rule_depends_on_codec_and_period() -> None:
     def momentum(period: int, *, is_lora: bool = False) -> float:
         return outer_rule(CODECS["int8"], period, is_lora=is_lora).momentum
 
@@ -171,21 +173,21 @@ def test_how_rounds_are_applied() -> None:
     assert (sparse.learning_rate, sparse.momentum, sparse.error_feedback) == (1.0, 0.0, 0.95)
 
 
-def test_codecs_have_names_of_their_own() -> None:
+def test_codec_names_are_unique() -> None:
     assert [codec.name for codec in ladder(LOSSY)] == ["bf16", "int8", "int4", "topk"]
     for codecs in ((LOSSY[0], LOSSY[0]), (PlanCodec(name="exact", bytes_per_parameter=1.0),)):
-        with pytest.raises(ValueError, match="a name of its own"):
+        with pytest.raises(ValueError, match="must be unique"):
             PlanLimits(codecs=codecs)
 
 
-def test_a_ring_of_pieces() -> None:
+def test_ring_seconds_of_chunks() -> None:
     wires = LinkMatrix(mesh([1, 1], 8.0, latency_s=0.0))
     size = payload(CODECS["topk"], 1_000_000)
     hop = ring_hop_s((0, 1), wires, ring_piece(size, 2))
     assert ring_seconds(hop, 2, gathers=True) == pytest.approx(0.0273, rel=0.01)
 
 
-def test_the_page_has_the_figures_of_every_codec() -> None:
+def test_docs_page_has_the_figures_of_every_codec() -> None:
     page = (ROOT / "docs" / "plans.md").read_text(encoding="utf-8")
     for codec in LOSSY:
         cost = f"{codec.step_cost * 100:g} %"

@@ -1,4 +1,4 @@
-"""Ranks by site: from measured links, or by machine; nothing where there is nothing to tell apart."""
+"""Ranks by site: from measured links, or by machine; empty if there is only one site."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def _two_sites(a: str, b: str) -> float:
     return 21.0 if "b" in (a, b) else 19.0
 
 
-def test_machines_of_one_site_go_together_and_who_has_the_best_line_leads() -> None:
+def test_machines_of_a_site_are_grouped_and_the_best_link_leads() -> None:
     graph = _graph("abcd", _two_sites)
     assert ranks_by_site(graph, ["a", "b", "c", "d"]).sites == ((1, 0), (2, 3))
     assert ranks_by_site(graph, ["c", "a", "d", "b"]).sites == ((3, 1), (0, 2))
 
 
-def test_several_workers_of_a_machine_stand_together_in_its_site() -> None:
+def test_workers_of_a_machine_are_adjacent_in_its_site() -> None:
     assert ranks_by_site(_graph("abc", _two_sites), ["a", "b", "c", "a", "b", "c"]).sites == (
         (1, 4, 0, 3),
         (2, 5),
     )
 
 
-def test_on_one_network_the_workers_of_a_machine_are_a_site() -> None:
+def test_workers_of_a_machine_are_a_site_on_one_network() -> None:
     graph = _graph("ab", lambda a, b: 940.0)
     assert not ranks_by_site(graph, ["a", "a", "b", "b"]).are_places
     assert ranks_by_site(_graph("abcd", _two_sites), ["a", "b", "c", "d"]).are_places
     assert ranks_by_site(graph, ["a", "a", "b", "b"]).sites == ((0, 1), (2, 3))
 
 
-def test_nothing_to_tell_apart() -> None:
+def test_layout_is_empty_for_equal_machines() -> None:
     alike = _graph("abcd", lambda a, b: 940.0 if a == "a" else 700.0)
     assert ranks_by_site(alike, ["a", "b", "c", "d"]).sites == ()
     assert ranks_by_site(alike, ["a", "a", "a"]).sites == ()
@@ -48,7 +48,7 @@ def test_nothing_to_tell_apart() -> None:
     assert ranks_by_site(each_far, ["a", "b", "c", "d"]).sites == ()
 
 
-def test_a_ring_takes_the_fast_links() -> None:
+def test_ring_uses_the_fast_links() -> None:
     fast = ("ac", "bc", "bd", "ad")
     graph = _graph("abcd", lambda a, b: 940.0 if a + b in fast else 300.0)
     assert ranks_by_site(graph, ["a", "b", "c", "d"]).sites == ((0, 3, 1, 2),)
@@ -57,7 +57,7 @@ def test_a_ring_takes_the_fast_links() -> None:
     assert ranks_by_site(nearly, ["a", "b", "c", "d"]).sites == ()
 
 
-def test_sites_stand_in_the_order_of_their_ring() -> None:
+def test_sites_are_in_the_order_of_their_ring() -> None:
     def rate(a: str, b: str) -> float:
         one, other = sorted(("abcdefgh".index(a) // 2, "abcdefgh".index(b) // 2))
         if one == other:
@@ -69,7 +69,7 @@ def test_sites_stand_in_the_order_of_their_ring() -> None:
     assert sorted(map(sorted, found)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_links_that_were_not_measured_tell_nothing() -> None:
+def test_unmeasured_links_are_ignored() -> None:
     graph = _graph("abcd", lambda a, b: None if (a, b) == ("a", "c") else _two_sites(a, b))
     assert ranks_by_site(graph, ["a", "b", "c", "d"]).sites == ()
     assert ranks_by_site(TopologyGraph(), ["a", "b", "c", "d"]).sites == ()

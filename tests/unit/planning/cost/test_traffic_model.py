@@ -1,4 +1,4 @@
-"""Rings in the best order, shares that fit, and what the arithmetic of links says."""
+"""Ring orders, splits of work, and the arithmetic of links."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.planning import Calibration, ModelSize, NetworkPath, PlannedMachine, both_ways, build_cluster
-from barnraise.planning.cost.link_matrix import LinkMatrix, sites_of
-from barnraise.planning.cost.rings import MOST_EXACT, RingTable, ring_order
+from barnraise.planning import (
+    Calibration,
+    ModelSize,
+    NetworkPath,
+    PlannedMachine,
+    build_cluster,
+    symmetric_link,
+)
+from barnraise.planning.cost.link_matrix import LinkMatrix, find_sites
+from barnraise.planning.cost.rings import MAX_EXACT, RingTable, ring_order
 from barnraise.planning.cost.traffic_model import Route, flows, ring_hop_s, round_seconds, seconds
-from barnraise.planning.cost.work_split import deal, deal_samples
+from barnraise.planning.cost.work_split import split_by_speed, split_samples
 from barnraise.planning.inputs.codecs import PlanPayload, exact_codec, payload
-from barnraise.runs.sharding import DataOrder, lease
+from barnraise.runs.sharding import DataOrder, assign_micro_batches
 from tests.unit.planning.clusters import clusters, mesh
 
 MB = 1e6
@@ -32,7 +39,7 @@ def _slowest(costs: numpy.ndarray, order: tuple[int, ...]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_ring_of_a_few_machines_is_the_best_of_all(seed: int) -> None:
+def test_ring_of_few_machines_is_optimal(seed: int) -> None:
     numbers = random.Random(seed)
     costs = _costs(numbers, 7)[0]
     best = min(_slowest(costs, (0, *rest)) for rest in permutations(range(1, 7)))
@@ -42,7 +49,7 @@ def test_the_ring_of_a_few_machines_is_the_best_of_all(seed: int) -> None:
     assert _slowest(costs, order) == best
 
 
-def test_the_rings_of_all_subsets_are_the_best_for_each_table() -> None:
+def test_rings_of_all_subsets_are_optimal_for_each_table() -> None:
     costs = _costs(random.Random(3), 5, tables=3)
     rings = RingTable(costs)
     for subset in range(1, 1 << 5):
@@ -56,13 +63,13 @@ def test_the_rings_of_all_subsets_are_the_best_for_each_table() -> None:
             assert _slowest(costs[table], order) == best
 
 
-def test_the_ring_of_many_machines_avoids_slow_paths() -> None:
+def test_ring_of_many_machines_avoids_slow_paths() -> None:
     """Two sites of 16 with one slow path between any two machines of them: two are needed, no more."""
     count = 32
     costs = numpy.full((count, count), 1.0)
     costs[:16, 16:] = costs[16:, :16] = 50.0
     order = ring_order(costs)
-    assert count > MOST_EXACT
+    assert count > MAX_EXACT
     assert sorted(order) == list(range(count))
     assert sum(costs[order[place - 1], one] == 50.0 for place, one in enumerate(order)) == 2
     # A chain of fast paths hidden among slow ones is found by nearest neighbours and 2-opt.
@@ -74,7 +81,7 @@ def test_the_ring_of_many_machines_avoids_slow_paths() -> None:
     assert _slowest(costs, ring_order(costs)) == 1.0
 
 
-def test_the_time_of_a_ring_is_that_of_its_slowest_hop() -> None:
+def test_ring_time_is_that_of_its_slowest_hop() -> None:
     cluster = mesh([1, 1, 1, 1], lambda a, b: 100.0 if (a, b) == (0, 2) else 1000.0, latency_s=0.001)
     wires = LinkMatrix(cluster)
     size = PlanPayload(100 * MB)
@@ -87,7 +94,7 @@ def test_the_time_of_a_ring_is_that_of_its_slowest_hop() -> None:
     assert gathered == pytest.approx(3 * (MB / (1000e6 / 8) + 0.001))
 
 
-def test_a_star_shares_its_roots_port_and_a_tree_its_inner_ones() -> None:
+def test_star_shares_its_root_port_and_tree_its_inner_ports() -> None:
     wires = LinkMatrix(mesh([1] * 7, 1000.0, latency_s=0.001))
     size = PlanPayload(125 * MB)
     assert seconds(Route("star", tuple(range(7))), wires, size, 0) == pytest.approx(6 + 2 * 0.001)
@@ -116,7 +123,7 @@ def test_sites_send_exact_gradients_to_their_leaders_and_the_codec_across_and_ba
     assert exact == pytest.approx(0.8 + 100 * MB / (100e6 / 8) + 0.8)
 
 
-def test_each_direction_and_each_port_has_its_own_rate() -> None:
+def test_directions_and_ports_have_their_own_rates() -> None:
     members = [
         PlannedMachine(name="a", samples_per_s=1),
         PlannedMachine(name="b", samples_per_s=1, up_mbps=20, down_mbps=100),
@@ -131,7 +138,7 @@ def test_each_direction_and_each_port_has_its_own_rate() -> None:
     assert seconds(Route("star", (0, 1)), missing, PlanPayload(MB), 0) == float("inf")
 
 
-def test_the_defaults_agree_with_what_was_measured() -> None:
+def test_default_factors_agree_with_measurements() -> None:
     """All-reduces of 32 MiB at 1 Gbit/s took 272 ms on two hosts and 426 ms on four: within ten percent."""
     factor = Calibration().factor("every_step")
     for hosts, measured in ((2, 0.2722), (4, 0.4257)):
@@ -143,48 +150,50 @@ def test_the_defaults_agree_with_what_was_measured() -> None:
 
 def test_sites_are_found_by_a_step_of_rate_or_of_latency() -> None:
     by_rate = mesh([1] * 5, lambda a, b: 900.0 if (a < 3) == (b < 3) else 50.0)
-    assert sites_of(by_rate, LinkMatrix(by_rate)) == ((0, 1, 2), (3, 4))
+    assert find_sites(by_rate, LinkMatrix(by_rate)) == ((0, 1, 2), (3, 4))
     far = [
         path
         for a in "abcd"
         for b in "abcd"
         if a < b
-        for path in both_ways(a, b, 900.0, 0.0002 if (a < "c") == (b < "c") else 0.02)
+        for path in symmetric_link(a, b, 900.0, 0.0002 if (a < "c") == (b < "c") else 0.02)
     ]
     by_latency = build_cluster([PlannedMachine(name=name, samples_per_s=1) for name in "abcd"], far)
-    assert sites_of(by_latency, LinkMatrix(by_latency)) == ((0, 1), (2, 3))
+    assert find_sites(by_latency, LinkMatrix(by_latency)) == ((0, 1), (2, 3))
     alike = mesh([1] * 4, lambda a, b: 400.0 + 100 * a)
-    assert sites_of(alike, LinkMatrix(alike)) == ((0, 1, 2, 3),)
+    assert find_sites(alike, LinkMatrix(alike)) == ((0, 1, 2, 3),)
     named = build_cluster(
         [
             PlannedMachine(name="a", samples_per_s=1, site="attic"),
             PlannedMachine(name="b", samples_per_s=1, site="barn"),
         ],
-        both_ways("a", "b", 900.0),
+        symmetric_link("a", "b", 900.0),
     )
-    assert sites_of(named, LinkMatrix(named)) == ((0,), (1,))
+    assert find_sites(named, LinkMatrix(named)) == ((0,), (1,))
 
 
 @settings(max_examples=50, deadline=None)
 @given(clusters(most=5), st.sampled_from([2.0, 64.0]))
-def test_a_network_that_is_faster_everywhere_has_the_same_sites(cluster, factor: float) -> None:  # type: ignore[no-untyped-def]
+def test_uniformly_faster_network_has_the_same_sites(cluster, factor: float) -> None:  # type: ignore[no-untyped-def]
     paths = [
         NetworkPath(source=path.source, target=path.target, mbps=path.mbps * factor, latency_s=path.latency_s)
         for path in cluster.paths
     ]
     faster = build_cluster(cluster.members, paths)
-    assert sites_of(cluster, LinkMatrix(cluster)) == sites_of(faster, LinkMatrix(faster))
+    assert find_sites(cluster, LinkMatrix(cluster)) == find_sites(faster, LinkMatrix(faster))
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 20), st.lists(st.floats(0.1, 20.0), min_size=1, max_size=6))
-def test_shares_are_those_of_the_session(batch: int, unit: int, speeds: list[float]) -> None:
-    """Planning may not import the leases; that both deal alike is held here."""
-    course = DataOrder(samples=batch, batch=batch, unit=unit, seed=0)
-    units = course.units(0)
-    dealt = lease(units, {}, speeds)
+def test_split_samples_agrees_with_the_assignment_of_sessions(
+    batch: int, unit: int, speeds: list[float]
+) -> None:
+    """The planner may not import ``runs``; this test keeps both splits equal."""
+    course = DataOrder(samples=batch, batch=batch, micro_batch_size=unit, seed=0)
+    units = course.micro_batches(0)
+    dealt = assign_micro_batches(units, {}, speeds)
     sizes = [sum(units[one].size for one in mine) for mine in dealt]
-    mine = deal_samples(batch, unit, speeds)
+    mine = split_samples(batch, unit, speeds)
     assert sum(mine) == batch
     longest = max(size / speed for size, speed in zip(sizes, speeds, strict=True))
     assert max(size / speed for size, speed in zip(mine, speeds, strict=True)) == pytest.approx(longest)
@@ -192,7 +201,7 @@ def test_shares_are_those_of_the_session(batch: int, unit: int, speeds: list[flo
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 12), st.lists(st.floats(0.1, 20.0), min_size=1, max_size=3))
-def test_no_other_deal_is_done_earlier(pieces: int, speeds: list[float]) -> None:
+def test_split_by_speed_finishes_as_early_as_possible(pieces: int, speeds: list[float]) -> None:
     def deals(left: int, places: int) -> list[list[int]]:
         if places == 1:
             return [[left]]
@@ -201,10 +210,10 @@ def test_no_other_deal_is_done_earlier(pieces: int, speeds: list[float]) -> None
     def done(counts: list[int]) -> float:
         return max(count / speed for count, speed in zip(counts, speeds, strict=True))
 
-    assert done(deal(pieces, speeds)) == pytest.approx(min(map(done, deals(pieces, len(speeds)))))
+    assert done(split_by_speed(pieces, speeds)) == pytest.approx(min(map(done, deals(pieces, len(speeds)))))
 
 
-def test_payloads() -> None:
+def test_payload_sizes_of_merged_sums() -> None:
     model = ModelSize(parameters=1000)
     assert payload(exact_codec(model.wire_bytes), 1000) == PlanPayload(4000.0)
     sparse = PlanPayload(10.0, gathers=True, largest=25.0)

@@ -1,4 +1,4 @@
-"""What a person fixes of a plan: read strictly, with errors that say what there is."""
+"""Levels of the network: strict reading, with errors that name the valid values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from barnraise.planning.inputs.levels import Sync
 CODECS = [codec.name for codec in LOSSY]
 
 
-def test_everything_is_auto_by_default() -> None:
+def test_levels_are_auto_by_default() -> None:
     assert read_levels({}, CODECS) == Levels()
     assert Levels().across.is_open
     text = """
@@ -50,17 +50,17 @@ def test_everything_is_auto_by_default() -> None:
         ({"across": {"period": True}}, "the period True", "from 1 to 500"),
         ({"across": {"period": "often"}}, "the period 'often'", "or 'auto'"),
         ({"across": {"period": 8}}, "rounds of 8 steps, which changes the mathematics", "sync = 'auto'"),
-        ({"across": {"reduce": "tree"}}, "[across] sets reduce, which the leaders", "reduce in [inside]"),
+        ({"across": {"reduce": "tree"}}, "[across] sets reduce, but the leaders", "reduce in [inside]"),
         ({"inside": {"codec": "int8"}}, "the codec 'int8', which changes the mathematics", "sync = 'auto'"),
     ],
 )
-def test_mistakes_are_named(document: dict[str, object], message: str, hint: str) -> None:
+def test_mistakes_are_named_with_a_hint(document: dict[str, object], message: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as raised:
         read_levels(document, CODECS, "exact")
     assert hint.replace("\\", "") in raised.value.hint
 
 
-def test_levels_that_contradict_each_other() -> None:
+def test_contradicting_levels_are_rejected() -> None:
     for inside in ({"codec": "int8"}, {"period": 4}):
         with pytest.raises(ConfigError, match=r"although \[across\] is set"):
             read_levels({"inside": inside, "across": {"all_reduce": "ring"}}, CODECS, "auto")
@@ -79,7 +79,7 @@ _tables = st.dictionaries(_keys, _values, max_size=3) | _values
     st.dictionaries(st.sampled_from(["inside", "across", "home"]), _tables, max_size=2),
     st.sampled_from(["exact", "auto"]),
 )
-def test_any_table_is_read_or_refused(document: dict[str, object], sync: Sync) -> None:
+def test_any_table_is_read_or_rejected(document: dict[str, object], sync: Sync) -> None:
     try:
         levels = read_levels(document, CODECS, sync)
     except ConfigError:

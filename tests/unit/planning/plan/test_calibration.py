@@ -1,4 +1,4 @@
-"""Predictions that learn: factors that explain what was measured, bounded and with memory."""
+"""Calibration: factors that explain measured steps, bounded and with memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.planning import Calibration, ModelSize, Observation, PlanLimits, make_plans, observation, refit
-from barnraise.planning.plan.calibration import LEAST, MOST, Fitted
+from barnraise.planning.plan.calibration import MAX_FACTOR, MIN_FACTOR, Fitted
 from tests.unit.planning.clusters import MODEL, PROFILE, clusters, mesh, models, profiles
 
 
@@ -18,8 +18,8 @@ def _twice(**changes: float) -> Observation:
 
 @settings(max_examples=30, deadline=None)
 @given(clusters(most=3), models, profiles, st.floats(0.3, 15.0), st.sampled_from(["exact", "auto"]))
-def test_a_refitted_model_predicts_what_was_measured(cluster, model, profile, factor, sync) -> None:  # type: ignore[no-untyped-def]
-    """Measure a plan in a world with another factor; plan again with what was learnt: the figures agree."""
+def test_refitted_calibration_predicts_the_measured_step(cluster, model, profile, factor, sync) -> None:  # type: ignore[no-untyped-def]
+    """Measure a plan under another factor, refit, and plan again: the figures agree."""
     options = PlanLimits(sync=sync)
     plan = make_plans(cluster, model, profile, options).chosen
     if plan.traffic is None or not plan.wire.transfer_s or (plan.kind == "local_steps" and plan.sites):
@@ -31,11 +31,11 @@ def test_a_refitted_model_predicts_what_was_measured(cluster, model, profile, fa
     measured = busy + visible + wire.codec_s + plan.phases.overhead_s
     learnt = refit(Calibration(), observation(plan, cluster, measured)).factor(plan.traffic)
     again = max(learnt * wire.transfer_s * share, learnt * wire.transfer_s - hidden)
-    assert LEAST <= learnt <= MOST
+    assert MIN_FACTOR <= learnt <= MAX_FACTOR
     assert again == pytest.approx(visible, rel=1e-6, abs=0.01 * measured)
 
 
-def test_the_first_observation_counts_wholly_and_later_ones_in_part() -> None:
+def test_first_observation_counts_fully_and_later_ones_partly() -> None:
     fresh = Calibration()
     assert fresh.factor("every_step") == 1.1
     assert fresh.factor("local_steps") == 1.5
@@ -49,25 +49,25 @@ def test_the_first_observation_counts_wholly_and_later_ones_in_part() -> None:
     assert again.factor("every_step") == pytest.approx((3.9 + 0.45) / 2.0, rel=0.01)
 
 
-def test_what_was_never_observed_is_believed_to_be_off_as_far() -> None:
+def test_unobserved_traffic_uses_the_mean_deviation() -> None:
     learnt = Calibration(fitted=(Fitted(traffic="every_step", factor=2.2, seen=1),))
     assert learnt.factor("local_steps") == pytest.approx(3.0)
     assert learnt.factor("compressed") == pytest.approx(2.2)
 
 
 def test_factors_are_bounded_and_nonsense_is_ignored() -> None:
-    assert refit(Calibration(), _twice(measured_s=1e6)).factor("every_step") == pytest.approx(MOST)
-    assert refit(Calibration(), _twice(measured_s=1e-6)).factor("every_step") == pytest.approx(LEAST)
+    assert refit(Calibration(), _twice(measured_s=1e6)).factor("every_step") == pytest.approx(MAX_FACTOR)
+    assert refit(Calibration(), _twice(measured_s=1e-6)).factor("every_step") == pytest.approx(MIN_FACTOR)
     for nonsense in (0.0, -1.0, float("nan"), float("inf")):
         assert refit(Calibration(), _twice(measured_s=nonsense)) == Calibration()
 
 
-def test_where_everything_hides_the_wire_is_not_thought_slower() -> None:
+def test_hidden_communication_does_not_raise_the_factor() -> None:
     hidden = _twice(transfer_s=0.1, hideable_s=5.0, last_share=0.0, measured_s=1.1)
     assert refit(Calibration(), hidden).factor("every_step") == 1.1
 
 
-def test_slow_computing_is_told_apart_if_it_was_measured() -> None:
+def test_measured_computing_is_separated_from_communication() -> None:
     alone = make_plans(mesh([10]), MODEL, PROFILE).chosen
     slower = refit(Calibration(), observation(alone, mesh([10]), 2 * alone.step_s))
     assert slower.compute == pytest.approx(2.0, rel=0.01)
@@ -81,7 +81,7 @@ def test_slow_computing_is_told_apart_if_it_was_measured() -> None:
     assert both.factor("every_step") == pytest.approx(1.1, rel=0.2)
 
 
-def test_speeds_that_are_known_better_now_are_not_counted_twice() -> None:
+def test_updated_speeds_are_not_counted_twice() -> None:
     cluster = mesh([10, 10], 9400.0)
     pair = make_plans(cluster, ModelSize(parameters=10_000_000), PROFILE).chosen
     throttled = mesh([5, 5], 9400.0)

@@ -1,4 +1,4 @@
-"""Plans: never slower than one machine, the same for everybody, and true to their own figures."""
+"""Planner: never slower than one machine, deterministic, and with consistent figures."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from barnraise.planning import (
     PlannedMachine,
     PlanRanking,
     StepTimes,
-    both_ways,
     build_cluster,
-    cluster_of,
+    cluster_from_graph,
     make_plans,
+    symmetric_link,
 )
 from barnraise.planning.inputs.codecs import PlanCodec
 from barnraise.planning.inputs.problem import PlanProblem
@@ -42,7 +42,7 @@ syncs = st.sampled_from(["exact", "auto"])
 
 @settings(max_examples=40, deadline=None)
 @given(clusters(), models, profiles, syncs)
-def test_no_plan_is_chosen_below_the_best_machine(cluster, model, profile, sync) -> None:  # type: ignore[no-untyped-def]
+def test_chosen_plan_is_never_slower_than_the_best_machine(cluster, model, profile, sync) -> None:  # type: ignore[no-untyped-def]
     ranking = make_plans(cluster, model, profile, PlanLimits(sync=sync))
     assert ranking.chosen.samples_per_s >= ranking.best_alone.samples_per_s
     assert ranking.best_alone.parts[0].name in {
@@ -63,7 +63,7 @@ def test_no_plan_is_chosen_below_the_best_machine(cluster, model, profile, sync)
 
 
 def _hold_together(plan: Plan, profile: StepTimes) -> None:
-    """A plan's figures agree with each other."""
+    """Check that a plan's figures agree with each other."""
     phases = plan.phases
     parts = (phases.compute_s, phases.communication_s, phases.waiting_s, phases.overhead_s)
     assert min(parts) >= 0
@@ -87,7 +87,7 @@ def _hold_together(plan: Plan, profile: StepTimes) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(clusters(), models, profiles, syncs, st.randoms(use_true_random=False))
-def test_the_order_of_machines_does_not_matter(cluster, model, profile, sync, chance) -> None:  # type: ignore[no-untyped-def]
+def test_order_of_machines_does_not_matter(cluster, model, profile, sync, chance) -> None:  # type: ignore[no-untyped-def]
     members, paths = list(cluster.members), list(cluster.paths)
     chance.shuffle(members)
     chance.shuffle(paths)
@@ -98,7 +98,7 @@ def test_the_order_of_machines_does_not_matter(cluster, model, profile, sync, ch
 
 @settings(max_examples=25, deadline=None)
 @given(clusters(), models, profiles, st.sampled_from([2.0, 16.0]))
-def test_a_faster_network_never_makes_the_plan_slower(cluster, model, profile, factor) -> None:  # type: ignore[no-untyped-def]
+def test_faster_network_never_makes_the_plan_slower(cluster, model, profile, factor) -> None:  # type: ignore[no-untyped-def]
     def faster(path: NetworkPath) -> NetworkPath:
         return msgspec.structs.replace(path, mbps=path.mbps * factor)
 
@@ -110,7 +110,7 @@ def test_a_faster_network_never_makes_the_plan_slower(cluster, model, profile, f
 @settings(max_examples=25, deadline=None)
 @given(clusters(most=5, site="home"), models, profiles, st.integers(0, 1000), st.floats(1.0, 100.0))
 def test_no_single_faster_path_makes_rings_slower(cluster, model, profile, which, factor) -> None:  # type: ignore[no-untyped-def]
-    """Where every order is tried; trees and the leaders of sites are taken from candidates."""
+    """Holds for rings, where every order is tried; trees and site leaders come from candidates."""
     options = PlanLimits(levels=Levels(inside=Level(all_reduce="ring")))
     before = make_plans(cluster, model, profile, options).chosen
     paths = list(cluster.paths)
@@ -121,7 +121,7 @@ def test_no_single_faster_path_makes_rings_slower(cluster, model, profile, which
     assert after.step_s <= before.step_s * (1 + 1e-9)
 
 
-def test_one_machine_is_the_plan_where_it_is_fastest_and_says_what_would_change_it() -> None:
+def test_single_machine_is_chosen_with_what_would_change_it() -> None:
     ranking = make_plans(mesh([100, 100]), MODEL, PROFILE)
     assert ranking.chosen.name == "m00 alone"
     assert ranking.chosen.speedup == 1.0
@@ -135,19 +135,19 @@ def test_one_machine_is_the_plan_where_it_is_fastest_and_says_what_would_change_
 
 def test_no_network_makes_a_useless_machine_useful() -> None:
     ranking = make_plans(mesh([100, 0.1]), MODEL, StepTimes(batch=8, unit=1))
-    assert "There is no other machine" in ranking.reason, "it would not get a single unit"
+    assert "No other machine" in ranking.reason, "it would not get a single unit"
     ranking = make_plans(mesh([100, 0.1], 1e6), MODEL, StepTimes(batch=8, unit=4))
     assert ranking.chosen.name == "m00 alone"
 
 
-def test_a_machine_that_holds_the_others_up_is_left_out() -> None:
+def test_slow_machine_is_left_out() -> None:
     cluster = mesh([100, 100, 50], lambda a, b: 20.0 if b == 2 else 10_000.0)
     ranking = make_plans(cluster, MODEL, PROFILE)
     assert [part.name for part in ranking.chosen.parts] == ["m00", "m01"]
-    assert "With m02 it would not be faster." in ranking.reason
+    assert "Adding m02 would not make it faster." in ranking.reason
 
 
-def test_a_slow_path_is_avoided_by_the_order_of_the_ring() -> None:
+def test_slow_path_is_avoided_by_the_ring_order() -> None:
     cluster = mesh([10] * 4, lambda a, b: 10.0 if (a, b) in ((0, 1), (2, 3)) else 940.0, site="home")
     options = PlanLimits(levels=Levels(inside=Level(all_reduce="ring")))
     chosen = make_plans(cluster, MODEL, PROFILE, options).chosen
@@ -159,16 +159,16 @@ def test_a_slow_path_is_avoided_by_the_order_of_the_ring() -> None:
     assert chosen.slowest_link.bytes_per_step == pytest.approx(2 * 3 / 4 * MODEL.gradient_bytes)
 
 
-def test_machines_that_only_reach_one_of_them_make_a_star() -> None:
+def test_machines_that_reach_only_one_form_a_star() -> None:
     members = [PlannedMachine(name=name, samples_per_s=10) for name in ("hub", "x", "y", "z")]
-    paths = [path for name in "xyz" for path in both_ways("hub", name, 940.0)]
+    paths = [path for name in "xyz" for path in symmetric_link("hub", name, 940.0)]
     chosen = make_plans(build_cluster(members, paths), ModelSize(parameters=1_000_000), PROFILE).chosen
     assert (chosen.way, chosen.order[0]) == ("star", "hub")
     assert {part.name: part.sends_bytes for part in chosen.parts}["hub"] == pytest.approx(3 * 4e6)
 
 
-def test_sites_cross_a_slow_link_once_and_leaders_have_the_best_way_out() -> None:
-    """Two rooms of three; between them everything goes slowly, least slowly from m02 to m03."""
+def test_sites_cross_a_slow_link_once_and_leaders_have_the_best_link() -> None:
+    """Two sites of three machines; links between them are slow, the best is from m02 to m03."""
 
     def rate(a: int, b: int) -> float:
         if (a < 3) == (b < 3):
@@ -198,7 +198,7 @@ def test_sites_share_every_step_inside_and_rounds_across() -> None:
     assert steps["m00"] == steps["m01"], "machines of a site are one worker"
 
 
-def test_in_a_session_what_is_encoded_goes_through_sites_where_links_tell_them_apart() -> None:
+def test_encoded_gradients_of_a_session_go_through_separate_sites() -> None:
     options = PlanLimits(sync="auto", is_given=True, is_flat=True)
     profile = StepTimes(batch=640, unit=10)
 
@@ -223,7 +223,7 @@ def test_in_a_session_what_is_encoded_goes_through_sites_where_links_tell_them_a
     assert {plan.way for plan in encoded(300.0)} <= {"ring", "star", "tree"}
 
 
-def test_more_machines_at_a_site_cross_no_more() -> None:
+def test_more_machines_at_a_site_add_no_cross_traffic() -> None:
     """The bytes of an int8 step on the slow link, with two and with four machines at each of two sites."""
     options = PlanLimits(sync="auto", is_given=True, is_flat=True)
     crossing = []
@@ -256,7 +256,7 @@ def test_lossy_plans_are_shown_with_their_cost_and_only_chosen_if_allowed() -> N
     assert make_plans(mesh([10] * 4, 500.0), MODEL, PROFILE, dear).chosen.is_exact
 
 
-def test_what_is_set_is_kept_to() -> None:
+def test_fixed_settings_are_respected() -> None:
     cluster = mesh([10] * 4, 100.0)
     levels = Levels(inside=Level(all_reduce="star", codec="int8", period=7))
     ranking = make_plans(cluster, MODEL, PROFILE, PlanLimits(sync="auto", levels=levels))
@@ -272,7 +272,7 @@ def test_what_is_set_is_kept_to() -> None:
         assert not between or (plan.way, plan.codec, plan.period) == ("sites", "int4", 1)
 
 
-def test_the_work_of_a_codec_is_counted() -> None:
+def test_encoding_time_is_counted() -> None:
     def price(mb_per_s: float) -> Plan:
         codec = PlanCodec(name="int8", bytes_per_parameter=1.0, mb_per_s=mb_per_s)
         plans = make_plans(
@@ -283,7 +283,7 @@ def test_the_work_of_a_codec_is_counted() -> None:
     assert price(100.0).step_s - price(400.0).step_s == pytest.approx(4.0 - 1.0)
 
 
-def test_memory_leaves_machines_out_or_says_what_is_missing() -> None:
+def test_machines_without_memory_are_left_out_or_reported() -> None:
     model = ModelSize(parameters=1_000_000_000, activation_bytes_per_sample=1e6)
     small = PlannedMachine(name="small", samples_per_s=50, memory_bytes=16 << 30)
     large = PlannedMachine(name="large", samples_per_s=40, memory_bytes=28 << 30)
@@ -294,21 +294,21 @@ def test_memory_leaves_machines_out_or_says_what_is_missing() -> None:
         for a in members
         for b in members
         if a.name < b.name
-        for path in both_ways(a.name, b.name, 10_000)
+        for path in symmetric_link(a.name, b.name, 10_000)
     ]
     ranking = make_plans(build_cluster(members, paths), model, PROFILE, PlanLimits(sync="auto"))
     assert all("small" not in plan.order for plan in ranking.plans)
     assert ranking.notes == ("small is left out: it has 16 GiB and the model needs 22.4 GiB.",)
     rounds = [plan for plan in ranking.plans if plan.kind == "local_steps"]
     assert all("large" not in plan.order for plan in rounds), "rounds need 12 to 16 bytes a parameter more"
-    with pytest.raises(RunError, match=r"needs 22\.4 GiB on each machine, and small, which has most, has 16"):
+    with pytest.raises(RunError, match=r"needs 22\.4 GiB on each machine, and small, the largest, has 16"):
         make_plans(build_cluster([small]), model, PROFILE)
-    with pytest.raises(RunError, match="no machine whose speed is known"):
+    with pytest.raises(RunError, match="no machine has a known speed"):
         make_plans(build_cluster([]), model, PROFILE)
 
 
 def test_gradients_hide_in_the_last_backward_pass_or_in_all_of_it() -> None:
-    """Two machines, 16 units each: the session hides in the last one, a script without units in the step."""
+    """Two machines, 16 micro-batches each: a session hides in the last one, a plain script in the step."""
     cluster, model = mesh([10, 10], 940.0), ModelSize(parameters=100_000_000)
     session = make_plans(cluster, model, StepTimes(batch=256, unit=8)).chosen
     script = make_plans(cluster, model, StepTimes(batch=256, unit=8, travels="step")).chosen
@@ -320,7 +320,7 @@ def test_gradients_hide_in_the_last_backward_pass_or_in_all_of_it() -> None:
     assert session.phases.communication_s == pytest.approx(on_wire - session.wire.hideable_s * (1 - share))
 
 
-def test_a_measured_graph_becomes_a_cluster() -> None:
+def test_measured_graph_becomes_a_cluster() -> None:
     fast, slow = Device("cuda", 0, "4090", 24 << 30, 60.0), Device("cpu", 0, "pi", 4 << 30, 0.02)
     nodes = [
         NodeFacts(node=node(0), name="pc", machine=machine(fast, slow)),
@@ -332,19 +332,19 @@ def test_a_measured_graph_becomes_a_cluster() -> None:
         LinkFacts(a=node(0), b=node(1), rtt_s=0.001, mbps=940.0),
         LinkFacts(a=node(0), b=node(2), rtt_s=0.002),
     ]
-    cluster = cluster_of(build_graph(nodes, links), MODEL, {node(0): 120.0})
+    cluster = cluster_from_graph(build_graph(nodes, links), MODEL, {node(0): 120.0})
     speeds = {member.name: member.samples_per_s for member in cluster.members}
     assert speeds == {"pc (00000000)": 120.0, "pc (01010101)": 240.0, "pi": pytest.approx(0.04)}
     assert [member.memory_bytes >> 30 for member in cluster.members] == [24, 24, 4]
     assert cluster.paths[0].mbps == 940.0
     assert cluster.paths[0].latency_s == 0.0005
     assert cluster.notes == (
-        "dark is left out: nothing says how fast it would train this model.",
-        "The link between pc (00000000) and pi was not measured; 100 Mbit/s are assumed.",
+        "dark is left out: its speed with this model is unknown.",
+        "The link between pc (00000000) and pi was not measured; 100 Mbit/s is assumed.",
     )
-    by_flops = cluster_of(build_graph(nodes, links), ModelSize(parameters=1, flops_per_sample=6e9))
+    by_flops = cluster_from_graph(build_graph(nodes, links), ModelSize(parameters=1, flops_per_sample=6e9))
     assert by_flops.members[0].samples_per_s == pytest.approx(60e12 * 0.35 / 6e9)
-    assert cluster_of(build_graph(nodes, links), MODEL).members == ()
+    assert cluster_from_graph(build_graph(nodes, links), MODEL).members == ()
 
 
 def _many(count: int) -> PlanCluster:
@@ -354,7 +354,7 @@ def _many(count: int) -> PlanCluster:
 
 
 def _fastest_s(work: Callable[[], object], enough_s: float) -> float:
-    """Of a processor that may be withheld now and then, which counts as used."""
+    """Return the processor time; time of a preempted processor counts as used."""
     took: list[float] = []
     while len(took) < 4 and min(took, default=enough_s) >= enough_s:
         begin = time.process_time()
@@ -366,7 +366,7 @@ def _fastest_s(work: Callable[[], object], enough_s: float) -> float:
 def test_all_subsets_of_eight_machines_are_tried_within_a_second() -> None:
     cluster = _many(8)
     question = PlanProblem(cluster, MODEL, PROFILE, PlanLimits(), Calibration())
-    assert len(worthwhile_groups(question, question.everybody)) == 2**8 - 8 - 1
+    assert len(worthwhile_groups(question, question.all_members)) == 2**8 - 8 - 1
     assert _fastest_s(lambda: make_plans(cluster, MODEL, PROFILE, PlanLimits(sync="auto")), 1.0) < 1.0
 
 
@@ -382,7 +382,7 @@ def test_sixty_four_machines_take_less_than_five_seconds() -> None:
     assert ranking.chosen.speedup > 10
 
 
-def test_of_many_machines_those_behind_a_slow_link_are_left_out_or_apart() -> None:
+def test_machines_behind_a_slow_link_are_left_out_or_separate() -> None:
     """Ten fast machines on a LAN and six slow ones behind 10 Mbit/s."""
     cluster = mesh([20] * 10 + [1] * 6, lambda a, b: 940.0 if a < 10 and b < 10 else 10.0)
     ranking = make_plans(cluster, ModelSize(parameters=20_000_000), StepTimes(batch=1280, unit=8))

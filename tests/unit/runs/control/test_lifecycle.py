@@ -1,4 +1,4 @@
-"""What becomes of a run, decided from facts alone."""
+"""Lifecycle of a run, decided from facts alone."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ from msgspec.structs import replace
 from barnraise.environments.installed_packages import InstalledPackages, Package
 from barnraise.environments.script_imports import ScriptImports
 from barnraise.identity import NodeKey
-from barnraise.runs.control.lifecycle import ReconcileInput, leads_alone, next_record, provisional, stopped_by
+from barnraise.runs.control.lifecycle import (
+    mark_provisional,
+    next_record,
+    reason_to_decide_alone,
+    request_stop,
+)
+from barnraise.runs.control.transitions import ReconcileInput
 from barnraise.runs.record import (
     NodeReport,
     RunRecord,
     RunSpec,
     Stage,
     WorkerState,
-    outranks,
-    read_order,
-    sign_order,
+    read_spec,
+    sign_spec,
+    supersedes,
 )
 
 KEY = NodeKey.generate()
@@ -79,7 +85,7 @@ def facts(
 
 
 def running(asked: RunSpec) -> RunRecord:
-    record = next_record(sign_order(asked, KEY), facts(asked, {node: report() for node in asked.nodes}))
+    record = next_record(sign_spec(asked, KEY), facts(asked, {node: report() for node in asked.nodes}))
     assert record is not None
     assert record.phase == "running"
     return record
@@ -101,17 +107,17 @@ def at_work(record: RunRecord, node: bytes, **ends: WorkerState) -> NodeReport:
     return report("ended" if done else "running", *states, generation=record.generation)
 
 
-def test_an_order_is_worth_its_signature() -> None:
-    record = sign_order(order(), KEY)
-    assert read_order(record) == order()
+def test_spec_with_a_wrong_signature_is_rejected() -> None:
+    record = sign_spec(order(), KEY)
+    assert read_spec(record) == order()
     forged = replace(record, signature=bytes(64))
     with pytest.raises(Exception, match="is not signed by the machine"):
-        read_order(forged)
+        read_spec(forged)
 
 
-def test_it_begins_when_all_are_ready_and_no_sooner() -> None:
+def test_run_starts_when_all_machines_are_ready() -> None:
     asked = order(per_node=2)
-    record = sign_order(asked, KEY)
+    record = sign_spec(asked, KEY)
     reports = {A: report(), B: report(), C: report("fetching")}
     assert next_record(record, facts(asked, reports)) is None
     begun = next_record(record, facts(asked, {**reports, C: report()}))
@@ -122,17 +128,17 @@ def test_it_begins_when_all_are_ready_and_no_sooner() -> None:
     ]
 
 
-def test_one_worker_for_each_device() -> None:
+def test_slots_are_one_per_device() -> None:
     asked = order(nodes=(A, B))
     reports = {A: report(devices=("cuda:0", "cuda:1")), B: report(devices=("mps",))}
-    begun = next_record(sign_order(asked, KEY), facts(asked, reports))
+    begun = next_record(sign_spec(asked, KEY), facts(asked, reports))
     assert begun is not None
     assert [slot.device for slot in begun.slots] == ["cuda:0", "cuda:1", "mps"]
 
 
-def test_machines_that_do_not_come_are_waited_for_and_then_left_out() -> None:
+def test_absent_machines_are_waited_for_then_left_out() -> None:
     asked = order(wait_s=30.0, min_nodes=2)
-    record = sign_order(asked, KEY)
+    record = sign_spec(asked, KEY)
     reports = {A: report(), B: report()}
     assert next_record(record, facts(asked, reports, here=(A, B), since_s=29.0)) is None
     begun = next_record(record, facts(asked, reports, here=(A, B), since_s=31.0))
@@ -145,10 +151,10 @@ def test_machines_that_do_not_come_are_waited_for_and_then_left_out() -> None:
     assert "1 of at least 2 machines came within 30 s: pc, box did not come" in few.outcome.sentence
 
 
-def test_a_missing_package_ends_it_with_the_machine_and_the_mend() -> None:
+def test_missing_package_fails_the_run_with_machine_and_fix() -> None:
     asked = order(needs=ScriptImports(required=("torch", "numpy")))
     reports = {A: report(), B: report(), C: report(packages=packages("numpy"))}
-    ended = next_record(sign_order(asked, KEY), facts(asked, reports))
+    ended = next_record(sign_spec(asked, KEY), facts(asked, reports))
     assert ended is not None
     assert ended.phase == "ended"
     assert ended.outcome is not None
@@ -156,21 +162,21 @@ def test_a_missing_package_ends_it_with_the_machine_and_the_mend() -> None:
     assert "pip install" in ended.outcome.sentence
 
 
-def test_a_machine_without_the_device_is_left_out_and_named() -> None:
+def test_machine_without_the_device_is_left_out_and_named() -> None:
     asked = order(needs=ScriptImports(required=("torch",), cuda="train.py line 3 asks for cuda"))
     reports = {A: report(devices=("cuda:0",)), B: report(devices=("cuda:0",)), C: report(devices=("mps",))}
-    begun = next_record(sign_order(asked, KEY), facts(asked, reports))
+    begun = next_record(sign_spec(asked, KEY), facts(asked, reports))
     assert begun is not None
     assert begun.phase == "running"
     assert begun.nodes == (A, B)
     assert [one.node for one in begun.left_out] == [C]
     named = order(needs=asked.needs, named=True)
-    ended = next_record(sign_order(named, KEY), facts(named, reports))
+    ended = next_record(sign_spec(named, KEY), facts(named, reports))
     assert ended is not None
     assert ended.phase == "ended"
 
 
-def test_it_ends_well_when_every_worker_has() -> None:
+def test_run_succeeds_when_all_workers_have_finished() -> None:
     asked = order()
     record = running(asked)
     done = {
@@ -183,7 +189,7 @@ def test_it_ends_well_when_every_worker_has() -> None:
     assert (ended.phase, ended.outcome.code) == ("ended", 0)
 
 
-def test_a_worker_that_raised_ends_the_run_with_its_own_words() -> None:
+def test_worker_exception_fails_the_run_with_its_output() -> None:
     asked = order()
     record = running(asked)
     follower = WorkerState(0, "ended", 1, 0, "PeerLost: rank 1 is lost", 1)
@@ -203,7 +209,7 @@ def test_a_worker_that_raised_ends_the_run_with_its_own_words() -> None:
     assert ended.outcome == stopping.outcome
 
 
-def test_a_machine_that_dies_is_followed_by_a_start_on_the_others() -> None:
+def test_lost_machine_restarts_the_run_on_the_others() -> None:
     asked = order()
     record = running(asked)
     reports = {node: at_work(record, node) for node in (A, B, C)}
@@ -217,7 +223,7 @@ def test_a_machine_that_dies_is_followed_by_a_start_on_the_others() -> None:
     assert (again.phase, again.generation, again.nodes) == ("running", 2, (B, C))
 
 
-def test_a_killed_worker_is_started_again_a_limited_number_of_times() -> None:
+def test_killed_worker_is_restarted_a_limited_number_of_times() -> None:
     asked = order(restarts=2, nodes=(A,))
     record = running(asked)
     starts = 1
@@ -237,14 +243,14 @@ def test_a_killed_worker_is_started_again_a_limited_number_of_times() -> None:
     assert "no restart is left" in after.outcome.sentence
 
 
-def test_back_off_grows() -> None:
+def test_restart_backoff_grows() -> None:
     asked = order(nodes=(A,))
     record = replace(running(asked), phase="restarting", restarts=3, why="rank 0 died")
     assert next_record(record, facts(asked, {A: report("ended")}, since_s=1.9)) is None
     assert next_record(record, facts(asked, {A: report("ended")}, since_s=2.1)) is not None
 
 
-def test_a_long_good_while_earns_the_restarts_again() -> None:
+def test_settled_generation_gets_its_restarts_back() -> None:
     asked = order(restarts=1, nodes=(A,))
     record = replace(running(asked), restarts=1)
     reports = {A: at_work(record, A, x=WorkerState(0, "ended", 0, 9))}
@@ -262,7 +268,7 @@ def test_a_long_good_while_earns_the_restarts_again() -> None:
     assert next_record(again, facts(asked, at_ease, since_s=700.0)) is None
 
 
-def test_too_few_machines_left_end_it() -> None:
+def test_run_fails_with_too_few_machines() -> None:
     asked = order(min_nodes=3)
     record = running(asked)
     after = next_record(
@@ -279,8 +285,8 @@ def test_too_few_machines_left_end_it() -> None:
     assert "2 of at least 3 machines came back" in after.outcome.sentence
 
 
-def test_when_all_its_machines_are_away_the_run_waits_for_one() -> None:
-    """Two laptops with closed lids, and a third machine that coordinates: in the morning it goes on."""
+def test_run_waits_while_all_machines_are_away() -> None:
+    """Two sleeping laptops, and a third machine that coordinates: the run continues when one wakes up."""
     asked = order(nodes=(A, B))
     record = running(asked)
     asleep = next_record(record, facts(asked, {node: at_work(record, node) for node in (A, B)}, here=(C,)))
@@ -293,19 +299,19 @@ def test_when_all_its_machines_are_away_the_run_waits_for_one() -> None:
     assert (back.phase, back.nodes) == ("running", (B,))
 
 
-def test_a_person_stops_it_once_cleanly_and_twice_hard() -> None:
+def test_stop_is_clean_at_first_and_hard_when_repeated() -> None:
     record = running(order())
-    soft = stopped_by(record, "mac", hard=False)
+    soft = request_stop(record, "mac", hard=False)
     assert soft is not None
     assert (soft.phase, soft.hard, soft.version) == ("stopping", False, record.version + 1)
-    assert stopped_by(soft, "mac", hard=False) is None
-    hard = stopped_by(soft, "pc", hard=True)
+    assert request_stop(soft, "mac", hard=False) is None
+    hard = request_stop(soft, "pc", hard=True)
     assert hard is not None
     assert hard.hard
     assert hard.outcome == soft.outcome
 
 
-def test_a_machine_that_leaves_at_the_very_end_spoils_nothing() -> None:
+def test_machine_lost_after_the_end_does_not_fail_the_run() -> None:
     asked = order()
     record = running(asked)
     reports = {
@@ -320,25 +326,27 @@ def test_a_machine_that_leaves_at_the_very_end_spoils_nothing() -> None:
     assert "box went away at the end" in ended.outcome.sentence
 
 
-def test_who_is_left_of_two_goes_on_and_says_that_it_is_provisional() -> None:
+def test_last_of_two_machines_continues_provisionally() -> None:
     asked = order(nodes=(A, B))
     record = running(asked)
-    assert leads_alone(record, B, (A, B), missing=(A,), dead=()) is not None
-    assert leads_alone(record, A, (A, B), missing=(), dead=()) is not None
-    assert leads_alone(record, B, (A, B), missing=(), dead=()) is None, "mac comes first"
-    assert leads_alone(record, B, (A,), missing=(A,), dead=()) is None, "mac has gone on without it"
+    assert reason_to_decide_alone(record, B, (A, B), missing=(A,), dead=()) is not None
+    assert reason_to_decide_alone(record, A, (A, B), missing=(), dead=()) is not None
+    assert reason_to_decide_alone(record, B, (A, B), missing=(), dead=()) is None, "mac comes first"
+    assert reason_to_decide_alone(record, B, (A,), missing=(A,), dead=()) is None, (
+        "mac has gone on without it"
+    )
     changed = next_record(record, facts(asked, {B: at_work(record, B)}, here=(B,)))
     assert changed is not None
-    marked = provisional(record, changed)
+    marked = mark_provisional(record, changed)
     assert marked.provisional == record.version
-    further = provisional(marked, replace(marked, version=marked.version + 1))
+    further = mark_provisional(marked, replace(marked, version=marked.version + 1))
     assert further.provisional == record.version, "always the last that was agreed"
 
 
-def test_more_than_two_go_on_only_without_machines_that_are_down() -> None:
+def test_minority_of_more_continues_only_if_the_others_are_down() -> None:
     record = running(order())
-    assert leads_alone(record, C, (A, B, C), missing=(A, B), dead=(A,)) is None
-    assert leads_alone(record, C, (A, B, C), missing=(A, B), dead=(A, B)) is not None
+    assert reason_to_decide_alone(record, C, (A, B, C), missing=(A, B), dead=(A,)) is None
+    assert reason_to_decide_alone(record, C, (A, B, C), missing=(A, B), dead=(A, B)) is not None
 
 
 def in_session(asked: RunSpec) -> RunRecord:
@@ -351,7 +359,7 @@ def in_session(asked: RunSpec) -> RunRecord:
     return elastic
 
 
-def test_a_session_goes_on_with_those_who_are_left() -> None:
+def test_session_continues_with_the_remaining_workers() -> None:
     asked = order()
     record = in_session(asked)
     dead = WorkerState(1, "ended", 0, 9)
@@ -363,59 +371,59 @@ def test_a_session_goes_on_with_those_who_are_left() -> None:
     assert next_record(after, facts(asked, reports)) is None
 
 
-def with_newcomer(record: RunRecord, state: WorkerState) -> dict[bytes, NodeReport]:
-    """Both at work, and one more on pc that has no place in the record."""
+def with_joining_worker(record: RunRecord, state: WorkerState) -> dict[bytes, NodeReport]:
+    """Return reports of both workers and of one more on pc that is not in the record."""
     return {A: at_work(record, A), B: report("running", *at_work(record, B).workers, state)}
 
 
-def test_a_newcomer_is_let_in_behind_the_others() -> None:
+def test_joining_worker_recovers_then_becomes_last_rank() -> None:
     asked = order(nodes=(A, B))
     record = in_session(asked)
     new = WorkerState(0, "waiting", local_rank=0, start=7)
-    reports = with_newcomer(record, new)
+    reports = with_joining_worker(record, new)
     nursing = next_record(record, facts(asked, reports))
     assert nursing is not None
     assert (nursing.generation, nursing.slots) == (record.generation, record.slots), "the others go on"
-    assert [slot.start for slot in nursing.nursed] == [7]
-    assert nursing.nursery == nursing.version
-    assert nursing.why == "pc: gets the state while the others go on"
+    assert [slot.start for slot in nursing.joining] == [7]
+    assert nursing.recovery_attempt == nursing.version
+    assert nursing.why == "pc: receives the state while the others keep training"
     assert next_record(nursing, facts(asked, reports)) is None
     near = replace(new, state="near")
-    reports = with_newcomer(record, near)
+    reports = with_joining_worker(record, near)
     after = next_record(nursing, facts(asked, reports))
     assert after is not None
     assert [slot.start for slot in after.slots] == [1, 1, 7]
-    assert not after.nursed
+    assert not after.joining
     assert "pc joined" in after.why
 
 
-def test_an_attempt_to_heal_a_newcomer_that_failed_is_repeated() -> None:
+def test_failed_live_recovery_is_retried() -> None:
     asked = order(nodes=(A, B))
     record = in_session(asked)
     new = WorkerState(0, "waiting", local_rank=0, start=7)
-    reports = with_newcomer(record, new)
+    reports = with_joining_worker(record, new)
     first = next_record(record, facts(asked, reports))
     assert first is not None
-    failed = replace(new, broke=first.nursery)
-    reports = with_newcomer(record, failed)
+    failed = replace(new, broken_generation=first.recovery_attempt)
+    reports = with_joining_worker(record, failed)
     assert next_record(first, facts(asked, reports, since_s=0.1)) is None, "not at once"
     second = next_record(first, facts(asked, reports, since_s=1.0))
     assert second is not None
-    assert second.nursed == first.nursed
-    assert second.nursery > first.nursery
+    assert second.joining == first.joining
+    assert second.recovery_attempt > first.recovery_attempt
     assert next_record(second, facts(asked, reports, since_s=1.0)) is None
     gone = {A: at_work(record, A), B: at_work(record, B)}
     without = next_record(second, facts(asked, gone))
     assert without is not None
-    assert not without.nursed
+    assert not without.joining
     died = {A: at_work(record, A, x=WorkerState(0, "ended", 0, 9)), B: reports[B]}
     regrouped = next_record(second, facts(asked, died))
     assert regrouped is not None
-    assert regrouped.nursed == first.nursed, "by those who are left"
-    assert regrouped.nursery == regrouped.version
+    assert regrouped.joining == first.joining, "by those who are left"
+    assert regrouped.recovery_attempt == regrouped.version
 
 
-def test_a_session_ends_when_the_last_has_ended_well() -> None:
+def test_session_succeeds_when_the_last_worker_has_finished() -> None:
     asked = order(nodes=(A, B))
     record = in_session(asked)
     one = {A: at_work(record, A, x=WorkerState(0, "ended")), B: at_work(record, B)}
@@ -429,7 +437,7 @@ def test_a_session_ends_when_the_last_has_ended_well() -> None:
     assert (ended.phase, ended.outcome.code) == ("ended", 0)
 
 
-def test_a_session_without_survivors_starts_again() -> None:
+def test_session_without_survivors_restarts() -> None:
     asked = order(nodes=(A, B))
     record = in_session(asked)
     dead = {
@@ -441,7 +449,7 @@ def test_a_session_without_survivors_starts_again() -> None:
     assert after.phase == "restarting"
 
 
-def test_nobody_waits_for_ever_for_a_machine_that_says_it_works() -> None:
+def test_stopping_has_a_time_limit() -> None:
     asked = order()
     record = replace(running(asked), phase="stopping")
     reports = {node: at_work(record, node) for node in asked.nodes}
@@ -452,10 +460,10 @@ def test_nobody_waits_for_ever_for_a_machine_that_says_it_works() -> None:
 
 
 def _waiting(record: RunRecord, rank: int, *blames: int) -> WorkerState:
-    return WorkerState(rank, "waiting", broke=record.generation, blames=blames)
+    return WorkerState(rank, "waiting", broken_generation=record.generation, blames=blames)
 
 
-def test_a_group_that_broke_without_a_death_is_tried_again() -> None:
+def test_group_that_broke_without_a_loss_is_formed_again() -> None:
     asked = order(nodes=(A, B))
     record = in_session(asked)
     stuck = {
@@ -471,7 +479,7 @@ def test_a_group_that_broke_without_a_death_is_tried_again() -> None:
     assert next_record(record, late) is None, "pc is in the middle of a step"
 
 
-def test_a_stopped_worker_is_left_out_once_others_have_lost_it() -> None:
+def test_silent_worker_is_evicted_once_others_have_lost_it() -> None:
     asked = order()
     record = in_session(asked)
     reports = {
@@ -483,47 +491,47 @@ def test_a_stopped_worker_is_left_out_once_others_have_lost_it() -> None:
     changed = next_record(record, facts(asked, reports)._replace(stuck_s=2.0))
     assert changed is not None
     assert changed.nodes == (A, C)
-    assert changed.why == "generation 2: 2 workers, because the worker on pc does nothing"
+    assert changed.why == "generation 2: 2 workers, because the worker on pc does not respond"
 
 
-def test_of_two_that_do_not_reach_each_other_the_junior_leaves_until_they_do() -> None:
+def test_junior_of_two_unreachable_machines_is_evicted_until_they_reach_each_other() -> None:
     asked = order()
     record = in_session(asked)
     reports = {node: at_work(record, node) for node in (A, B, C)}
     apart = {frozenset((B, C)): 1.0}
-    assert next_record(record, facts(asked, reports)._replace(apart=apart)) is None, "it may pass"
+    assert next_record(record, facts(asked, reports)._replace(unreachable_s=apart)) is None, "it may pass"
     apart = {frozenset((B, C)): 2.0}
-    parted = next_record(record, facts(asked, reports)._replace(apart=apart))
+    parted = next_record(record, facts(asked, reports)._replace(unreachable_s=apart))
     assert parted is not None
     assert parted.nodes == (A, B)
-    assert parted.why.endswith("because box and pc do not reach each other")
+    assert parted.why.endswith("because box and pc cannot reach each other")
     newcomer = WorkerState(0, "waiting", start=9)
     waits = {**reports, C: report("running", newcomer, generation=parted.generation)}
-    assert next_record(parted, facts(asked, waits)._replace(apart=apart)) is None, "they still do not"
+    assert next_record(parted, facts(asked, waits)._replace(unreachable_s=apart)) is None, "they still do not"
     nursing = next_record(parted, facts(asked, waits))
     assert nursing is not None
-    assert [slot.node for slot in nursing.nursed] == [C]
+    assert [slot.node for slot in nursing.joining] == [C]
 
 
-def test_whoever_most_cannot_reach_leaves() -> None:
+def test_machine_that_most_cannot_reach_is_evicted() -> None:
     asked = order()
     record = in_session(asked)
     reports = {node: at_work(record, node) for node in (A, B, C)}
     apart = {frozenset((A, B)): 2.0, frozenset((A, C)): 2.0}
-    parted = next_record(record, facts(asked, reports)._replace(apart=apart))
+    parted = next_record(record, facts(asked, reports)._replace(unreachable_s=apart))
     assert parted is not None
     assert parted.nodes == (B, C)
 
 
-def test_complaints_about_an_older_group_count_no_more() -> None:
+def test_complaints_about_an_older_group_are_ignored() -> None:
     asked = order()
     record = in_session(asked)
-    old = WorkerState(0, "waiting", broke=record.generation - 1, blames=(1,))
+    old = WorkerState(0, "waiting", broken_generation=record.generation - 1, blames=(1,))
     reports = {A: at_work(record, A, x=old), B: at_work(record, B), C: at_work(record, C)}
     assert next_record(record, facts(asked, reports)._replace(stuck_s=9.0)) is None
 
 
-def test_a_stopped_worker_is_gone_unless_it_is_the_last() -> None:
+def test_stopped_worker_is_removed_unless_it_is_the_last() -> None:
     asked = order(nodes=(A, B))
     record = in_session(asked)
     reports = {A: at_work(record, A), B: at_work(record, B, x=WorkerState(1, "stopped"))}
@@ -535,7 +543,7 @@ def test_a_stopped_worker_is_gone_unless_it_is_the_last() -> None:
     assert next_record(record, facts(asked, both)) is None
 
 
-def test_the_results_are_where_rank_0_ended_well() -> None:
+def test_results_are_taken_from_rank_0() -> None:
     asked = order(nodes=(A, B))
     record = in_session(asked)
     one = {A: at_work(record, A, x=WorkerState(0, "ended")), B: at_work(record, B)}
@@ -549,7 +557,7 @@ def test_the_results_are_where_rank_0_ended_well() -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_the_results_are_anothers_if_rank_0_dies_while_it_writes_them(at_once: bool) -> None:
+def test_results_are_taken_from_another_machine_if_rank_0_dies(at_once: bool) -> None:
     asked = order(nodes=(A, B))
     record = in_session(asked)
     one = {A: at_work(record, A), B: at_work(record, B, x=WorkerState(1, "ended"))}
@@ -566,8 +574,8 @@ def test_the_results_are_anothers_if_rank_0_dies_while_it_writes_them(at_once: b
     assert "the results are those of pc" in ended.outcome.sentence
 
 
-def test_nobody_who_writes_results_has_ended_well() -> None:
-    """One machine with two workers: the first is killed in run.save, and the second has nothing to write."""
+def test_results_are_missing_if_no_writing_worker_succeeded() -> None:
+    """One machine with two workers: the first is killed in run.save, the second writes nothing."""
     asked = order(nodes=(A,), per_node=2)
     record = in_session(asked)
     second = {A: at_work(record, A, x=WorkerState(1, "ended"))}
@@ -580,7 +588,7 @@ def test_nobody_who_writes_results_has_ended_well() -> None:
     assert (again.phase, again.finished, again.restarts) == ("restarting", False, 1)
 
 
-def test_results_come_from_a_machine_that_is_here() -> None:
+def test_results_are_taken_from_a_present_machine() -> None:
     asked = order(nodes=(A, B))
     record = in_session(asked)
     done = {
@@ -597,34 +605,34 @@ def test_results_come_from_a_machine_that_is_here() -> None:
     assert (alone.phase, alone.results_at) == ("ended", B)
 
 
-def test_one_that_cannot_reach_its_group_is_heard_at_last() -> None:
+def test_single_stuck_worker_causes_a_new_group_after_a_minute() -> None:
     asked = order(nodes=(A, B))
     record = in_session(asked)
-    assert record.began == record.generation
+    assert record.first_generation == record.generation
     stuck = {A: at_work(record, A, x=_waiting(record, 0)), B: at_work(record, B)}
     assert next_record(record, facts(asked, stuck)._replace(stuck_s=30.0)) is None
     again = next_record(record, facts(asked, stuck)._replace(stuck_s=61.0))
     assert again is not None
-    assert (again.generation, again.slots, again.began) == (2, record.slots, 1)
+    assert (again.generation, again.slots, again.first_generation) == (2, record.slots, 1)
 
 
-def test_who_does_not_reach_the_keeper_leaves_however_senior() -> None:
+def test_machine_that_cannot_reach_the_controller_is_evicted_first() -> None:
     asked = order()
     record = in_session(asked)
     reports = {node: at_work(record, node) for node in (A, B, C)}
     apart = {frozenset((B, C)): 2.0}
-    parted = next_record(record, facts(asked, reports)._replace(apart=apart, keeper=C))
+    parted = next_record(record, facts(asked, reports)._replace(unreachable_s=apart, controller=C))
     assert parted is not None
     assert parted.nodes == (A, C)
 
 
-def test_what_was_decided_outranks_what_went_on_without_a_quorum() -> None:
+def test_agreed_record_supersedes_a_provisional_one() -> None:
     decided = replace(running(order()), version=5)
     alone = replace(decided, version=9, provisional=5)  # goes on from it
     other = replace(decided, version=6)  # was decided meanwhile
-    assert outranks(alone, decided)
-    assert not outranks(decided, alone)
-    assert outranks(other, alone), "however many versions went on there"
-    assert not outranks(alone, other)
-    assert outranks(replace(alone, version=10), alone)
-    assert outranks(replace(alone, version=10, provisional=0), alone), "it becomes history"
+    assert supersedes(alone, decided)
+    assert not supersedes(decided, alone)
+    assert supersedes(other, alone), "however many versions went on there"
+    assert not supersedes(alone, other)
+    assert supersedes(replace(alone, version=10), alone)
+    assert supersedes(replace(alone, version=10, provisional=0), alone), "it becomes history"

@@ -1,4 +1,4 @@
-"""Who fails by itself while others train is started again once; what the script does wrong ends the run."""
+"""Restart policy: a worker that fails alone is restarted once; an error of the script fails the run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from barnraise.runs.control.lifecycle import next_record
-from barnraise.runs.control.restart_policy import kind_of
+from barnraise.runs.control.restart_policy import failure_kind
 from barnraise.runs.record import RunRecord, WorkerState
 from tests.unit.runs.control.test_lifecycle import A, B, C, at_work, facts, in_session, order
 
@@ -30,12 +30,12 @@ def after(record: RunRecord, *ends: WorkerState, since_s: float = 0.0) -> RunRec
     return next_record(record, facts(asked, reports, since_s=since_s))
 
 
-def test_a_member_that_had_trained_is_left_out_and_may_come_back() -> None:
+def test_failed_worker_that_had_trained_is_removed_and_may_join_again() -> None:
     record = in_session(order())
     next_one = after(record, raised(1))
     assert next_one is not None
     assert (next_one.phase, next_one.nodes) == ("running", (A, C))
-    assert "pc failed (OSError) and is started again, for once" in next_one.why
+    assert "pc failed (OSError) and is restarted once" in next_one.why
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_member_that_had_trained_is_left_out_and_may_come_back() -> None:
         raised(1, "barnraise.core.errors.RunError: [run] members count 3, 4 samples"),
     ],
 )
-def test_what_is_wrong_from_the_start_ends_the_run_at_once(end: WorkerState) -> None:
+def test_failure_before_training_fails_the_run(end: WorkerState) -> None:
     stopping = after(in_session(order()), end)
     assert stopping is not None
     assert stopping.phase == "stopping"
@@ -53,7 +53,7 @@ def test_what_is_wrong_from_the_start_ends_the_run_at_once(end: WorkerState) -> 
     assert (stopping.outcome.node, stopping.outcome.tail) == (B, end.tail)
 
 
-def test_the_same_place_is_not_forgiven_twice_until_a_good_while_has_passed() -> None:
+def test_second_failure_of_a_slot_fails_the_run_unless_settled() -> None:
     record = in_session(order())
     once = after(record, raised(1))
     assert once is not None
@@ -66,15 +66,15 @@ def test_the_same_place_is_not_forgiven_twice_until_a_good_while_has_passed() ->
     assert third.phase == "stopping", "nobody else trains"
     settled = after(once, since_s=601.0)
     assert settled is not None
-    assert settled.forgiven == ()
+    assert settled.restarted_failures == ()
     back = replace(once, slots=record.slots)
     same = after(back, raised(1, "MemoryError"))
     assert same is not None
     assert same.phase == "stopping"
 
 
-def test_members_that_fail_alike_end_the_run() -> None:
-    """A sample that the script cannot read goes from one to the next."""
+def test_equal_failures_of_two_workers_fail_the_run() -> None:
+    """A sample that the script cannot read moves from one worker to the next."""
     record = in_session(order())
     one = after(record, raised(0, "KeyError: 'label'"))
     assert one is not None
@@ -89,7 +89,7 @@ def test_members_that_fail_alike_end_the_run() -> None:
     assert both.phase == "stopping"
 
 
-def test_who_only_lost_another_in_its_own_collective_is_as_good_as_killed() -> None:
+def test_worker_that_lost_a_peer_in_its_own_collective_counts_as_killed() -> None:
     record = in_session(order())
     lost = "barnraise.core.errors.PeerLost: [peer-lost] rank 2 is lost: its machine is gone"
     killed = WorkerState(2, "ended", 0, 9)
@@ -98,7 +98,9 @@ def test_who_only_lost_another_in_its_own_collective_is_as_good_as_killed() -> N
     assert again.phase == "restarting", "from the last checkpoint"
 
 
-def test_the_kind_of_a_failure_is_that_of_its_last_traceback() -> None:
+def test_failure_kind_is_that_of_the_last_traceback() -> None:
     chained = trace("KeyError: 3") + "\nDuring handling of the above exception, another occurred:\n\n"
-    assert kind_of(WorkerState(0, "ended", 1, 0, chained + trace("a.b.CustomError: no"))) == "CustomError"
-    assert kind_of(WorkerState(0, "ended", 3, 0, "bye")) == "code 3"
+    assert (
+        failure_kind(WorkerState(0, "ended", 1, 0, chained + trace("a.b.CustomError: no"))) == "CustomError"
+    )
+    assert failure_kind(WorkerState(0, "ended", 3, 0, "bye")) == "code 3"

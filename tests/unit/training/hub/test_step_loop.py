@@ -132,7 +132,7 @@ class Home:
 
     @property
     def order(self) -> list[int]:
-        return self.run._data.data_order.order(0).tolist()  # type: ignore[union-attr,no-any-return]
+        return self.run._data.data_order.sample_order(0).tolist()  # type: ignore[union-attr,no-any-return]
 
 
 def leased(home: Home) -> list[int]:

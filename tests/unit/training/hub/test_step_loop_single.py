@@ -83,7 +83,7 @@ def test_leased_samples_are_trained_and_change_is_sent() -> None:
     tasks = [task(0, (0, 16), (40, 48)), task(0, (48, 64), covered=40, members=2), OVER]
     hub = FakeHub(tasks)
     friend = Friend(hub).train()
-    order = friend.run._data.data_order.order(0).tolist()  # type: ignore[union-attr]
+    order = friend.run._data.data_order.sample_order(0).tolist()  # type: ignore[union-attr]
     assert friend.seen[0] == order[0:16] + order[40:48] + order[48:64]
     assert [handed.samples for handed in hub.handed] == [24, 16]
     assert all(handed.loss is not None and handed.loss > 0 for handed in hub.handed)
@@ -125,14 +125,14 @@ def test_joining_group_starts_with_hub_model_and_epoch() -> None:
     hub = FakeHub([task(1, (0, 8), covered=64), task(2, (0, 8), covered=72)], start)
     friend = Friend(hub).train(epochs=2)
     assert torch.equal(friend.first["0.weight"].reshape(-1), start[:16])
-    order = friend.run._data.data_order.order(1).tolist()  # type: ignore[union-attr]
+    order = friend.run._data.data_order.sample_order(1).tolist()  # type: ignore[union-attr]
     assert friend.seen == [order[:8]]
 
 
 def test_lease_may_cross_end_of_epoch() -> None:
     both = LeasedWork((SampleRange(0, 56, 64), SampleRange(1, 0, 8)), 0, 1)
     friend = Friend(FakeHub([both, OVER])).train()
-    orders = [friend.run._data.data_order.order(epoch).tolist() for epoch in range(2)]  # type: ignore[union-attr]
+    orders = [friend.run._data.data_order.sample_order(epoch).tolist() for epoch in range(2)]  # type: ignore[union-attr]
     assert friend.seen == [orders[0][56:] + orders[1][:8], []]
 
 

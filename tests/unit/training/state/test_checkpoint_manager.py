@@ -19,7 +19,7 @@ from barnraise.checkpoint.holders import UNREADABLE, HolderNote, read_note, writ
 from barnraise.checkpoint.serialization import flatten
 from barnraise.core.errors import AgentError, RunError
 from barnraise.identity import NodeKey
-from barnraise.runs.checkpoint_manifest import CheckpointSignature, HeldCheckpoint, newest, sign
+from barnraise.runs.checkpoint_manifest import CheckpointSignature, HeldCheckpoint, newest_checkpoint, sign
 from barnraise.training.metrics import MetricsLog
 from barnraise.training.state.checkpoint_manager import CheckpointLocations, CheckpointManager
 
@@ -61,7 +61,7 @@ class Machine:
         away = self.cluster.absent()
         absent = tuple(node.hex()[:2] for node in awaiting if node in away)
         known = [one for one in self.cluster.held if (one.run, one.step) not in passing_over]
-        best = newest(known, [RUN, EARLIER])
+        best = newest_checkpoint(known, [RUN, EARLIER])
         if best is None:
             return NewestCheckpointResponse(absent=absent)
         return NewestCheckpointResponse(

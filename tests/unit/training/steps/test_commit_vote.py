@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from barnraise.core.errors import ProtocolError, RunError
-from barnraise.runs.sharding import MicroBatch, fingerprint
+from barnraise.runs.sharding import MicroBatch, coverage_sum
 from barnraise.training.steps.commit_vote import CommitVote, check_votes
 from barnraise.training.steps.load_balancing import assign_own
 from barnraise.training.steps.throughput import Throughput
@@ -14,7 +14,7 @@ from barnraise.training.steps.throughput import Throughput
 
 def _words(*units: set[int], samples: int = 8) -> list[bytes]:
     words = [
-        CommitVote(3, b"d", 1, 1.0, {}, samples=samples, microbatches=fingerprint(some)) for some in units
+        CommitVote(3, b"d", 1, 1.0, {}, samples=samples, microbatches=coverage_sum(some)) for some in units
     ]
     return [msgspec.msgpack.encode(word) for word in words]
 

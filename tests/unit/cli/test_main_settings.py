@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from barnraise.shipping import Limits, Store, pack
-from barnraise.shipping.results import store_directory
 
+from barnraise.artifacts import ArtifactStore, FolderLimits, pack
+from barnraise.artifacts.packing.results import store_directory
 from tests.unit.cli.typed import Machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -22,7 +22,7 @@ def test_store_bytes_lets_an_agent_drop_what_was_not_used_for_longest() -> None:
     """Three folders of 400 KB, last used days ago, do not all fit into 1 MiB."""
     with tempfile.TemporaryDirectory(prefix="by-", ignore_cleanup_errors=True) as room:
         machine = Machine(Path(room), "box", BARNRAISE_RUNS_STORE_BYTES=str(MB))
-        store = Store(store_directory(machine.state))
+        store = ArtifactStore(store_directory(machine.state))
         packs = [_packed(machine.room / f"folder-{days}", store, days) for days in (1, 2, 3)]
         assert _held(store, packs) == [True, True, True]
         with machine.typing("up") as agent:
@@ -47,11 +47,11 @@ def test_most_data_bytes_refuses_a_larger_data_set_and_takes_one_that_fits() -> 
             assert "['large']" in machine.type(*words)
 
 
-def _packed(folder: Path, store: Store, days: float) -> bytes:
+def _packed(folder: Path, store: ArtifactStore, days: float) -> bytes:
     """Pack a folder that was last used so many days ago; the id of its manifest."""
     folder.mkdir()
     (folder / "content").write_bytes(os.urandom(400_000))
-    name = pack(folder, store, Limits(most_bytes=MB, most_files=10)).id
+    name = pack(folder, store, FolderLimits(most_bytes=MB, most_files=10)).id
     manifest = store.manifest(name)
     assert manifest is not None
     used = time.time() - days * 86400
@@ -61,5 +61,5 @@ def _packed(folder: Path, store: Store, days: float) -> bytes:
     return name
 
 
-def _held(store: Store, packs: list[bytes]) -> list[bool]:
+def _held(store: ArtifactStore, packs: list[bytes]) -> list[bool]:
     return [(store.manifests / name.hex()).exists() for name in packs]

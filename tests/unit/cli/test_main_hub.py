@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from barnraise.hub.founding import hub_key
-from barnraise.hub.invites import read_invite
 from safetensors.torch import load_file
 
+from barnraise.hub.protocol.invites import read_invite
+from barnraise.hub.storage.create import hub_key
 from benchmarks.hub.process import free_port
 from tests.unit.cli.typed import Machine, Typed
 

@@ -1,0 +1,206 @@
+"""Membership of elastic sessions: which workers train, join, are paused or evicted. Pure.
+
+The others keep training while members change; at least one of them must stay. A joining worker first
+recovers the state live, in a process group of its own, and then becomes a member with the next generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from msgspec.structs import replace
+
+from barnraise.core.units import counted
+from barnraise.runs.control.eviction import Eviction, choose_evictions, is_waiting_for_group, unreachable_peer
+from barnraise.runs.control.pausing import nodes_to_pause, pause_reason
+from barnraise.runs.control.restart_policy import apply_restart_policy, failure_kind
+from barnraise.runs.control.transitions import ReconcileInput, fail, machine_names, restart_or_fail, succeed
+from barnraise.runs.control.worker_status import (
+    WorkerStatus,
+    failure_outcome,
+    reported_states,
+    root_cause,
+    worker_statuses,
+)
+from barnraise.runs.record import MOST_WORKERS, LeftOutNode, RunRecord, WorkerSlot
+
+_STUCK_S = 3.0
+_ONE_STUCK_S = 60.0  # the others may wait in a group that this worker cannot reach
+_AGAIN_S = 0.5  # between two attempts of a live recovery
+
+
+def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
+    """Return the next record of a session, or None if its membership does not change."""
+    workers = worker_statuses(record, facts.reports)
+    record, unforgiven = apply_restart_policy(record, workers, facts.present)
+    cause = root_cause(unforgiven)
+    if cause is not None:
+        return fail(record, failure_outcome(cause, facts.name))
+    record = record_successes(record, workers)
+    living = [one for one in workers if one.slot.node in facts.present and not one.has_exited]
+    alive = [one.slot for one in living if not one.leave_reason] or [one.slot for one in living]
+    if not alive:
+        if has_results(record):
+            ended = with_reachable_results(record, facts.present)
+            sentence = "all remaining workers have finished"
+            if ended.results_at != record.results_at:
+                sentence += f"; rank 0 is gone, the results are those of {facts.name(ended.results_at)}"
+            return succeed(ended, sentence)
+        gone = [node for node in record.nodes if node not in facts.present]
+        return restart_or_fail(record, facts, gone, root_cause([one for one in workers if one.failed]))
+    if len(alive) == len(workers):
+        states = [one.state for one in workers]
+        evictions = choose_evictions(
+            record.slots, states, record.generation, facts.unreachable_s, facts.stuck_s, facts.controller
+        )
+        if evictions:
+            return _evict(record, facts, evictions)
+        if pausing := nodes_to_pause(record, workers[0]):
+            return _pause(record, facts, pausing)
+    else:
+        record = replace(record, paused=())  # the paused machines may be needed now
+    admitted, joining = ((), ()) if record.finished else _joining_workers(record, facts, alive)
+    slots = (*alive, *admitted)
+    if slots == record.slots:
+        waiting = [is_waiting_for_group(one.state, record.generation) for one in workers]
+        if (facts.stuck_s >= _STUCK_S and all(waiting)) or (facts.stuck_s >= _ONE_STUCK_S and any(waiting)):
+            return _regroup(record, slots, joining, "the last group broke although all machines are present")
+        return _recover_joining(record, facts, joining)
+    left = [slot for slot in record.slots if slot not in alive]
+    names = ", ".join(dict.fromkeys(facts.name(slot.node) for slot in (left or admitted)))
+    verb = next((one.leave_reason for one in workers if one.slot in left and one.leave_reason), "is gone")
+    failed = next((one.state for one in workers if one.failed and one.state and one.state.code), None)
+    if failed is not None:
+        verb = f"failed ({failure_kind(failed)}) and is restarted once"
+    why = f"{counted(len(slots), 'worker')}, because {names} {verb if left else 'joined'}"
+    return _regroup(record, slots, joining, why)
+
+
+def _regroup(
+    record: RunRecord, slots: Sequence[WorkerSlot], joining: Sequence[WorkerSlot], why: str
+) -> RunRecord:
+    """Return the record of the next generation with these members."""
+    return replace(
+        record,
+        generation=record.generation + 1,
+        slots=tuple(slots),
+        joining=tuple(joining),
+        recovery_attempt=record.version + 1,
+        why=f"generation {record.generation + 1}: {why}",
+    )
+
+
+def _recover_joining(
+    record: RunRecord, facts: ReconcileInput, joining: Sequence[WorkerSlot]
+) -> RunRecord | None:
+    """Let joining workers recover the state while the others train, and retry after a failure."""
+    states = reported_states(facts.reports)
+    waiting = (states[slot.key] for slot in joining)
+    failed = (
+        any(is_waiting_for_group(one, record.recovery_attempt) for one in waiting)
+        and facts.since_s >= _AGAIN_S
+    )
+    if tuple(joining) == record.joining and not failed:
+        return None
+    names = ", ".join(dict.fromkeys(facts.name(slot.node) for slot in joining))
+    why = (
+        f"{names}: receives the state while the others keep training"
+        if joining
+        else "no worker is joining any more"
+    )
+    return replace(record, joining=tuple(joining), recovery_attempt=record.version + 1, why=why)
+
+
+def _evict(record: RunRecord, facts: ReconcileInput, evictions: Sequence[Eviction]) -> RunRecord:
+    """Return the record without the evicted workers; they may join again later."""
+    evicted = {one.rank for one in evictions}
+    slots = tuple(slot for rank, slot in enumerate(record.slots) if rank not in evicted)
+    name = [facts.name(slot.node) for slot in record.slots]
+    reasons = [
+        f"the worker on {name[one.rank]} does not respond"
+        if one.is_silent
+        else f"{name[one.rank]} and {name[one.blamed_by]} cannot reach each other"
+        for one in evictions
+    ]
+    why = f"{counted(len(slots), 'worker')}, because {'; '.join(dict.fromkeys(reasons))}"
+    record = replace(record, paused=())
+    _, joining = _joining_workers(record, facts, slots)
+    return _regroup(record, slots, joining, why)
+
+
+def _pause(record: RunRecord, facts: ReconcileInput, pausing: Sequence[LeftOutNode]) -> RunRecord:
+    """Return the record without the paused machines."""
+    nodes = {machine.node for machine in pausing}
+    slots = tuple(slot for slot in record.slots if slot.node not in nodes)
+    record = replace(record, paused=(*record.paused, *pausing))
+    _, joining = _joining_workers(record, facts, slots)
+    verb = "is paused" if len(pausing) == 1 else "are paused"
+    why = f"{machine_names([machine.node for machine in pausing], facts)} {verb}: {pausing[0].why}"
+    return _regroup(record, slots, joining, f"{counted(len(slots), 'worker')}, because {why}")
+
+
+def _joining_workers(
+    record: RunRecord, facts: ReconcileInput, members: Sequence[WorkerSlot]
+) -> tuple[tuple[WorkerSlot, ...], tuple[WorkerSlot, ...]]:
+    """Return the workers that become members now, and those that recover the state first.
+
+    The latter become members together.
+    """
+    waiting = _waiting_workers(record, facts, members)
+    joining = tuple(slot for slot in record.joining if slot in waiting)
+    states = reported_states(facts.reports)
+    if joining and all(states[slot.key].state == "near" for slot in joining):
+        return joining, ()
+    return (), joining or waiting
+
+
+def _waiting_workers(
+    record: RunRecord, facts: ReconcileInput, members: Sequence[WorkerSlot]
+) -> tuple[WorkerSlot, ...]:
+    """Return the workers that wait for a group and may join this one."""
+    nodes = list(dict.fromkeys(slot.node for slot in members))
+    present = {slot.key for slot in record.slots}
+    waiting = []
+    for (node, local_rank, start), worker in sorted(reported_states(facts.reports).items()):
+        key = (node, local_rank, start)
+        is_new = (
+            key not in present
+            and not unreachable_peer(node, nodes, facts.unreachable_s)
+            and not pause_reason(record, node)
+        )
+        if worker.state in ("waiting", "near") and node in facts.present and is_new:
+            devices = facts.reports[node].devices or ("cpu",)
+            waiting.append(WorkerSlot(node, local_rank, devices[local_rank % len(devices)], start))
+            nodes.append(node)
+    return tuple(waiting[: MOST_WORKERS - len(record.slots)])
+
+
+# results of a session
+
+
+def record_successes(record: RunRecord, workers: Sequence[WorkerStatus]) -> RunRecord:
+    """Note which machines hold results, by the workers that exited successfully.
+
+    `run.save` writes the model on every machine, by its first worker. So the loss of one machine at the end
+    costs nothing. The files of rank 0 are preferred: a script may have written more there.
+    """
+    successes = [one for one in workers if one.succeeded]
+    main = [one.slot.node for one in successes if one.rank == 0]
+    first = [one.slot.node for one in successes if one.slot.local_rank == 0]
+    return replace(
+        record,
+        finished=record.finished or bool(successes),
+        results_at=record.results_at or next(iter(main), b""),
+        results_also_at=record.results_also_at or next(iter(first), b""),
+    )
+
+
+def has_results(record: RunRecord) -> bool:
+    """Return True if a worker that writes results has succeeded."""
+    return bool(record.results_at or record.results_also_at)
+
+
+def with_reachable_results(record: RunRecord, here: Collection[bytes]) -> RunRecord:
+    """Choose the machine from which the results are collected at the end."""
+    known = [node for node in (record.results_at, record.results_also_at) if node]
+    return replace(record, results_at=next((node for node in known if node in here), known[0]))
