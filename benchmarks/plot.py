@@ -57,7 +57,7 @@ class _Scale:
 
 
 def write(path: Path, heading: str, rows: Rows, limits: tuple[float, float] | None) -> None:
-    """All panels share the horizontal axis; the vertical one too if limits are given."""
+    """Write panels that share the horizontal axis, and the vertical one if limits are given."""
     columns = max(len(row) for row in rows)
     width, height = columns * (WIDTH + MARGIN) + MARGIN, len(rows) * (HEIGHT + MARGIN) + TOP + 20
     names = [name for name in COLOURS if any(name in panel.lines for row in rows for panel in row)]
@@ -107,7 +107,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def write_bars(path: Path, heading: str, groups: Mapping[str, Sequence[Bar]]) -> None:
-    """Each group with a scale of its own."""
+    """Write groups of bars, each group with a scale of its own."""
     row, length = 18, 420
     name_width = 20 + 6 * max(len(bar.name) for bars in groups.values() for bar in bars)
     lines = sum(len(bars) + 2 for bars in groups.values())
@@ -139,7 +139,10 @@ def write_bars(path: Path, heading: str, groups: Mapping[str, Sequence[Bar]]) ->
 
 
 def write_curves(path: Path, heading: str, curves: Mapping[str, Sequence[float]]) -> None:
-    """By number, each a mean over a twentieth of its length; the axes begin where the values do."""
+    """Write curves over the index of their values, smoothed over a twentieth of their length.
+
+    The axes start where the values do.
+    """
     width, height, left, top = 520, 300, 50, 50
     smooth = {name: _means(values, max(1, len(values) // 20)) for name, values in curves.items() if values}
     low, high = min(map(min, smooth.values())), max(map(max, smooth.values()))

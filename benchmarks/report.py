@@ -1,4 +1,4 @@
-"""What a benchmark prints: where it ran, a table, and one JSON object as the last line."""
+"""Output of a benchmark: where it ran, a table, and one JSON object as the last line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def environment_line() -> str:
-    """Date, commit, processor and load: a figure without them means little."""
+    """Return date, commit, processor and load: a figure without them means little."""
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -52,7 +52,7 @@ def _processor() -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Aligned columns: the first to the left, the others to the right."""
+    """Format aligned columns: the first to the left, the others to the right."""
     cells = [list(head), *[[_cell(value) for value in row] for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     lines = []
@@ -73,7 +73,7 @@ def _cell(value: object) -> str:
 
 
 def last_line(figures: Mapping[str, Any]) -> None:
-    """Prints the figures as the run's last line, with four significant digits."""
+    """Print the figures as the run's last line, with four significant digits."""
     print(json.dumps(_rounded(figures)), flush=True)
 
 
@@ -120,14 +120,14 @@ def median(values: Sequence[float]) -> float | None:
 
 
 def at_most(value: float | None, goal: float) -> str:
-    """Say whether a goal is met. What was not measured meets none."""
+    """Return "met" or "missed", or "not measured" if the value is None."""
     if value is None:
         return "not measured"
     return "met" if value <= goal else "missed"
 
 
 def durations(answers: Sequence[Any], name: str, start: int = 0, end: int = 1) -> list[float]:
-    """Seconds from the last rank's start to the last rank's end, operation by operation."""
+    """Return the seconds from the last rank's start to the last rank's end, operation by operation."""
     ranks = [answer["times"][name] for answer in answers]
     return [
         (max(times[end] for times in operation) - max(times[start] for times in operation)) / 1e9

@@ -1,8 +1,8 @@
-"""Death and silence, measured: ``python -m benchmarks.kills [--quick]`` (root).
+"""Recovery after killed and silent ranks: ``python -m benchmarks.kills [--quick]`` (root).
 
-One of four ranks is killed at random moments inside collectives; the survivors must name it at once,
-regroup in the same processes and compute rightly. Then peers fall silent in every way they can, and one
-group is rebuilt until a leak would show. All times are of one monotonic clock.
+One of four ranks is killed at random moments inside collectives. The survivors must name it at once, regroup
+in the same processes and compute the right result. Then peers fall silent in every possible way. At last one
+group is rebuilt often enough to expose a leak. All times are of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class Quartet:
         return rank
 
     def pids(self, place: int, which: str) -> list[int]:
-        """The processes that make up a rank: the trainer, its mover, or both."""
+        """Return the processes of a rank: the trainer, its communication process, or both."""
         trainer = [self.ranks[place].pid]
         movers = [int(pid) for pid in self.ranks[place].ask("movers")]
         return {"trainer": trainer, "mover": movers, "both": trainer + movers}[which]
 
     def join(self, members: Sequence[Rank], timeout: float = 60.0) -> float:
-        """A new group of these; the seconds until the last of them has it."""
+        """Create a new group of these ranks; return the seconds until the last rank has joined."""
         self.generation += 1
         prefix = f"generation{self.generation}"
         for index, rank in enumerate(members):
@@ -87,7 +87,7 @@ class Quartet:
         return all(answers)
 
     def replace(self, place: int) -> None:
-        """The spare steps in, and the next spare is born while nothing is measured."""
+        """Replace the rank by its spare, and fork the next spare while nothing is measured."""
         self.fleet.retire(self.ranks[place])
         self.ranks[place] = self.spares[place]
         self.spares[place] = self._born(place)
@@ -112,7 +112,7 @@ class Kill:
 
 
 def kill_one(quartet: Quartet, source: random.Random, directory: Path) -> Kill:
-    """Joins four, kills one inside a collective, and sees what the other three make of it."""
+    """Join four ranks, kill one inside a collective, and check the errors of the other three."""
     quartet.join(quartet.ranks)
     victim, seed, target = source.randrange(WORLD), source.randrange(1 << 30), source.randrange(1, 4)
     aim = source.choice(AIMS)
@@ -141,7 +141,7 @@ def kill_one(quartet: Quartet, source: random.Random, directory: Path) -> Kill:
 
 
 def _aftermath(quartet: Quartet, survivors: Sequence[Rank], page: Path, about: tuple[int, int, int]) -> Kill:
-    """What the survivors saw, and whether they can go on together."""
+    """Collect the errors of the survivors, regroup them, and check an all-reduce."""
     victim, killed_at, seed = about
     ends = [rank.answer(NOTICE_SECONDS) for rank in survivors]
     kill = _judge(Progress.read(page), ends, victim, killed_at)
@@ -152,7 +152,7 @@ def _aftermath(quartet: Quartet, survivors: Sequence[Rank], page: Path, about: t
 
 
 def _await_part(page: Path, target: int) -> bool:
-    """Until the victim has sent part of its target operation, or is past it."""
+    """Wait until the victim has sent part of its target operation, or is past it; False on a timeout."""
     deadline = time.monotonic() + 30.0
     while time.monotonic() < deadline:
         now = Progress.read(page)
@@ -164,7 +164,7 @@ def _await_part(page: Path, target: int) -> bool:
 
 
 def _expected_seconds(kind: str, size: int) -> float:
-    """About how long the operation takes at 1 Gbit/s, so that a kill falls inside it."""
+    """Estimate how long the operation takes at 1 Gbit/s, so that a kill falls inside it."""
     passes = 2.0 if kind == "all_reduce" else 1.0
     return passes * (WORLD - 1) / WORLD * size / BYTES_PER_SECOND
 
@@ -191,7 +191,7 @@ def _faults(ends: Sequence[Mapping[str, Any]], victim: int) -> list[str]:
 
 
 def kills(quartet: Quartet, wanted: int, source: random.Random, directory: Path) -> list[Kill]:
-    """Kills until enough of them count; a round that breaks down before its kill counts as none."""
+    """Kill ranks until enough kills count; a round that fails before its kill does not count."""
     done: list[Kill] = []
     while sum(kill.counts for kill in done) < wanted and len(done) < 4 * wanted:
         try:
@@ -227,7 +227,9 @@ def kill_figures(done: Sequence[Kill]) -> dict[str, Any]:
 
 
 def rebuilds(quartet: Quartet, times: int) -> dict[str, Any]:
-    """The same processes make and destroy the group over and over; then Gloo's, to know torch's own noise."""
+    """Create and destroy the group repeatedly in the same processes; then with Gloo, to know torch's own
+    noise.
+    """
     _rebuilt(quartet, quartet.backend, WARMUP_REBUILDS)
     answers = _rebuilt(quartet, quartet.backend, times)
     _rebuilt(quartet, "gloo", WARMUP_REBUILDS // 2)
@@ -260,7 +262,9 @@ def _rebuilt(quartet: Quartet, backend: str, times: int) -> list[Any]:
 
 
 def _growth(answers: Sequence[Any], who: str, times: int) -> list[float]:
-    """Descriptors and threads over the whole run, kilobytes per rebuild: the worst rank's slopes."""
+    """Return the growth of descriptors and threads over the run, and of kilobytes per rebuild, of the worst
+    rank.
+    """
     series = [[sample[who] for sample in answer["samples"] if who in sample] for answer in answers]
     slopes = [
         max((report.slope([row[column] for row in one]) * len(series[0]) / times for one in series), key=abs)

@@ -1,4 +1,4 @@
-"""Peers that fall silent without dying: stopped trainers, stopped movers, cut links, late ranks."""
+"""Peers that fall silent without dying: stopped processes, cut links, late ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USER_TIMEOUT = 2.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How one silence ended on each survivor."""
+    """Result of one silence: the time and the error on each survivor."""
 
     what: str
     clock: float
@@ -32,7 +32,7 @@ class Ended:
 
     @property
     def over(self) -> float:
-        """The worst distance from the clock's end, in either direction."""
+        """Return the largest deviation from the expected time, in either direction."""
         return max((after - self.clock for after in self.after), key=abs)
 
     def row(self) -> Sequence[object]:
@@ -41,7 +41,7 @@ class Ended:
 
 
 def all_kinds(quartet: Quartet, lab: Lab, clock: float, repeats: int) -> list[Ended]:
-    """Every way to fall silent, some times over, each on a fresh group of four."""
+    """Run every kind of silence, ``repeats`` times, each on a fresh group of four."""
     return [
         ended
         for repeat in range(repeats)
@@ -54,7 +54,7 @@ def all_kinds(quartet: Quartet, lab: Lab, clock: float, repeats: int) -> list[En
 
 
 def _stopped(quartet: Quartet, clock: float, what: str, victim: int) -> Ended:
-    """SIGSTOP: the kernel keeps the connection open and nothing more is said on it."""
+    """Send SIGSTOP to a rank: the kernel keeps its connections open, but no more bytes arrive."""
     members = list(quartet.ranks)
     quartet.join(members)
     movers = [int(pid) for pid in members[victim].ask("movers")]
@@ -76,7 +76,7 @@ def _stopped(quartet: Quartet, clock: float, what: str, victim: int) -> Ended:
 
 
 def _cut(quartet: Quartet, lab: Lab, clock: float, one: int, other: int) -> Ended:
-    """Nothing passes between two of the four; every rank survives and must still end."""
+    """Cut the link between two of the four; every rank survives, and its operation must still fail."""
     members = list(quartet.ranks)
     quartet.join(members)
     for rank in members:
@@ -91,7 +91,7 @@ def _cut(quartet: Quartet, lab: Lab, clock: float, one: int, other: int) -> Ende
 
 
 def _late(quartet: Quartet, victim: int) -> Ended:
-    """A rank that lives but does not call: the operation's own timeout rules, and names it as late."""
+    """Skip a collective on one living rank: the operation times out and names that rank as late."""
     members = list(quartet.ranks)
     quartet.join(members, timeout=USER_TIMEOUT)
     for place, rank in enumerate(members):

@@ -1,4 +1,4 @@
-"""What the planner predicts against what is measured, whether it chooses well, and what its choice costs.
+"""Predictions of the planner against measurements, the quality of its choices, and their cost in loss.
 
     python -m benchmarks.plans --quick     about 25 minutes
     python -m benchmarks.plans             every network of the table, three seeds
@@ -6,15 +6,18 @@
 
 With ``--pictures FOLDER`` the times (plans.svg) and the losses (losses.svg) are drawn there.
 
-For each network of the lab: the plans for its hosts, and the session run by hand as each of them says, with
-20 million parameters and computing that is a timed wait (two cores carry all hosts). As the session does it,
-the measured exact step and speeds calibrate the prediction of the others. Utilisation: the time that all take
-for the same samples if each trains alone, all at once (so that they share the cores as ever), over that which
-they take together.
-``chosen_over_best`` compares the chosen plan with the others that were tried: of each kind and codec the one
-that was predicted to be best, unless that was predicted to take four times as long as the chosen one. A plan
-that the prediction wrongly took for slow is not among them; ``plans_not_tried`` says how many are left out.
-Beside it DDP on Gloo, unencrypted, with the same computing.
+For each network of the lab, the session runs by hand as each plan for its hosts says. The model has 20
+million parameters, and computing is a timed wait, because two cores carry all hosts. As in a session, the
+measured exact step and speeds calibrate the prediction of the other plans.
+
+Utilisation compares training alone with training together, for the same samples. It is the time in which all
+hosts train their parts alone, but at once so that they share the cores, over the time together.
+
+``chosen_over_best`` compares the chosen plan with the other plans that were tried. Of each kind and codec,
+the plan with the best prediction is tried, unless its prediction is four times that of the chosen plan. A
+plan that was wrongly predicted to be slow is not among them; ``plans_not_tried`` counts the plans left out.
+DDP on Gloo, unencrypted and with the same computing, is measured as well.
+
 Quality: a character transformer with four workers on one host, as chosen and with exact steps, same seeds.
 The last line is one JSON object of figures.
 """
@@ -93,7 +96,7 @@ class Tried(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What was found on one network: plans as they were followed, the last of them by one host alone."""
+    """Measurements on one network: the plans as they were followed, the last one by a single host."""
 
     ranking: PlanRanking
     tried: list[Tried]
@@ -110,20 +113,20 @@ class Bench:
         shutil.copytree(PROGRAMS, self._folder)
 
     def cluster(self, speed: float) -> PlanCluster:
-        """``speed``: samples per second of each host."""
+        """Return the cluster for the planner; ``speed``: samples per second of each host."""
         graph = self.graph()
         nodes = [facts.node for facts in graph.nodes]
         return cluster_of_group(graph, MODEL, nodes, [speed] * len(nodes))
 
     def codecs(self, wanted: Sequence[PlanCodec] = CODECS) -> tuple[PlanCodec, ...]:
-        """As fast as they are here while all hosts encode at once."""
+        """Measure the codecs, and scale their speed to all hosts encoding at once."""
         torch.set_num_threads(1)
         share = min(1.0, (os.cpu_count() or 1) / len(self._machines.hosts))
         found = measure_codecs(wanted)
         return tuple(replace(one, mb_per_s=share * (one.mb_per_s or 1.0)) for one in found)
 
     def graph(self) -> TopologyGraph:
-        """Once every link of it is measured."""
+        """Return the topology graph once every link of it is measured."""
         count = len(self._machines.hosts)
         wanted = count * (count - 1) // 2
         self._machines.until(lambda: _measured(self._graph()) >= wanted, 300.0, "all links are measured")
@@ -133,7 +136,7 @@ class Bench:
         return decode_graph(self._machines.ask(0, GraphRequest(), GraphResponse).graph)
 
     def follow(self, plan: Plan) -> dict[str, Any]:
-        """The session as a plan says it."""
+        """Run the session as a plan says."""
         hosts = range(len(plan.order))
         sync = sync_of(plan, PROFILE, len(plan.order))
         text = f"{sync.period}:{sync.codec}" if sync.is_local or sync.is_encoded else "exact"
@@ -146,7 +149,7 @@ class Bench:
         return found
 
     def apart(self) -> float:
-        """Seconds for a batch of all, each of them with its part of it and by itself, at once."""
+        """Return the seconds for a batch split over all hosts, each training its part alone, at once."""
         hosts = len(self._machines.hosts)
         mine = BATCH // hosts
         words = ["--set", f"BATCH={mine}", "--set", f"UNIT={mine}", "--set", "OMP_NUM_THREADS=1"]
@@ -160,7 +163,7 @@ class Bench:
         return statistics.mean(seconds)
 
     def gloo(self, exact: Plan) -> float:
-        """Seconds of a step of DDP as torch has it."""
+        """Return the seconds of a step of plain DDP on Gloo."""
         on = ",".join(f"h{one}" for one in range(len(exact.order)))
         # All hosts of the lab have one name, which leads nowhere.
         given = {"SYNC": "ddp", "BATCHES": str(_batches(exact)), "GLOO_SOCKET_IFNAME": "eth0"}
@@ -180,7 +183,7 @@ _HOPELESS = 4.0  # times the step of the chosen plan: what is predicted to be sl
 
 
 def _batches(plan: Plan) -> int:
-    """For about a minute."""
+    """Return the number of batches that take about a minute."""
     return max(4, min(16, int(60 / plan.step_s)))
 
 
@@ -189,7 +192,9 @@ def _measured(graph: TopologyGraph) -> int:
 
 
 def candidates(ranking: PlanRanking) -> list[Plan]:
-    """The chosen plan, and what else a session of all these hosts could do: the best of each kind."""
+    """Return the chosen plan, and the best plan of each other kind that a session of all these hosts
+    supports.
+    """
     everybody = len(ranking.chosen.order)
     found: dict[tuple[object, ...], Plan] = {}
     for plan in ranking.plans:
@@ -241,7 +246,7 @@ def on_network(network: Network) -> Measured:
 
 
 def quality(syncs: Sequence[str], seeds: int, batches: int) -> dict[str, list[dict[str, Any]]]:
-    """The figures of a training, by way of staying together and seed."""
+    """Return the figures of a training, by synchronization mode and seed."""
     found: dict[str, list[dict[str, Any]]] = {sync: [] for sync in syncs}
     with (
         tempfile.TemporaryDirectory(prefix="by-plans-") as room,

@@ -26,7 +26,7 @@ torch.manual_seed(SEED)
 
 
 def text() -> torch.Tensor:
-    """The same bytes wherever the same Python is."""
+    """Return bytes of the standard library, which are the same for the same Python."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     found = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))[: 2 << 20]
     return torch.frombuffer(bytearray(found), dtype=torch.uint8).clamp(max=127).long()

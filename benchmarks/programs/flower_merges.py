@@ -1,6 +1,6 @@
-"""What Flower's merge rules make of bad updates, without a network: five clients, one of which misbehaves.
+"""Flower's merge rules on bad updates, without a network: five clients, one of which misbehaves.
 
-Prints one JSON object. `refused` is the error that ended the round for everybody.
+Prints one JSON object. `refused` is the error that stopped the round for all clients.
 """
 
 from __future__ import annotations

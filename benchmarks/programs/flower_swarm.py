@@ -1,11 +1,11 @@
-"""Many nodes of Flower in one process, without their ClientApps: what the SuperLink itself can carry.
+"""Many nodes of Flower in one process, without their ClientApps, to measure the load the SuperLink sustains.
 
     flower_swarm.py ADDRESS NODES ROUNDS SECONDS
 
-Each node is a thread with Flower's own Fleet connection: it pulls a message and all its objects, adds one to
-every parameter and pushes the reply with its objects, as a SuperNode and a ClientApp would. Prints `ready`
-when all are registered, ends after so many rounds or seconds, and prints as the last line what it saw: times
-of pulls and pushes, nodes lost, and whether headers that were signed for one request are good for another.
+Each node is a thread with Flower's own Fleet connection. It pulls a message and all its objects, adds one to
+every parameter and pushes the reply, as a SuperNode and a ClientApp would. The program prints `ready` when
+all nodes are registered, and stops after ROUNDS rounds or SECONDS seconds. The last line reports times of
+pulls and pushes, lost nodes, and whether headers signed for one request are valid for another.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Swarm:
 
 
 def signed_headers_are_reusable(address: str) -> bool:
-    """Headers that a node signed for registering itself, put on a request that it never made."""
+    """Return True if headers that a node signed for its registration are accepted on another request."""
     seen: list[httpx.Request] = []
     original = httpx.Client.send
 

@@ -1,8 +1,8 @@
-"""A training whose computing is a timed wait, with as many parameters as one likes: for plans on slow links.
+"""Training whose computing is a timed wait, with any number of parameters: for plans on slow links.
 
 SYNC: exact | auto | PERIOD:CODEC, or ddp: plain DDP on the engine of the run. SAMPLE_S: seconds for each
-sample. The main member prints, for the time after the change to what was asked for, the seconds of a batch,
-and the samples per second of each member's own work.
+sample. The main member prints the seconds of a batch, and the samples per second of each member's own work.
+Both are of the time after the change to the requested mode.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def wanted(text: str) -> barnraise.Sync | Literal["exact", "auto"]:
 
 
 def ddp() -> None:
-    """What a user has without us: every step exact, every machine the same share."""
+    """Train with plain DDP: every step exact, every machine the same share."""
     dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(Large())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)

@@ -1,7 +1,7 @@
-"""One loop three ways, timed: with a session, with DDP under whatever backend it is given, or alone.
+"""One training loop, timed: with a session, with DDP under any backend, or alone.
 
-WAY: session | ddp. DELAY: seconds for each sample, which stand for a slower device (times SLOWNESS, which a
-machine may have in its own environment; from step SLOWS_AT on, as if a game had been started there). Rank 0
+WAY: session | ddp. DELAY: seconds for each sample, which simulate a slower device. A machine may multiply
+DELAY by SLOWNESS in its own environment, from step SLOWS_AT on, as if a game had been started there. Rank 0
 prints the median seconds of a step, and all of them.
 """
 

@@ -57,7 +57,7 @@ class Words(torch.nn.Module):
 
 
 class Training:
-    """What heals a returner, and what is compared after each commit."""
+    """State that a recovering group receives, and that is compared after each commit."""
 
     def __init__(self) -> None:
         self.x = torch.randn(SAMPLES, 64, dtype=KIND)
@@ -71,7 +71,9 @@ class Training:
         )
 
     def samples(self, step: int) -> list[int]:
-        """This group's part of the batch, by the step alone: who returns goes on where the others are."""
+        """Return this group's part of the batch, by the step alone, so that a recovered group trains on in
+        line.
+        """
         epoch, place = divmod(step, SAMPLES // BATCH)
         self._sampler.set_epoch(epoch)
         count = BATCH // GROUPS
@@ -126,7 +128,10 @@ def make_manager(training: Training, group: ProcessGroupGloo, store: TCPStore) -
 
 
 def average(manager: Manager, parameters: list[torch.nn.Parameter]) -> None:
-    """In one tensor, as DDP would in its only bucket. After an error it means nothing, and is not applied."""
+    """Reduce the gradients by one all-reduce of a single tensor, as DDP would with one bucket.
+
+    After an error the result means nothing, and is not applied.
+    """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     together = torch.cat([gradient.flatten() for gradient in gradients])
     manager.allreduce(together).wait()

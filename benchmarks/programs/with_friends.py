@@ -1,8 +1,8 @@
-"""The character transformer with friends at a hub, or alone, until all together have trained STOP batches.
+"""Character transformer with friends at a hub, or alone, until all together have trained STOP batches.
 
-BATCHES: what the learning rate's one cycle is made for. SAMPLE_S: seconds that a sample takes on the device
-that this process stands for. UNIT: samples computed at once. SEED. Prints its loss on what was held out, and
-the seconds between computing one unit and the next: some of them are exchanges with the hub.
+BATCHES: length of the learning rate's one cycle. SAMPLE_S: seconds that a sample takes on the simulated
+device. UNIT: samples computed at once. SEED. Prints the loss on held-out data, and the seconds between
+computing one unit and the next: some of them are exchanges with the hub.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ RATE, WARM_UP = 3e-3, 0.1
 
 
 def part_of_rate(step: int) -> float:
-    """Up to the whole rate within the first tenth, then down to nothing; flat for whoever goes on."""
+    """Return the factor of the learning rate: up within the first tenth, then down to zero, and zero after
+    that.
+    """
     share: float = min(1.0, step / BATCHES)
     if share < WARM_UP:
         return 0.04 + 0.96 * share / WARM_UP

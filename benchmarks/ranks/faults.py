@@ -1,6 +1,6 @@
-"""What a rank does while its peers are being killed: collectives until one fails, then rebuilding.
+"""Commands of a rank while its peers are being killed: collectives until one fails, then rebuilding.
 
-While it runs it publishes how far it is (``benchmarks.ranks.progress``).
+While it runs it publishes its progress (``benchmarks.ranks.progress``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOOK_SECONDS = 0.0005
 
 
 def sent_bytes() -> int:
-    """What this rank's mover has sent so far, over all links."""
+    """Return the bytes that this rank's communication process has sent so far, over all links."""
     from barnraise.collectives.client import current_comm_process
 
     return int(current_comm_process().statistics().values["bytes_sent"])
@@ -51,7 +51,10 @@ def _issue(kind: str, size: int) -> Any:
 def collectives_until_error(
     seed: int, smallest: int, largest: int, progress: str | None = None
 ) -> dict[str, Any]:
-    """Random collectives one after another, watched if there is a page; what ended them and when."""
+    """Run random collectives until one fails, and record progress if there is a page.
+
+    Return the error and its time.
+    """
     operation = 0
     with _page(progress) as page:
         while True:
@@ -88,7 +91,7 @@ def _watched(page: mmap.mmap, operation: int, kind: str, size: int) -> None:
 
 
 def all_reduces(operations: int, size: int, skip: bool = False) -> dict[str, Any]:
-    """All-reduces until one fails; with ``skip`` this rank lives on but never calls."""
+    """Run all-reduces until one fails; with ``skip`` this rank lives on but never calls."""
     try:
         for _ in range(operations):
             if skip:
@@ -111,7 +114,7 @@ def _described(error: BaseException, at: int) -> dict[str, Any]:
 
 
 def checked_all_reduce(count: int, seed: int) -> bool:
-    """An integer all-reduce whose every element is known beforehand."""
+    """Check an integer all-reduce whose every element is known beforehand."""
     rank, world = dist.get_rank(), dist.get_world_size()
     index = torch.arange(count, dtype=torch.int64)
     expected = torch.stack([_pattern(index, peer, seed) for peer in range(world)]).sum(0)
@@ -127,7 +130,7 @@ def _pattern(index: torch.Tensor, rank: int, seed: int) -> torch.Tensor:
 def rebuild(
     worker: Worker, backend: str, prefix: str, rank: int, world: int, times: int, every: int
 ) -> dict[str, Any]:
-    """Makes and destroys the group many times, and watches what the processes hold on to."""
+    """Create and destroy the group many times, and record the resources that the processes hold."""
     seconds, samples, wrong = [], [], 0
     for turn in range(times):
         start = time.monotonic()
@@ -141,7 +144,9 @@ def rebuild(
 
 
 def _held() -> dict[str, list[int]]:
-    """Descriptors, threads and resident kilobytes of this process, its mover and its host's listener."""
+    """Return descriptors, threads and resident kilobytes of this process, its communication process and
+    listener.
+    """
     gc.collect()
     held = {"worker": _held_by(os.getpid())}
     for who, pids in (("mover", mover_pids()), ("listener", listener_pids())):

@@ -1,9 +1,9 @@
-"""Starting ranks on lab hosts (or on this machine) and talking to them.
+"""Start ranks on lab hosts (or on this machine) and send them commands.
 
-Importing torch costs about two CPU-seconds, which would drown every figure taken beside it. So each
-host runs one *nursery* that imports torch once and forks ranks on request. A forked rank connects back
-to the driver's Unix socket (network namespaces do not divide the file system) and then executes
-commands: one JSON object per line in, one per line out.
+Importing torch costs about two CPU-seconds, which would distort every figure taken at the same time. So each
+host runs one *fork server* that imports torch once and forks ranks on request. A forked rank connects back to
+the driver's Unix socket (network namespaces do not divide the file system). Then it executes commands: one
+JSON object per line in, one per line out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RankError(RuntimeError):
 
 
 class Host(Protocol):
-    """What a benchmark needs of a machine; the lab's hosts and ``ThisMachine`` have it."""
+    """Interface of a machine for benchmarks; the lab's hosts and ``ThisMachine`` implement it."""
 
     address: str
 
@@ -70,7 +70,7 @@ class Line:
         self._stream.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, timeout: float | None) -> dict[str, Any] | None:
-        """The next message, or None at the end of the stream; raises TimeoutError."""
+        """Return the next message, or None at the end of the stream; raise TimeoutError if none arrives."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while b"\n" not in self._received:
             self._stream.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
@@ -128,7 +128,7 @@ class Rank:
 
 
 def ask_all(ranks: Sequence[Rank], do: str, /, *, timeout: float = 120.0, **arguments: Any) -> list[Answer]:
-    """The same command to all, together; their answers in order."""
+    """Send the same command to all ranks, and return their answers in order."""
     for rank in ranks:
         rank.tell(do, **arguments)
     return [rank.answer(timeout) for rank in ranks]
@@ -182,7 +182,7 @@ class Fleet:
         return self.directory / f"host{host}.log"
 
     def fork(self, host: int, label: str, environment: Mapping[str, str] | None = None) -> Rank:
-        """A new rank on that host, ready for commands."""
+        """Fork a new rank on that host, ready for commands."""
         self._nurseries[host].send({"label": label, "environment": dict(environment or {})})
         hello, line = self._accept(30.0)
         if hello.get("label") != label:
@@ -209,14 +209,14 @@ class Fleet:
 
 
 def prepare_driver() -> None:
-    """The reader's own settings must not change a figure, and a driver that is ended cleans up."""
+    """Remove settings of the user that would change a figure, and make SIGTERM exit with cleanup."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     for name in [name for name in os.environ if name.startswith(("BARNRAISE_", "GLOO_", "TORCH_"))]:
         del os.environ[name]
 
 
 def identities(directory: Path, addresses: Sequence[str]) -> list[dict[str, str]]:
-    """One environment per machine: keys of their own, and trust in each other."""
+    """Return one environment per machine: each with its own key, and trust in the others."""
     from barnraise.identity.keys import NodeKey
 
     secret = directory / "discovery.secret"
@@ -240,7 +240,7 @@ def identities(directory: Path, addresses: Sequence[str]) -> list[dict[str, str]
 
 @contextmanager
 def working_directory() -> Iterator[Path]:
-    """A short path (Unix sockets allow about 100 characters) that is gone afterwards."""
+    """Create a temporary directory with a short path, because Unix sockets allow about 100 characters."""
     path = Path(tempfile.mkdtemp(prefix="by-bench-", dir="/tmp"))
     try:
         yield path

@@ -29,7 +29,7 @@ LISTENER = "barnraise.transport.listener.listener"
 
 
 def mover_pids() -> list[int]:
-    """The movers that belong to this process."""
+    """Return the communication processes that belong to this process."""
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
@@ -41,7 +41,7 @@ def mover_pids() -> list[int]:
 
 
 def listener_pids() -> list[int]:
-    """The listener of this host, which is one network namespace."""
+    """Return the listener of this host, which is one network namespace."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         try:
@@ -54,7 +54,7 @@ def listener_pids() -> list[int]:
 
 
 class CpuMeter:
-    """CPU nanoseconds of this process and its movers together."""
+    """CPU nanoseconds of this process and its communication processes together."""
 
     def __init__(self) -> None:
         self._movers = mover_pids()
@@ -74,13 +74,13 @@ def _cpu_of(pid: int) -> int:
 
 
 def _turns(names: Sequence[str], turn: int) -> Sequence[str]:
-    """Who goes first changes every round, so that neither side profits from its place."""
+    """Rotate the order every round, so that no contender profits from its place."""
     shift = turn % len(names)
     return [*names[shift:], *names[:shift]]
 
 
 def _strategy_counts() -> dict[str, float]:
-    """How often each strategy has carried an all-reduce in this process, by our own metrics."""
+    """Count the all-reduces of each strategy in this process, by our own metrics."""
     from barnraise.core import metrics
 
     return {
@@ -92,7 +92,7 @@ def _strategy_counts() -> dict[str, float]:
 
 
 class Observed:
-    """Which strategy each group really used, seen once."""
+    """Strategy that each group really used, observed once."""
 
     def __init__(self) -> None:
         self.used: dict[str, str] = {}
@@ -111,7 +111,7 @@ class Observed:
 def all_reduce(
     groups: Groups, names: Sequence[str], control: str, size: int, rounds: int, warmup: int = 2
 ) -> dict[str, Any]:
-    """Blocking all-reduces of ``size`` bytes: start, end and CPU time of each."""
+    """Time blocking all-reduces of ``size`` bytes: start, end and CPU time of each."""
     tensor = torch.empty(size // 4, dtype=torch.float32)
     meter = CpuMeter()
     times: Times = {name: [] for name in names}
@@ -136,7 +136,7 @@ def all_reduce(
 def latency(
     groups: Groups, names: Sequence[str], control: str, size: int, blocks: int, operations: int
 ) -> dict[str, Any]:
-    """Blocking all-reduces back to back, in alternating blocks."""
+    """Time blocking all-reduces back to back, in alternating blocks."""
     tensor = torch.zeros(size // 4, dtype=torch.float32)
     times: Times = {name: [] for name in names}
     observed = Observed()
@@ -164,11 +164,12 @@ def issued(
     modes: Sequence[str],
     warmup: int = 3,
 ) -> dict[str, Any]:
-    """Asynchronous all-reduces, with this thread spinning in pure Python ("busy") or asleep ("idle").
+    """Time asynchronous all-reduces, with this thread spinning in pure Python ("busy") or asleep ("idle").
 
     Each entry, under "mode name": issued, finished, seen by Python, CPU time. Our work objects carry the
-    mover's own time of the last byte; Gloo has no such clock, so its end is the moment at which the spinning
-    thread sees it (it looks every few microseconds, and Gloo's threads never need Python's lock).
+    communication process's own time of the last byte. Gloo has no such clock, so its end is the moment at
+    which the spinning thread sees it. The thread looks every few microseconds, and Gloo's threads never need
+    Python's lock.
     """
     tensor = torch.empty(max(size // 4, 1), dtype=torch.float32)
     meter = CpuMeter()
@@ -193,7 +194,7 @@ def issued(
 
 
 def _spin(work: dist.Work) -> int:
-    """Pure Python that never gives up the lock of its own accord."""
+    """Run pure Python, which keeps the interpreter lock, until the work is completed."""
     counter = 0
     while not work.is_completed():
         for _ in range(100):
@@ -244,7 +245,7 @@ def train(
     steps: int,
     warmup: int = 3,
 ) -> dict[str, Any]:
-    """Whole training steps of one model per group, in turns; the copies must stay equal."""
+    """Time whole training steps of one model per group, in turns; the copies must stay equal."""
     models: dict[str, nn.Module] = {}
     optimizers: dict[str, torch.optim.Optimizer] = {}
     for name in names:

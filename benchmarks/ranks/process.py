@@ -1,7 +1,7 @@
-"""The worker's side: a nursery that forks ranks, and the loop in which a rank executes commands.
+"""Fork server on a host, and the loop in which a forked rank executes commands.
 
-Run by ``benchmarks.ranks.hosts`` as ``python -m benchmarks.ranks.process``,
-with arguments ``<driver socket> <host index> <log file> <address>``.
+Run by ``benchmarks.ranks.hosts`` as ``python -m benchmarks.ranks.process``, with arguments ``<driver socket>
+<host index> <log file> <address>``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Command = Callable[..., Any]
 
 
 class Worker:
-    """What a rank holds between commands: a store and named groups."""
+    """State of a rank between commands: a store and named groups."""
 
     def __init__(self) -> None:
         self.store: Store | None = None
@@ -44,7 +44,7 @@ class Worker:
         self._registered = False
 
     def serve_store(self, address: str) -> int:
-        """Becomes the store of the run; a process of its own, so that any rank may be killed."""
+        """Serve the store of the run from a process of its own, so that any rank may be killed."""
         served = TCPStore(address, 0, is_master=True, wait_for_workers=False)
         self._served = served
         return int(served.port)
@@ -53,7 +53,7 @@ class Worker:
         self.store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=60))
 
     def join(self, backend: str, prefix: str, rank: int, world: int, timeout: float = 60.0) -> float:
-        """Makes the default group; returns the seconds that took."""
+        """Create the default group and return the seconds that took."""
         if self.store is None:
             raise RuntimeError("no store yet")
         self._prepare(backend)
@@ -75,7 +75,7 @@ class Worker:
         return time.monotonic() - start
 
     def group(self, name: str, backend: str, members: list[int], settings: Mapping[str, str]) -> float:
-        """Makes a named group of some ranks with some settings in the environment; all ranks call it."""
+        """Create a named group of some ranks with some settings in the environment; all ranks call it."""
         self._prepare(backend)
         before = {key: os.environ.get(key) for key in settings}
         os.environ.update(settings)
@@ -120,7 +120,7 @@ def commands(worker: Worker) -> dict[str, Command]:
 
 
 def serve(line: Line) -> None:
-    """Commands in, answers out, until the driver hangs up."""
+    """Execute commands and send answers until the driver closes the connection."""
     known = commands(Worker())
     while True:
         message = line.receive(None)
@@ -141,7 +141,7 @@ def _connect(path: str, hello: Mapping[str, Any]) -> Line:
 
 
 def _rank(path: str, request: Mapping[str, Any]) -> None:
-    """The forked child: never returns."""
+    """Run the forked child; never returns."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -155,7 +155,7 @@ def _rank(path: str, request: Mapping[str, Any]) -> None:
 
 
 def _interface(address: str) -> str:
-    """Gloo wants the name of the interface that has this address."""
+    """Return the name of the interface that has this address, as Gloo requires it."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == address for one in addresses):
             return str(name)

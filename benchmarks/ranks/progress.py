@@ -1,7 +1,7 @@
-"""How far a rank is, in a file that outlives it, and the sequence of operations that all ranks agree on.
+"""Progress of a rank in a file that outlives it, and the sequence of operations that all ranks agree on.
 
-The driver reads from the page whether a victim had sent part of the operation in which it died.
-Imports nothing but the standard library: the driver uses it too.
+The driver reads from the page whether a victim had sent part of the operation in which it died. Imports
+nothing but the standard library: the driver uses it too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Progress(NamedTuple):
 
 
 def plan(seed: int, index: int, smallest: int, largest: int) -> tuple[str, int]:
-    """Kind and bytes of operation ``index``: the same on every rank and in the driver."""
+    """Return kind and bytes of operation ``index``: the same on every rank and in the driver."""
     source = random.Random(seed * 1_000_003 + index)
     exponent = source.uniform(0.0, 1.0)
     return source.choice(KINDS), int(smallest * (largest / smallest) ** exponent)

@@ -25,7 +25,7 @@ class Contender:
 
 
 def contenders(engines: Sequence[str]) -> list[Contender]:
-    """Ours and theirs; the names differ even when the engines do not."""
+    """Return one contender per engine; the names differ even when the engines do not."""
     return [Contender(f"{index}:{engine}", engine, {}) for index, engine in enumerate(engines)]
 
 
@@ -56,7 +56,7 @@ class Crew:
         sizes: Sequence[int],
         environment: Mapping[str, str] | None = None,
     ) -> Crew:
-        """One rank per place (a host may appear twice), with groups of the first 2, 3, ... ranks."""
+        """Start one rank per place (a host may appear twice), with groups of the first 2, 3, ... ranks."""
         store = fleet.fork(places[0], "store")
         address = fleet.hosts[places[0]].address
         port = store.ask("serve_store", address=address)
@@ -75,7 +75,7 @@ class Crew:
         return Crew(self.fleet, self.everyone, self.store, size, self.contenders)
 
     def make_groups(self) -> dict[str, float]:
-        """Makes this size's groups; how long each took on the slowest rank."""
+        """Create the groups of this size; return the seconds that each took on the slowest rank."""
         members = list(range(self.size))
         took = {}
         control = Contender(CONTROL, "gloo", {})
@@ -92,13 +92,13 @@ class Crew:
         return f"{CONTROL}/{self.size}"
 
     def ask(self, do: str, *, timeout: float = 300.0, **arguments: Any) -> list[Any]:
-        """The same measurement on every member, for all contenders in turns."""
+        """Run the same measurement on every member, for all contenders in turns."""
         return self.ask_some(self.names, do, timeout=timeout, **arguments)
 
     def ask_some(
         self, names: Sequence[str], do: str, *, timeout: float = 300.0, **arguments: Any
     ) -> list[Any]:
-        """The same, for some of the contenders."""
+        """Run the same measurement on every member, for some of the contenders."""
         control = self.control
         return ask_all(self.ranks, do, timeout=timeout, names=list(names), control=control, **arguments)
 
@@ -115,7 +115,7 @@ def lab_fleet(
     settings: Mapping[str, str] | None = None,
     ours: bool = True,
 ) -> Iterator[tuple[Lab, Fleet]]:
-    """Hosts in namespaces, each with a key of its own and a nursery in it."""
+    """Start hosts in namespaces, each with a key of its own and a fork server."""
     if (why := why_unavailable()) is not None:
         raise SystemExit(f"no lab here: {why}")
     with Lab(hosts=hosts, rate=rate, delay=delay) as lab, fleet_on(lab.hosts, settings, ours) as fleet:
@@ -147,7 +147,7 @@ class Inside:
 
 @contextmanager
 def loopback_crew(engines: Sequence[str], encryption: str) -> Iterator[Crew]:
-    """Two ranks on one host of its own, so that no listener of the reader is disturbed; or just here."""
+    """Start two ranks on a host of their own, to keep away from the user's listener; without a lab, here."""
     settings = {"BARNRAISE_NETWORK_ENCRYPTION": encryption}
     with ExitStack() as stack:
         host: Host = ThisMachine()

@@ -1,14 +1,17 @@
-"""What a session costs when nothing fails, what unequal machines bring, and how a newcomer is healed.
+"""Overhead of a session without failures, its gain on unequal machines, and the recovery of a joining worker.
 
     python -m benchmarks.session --quick     about 15 minutes
     python -m benchmarks.session             more rounds
 
-On four lab hosts at 1 Gbit/s, in turns, another one first in each round: the same loop with a session, with
-DDP on our backend (an unmodified program under `barnraise run`), and with DDP on Gloo (torchrun, in the
-clear). Unequal: the hosts wait 1, 1, 2 and 4 times as long for each sample, which stands for slower devices;
-DDP, with equal shares, for comparison.
-Throttled: all are equally fast, until in the middle of the run they become as unequal as that.
-Healing: a worker is killed, returns and gets 500 MB while the others train steps that stand for device work.
+Four lab hosts at 1 Gbit/s run the same loop in turns, with a different first contender in each round. The
+contenders are a session, DDP on our backend (an unmodified program under `barnraise run`), and DDP on Gloo
+(torchrun, in the clear).
+
+- Unequal: the hosts wait 1, 1, 2 and 4 times as long for each sample, which simulates slower devices.
+  DDP has equal shares.
+- Throttled: all are equally fast, until in the middle of the run they become as unequal as that.
+- Healing: a worker is killed, returns and gets 500 MB while the others train steps that simulate device work.
+
 The last line is one JSON object of figures.
 """
 
@@ -69,7 +72,7 @@ class Bench:
         return found
 
     def unequal(self) -> tuple[list[float], float, float]:
-        """Samples per second: of each host alone, of a session on all, and of DDP on all.
+        """Return samples per second: of each host alone, of a session on all, and of DDP on all.
 
         All train in units of four samples, and twelve steps of each are measured.
         """
@@ -82,13 +85,13 @@ class Bench:
         return solos, 256 / ours["median"], 256 / ddp["median"]
 
     def throttled(self) -> list[float]:
-        """Seconds of each step; some hosts become slower after `SLOWS_AT` of them."""
+        """Return the seconds of each step; some hosts become slower after `SLOWS_AT` of them."""
         words = {"UNIT": "4", "STEPS": str(2 * SLOWS_AT), "WARM": "0", "SLOWS_AT": str(SLOWS_AT)}
         found: list[float] = self._under_barnraise("session", **words, **SMALL)["steps"]
         return found
 
     def heal(self) -> tuple[float, float, float]:
-        """Share of the line, longest pause in steps, and how long the newcomer took to come back."""
+        """Return the share of the line, the longest pause in steps, and the seconds until recovery."""
         trace = self._room / "heal"
         words = ["--set", f"BARNRAISE_TRACE_COMMITS={trace}", "--set", f"STATE_MB={STATE_MB}"]
         words += ["--set", f"STEP_S={STEP_S}", "--on", "h0,h1,h2", "--all"]
@@ -154,7 +157,7 @@ def _gaps(commits: list[Commit]) -> list[float]:
 
 
 def _is_measured(machines: Machines) -> bool:
-    """What agents do in their first minute would be in the figures."""
+    """Return True if the agents have finished the measurements of their first minute, which would disturb."""
     devices = all(any(device.tflops for device in row.devices) for row in machines.status(0).nodes)
     return devices and machines.are_links_measured(HOSTS * (HOSTS - 1) // 2)
 

@@ -1,11 +1,11 @@
-"""Whether several machines, also under deaths, train what one machine trains: losses and parameters compared.
+"""Equality of training on several machines, also under deaths, with training on one machine.
 
     python -m benchmarks.session.equality --quick    about 6 minutes
     python -m benchmarks.session.equality            every model with every optimizer, 20 kills each
 
-In float64 over 200 steps: the same script alone, on 2, 3 and 4 lab hosts, and on 4 hosts while workers are
-killed at random moments and come back. In float32: one step from the same state. The last line is one JSON
-object: the largest difference of a parameter and of a loss, relative to the largest of its kind.
+In float64 over 200 steps the same script runs alone, on 2, 3 and 4 lab hosts, and on 4 hosts under kills.
+Workers are killed at random moments and return. In float32: one step from the same state. The last line is
+one JSON object: the largest difference of a parameter and of a loss, relative to the largest of its kind.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BACK_S = 60.0
 
 
 class Outcome:
-    """What a training left: its parameters, and its last losses."""
+    """Result of a training: its parameters, and its last losses."""
 
     def __init__(self, final: Path, output: str) -> None:
         self.tensors = load_file(final)
@@ -49,7 +49,9 @@ class Outcome:
         self.losses = torch.tensor([float(word) for word in said[-1].split()], dtype=torch.float64)
 
     def differs(self, other: Outcome) -> tuple[float, float]:
-        """The largest difference within a tensor, relative to its largest value; of the losses likewise."""
+        """Return the largest difference within a tensor, relative to its largest value; of the losses
+        likewise.
+        """
         pairs = [
             (value.double(), other.tensors[name].double())
             for name, value in self.tensors.items()
@@ -85,7 +87,7 @@ class Bench:
         return Outcome(final, done.stdout)
 
     def together(self, hosts: int, variables: Mapping[str, str], kills: int = 0) -> tuple[Outcome, int]:
-        """On so many hosts; with how many kills it was in fact."""
+        """Train on ``hosts`` hosts; return the outcome and the number of kills that happened."""
         final, trace = self._next("final"), self._next("trace")
         given = {**variables, "FINAL": str(final), "BARNRAISE_TRACE_COMMITS": str(trace)}
         words = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
@@ -100,7 +102,7 @@ class Bench:
         return Outcome(final, running.output()), done
 
     def _kill(self, trace: Path, kills: int, hosts: int) -> int:
-        """One after the other, each when the one before it is back."""
+        """Kill workers one after the other, each when the previous one is back."""
         self._machines.until(lambda: len(read_commits(trace)) > 2 * hosts, 120.0, "training has begun")
         done, generation = 0, 0
         while done < kills:

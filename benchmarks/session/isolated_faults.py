@@ -1,14 +1,13 @@
-"""One fault at a time in a session on four lab hosts: how long until the next commit, and what is left.
+"""One fault at a time in a session on four lab hosts: seconds to the next commit, and what is left.
 
     python -m benchmarks.session.isolated_faults --quick
     python -m benchmarks.session.isolated_faults --only worker,everyone --times 20
 
-``worker``, ``machine``, ``coordinator``, ``stopped``, ``cut``: each fault meets a group of all four that has
-trained undisturbed for some seconds; a unit takes a few milliseconds, so computing lost ones again does not
-count.
-``leave``: `barnraise down`. ``everyone``: all agents and workers at once, at random moments, also while a
-checkpoint is written; what the run goes on with must be a checkpoint with the hash that its step had.
-The last line is one JSON object of figures.
+``worker``, ``machine``, ``coordinator``, ``stopped``, ``cut``: each fault hits a group of all four that has
+trained undisturbed for some seconds. A unit takes a few milliseconds, so computing lost ones again does not
+matter. ``leave``: `barnraise down`. ``everyone``: all agents and workers at once, at random moments, also
+while a checkpoint is written. The run must resume from a checkpoint with the hash that its step had. The last
+line is one JSON object of figures.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Faults:
         self.run = told.stdout.strip()
 
     def settle(self) -> Commit:
-        """All of them train, and have done so for some seconds."""
+        """Wait until all hosts have trained in one group for some seconds; return the last commit."""
 
         def is_settled() -> bool:
             recent = [one for one in read_commits(self.trace) if one.at > time.time() - _SETTLED_S]
@@ -79,7 +78,7 @@ class Faults:
         return last_commits(self.trace, 1)[-1]
 
     def next_commit(self, begin: float, generation: int, *, in_another: bool = True) -> float:
-        """Seconds until one by a group that was made after the fault."""
+        """Return the seconds until a commit by a group that was formed after the fault."""
         deadline = time.monotonic() + _GOES_ON_S
         while time.monotonic() < deadline:
             for one in last_commits(self.trace, 200):
@@ -111,7 +110,10 @@ class Faults:
         return self._kill(self.first())
 
     def stopped(self) -> float:
-        """The coordinator's agent; its worker goes on, and may go on training with the others."""
+        """Stop the coordinator's agent; its worker runs on, and may train on with the others.
+
+        Return the longest pause between commits.
+        """
         last = self.settle()
         place = self.first()
         begin = time.time()
@@ -133,7 +135,7 @@ class Faults:
             self._lab.heal(one, other)
 
     def leave(self) -> float:
-        """The longest time without a commit around it."""
+        """Run `barnraise down` on a host and return the longest time without a commit around it."""
         self.settle()
         place = self._chance.choice([one for one in range(1, HOSTS) if one != self.first()])
         begin = time.time()
@@ -154,12 +156,14 @@ class Faults:
         return took
 
     def first(self) -> int:
-        """Where the coordinator is."""
+        """Return the place of the coordinator."""
         told = self._machines.status(self._chance.choice(range(HOSTS)))
         return next(int(row.name[1]) for row in told.nodes if row.coordinator)
 
     def everyone(self) -> float:
-        """Returns how many seconds of training were lost; SystemExit if what is left is not what was."""
+        """Kill everything and return the seconds of lost training; raise SystemExit if the restored state is
+        wrong.
+        """
         self.settle()
         time.sleep(self._chance.uniform(0.0, 1.5 * CHECKPOINT_S))
         for place in range(HOSTS):

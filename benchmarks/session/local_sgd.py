@@ -1,15 +1,15 @@
-"""What rounds, codecs and the outer optimizer do to the loss, in one process: the rules are set from this.
+"""Effect of rounds, codecs and the outer optimizer on the loss, in one process: the rules are set from this.
 
     python -m benchmarks.session.local_sgd --quick                          200 batches, a few minutes
     python -m benchmarks.session.local_sgd 8:int8:1.0:0.7 16:int4:1.0:0.8   400 batches each
 
-A way is PERIOD:CODEC[:RATE:MOMENTUM[:AHEAD]]. AHEAD: so many steps of the next round are done when the mean
-of one arrives.
+A way is PERIOD:CODEC[:RATE:MOMENTUM[:AHEAD]]. AHEAD: number of steps of the next round that are done when the
+mean of one arrives.
 
-The mathematics of a session with four members, one after the other in one process, with the real codecs and
-their error feedback: the same samples, the same model as `programs/characters.py`, AdamW inside, Nesterov SGD
-outside. `benchmarks.plans --only quality` does it with real sessions, which takes some times as long.
-The last line is one JSON object of figures.
+This is the mathematics of a session with four members, one after the other in one process. The codecs with
+their error feedback are real. The samples and the model are those of `programs/characters.py`, with AdamW
+inside and Nesterov SGD outside. `benchmarks.plans --only quality` does it with real sessions, which takes
+several times as long. The last line is one JSON object of figures.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Training:
         self._sum = Sum(named)
 
     def loss(self) -> float:
-        """On what was held out, after all batches."""
+        """Train on all batches and return the loss on held-out data."""
         if self._way.period > 1:
             self._train_in_rounds()
         else:
@@ -141,7 +141,7 @@ class Training:
         _load(self._models[0], state)
 
     def _train(self, begin: int, steps: int, first: int, last: int) -> None:
-        """Every member its local steps from first to last of the round that begins there."""
+        """Run every member's local steps from ``first`` to ``last`` of the round that starts at ``begin``."""
         batch, share = characters.BATCH, characters.BATCH // WORKERS
         for worker, model in enumerate(self._models):
             for step in range(first, last):

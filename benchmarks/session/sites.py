@@ -65,7 +65,7 @@ def measure(hosts: int, codec: str) -> list[Found]:
         everybody = ",".join(f"h{one}" for one in range(2 * hosts))
 
         def run(strategy: str, batches: int) -> tuple[float, int]:
-            """Seconds of a step, and all bytes on the line between the sites."""
+            """Return the seconds of a step, and all bytes on the line between the sites."""
             given = {"PARAMETERS": str(PARAMETERS), "SAMPLE_S": str(SAMPLE_S), "BATCHES": str(batches)}
             given["SYNC"] = EXACT if codec == EXACT else f"1:{codec}"
             before = lab.trunk_bytes()

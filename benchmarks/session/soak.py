@@ -1,15 +1,15 @@
-"""A session on five lab hosts under faults: every 0.5 to 2 s something dies, stops, is cut off or returns.
+"""Session on five lab hosts under faults: every 0.5 to 2 s a process dies, stops, is cut off or returns.
 
     python -m benchmarks.session.soak --quick          10 minutes
     python -m benchmarks.session.soak --minutes 480    the long form
     python -m benchmarks.session.soak --quick --period 5 --codec int8    the same with rounds of local steps
-    python -m benchmarks.session.soak --only kill_worker --faults 1000   nothing but these, so many
+    python -m benchmarks.session.soak --only kill_worker --faults 1000   only this fault, 1000 times
 
-After every commit each member writes down the hash of its whole state and the units it computed; at the end
-all of it is compared. Lost samples are looked for in steps that every member of one group wrote down;
-``steps_not_judged`` says in how many that was not so. After a killed worker the time to the next commit of a
-new group is taken; after all other faults, which may change no group, the longest pause between two commits.
-The last line is one JSON object of figures; all counts of violations must be zero, and null is not measured.
+After every commit each member records the hash of its whole state and the units it computed; at the end all
+records are compared. Lost samples are counted in steps that every member of one group recorded;
+``steps_not_judged`` counts the other steps. After a killed worker the time to the next commit of a new group
+is measured. Other faults may leave the group as it is, so the longest pause between two commits is measured.
+The last line is one JSON object of figures. All counts of violations must be zero; null means not measured.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ class Soak:
         self._restore()
 
     def _await_members(self) -> None:
-        """Somebody must be left who holds the state: so nothing is killed while fewer than three train."""
+        """Wait until at least three members train: with fewer, the next kill could destroy the last copy of
+        the state.
+        """
         deadline = time.monotonic() + _GOES_ON_S
         while time.monotonic() < deadline:
             last = last_commits(self._trace, 1)[-1]
@@ -160,7 +162,7 @@ class Soak:
         return None
 
     def _await_commit(self, name: str, begin: float, generation: int) -> None:
-        """By a group that was made after the fault; or, if the fault changes none, the longest pause."""
+        """Wait for a commit by a group formed after the fault, or note the longest pause without one."""
         deadline = time.monotonic() + _GOES_ON_S
         while time.monotonic() < deadline:
             recent = [one for one in last_commits(self._trace, HOSTS * 200) if one.at > begin]
@@ -178,7 +180,7 @@ class Soak:
         raise SystemExit(f"no commit within {_GOES_ON_S:g} s after {name}")
 
     def _explain(self) -> None:
-        """The last words of every agent and worker, so that a failure can be understood."""
+        """Print the last log lines of every agent and worker, to explain a failure."""
         for place in range(HOSTS):
             print(f"== h{place}", *self._machines.words(place).splitlines()[-25:], sep="\n")
             logs = sorted(

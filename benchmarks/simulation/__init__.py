@@ -1,11 +1,15 @@
-"""Trainings on machines and links that are not there: the real decisions, on a fake clock.
+"""Simulated training on machines and links that do not exist: the real decisions, on a fake clock.
 
-What decides is Barnraise's own: plans (``planning``), who computes which units (``runs.leases``,
-``training.dealing``), what a member has of the step at hand and ahead of it (``training.at_hand``), whether a
-step counts when members die (``runs.commit``, ``training.held``), shares that follow speeds
-(``training.pace``), the way that is chosen while training runs (``training.choosing``, ``training.sync``),
-and each rank's messages of a sum (``collectives.strategies``, ``collectives.costs``). Simulated are
-computing, which is a wait, and links.
-Hubs decide by ``hub.rounds``; simulated are their processors, lines, disks and members (`hubs`).
-May import Barnraise and the fake clock; nothing imports it but benchmarks and tests.
+Barnraise's own code decides:
+
+- plans (``planning``), and the division of units between workers (``runs.sharding``,
+  ``training.steps.load_balancing``) by measured speeds (``training.steps.throughput``);
+- progress of a member in the current step and the next (``training.steps.progress``);
+- commits when members die (``runs.commit``, ``training.steps.commit_vote``);
+- the synchronization mode while training runs (``training.autotune``, ``training.sync``);
+- each rank's messages of an all-reduce (``collectives.algorithms``).
+
+Computing, which is a wait, and links are simulated. Hubs decide by ``hub.rounds``; their processors, lines,
+disks and members are simulated (`hub`). This package may import Barnraise and the fake clock; only benchmarks
+and tests import it.
 """

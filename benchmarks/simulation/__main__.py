@@ -81,14 +81,14 @@ class Compared(NamedTuple):
 
     @property
     def off(self) -> float | None:
-        """None of what was not measured, and of what the simulation was fitted to."""
+        """Return the relative error, or None if the case was not measured or was used for the fit."""
         if self.measured_s is None or (self.mbps, self.sync) in FITTED:
             return None
         return abs(self.simulated.step_s / self.measured_s - 1)
 
 
 class Machine(NamedTuple):
-    """What a host of the lab does besides computing, and how fast."""
+    """Work of a lab host besides computing, and the speed of its codecs."""
 
     costs: Costs = Costs()
     codecs: tuple[PlanCodec, ...] = LOSSY
@@ -120,8 +120,11 @@ def compare(measured: Measurement) -> list[Compared]:
 
 
 def fitted(known: Mapping[tuple[int, str], float], codecs: tuple[PlanCodec, ...]) -> Machine:
-    """What is missing in two of the measurements is the machines' own work: the same for each unit, and
-    before each encoded sum as much longer as its codec takes longer."""
+    """Fit a machine's own work to two of the measurements.
+
+    The work is the same for each unit. Before each encoded sum it is longer in proportion to the time of its
+    codec.
+    """
     machine = Machine(codecs=codecs)
     missing = _missing(ALL_HIDES, known, machine)
     machine = machine._replace(costs=Costs(unit_s=missing / (BATCH / UNIT / HOSTS)))
@@ -135,14 +138,14 @@ def _missing(way: tuple[int, str], known: Mapping[tuple[int, str], float], machi
 
 
 def planned_s(mbps: int, sync: Sync) -> float:
-    """What the planner predicts for it, before it has learnt anything."""
+    """Return the step time that the planner predicts before it has any measurement."""
     level = Level(codec=sync.codec, period=sync.period)
     options = PlanLimits(sync="auto", is_given=True, is_flat=True, overlaps=True, levels=Levels(inside=level))
     return make_plans(lab_world(HOSTS, mbps, 0, 1 / SAMPLE_S).cluster, MODEL, PROFILE, options).chosen.step_s
 
 
 def left_to_the_planner(mbps: int) -> tuple[Figures, float]:
-    """What the session's own planner takes on four hosts, and when."""
+    """Return the figures that the session's own planner reaches on four hosts, and the time of its change."""
     world = lab_world(HOSTS, mbps, 0, 1 / SAMPLE_S)
     training = train(world, COURSE, PARAMETERS, Costs())
     with chosen_while_training(training, MODEL, PROFILE, "auto", graph_of(world)):
@@ -152,7 +155,7 @@ def left_to_the_planner(mbps: int) -> tuple[Figures, float]:
 
 
 def measure(path: Path) -> None:
-    """The same on real hosts, with real sessions: all that the file does not have yet."""
+    """Measure the same on real hosts, with real sessions: every case that the file does not contain yet."""
     from benchmarks.agents.machines import Machines
     from benchmarks.plans.__main__ import Bench
     from lab import Lab
@@ -196,7 +199,7 @@ def known_in(path: Path) -> Measurement:
 
 
 def single_sums(dots: list[Dot]) -> dict[str, Any]:
-    """Of those that the session would take on lines of up to 100 Mbit/s."""
+    """Compare single sums of the strategies that the session would use on lines of up to 100 Mbit/s."""
     sums = list(swept(SWEEP))
     rows = [
         [f"{one.mbps:g} Mbit/s, {one.delay_ms:g} ms", one.size, one.strategy, "auto" if one.is_auto else ""]
@@ -246,9 +249,9 @@ class Thousand:
         return world, train(world, course, PARAMETERS, Costs())
 
     def plan(self, period: int = 1) -> Plan:
-        """Of all sites, each taken for one machine: planners know 256 at most.
+        """Return a plan of all sites, each taken as one machine, because planners accept at most 256.
 
-        In rounds, changes are sent as they are: through sites nothing else can be.
+        In rounds, changes are sent uncompressed: sites do not support anything else.
         """
         profile = StepTimes(batch=self.batch, unit=SAMPLES_EACH // 2)
         options = PlanLimits(is_given=True, is_flat=True)
@@ -266,7 +269,7 @@ class Thousand:
         return plan
 
     def undisturbed(self) -> None:
-        """Exact steps, and then rounds of the same training, which go ahead from the second kind on."""
+        """Run exact steps, and then rounds of the same training, which overlap from the second kind on."""
         self._follow(self.plan())
         self.begin()
         self._until(1)
@@ -279,13 +282,13 @@ class Thousand:
             self.training.overlaps = True
 
     def _change(self, period: int) -> None:
-        """Until the first of these rounds is over: while that was computed, nothing was summed."""
+        """Change the period, and run until the first of these rounds is over: it had no sum beside it."""
         self.training.wanted = Sync(period=period)
         self.world.clock.run_until(lambda: self.training.sync.period == period)
         self._until(1)
 
     def _follow(self, plan: Plan) -> None:
-        """As the plan says it, which is more than the session can do yet."""
+        """Run the training as the plan says, which is more than the session supports yet."""
         self.begin()
         order = [int(name.removeprefix("site ")) for name in plan.order]
         sites = tuple(self.world.links.sites[site] for site in order)
@@ -300,7 +303,7 @@ class Thousand:
         self.training.begin()
 
     def with_deaths(self, life_s: float, commits: int) -> None:
-        """The same training goes on, and machines die from now on."""
+        """Continue the same training while machines die."""
         period = self.training.sync.period
         churn = Churn(self.world, self.training, 2, life_s, life_s / 20, STATE_BYTES * PARAMETERS)
         name = "every step" if period == 1 else f"rounds of {period}, overlapped"

@@ -35,7 +35,7 @@ class Sum(NamedTuple):
 
 
 def swept(points: Path) -> Iterator[Sum]:
-    """All that was measured of four hosts whose lines, not whose two cores, set the time."""
+    """Yield the measured points of four hosts whose lines, and not the two cores, set the time."""
     for point in json.loads(points.read_text())["points"]:
         mbps, delay_ms = parse_rate(point["rate"]) / 1e6, float(point["delay"].removesuffix("ms"))
         if point["hosts"] != HOSTS or point["size"] < SMALLEST or mbps > 100:

@@ -1,4 +1,4 @@
-"""How a group sums on simulated links: as the session does it with each way of staying together."""
+"""All-reduces of a group on simulated links, as the session runs them in each synchronization mode."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ MANY = 64  # members of whom not every message is simulated
 
 
 class Links(NamedTuple):
-    """What the collectives know of a network, and where its machines are.
+    """Knowledge of the collectives about a network, and the places of its machines.
 
-    ``sites``: machines by site, the leader first; empty: the group is flat. ``bucket_bytes``: that are summed
-    as one; larger ones mean fewer messages to simulate. ``across``: how the leaders sum, in the order of the
-    sites, if not as the strategy ``sites`` has it. ``codecs``: how fast machines write and read each;
-    ``copying``: for each second of that, how long they copy and add before anything leaves.
+    ``sites``: machines by site, the leader first; if empty, the group is flat. ``bucket_bytes``: bytes that
+    are summed as one; larger buckets mean fewer messages to simulate. ``across``: shape in which the leaders
+    sum, in the order of the sites, if not that of the strategy ``sites``. ``codecs``: speed of encoding and
+    decoding. ``copying``: seconds of copying and adding before sending, for each second of a codec.
     """
 
     table: CostTable
@@ -47,7 +47,7 @@ class Links(NamedTuple):
 
 
 class Summing:
-    """The sum of one step, over so many numbers; each member begins when it is ready."""
+    """Sum of one step over a number of elements; each member starts when it is ready."""
 
     def __init__(
         self,
@@ -134,10 +134,11 @@ class StagedSum(Summing):
 
 
 class CodedSum(Summing):
-    """As ``compression.shards`` does it: shares to who owns a shard, and its sum back to all.
+    """Encoded all-reduce as in ``compression.allreduce.sharded``: reduce-scatter to shard owners, then
+    all-gather.
 
-    Encoding one piece follows another; while some travel, others are encoded. What was encoded is decoded at
-    the end. A sparse codec's payloads are gathered instead.
+    Pieces are encoded one after another, while others are being sent. Received pieces are decoded at the end.
+    A sparse codec's payloads are all-gathered instead.
     """
 
     def __init__(self, *given: object, links: Links, numbers: int, codec: Codec, codec_s: float) -> None:
@@ -190,7 +191,7 @@ def make_sum(
 
 
 def seconds_of(codec: str, codecs: Sequence[Known], numbers: int) -> float:
-    """To write and read so many numbers."""
+    """Return the seconds to encode and decode this many numbers."""
     known = next(one for one in codecs if one.name == codec)
     return 0.0 if known.mb_per_s is None else numbers * _FLOAT / known.mb_per_s / 1e6
 
@@ -214,14 +215,14 @@ def all_reduce(size: int, hosts: Sequence[int], links: Links) -> tuple[IndexedSc
 
 
 def _ranks_by_site(hosts: Sequence[int], links: Links) -> tuple[tuple[int, ...], ...]:
-    """Whoever stands first in a site, of those who are here, leads it."""
+    """Group the present ranks by site; the first present rank of a site leads it."""
     places = {host: rank for rank, host in enumerate(hosts)}
     here = (tuple(places[host] for host in site if host in places) for site in links.sites)
     return tuple(site for site in here if site)
 
 
 def _along(kind: str, strategy: str, size: int, world: int) -> tuple[IndexedSchedule, ...]:
-    """From or to the first rank."""
+    """Compile a schedule from or to the first rank."""
     return compiled(
         kind, strategy, world, BufferLayout(sizes=(size,), item=_FLOAT, segment=MAX_SEGMENT_BYTES)
     )

@@ -1,7 +1,7 @@
-"""A whole cluster on a fake clock, network and disk: the real membership code, nothing else real.
+"""Whole cluster on a fake clock, network and disk: only the membership code is real.
 
-Every run is a function of its seed. Messages are delayed, lost, doubled and reordered; nodes crash in the
-middle of their effects, restart, stall, and are cut off from each other in either direction.
+Every run is a function of its seed. Messages are delayed, lost, doubled and reordered. Nodes crash in the
+middle of their effects, restart and stall. Links are cut in either direction.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from benchmarks.simulation.fake_clock import FakeClock
 
 @lru_cache
 def keys(count: int) -> tuple[NodeKey, ...]:
-    """The same in every process, so that a seed says everything."""
+    """Return keys that are the same in every process, so that a seed determines a run."""
     seeds = [hashlib.sha256(f"simulated node {index}".encode()).digest() for index in range(count)]
     return tuple(NodeKey(Ed25519PrivateKey.from_private_bytes(seed)) for seed in seeds)
 
 
 @lru_cache
 def trust_log(count: int, guests: int = 0) -> TrustLog:
-    """Everybody admitted by the first; the last ``guests`` of them as guests."""
+    """Return a trust log in which the first node admits all others, the last ``guests`` as guests."""
     everyone = keys(count)
     log = TrustLog.found(everyone[0], "node 0")
     for index, key in enumerate(everyone[1:], 1):
@@ -53,7 +53,7 @@ def _incarnation(index: int, life: int) -> bytes:
 
 @lru_cache
 def _formed_record(count: int, guests: int) -> AcceptorState:
-    """The view of a cluster in which everybody is in its first life."""
+    """Return the view of a cluster in which every node is in its first life."""
     everyone = [
         PresentMember(key.id.raw, _incarnation(index, 1), votes=index < count - guests)
         for index, key in enumerate(keys(count))
@@ -64,7 +64,7 @@ def _formed_record(count: int, guests: int) -> AcceptorState:
 
 @dataclass
 class Disk:
-    """What a node has synced."""
+    """Content that a node has synced to disk."""
 
     record: AcceptorState
     entries: list[bytes]
@@ -137,7 +137,7 @@ class Cluster(FakeClock):
                 self._do(here, here.member.link_up, there.raw)
 
     def crash(self, node: Node, *, refuses: bool = True) -> None:
-        """Its disk stays. ``refuses``: the machine is still on and says that nobody listens."""
+        """Stop a node and keep its disk. ``refuses``: its machine is on and refuses connections."""
         node.member = None
         for other in self.nodes:
             if refuses and other.member is not None and not self.is_cut(node, other):
@@ -161,12 +161,12 @@ class Cluster(FakeClock):
             self._do(node, node.member.cancel_leave)
 
     def end(self, node: Node, life: int) -> None:
-        """An orderly end, after a goodbye."""
+        """End a node in order, after its goodbye."""
         if node.life == life and node.member is not None and node.member.leaving:
             self.crash(node)
 
     def perform(self, node: Node, event: Callable[..., list[Effect]], *arguments: object) -> None:
-        """An event of the test's own."""
+        """Perform an event that the test chooses."""
         self._do(node, event, *arguments)
 
     def wish(self, node: Node, entry: bytes) -> None:
@@ -183,7 +183,7 @@ class Cluster(FakeClock):
         return (one.index, other.index) in self.cut or (other.index, one.index) in self.cut
 
     def split(self, *sides: list[int]) -> None:
-        """Nobody hears anybody on another side."""
+        """Split the network: nodes on different sides cannot reach each other."""
         self.cut = {(a, b) for x in sides for y in sides if x is not y for a in x for b in y}
 
     def heal(self) -> None:
@@ -271,7 +271,7 @@ class Cluster(FakeClock):
             self.on_changed(node)
 
     def agreed(self) -> bool:
-        """Everybody who runs is in one view, of exactly those who run, and names one coordinator."""
+        """Return True if all running nodes share one view of exactly these nodes and one coordinator."""
         live = [node.member for node in self.nodes if node.member is not None]
         if not live or len({member.record.digest for member in live}) != 1:
             return False

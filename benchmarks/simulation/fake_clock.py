@@ -1,4 +1,4 @@
-"""Time that passes only when somebody turns it: what is to happen, in its order."""
+"""Fake clock whose time passes only on request, with a queue of future actions in their order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FakeClock:
         heapq.heappush(self._queue, (self.now + delay, next(self._order), action))
 
     def run(self, seconds: float) -> None:
-        """So much time passes."""
+        """Let this much time pass and run the actions that are due."""
         end = self.now + seconds
         queue = self._queue
         while queue and queue[0][0] <= end:
@@ -28,7 +28,7 @@ class FakeClock:
         self.now = end
 
     def run_until(self, truth: Callable[[], bool]) -> None:
-        """As long as something is to happen and it is not true."""
+        """Run actions until the condition is true or no action is left."""
         queue = self._queue
         while queue and not truth():
             self.now, _, action = heapq.heappop(queue)

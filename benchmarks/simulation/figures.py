@@ -1,4 +1,4 @@
-"""What a simulated training comes to, in the figures that a real one is measured by."""
+"""Figures of a simulated training, the same as those measured of a real one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Figures(NamedTuple):
 
 
 def sync_named(text: str) -> Sync:
-    """``exact``, or ``PERIOD:CODEC`` as in benchmarks/programs/planned.py."""
+    """Parse ``exact``, or ``PERIOD:CODEC`` as in benchmarks/programs/planned.py."""
     if text == "exact":
         return Sync()
     period, _, codec = text.partition(":")
@@ -44,7 +44,7 @@ def sync_named(text: str) -> Sync:
 
 
 def train(world: World, course: DataOrder, numbers: int, costs: Costs, sync: Sync | None = None) -> Training:
-    """Not yet begun; with a ``sync`` the first member asks for it from the beginning."""
+    """Create a training that is not started; with a ``sync`` the first member requests it from the start."""
     training = Training(world.clock, world.network, world.links, world.speeds, course, numbers, costs)
     training.wanted = sync if sync is not None and sync != Sync() else None
     return training
@@ -56,9 +56,9 @@ def run(training: Training, batches: int) -> None:
 
 
 def figures(commits: Sequence[Committed], busy_s: float) -> Figures:
-    """As the program counts them: the first commits of what was asked for are not believed.
+    """Compute figures as the program does, without the first commit of the requested mode.
 
-    ``busy_s``: of a batch, if nobody ever waited.
+    ``busy_s``: seconds of a batch if no member ever waited.
     """
     last = commits[-1].sync
     settled = [one for one in commits if one.sync == last]
@@ -68,7 +68,7 @@ def figures(commits: Sequence[Committed], busy_s: float) -> Figures:
 
 
 def fullest(wires: Sequence[Link], carried: Sequence[float], seconds: float) -> tuple[Link, float]:
-    """The link that was busy for the largest share of the time, and that share."""
+    """Return the link that was busy for the largest share of the time, and that share."""
     loads = {link: size / link.rate for link, size in zip(wires, carried, strict=True)}
     link = max(loads, key=lambda link: loads[link])
     return link, loads[link] / seconds
@@ -86,7 +86,7 @@ class PlanningAtOnce(SyncTuner):
 def chosen_while_training(
     training: Training, model: ModelSize, profile: StepTimes, wish: SyncMode, graph: TopologyGraph
 ) -> Iterator[None]:
-    """The first member plans after commits, as `Session` has it do."""
+    """Plan on the first member after commits, as `Session` does."""
     nodes = [facts.node for facts in graph.nodes]
 
     def want(sync: Sync) -> None:
@@ -115,7 +115,7 @@ def chosen_while_training(
 
 
 def graph_of(world: World) -> TopologyGraph:
-    """What agents would have measured of a flat world."""
+    """Return the graph that agents would have measured of a flat world."""
     ids = [f"{number + 1:064x}" for number in range(len(world.cluster.members))]
     names = [member.name for member in world.cluster.members]
     by_name = dict(zip(names, ids, strict=True))

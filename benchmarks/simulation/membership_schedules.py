@@ -4,9 +4,9 @@
     python -m benchmarks.simulation.membership_schedules --count 1000000        # the long form, some hours
     python -m benchmarks.simulation.membership_schedules --seed 4711 --verbose  # replay one
 
-Crashes (also between two effects), restarts, stalls, cuts in one or both directions, splits, loss, doubling,
-reordering, delays, goodbyes and changes of the trust log; then the network heals, some machines stay off in
-some schedules, and whoever may decide must agree.
+Faults of nodes: crashes (also between two effects), restarts, stalls, goodbyes and changes of the trust log.
+Faults of the network: cuts in one or both directions, splits, loss, doubling, reordering and delays. Then the
+network heals, while some machines stay off in some schedules. A quorum of the remaining nodes must agree.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 def run_schedule(seed: int, *, verbose: bool = False) -> Outcome:
-    """A function of the seed alone."""
+    """Run one schedule, which is a function of the seed alone."""
     rng = random.Random(seed)
     cluster = Cluster(seed, rng.choice((2, 3, 3, 4, 5)), guests=rng.random() < 0.1)
     try:
@@ -124,7 +124,7 @@ def _leave(cluster: Cluster, rng: random.Random) -> None:
 
 
 def _admit(cluster: Cluster, rng: random.Random) -> None:
-    """An owner admits a machine that never comes, or removes one that never came."""
+    """Admit a machine that never joins, or remove one that never joined, as an owner."""
     live = [node for node in _running(cluster) if node.member is not None and node.member.me.votes]
     if not live:
         return
@@ -143,10 +143,10 @@ def _admit(cluster: Cluster, rng: random.Random) -> None:
 
 
 def _heal(cluster: Cluster, rng: random.Random) -> tuple[float, str | None]:
-    """The network is whole again, but in some schedules a few machines stay off for good.
+    """Restore the network and wait for agreement; in some schedules a few machines stay off.
 
-    Those that run must agree if they may decide, and otherwise all say that they wait. Returns how long it
-    took, and what was wrong.
+    The running nodes must agree if they have a quorum, and must all report that they wait if not. Return the
+    seconds that this took, and the fault or None.
     """
     cluster.crash_in_effects = 0.0
     cluster.heal()
@@ -182,13 +182,13 @@ def _tell(cluster: Cluster) -> None:
 
 
 def run_many(seeds: Sequence[int]) -> list[Outcome]:
-    """On all cores."""
+    """Run the schedules of these seeds on all cores."""
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         return pool.map(run_schedule, seeds, chunksize=50)
 
 
 def message_cost(count: int) -> float:
-    """Messages that one node of an idle cluster sends in a second."""
+    """Return the number of messages that one node of an idle cluster sends in a second."""
     cluster = Cluster(1, count)
     cluster.run(5.0)
     cluster.messages = Counter()
@@ -197,7 +197,7 @@ def message_cost(count: int) -> float:
 
 
 def forming_time(count: int) -> float:
-    """Seconds until machines that are admitted, and started together, agree on one view."""
+    """Return the seconds until admitted machines that start together agree on one view."""
     cluster = Cluster(1, count, formed=False)
     begin = cluster.now
     while not cluster.agreed() and cluster.now < begin + 120:

@@ -1,10 +1,9 @@
-"""Links on a fake clock. Everything that goes through one at the same time shares it.
+"""Simulated links on a fake clock, shared by all streams that use them at the same time.
 
-From one machine to another there is one stream, as there is one connection: messages follow each other. Each
-link is shared fairly: what a stream cannot use, since another of its links is slower, the others have. A
-stream is as fast as the smallest of its shares. So a change at one link is felt only by those who use it,
-which keeps thousands of streams cheap; against max-min fairness a little may stay unused where a stream is
-slowed by others elsewhere.
+There is one stream from one machine to another, like one connection: messages follow each other. Each link is
+shared fairly: if another link limits a stream, the other streams get the rest. A stream is as fast as the
+smallest of its shares. So a change at one link affects only the streams that use it, which keeps thousands of
+streams cheap. Against max-min fairness a little capacity may stay unused if streams are limited elsewhere.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Network:
     def send(
         self, owner: Hashable, source: int, target: int, size: float, arrived: Callable[[], None]
     ) -> None:
-        """``owner``: for whom; see `drop`."""
+        """Send a message; ``owner``: the group that `drop` names."""
         if owner in self._dropped:
             return
         streams = self._streams.setdefault(owner, {})
@@ -77,7 +76,7 @@ class Network:
             self._share(stream.way.links)
 
     def drop(self, owner: Hashable) -> None:
-        """What was sent for somebody and has not left yet never does, and nothing more is sent."""
+        """Drop the unsent messages of this owner, and ignore its further messages."""
         self._dropped.add(owner)
         self._exchanges.discard(owner)
         for stream in self._streams.pop(owner, {}).values():
@@ -86,9 +85,10 @@ class Network:
                 self._rest(stream)
 
     def exchange(self, owner: Hashable, hosts: Sequence[int], size: float, done: Callable[[], None]) -> None:
-        """Everybody sends ``size`` bytes to everybody else, and nothing else is under way.
+        """Exchange ``size`` bytes between all pairs of hosts, while no other traffic exists.
 
-        For groups whose single messages are too many: the fullest link sets the time, and the furthest pair.
+        For groups whose single messages are too many: the fullest link and the pair with the longest delay
+        set the time.
         """
         loads, delay_s = self._exchange_loads(hosts)
         for link, messages in loads.items():
@@ -104,7 +104,7 @@ class Network:
         self._clock.later(delay_s + seconds, ended)
 
     def _exchange_loads(self, hosts: Sequence[int]) -> tuple[dict[Link, int], float]:
-        """Messages through each link, and the longest delay; a few machines more or less do not matter."""
+        """Return the messages through each link, and the longest delay; reused for groups of similar size."""
         key = len(hosts) // 20
         if key not in self._loads:
             loads: dict[Link, int] = {}
@@ -126,7 +126,7 @@ class Network:
         self._share(stream.way.links)
 
     def _share(self, links: Sequence[Link]) -> None:
-        """Who sends has changed on these links."""
+        """Share these links again after their streams have changed."""
         changed: dict[_Stream, None] = {}
         for link in links:
             for stream, share in fair_shares(link).items():
@@ -164,7 +164,7 @@ class Network:
 
 
 def fair_shares(link: Link) -> dict[_Stream, float]:
-    """Of one link, for those who use it now."""
+    """Return the fair share of each stream that uses the link now."""
     if len(link.streams) < 2:
         return dict.fromkeys(link.streams, link.rate)
     spare, left = link.rate, len(link.streams)

@@ -38,7 +38,7 @@ class World(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """What a home has: the log-uniform spread of its line, and the rate between its machines."""
+    """Network of a home: the log-uniform spread of its line, and the rate between its machines."""
 
     up_mbps: tuple[float, float] = (20.0, 500.0)
     down_over_up: float = 5.0
@@ -48,7 +48,7 @@ class Lines(NamedTuple):
 
 
 def lab_world(hosts: int, mbps: float, delay_ms: float, speed: float) -> World:
-    """Hosts on one switch, each with a line of its own."""
+    """Create hosts on one switch, each with a line of its own."""
     clock = FakeClock()
     rate, delay = mbps * PAYLOAD, delay_ms / 1e3 + SOFTWARE_S
     rate *= FAR_SHARE if delay > FAR else 1.0
@@ -68,7 +68,7 @@ def lab_world(hosts: int, mbps: float, delay_ms: float, speed: float) -> World:
 def homes(
     sites: int, machines: int, seed: int, speed: float = 1.0, spread: float = 0.4, lines: Lines | None = None
 ) -> World:
-    """``spread``: of the logarithm of machines' speeds around their median."""
+    """Create homes with several machines each; ``spread``: of the logarithm of speeds around their median."""
     given, rng, clock = lines or Lines(), random.Random(seed), FakeClock()
     low, high = given.up_mbps
     rates = [FAR_SHARE * PAYLOAD * low * (high / low) ** rng.random() for _ in range(sites)]
@@ -115,7 +115,7 @@ def homes(
 
 
 class Churn:
-    """Machines die and come back, each after a time of its own; who comes gets the state from a neighbour."""
+    """Machines that die and return, each after a time of its own; the state comes from a neighbour."""
 
     def __init__(
         self, world: World, training: Training, seed: int, life_s: float, away_s: float, state_bytes: float

@@ -12,12 +12,15 @@ from benchmarks.simulation.network import Network
 
 @lru_cache(maxsize=64)
 def compiled(kind: str, strategy: str, world: int, layout: BufferLayout) -> tuple[IndexedSchedule, ...]:
-    """Of every rank."""
+    """Compile the schedule of every rank."""
     return tuple(compile_schedule(kind, strategy, rank, world, layout).index for rank in range(world))
 
 
 class Operation:
-    """One collective. Ranks begin when they like; ``done(rank)``: it has its result and has sent all."""
+    """One collective whose ranks start at any time.
+
+    ``done(rank)`` is called when the rank has its result and has sent all.
+    """
 
     def __init__(
         self,

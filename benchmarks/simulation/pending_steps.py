@@ -1,4 +1,4 @@
-"""The sum of a step and the words that follow it, on simulated links: what ``training.flight`` waits for."""
+"""Pending steps on simulated links: the sum of a step, and the commit votes that follow it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORD_BYTES = 1024  # a member's row in a gathering of words
 
 
 class Flight:
-    """Of one member: it has ended once the member has heard all words, or the group has broken."""
+    """Pending step of one member, which ends with the votes of all members or with the group's failure."""
 
     def __init__(self) -> None:
         self.words: list[CommitVote] = []
@@ -31,7 +31,7 @@ class Flight:
 
 
 class Setting(NamedTuple):
-    """Where a group's messages go."""
+    """Network and members of one group."""
 
     clock: FakeClock
     network: Network
@@ -41,8 +41,11 @@ class Setting(NamedTuple):
 
 
 class StepSum:
-    """Of one step in one group. Members begin when they are ready, and are told when they hold the result and
-    when they have heard that all do."""
+    """Sum of one step in one group.
+
+    Members start when they are ready. Callbacks report when a member holds the result, and when it has
+    received the votes of all.
+    """
 
     def __init__(
         self,
@@ -72,14 +75,14 @@ class StepSum:
             self._gathering = Operation(network, owner, members, programs, self._land)
 
     def begin(self, rank: int, flight: Flight, units: frozenset[int], speed: float) -> None:
-        """With these units of the member in its part."""
+        """Start the sum on this rank, with these units in its part."""
         self.parts[self._setting.members[rank]] = units
         self._speeds[rank] = speed
         self._flights[rank] = flight
         self._sum.begin(rank)
 
     def say(self, rank: int, newest: int) -> None:
-        """That this member holds the result, and more."""
+        """Send the commit vote of this member: it holds the result."""
         mine = coverage_sum(self.parts[self._setting.members[rank]])
         speed = self._speeds[rank]
         word = CommitVote(self.step, self.digest, newest, speed, {}, samples=self._samples, microbatches=mine)
@@ -106,7 +109,7 @@ class StepSum:
             self._landed(rank)
 
     def _read(self) -> list[CommitVote]:
-        """As every member reads them: RunError unless each unit was in just one part."""
+        """Return the votes as every member reads them; raise RunError unless each unit was in one part."""
         if not self._words:
             said = [self._said[rank] for rank in range(len(self._setting.members))]
             self._words = check_votes(said, step=self.step, microbatches=len(self.units), mixed=False)

@@ -1,4 +1,4 @@
-"""What was simulated against what was measured, and how long steps of many machines take: as SVG."""
+"""SVG pictures of simulated against measured times, and of the step times of many machines."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A session of many simulated machines: ``training.steps`` with waits for the computing.
 
-Each machine is a member of its own, with what it has of the step at hand (``training.at_hand``). What all of
-them conclude alike from the same words is concluded once. A ledger counts in which sums each unit was when
-its step was committed.
+Each machine is a member of its own, with its progress in the current step (``training.steps.progress``).
+Conclusions that all members draw alike from the same votes are computed once. A ledger counts the committed
+sums that contain each unit.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Ledger:
 
 
 class _State(NamedTuple):
-    """What all have after so many commits."""
+    """State of all members after a number of commits."""
 
     covered: int = 0  # batches
     sync: Sync = Sync()
@@ -90,11 +90,11 @@ class _Member:
 
     @property
     def speed(self) -> float:
-        """Without what adding up has rounded: steps that are dealt alike are dealt once."""
+        """Return the speed, rounded so that steps with equal speeds are assigned only once."""
         return float(f"{self.samples / self.busy_s:.9g}") if self.busy_s else self.told
 
     def word(self, done: int) -> MemberState:
-        """``done``: commits that a newcomer has followed."""
+        """Return the member's state for a new group. ``done``: commits that a joining member has followed."""
         hand = self.at_hand
         return MemberState(
             fresh=self.is_fresh,
@@ -147,17 +147,17 @@ class Training:
 
     @property
     def sync(self) -> Sync:
-        """How the members stay together now."""
+        """Return the current synchronization mode of the members."""
         return self._states[self._done].sync
 
     @property
     def holders(self) -> set[int]:
-        """Who has the result of the step at hand."""
+        """Return the machines that hold the result of the current step."""
         return {one.machine for one in self._group if one.at_hand.result_digest}
 
     @property
     def in_hand(self) -> int:
-        """Units that the living have computed and that no commit has counted yet."""
+        """Count the units that living members have computed and that no commit has counted yet."""
         hands = [(one.at_hand, one.done == self._done) for one in self._living()]
         return sum(len(hand.ahead) + len(hand.completed) * is_newest for hand, is_newest in hands)
 
@@ -178,12 +178,12 @@ class Training:
             self.clock.later(self.costs.notice_s, partial(self._break, self.generation))
 
     def come(self, machine: int) -> None:
-        """A machine that was healed beside the others; it is let in after a commit."""
+        """Add a machine that recovered beside the others; it joins the group after a commit."""
         self._machines[machine] = _Member(machine)
         self._comers.add(machine)
 
     def rest(self, machine: int) -> None:
-        """It is taken out of the group after a commit."""
+        """Remove a machine from the group after a commit."""
         self._comers.discard(machine)
 
     def _break(self, generation: int) -> None:
@@ -194,7 +194,7 @@ class Training:
         self._form_when_all_came()
 
     def _seal(self) -> None:
-        """Nothing of this group arrives any more, also not what is still in the air."""
+        """Drop all messages of this group, also those on their way."""
         self.network.drop(self._owner)
         for one in self._group:
             if one.flight is not None and not one.flight.has_ended:
@@ -216,7 +216,7 @@ class Training:
         self._form_when_all_came()
 
     def _form_when_all_came(self) -> None:
-        """Whoever still computes is waited for."""
+        """Start to form the new group once all living members have arrived, also those that compute."""
         if not self._is_meeting and all(one.machine in self._came for one in self._living()):
             self._is_meeting = True
             self.clock.later(self.costs.meet_s, self._form)
@@ -256,14 +256,14 @@ class Training:
     def _deal(
         self, step: int, rank: int, units: Sequence[MicroBatch], claimed: Mapping[int, frozenset[int]]
     ) -> list[MicroBatch]:
-        """The same for all: whoever comes first has it found out."""
+        """Assign the units of a step; the result is the same for all members and computed once."""
         if step not in self._dealt:
             world = len(self.members)
             self._dealt[step], _ = assign_all(units, claimed, self.pace, world, _remembered_lease)
         return [units[number] for number in self._dealt[step][rank]]
 
     def _go_on(self, one: _Member) -> None:
-        """As `Session.microbatches`."""
+        """Continue like `Session.microbatches`: compute the next unit, or finish the step."""
         if not one.at_hand.pending:
             self._finish(one)
             return
@@ -288,7 +288,7 @@ class Training:
     # steps
 
     def _finish(self, one: _Member) -> None:
-        """As `StepLoop.finish_step`."""
+        """Finish a step like `StepLoop.finish_step` does."""
         if one.flight is None:
             self._depart(one)
         else:
@@ -316,13 +316,13 @@ class Training:
         return self.overlaps and is_possible and self.course.may_overlap(following.covered)
 
     def _after(self, state: _State, word: Sync | None = None) -> _State:
-        """``word``: of the first member, in the sum that is committed."""
+        """Return the state after the next commit. ``word``: the first member's request in the sum."""
         due, coming = next_sync(state.sync, state.coming, word)
         covered = state.covered + self.course.steps_in_round(state.covered, state.sync.period)
         return _State(covered, due or state.sync, coming)
 
     def _sum_of(self, one: _Member, sync: Sync) -> StepSum:
-        """That of the step at hand; the first member who is ready begins it."""
+        """Return the sum of the current step; the first member that is ready creates it."""
         if one.done not in self._sums:
             setting = Setting(self.clock, self.network, self.links, self._owner, self.members)
             units = one.at_hand.microbatches
@@ -346,12 +346,12 @@ class Training:
             self._wake(one)
 
     def _wake(self, one: _Member) -> None:
-        """What it waits for has ended; whoever computes will see it after the unit."""
+        """Wake a member whose pending step has ended; a computing member notices after its unit."""
         if one.is_waiting and one.is_alive and one.flight is not None:
             self._complete(one, one.flight)
 
     def _complete(self, one: _Member, flight: Flight) -> None:
-        """As `StepLoop.wait_in_flight`."""
+        """Complete the pending step like `StepLoop.wait_in_flight` does."""
         one.flight, one.is_waiting = None, False
         if flight.has_failed:
             self._meet(one)
@@ -370,14 +370,14 @@ class Training:
             self._go_on(one)
 
     def _apply(self, one: _Member, words: Sequence[CommitVote], deal: Assign) -> None:
-        """``words``: as this member has heard them; none if its group broke before that."""
+        """Apply the result of the step. ``words``: received votes; empty if the group failed before that."""
         if one.done + 1 not in self._states:
             self._count(self._sums[one.done], words)
         one.done += 1
         one.at_hand.commit(partial(self._units, self._states[one.done]), deal)
 
     def _count(self, step_sum: StepSum, words: Sequence[CommitVote]) -> None:
-        """The first member commits it: from here on the step counts."""
+        """Count the step as committed, which the first member that applies it does."""
         self.ledger.commit(step_sum.units, step_sum.parts)
         if words:
             self.pace.update([word.speed for word in words], 0)
@@ -405,7 +405,7 @@ def _remembered_lease(
     shares: Sequence[float],
     tried: frozenset[int],
 ) -> Assignment:
-    """`lease`, of which thousands of members take seconds: the next step is often dealt like the last."""
+    """Return a cached `lease`: thousands of members take seconds, and steps are often divided alike."""
     span = units[-1].last - units[0].first
     return _leased(span, units[0].size, tuple(claimed.items()), tuple(shares), tried)
 
@@ -422,5 +422,5 @@ def _leased(
 
 
 def _nothing(units: Sequence[MicroBatch], claimed: Mapping[int, frozenset[int]]) -> list[MicroBatch]:
-    """Dealt by a member that is between two groups: the next one deals."""
+    """Assign nothing to a member that is between two groups: the next group assigns."""
     return []

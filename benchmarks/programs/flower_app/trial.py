@@ -1,8 +1,8 @@
-"""A Flower app that trains nothing: every client adds one to every parameter, one of them may misbehave.
+"""Flower app that does not train: every client adds one to every parameter, and one of them may misbehave.
 
-`update` says how the client with partition-id 0 (all of them for int8) answers: plain, nan, shape (another
-shape), oversize (ten times as many parameters), huge (a hundredfold), int8. `late-s` is how long that client
-waits. Each round leaves a line in the file `trace`.
+`update` sets the answer of the client with partition-id 0 (of all clients for int8). Its values are plain,
+nan, shape (another shape), oversize (ten times as many parameters), huge (a hundredfold) and int8. `late-s`
+is how long that client waits. Each round appends a line to the file `trace`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""A hundred thousand leaves: the hub's own decisions on a fake clock, at costs that are measured first.
+"""Hubs with up to a hundred thousand leaves: real decisions on a fake clock, at costs that are measured
+first.
 
     python -m benchmarks.simulation.hub --quick     20,000 leaves at most
     python -m benchmarks.simulation.hub             more rounds, more trees, a hundred thousand
     python -m benchmarks.simulation.hub --leaves 100000 --regions 32 1000
 
-First a small real crowd tells what a hub's work costs, and the simulator is checked against crowds that it
-was not told about. Then hubs, flat and as trees of two and three levels, with leaves whose speeds and lines
-are ten times apart, and of which some vanish in every round. The last line is one JSON object.
+First a small real crowd measures the cost of a hub's work, and the simulator is checked against other crowds.
+Then hubs are simulated, flat and as trees of two and three levels. The speeds and lines of the leaves differ
+by a factor of ten, and some leaves vanish in every round. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -114,7 +115,10 @@ def measure(rounds: int) -> Measured:
 
 
 def check(measured: Measured, rounds: int) -> dict[str, float]:
-    """By how much a round's time is off. The costs are of the first crowd, but not the time of its round."""
+    """Return the relative error of each simulated round time against a real crowd.
+
+    The costs come from the first crowd, but not from the time of its round.
+    """
     errors, rows = {}, []
     cores = os.cpu_count() or 1
     for real in (measured.played, play(15, 0, rounds), play(80, 0, rounds), play(40, 2, rounds)):
@@ -227,7 +231,7 @@ def _told(shape: Shape, figures: Figures, measured: Measured) -> dict[str, Any]:
 
 
 def servers(figures: Figures, hubs: int, hub_mb: float) -> int:
-    """So many small servers carry all hubs: by their cores, memory, lines, and bytes in a month."""
+    """Return the number of small servers that all hubs need, by cores, memory, lines and monthly bytes."""
     needed = (
         figures.cores_busy / SERVER.cores / _FULL,
         hubs * hub_mb / 1e3 / SERVER.gigabytes / _FULL,
@@ -238,7 +242,9 @@ def servers(figures: Figures, hubs: int, hub_mb: float) -> int:
 
 
 def decisions(members: int) -> float:
-    """Microseconds of the hub's own decisions for each member in a round: flat if nothing is quadratic."""
+    """Measure microseconds of a hub's own decisions per member and round: constant unless something is
+    quadratic.
+    """
     state = decide(RoundState(terms=RoundConfig(round_s=60.0)), RunFounded(COURSE), 0.0).state
     begin = time.process_time()
     leases = []
@@ -257,7 +263,7 @@ def decisions(members: int) -> float:
 
 
 def scale(measured: Measured, most: int) -> dict[str, Any]:
-    """What single parts of a hub do with many members."""
+    """Measure single parts of a hub with many members."""
     costs = {members: decisions(members) for members in (1000, 10_000, most)}
     told = ", ".join(f"{cost:.0f} of {members}" for members, cost in costs.items())
     print(f"\nDecisions of a round, microseconds for each member: {told}")

@@ -1,8 +1,8 @@
-"""A hub without sockets, disk or tensors: its own decisions, and waits in place of the rest.
+"""Hub without sockets, disk or tensors: its own decisions, with waits in place of the rest.
 
-Who gets which samples, whose update counts and when a round closes is `hub.rounds.state_machine` itself,
-with all its parts. What a member asks for passes the hub's event loop, its line, its upload slots
-and its log, as in `hub.server.app`, `hub.server.uploads` and `hub.server.hub`, at measured costs.
+The real `hub.rounds.state_machine` leases samples, counts updates and closes rounds. A member's request
+passes the hub's event loop, its line, its upload slots and its log, as in `hub.server` and `hub.storage`.
+Each step takes the measured time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Costs(NamedTuple):
 
 
 class Server(NamedTuple):
-    """What a hub runs on."""
+    """Resources of the server that a hub runs on."""
 
     cores: int = 2
     mbps: float = 1000.0
@@ -80,7 +80,7 @@ class Reach(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of what travels, in bytes."""
+    """Sizes of the transferred messages, in bytes."""
 
     update: int
     delta: int
@@ -96,7 +96,7 @@ class Closed(NamedTuple):
 
 
 class Tally:
-    """What came of the updates of a hub's members."""
+    """Counts of the accepted, late and refused updates of a hub's members."""
 
     def __init__(self) -> None:
         self.counted = self.late = self.samples = 0
@@ -165,7 +165,7 @@ class SimulatedHub:
                 return
 
     def push(self, update: PendingUpdate, reach: Reach, answer: Told) -> None:
-        """Declared; then its body, when there is a place for it."""
+        """Declare an update; its body follows when an upload slot is free."""
         refused = lease_for(self.state, update)
         if isinstance(refused, RefuseRequest):
             self.cpu.loop(self.costs.ask_s, partial(self._tell, refused, reach, answer))
@@ -226,7 +226,7 @@ class SimulatedHub:
         self.clock.later(4 * reach.delay_s, partial(answer, refused))  # declared, and sent
 
     def head(self, after: int, wait_s: float, answer: Callable[[int | None], None]) -> None:
-        """The version if there is a newer one; None if none comes in time."""
+        """Answer with the version if there is a newer one, or with None if there is none in time."""
         if self.version != after or not wait_s:
             self.cpu.loop(self.costs.head_s, partial(self._answer_head, after, answer))
             return
@@ -243,7 +243,7 @@ class SimulatedHub:
         answer(self.version if self.version != after else None)
 
     def fetch(self, deltas: int, reach: Reach, then: Then) -> None:
-        """The blobs of so many versions."""
+        """Fetch the blobs of this many versions."""
         size = deltas * self.sizes.delta
         served = partial(self.out.carry, size, reach.down_mbps, then)
         sent = partial(self.cpu.loop, self.costs.pull_mb_s * size / 1e6, served)
@@ -280,7 +280,7 @@ class SimulatedHub:
         self.cpu.spread(seconds, partial(self.finish, parts))
 
     def finish(self, parts: list[Contribution]) -> None:
-        """Of a round whose updates are one: the next version."""
+        """Finish a round whose updates are merged, and commit the next version."""
         self.journal.write(partial(self.commit, parts, self.version + 1))
 
     def commit(self, parts: list[Contribution], version: int) -> None:
@@ -299,6 +299,6 @@ class SimulatedHub:
 
 
 def begun_with(hub: SimulatedHub, usual: dict[str, int]) -> None:
-    """As if the run had been going: everybody has delivered so many samples before."""
+    """Start as if the run had been going: each member has delivered its usual number of samples before."""
     standing = tuple(sorted(usual.values()))
     hub.state = msgspec.structs.replace(hub.state, usual=PersistentMap(usual), standing=standing)

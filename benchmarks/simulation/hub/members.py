@@ -1,6 +1,6 @@
-"""Who takes part in a simulated hub's rounds: leaves that train, and regions that have members of their own.
+"""Members of a simulated hub's rounds: leaves that train, and regions that have members of their own.
 
-A leaf does what `hub.contributing` does, with the pauses of `hub.client`; a region what `hub.regional` does.
+A leaf behaves like `hub.client.contributor`, with the pauses of `hub.client`; a region like `hub.region`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TOO_LONG = RefuseRequest("message", "more spans than a message may have", "Deal
 
 
 class Habits:
-    """What all leaves have in common: how often they vanish, and for how long."""
+    """Common behaviour of all leaves: the chance that they vanish, and for how long."""
 
     def __init__(self, source: random.Random, vanish: float = 0.0, away_s: float = 0.0) -> None:
         self.source, self.vanish, self.away_s = source, vanish, away_s
@@ -145,7 +145,7 @@ class Region(SimulatedHub):
         self._watched: int | None = None
 
     def begin(self) -> None:
-        """Its turn: sync, gather wishes, lease, deal out; until its round is over."""
+        """Start the region's turn: sync, gather requests, lease, and distribute, until its round is over."""
         self._watched = None
         self.parent.head(self.version, 0.0, self._synced)
 
@@ -193,7 +193,7 @@ class Region(SimulatedHub):
             self.begin()
 
     def finish(self, parts: list[Contribution]) -> None:
-        """Passed up as one update."""
+        """Pass the members' updates to the parent as one update."""
         lease = self.lease
         if lease is None or lease.version != self.version:
             self._nothing(parts, None)
@@ -206,7 +206,7 @@ class Region(SimulatedHub):
             self.parent.push(update, self.reach, partial(self._passed, parts))
 
     def _declared(self, lease: ActiveLease, parts: list[Contribution]) -> PendingUpdate | None:
-        """As the message says it; None if it may not say so much."""
+        """Return the update as its declaration is parsed, or None if the declaration is too long."""
         own = Lease(
             id=lease.id, version=lease.version, spans=lease.spans, steps=0, seconds=lease.seconds, void_s=0.0
         )
@@ -251,4 +251,4 @@ class Region(SimulatedHub):
 
 
 def _silent(words: str) -> None:
-    """Nobody listens."""
+    """Ignore what a client reports about its pauses."""

@@ -1,8 +1,8 @@
-"""What a hub has too little of, on the fake clock: its processor, its line, its disk, its places for bodies.
+"""Scarce resources of a hub on the fake clock: its processor, its line, its disk, its upload slots.
 
-Each serves whoever came first. Links that streams share fairly (`network`) would cost a step for every stream
-at every change, and thousands pull from a hub at the same moment; what a line has carried when all of them
-are done, and when that is, is the same.
+Each serves requests first come, first served. Links that streams share fairly (`network`) would cost a step
+for every stream at every change. Thousands of members pull from a hub at the same moment, so that is too
+slow. The bytes that a line has carried when all are done, and that time, are the same.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ class Processor:
     """A process on some cores, with one event loop that works on one of them at a time."""
 
     def __init__(self, clock: FakeClock, cores: list[float]) -> None:
-        """``cores``: when each is free; processes of one machine share them."""
+        """Create a processor; ``cores``: when each is free; processes of one machine share them."""
         self._clock, self._free = clock, cores
         self._loop_free = 0.0
         self.loop_s = self.busy_s = 0.0
 
     def loop(self, seconds: float, then: Then) -> None:
-        """Work of the event loop."""
+        """Run work on the event loop."""
         self._loop_free = self._work(self._loop_free, seconds, then)
         self.loop_s += seconds
 
     def thread(self, seconds: float, then: Then) -> None:
-        """Work of a thread, on whichever core is free."""
+        """Run work of a thread on the first free core."""
         self._work(0.0, seconds, then)
 
     def spread(self, seconds: float, then: Then) -> None:
-        """Work on all cores at once."""
+        """Spread work over all cores at once."""
         end = max(self._clock.now, *self._free) + seconds / len(self._free)
         self._free[:] = [end] * len(self._free)
         self.busy_s += seconds
@@ -70,7 +70,7 @@ class Line:
 
 
 class Places:
-    """So many at once; the others wait in their order."""
+    """Limited number of slots; further requests wait in their order."""
 
     def __init__(self, clock: FakeClock, count: int) -> None:
         self._clock, self._count, self._free = clock, count, count
@@ -93,7 +93,7 @@ class Places:
             self._free += 1
 
     def busy_s(self) -> float:
-        """As if it were one place."""
+        """Return the busy seconds as if it were one slot."""
         self._note()
         return self._taken_s / self._count
 

@@ -28,7 +28,7 @@ _LATECOMERS_S = 1.0  # in which all leaves begin
 
 
 class Crowd(NamedTuple):
-    """How unlike leaves are. Log-uniform spreads, of lines as the homes of `worlds` have them."""
+    """Differences between leaves: log-uniform spreads of speeds and lines, like the homes of `networks`."""
 
     speeds: tuple[float, float] = (1.0, 10.0)  # samples a second
     up_mbps: tuple[float, float] = (5.0, 50.0)
@@ -60,8 +60,10 @@ def tree(
     *,
     is_new: bool = False,
 ) -> World:
-    """``regions``: how many hubs each level below the first has. Everybody has taken part before, unless the
-    run is new."""
+    """Create a tree of hubs with its leaves. ``regions``: number of hubs on each level below the first.
+
+    Every leaf has taken part before, unless ``is_new``.
+    """
     random.seed(seed)  # the client draws its pauses from it
     source, clock = random.Random(seed), FakeClock()
     shorter = regional_terms(
@@ -111,7 +113,7 @@ def _begin_with_what_is_usual(levels: Sequence[Sequence[SimulatedHub]], leaves: 
 
 
 class Load(NamedTuple):
-    """Of one hub in the time that was looked at, each as a share of what there is."""
+    """Load of one hub in the observed time, each as a share of its capacity."""
 
     loop: float
     cores: float
@@ -164,7 +166,7 @@ class _Marks(NamedTuple):
 
 
 def look(world: World, rounds: int, first: int = 1, longest_s: float = 36_000.0) -> Figures:
-    """From version ``first`` on, for so many."""
+    """Run from version ``first`` on for ``rounds`` versions, and return the figures of that time."""
     clock, root = world.clock, world.root
     clock.run_until(lambda: root.version >= first or clock.now > longest_s)
     before = _marks(world)
@@ -240,13 +242,13 @@ def _figures(world: World, before: _Marks, after: _Marks) -> Figures:
 
 
 def doubled(hub: SimulatedHub) -> int:
-    """Samples that count twice in the chain."""
+    """Count the samples that appear twice in the chain."""
     spans = sorted(span for part in hub.parts for span in part.spans)
     return sum(max(0, one.last - other.first) for one, other in pairwise(spans) if one.epoch == other.epoch)
 
 
 def warm_up(leaves: int, regions: Sequence[int], costs: Costs, sizes: Sizes, rounds: int = 12) -> int:
-    """After how many rounds of a new run a round has nine of ten samples that the fullest has."""
+    """Return the round of a new run that first has nine tenths of the samples of the fullest round."""
     world = tree(leaves, regions, costs, Server(), sizes, Crowd(vanish=0.0), 1, is_new=True)
     look(world, rounds)
     samples = [one.samples for one in world.root.tally.rounds]
@@ -304,9 +306,9 @@ class Member:
 def crowd_round_s(
     members: int, regions: int, rounds: int, costs: Costs, crowd: CrowdCosts, sizes: Sizes, cores: int
 ) -> list[float]:
-    """What `benchmarks.hub` measures: all lease, all push at once, all pull. Seconds of each round.
+    """Simulate the measurement of `benchmarks.hub`: all lease, all push at once, all pull.
 
-    The crowd and the hubs share the cores of one machine.
+    Return the seconds of each round. The crowd and the hubs share the cores of one machine.
     """
     random.seed(1)
     clock, shared = FakeClock(), [0.0] * cores
@@ -337,7 +339,7 @@ def crowd_round_s(
 def _all_do(
     phase: Callable[[Member, Callable[[], None]], None], members: Sequence[Member], clock: FakeClock
 ) -> None:
-    """Until the last is done."""
+    """Run a phase on all members until the last is done."""
     left = [len(members)]
 
     def done() -> None:
@@ -352,9 +354,12 @@ def _all_do(
 
 
 def herd(members: int, handshake_s: float, away_s: float, seed: int = 1) -> tuple[float, float]:
-    """A hub that was away for some seconds is there again: after how long all its members are connected, and
-    how many handshakes that took for each. Who waits longer than the client does breaks off and comes again
-    after the client's own pause; the hub has worked for it in vain."""
+    """Simulate the return of a hub after ``away_s``, when all its members connect again at once.
+
+    Return the seconds until all are connected, and the handshakes that this took per member. A member that
+    waits longer than the client's timeout disconnects and retries after the client's backoff. The hub's work
+    for that handshake is lost.
+    """
     random.seed(seed)
     clock = FakeClock()
     cpu = Processor(clock, [0.0])
