@@ -39,9 +39,9 @@ def seeds(request: pytest.FixtureRequest) -> Callable[[int], Iterable[int]]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_house() -> Iterator[None]:
-    """Nothing reads or writes the settings and keys of the person who runs the tests.
+    """Keep the tests away from the settings and keys of the user.
 
-    The directory's name is short, because the path of a Unix socket may have about a hundred characters only.
+    The directory's name is short: the path of a Unix socket may have about a hundred characters only.
     """
     before = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("BARNRAISE_")}
     house = Path(tempfile.mkdtemp(prefix="by-"))

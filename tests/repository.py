@@ -1,4 +1,4 @@
-"""Where the repository's files are, however deep a test lies."""
+"""Paths of the repository, however deep a test lies."""
 
 from __future__ import annotations
 

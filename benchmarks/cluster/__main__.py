@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks.agents.machines import Machines
 from benchmarks.report import environment_line, last_line, table
-from benchmarks.simulation.membership_schedules import forming_time, message_cost, run_many
+from benchmarks.simulation.membership.schedules import forming_time, message_cost, run_many
 from lab import Lab
 
 

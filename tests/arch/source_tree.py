@@ -22,7 +22,7 @@ def module_name(file: Path) -> str:
 
 
 def is_torch_free(module: str) -> bool:
-    """Whether the design forbids torch in a module."""
+    """Tell whether the design forbids torch in a module."""
     parts = module.split(".")
     if len(parts) < 2 or parts[1] not in TORCH_PACKAGES:
         return True

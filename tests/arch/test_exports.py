@@ -1,4 +1,4 @@
-"""What each package exports exists, is listed once, and in order."""
+"""Exports of each package exist, are listed once, and in order."""
 
 from __future__ import annotations
 

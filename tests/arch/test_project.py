@@ -1,4 +1,4 @@
-"""What pyproject.toml promises agrees with the code and the documents."""
+"""The promises of pyproject.toml agree with the code and the documents."""
 
 from __future__ import annotations
 

@@ -45,10 +45,10 @@ def test_settings_are_each_read_by_a_module() -> None:
     ("text", "expected"),
     [
         ("port = settings.network.port", {"network.port"}),
-        ("def f(wishes: Network):\n    return wishes.port", {"network.port"}),
+        ("def f(wishes: NetworkSettings):\n    return wishes.port", {"network.port"}),
         ("def f(network):\n    self._network = network\n    self._network.port", {"network.port"}),
         ("def _check_together(settings):\n    settings.network.port", set()),
-        ("Network(port=1)\nother.port", set()),
+        ("NetworkSettings(port=1)\nother.port", set()),
     ],
 )
 def test_readings_of_a_module_are_told_from_other_uses_of_a_name(text: str, expected: set[str]) -> None:

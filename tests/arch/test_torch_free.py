@@ -1,4 +1,4 @@
-"""What must start without torch does so, in a fresh process."""
+"""Torch-free parts start without torch, in a fresh process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What benchmarks print: nothing that was not measured looks like a good figure."""
+"""Figures of benchmarks: a value that was not measured never looks like a good one."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def settles_after_a_failure(test: Callable[..., T]) -> Callable[..., T]:
 
 
 class Reading(NamedTuple):
-    """What an attack could change in an agent."""
+    """Values of an agent that an attack could change."""
 
     told: StatusResponse
     rss: int
@@ -100,7 +100,7 @@ class Running:
 
 
 class House:
-    """Three owners' agents, and two hosts that nobody has paired."""
+    """Three agents of owners, and two hosts that are not paired."""
 
     def __init__(self, lab: Lab, machines: Machines) -> None:
         self.machines = machines
@@ -164,7 +164,7 @@ class House:
         return [line for line in self.words(place) if words in line]
 
     def join(self, code: str, source: Host | None = None, /, **more: Any) -> dict[str, Any]:
-        """Somebody pairs with the first machine, as machines do but without an agent."""
+        """Pair a host with the first machine, as machines do but without an agent."""
         return self.end(self.start(source or self.friend, "join", code=code, **{**self.door, **more}))
 
     # attacks
@@ -173,7 +173,7 @@ class House:
         return Running(self._tools[source.name], name, arguments)
 
     def end(self, running: Running) -> dict[str, Any]:
-        """What came of an attack; all agents answer while it goes on."""
+        """Return the result of an attack; all agents answer meanwhile."""
         while (result := running.result()) is None:
             found = [self.read(place).descriptors for place in OWNERS]
             self.most_descriptors = max(self.most_descriptors, *found)
@@ -243,6 +243,6 @@ class House:
 
 
 def members(line: str) -> list[str]:
-    """Whom a log line about a new view names."""
+    """Return the machines that a log line about a new view names."""
     _, is_view, rest = line.partition(" INFO view ")
     return rest.partition(": ")[2].partition(" (")[0].split(", ") if is_view else []

@@ -1,4 +1,4 @@
-"""What needs a lab carries the marker `lab` and is skipped, with the reason, where none can be made."""
+"""Tests that need a lab carry the marker `lab` and are skipped, with the reason, where none can be made."""
 
 from pathlib import Path
 

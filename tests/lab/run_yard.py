@@ -1,4 +1,4 @@
-"""Two owners with a run at work, a guest, and somebody who has keys of both kinds: for attacks on runs."""
+"""Two owners with a run at work, a guest, and an attacker with keys of both kinds: for attacks on runs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Yard:
         return Running(self.tool, name, arguments)
 
     def end(self, running: Running) -> dict[str, Any]:
-        """What came of it; the owners answer while it goes on."""
+        """Return the result of an attack; the owners answer meanwhile."""
         while (result := running.result()) is None:
             for place in OWNERS:
                 self.machines.status(place)
@@ -111,7 +111,7 @@ class Yard:
         return self.machines.ask(place, WatchRequest(run=run, wait_s=0, **more), WatchResponse)
 
     def said(self, run: str, rank: int) -> str:
-        """What this worker printed, as far as its machine has answered."""
+        """Return the output of this worker, as far as its machine has answered."""
         return "".join(
             one.data.decode() for one in self.watch(run, follow=(FollowPosition(rank, 1, 0),)).heard
         )
@@ -133,7 +133,7 @@ class Yard:
         return done.stdout.split()[-1]
 
     def alive(self) -> int:
-        """How many workers of the bystanders' run have written in the last seconds."""
+        """Return the number of workers of the bystanders' run that wrote in the last seconds."""
         times = [self.marks / str(rank) for rank in range(2)]
         return sum(path.exists() and time.time() - path.stat().st_mtime < 3.0 for path in times)
 

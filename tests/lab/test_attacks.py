@@ -1,4 +1,4 @@
-"""A cluster at work, and somebody in the house who is not of it: all is refused, and nobody is disturbed."""
+"""A cluster at work, and an attacker in its network: everything is rejected, and no machine is disturbed."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_pairing_with_changed_byte_fails(house: House, way: str, at: int) -> Non
 @pytest.fixture(scope="module")
 @settles_after_a_failure
 def stolen(house: House) -> dict[str, Any]:
-    """The stranger has advertised the cluster's tag, answered who came, and shown its preface to others."""
+    """Advertise the cluster's tag as an attacker, answer the callers, and show their preface to others."""
     with house.undisturbed():
         tag, port = namespace_tag(house.log().secret), house.new_port()
         return house.attack("steal_advert", tag=tag, listen=port, agents=house.doors, seconds=2.0)
@@ -201,7 +201,7 @@ def test_one_byte_a_second_is_not_borne_for_long(house: House) -> None:
 
 @settles_after_a_failure
 def test_datagrams_of_all_kinds(house: House) -> None:
-    """Noise, and adverts with the cluster's tag: whom they name is dialled, within bounds."""
+    """Noise, and adverts with the cluster's tag: the addresses in them are dialled, within limits."""
     tag = namespace_tag(house.log().secret)
     lies = {"agents": house.addresses, "own": house.stranger.address, "port": DISCOVERY_PORT, "tag": tag}
     # What mDNS remembers is bounded: 10,000 records, which 2,500 adverts fill.
@@ -215,7 +215,7 @@ def test_datagrams_of_all_kinds(house: House) -> None:
 
 
 class Guests(NamedTuple):
-    """Where two guests keep their keys, and an owner of the log who has never been there."""
+    """Keys of two guests, and of an owner in the log that was never online."""
 
     keeps: tuple[str, str]
     away: str

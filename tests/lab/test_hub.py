@@ -47,7 +47,7 @@ print("trained", run.done)
 
 
 class Fireside:
-    """A hub at the lab's public host, and whoever joins it."""
+    """A hub at the lab's public host, and its members."""
 
     def __init__(self, lab: Lab, room: Path) -> None:
         self.lab, self.room = lab, room

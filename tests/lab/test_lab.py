@@ -101,7 +101,7 @@ def _serve(host: Host, code: str, *words: object) -> LabProcess:
 
 
 def _reached(src: Host, dst: Host | str, timeout: float = 30.0) -> str:
-    """Who dst says is dialling, or "silence"."""
+    """Return the caller that dst reports, or "silence"."""
     address = dst if isinstance(dst, str) else dst.address
     return src.run(_python(_REACHES, address, timeout), timeout=90).stdout.strip()
 
@@ -153,7 +153,7 @@ def pair() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def greeters() -> Iterator[Lab]:
-    """Three hosts and two behind a NAT, each saying to whoever dials where the call came from."""
+    """Three hosts and two behind a NAT; each tells its caller where the call came from."""
     with Lab(hosts=3, nat=[2]) as lab:
         for host in [*lab.hosts, *lab.nats[0].hosts]:
             _serve(host, _GREETER)

@@ -1,6 +1,6 @@
-"""Members who turn runs against others: guests that want more, an owner that lies about files.
+"""Attacks of members on runs: guests that want more, an owner that lies about files.
 
-Through all of it one run of two owners goes on, and nothing that an attacker names is executed or written.
+Meanwhile one run of two owners continues, and nothing that an attacker names is executed or written.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def test_guest_cannot_read_other_runs(yard: Yard) -> None:
 
 @settles_after_a_failure
 def test_guest_answers_for_others_are_ignored(yard: Yard) -> None:
-    """What a worker on an owner's machine said is asked of that machine, and only its answer counts."""
+    """Only the machine of a worker answers for its output."""
     with yard.undisturbed():
         forging = yard.start(
             "guest_forges_output", keep=yard.guest, agents=yard.agents, serials=200, seconds=6.0
@@ -321,7 +321,7 @@ def test_unrequested_file_lists_are_rejected(yard: Yard, kind: str) -> None:
 
 @settles_after_a_failure
 def test_oversized_file_list_is_rejected(yard: Yard) -> None:
-    """It does not come; the run waits for it, and whoever wants stops it."""
+    """The list does not arrive; the run waits for it, and a user may stop the run."""
     with yard.undisturbed(growth=8 * MOST_GROWTH):
         found = _ship(yard, "a million files", 5.0)
         assert found["phase"] == "preparing", found

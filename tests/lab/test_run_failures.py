@@ -1,4 +1,4 @@
-"""Whatever goes wrong in a run: the person can act on what is shown, and nothing is left running."""
+"""Failures of runs: the user can act on the text that is shown, and no process is left."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def line(machines: Machines) -> CommandLine:
 
 
 def finals(text: str) -> dict[str, tuple[float, ...]]:
-    """What a worker printed at its end, by name."""
+    """Return the values that a worker printed at its end, by name."""
     found = re.findall(r"final (\d+) (\S+) (\S+) (\S+)", text)
     return {name: (int(done), float(total), float(square)) for done, name, total, square in found}
 
@@ -99,7 +99,9 @@ def check_equal(found: dict[str, tuple[float, ...]], expected: dict[str, tuple[f
 
 
 def check_trace(trace: Path, units: int) -> None:
-    """After every commit all members hold the same bytes, nobody goes back, no unit counts twice."""
+    """Check that after every commit all members hold the same bytes, in order, and no micro-batch counts
+    twice.
+    """
     found = judge(read_commits(trace), units)
     wrong = found._replace(commits=0, steps=0)
     assert not any(wrong), found
@@ -198,7 +200,7 @@ def test_machine_leaves_without_pause_of_training(
 def test_killed_workers_come_back_and_nothing_changes(
     line: CommandLine, machines: Machines, tmp_path: Path
 ) -> None:
-    """Every few seconds one is killed, wherever it is in its step."""
+    """Every few seconds one worker is killed, at any point of its step."""
     trace = tmp_path / "trace"
     options = {"MODEL": "images", "EPOCHS": "20"}
     hold = tmp_path / "hold"
@@ -254,7 +256,7 @@ def test_session_survives_death_of_coordinator(line: CommandLine, machines: Mach
 def test_stopped_or_unreachable_worker_is_evicted_and_readmitted(
     line: CommandLine, machines: Machines, lab: Lab, tmp_path: Path
 ) -> None:
-    """Nobody is gone: one worker does nothing, later two machines that all others reach do not meet."""
+    """All machines live: one worker does nothing, later two machines cannot reach each other."""
     trace = tmp_path / "trace"
     running = start(line, tmp_path / "project", trace, "h0,h1,h2", DELAY="0.02", EPOCHS="100000")
     machines.until(lambda: trace.exists() and trace.stat().st_size > 2000, 60.0, "training has begun")
@@ -291,13 +293,13 @@ def test_stopped_or_unreachable_worker_is_evicted_and_readmitted(
 
 
 def logs(machines: Machines, run: str) -> str:
-    """What its workers have said, on any machine."""
+    """Return the output of the workers, on any machine."""
     files = (path for place in range(4) for path in machines.state(place).glob(f"runs/{run}/logs/*"))
     return "\n".join(path.read_text(errors="replace") for path in files)
 
 
 def _first_since(trace: Path, when: float, world: int) -> float | None:
-    """When so many members first committed something after this."""
+    """Return when this number of members first committed something after ``when``."""
     return next((one.at for one in read_commits(trace) if one.at > when and one.world == world), None)
 
 
@@ -309,8 +311,10 @@ def _committed_since(trace: Path, when: float) -> bool:
 def test_all_machines_die_and_newest_checkpoint_remains(
     line: CommandLine, machines: Machines, tmp_path: Path
 ) -> None:
-    """All agents and workers at once; when the agents are back, the run goes on from the checkpoint. The one
-    machine that has it comes last: the others do not begin anew."""
+    """All agents and workers die at once; when the agents are back, the run continues from the checkpoint.
+
+    The only machine that has the checkpoint returns last: the others do not restart without it.
+    """
     trace, hold = tmp_path / "trace", tmp_path / "hold"
     hold.touch()
     options = {"MODEL": "images", "EPOCHS": "10", "CHECKPOINT_S": "1", "COPIES": "1"}

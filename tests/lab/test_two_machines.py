@@ -1,4 +1,4 @@
-"""A session on two machines: whichever dies, the other goes on; a cut is settled when it is over."""
+"""A session on two machines: if one dies, the other continues; a cut is resolved when it is over."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def _by(trace: Path, world: int, since: float = 0.0) -> list[Commit]:
 
 
 def _until_fewer(machines: Machines, trace: Path, world: int, since: float) -> float:
-    """When so few first committed: whatever a larger group commits later was made after it.
+    """Return when this small group first committed: commits of a larger group came later.
 
-    What it had before that, one of it may write down as late as it pleases.
+    A member of the larger group may write its earlier commits down at any time.
     """
     machines.until(lambda: bool(_by(trace, world, since)), 90.0, "the others go on")
     return _by(trace, world, since)[0].at
@@ -115,7 +115,7 @@ def test_one_of_two_workers_of_a_machine(machines: Machines, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("senior", [True, False])
 def test_either_machine_lost_training_continues(training: Path, machines: Machines, senior: bool) -> None:
-    """Of a junior that is left alone the commits are provisional until the senior is back."""
+    """Commits of a junior machine that is left alone are provisional until the senior one is back."""
     first = _place_of_senior(machines)
     victim = first if senior else 1 - first
     said = len(machines.words(1 - victim))

@@ -27,7 +27,7 @@ def machines() -> Iterator[Machines]:
 
 
 def torchrun(machines: Machines, folder: Path, command: tuple[str, ...], hosts: int) -> str:
-    """What rank 0 prints under torch's own launcher, with Gloo between the hosts."""
+    """Return the output of rank 0 under torch's own launcher, with Gloo between the hosts."""
     folders = [folder / f"torchrun{place}" for place in range(hosts)]
     for own in folders:
         shutil.copytree(folder / "project", own)

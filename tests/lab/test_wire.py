@@ -31,7 +31,7 @@ _WORLD = 4
 
 @dataclass
 class Wire:
-    """One worker on each host of a lab, all forked from one nursery outside."""
+    """One worker on each host of a lab, all forked from one process outside."""
 
     lab: Lab
     worker_pool: WorkerPool
@@ -55,7 +55,7 @@ class Wire:
 
 
 def _is_linked(one: Host, other: Host) -> bool:
-    """Whether either still holds a connection to the other."""
+    """Tell whether either host still holds a connection to the other."""
     return any(_address(there) in _remotes(here) for here, there in ((one, other), (other, one)))
 
 
@@ -64,7 +64,7 @@ def _address(host: Host) -> str:
 
 
 def _remotes(host: Host) -> set[str]:
-    """Whom connections that are established lead to, as the kernel writes it."""
+    """Return the remote addresses of established connections, as the kernel writes them."""
     lines = host.run(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout.splitlines()
     return {row[2].partition(":")[0][-8:] for row in map(str.split, lines) if row[3] == "01"}
 
@@ -126,7 +126,7 @@ def test_four_machines_agree_over_encrypted_links(wire: Wire) -> None:
 
 
 def test_cut_cable_fails_the_group_on_all_ranks(wire: Wire) -> None:
-    """Ranks 1 and 2 cannot hear each other; 0 and 3 hear everybody, and still must not wait."""
+    """Ranks 1 and 2 cannot hear each other; 0 and 3 hear all ranks, and still must not wait."""
     wire.group()
     wire.busy()
     since = time.monotonic_ns()

@@ -1,7 +1,7 @@
 """Try mutations: ``python -m tests.mutations [NAME ...]``; all of them without names.
 
-The last line is one JSON object. The exit code is 0 if all were killed, 1 if one survived, and 2 if the table
-does not fit the tree, if a test fails without a mutation, or if tests could not run with one.
+The last line is one JSON object. The exit code is 0 if all were killed, and 1 if one survived. It is 2 if the
+table does not fit the tree, or if the tests fail or cannot run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OUTCOMES: dict[int, Outcome] = {0: "survived", 1: "killed"}  # by the exit code
 
 
 class Trial(NamedTuple):
-    """What became of a mutation."""
+    """Result of one mutation."""
 
     name: str
     outcome: Outcome

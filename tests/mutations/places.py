@@ -1,4 +1,4 @@
-"""Where the source and the tests of a mutation are now."""
+"""Current locations of the source and the tests of a mutation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers of a simulation do: groups opened in any order, operations started in almost any order."""
+"""Plans for the workers of a simulation: groups opened in any order, operations in almost any order."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """The commit of steps under random deaths, evictions of the living and joins: atomic, and exactly once.
 
-Members run as small machines on one fake network that delivers each message late, or never once an end is
-dead. While a sum is on its way, a member computes units of the next step. What is checked after every event:
-nobody applies two different results of a step, nobody goes back, and each applied step covers each unit once,
-also where a member's work ahead outlived the group that it was done in.
+Members run as small state machines on one fake network. It delivers each message late, or never once an end
+is dead. While an all-reduce is in flight, a member computes micro-batches of the next step.
+
+Every event is followed by checks. No member applies two different results of a step. No member goes back.
+Each applied step covers each micro-batch once, also after work ahead outlived its group.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class World:
         return name
 
     def regroup(self, names: list[int]) -> None:
-        """A new generation; who is not in it was evicted, alive or not."""
+        """Start a new generation; a member outside of it was evicted, alive or not."""
         self.groups.append(names)
         number = len(self.groups) - 1
         for name in names:

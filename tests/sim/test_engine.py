@@ -75,7 +75,7 @@ def some_moment(sim: Simulation) -> None:
 
 
 def rebuilt(sim: Simulation, generation: int) -> None:
-    """Those that are left build a new group, and it works."""
+    """Check that the remaining machines build a new group, and that it works."""
     machines = sim.live
     if len(machines) < 2:
         return
@@ -87,7 +87,7 @@ def rebuilt(sim: Simulation, generation: int) -> None:
 
 
 def wait_for_a_rank_never_seen(sim: Simulation, plan: Plan, victim: Machine) -> None:
-    """Nobody ever had a link to it: then only the group's own time can end the waiting."""
+    """Wait for a rank without any link: only the group's own timeout can stop the wait."""
     sim.advance(62.0, step=1.9)
     all_ended(sim)
     for machine in sim.live:
@@ -96,7 +96,7 @@ def wait_for_a_rank_never_seen(sim: Simulation, plan: Plan, victim: Machine) -> 
 
 
 def check_lost(sim: Simulation, plan: Plan, victim: Machine) -> None:
-    """What could not finish without the victim says that it was the victim."""
+    """Check that operations that needed the victim name the victim."""
     rank = plan.machines.index(victim)
     for machine in plan.machines:
         side = plan.sides.get(machine)

@@ -1,6 +1,6 @@
 """The membership under random faults on a fake clock.
 
-``benchmarks.simulation.membership_schedules`` replays a seed.
+``benchmarks.simulation.membership.schedules`` replays a seed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from barnraise.membership.consensus.paxos import (
 )
 from barnraise.membership.effects import LogNote
 from barnraise.membership.messages import DecisionMessage
-from benchmarks.simulation.cluster import Cluster, keys
-from benchmarks.simulation.membership_schedules import forming_time, message_cost, run_many, run_schedule
+from benchmarks.simulation.membership.cluster import Cluster, keys
+from benchmarks.simulation.membership.schedules import forming_time, message_cost, run_many, run_schedule
 
 _SABOTEURS = 400
 
@@ -43,7 +43,7 @@ def test_random_schedules_ten_thousand_keep_the_invariants(seeds: Callable[[int]
     tried = [first + seed for seed in seeds(10_000)]
     faults = [outcome for outcome in run_many(tried) if outcome.fault is not None]
     assert not faults, [
-        f"python -m benchmarks.simulation.membership_schedules --verbose --seed {outcome.seed}"
+        f"python -m benchmarks.simulation.membership.schedules --verbose --seed {outcome.seed}"
         for outcome in faults
     ]
 
@@ -287,7 +287,7 @@ def test_machines_that_return_after_a_power_cut_continue_with_a_quorum(count: in
 
 
 def test_guest_cannot_stop_the_cluster() -> None:
-    """It speaks in another's name, brings visitors who are not there, and suspects everybody."""
+    """The guest speaks in another name, reports absent visitors, and suspects all members."""
     cluster = Cluster(3, 4, guests=1)
     cluster.run(2.0)
     guest = cluster.nodes[3]

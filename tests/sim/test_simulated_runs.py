@@ -38,7 +38,7 @@ COURSE = DataOrder(samples=1 << 30, batch=32, micro_batch_size=2, seed=0)
 def arrivals(
     sizes: dict[tuple[int, int], float], ups: list[float], down: float
 ) -> dict[tuple[int, int], float]:
-    """When one message from each to each arrives; rates in bytes per second."""
+    """Return when one message from each to each arrives; rates in bytes per second."""
     clock = FakeClock()
     out = [Link(f"from {one}", rate * 8e-6) for one, rate in enumerate(ups)]
     into = [Link(f"to {one}", down * 8e-6) for one in range(len(ups))]
@@ -173,7 +173,7 @@ def test_micro_batches_of_lost_members_are_computed_again(during: str) -> None:
 
 
 def test_work_computed_ahead_survives_a_loss() -> None:
-    """What all others have of the round on its way, and of the next, is not computed again."""
+    """Work of the other members, in this round and the next, is not computed again."""
     world = lab_world(4, 100, 0, 8.0)
     training = begun(world, "2:exact", numbers=20_000_000)
     run(training, 2 + 2)
@@ -219,7 +219,7 @@ def test_micro_batches_count_exactly_once_after_any_loss(seed: int, sync: str) -
 
 
 def slow_homes(seed: int) -> World:
-    """Whose words are long on their way: members hear them at different times, some of them never."""
+    """Return homes whose messages take long: members receive them at different times, some never."""
     return homes(3, 2, seed=seed, speed=4.0, lines=Lines(up_mbps=(2.0, 20.0), delay_s=(0.05, 1.0)))
 
 

@@ -68,7 +68,7 @@ class Side:
 
 
 class Machine:
-    """One worker's mover, and the worker's side of their agreement."""
+    """Communication process of one worker, and the worker's side of the protocol."""
 
     def __init__(self, sim: Simulation, worker: bytes) -> None:
         self.sim = sim

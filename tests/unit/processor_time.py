@@ -1,4 +1,4 @@
-"""How much processor time something takes, on a machine that others use as well."""
+"""Processor time of a call, on a machine that others use as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All output of who speaks for a run is shown, whoever that is, and nothing twice."""
+"""The log tail shows all output of the main worker of a run, and no line twice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_log_tail_follows_worker_through_generations() -> None:
 
 
 def test_log_tail_reads_successor_of_dead_rank_after_run_stops() -> None:
-    """Nobody answered for the dead machine until the run was over."""
+    """No machine answered for the dead one until the run was over."""
     following = LogTail()
     following.wanted(told("running", 1, ["h0", "h1"]), [0])
     last = told("ended", 2, ["h1"], LogChunk(0, 1, 0, b"", True))

@@ -1,4 +1,4 @@
-"""Steps without a quorum are counted by whoever trains them, and told if they were dropped."""
+"""Steps without a quorum are counted by the worker that trains them, and reported if they are dropped."""
 
 from __future__ import annotations
 

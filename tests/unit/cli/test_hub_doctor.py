@@ -41,7 +41,7 @@ def hub(_own_state: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubProces
 
 
 def make_room(name: str, pid: int, has: str) -> Path:
-    """Of a command with this pid."""
+    """Make the folder of a command with this pid."""
     room = top_room(load_settings()) / f"{name}-0a1b2c3d-{pid}"
     room.mkdir(parents=True)
     if has:

@@ -48,7 +48,7 @@ def test_most_data_bytes_refuses_a_larger_data_set_and_takes_one_that_fits() -> 
 
 
 def _packed(folder: Path, store: ArtifactStore, days: float) -> bytes:
-    """Pack a folder that was last used so many days ago; the id of its manifest."""
+    """Pack a folder that was last used this many days ago, and return the id of its manifest."""
     folder.mkdir()
     (folder / "content").write_bytes(os.urandom(400_000))
     name = pack(folder, store, FolderLimits(most_bytes=MB, most_files=10)).id

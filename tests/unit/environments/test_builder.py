@@ -170,7 +170,7 @@ def test_built_environment_prefers_the_lock_over_the_agent(tmp_path: Path) -> No
 
     # Without its Python it does not count as whole any more.
     python.unlink()
-    assert builder._whole(next(root.glob("*.whole"))) is None
+    assert builder._complete_python(next(root.glob("*.whole"))) is None
 
 
 @pytest.mark.slow

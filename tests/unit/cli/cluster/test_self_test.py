@@ -1,4 +1,4 @@
-"""`barnraise self-test`, as a newcomer runs it."""
+"""`barnraise self-test`, as a new user runs it."""
 
 from __future__ import annotations
 

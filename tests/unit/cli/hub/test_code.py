@@ -1,4 +1,4 @@
-"""What a person is shown before a friend's script runs here: every word of it is the hub's."""
+"""Text that a person sees before code of a hub runs here: all of it comes from the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`barnraise join --invite --site`, as it is typed: two machines of one home, a hub, and somebody else."""
+"""`barnraise join --invite --site`, as it is typed: two machines of one home, a hub, and another member."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Fireside:
             log.close()
 
     def rounds(self) -> int:
-        """That the home has contributed to."""
+        """Return the number of rounds that the home has contributed to."""
         home = self.members().get("friend")
         return 0 if home is None else home.accepted
 

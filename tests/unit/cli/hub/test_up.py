@@ -1,4 +1,4 @@
-"""What `barnraise hub` refuses before it makes anything."""
+"""Options that `barnraise hub` rejects before it creates anything."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_owner_pardons_and_expels_members(whose: str, capsys: pytest.CaptureFixt
 def test_taken_port_fails_the_command_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not when whoever waits for the hub's answer gives up."""
+    """The command fails at once, before a client of the hub gives up."""
     ends = threading.Event()
     monkeypatch.setattr("barnraise.cli.hub.up._begin_own", lambda *_: ends.wait(120))
     script = tmp_path / "train.py"

@@ -1,4 +1,4 @@
-"""Ctrl-C while a run is watched: each one counts, whatever the view is at."""
+"""Ctrl-C while a run is watched: each one counts, at any point of the view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`barnraise ps RUN` says for whom a worker waits."""
+"""`barnraise ps RUN` says what a worker waits for."""
 
 from __future__ import annotations
 

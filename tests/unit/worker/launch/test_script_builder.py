@@ -41,7 +41,7 @@ adds = functools.partial(int, base=2)
 
 
 def run_alone(function: Callable[..., object], *args: object, folder: Path, **kwargs: object) -> Any:
-    """What the script returns in a fresh process, outside of any cluster."""
+    """Return the script's result in a fresh process, outside of any cluster."""
     script = script_of(function)
     (folder / SCRIPT).write_text(script.text, encoding="utf-8")
     write_atomically(folder / ARGUMENTS, encode_call(args, kwargs, script.constants))

@@ -1,4 +1,4 @@
-"""Plain data comes back as it was; whatever else is refused by its name; damaged bytes never do harm."""
+"""Plain data is restored as it was; other values are rejected by name; damaged bytes do no harm."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Random schedules of faults for the membership, on a fake clock: never two views under one number.
 
-    python -m benchmarks.simulation.membership_schedules --count 10000          # what the checks run
-    python -m benchmarks.simulation.membership_schedules --count 1000000        # the long form, some hours
-    python -m benchmarks.simulation.membership_schedules --seed 4711 --verbose  # replay one
+    python -m benchmarks.simulation.membership.schedules --count 10000          # what the checks run
+    python -m benchmarks.simulation.membership.schedules --count 1000000        # the long form, some hours
+    python -m benchmarks.simulation.membership.schedules --seed 4711 --verbose  # replay one
 
 Faults of nodes: crashes (also between two effects), restarts, stalls, goodbyes and changes of the trust log.
 Faults of the network: cuts in one or both directions, splits, loss, doubling, reordering and delays. Then the
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from barnraise.identity.trust import encode_entry
 from barnraise.membership.consensus.quorum import is_quorum
-from benchmarks.simulation.cluster import Cluster, Node, Violation, keys
+from benchmarks.simulation.membership.cluster import Cluster, Node, Violation, keys
 
 _CHAOS_S = 10.0
 _HEALING_S = 60.0
@@ -223,7 +223,7 @@ def main() -> int:
     faults = [outcome for outcome in outcomes if outcome.fault is not None]
     for outcome in faults[:20]:
         print(
-            "python -m benchmarks.simulation.membership_schedules --verbose "
+            "python -m benchmarks.simulation.membership.schedules --verbose "
             f"--seed {outcome.seed}   # {outcome.fault}"
         )
     healing = sorted(outcome.healing_s for outcome in outcomes)
