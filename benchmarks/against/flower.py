@@ -128,19 +128,19 @@ def answers(options: Options) -> dict[str, Any]:
                 wait_for(lambda one=trace, many=wanted: len(one.rounds()) >= many, 300.0, "its rounds")  # type: ignore[misc]
             except TimeoutError:
                 pass
-            found[name] = _told(side, trace)
+            found[name] = _summary(side, trace)
             print(f"{time.strftime('%X')} {name}: {found[name]}", flush=True)
     return found
 
 
-def _told(side: Flower, trace: Trace) -> dict[str, Any]:
+def _summary(side: Flower, trace: Trace) -> dict[str, Any]:
     rounds = trace.rounds()
-    told: dict[str, Any] = {"rounds_merged": len(rounds) - 1, "status": side.status(trace.run)}
+    summary: dict[str, Any] = {"rounds_merged": len(rounds) - 1, "status": side.status(trace.run)}
     if rounds:
         last = rounds[-1]
-        told |= {"seconds": last["at"] - rounds[0]["at"], "dtype": last["dtype"]}
-        told |= {"model_is_finite": last["finite"], "largest": last["largest"], "values": last["values"]}
-    return told
+        summary |= {"seconds": last["at"] - rounds[0]["at"], "dtype": last["dtype"]}
+        summary |= {"model_is_finite": last["finite"], "largest": last["largest"], "values": last["values"]}
+    return summary
 
 
 def swarm(options: Options) -> dict[str, Any]:

@@ -69,13 +69,13 @@ class Ours:
         given["BARNRAISE_TRACE_COMMITS"] = str(self.trace.path)
         words = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
         command = ["run", "--detach", "--restarts", "1000", *words, "train.py"]
-        told = CommandLine(machines).run(0, *command, folder=folder)
-        if told.returncode != 0:
-            raise SystemExit(f"the run did not start:\n{told.stderr}")
+        result = CommandLine(machines).run(0, *command, folder=folder)
+        if result.returncode != 0:
+            raise SystemExit(f"the run did not start:\n{result.stderr}")
 
     def coordinator(self) -> Host:
-        told = self._machines.status(0)
-        return self.hosts[next(int(row.name[1]) for row in told.nodes if row.coordinator)]
+        status = self._machines.status(0)
+        return self.hosts[next(int(row.name[1]) for row in status.nodes if row.coordinator)]
 
     def revive(self, host: Host) -> None:
         """Start the agent again after all processes of the host were killed."""

@@ -122,9 +122,9 @@ class Machines:
         self, place: int, question: Question | RunQuestion, expected: type[T], timeout_s: float = 60.0
     ) -> T:
         with ListenerClient.connect(self.state(place), timeout=_ANSWER_S) as client:
-            told = decode_told(client.ask(encode(question), timeout_s))
-        assert isinstance(told, expected)
-        return told
+            response = decode_told(client.ask(encode(question), timeout_s))
+        assert isinstance(response, expected)
+        return response
 
     def status(self, place: int) -> StatusResponse:
         return self.ask(place, StatusRequest(), StatusResponse, _ANSWER_S)
@@ -150,8 +150,8 @@ class Machines:
             self.await_answer(place)
             self.rename(place, f"h{place}")
         times = [self.pair(0, place) for place in range(1, len(self.hosts))]
-        everybody = range(len(self.hosts))
-        self.until(lambda: self.agree(everybody), 60.0, "all agree")
+        all_places = range(len(self.hosts))
+        self.until(lambda: self.agree(all_places), 60.0, "all agree")
         return times
 
     def are_links_measured(self, count: int) -> bool:
@@ -162,17 +162,17 @@ class Machines:
     def agree(self, places: Iterable[int]) -> bool:
         """Return True if these machines hold the same view, with exactly themselves as members."""
         try:
-            told = [self.status(place) for place in places]
+            statuses = [self.status(place) for place in places]
         except BarnraiseError:
             return False
-        firsts = [row.node for one in told for row in one.nodes if row.coordinator]
-        views = {(one.branch, one.view, first) for one, first in zip(told, firsts, strict=False)}
-        here = {frozenset(row.node for row in one.nodes if row.seniority is not None) for one in told}
+        firsts = [row.node for one in statuses for row in one.nodes if row.coordinator]
+        views = {(one.branch, one.view, first) for one, first in zip(statuses, firsts, strict=False)}
+        here = {frozenset(row.node for row in one.nodes if row.seniority is not None) for one in statuses}
         return (
             len(views) == 1
             and len(here) == 1
-            and len(next(iter(here))) == len(told)
-            and all(one.member and one.decides for one in told)
+            and len(next(iter(here))) == len(statuses)
+            and all(one.member and one.decides for one in statuses)
         )
 
     def until(self, truth: Callable[[], bool], seconds: float, what: str) -> float:
@@ -188,9 +188,9 @@ class Machines:
         return time.monotonic() - begin
 
 
-def named(told: StatusResponse, name: str) -> str | None:
+def named(status: StatusResponse, name: str) -> str | None:
     """Return the state of a machine as another machine shows it, or None if the machine is not listed."""
-    return next((row.state for row in told.nodes if row.name == name), None)
+    return next((row.state for row in status.nodes if row.name == name), None)
 
 
 __all__ = ["Lab", "Machines", "named"]

@@ -37,7 +37,7 @@ from barnraise.runs.checkpoint_manifest import CheckpointManifest as Checkpoint
 from barnraise.transport.listener.preface import ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
 from benchmarks.attacks.guest import Agents
 from benchmarks.attacks.registry import Result, attack
-from benchmarks.attacks.run_member import Insider, until_found
+from benchmarks.attacks.run_member import RunMember, until_found
 
 _TERABYTE = 10**12
 _STEP = 7
@@ -46,7 +46,7 @@ _STEP = 7
 @attack
 async def guest_wants_checkpoints(keep: str, agents: Agents, run: str, step: int, seconds: float) -> Result:
     """Request the checkpoints, files and folder of a run in which the guest has no part, and offer a copy."""
-    guest = Insider(keep, agents)
+    guest = RunMember(keep, agents)
     await guest.come()
     asked: list[CheckpointRequest] = [
         HeldCheckpointsRequest(1, (run,), True),
@@ -70,29 +70,29 @@ async def guest_wants_checkpoints(keep: str, agents: Agents, run: str, step: int
             await guest.tell(messages.encode(answer))
 
     def is_answered() -> bool:
-        kinds = Counter(map(type, guest.told))
+        kinds = Counter(map(type, guest.received))
         each = Counter({HeldCheckpointsResponse: 2, FilesResponse: 3, CopyResult: 2})
         return all(kinds[kind] >= count * len(guest.agents) for kind, count in each.items())
 
     with contextlib.suppress(TimeoutError):
         await until_found(is_answered)
     await asyncio.sleep(seconds)
-    told = guest.told
+    received = guest.received
     return {
         "held": [
             [len(one.held), one.files, one.sharded]
-            for one in told
+            for one in received
             if isinstance(one, HeldCheckpointsResponse)
         ],
-        "lent": [len(one.manifest) for one in told if isinstance(one, FilesResponse)],
-        "copies": [one.words for one in told if isinstance(one, CopyResult)],
+        "lent": [len(one.manifest) for one in received if isinstance(one, FilesResponse)],
+        "copies": [one.words for one in received if isinstance(one, CopyResult)],
     }
 
 
 @attack
 async def owner_offers(keep: str, agents: Agents, run: str, lie: str, folder: str, seconds: float) -> Result:
     """Offer a copy that is not what it claims to be; an agent that accepts the offer fetches it from here."""
-    owner = Insider(keep, agents)
+    owner = RunMember(keep, agents)
     await owner.come()
     contents = _contents(owner.key, run, lie)
     listed = msgspec.msgpack.encode(make_manifest(_entries(contents, lie).values()))
@@ -110,12 +110,12 @@ async def owner_offers(keep: str, agents: Agents, run: str, lie: str, folder: st
             found = [PieceData(one, memoryview(pieces.get(one.object, b"x"))) for one in message.names]
             link.send(protocol.SHIP + shipping.encode(PieceList(tuple(found))))
 
-    owner.on_told = answer
+    owner.on_received = answer
     await owner.tell(messages.encode(CopyOffer(1, run, _STEP)))
     end = asyncio.get_running_loop().time() + seconds
     words: list[str] = []
     while len(words) < len(owner.agents) and asyncio.get_running_loop().time() < end:
-        words = [one.words for one in owner.told if isinstance(one, CopyResult)]
+        words = [one.words for one in owner.received if isinstance(one, CopyResult)]
         await asyncio.sleep(0.05)
     return {"words": words}
 

@@ -228,9 +228,9 @@ async def guests_lie(keeps: Sequence[str], agents: Agents, away: str, lie: str, 
 
 def _lie(guest: Guest, away: bytes, lie: str) -> Lie:
     owners = tuple(node.raw for node in guest.agents)
-    nobody = PresentMember(os.urandom(32), os.urandom(16))
+    stranger = PresentMember(os.urandom(32), os.urandom(16))
     again = tuple(PresentMember(node, os.urandom(16)) for node in owners)
-    visitors = (nobody, PresentMember(away, os.urandom(16)), *again)
+    visitors = (stranger, PresentMember(away, os.urandom(16)), *again)
     turns = itertools.count()
     histories: list[dict[str, Any]] = [
         {"number": _HUGE, "view": os.urandom(32), "log_length": 4096},
@@ -240,7 +240,7 @@ def _lie(guest: Guest, away: bytes, lie: str) -> Lie:
         {},
         {"log_head": os.urandom(32), "log_length": 1},
     ]
-    masks = [*owners[1:], away, nobody.node]
+    masks = [*owners[1:], away, stranger.node]
 
     def other_self() -> dict[str, Any]:
         # To each agent the same, and for longer than one that gathers arrivals waits.

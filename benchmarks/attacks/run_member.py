@@ -29,7 +29,7 @@ _answers: msgspec.msgpack.Decoder[KvProxyRequest | KvProxyReply] = msgspec.msgpa
 T = TypeVar("T")
 
 
-class Insider(Guest):
+class RunMember(Guest):
     """A member without an agent, on all routes; it keeps what agents tell it of runs and files."""
 
     def __init__(self, keep: str, agents: Agents) -> None:
@@ -37,8 +37,8 @@ class Insider(Guest):
         self.routes: dict[tuple[NodeId, int], ControlConnection] = {}
         self.records: dict[str, RunRecord] = {}
         self.reports: dict[tuple[NodeId, str], NodeReport] = {}
-        self.told: list[object] = []
-        self.on_told: Callable[[NodeId, object], None] = self._lack
+        self.received: list[object] = []
+        self.on_received: Callable[[NodeId, object], None] = self._lack
         self._serial = 0
 
     def _received(self, link: ControlConnection, message: bytes) -> None:
@@ -56,8 +56,8 @@ class Insider(Guest):
         elif isinstance(found, ReportUpdate):
             self.reports[node, found.report.run] = found.report
         if found is not None:
-            self.told.append(found)
-            self.on_told(node, found)
+            self.received.append(found)
+            self.on_received(node, found)
 
     def _lack(self, node: NodeId, message: object) -> None:
         """Answer requests for file pieces with "lacking", so that other machines do not wait for them."""
@@ -92,7 +92,7 @@ class Insider(Guest):
 
     def report(self, run: str, stage: str, **more: object) -> bytes:
         self._serial += 1
-        told = NodeReport(
+        report = NodeReport(
             run=run,
             incarnation=self.incarnation,
             serial=self._serial,
@@ -100,7 +100,7 @@ class Insider(Guest):
             devices=("cpu",),
             packages=own_packages(()),
         )
-        return messages.encode(ReportUpdate(replace(told, **more)))
+        return messages.encode(ReportUpdate(replace(report, **more)))
 
     async def tell(self, message: bytes, route: int = ROUTE_AGENT_BULK) -> None:
         for node in self.agents:

@@ -68,7 +68,7 @@ from barnraise.transport.listener.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, 
 from benchmarks.attacks.__main__ import main
 from benchmarks.attacks.guest import Agents
 from benchmarks.attacks.registry import READY, Result, attack
-from benchmarks.attacks.run_member import Insider, until_found
+from benchmarks.attacks.run_member import RunMember, until_found
 
 FORGED = b"FORGED"
 _NEWEST = 1 << 40
@@ -83,7 +83,7 @@ _canonical = msgspec.msgpack.Encoder(order="deterministic").encode
 @attack
 async def guest_orders(keep: str, agents: Agents, record: str, canary: str) -> Result:
     """Start a run, or change an owner's: by one's own order, in another's name, with other fields."""
-    guest, real = Insider(keep, agents), decode_record(bytes.fromhex(record))
+    guest, real = RunMember(keep, agents), decode_record(bytes.fromhex(record))
     await guest.come()
     theirs = read_spec(real)
     own = _order(guest, "mallory", canary)
@@ -105,7 +105,7 @@ async def guest_orders(keep: str, agents: Agents, record: str, canary: str) -> R
 @attack
 async def owner_orders(keep: str, agents: Agents, record: str, guest: str, canary: str) -> Result:
     """Send run specs that even an owner may not send: in another's name, of an existing run, or a guest's."""
-    owner, real = Insider(keep, agents), decode_record(bytes.fromhex(record))
+    owner, real = RunMember(keep, agents), decode_record(bytes.fromhex(record))
     await owner.come()
     theirs, lesser = read_spec(real), NodeKey.load_or_create(Path(guest) / "key")
     own = _order(owner, "mallory", canary)
@@ -121,14 +121,15 @@ async def owner_orders(keep: str, agents: Agents, record: str, guest: str, canar
     return await _tell_records(owner, records)
 
 
-async def _tell_records(member: Insider, records: Mapping[str, RunRecord]) -> Result:
+async def _tell_records(member: RunMember, records: Mapping[str, RunRecord]) -> Result:
     cut = {
-        what: await member.are_cut_at(messages.encode(RecordUpdate(told))) for what, told in records.items()
+        what: await member.are_cut_at(messages.encode(RecordUpdate(record)))
+        for what, record in records.items()
     }
     return {"cut": cut, "told": len(records)}
 
 
-def _order(member: Insider, run: str, canary: str, folder: bytes = bytes(32)) -> RunSpec:
+def _order(member: RunMember, run: str, canary: str, folder: bytes = bytes(32)) -> RunSpec:
     return RunSpec(
         run=run,
         by=member.key.id.raw,
@@ -152,7 +153,7 @@ async def guest_asks(
     keep: str, agents: Agents, run: str, generation: int, folder: str, content: str, seconds: float
 ) -> Result:
     """Ask for the output, files and store keys of a run in which the guest has no part."""
-    guest, wanted = Insider(keep, agents), bytes.fromhex(folder)
+    guest, wanted = RunMember(keep, agents), bytes.fromhex(folder)
     await guest.come()
     names = (PieceName(bytes.fromhex(content), 0), PieceName(os.urandom(32), 7))
     ours = (os.urandom(16), 1, b"")
@@ -179,7 +180,7 @@ async def guest_asks(
 
     def is_answered() -> bool:
         """Return True if each request that must be answered has its answer."""
-        kinds = Counter(map(type, guest.told))
+        kinds = Counter(map(type, guest.received))
         both = len(guest.agents)
         return kinds[KvProxyReply] >= len(pleas) * both and min(kinds[ManifestIs], kinds[LacksPieces]) >= both
 
@@ -190,16 +191,16 @@ async def guest_asks(
     for rank in range(2):
         cut += await guest.are_cut_at(messages.encode(LogRequest(1, run, generation, rank, 0, 4096)))
     return {
-        "lists": [len(one.data) for one in guest.told if isinstance(one, ManifestIs)],
-        "pieces": sum(isinstance(one, PieceList) for one in guest.told),
-        "lacks": sum(isinstance(one, LacksPieces) for one in guest.told),
+        "lists": [len(one.data) for one in guest.received if isinstance(one, ManifestIs)],
+        "pieces": sum(isinstance(one, PieceList) for one in guest.received),
+        "lacks": sum(isinstance(one, LacksPieces) for one in guest.received),
         "denied": sum(
-            isinstance(one, KvProxyReply) and isinstance(one.result, KvDenied) for one in guest.told
+            isinstance(one, KvProxyReply) and isinstance(one.result, KvDenied) for one in guest.received
         ),
         "allowed": sum(
-            isinstance(one, KvProxyReply) and not isinstance(one.result, KvDenied) for one in guest.told
+            isinstance(one, KvProxyReply) and not isinstance(one.result, KvDenied) for one in guest.received
         ),
-        "output": sum(isinstance(one, LogResponse) for one in guest.told),
+        "output": sum(isinstance(one, LogResponse) for one in guest.received),
         "records": len(guest.records),
         "reports": len(guest.reports),
         "pleas": len(pleas) * len(guest.agents),
@@ -210,7 +211,7 @@ async def guest_asks(
 @attack
 async def guest_forges_output(keep: str, agents: Agents, serials: int, seconds: float) -> Result:
     """Answer what was asked of others: numbers of questions are easy to guess."""
-    guest = Insider(keep, agents)
+    guest = RunMember(keep, agents)
     await guest.come()
     READY.get()()
     loop, sent = asyncio.get_running_loop(), 0
@@ -229,7 +230,7 @@ async def guest_forges_output(keep: str, agents: Agents, serials: int, seconds: 
 @attack
 async def guest_reports(keep: str, agents: Agents, run: str, generation: int) -> Result:
     """Send reports about a run in which the guest has no part, and reports that no machine makes."""
-    guest = Insider(keep, agents)
+    guest = RunMember(keep, agents)
     await guest.come()
     ended = tuple(WorkerState(rank, "ended", 1, 0, "made up") for rank in range(2))
     await guest.tell(guest.report(run, "failed", generation=generation, words="made up"))
@@ -243,13 +244,13 @@ async def guest_reports(keep: str, agents: Agents, run: str, generation: int) ->
         "another path": guest.report("../../x", "failed"),
         "no stage": guest.report(run, "divine"),
     }
-    return {"cut": {what: await guest.are_cut_at(told) for what, told in absurd.items()}}
+    return {"cut": {what: await guest.are_cut_at(report) for what, report in absurd.items()}}
 
 
 @attack
 async def guest_works(keep: str, agents: Agents, lie: str, seconds: float) -> Result:
     """Take part in the next run that asks for it; once it runs, lie about it for so long."""
-    guest = Insider(keep, agents)
+    guest = RunMember(keep, agents)
     loop = asyncio.get_running_loop()
     async with guest.beating():
         await guest.come()
@@ -262,7 +263,7 @@ async def guest_works(keep: str, agents: Agents, lie: str, seconds: float) -> Re
         begun = guest.records[run]
         flood.cancel()
         if lie == "board":
-            await _strain_board(guest, run, seconds)
+            await _strain_store(guest, run, seconds)
         for message in _lies(guest, begun, run, lie):
             await guest.tell(message)
             await asyncio.sleep(0.05)
@@ -276,13 +277,13 @@ async def guest_works(keep: str, agents: Agents, lie: str, seconds: float) -> Re
             "phase": now.phase,
             "generation": now.generation,
             "sentence": (now.outcome.sentence if now.outcome is not None else now.why)[:200],
-            "answers": sum(isinstance(one, KvProxyReply) for one in guest.told),
+            "answers": sum(isinstance(one, KvProxyReply) for one in guest.received),
             "dialled": guest.dialled,
             "stalled": guest.stalled,
         }
 
 
-def _lies(guest: Insider, record: RunRecord, run: str, lie: str) -> Iterator[bytes]:
+def _lies(guest: RunMember, record: RunRecord, run: str, lie: str) -> Iterator[bytes]:
     generation, mine = record.generation, record.ranks_of(guest.key.id.raw)
     others = [rank for rank in range(len(record.slots)) if rank not in mine]
     own = tuple(WorkerState(rank, "running") for rank in mine)
@@ -312,7 +313,7 @@ def _lies(guest: Insider, record: RunRecord, run: str, lie: str) -> Iterator[byt
             yield guest.report(run, "running", generation=0, workers=own, done_bytes=1 << 50, all_bytes=1)
 
 
-async def _flood_lists(guest: Insider, run: str, seconds: float) -> None:
+async def _flood_lists(guest: RunMember, run: str, seconds: float) -> None:
     """Send unrequested file lists before the requested machine can answer."""
     folder = read_spec(guest.records[run]).folder
     junk = [protocol.SHIP + shipping.encode(ManifestIs(folder, data)) for data in (b"", b"junk")]
@@ -323,7 +324,7 @@ async def _flood_lists(guest: Insider, run: str, seconds: float) -> None:
         await asyncio.sleep(0.001)
 
 
-async def _strain_board(guest: Insider, run: str, seconds: float) -> None:
+async def _strain_store(guest: RunMember, run: str, seconds: float) -> None:
     """Send store operations of the guest's own run, within and beyond what a worker requests."""
     scope = Namespace(run, guest.records[run].generation)
     client = os.urandom(16)
@@ -338,7 +339,7 @@ async def _strain_board(guest: Insider, run: str, seconds: float) -> None:
     for _ in range(10):  # again, as an agent would: a link may break
         await guest.tell(lawful)
         with contextlib.suppress(TimeoutError):
-            await until_found(lambda: any(isinstance(one, KvProxyReply) for one in guest.told), 3.0)
+            await until_found(lambda: any(isinstance(one, KvProxyReply) for one in guest.received), 3.0)
             break
     for number, operation in enumerate(operations):
         for patience in (0.0, 1.0, float("nan")):
@@ -356,7 +357,7 @@ async def _strain_board(guest: Insider, run: str, seconds: float) -> None:
 @attack
 async def owner_ships(keep: str, agents: Agents, run: str, kind: str, canary: str, seconds: float) -> Result:
     """Order a run of a folder that no honest machine would send, and be its source."""
-    owner = Insider(keep, agents)
+    owner = RunMember(keep, agents)
     await owner.come()
     content = b"print('shipped')\n"
     listed = _encode(_manifest(kind, content))
@@ -374,7 +375,7 @@ async def owner_ships(keep: str, agents: Agents, run: str, kind: str, canary: st
             pieces = tuple(PieceData(name, wrong) for name in message.names)
             link.send(protocol.SHIP + shipping.encode(PieceList(pieces)))
 
-    owner.on_told = answer
+    owner.on_received = answer
     order = _order(owner, run, canary, manifest_id(listed))
     record = sign_spec(order, owner.key)
     await owner.tell(messages.encode(RecordUpdate(record)))
@@ -438,7 +439,7 @@ def _manifest(kind: str, content: bytes) -> FolderManifest:
 @attack
 async def guest_floods(keep: str, agents: Agents, kind: str, seconds: float, deaf: bool) -> Result:
     """Send one kind of request without end; with ``deaf``, without ever reading a response."""
-    guest = Insider(keep, agents)
+    guest = RunMember(keep, agents)
     victim = next(iter(guest.agents))
     make, route = _questions()[kind]
     loop, sent, dialled = asyncio.get_running_loop(), 0, 0

@@ -95,9 +95,9 @@ def _new_run(machines: Machines, known: set[str]) -> str:
 
 
 def _all_here(machines: Machines, run: str) -> bool:
-    told = machines.ask(0, WatchRequest(run=run, wait_s=0), WatchResponse)
-    stages = {part.stage for part in told.parts}
-    return bool(told.workers) or stages <= {"ready", "running", "ended"}
+    response = machines.ask(0, WatchRequest(run=run, wait_s=0), WatchResponse)
+    stages = {part.stage for part in response.parts}
+    return bool(response.workers) or stages <= {"ready", "running", "ended"}
 
 
 def _sent(machines: Machines) -> int:

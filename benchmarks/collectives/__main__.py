@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.collectives import sweep
 from benchmarks.ranks.hosts import prepare_driver
-from benchmarks.ranks.rank_groups import Crew, contenders, lab_fleet, loopback_crew
+from benchmarks.ranks.rank_groups import RankSet, contenders, lab_fleet, loopback_rank_set
 from benchmarks.report import Spread, durations
 
 MB = 1_000_000
@@ -48,13 +48,13 @@ class Results:
     figures: dict[str, Any] = field(default_factory=dict)
     wrong: int = 0
 
-    def speed(self, key: str, what: str, crew: Crew, answers: Sequence[Any], prefix: str = "") -> None:
+    def speed(self, key: str, what: str, rank_set: RankSet, answers: Sequence[Any], prefix: str = "") -> None:
         """Add a row with Gloo's time divided by ours: more than 1 means that ours is faster."""
-        self._add(key, what, [prefix + name for name in crew.names], answers, "ms", speed=True)
+        self._add(key, what, [prefix + name for name in rank_set.names], answers, "ms", speed=True)
 
-    def cost(self, key: str, what: str, crew: Crew, answers: Sequence[Any], unit: str = "ms") -> None:
+    def cost(self, key: str, what: str, rank_set: RankSet, answers: Sequence[Any], unit: str = "ms") -> None:
         """Add a row with our time divided by Gloo's: less than 1 means that ours is faster."""
-        self._add(key, what, crew.names, answers, unit, speed=False)
+        self._add(key, what, rank_set.names, answers, unit, speed=False)
 
     def _add(
         self, key: str, what: str, names: Sequence[str], answers: Sequence[Any], unit: str, *, speed: bool
@@ -85,7 +85,7 @@ def cpu_seconds(answers: Sequence[Any], name: str) -> float:
 def on_the_lab(results: Results, engines: Sequence[str], effort: Effort) -> None:
     """Run all measurements between hosts at 1 Gbit/s."""
     with lab_fleet(hosts=4, rate="1gbit", ours="barnraise" in engines) as (_, fleet):
-        four = Crew.gather(fleet, [0, 1, 2, 3], contenders(engines), sizes=(2, 4))
+        four = RankSet.gather(fleet, [0, 1, 2, 3], contenders(engines), sizes=(2, 4))
         two = four.part(2)
         answers = two.ask("all_reduce", size=32 * MB, rounds=effort.big)
         results.speed("lab_1gbit_2h_tls", "all-reduce 32 MB, 2 hosts", two, answers)
@@ -99,10 +99,10 @@ def on_the_lab(results: Results, engines: Sequence[str], effort: Effort) -> None
             results.cost(key, f"{how} step, 42 MB of gradients, 2 hosts", two, answers)
 
 
-def busy(results: Results, crew: Crew, effort: Effort) -> None:
+def busy(results: Results, rank_set: RankSet, effort: Effort) -> None:
     """Repeat the measurements with each rank's main thread spinning in pure Python."""
-    ours, modes = crew.names[0], ("busy", "idle")
-    small = crew.ask_some([ours], "issued", size=4096, rounds=effort.issued_small, modes=modes)
+    ours, modes = rank_set.names[0], ("busy", "idle")
+    small = rank_set.ask_some([ours], "issued", size=4096, rounds=effort.issued_small, modes=modes)
     finished = {mode: Spread.of(durations(small, f"{mode} {ours}")) for mode in modes}
     seen = {mode: Spread.of(durations(small, f"{mode} {ours}", end=2)) for mode in modes}
     for what, spreads in (("busy_4k_latency_tls: 4 KiB, last byte", finished), ("  seen by Python", seen)):
@@ -120,8 +120,10 @@ def busy(results: Results, crew: Crew, effort: Effort) -> None:
         results.figures[f"{mode}_4k_finished_us"] = finished[mode].median * 1e6
         results.figures[f"{mode}_4k_seen_us"] = seen[mode].median * 1e6
     results.wrong += sum(answer["wrong"] for answer in small)
-    big = crew.ask("issued", size=32 * MB, rounds=effort.issued_big, modes=["busy"])
-    results.speed("busy_1gbit_2h_tls", "all-reduce 32 MB, 2 hosts, trainers busy", crew, big, prefix="busy ")
+    big = rank_set.ask("issued", size=32 * MB, rounds=effort.issued_big, modes=["busy"])
+    results.speed(
+        "busy_1gbit_2h_tls", "all-reduce 32 MB, 2 hosts, trainers busy", rank_set, big, prefix="busy "
+    )
     late = zip(durations(big, f"busy {ours}", end=2), durations(big, f"busy {ours}"), strict=True)
     results.figures["busy_1gbit_2h_seen_after_ms"] = Spread.of([a - b for a, b in late]).median * 1e3
 
@@ -129,9 +131,9 @@ def busy(results: Results, crew: Crew, effort: Effort) -> None:
 def on_loopback(results: Results, engines: Sequence[str], effort: Effort) -> None:
     """Run two ranks on one host, where only the processor limits the speed."""
     for key, encryption in (("loopback_plain", "plaintext"), ("loopback_tls", "tls")):
-        with loopback_crew(engines, encryption) as crew:
-            answers = crew.ask("all_reduce", size=64 * MB, rounds=effort.loopback)
-            results.speed(key, f"all-reduce 64 MB, 2 ranks, ours {encryption}", crew, answers)
+        with loopback_rank_set(engines, encryption) as rank_set:
+            answers = rank_set.ask("all_reduce", size=64 * MB, rounds=effort.loopback)
+            results.speed(key, f"all-reduce 64 MB, 2 ranks, ours {encryption}", rank_set, answers)
 
 
 def show(results: Results, engines: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plot, report
-from benchmarks.ranks.rank_groups import STRATEGY, Contender, Crew, lab_fleet
+from benchmarks.ranks.rank_groups import STRATEGY, Contender, RankSet, lab_fleet
 from benchmarks.report import REPOSITORY, Spread, durations
 
 SIZES = (*(1024 * 4**step for step in range(9)), 256_000_000)
@@ -104,23 +104,25 @@ def run(engines: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     ours = "barnraise" in engines
     for rate, delay in product(options.rates.split(","), options.delays.split(",")):
         with lab_fleet(hosts=max(sizes), rate=rate, delay=delay, ours=ours) as (_, fleet):
-            crew = Crew.gather(fleet, list(range(max(sizes))), entrants(engines), sizes=())
+            rank_set = RankSet.gather(fleet, list(range(max(sizes))), entrants(engines), sizes=())
             for size in sizes:
-                took = crew.part(size).make_groups()
+                took = rank_set.part(size).make_groups()
                 slowest = max(took, key=lambda name: took[name])
                 print(f"{rate} {delay} {size} hosts: group {slowest} made in {took[slowest]:.2f} s")
-                points += one_network(crew.part(size), rate, delay, options)
+                points += one_network(rank_set.part(size), rate, delay, options)
     return conclude(points, options.output)
 
 
-def one_network(crew: Crew, rate: str, delay: str, options: argparse.Namespace) -> list[Point]:
-    names = [one.name for one in crew.contenders]
+def one_network(rank_set: RankSet, rate: str, delay: str, options: argparse.Namespace) -> list[Point]:
+    names = [one.name for one in rank_set.contenders]
     running, points, expected = Field(list(names)), [], 0.1
     for size in SIZES:
         if expected > options.longest:
-            print(f"{rate} {delay} {crew.size} hosts: from {size:,} bytes on, {expected:.0f} s each: skipped")
+            print(
+                f"{rate} {delay} {rank_set.size} hosts: skipped from {size:,} bytes on, {expected:.0f} s each"
+            )
             break
-        point = measured(crew, (rate, delay, size), running.names, expected, options.point_seconds)
+        point = measured(rank_set, (rate, delay, size), running.names, expected, options.point_seconds)
         points.append(point)
         running.learn(point)
         _show(point)
@@ -130,11 +132,11 @@ def one_network(crew: Crew, rate: str, delay: str, options: argparse.Namespace) 
 
 
 def measured(
-    crew: Crew, where: tuple[str, str, int], names: Sequence[str], expected: float, seconds: float
+    rank_set: RankSet, where: tuple[str, str, int], names: Sequence[str], expected: float, seconds: float
 ) -> Point:
     """Measure one point; where ``auto`` misses the goal, add samples to the first ones, at most twice."""
     rate, delay, size = where
-    labels = {name: f"{name}/{crew.size}" for name in names}
+    labels = {name: f"{name}/{rank_set.size}" for name in names}
     rounds = int(min(max(seconds / (expected * len(names)), 3), 25))
     if size <= SMALL:  # too short to be timed one by one behind a barrier
         how: dict[str, Any] = {"do": "latency", "blocks": rounds, "operations": 8}
@@ -143,14 +145,14 @@ def measured(
     pooled: dict[str, list[float]] = {name: [] for name in names}
     first = 0.0
     for _ in range(3):
-        answers = crew.ask_some(list(labels.values()), size=size, timeout=1800.0, **how)
+        answers = rank_set.ask_some(list(labels.values()), size=size, timeout=1800.0, **how)
         for name, label in labels.items():
             pooled[name] += durations(answers, label)
         medians = {name: Spread.of(values).median for name, values in pooled.items()}
         used = {name: answers[0]["used"][label] for name, label in labels.items()}
         if not any(used.get(name) in (name, NONE) for name in ALGORITHMS):
             raise SystemExit(f"{STRATEGY} was set for each group, but none obeyed it: {used}")
-        point = Point(rate, delay, crew.size, size, len(pooled["auto"]), medians, used, first)
+        point = Point(rate, delay, rank_set.size, size, len(pooled["auto"]), medians, used, first)
         first = first or point.auto_over_best
         if point.auto_over_best <= GOAL:
             break

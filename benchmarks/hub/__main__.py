@@ -167,7 +167,7 @@ class Witness(threading.Thread):
         invite = hub.invite("friend")
         self._token = invite.token_text
         self.client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate(), say=lambda words: None)
-        self.told: dict[int, VersionStep] = {}
+        self.announced: dict[int, VersionStep] = {}
         self.times: list[float] = []
         self.changed: list[int] = []
         self.lost = 0
@@ -179,7 +179,7 @@ class Witness(threading.Thread):
                 "POST", "/v1/members", JoinResponse, JoinRequest(token=self._token, name="witness")
             )
         while not self.ended.is_set():
-            newest = max(self.told, default=None)
+            newest = max(self.announced, default=None)
             query: dict[str, str | int | float] = {} if newest is None else {"after": newest, "wait": 5}
             try:
                 head = self.client.ask("GET", "/v1/head", VersionHead, query=query, wait_s=5.0)
@@ -192,9 +192,13 @@ class Witness(threading.Thread):
         if newest is not None and head.version < newest:
             self.lost = max(self.lost, newest - head.version)
         for step in head.steps:
-            if step.version in self.told and self.told[step.version] != step and step.kind == "delta":
+            if (
+                step.version in self.announced
+                and self.announced[step.version] != step
+                and step.kind == "delta"
+            ):
                 self.changed.append(step.version)
-            self.told.setdefault(step.version, step)
+            self.announced.setdefault(step.version, step)
         if newest is None or head.version > newest:
             self.times.append(time.monotonic())
 
@@ -256,7 +260,7 @@ def _check_log(directory: Path, witness: Witness) -> dict[str, Any]:
         log.close()
     differ = [
         number
-        for number, step in witness.told.items()
+        for number, step in witness.announced.items()
         if step.kind == "delta" and (number not in versions or versions[number].step != step)
     ]
     spans = sorted(span for part in parts for span in part.spans)
@@ -326,18 +330,18 @@ def train(hostile: Sequence[tuple[str, ...]], samples: int) -> dict[str, Any]:
         state, version = _head_state(hub, task)
         hub.kill()
         log = HubLog(hub.directory)
-        told = log.read()
+        content = log.read()
         log.close()
     kinds: dict[str, int] = {}
-    for one in told.refusals:
+    for one in content.refusals:
         kinds[one.kind] = kinds.get(one.kind, 0) + 1
     return {
         "loss": task.held_out_loss(state),
         "version": version,
-        "samples": sum(one.samples for one in told.versions),
+        "samples": sum(one.samples for one in content.versions),
         "seconds": took,
         "refused": kinds,
-        "quarantined": sum(bool(one.quarantine) for one in told.members.values()),
+        "quarantined": sum(bool(one.quarantine) for one in content.members.values()),
         "honest_quarantined": sum(not worker.kinds and bool(worker.ended_by) for worker in workers),
     }
 
@@ -411,9 +415,9 @@ def main() -> int:
         "hostile": lambda: hostile(amount.samples, amount.repeats),
     }
     for name in options.only or parts:
-        told = parts[name]()
-        print(f"{time.strftime('%X')} {name}: {told}", flush=True)
-        figures |= told
+        result = parts[name]()
+        print(f"{time.strftime('%X')} {name}: {result}", flush=True)
+        figures |= result
     last_line({**figures, "seconds": time.monotonic() - begin})
     return 1 if any(figures.get(name) for name in _NEVER) else 0
 

@@ -131,19 +131,19 @@ class Village:
     def read(self) -> Written:
         log = HubLog(self.directory)
         try:
-            told = log.read()
-            parts = {version.number: log.contributions(version.number) for version in told.versions}
+            content = log.read()
+            parts = {version.number: log.contributions(version.number) for version in content.versions}
         finally:
             log.close()
-        names = {node: member.name for node, member in told.members.items()}
-        return Written(tuple(told.versions), parts, names)
+        names = {node: member.name for node, member in content.members.items()}
+        return Written(tuple(content.versions), parts, names)
 
     def until(self, is_so: Callable[[], bool], seconds: float, what: str, said: Sequence[LabProcess]) -> None:
         begin = time.monotonic()
         while not is_so():
             if time.monotonic() - begin > seconds or any(one.returncode for one in said):
                 words = "\n---\n".join(one.output()[-2000:] for one in said)
-                raise SystemExit(f"somebody ended, or it is not so within {seconds:g} s: {what}\n{words}")
+                raise SystemExit(f"a process ended, or timed out after {seconds:g} s: {what}\n{words}")
             time.sleep(0.5)
 
     def close(self) -> None:
@@ -187,20 +187,20 @@ def train_together(batches: int, round_time: str, seed: int) -> dict[str, Any]:
         village = Village(lab, Path(room), variables)
         try:
             friends = village.invite_friends(village.keep_hub(round_time))
-            everybody = [friend.process for friend in friends]
+            processes = [friend.process for friend in friends]
             village.until(
-                lambda: len(village.read().firsts()) == len(friends), 300.0, "all contribute", everybody
+                lambda: len(village.read().firsts()) == len(friends), 300.0, "all contribute", processes
             )
             ports = [reachable_ports(friend.host) for friend in friends]
             village.until(
-                lambda: all(one.poll() is not None for one in everybody), LONGEST_S, "all end", everybody
+                lambda: all(one.poll() is not None for one in processes), LONGEST_S, "all end", processes
             )
-            return told(village.read(), friends) | {"inbound_ports": sum(ports)}
+            return print_figures(village.read(), friends) | {"inbound_ports": sum(ports)}
         finally:
             village.close()
 
 
-def told(written: Written, friends: Sequence[Friend]) -> dict[str, Any]:
+def print_figures(written: Written, friends: Sequence[Friend]) -> dict[str, Any]:
     """Print the work of each friend and return the figures of all."""
     firsts, by_name = written.firsts(), {friend.name: friend for friend in friends}
     began, ended = max(firsts.values()), written.versions[-1].time

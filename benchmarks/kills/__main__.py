@@ -63,8 +63,8 @@ class Quartet:
     def pids(self, place: int, which: str) -> list[int]:
         """Return the processes of a rank: the trainer, its communication process, or both."""
         trainer = [self.ranks[place].pid]
-        movers = [int(pid) for pid in self.ranks[place].ask("movers")]
-        return {"trainer": trainer, "mover": movers, "both": trainer + movers}[which]
+        comm_pids = [int(pid) for pid in self.ranks[place].ask("comm_process_pids")]
+        return {"trainer": trainer, "mover": comm_pids, "both": trainer + comm_pids}[which]
 
     def join(self, members: Sequence[Rank], timeout: float = 60.0) -> float:
         """Create a new group of these ranks; return the seconds until the last rank has joined."""

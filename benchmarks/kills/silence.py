@@ -57,10 +57,12 @@ def _stopped(quartet: Quartet, clock: float, what: str, victim: int) -> Ended:
     """Send SIGSTOP to a rank: the kernel keeps its connections open, but no more bytes arrive."""
     members = list(quartet.ranks)
     quartet.join(members)
-    movers = [int(pid) for pid in members[victim].ask("movers")]
-    stopped = {"trainer": [members[victim].pid], "mover": movers, "both": [members[victim].pid, *movers]}[
-        what
-    ]
+    comm_pids = [int(pid) for pid in members[victim].ask("comm_process_pids")]
+    stopped = {
+        "trainer": [members[victim].pid],
+        "mover": comm_pids,
+        "both": [members[victim].pid, *comm_pids],
+    }[what]
     for rank in members:
         rank.tell("all_reduces", operations=FOREVER, size=SIZE)
     time.sleep(0.5)

@@ -195,10 +195,10 @@ def candidates(ranking: PlanRanking) -> list[Plan]:
     """Return the chosen plan, and the best plan of each other kind that a session of all these hosts
     supports.
     """
-    everybody = len(ranking.chosen.order)
+    hosts = len(ranking.chosen.order)
     found: dict[tuple[object, ...], Plan] = {}
     for plan in ranking.plans:
-        is_possible = len(plan.order) == everybody and (plan.kind != "local_steps" or plan.is_overlapped)
+        is_possible = len(plan.order) == hosts and (plan.kind != "local_steps" or plan.is_overlapped)
         if is_possible and plan.codec in ("exact", "int8", "int4"):
             found.setdefault((plan.kind, plan.codec), plan)
     exact = [plan for plan in found.values() if plan.is_exact]

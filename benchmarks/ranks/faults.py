@@ -17,7 +17,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from benchmarks.ranks.measure import listener_pids, mover_pids
+from benchmarks.ranks.measure import comm_process_pids, listener_pids
 from benchmarks.ranks.progress import LAYOUT, PAGE, plan
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _held() -> dict[str, list[int]]:
     """
     gc.collect()
     held = {"worker": _held_by(os.getpid())}
-    for who, pids in (("mover", mover_pids()), ("listener", listener_pids())):
+    for who, pids in (("mover", comm_process_pids()), ("listener", listener_pids())):
         for pid in pids[:1]:
             held[who] = _held_by(pid)
     return held

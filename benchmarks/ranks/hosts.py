@@ -143,7 +143,7 @@ class Fleet:
         self.hosts = hosts
         self.directory = directory
         self._environments = environments
-        self._nurseries: list[Line] = []
+        self._fork_servers: list[Line] = []
         self._ranks: list[Rank] = []
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._path = directory / f"driver-{secrets.token_hex(3)}.sock"
@@ -158,8 +158,8 @@ class Fleet:
         waiting: dict[int, Line] = {}
         while len(waiting) < len(self.hosts):
             hello, line = self._accept(START_SECONDS)
-            waiting[hello["nursery"]] = line
-        self._nurseries = [waiting[index] for index in range(len(self.hosts))]
+            waiting[hello["fork_server"]] = line
+        self._fork_servers = [waiting[index] for index in range(len(self.hosts))]
         return self
 
     def __exit__(
@@ -173,8 +173,8 @@ class Fleet:
                 print(f"--- host {index}: last words\n{tail(self.log(index))}", file=sys.stderr)
         for rank in self._ranks:
             rank.end()
-        for nursery in self._nurseries:
-            nursery.close()
+        for fork_server in self._fork_servers:
+            fork_server.close()
         self._door.close()
         self._path.unlink(missing_ok=True)
 
@@ -183,7 +183,7 @@ class Fleet:
 
     def fork(self, host: int, label: str, environment: Mapping[str, str] | None = None) -> Rank:
         """Fork a new rank on that host, ready for commands."""
-        self._nurseries[host].send({"label": label, "environment": dict(environment or {})})
+        self._fork_servers[host].send({"label": label, "environment": dict(environment or {})})
         hello, line = self._accept(30.0)
         if hello.get("label") != label:
             raise RankError(f"expected rank {label} on host {host}, got {hello}")

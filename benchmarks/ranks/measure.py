@@ -24,16 +24,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 Groups = Mapping[str, Any]
 Times = dict[str, list[list[int]]]
-MOVER = "barnraise.collectives.comm_process"
+COMM_PROCESS = "barnraise.collectives.comm_process"
 LISTENER = "barnraise.transport.listener.listener"
 
 
-def mover_pids() -> list[int]:
+def comm_process_pids() -> list[int]:
     """Return the communication processes that belong to this process."""
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if any(MOVER in word for word in child.cmdline()):
+            if any(COMM_PROCESS in word for word in child.cmdline()):
                 found.append(child.pid)
         except psutil.Error:
             continue
@@ -57,10 +57,10 @@ class CpuMeter:
     """CPU nanoseconds of this process and its communication processes together."""
 
     def __init__(self) -> None:
-        self._movers = mover_pids()
+        self._comm_pids = comm_process_pids()
 
     def read(self) -> int:
-        return time.process_time_ns() + sum(_cpu_of(pid) for pid in self._movers)
+        return time.process_time_ns() + sum(_cpu_of(pid) for pid in self._comm_pids)
 
 
 def _cpu_of(pid: int) -> int:

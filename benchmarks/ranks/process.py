@@ -115,7 +115,7 @@ def commands(worker: Worker) -> dict[str, Command]:
         "all_reduces": faults.all_reduces,
         "checked_all_reduce": faults.checked_all_reduce,
         "rebuild": lambda **rest: faults.rebuild(worker, **rest),
-        "movers": measure.mover_pids,
+        "comm_process_pids": measure.comm_process_pids,
     }
 
 
@@ -147,7 +147,7 @@ def _rank(path: str, request: Mapping[str, Any]) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.environ.update(request["environment"])
         serve(_connect(path, {"label": request["label"], "pid": os.getpid()}))
-    except BaseException:  # noqa: BLE001 - a forked child must never return into the nursery
+    except BaseException:  # noqa: BLE001 - a forked child must never return into the fork server
         traceback.print_exc()
     finally:
         sys.stderr.flush()
@@ -172,7 +172,7 @@ def main(path: str, host: int, log: str, address: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed ranks leave no zombies
     with suppress(ImportError):  # what all ranks need, once; runs of Gloo alone do without
         import barnraise.collectives.process_group  # noqa: F401
-    line = _connect(path, {"nursery": host})
+    line = _connect(path, {"fork_server": host})
     gc.freeze()
     while (request := line.receive(None)) is not None:
         if os.fork() == 0:

@@ -30,11 +30,11 @@ def contenders(engines: Sequence[str]) -> list[Contender]:
 
 
 @dataclass(frozen=True)
-class Crew:
+class RankSet:
     """The ranks of one group size; each holds one group per contender, and a Gloo group to line up."""
 
     fleet: Fleet
-    everyone: Sequence[Rank]
+    all_ranks: Sequence[Rank]
     store: Rank
     size: int
     contenders: Sequence[Contender]
@@ -45,7 +45,7 @@ class Crew:
 
     @property
     def ranks(self) -> Sequence[Rank]:
-        return self.everyone[: self.size]
+        return self.all_ranks[: self.size]
 
     @classmethod
     def gather(
@@ -55,7 +55,7 @@ class Crew:
         contenders: Sequence[Contender],
         sizes: Sequence[int],
         environment: Mapping[str, str] | None = None,
-    ) -> Crew:
+    ) -> RankSet:
         """Start one rank per place (a host may appear twice), with groups of the first 2, 3, ... ranks."""
         store = fleet.fork(places[0], "store")
         address = fleet.hosts[places[0]].address
@@ -66,13 +66,13 @@ class Crew:
             rank.tell("join", backend="gloo", prefix="control", rank=index, world=len(ranks))
         for rank in ranks:
             rank.answer()
-        crew = cls(fleet, ranks, store, len(ranks), contenders)
+        rank_set = cls(fleet, ranks, store, len(ranks), contenders)
         for size in sizes:
-            crew.part(size).make_groups()
-        return crew
+            rank_set.part(size).make_groups()
+        return rank_set
 
-    def part(self, size: int) -> Crew:
-        return Crew(self.fleet, self.everyone, self.store, size, self.contenders)
+    def part(self, size: int) -> RankSet:
+        return RankSet(self.fleet, self.all_ranks, self.store, size, self.contenders)
 
     def make_groups(self) -> dict[str, float]:
         """Create the groups of this size; return the seconds that each took on the slowest rank."""
@@ -82,7 +82,7 @@ class Crew:
         for one, name in [(control, self.control), *zip(self.contenders, self.names, strict=True)]:
             settings = dict(one.settings)
             done = ask_all(
-                self.everyone, "group", name=name, backend=one.backend, members=members, settings=settings
+                self.all_ranks, "group", name=name, backend=one.backend, members=members, settings=settings
             )
             took[name] = max(done)
         return took
@@ -103,7 +103,7 @@ class Crew:
         return ask_all(self.ranks, do, timeout=timeout, names=list(names), control=control, **arguments)
 
     def end(self) -> None:
-        for rank in [*self.everyone, self.store]:
+        for rank in [*self.all_ranks, self.store]:
             self.fleet.retire(rank)
 
 
@@ -146,7 +146,7 @@ class Inside:
 
 
 @contextmanager
-def loopback_crew(engines: Sequence[str], encryption: str) -> Iterator[Crew]:
+def loopback_rank_set(engines: Sequence[str], encryption: str) -> Iterator[RankSet]:
     """Start two ranks on a host of their own, to keep away from the user's listener; without a lab, here."""
     settings = {"BARNRAISE_NETWORK_ENCRYPTION": encryption}
     with ExitStack() as stack:
@@ -154,4 +154,4 @@ def loopback_crew(engines: Sequence[str], encryption: str) -> Iterator[Crew]:
         if why_unavailable() is None:
             host = Inside(stack.enter_context(Lab(hosts=1, rate=None)).hosts[0])
         fleet = stack.enter_context(fleet_on([host], settings, ours="barnraise" in engines))
-        yield Crew.gather(fleet, [0, 0], contenders(engines), sizes=(2,))
+        yield RankSet.gather(fleet, [0, 0], contenders(engines), sizes=(2,))

@@ -61,10 +61,10 @@ class Faults:
             "BARNRAISE_LOG": "info",
         }
         words = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
-        told = self.line.run(
+        result = self.line.run(
             0, "run", "--detach", "--restarts", "1000", *words, "train.py", folder=self._folder
         )
-        self.run = told.stdout.strip()
+        self.run = result.stdout.strip()
 
     def settle(self) -> Commit:
         """Wait until all hosts have trained in one group for some seconds; return the last commit."""
@@ -157,8 +157,8 @@ class Faults:
 
     def first(self) -> int:
         """Return the place of the coordinator."""
-        told = self._machines.status(self._chance.choice(range(HOSTS)))
-        return next(int(row.name[1]) for row in told.nodes if row.coordinator)
+        status = self._machines.status(self._chance.choice(range(HOSTS)))
+        return next(int(row.name[1]) for row in status.nodes if row.coordinator)
 
     def everyone(self) -> float:
         """Kill everything and return the seconds of lost training; raise SystemExit if the restored state is
@@ -180,7 +180,7 @@ class Faults:
         after = read_commits(self.trace)[len(before) :]
         found = judge(after, UNITS)
         if found.violations:
-            raise SystemExit(f"after everybody died: {found}")
+            raise SystemExit(f"after all workers died: {found}")
         first = min(one.step for one in after) - 1  # the checkpoint's
         # A step that an earlier death undid has been computed again since, by another group.
         held = {one.digest for one in [one for one in before if one.step == first][-1:]}

@@ -72,7 +72,7 @@ class Sum:
 
 
 class Training:
-    """Everybody's samples in one order, as a session deals them to equal members."""
+    """Samples of all members in one order, as a session assigns them to equal members."""
 
     def __init__(self, way: Way, batches: int, seed: int) -> None:
         characters.SEED = seed

@@ -42,9 +42,9 @@ class Found(NamedTuple):
 def predicted(cluster: PlanCluster, way: str, codec: str) -> float:
     model, profile = ModelSize(parameters=PARAMETERS), StepTimes(batch=BATCH, unit=BATCH // 4)
     plans = make_plans(cluster, model, profile, PlanLimits(is_given=True)).plans
-    everybody = len(cluster.members)
+    world = len(cluster.members)
     same = [one for one in plans if (one.kind, one.codec, one.way) == ("every_step", codec, way)]
-    return next(one.step_s for one in same if len(one.order) == everybody)
+    return next(one.step_s for one in same if len(one.order) == world)
 
 
 def measure(hosts: int, codec: str) -> list[Found]:
@@ -62,14 +62,14 @@ def measure(hosts: int, codec: str) -> list[Found]:
         cluster = cluster_of_group(
             graph, ModelSize(parameters=PARAMETERS), nodes, [1 / SAMPLE_S] * len(nodes)
         )
-        everybody = ",".join(f"h{one}" for one in range(2 * hosts))
+        all_hosts = ",".join(f"h{one}" for one in range(2 * hosts))
 
         def run(strategy: str, batches: int) -> tuple[float, int]:
             """Return the seconds of a step, and all bytes on the line between the sites."""
             given = {"PARAMETERS": str(PARAMETERS), "SAMPLE_S": str(SAMPLE_S), "BATCHES": str(batches)}
             given["SYNC"] = EXACT if codec == EXACT else f"1:{codec}"
             before = lab.trunk_bytes()
-            figures = bench.run("planned.py", everybody, BARNRAISE_COLLECTIVES_STRATEGY=strategy, **given)
+            figures = bench.run("planned.py", all_hosts, BARNRAISE_COLLECTIVES_STRATEGY=strategy, **given)
             return figures["step_s"], lab.trunk_bytes() - before
 
         for way, strategy in (("ring", "ring"), ("sites", "auto")) if hosts > 1 else (("ring", "ring"),):

@@ -152,10 +152,10 @@ class Soak:
     def _coordinator(self) -> int | None:
         for place in self._others():
             try:
-                told = self._machines.status(place)
+                status = self._machines.status(place)
             except BarnraiseError:
                 continue
-            first = next((row.name for row in told.nodes if row.coordinator), None)
+            first = next((row.name for row in status.nodes if row.coordinator), None)
             if first is not None:
                 found = int(first[1])
                 return found if self._machines.agents[found] is not None else None

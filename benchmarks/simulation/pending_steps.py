@@ -18,7 +18,7 @@ from benchmarks.simulation.operations import Operation
 _WORD_BYTES = 1024  # a member's row in a gathering of words
 
 
-class Flight:
+class PendingStep:
     """Pending step of one member, which ends with the votes of all members or with the group's failure."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class StepSum:
         self.wish: Sync | None = None  # the first member's word in it
         self.parts: dict[int, frozenset[int]] = {}  # units by machine
         self._setting, self._held, self._landed = setting, held, landed
-        self._flights: dict[int, Flight] = {}
+        self._pending_steps: dict[int, PendingStep] = {}
         self._speeds: dict[int, float] = {}
         self._samples = sum(unit.size for unit in units)
         self._said: dict[int, bytes] = {}
@@ -74,11 +74,11 @@ class StepSum:
             programs = all_gather(_WORD_BYTES, members, links)
             self._gathering = Operation(network, owner, members, programs, self._land)
 
-    def begin(self, rank: int, flight: Flight, units: frozenset[int], speed: float) -> None:
+    def begin(self, rank: int, pending_step: PendingStep, units: frozenset[int], speed: float) -> None:
         """Start the sum on this rank, with these units in its part."""
         self.parts[self._setting.members[rank]] = units
         self._speeds[rank] = speed
-        self._flights[rank] = flight
+        self._pending_steps[rank] = pending_step
         self._sum.begin(rank)
 
     def say(self, rank: int, newest: int) -> None:
@@ -89,7 +89,7 @@ class StepSum:
         self._said[rank] = msgspec.msgpack.encode(word)
 
     def _hold(self, rank: int) -> None:
-        if self._flights[rank].has_failed:
+        if self._pending_steps[rank].has_failed:
             return
         self._held(self, rank)
         if self._gathering is not None:
@@ -103,9 +103,9 @@ class StepSum:
             self._land(rank)
 
     def _land(self, rank: int) -> None:
-        flight = self._flights[rank]
-        if not flight.has_failed:
-            flight.words = self._read()
+        pending_step = self._pending_steps[rank]
+        if not pending_step.has_failed:
+            pending_step.words = self._read()
             self._landed(rank)
 
     def _read(self) -> list[CommitVote]:

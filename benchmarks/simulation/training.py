@@ -21,7 +21,7 @@ from barnraise.training.sync import Sync, next_sync
 from benchmarks.simulation.all_reduce import Links
 from benchmarks.simulation.fake_clock import FakeClock
 from benchmarks.simulation.network import Network
-from benchmarks.simulation.pending_steps import Flight, Setting, StepSum
+from benchmarks.simulation.pending_steps import PendingStep, Setting, StepSum
 
 
 class Costs(NamedTuple):
@@ -83,15 +83,15 @@ class _Member:
         self.at_hand = StepProgress()
         self.is_alive = self.is_fresh = True
         self.done = 0
-        self.flight: Flight | None = None
+        self.pending_step: PendingStep | None = None
         self.is_waiting = False  # for what is on its way
-        self.told = 0.0  # its speed, as the others know it
+        self.reported_speed = 0.0  # its speed, as the others know it
         self.busy_s, self.samples = 0.0, 0  # since the last commit
 
     @property
     def speed(self) -> float:
         """Return the speed, rounded so that steps with equal speeds are assigned only once."""
-        return float(f"{self.samples / self.busy_s:.9g}") if self.busy_s else self.told
+        return float(f"{self.samples / self.busy_s:.9g}") if self.busy_s else self.reported_speed
 
     def word(self, done: int) -> MemberState:
         """Return the member's state for a new group. ``done``: commits that a joining member has followed."""
@@ -197,8 +197,8 @@ class Training:
         """Drop all messages of this group, also those on their way."""
         self.network.drop(self._owner)
         for one in self._group:
-            if one.flight is not None and not one.flight.has_ended:
-                one.flight.has_failed = True
+            if one.pending_step is not None and not one.pending_step.has_ended:
+                one.pending_step.has_failed = True
                 self._wake(one)
 
     @property
@@ -280,7 +280,7 @@ class Training:
         self._computing_s += seconds
         one.busy_s += seconds
         one.samples += unit.size
-        if one.at_hand.is_due(has_arrived=one.flight is not None and one.flight.has_ended):
+        if one.at_hand.is_due(has_arrived=one.pending_step is not None and one.pending_step.has_ended):
             self._finish(one)
         else:
             self._go_on(one)
@@ -289,27 +289,27 @@ class Training:
 
     def _finish(self, one: _Member) -> None:
         """Finish a step like `StepLoop.finish_step` does."""
-        if one.flight is None:
+        if one.pending_step is None:
             self._depart(one)
         else:
-            self._await(one, one.flight)
+            self._await(one, one.pending_step)
 
     def _depart(self, one: _Member) -> None:
         state, rank = self._states[one.done], self._ranks[one.machine]
-        one.flight = flight = Flight()
+        one.pending_step = pending_step = PendingStep()
         if self._is_broken:
-            flight.has_failed = True
+            pending_step.has_failed = True
         else:
             step_sum = self._sum_of(one, state.sync)
             if rank == 0 and self.wanted is not None and self.pace.is_known:
                 step_sum.wish = self.wanted.with_inner_batch(self.course.batch, len(self.members))
-            step_sum.begin(rank, flight, frozenset(one.at_hand.completed), one.speed)
+            step_sum.begin(rank, pending_step, frozenset(one.at_hand.completed), one.speed)
         following = self._after(state)
         if self._may_go_ahead(state, following):
             one.at_hand.start_next_step(self._units(following), partial(self._deal, one.done + 1, rank))
             self._go_on(one)
         else:
-            self._await(one, flight)
+            self._await(one, pending_step)
 
     def _may_go_ahead(self, state: _State, following: _State) -> bool:
         is_possible = may_overlap(world=len(self.members), sync=state.sync, coming=state.coming)
@@ -340,26 +340,26 @@ class Training:
     def _landed(self, rank: int) -> None:
         self._wake(self._group[rank])
 
-    def _await(self, one: _Member, flight: Flight) -> None:
+    def _await(self, one: _Member, pending_step: PendingStep) -> None:
         one.is_waiting = True
-        if flight.has_ended:
+        if pending_step.has_ended:
             self._wake(one)
 
     def _wake(self, one: _Member) -> None:
         """Wake a member whose pending step has ended; a computing member notices after its unit."""
-        if one.is_waiting and one.is_alive and one.flight is not None:
-            self._complete(one, one.flight)
+        if one.is_waiting and one.is_alive and one.pending_step is not None:
+            self._complete(one, one.pending_step)
 
-    def _complete(self, one: _Member, flight: Flight) -> None:
+    def _complete(self, one: _Member, pending_step: PendingStep) -> None:
         """Complete the pending step like `StepLoop.wait_in_flight` does."""
-        one.flight, one.is_waiting = None, False
-        if flight.has_failed:
+        one.pending_step, one.is_waiting = None, False
+        if pending_step.has_failed:
             self._meet(one)
             return
         rank = self._ranks[one.machine]
-        self._apply(one, flight.words, partial(self._deal, one.done + 1, rank))
-        one.told, one.busy_s, one.samples = flight.words[rank].speed, 0.0, 0
-        self.clock.later(self.costs.commit_s, partial(self._follow_up, one, flight.words))
+        self._apply(one, pending_step.words, partial(self._deal, one.done + 1, rank))
+        one.reported_speed, one.busy_s, one.samples = pending_step.words[rank].speed, 0.0, 0
+        self.clock.later(self.costs.commit_s, partial(self._follow_up, one, pending_step.words))
 
     def _follow_up(self, one: _Member, words: Sequence[CommitVote]) -> None:
         if not one.is_alive:

@@ -147,7 +147,7 @@ def simulate(shapes: Sequence[Shape], measured: Measured, rounds: int) -> dict[s
             shape.leaves, shape.regions, measured.costs, SERVER, measured.sizes, Crowd(), seed=shape.leaves
         )
         figures = look(world, rounds if shape.leaves < 100_000 else 1)  # a minute of a core for each
-        one = _told(shape, figures, measured)
+        one = _summary(shape, figures, measured)
         found[f"{shape.leaves} in {shape.name}"] = one | {"simulated_in_s": time.monotonic() - begin}
         rows.append(_row(shape, figures, one))
         print(f"{time.strftime('%X')} {shape.leaves} leaves, hubs {shape.name}: {one}", flush=True)
@@ -192,7 +192,7 @@ def _row(shape: Shape, figures: Figures, one: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _told(shape: Shape, figures: Figures, measured: Measured) -> dict[str, Any]:
+def _summary(shape: Shape, figures: Figures, measured: Measured) -> dict[str, Any]:
     limits, busy = max((load.fullest() for load in figures.loads), key=lambda one: one[1])
     tried = figures.counted + sum(figures.refused.values())
     fan_in = max(figures.fan_in)
@@ -265,14 +265,14 @@ def decisions(members: int) -> float:
 def scale(measured: Measured, most: int) -> dict[str, Any]:
     """Measure single parts of a hub with many members."""
     costs = {members: decisions(members) for members in (1000, 10_000, most)}
-    told = ", ".join(f"{cost:.0f} of {members}" for members, cost in costs.items())
-    print(f"\nDecisions of a round, microseconds for each member: {told}")
+    listing = ", ".join(f"{cost:.0f} of {members}" for members, cost in costs.items())
+    print(f"\nDecisions of a round, microseconds for each member: {listing}")
     back = {members: herd(members, measured.costs.handshake_s, 10.0) for members in (100, 1000, CONNECTIONS)}
     warm = {
         shape.name: warm_up(shape.leaves, shape.regions, measured.costs, measured.sizes) for shape in _NEW
     }
-    told = ", ".join(f"{rounds} with hubs {name}" for name, rounds in warm.items())
-    print(f"rounds until a new run is in full swing: {told}")
+    listing = ", ".join(f"{rounds} with hubs {name}" for name, rounds in warm.items())
+    print(f"rounds until a new run is in full swing: {listing}")
     for members, (seconds, tries) in back.items():
         print(
             f"a hub that was away for 10 s has its {members} members again after {seconds:.1f} s, "

@@ -108,7 +108,7 @@ class Tally:
 
 
 Answer = Callable[[ActiveLease | RefuseRequest], None]
-Told = Callable[[RefuseRequest | None], None]
+OnReply = Callable[[RefuseRequest | None], None]
 
 
 class SimulatedHub:
@@ -157,14 +157,14 @@ class SimulatedHub:
         decision = self.step(LeaseRequested(node, f"{next(self._names):032x}", version, rate))
         for effect in decision.effects:
             if isinstance(effect, GrantLease):
-                told = partial(self.clock.later, 2 * delay_s, partial(answer, effect.lease))
-                self.journal.write(told)
+                send_lease = partial(self.clock.later, 2 * delay_s, partial(answer, effect.lease))
+                self.journal.write(send_lease)
                 return
             if isinstance(effect, RefuseRequest):
                 self.clock.later(2 * delay_s, partial(answer, effect))
                 return
 
-    def push(self, update: PendingUpdate, reach: Reach, answer: Told) -> None:
+    def push(self, update: PendingUpdate, reach: Reach, answer: OnReply) -> None:
         """Declare an update; its body follows when an upload slot is free."""
         refused = lease_for(self.state, update)
         if isinstance(refused, RefuseRequest):
@@ -173,11 +173,11 @@ class SimulatedHub:
         self.step(UploadProgressed(update.lease))
         self.places.enter(partial(self._receive, update, reach, answer))
 
-    def _receive(self, update: PendingUpdate, reach: Reach, answer: Told) -> None:
+    def _receive(self, update: PendingUpdate, reach: Reach, answer: OnReply) -> None:
         received = partial(self._received, update, reach, answer)
         self.into.carry(self.sizes.update, reach.up_mbps, received)
 
-    def _received(self, update: PendingUpdate, reach: Reach, answer: Told) -> None:
+    def _received(self, update: PendingUpdate, reach: Reach, answer: OnReply) -> None:
         megabytes = self.sizes.update / 1e6
         admit = partial(self._admit, update, reach, answer)
         synced = partial(self.clock.later, 2 * self.costs.sync_s, admit)  # the file, and its directory
@@ -185,7 +185,7 @@ class SimulatedHub:
         thread = partial(self.cpu.thread, thread_s, synced)
         self.cpu.loop(self.costs.push_s + self.costs.push_mb_s * megabytes, thread)
 
-    def _admit(self, update: PendingUpdate, reach: Reach, answer: Told) -> None:
+    def _admit(self, update: PendingUpdate, reach: Reach, answer: OnReply) -> None:
         self.step(UploadProgressed(update.lease))
         lent = lease_for(self.state, update)
         if isinstance(lent, RefuseRequest):
@@ -216,11 +216,11 @@ class SimulatedHub:
             sha256=update.id,
         )
 
-    def _leave(self, refused: RefuseRequest | None, reach: Reach, answer: Told) -> None:
+    def _leave(self, refused: RefuseRequest | None, reach: Reach, answer: OnReply) -> None:
         self.places.leave()
         self._tell(refused, reach, answer)
 
-    def _tell(self, refused: RefuseRequest | None, reach: Reach, answer: Told) -> None:
+    def _tell(self, refused: RefuseRequest | None, reach: Reach, answer: OnReply) -> None:
         if refused is not None:
             self.tally.refuse(refused.kind)
         self.clock.later(4 * reach.delay_s, partial(answer, refused))  # declared, and sent

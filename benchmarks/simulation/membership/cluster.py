@@ -34,11 +34,11 @@ def keys(count: int) -> tuple[NodeKey, ...]:
 @lru_cache
 def trust_log(count: int, guests: int = 0) -> TrustLog:
     """Return a trust log in which the first node admits all others, the last ``guests`` as guests."""
-    everyone = keys(count)
-    log = TrustLog.found(everyone[0], "node 0")
-    for index, key in enumerate(everyone[1:], 1):
+    all_keys = keys(count)
+    log = TrustLog.found(all_keys[0], "node 0")
+    for index, key in enumerate(all_keys[1:], 1):
         role: Role = "guest" if index >= count - guests else "owner"
-        log = log.extended(log.admit(everyone[0], key.id, role, f"node {index}"))
+        log = log.extended(log.admit(all_keys[0], key.id, role, f"node {index}"))
     return log
 
 
@@ -54,11 +54,11 @@ def _incarnation(index: int, life: int) -> bytes:
 @lru_cache
 def _formed_record(count: int, guests: int) -> AcceptorState:
     """Return the view of a cluster in which every node is in its first life."""
-    everyone = [
+    members = [
         PresentMember(key.id.raw, _incarnation(index, 1), votes=index < count - guests)
         for index, key in enumerate(keys(count))
     ]
-    view = MembershipView(tuple(everyone), len(trust_log(count, guests).entries), ())
+    view = MembershipView(tuple(members), len(trust_log(count, guests).entries), ())
     return founded(decide(None, bytes(32), view))
 
 
