@@ -1,1 +1,1 @@
-"""TODO: hub."""
+"""Commands of `barnraise hub` and `barnraise join --invite`: host, join, mirror and inspect hubs."""

@@ -1,1 +1,1 @@
-"""TODO: plan."""
+"""Commands that predict step times: `barnraise plan` and the output of a dry run."""

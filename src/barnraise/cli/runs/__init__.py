@@ -1,1 +1,1 @@
-"""TODO: runs."""
+"""Commands about runs: run, ps, logs, stop, attach, accept, resume and export."""

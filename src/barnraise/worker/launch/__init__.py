@@ -1,1 +1,1 @@
-"""TODO: launch."""
+"""``barnraise.launch``: send one function to the cluster, run it on every rank, return a result."""
