@@ -1,5 +1,4 @@
-"""Distribution of working folders and data sets to many machines: packed, by content hash, each byte sent
-once.
+"""Distribution of folders and data sets to many machines: packed, by hash, each byte sent once.
 
 ``packing`` reads and writes folders, ``store`` keeps contents, ``transfer`` moves pieces between agents.
 Connections belong in ``agent``. Never imports torch.

@@ -1,4 +1,4 @@
-"""Build plan: the file of a folder that the run's environment is built from. Pure.
+"""Choice of the lock or requirements file that the run's environment is built from. Pure.
 
 The first of these at the top of the folder is used: ``uv.lock`` with its ``pyproject.toml``,
 ``pylock.toml``, ``requirements.lock``, ``requirements.txt``. Without any of them, the agent's own

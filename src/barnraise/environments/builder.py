@@ -1,4 +1,4 @@
-"""Builder of a run's own environment from the lock or requirements file in its folder, once per machine.
+"""Builder of a run's environment with uv or pip, from the lock or requirements file in its folder.
 
 An environment is identified by what it is built from: the files, this Python, the platform and this
 Barnraise. A second run finds it again. It is built in a new folder, and a small file points to it only when

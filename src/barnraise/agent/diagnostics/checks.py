@@ -1,4 +1,4 @@
-"""Checks of the doctor: each is a small pure function of collected facts.
+"""Checks of the doctor about peers and links, which only the agent sees. Pure functions of facts.
 
 A failure names the peer, the cause and the command that fixes it; ``docs/doctor`` has a page for each name.
 """

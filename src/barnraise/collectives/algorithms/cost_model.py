@@ -1,4 +1,4 @@
-"""Cost model: predicts the time of an operation by each algorithm, and chooses one. Pure arithmetic.
+"""Cost model of one collective: predicts each algorithm's time, and chooses one. Pure arithmetic.
 
 Each host has one full-duplex port that all its peers share. It has one communication process that moves,
 encrypts and adds. Work on segments overlaps with the wire.

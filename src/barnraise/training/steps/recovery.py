@@ -1,4 +1,4 @@
-"""Recovery of a step: regroup after a failure, decide whether the step counts, and share the state.
+"""Recovery of a broken step: regroup, decide whether the step counts, then transfer the state.
 
 The surviving workers join the next group. From what each of them holds, all decide alike whether the step
 is committed (``runs.commit``). Workers without the state then receive it.
