@@ -1,4 +1,4 @@
-"""Process of one uv or pip command: progress, deadline, errors as sentences, children killed with it."""
+"""Process of one uv or pip command: progress, errors as sentences, children killed with it."""
 
 from __future__ import annotations
 
