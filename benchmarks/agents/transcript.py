@@ -47,7 +47,7 @@ _SAID_OR_NOT = (
     r"^The code was used by .* Waiting for the cluster to decide \.\.\.\n",
     # where a machine is busy with something else
     r"^barnraise: \w+: (fetching|waiting|it has not answered yet)\n",
-    r"^(\w+ )?member \d+ is too slow to be waited for .*\n",
+    r"^(\w+ )?rank \d+ is too slow .*\n",
     # where another machine has a newer one
     r"^\w+ resuming from the checkpoint of step .*\n",
     # where it takes more than a moment
