@@ -20,9 +20,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 MOST_RERUNS = 3
 RERUN_LIMIT_S = 900.0
 _STACKS_S = 10.0  # for the stacks to be printed
+_STACK_S = 0.5  # for those of one worker
+_MOST_WORKERS = 16
 _RERUN_KINDS = ("AssertionError", "TimeoutError", "pytest.fail")
 
 
@@ -41,10 +45,7 @@ def run_lane(name: str, limit_s: float, into: Path, words: list[str]) -> int:
             file=sys.stderr,
             flush=True,
         )
-        _signal(process, "SIGABRT")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_STACKS_S)
-        time.sleep(1.0)  # the workers of xdist print theirs
+        _print_stacks(process)
         code = 124
     finally:
         _signal(process, "SIGKILL")
@@ -52,6 +53,18 @@ def run_lane(name: str, limit_s: float, into: Path, words: list[str]) -> int:
     found = _read(record) or {"passed": 0, "skipped": 0, "failures": []}
     record.write_text(json.dumps({**found, "exit": code, "is_over_limit": code == 124}), encoding="utf-8")
     return code
+
+
+def _print_stacks(process: subprocess.Popen[bytes]) -> None:
+    """Abort the workers of xdist, then the lane, one after the other: their stacks must not mix."""
+    workers = psutil.Process(process.pid).children() if hasattr(signal, "SIGABRT") else []
+    for worker in workers[:_MOST_WORKERS]:
+        with contextlib.suppress(psutil.Error):
+            worker.send_signal(signal.SIGABRT)
+            time.sleep(_STACK_S)
+    _signal(process, "SIGABRT")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_STACKS_S)
 
 
 def _signal(process: subprocess.Popen[bytes], name: str) -> None:

@@ -174,5 +174,5 @@ def test_lane_that_does_not_end_is_killed_with_all_stacks(room: Room, case: str)
         room.write("unit/test_a.py", text + "def test_it(): forgotten()\n")
         code, said = room.lane("-p", "xdist", "-n", "1", limit=20.0)
     assert code == 124
-    assert "in forgotten" in said
+    assert "in forgotten" in said, said
     assert room.judge()[0] == 1

@@ -43,7 +43,7 @@ def test_worker_environment_names_guests() -> None:
 
     assert Participants.read(environment({GUEST: "friend"})) == COMPANY
     assert Participants.read(environment({})) is None
-    with pytest.raises(ConfigError, match="does not say who takes part"):
+    with pytest.raises(ConfigError, match="does not name the participants"):
         Participants.read({VARIABLE: "friend"})
 
 
