@@ -79,7 +79,9 @@ TABLE = (
     # Whole programs, and real waits of many seconds.
     Row("deep", "unit/training/test_session_examples.py", marked="slow"),
     Row("deep", "unit/cli/*test_site.py"),
+    Row("deep", "unit/cli/test_hub_store.py"),
     Row("deep", "unit/cli/test_main_cluster.py"),
+    Row("deep", "unit/hub/*test_health.py", marked="slow"),
     Row("deep", "unit/cli/test_main_hub.py"),
     Row("deep", "unit/cli/test_main_settings.py"),
     Row("deep", "unit/hub/*test_clock*.py", marked="slow"),
