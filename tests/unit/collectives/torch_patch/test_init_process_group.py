@@ -268,7 +268,7 @@ except TypeError as error:
 def test_unsupported_options_are_dropped_and_torch_errors_kept(agent: Path, tmp_path: Path) -> None:
     ((out, errors),) = _run(agent, tmp_path, ALONE, "0")
     assert "device_id is ignored: the group uses barnraise instead of nccl" in out
-    assert "pg_options is left out: the group uses barnraise instead of nccl" in out
+    assert "pg_options is ignored: the group uses barnraise instead of nccl" in out
     assert "barnraise barnraise\n" in out
     assert "trying to initialize the default process group twice!" in out
     assert "Rank 5 is out of range" in out
