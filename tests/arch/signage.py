@@ -10,6 +10,7 @@ import argparse
 import ast
 import json
 import re
+import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,13 @@ withdraw wrap write yield zero
 VERBS = frozenset(_VERBS.split())
 
 
+# Names of values that say nothing about the value. They are participles, pronouns or superlatives.
+_EMPTY_NAMES = """
+found said told came mine one most least fewest so_many so_far gone asked
+"""
+EMPTY_NAMES = frozenset(_EMPTY_NAMES.split())
+
+
 class Finding(NamedTuple):
     """One place that breaks a rule."""
 
@@ -180,6 +188,40 @@ def _docstring_findings(file: Path) -> Iterator[Finding]:
 def docstring_findings(paths: list[str]) -> list[Finding]:
     """Return every docstring below these paths that breaks a rule of style."""
     return [finding for file in python_files(paths) for finding in _docstring_findings(file)]
+
+
+def local_name_findings(paths: list[str]) -> list[Finding]:
+    """Return the variables and parameters whose names do not say what they hold."""
+    findings = []
+    for file in python_files(paths):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                name, line = node.id, node.lineno
+            elif isinstance(node, ast.arg):
+                name, line = node.arg, node.lineno
+            else:
+                continue
+            if name.lstrip("_") in EMPTY_NAMES:
+                findings.append(Finding("empty name", f"{file.relative_to(ROOT)}:{line}", name))
+    return findings
+
+
+def text_findings(paths: list[str]) -> list[Finding]:
+    """Return the comments and texts with words that stand for people or come from earlier versions."""
+    findings = []
+    for file in python_files(paths):
+        place = file.relative_to(ROOT)
+        with file.open("rb") as source:
+            for token in tokenize.tokenize(source.readline):
+                is_text = token.type == tokenize.STRING and " " in token.string.strip()
+                if token.type != tokenize.COMMENT and not is_text:
+                    continue
+                for word in sorted(BANNED_WORDS.intersection(re.findall(r"[a-z]+", token.string.lower()))):
+                    line = token.string.strip().splitlines()[0]
+                    findings.append(
+                        Finding("banned word in text", f"{place}:{token.start[0]}", f"{word}: {line}")
+                    )
+    return findings
 
 
 def folder_findings(roots: tuple[Path, ...] = (PACKAGE, ROOT / "benchmarks")) -> list[Finding]:
@@ -277,6 +319,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print every place that breaks a rule")
     options = parser.parse_args()
     findings = docstring_findings(options.paths)
+    findings += local_name_findings(options.paths) + text_findings(options.paths)
     findings += folder_findings() + class_findings() + term_findings() + unit_test_file_findings()
     findings += name_of_test_findings()
     if options.list:
