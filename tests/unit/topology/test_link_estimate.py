@@ -63,7 +63,7 @@ def test_next_measurement_skips_busy_machines(
     wishes = {ordered_pair(node(a), node(b)) for a, b in requested}
     in_runs = {node(number) for number in busy}
     graph = mesh(count)
-    pair = next_measurement(graph, NOW, in_runs, {}, under_way=under_way, asked=wishes)
+    pair = next_measurement(graph, NOW, in_runs, {}, under_way=under_way, requested=wishes)
     occupied = {end for ends in under_way for end in ends}
     allowed = [
         (link.a, link.b)
@@ -80,7 +80,7 @@ def test_next_measurement_of_asked_pair_is_due_at_once() -> None:
     pair = (node(0), node(1))
     last = {pair: MeasuredLink(NOW - 1, 0.0004)}
     assert next_measurement(graph, NOW, (), last) is None
-    assert next_measurement(graph, NOW, (), last, asked=[pair[::-1]]) == pair
+    assert next_measurement(graph, NOW, (), last, requested=[pair[::-1]]) == pair
 
 
 def test_next_measurement_skips_pair_without_link() -> None:

@@ -75,8 +75,8 @@ class World:
             assert not set(ask.names) & self.has[receiver]
             self.post(receiver, ask.node, ask)
         for other, peer in state._peers.items():
-            assert peer.asked_bytes == sum(self.pieces[number].size for number in peer.asked), other
-            assert peer.asked_bytes <= swarm_scheduler.WINDOW or len(peer.asked) == 1
+            assert peer.requested_bytes == sum(self.pieces[number].size for number in peer.requested), other
+            assert peer.requested_bytes <= swarm_scheduler.WINDOW or len(peer.requested) == 1
 
     def post(self, sender: NodeId, to: NodeId, message: object) -> None:
         if frozenset((sender, to)) not in self.cut:
@@ -194,7 +194,7 @@ def test_silent_peer_is_replaced_by_another() -> None:
     requests = {ask.node: set(ask.names) for ask in state.handle(SwarmTick(), 0.0)}
     assert requests.keys() == {other, source}
     assert set(state.waits_for()) == {other, source}
-    while waiting := [pieces[number].name for number in state._peers[source].asked]:
+    while waiting := [pieces[number].name for number in state._peers[source].requested]:
         state.handle(PieceReceived(source, waiting), 1.0)
     again = state.handle(SwarmTick(), 31.0)
     assert {ask.node for ask in again} == {source}
@@ -225,7 +225,7 @@ def test_peer_that_declines_is_asked_after_backoff() -> None:
     total = 0
     while not state.done and total < 100:
         total += 1
-        waiting = [state._pieces[number].name for number in state._peers[source].asked]
+        waiting = [state._pieces[number].name for number in state._peers[source].requested]
         for ask in state.handle(PieceReceived(source, waiting), 3.0):
             assert ask.node == source
     assert state.done

@@ -185,7 +185,7 @@ def test_pairing_nonces_do_not_evict_others(house: Visited) -> None:
     knock(house, first, SECRET).close()
     wait_for(lambda: house.visitors)
     for number in range(20_000):
-        keeper._pairing_replays.is_new(number.to_bytes(16, "little"))
+        keeper._pairing_replays.add(number.to_bytes(16, "little"))
     assert len(keeper._pairing_replays) <= 1024
     with knock(house, Preface(b"open offer".ljust(16), first.nonce, ROUTE_PAIRING), PAIRING_KEY):
         wait_for(lambda: len(house.visitors) == 2)
