@@ -46,7 +46,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON 
 @app.command("up")
 @_flag("--detach", "Run in the background.")
 @click.option(
-    "--psk-file", type=click.Path(path_type=Path), help="A pre-shared key, where nobody types a code."
+    "--psk-file", type=click.Path(path_type=Path), help="A pre-shared key, to join without a typed code."
 )
 @_flag("--witness", "Only vote; never take work (for an old machine that is always on).")
 def _up(detach: bool, psk_file: Path | None, witness: bool) -> int:
@@ -211,7 +211,9 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
     help="Force the engine of groups (default: encrypted between machines).",
 )
 @_flag("--trust-fabric", "The network between the machines is yours alone: plaintext engines may cross it.")
-@click.option("--restarts", type=int, default=3, help="Starts after deaths that are nobody's fault.")
+@click.option(
+    "--restarts", type=int, default=3, help="Restarts after failures that the script did not cause."
+)
 @click.option("--data", multiple=True, metavar="NAME=PATH", help="Ship a data set; NAME=@PATH: each has it.")
 @click.option("--set", "variables", multiple=True, metavar="NAME=VALUE", help="An environment variable.")
 @_flag("--quiet", "Leave the machines usable: lowest priority, one core free.")

@@ -115,7 +115,7 @@ def test_hub_expel_and_pardon_change_whether_a_member_may_take_part(hosted: Host
     assert "sent this machine away" in hosted.friend.type(*words, code=1)
     assert "ann may take part again" in hosted.host.type("hub", "pardon", "ann")
     assert hosted.members()["ann"] == ""
-    assert "nobody of train can be meant" in hosted.host.type("hub", "pardon", "carol", code=1)
+    assert "no member of train can be meant" in hosted.host.type("hub", "pardon", "carol", code=1)
 
 
 @pytest.mark.parametrize(("lasts", "seconds"), [("90min", 5400), ("2h", 7200)])

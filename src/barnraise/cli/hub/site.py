@@ -71,7 +71,7 @@ def _start(seated: JoinedHub, store: ArtifactStore, settings: Settings, *, quiet
         folder=packed.id,
         title=seated.seat.run,
         quiet=quiet,
-        environment="agent",  # as for a friend alone: nothing is installed that nobody was asked about
+        environment="agent",  # as for a single member: install nothing without consent
         variables=((SITE_VARIABLE, credentials_text(seat)), *manners),
         needs=msgspec.msgpack.encode(needs_in(store, packed.manifest, seated.command)),
     )

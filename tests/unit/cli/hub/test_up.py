@@ -144,7 +144,7 @@ def test_owner_pardons_and_expels_members(whose: str, capsys: pytest.CaptureFixt
     try:
         assert pardon(member="ann", name="") == 0
         assert "ann may take part again" in capsys.readouterr().err
-        with pytest.raises(HubError, match="nobody of fireside"):
+        with pytest.raises(HubError, match="no member of fireside"):
             pardon(member="carol", name="")
         found = log.read().members
         assert (found[ann.node].quarantine, found[bob.node].quarantine) == ("", "too large")
