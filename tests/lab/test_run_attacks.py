@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from barnraise.agent_client.run_options import RunProgram
 from barnraise.agent_client.run_requests import (
     FollowPosition,
     NewestCheckpointRequest,
@@ -68,7 +69,8 @@ def test_guest_cannot_start_runs(yard: Yard, tmp_path: Path) -> None:
         assert done.returncode != 0
         assert "guests cannot start runs" in done.stderr
         assert "Traceback" not in done.stderr
-        asked = StartRunRequest(command=("-c", "pass"), folder=bytes(32), on=("h0",))
+        program = RunProgram(command=("-c", "pass"), folder=bytes(32))
+        asked = StartRunRequest(program=program, on=("h0",))
         with pytest.raises(BarnraiseError, match="cannot start runs"):
             yard.machines.ask(GUEST, asked, RunStarted)
         stopped = yard.line.run(GUEST, "stop", yard.run)
@@ -411,7 +413,7 @@ def test_copies_that_are_not_what_they_say(yard: Yard) -> None:
                 agents=yard.agents,
                 run=yard.run,
                 lie=lie,
-                folder=order.folder.hex(),
+                folder=order.program.folder.hex(),
                 seconds=60.0,
             )
         assert len(found["words"]) == 2, (lie, found)
@@ -420,7 +422,7 @@ def test_copies_that_are_not_what_they_say(yard: Yard) -> None:
             state = yard.machines.state(place)
             assert not list((state / "runs" / yard.run).glob("checkpoints/step-00000007")), lie
             store = ArtifactStore(store_directory(state))
-            folder = store.manifest(order.folder)
+            folder = store.manifest(order.program.folder)
             assert folder is not None, f"{lie}: the run's list of files is gone"
             assert not store.missing(folder), f"{lie}: files of the run are gone"
 
