@@ -40,6 +40,7 @@ from barnraise.agent_client.kv_messages import (
     SetKeys,
     WatchKey,
 )
+from barnraise.agent_client.run_options import RunProgram
 from barnraise.artifacts.store.manifest import FileEntry, FolderManifest, manifest_id, piece_hash
 from barnraise.artifacts.transfer import messages as shipping
 from barnraise.artifacts.transfer.messages import (
@@ -115,7 +116,7 @@ async def owner_orders(keep: str, agents: Agents, record: str, guest: str, canar
         "the same name": replace(sign_spec(replace(own, run=theirs.run), owner.key), version=later),
         "a guest's order": sign_spec(replace(own, by=lesser.id.raw), lesser),
         "another's order, altered": replace(
-            real, order=_canonical(replace(theirs, command=own.command)), version=later
+            real, order=_canonical(replace(theirs, program=own.program)), version=later
         ),
     }
     return await _tell_records(owner, records)
@@ -134,8 +135,7 @@ def _order(member: RunMember, run: str, canary: str, folder: bytes = bytes(32)) 
         run=run,
         by=member.key.id.raw,
         at=0.0,
-        command=("-c", f"open({canary!r}, 'w').close()"),
-        folder=folder,
+        program=RunProgram(command=("-c", f"open({canary!r}, 'w').close()"), folder=folder),
         nodes=tuple(node.raw for node in member.agents),
     )
 
@@ -321,7 +321,7 @@ def _lies(guest: RunMember, record: RunRecord, run: str, lie: str) -> Iterator[b
 
 async def _flood_lists(guest: RunMember, run: str, seconds: float) -> None:
     """Send unrequested file lists before the requested machine can answer."""
-    folder = read_spec(guest.records[run]).folder
+    folder = read_spec(guest.records[run]).program.folder
     junk = [protocol.SHIP + shipping.encode(ManifestIs(folder, data)) for data in (b"", b"junk")]
     end = asyncio.get_running_loop().time() + seconds
     while asyncio.get_running_loop().time() < end:

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from barnraise.agent_client.run_options import RunProgram
 from barnraise.agent_client.run_requests import (
     FollowPosition,
     NewestCheckpointRequest,
@@ -68,7 +69,8 @@ def test_guest_cannot_start_runs(cluster: RunCluster, tmp_path: Path) -> None:
         assert done.returncode != 0
         assert "guests cannot start runs" in done.stderr
         assert "Traceback" not in done.stderr
-        request = StartRunRequest(command=("-c", "pass"), folder=bytes(32), on=("h0",))
+        program = RunProgram(command=("-c", "pass"), folder=bytes(32))
+        request = StartRunRequest(program=program, on=("h0",))
         with pytest.raises(BarnraiseError, match="cannot start runs"):
             cluster.machines.ask(GUEST, request, RunStarted)
         stopped = cluster.line.run(GUEST, "stop", cluster.run)
@@ -426,7 +428,7 @@ def test_false_checkpoint_copies_are_rejected(cluster: RunCluster) -> None:
                 agents=cluster.agents,
                 run=cluster.run,
                 lie=lie,
-                folder=order.folder.hex(),
+                folder=order.program.folder.hex(),
                 seconds=60.0,
             )
         assert len(result["words"]) == 2, (lie, result)
@@ -435,7 +437,7 @@ def test_false_checkpoint_copies_are_rejected(cluster: RunCluster) -> None:
             state = cluster.machines.state(place)
             assert not list((state / "runs" / cluster.run).glob("checkpoints/step-00000007")), lie
             store = ArtifactStore(store_directory(state))
-            folder = store.manifest(order.folder)
+            folder = store.manifest(order.program.folder)
             assert folder is not None, f"{lie}: the run's list of files is gone"
             assert not store.missing(folder), f"{lie}: files of the run are gone"
 
