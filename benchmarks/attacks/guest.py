@@ -91,11 +91,11 @@ class Guest:
 
     def _received(self, link: ControlConnection, message: bytes) -> None:
         if message[:1] == protocol.MEMBERSHIP:
-            found = protocol.decode_membership(message[1:])
-            if isinstance(found, Heartbeat):
-                self.heard[link.peer.node] = found
-            elif isinstance(found, DecisionMessage):
-                self.members = read_view(found.decision).nodes
+            decoded = protocol.decode_membership(message[1:])
+            if isinstance(decoded, Heartbeat):
+                self.heard[link.peer.node] = decoded
+            elif isinstance(decoded, DecisionMessage):
+                self.members = read_view(decoded.decision).nodes
 
     async def enter(self) -> None:
         """Enter the view like an honest guest."""
