@@ -47,7 +47,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON 
 @app.command("up")
 @_flag("--detach", "Run in the background.")
 @click.option(
-    "--psk-file", type=click.Path(path_type=Path), help="A pre-shared key, where nobody types a code."
+    "--psk-file", type=click.Path(path_type=Path), help="A pre-shared key, to join without a typed code."
 )
 @_flag("--witness", "Only vote; never take work (for an old machine that is always on).")
 def _up(detach: bool, psk_file: Path | None, witness: bool) -> int:

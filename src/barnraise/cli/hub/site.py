@@ -76,7 +76,7 @@ def _start(seated: JoinedHub, store: ArtifactStore, settings: Settings, *, quiet
         options=RunOptions(
             title=seated.seat.run[:MAX_TITLE],
             quiet=quiet,
-            environment="agent",  # as for a friend alone: nothing is installed that nobody was asked about
+            environment="agent",  # as for a single member: install nothing without consent
             variables=((SITE_VARIABLE, credentials_text(seat)), *manners),
         ),
     )
