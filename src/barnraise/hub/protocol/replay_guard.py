@@ -51,9 +51,9 @@ class NonceCache:
     Signatures from before ``began`` are rejected, because this process does not know the earlier nonces.
     """
 
-    def __init__(self, began: float = 0.0, most: int = 1_000_000) -> None:
+    def __init__(self, began: float = 0.0, max_nonces: int = 1_000_000) -> None:
         self._seen: dict[tuple[bytes, str], float] = {}  # in the order of their time
-        self._began, self._most = int(began), most
+        self._began, self._max_nonces = int(began), max_nonces
 
     def accept(self, signed: SignedMessage, clock: float, now: float) -> None:
         """Remember the nonce of a request.
@@ -75,6 +75,6 @@ class NonceCache:
         key = (signed.node.raw, signed.nonce)
         if key in self._seen:
             raise HubRefused(401, "replay", "this request was received before", hint=SAME_VERSION_HINT)
-        if len(self._seen) >= self._most:
+        if len(self._seen) >= self._max_nonces:
             raise HubRefused(429, "busy", "the hub is busy", hint="Try again in a minute.")
         self._seen[key] = now

@@ -120,7 +120,7 @@ def test_restarted_hub_rejects_earlier_signatures() -> None:
 
 
 def test_nonce_cache_is_bounded() -> None:
-    nonces = NonceCache(most=1)
+    nonces = NonceCache(max_nonces=1)
     signed = verify_request("POST", "/v1/leases", "after=3&wait=5", _request(), HUB.id)
     nonces.accept(signed, NOW, 0.0)
     with pytest.raises(HubRefused) as caught:
