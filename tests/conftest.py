@@ -70,7 +70,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (left if _TIERS.index(tier) <= wanted else out).append(item)
     if out:
         config.hook.pytest_deselected(items=out)
-        items[:] = left
+    items[:] = _slow_files_first(left)
+
+
+def _slow_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests, files with slow ones first: then both processes have work until the end."""
+    slow = {item.path for item in items if tier_of(item) != "fast"}
+    return sorted(items, key=lambda item: item.path not in slow)
 
 
 def _why_no_lab() -> str | None:

@@ -69,6 +69,7 @@ TABLE = (
     Row("gate", "numerics/*"),
     # Simulations: see --one-seed-in.
     Row("deep", "sim/test_commit.py", where={"block": tuple(range(2, 10))}),
+    Row("deep", "sim/test_membership.py", "test_two_hundred_form_a_view"),
     Row("gate", "sim/test_membership.py", marked="slow"),
     Row("fast", "sim/test_membership.py"),
     Row("gate", "sim/*"),
@@ -78,6 +79,14 @@ TABLE = (
     Row("gate", "failure/*"),
     # Whole programs, and real waits of many seconds.
     Row("deep", "unit/training/test_session_examples.py", marked="slow"),
+    Row(
+        "deep",
+        "unit/collectives/torch_patch/test_init_process_group.py",
+        "test_unmodified_script_prints_same_output_as_torchrun",
+        {"needs": ("accelerate", "lightning")},
+    ),
+    Row("deep", "unit/hub/server/test_server_proxies.py", "test_longest_poll_is_answered_through_proxy"),
+    Row("deep", "unit/hub/server/test_upload_slots.py", "test_eight_slow_members_do_not_stop_honest_one"),
     Row("deep", "unit/cli/*test_site.py"),
     Row("deep", "unit/cli/test_hub_store.py"),
     Row("deep", "unit/cli/test_main_cluster.py"),

@@ -96,12 +96,12 @@ def scan_imports(files: Mapping[str, bytes], script: str) -> ScriptImports:
         demand = _cuda_demand(path, files[path], tree)
         if demand is not None:
             demands.setdefault(path, demand)
-        for found in _imports(tree, folder, path, is_script=path == script):
-            must = is_required and found.required
-            local = folder.modules(found)
+        for imported in _imports(tree, folder, path, is_script=path == script):
+            must = is_required and imported.required
+            local = folder.modules(imported)
             waiting += [(module, must) for module in local]
-            top = found.name.partition(".")[0]
-            if not local and not found.relative and not folder.holds(found) and top not in _NO_NEEDS:
+            top = imported.name.partition(".")[0]
+            if not local and not imported.relative and not folder.holds(imported) and top not in _NO_NEEDS:
                 (required if must else optional).setdefault(top[:_LONGEST_NAME])
     return ScriptImports(
         required=tuple(required)[:_MOST_NAMES],
@@ -122,25 +122,25 @@ class _Folder:
             str(parent) for path in files if path.endswith(".py") for parent in PurePosixPath(path).parents
         }
 
-    def holds(self, found: _Import) -> bool:
+    def holds(self, imported: _Import) -> bool:
         """Return True if the first part of the name is a module of the folder.
 
         A folder without ``__init__.py`` does not count: an installed package of that name comes first.
         """
-        top = found.name.partition(".")[0]
-        return any(self._module(root, top) or _joined(root, top) in self._compiled for root in found.roots)
+        top = imported.name.partition(".")[0]
+        return any(self._module(root, top) or _joined(root, top) in self._compiled for root in imported.roots)
 
-    def modules(self, found: _Import) -> list[str]:
+    def modules(self, imported: _Import) -> list[str]:
         """Return the files that an import loads: parent packages, the module, and its members' modules."""
-        for root in found.roots:
-            parts = [part for part in found.name.split(".") if part]
+        for root in imported.roots:
+            parts = [part for part in imported.name.split(".") if part]
             top = _joined(root, parts[0]) if parts else root
             if parts and not self._module(root, parts[0]) and top not in self._folders:
                 continue
             loaded = [self._module(root, *parts[: end + 1]) for end in range(len(parts))]
             if not parts:
                 loaded = [_joined(root, "__init__.py")]
-            loaded += [self._module(root, *parts, member) for member in found.members]
+            loaded += [self._module(root, *parts, member) for member in imported.members]
             return [path for path in dict.fromkeys(loaded) if path and path in self._files]
         return []
 
@@ -254,8 +254,8 @@ def _is_guard(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
         return node.attr in _ASKS and _last_name(node.value) in _ASKED
     if isinstance(node, ast.ImportFrom) and node.module:
-        asked = node.module.rpartition(".")[2] in _ASKED
-        return asked and any(alias.name in _ASKS for alias in node.names)
+        is_torch = node.module.rpartition(".")[2] in _ASKED
+        return is_torch and any(alias.name in _ASKS for alias in node.names)
     return False
 
 

@@ -49,7 +49,7 @@ def dialable(addresses: Iterable[str]) -> list[str]:
     127.0.1.1 is always left out, because some systems' host names resolve to it. Loopback is used only if
     nothing else is offered.
     """
-    found: dict[str, bool] = {}
+    usable: dict[str, bool] = {}
     for text in addresses:
         try:
             address = ipaddress.ip_address(text)
@@ -59,9 +59,9 @@ def dialable(addresses: Iterable[str]) -> list[str]:
             address = address.ipv4_mapped
         if address.is_unspecified or address.is_multicast or str(address) == "127.0.1.1":
             continue
-        found[str(address)] = address.is_loopback
-    outside = [address for address, is_loopback in found.items() if not is_loopback]
-    return (outside or list(found))[:MOST_ADDRESSES]
+        usable[str(address)] = address.is_loopback
+    outside = [address for address, is_loopback in usable.items() if not is_loopback]
+    return (outside or list(usable))[:MOST_ADDRESSES]
 
 
 def choose(tried: list[TriedAddress], current: str | None = None) -> AddressChoice:
@@ -69,9 +69,9 @@ def choose(tried: list[TriedAddress], current: str | None = None) -> AddressChoi
 
     Raise TransportError if none answered.
     """
-    measured = [(one.rtt_s, one.address) for one in tried if one.rtt_s is not None]
+    measured = [(attempt.rtt_s, attempt.address) for attempt in tried if attempt.rtt_s is not None]
     if not measured:
-        problems = "; ".join(_problem(one) for one in tried) or "no address is known"
+        problems = "; ".join(_problem(attempt) for attempt in tried) or "no address is known"
         raise TransportError(f"none of its addresses can be used: {problems}")
     rtt, address = min(measured, key=lambda entry: entry[0])
     kept = False
@@ -79,15 +79,15 @@ def choose(tried: list[TriedAddress], current: str | None = None) -> AddressChoi
         if known == current and known != address and not _is_clearly_less(rtt, own):
             rtt, address, kept = own, known, True
     parts = [f"{address}: {_show(rtt)}" + (", in use" if address == current else "")]
-    for one in tried:
-        if one.address == address:
+    for attempt in tried:
+        if attempt.address == address:
             continue
-        if one.rtt_s is None:
-            parts.append(_problem(one))
-        elif kept and one.rtt_s < rtt:
-            parts.append(f"{one.address} ({_show(one.rtt_s)}) is not enough faster to change")
+        if attempt.rtt_s is None:
+            parts.append(_problem(attempt))
+        elif kept and attempt.rtt_s < rtt:
+            parts.append(f"{attempt.address} ({_show(attempt.rtt_s)}) is not enough faster to change")
         else:
-            parts.append(f"{one.address} ({_show(one.rtt_s)}) is slower")
+            parts.append(f"{attempt.address} ({_show(attempt.rtt_s)}) is slower")
     return AddressChoice(address, "; ".join(parts))
 
 
@@ -168,7 +168,9 @@ class _Race:
             await asyncio.wait(pending, timeout=_GRACE_S)
 
     def result(self, addresses: list[str]) -> list[TriedAddress]:
-        return [TriedAddress(one, self._rtts.get(one), self._problem(one)) for one in addresses]
+        return [
+            TriedAddress(address, self._rtts.get(address), self._problem(address)) for address in addresses
+        ]
 
     def failure(self, message: str) -> TransportError:
         """Return the most informative error. A rejection counts only if no address answered."""
@@ -192,11 +194,11 @@ def _is_clearly_less(rtt_s: float, than_s: float) -> bool:
     return gain >= _SAME_S and gain >= _SAME_SHARE * than_s
 
 
-def _problem(one: TriedAddress) -> str:
-    if one.error is None:
-        return f"{one.address} does not answer"
+def _problem(attempt: TriedAddress) -> str:
+    if attempt.error is None:
+        return f"{attempt.address} does not answer"
     # Errors of a dial name the address themselves.
-    return one.error if one.address in one.error else f"{one.address}: {one.error}"
+    return attempt.error if attempt.address in attempt.error else f"{attempt.address}: {attempt.error}"
 
 
 def _show(seconds: float) -> str:

@@ -56,9 +56,9 @@ def test_choice_reason_has_round_trips() -> None:
 )
 def test_choose_keeps_current_for_small_gain(current_ms: float, other_ms: float, changes: bool) -> None:
     tried = [TriedAddress(FAR, other_ms / 1000), TriedAddress(NEAR, current_ms / 1000)]
-    found = choose(tried, NEAR)
-    assert found.address == (FAR if changes else NEAR)
-    assert ("not enough faster" in found.reason) == (not changes and other_ms < current_ms)
+    choice = choose(tried, NEAR)
+    assert choice.address == (FAR if changes else NEAR)
+    assert ("not enough faster" in choice.reason) == (not changes and other_ms < current_ms)
     assert choose(tried).address == (FAR if other_ms < current_ms else NEAR)
 
 
@@ -84,16 +84,16 @@ def test_choose_without_answers_names_every_problem() -> None:
 )
 def test_choice_is_never_much_worse_than_best(entries: list[tuple[int, float | None]], current: int) -> None:
     tried = [TriedAddress(f"192.0.2.{number}", rtt) for number, rtt in entries]
-    known = {one.address: one.rtt_s for one in tried if one.rtt_s is not None}
+    known = {attempt.address: attempt.rtt_s for attempt in tried if attempt.rtt_s is not None}
     if not known:
         return
-    found = choose(tried, f"192.0.2.{current}")
+    choice = choose(tried, f"192.0.2.{current}")
     best = min(known.values())
-    chosen = known[found.address]
-    assert chosen == best or (found.address == f"192.0.2.{current}")
+    chosen = known[choice.address]
+    assert chosen == best or (choice.address == f"192.0.2.{current}")
     assert chosen <= max(best / 0.8, best + 0.0002) * 1.000001
-    assert all(one.address in found.reason for one in tried)
-    assert choose(tried, found.address).address == found.address
+    assert all(attempt.address in choice.reason for attempt in tried)
+    assert choose(tried, choice.address).address == choice.address
 
 
 def test_dialable_keeps_addresses_of_one_machine() -> None:

@@ -39,7 +39,7 @@ class LogRequest(msgspec.Struct, frozen=True, array_like=True, tag="log?"):
     start: Version
     local_rank: Rank
     offset: Offset
-    most: Annotated[int, Meta(ge=1, le=MAX_LOG_BYTES)]
+    max_bytes: Annotated[int, Meta(ge=1, le=MAX_LOG_BYTES)]
 
 
 class LogResponse(msgspec.Struct, frozen=True, array_like=True, tag="log"):

@@ -205,7 +205,7 @@ class RunService:
 
     def _read_log(self, request: LogRequest) -> LogResponse:
         home = run_directory(self._context.directory, request.run)
-        part = read_log(log_path(home, request.start, request.local_rank), request.offset, request.most)
+        part = read_log(log_path(home, request.start, request.local_rank), request.offset, request.max_bytes)
         return LogResponse(request.serial, part.start, part.data, part.end)
 
     # this machine's parts

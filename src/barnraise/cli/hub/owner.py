@@ -50,7 +50,7 @@ def _member(directory: Path, wanted: str) -> tuple[str, str]:
         log.close()
     found = [one for one in members if one.name == wanted or one.node.startswith(wanted)]
     if len(found) != 1:
-        how = "nobody" if not found else f"{len(found)} members"
+        how = "no member" if not found else f"{len(found)} members"
         raise HubError(
             f"{how} of {directory.name} can be meant by {wanted!r}",
             hint="Give the name or the beginning of the id as the hub's page shows them.",

@@ -1,6 +1,6 @@
 """Services of the operating system that start the agent: systemd, launchd, or the Windows Task Scheduler.
 
-There is one module for each, behind one interface. May import ``core``. All changes to the system go through
+There is one module for each, with one base class. May import ``core``. All changes to the system go through
 one callable that runs commands.
 """
 

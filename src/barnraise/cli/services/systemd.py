@@ -5,8 +5,8 @@ from __future__ import annotations
 import getpass
 from pathlib import Path
 
-from barnraise.cli.services.base import GOODBYE_S, ServiceLaunch, ServiceStatus
-from barnraise.cli.services.transaction import InstallTransaction, installed_already, not_installed
+from barnraise.cli.services.base import GOODBYE_S, ServiceLaunch, ServiceManager, ServiceState
+from barnraise.cli.services.transaction import InstallTransaction
 from barnraise.core.command import NOT_FOUND, Run
 from barnraise.core.errors import AgentError
 
@@ -45,81 +45,46 @@ WantedBy=default.target
 """
 
 
-class Systemd:
-    """The user's manager, which needs no root."""
+class Systemd(ServiceManager):
+    """Unit of the user's own manager, which needs no root."""
+
+    system = "systemd"
 
     def __init__(self, run: Run, config_home: Path, user: str | None = None) -> None:
-        self._run = run
-        self._file = config_home / "systemd" / "user" / UNIT
+        super().__init__(run, config_home / "systemd" / "user" / UNIT)
         self._user = user
 
-    def install(self, launch: ServiceLaunch) -> ServiceStatus:
-        if self._file.exists():
-            raise installed_already(self._file)
-        work = InstallTransaction(self._run)
-        self._check_manager(work)
-        work.write(self._file, render(launch).encode())
-        try:
-            work.must(*_SYSTEMCTL, "daemon-reload", hint=_SEE_LOG)
-            work.must(*_SYSTEMCTL, "enable", "--now", UNIT, hint=_SEE_LOG)
-        except AgentError:
-            self._file.unlink(missing_ok=True)  # half a service would only confuse the next attempt
-            work.ask(*_SYSTEMCTL, "daemon-reload")
-            raise
-        return ServiceStatus(
-            system="systemd",
-            installed=True,
-            running=True,
-            file=str(self._file),
-            sentence="the agent runs now, and starts whenever you log in",
-            wrote=tuple(work.wrote),
-            ran=tuple(work.ran),
-            undo="barnraise service remove",
-            hints=self._hints(work),
-        )
+    def _render(self, launch: ServiceLaunch) -> bytes:
+        return render(launch).encode()
 
-    def remove(self) -> ServiceStatus:
-        if not self._file.exists():
-            raise not_installed(self._file)
-        work = InstallTransaction(self._run)
+    def _register(self, work: InstallTransaction) -> None:
+        work.must(*_SYSTEMCTL, "daemon-reload", hint=_SEE_LOG)
+        work.must(*_SYSTEMCTL, "enable", "--now", UNIT, hint=_SEE_LOG)
+
+    def _roll_back(self, work: InstallTransaction) -> None:
+        work.ask(*_SYSTEMCTL, "daemon-reload")
+
+    def _unregister(self, work: InstallTransaction) -> None:
         work.may(*_SYSTEMCTL, "disable", "--now", UNIT)
         work.delete(self._file)
         work.may(*_SYSTEMCTL, "daemon-reload")
-        return ServiceStatus(
-            system="systemd",
-            installed=False,
-            running=False,
-            file=str(self._file),
-            sentence="the agent has ended and does not start by itself any more; its key and cluster stay",
-            deleted=tuple(work.deleted),
-            ran=tuple(work.ran),
-            undo="barnraise service install",
-        )
 
-    def status(self) -> ServiceStatus:
-        work = InstallTransaction(self._run)
-        installed = self._file.exists()
-        active = work.ask(*_SYSTEMCTL, "is-active", UNIT).stdout.strip() if installed else ""
-        enabled = work.ask(*_SYSTEMCTL, "is-enabled", UNIT).stdout.strip() if installed else ""
-        running = active == "active"
-        if not installed:
-            sentence = "the service is not installed"
-        elif running:
-            sentence = f"the service is installed ({enabled or 'unknown'}) and the agent runs"
-        else:
-            sentence = f"the service is installed ({enabled or 'unknown'}), but systemd says: {active or '?'}"
-        return ServiceStatus(
-            system="systemd",
-            installed=installed,
-            running=running,
-            file=str(self._file),
-            sentence=sentence,
-            hints=() if not installed else self._hints(work) if running else (_LOG,),
-        )
+    def _state(self, work: InstallTransaction) -> ServiceState:
+        active = work.ask(*_SYSTEMCTL, "is-active", UNIT).stdout.strip() or "?"
+        enabled = work.ask(*_SYSTEMCTL, "is-enabled", UNIT).stdout.strip() or "unknown"
+        if active != "active":
+            sentence = f"the service is installed ({enabled}), but systemd says: {active}"
+            return ServiceState(False, sentence, (_LOG,))
+        sentence = f"the service is installed ({enabled}) and the agent runs"
+        return ServiceState(True, sentence, self._linger_hint(work))
 
-    def _check_manager(self, work: InstallTransaction) -> None:
-        """Check that the user's systemd is there: it is absent in most containers and in WSL1, and not ours
-        under sudo.
+    def _install_hints(self, work: InstallTransaction, launch: ServiceLaunch) -> tuple[str, ...]:
+        return self._linger_hint(work)
+
+    def _check_available(self, work: InstallTransaction) -> None:
+        """Raise AgentError if the user's systemd does not answer.
+
+        It is absent in most containers and in WSL1, and belongs to another user under sudo.
         """
         done = work.ask(*_SYSTEMCTL, "is-system-running")
         if done.stdout.strip() in _ALIVE:
@@ -135,7 +100,7 @@ class Systemd:
             "systemd: run this as yourself, without sudo.)",
         )
 
-    def _hints(self, work: InstallTransaction) -> tuple[str, ...]:
+    def _linger_hint(self, work: InstallTransaction) -> tuple[str, ...]:
         user = self._user or getpass.getuser()
         done = work.ask("loginctl", "show-user", user, "--property=Linger")
         if done.stdout.strip() == "Linger=yes":

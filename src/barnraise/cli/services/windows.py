@@ -7,10 +7,9 @@ import subprocess
 from pathlib import Path, PureWindowsPath
 from xml.sax.saxutils import escape
 
-from barnraise.cli.services.base import ServiceLaunch, ServiceStatus
-from barnraise.cli.services.transaction import InstallTransaction, installed_already, not_installed
+from barnraise.cli.services.base import ServiceLaunch, ServiceManager, ServiceState
+from barnraise.cli.services.transaction import InstallTransaction
 from barnraise.core.command import Run
-from barnraise.core.errors import AgentError
 
 TASK = "Barnraise agent"
 FILE = "barnraise-task.xml"
@@ -74,84 +73,51 @@ def render(launch: ServiceLaunch, user: str) -> str:
 """
 
 
-class LogonTask:
-    """The user's own task, which needs no administrator."""
+class LogonTask(ServiceManager):
+    """Task of the user, which needs no administrator."""
+
+    system = "Task Scheduler"
+    login_verb = "log on"
 
     def __init__(self, run: Run, state: Path, user: str, python: str) -> None:
-        self._run = run
-        self._file = state / FILE
+        super().__init__(run, state / FILE)
         self._user = user
         self._python = python
 
-    def install(self, launch: ServiceLaunch) -> ServiceStatus:
-        work = InstallTransaction(self._run)
-        if self._file.exists() or self._is_known(work):
-            raise installed_already(self._file)
+    def _render(self, launch: ServiceLaunch) -> bytes:
         text = render(launch, self._user).replace("\n", "\r\n")
-        work.write(self._file, codecs.BOM_UTF16_LE + text.encode("utf-16-le"))
-        try:
-            work.must("schtasks", "/Create", "/TN", TASK, "/XML", str(self._file), hint=_DENIED)
-            work.must("schtasks", "/Run", "/TN", TASK, hint=_DENIED)
-        except AgentError:
-            self._file.unlink(missing_ok=True)  # half a service would only confuse the next attempt
-            work.ask("schtasks", "/Delete", "/TN", TASK, "/F")
-            raise
-        return ServiceStatus(
-            system="Task Scheduler",
-            installed=True,
-            running=True,
-            file=str(self._file),
-            sentence="the agent runs now, and starts whenever you log on",
-            wrote=tuple(work.wrote),
-            ran=tuple(work.ran),
-            undo="barnraise service remove",
-            hints=("Windows may ask whether Python may be reached: allow private networks.",),
-        )
+        return codecs.BOM_UTF16_LE + text.encode("utf-16-le")
 
-    def remove(self) -> ServiceStatus:
-        work = InstallTransaction(self._run)
-        is_known = self._is_known(work)
-        if not is_known and not self._file.exists():
-            raise not_installed(self._file)
-        # A task is ended by force, so the agent is asked to say goodbye first.
+    def _register(self, work: InstallTransaction) -> None:
+        work.must("schtasks", "/Create", "/TN", TASK, "/XML", str(self._file), hint=_DENIED)
+        work.must("schtasks", "/Run", "/TN", TASK, hint=_DENIED)
+
+    def _roll_back(self, work: InstallTransaction) -> None:
+        work.ask("schtasks", "/Delete", "/TN", TASK, "/F")
+
+    def _unregister(self, work: InstallTransaction) -> None:
+        # The scheduler ends a task by force, so the agent is asked to stop first.
         work.may(self._python, "-P", "-m", "barnraise.cli.main", "down")
         work.may("schtasks", "/End", "/TN", TASK)
-        if is_known:
+        if self._is_registered(work):
             work.must("schtasks", "/Delete", "/TN", TASK, "/F", hint=_DENIED)
         work.delete(self._file)
-        return ServiceStatus(
-            system="Task Scheduler",
-            installed=False,
-            running=False,
-            file=str(self._file),
-            sentence="the agent has ended and does not start by itself any more; its key and cluster stay",
-            deleted=tuple(work.deleted),
-            ran=tuple(work.ran),
-            undo="barnraise service install",
-        )
 
-    def status(self) -> ServiceStatus:
-        work = InstallTransaction(self._run)
-        installed = self._is_known(work)
+    def _state(self, work: InstallTransaction) -> ServiceState:
         # The number of the state: schtasks itself would say it in the user's language.
-        state = work.ask("powershell", "-NoProfile", "-Command", _STATE).stdout.strip() if installed else ""
-        running = state == _RUNNING
-        if not installed:
-            sentence = "the service is not installed"
-        elif running:
-            sentence = "the service is installed and the agent runs"
-        else:
-            sentence = "the service is installed, but the agent does not run"
-        return ServiceStatus(
-            system="Task Scheduler",
-            installed=installed,
-            running=running,
-            file=str(self._file),
-            sentence=sentence,
-            hints=() if running or not installed else (f'Start it: schtasks /Run /TN "{TASK}"',),
-        )
+        state = work.ask("powershell", "-NoProfile", "-Command", _STATE).stdout.strip()
+        if state != _RUNNING:
+            return ServiceState(
+                False,
+                "the service is installed, but the agent does not run",
+                (f'Start it: schtasks /Run /TN "{TASK}"',),
+            )
+        return ServiceState(True, "the service is installed and the agent runs")
 
-    def _is_known(self, work: InstallTransaction) -> bool:
+    def _install_hints(self, work: InstallTransaction, launch: ServiceLaunch) -> tuple[str, ...]:
+        return ("Windows may ask whether Python may be reached: allow private networks.",)
+
+    def _is_registered(self, work: InstallTransaction) -> bool:
         return work.ask("schtasks", "/Query", "/TN", TASK).returncode == 0
 
 

@@ -120,8 +120,8 @@ def _reconcile_preparing(record: RunRecord, facts: ReconcileInput) -> RunRecord 
         if facts.since_s < spec.wait_s:
             return None
         absent = ", ".join(facts.name(node) for node in candidates if node not in here)
-        gone = f": {absent} did not come" if absent else ""
-        sentence = f"{len(here)} of at least {spec.min_nodes} machines came within {spec.wait_s:g} s{gone}"
+        detail = f": {absent} did not come" if absent else ""
+        sentence = f"{len(here)} of at least {spec.min_nodes} machines came within {spec.wait_s:g} s{detail}"
         return _end_run(record, FAILED, sentence)
     known = {node: facts.reports[node] for node in here if node in facts.reports}
     if len(known) < len(here) or any(report.packages is None for report in known.values()):
@@ -207,27 +207,29 @@ def _reconcile_running(record: RunRecord, facts: ReconcileInput) -> RunRecord | 
     reports = [report for node, report in facts.reports.items() if node in record.nodes]
     if any(report.elastic and report.generation == record.generation for report in reports):
         return replace(record, elastic=True)
-    gone = [node for node in record.nodes if node not in facts.present]
+    lost = [node for node in record.nodes if node not in facts.present]
     for node in record.nodes:
         report = facts.reports.get(node)
         if report is not None and report.generation == record.generation and report.stage == "failed":
             return fail(record, RunOutcome(code=FAILED, sentence=f"{facts.name(node)}: {report.words}"))
     workers = worker_statuses(record, facts.reports)
-    failed = root_cause([one for one in workers if one.failed])
+    failed = root_cause([worker for worker in workers if worker.failed])
     if failed is not None and failed.state is not None and not failed.state.signal:
         return fail(record, failure_outcome(failed, facts.name))
-    if failed is None and not gone:
+    if failed is None and not lost:
         return (
-            succeed(record, "all workers have finished") if all(one.has_exited for one in workers) else None
+            succeed(record, "all workers have finished")
+            if all(worker.has_exited for worker in workers)
+            else None
         )
     if (
         failed is None
         and workers[0].has_exited
-        and all(one.has_exited or one.slot.node in gone for one in workers)
+        and all(worker.has_exited or worker.slot.node in lost for worker in workers)
     ):
         # The other workers had done their part, and rank 0 has the result.
-        return succeed(record, f"rank 0 has finished; {machine_names(gone, facts)} went away at the end")
-    return restart_or_fail(record, facts, gone, failed)
+        return succeed(record, f"rank 0 has finished; {machine_names(lost, facts)} went away at the end")
+    return restart_or_fail(record, facts, lost, failed)
 
 
 # restarting and stopping

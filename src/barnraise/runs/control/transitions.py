@@ -34,7 +34,7 @@ def succeed(record: RunRecord, sentence: str) -> RunRecord:
 
 
 def restart_or_fail(
-    record: RunRecord, facts: ReconcileInput, gone: Sequence[bytes], failed: WorkerStatus | None
+    record: RunRecord, facts: ReconcileInput, lost: Sequence[bytes], failed: WorkerStatus | None
 ) -> RunRecord:
     """Restart after the loss of a machine or worker, or fail if no restart is left."""
     spec = facts.spec
@@ -42,7 +42,7 @@ def restart_or_fail(
         outcome = failure_outcome(failed, facts.name)
         why = outcome.sentence
     else:
-        why = f"{machine_names(gone, facts)} went away"
+        why = f"{machine_names(lost, facts)} went away"
         outcome = RunOutcome(code=FAILED, sentence=why)
     used = 0 if facts.since_s > SETTLED_S else record.restarts
     if used >= spec.restarts:

@@ -342,8 +342,8 @@ class ControlConnection:
     def _explain(self, error: ssl.SSLError) -> BarnraiseError:
         if self._opened.done():
             return ProtocolError(f"{self} sent bytes that its TLS does not allow")
-        found = explain(error)
-        return HandshakeError(f"{self}: {found.message}", hint=found.hint)
+        explained = explain(error)
+        return HandshakeError(f"{self}: {explained.message}", hint=explained.hint)
 
     def _gone(self) -> BarnraiseError:
         if self._fault is not None:

@@ -207,8 +207,8 @@ class _Step:
             waited = f"waited {self.timeout_s:g} s for {self.waits_for}"
             raise TransportError(f"{self.where} does not answer: {waited}") from error
         except ssl.SSLError as error:
-            found = explain(error)
-            raise HandshakeError(f"{self.where}: {found.message}", hint=found.hint) from error
+            explained = explain(error)
+            raise HandshakeError(f"{self.where}: {explained.message}", hint=explained.hint) from error
         except OSError as error:
             happened = "cannot be reached" if self.waits_for == _CONNECTION else "broke off"
             # asyncio puts its own words over the system's.
@@ -228,11 +228,11 @@ def _numeric(address: str, port: int) -> tuple[tuple[object, ...], int]:
     try:
         if len(address) > _LONGEST_ADDRESS:
             raise ValueError("too long")
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        entries = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, ValueError) as error:
         shown = address[:_LONGEST_ADDRESS]
         raise TransportError(f"{shown!r} is not an address", hint="Give the machine's IP address.") from error
-    family, _, _, _, sockaddr = found[0]
+    family, _, _, _, sockaddr = entries[0]
     return sockaddr, family
 
 

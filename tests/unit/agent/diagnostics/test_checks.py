@@ -190,11 +190,11 @@ def test_cloned_key_on_two_machines_fails() -> None:
     assert judge().state == "ok"
     assert judge(SILENT, answer("a", other, b"1"), answer("b", other, b"1")).state == "ok"
     assert judge(answer("a", me, b"mine")).state == "ok", "that is this very agent"
-    mine = judge(answer("192.168.1.9", me, b"another"))
-    assert mine.state == "fail"
-    assert "the node key of here (here and 192.168.1.9)" in mine.sentence
-    theirs = judge(answer("a", other, b"1"), answer("b", other, b"2"))
-    assert theirs.state == "fail"
-    assert theirs.peer == "pc"
-    assert "(a and b)" in theirs.sentence
-    assert "node.key" in theirs.mend
+    own_clone = judge(answer("192.168.1.9", me, b"another"))
+    assert own_clone.state == "fail"
+    assert "the node key of here (here and 192.168.1.9)" in own_clone.sentence
+    other_clone = judge(answer("a", other, b"1"), answer("b", other, b"2"))
+    assert other_clone.state == "fail"
+    assert other_clone.peer == "pc"
+    assert "(a and b)" in other_clone.sentence
+    assert "node.key" in other_clone.mend

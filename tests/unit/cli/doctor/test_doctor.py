@@ -185,7 +185,7 @@ def test_each_check_both_ways(check: Callable[[], CheckRow | None], state: str, 
     assert row is not None
     assert row.state == state
     assert words in row.sentence
-    assert bool(row.mend) == (state != "ok") or row.name == "local-network", "whatever is wrong has a mend"
+    assert bool(row.mend) == (state != "ok") or row.name == "local-network", "every problem has a fix"
     assert row.name in CHECKS
 
 
@@ -246,8 +246,8 @@ def test_clock_skew_of_hub_is_reported() -> None:
 
 @pytest.mark.parametrize("system", ["linux", "macos", "windows"])
 def test_firewall_is_judged_by_its_effect(system: str) -> None:
-    def judge(*found: FirewallFacts, came_in: tuple[str, ...] = ()) -> list[CheckRow]:
-        return network_checks.firewall(found, 6000, system, came_in)
+    def judge(*facts: FirewallFacts, came_in: tuple[str, ...] = ()) -> list[CheckRow]:
+        return network_checks.firewall(facts, 6000, system, came_in)
 
     assert [row.state for row in judge()] == ["ok"]
     assert [row.state for row in judge(FirewallFacts("ufw", True))] == ["ok"]
@@ -417,19 +417,19 @@ def test_bridges_of_macos() -> None:
 
 
 @given(st.text(), st.text(), st.integers(1, 65535))
-def test_no_text_of_the_system_can_harm(one: str, other: str, port: int) -> None:
-    parsers.torch_built_for(one)
-    parsers.nvidia_cards(one)
-    parsers.filesystem_of(one, [(other, "x")])
-    parsers.ufw_lets_in(one, port)
-    parsers.firewalld_lets_in(one, port)
-    parsers.nft_lets_in(one, port)
-    parsers.macos_firewall(one, other, one)
-    parsers.logind_idle_s([one, f"IdleAction={other}"])
-    parsers.gnome_idle_s(one, other)
-    parsers.pmset_idle_s(one)
-    parsers.powercfg_idle_s(one)
-    parsers.macos_bridges(f"bridge0: flags={one}", {})
+def test_no_text_of_the_system_can_harm(text: str, other: str, port: int) -> None:
+    parsers.torch_built_for(text)
+    parsers.nvidia_cards(text)
+    parsers.filesystem_of(text, [(other, "x")])
+    parsers.ufw_lets_in(text, port)
+    parsers.firewalld_lets_in(text, port)
+    parsers.nft_lets_in(text, port)
+    parsers.macos_firewall(text, other, text)
+    parsers.logind_idle_s([text, f"IdleAction={other}"])
+    parsers.gnome_idle_s(text, other)
+    parsers.pmset_idle_s(text)
+    parsers.powercfg_idle_s(text)
+    parsers.macos_bridges(f"bridge0: flags={text}", {})
 
 
 json_values = st.recursive(
@@ -493,11 +493,11 @@ def test_key_file_facts_are_collected(tmp_path: Path) -> None:
     assert not collect.key(tmp_path, "ext4", tmp_path).exists
     key = write(tmp_path / "node.key", "secret")
     key.chmod(0o640)
-    found = collect.key(tmp_path, "ext4", tmp_path)
-    assert found.mode is not None
-    assert found.mode & 0o777 == 0o640
-    assert found.mine
-    assert machine_checks.key(found).state == "fail"
+    key_facts = collect.key(tmp_path, "ext4", tmp_path)
+    assert key_facts.mode is not None
+    assert key_facts.mode & 0o777 == 0o640
+    assert key_facts.mine
+    assert machine_checks.key(key_facts).state == "fail"
     write(tmp_path / "etc/machine-id", "x")
     os.utime(key, (1e9, 1e9))
     cloned = machine_checks.cloned_key(collect.key(tmp_path, "ext4", tmp_path))
@@ -509,9 +509,9 @@ def test_key_file_facts_are_collected(tmp_path: Path) -> None:
 
 
 def test_disk_facts_of_real_directory_are_collected(tmp_path: Path) -> None:
-    found = collect.disk(tmp_path)
-    assert found.free_bytes is not None
-    assert not found.remote
+    disk_facts = collect.disk(tmp_path)
+    assert disk_facts.free_bytes is not None
+    assert not disk_facts.remote
 
 
 def test_port_is_free_ours_or_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -707,11 +707,11 @@ def test_doctor_as_json_has_every_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(monkeypatch, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"] is True
-    assert told["version"] == __version__
-    assert {row["name"] for row in told["rows"]} >= {"python", "torch", "disk", "port", "firewall"}
-    assert "reach" in told["left_out"][0]["names"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is True
+    assert report["version"] == __version__
+    assert {row["name"] for row in report["rows"]} >= {"python", "torch", "disk", "port", "firewall"}
+    assert "reach" in report["left_out"][0]["names"]
 
 
 @pytest.mark.usefixtures("calm")
@@ -740,8 +740,8 @@ def test_hubs_are_shown_where_there_are_some(
 ) -> None:
     assert command(monkeypatch) == 0
     assert "hub" not in capsys.readouterr().out.split()
-    found = [one_hub(HubAddressFacts(HOME, words=SILENT), kept=True, up=True)]
-    monkeypatch.setattr(hub_checks, "hubs", lambda settings: found)
+    facts = [one_hub(HubAddressFacts(HOME, words=SILENT), kept=True, up=True)]
+    monkeypatch.setattr(hub_checks, "hubs", lambda settings: facts)
     assert command(monkeypatch) == 1
     out = capsys.readouterr().out
     assert re.search("^FAIL  hub +the hub of friends is up here, but does not answer", out, re.MULTILINE)

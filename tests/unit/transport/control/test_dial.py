@@ -115,8 +115,8 @@ async def test_message_behind_open_waits_for_owner(street: Street) -> None:
         link.send(b"first")
         owned = await right.links.get()  # put there before any message was
         assert right.messages.empty() or owned.peer.node == left.node
-        found, message = await right.messages.get()
-        assert (found, message) == (owned, b"first")
+        source_link, message = await right.messages.get()
+        assert (source_link, message) == (owned, b"first")
         link.close("next")
 
 
@@ -228,7 +228,7 @@ async def test_wrong_secret_gets_no_answer(street: Street) -> None:
     assert "cluster" in caught.value.hint
     assert right.links.empty()
     assert right.refusals.empty()
-    right.word = b"w" * 32  # secrets are asked anew as well
+    right.word = b"w" * 32  # the secret is read again for each connection
     await left.dial(right, secret=b"w" * 32)
 
 
@@ -628,8 +628,8 @@ async def test_many_links_at_once(street: Street) -> None:
         assert link.peer.node == others[int(message) // 5].node
         link.send(message)
     for number in range(len(links)):
-        found, message = await others[number // 5].messages.get()
-        assert links[int(message)] is found
+        source_link, message = await others[number // 5].messages.get()
+        assert links[int(message)] is source_link
     assert await asyncio.gather(*(link.ping(60) for link in links))
 
 
