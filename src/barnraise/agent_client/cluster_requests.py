@@ -184,13 +184,13 @@ class RequestDone(msgspec.Struct, frozen=True, tag="done"):
     secret: str = ""
 
 
-class CheckRow(msgspec.Struct, frozen=True):
+class CheckRow(msgspec.Struct, frozen=True, rename={"fix": "mend"}):
     """One check of the doctor: fine, or a problem with its fix."""
 
     name: str
     state: Literal["ok", "warn", "fail"]
     sentence: str
-    mend: str = ""
+    fix: str = ""
     peer: str = ""
 
 

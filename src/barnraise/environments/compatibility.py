@@ -33,9 +33,9 @@ from typing import Literal
 
 import msgspec
 
+from barnraise.agent_client.run_options import ScriptImports
 from barnraise.core.sanitize import printable
 from barnraise.environments.installed_packages import InstalledPackages, Package
-from barnraise.environments.script_imports import ScriptImports
 from barnraise.environments.torch_build import choose_torch
 
 Level = Literal["fine", "risky", "impossible"]

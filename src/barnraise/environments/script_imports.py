@@ -28,17 +28,11 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
-Name = Annotated[str, Meta(max_length=128)]
-Names = Annotated[tuple[Name, ...], Meta(max_length=512)]
-Sentence = Annotated[str, Meta(max_length=600)]
+from barnraise.agent_client.run_options import MAX_FINDING, MAX_IMPORT_NAME, MAX_IMPORTS, ScriptImports
 
-_LONGEST_NAME = 128
-_MOST_NAMES = 512
 _MOST_MODULES = 2000
 # Parsing needs a hundred times this memory.
 _LARGEST_MODULE = 4 * 1024 * 1024
@@ -49,15 +43,6 @@ _ASKS = {"is_available", "device_count", "current_accelerator"}
 _ASKED = {"cuda", "mps", "xpu", "accelerator"}
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-
-
-class ScriptImports(msgspec.Struct, frozen=True, kw_only=True):
-    """Packages that the script imports from outside its folder, and errors that prevent it from running."""
-
-    required: Names = ()
-    optional: Names = ()
-    cuda: Sentence | None = None
-    syntax: Sentence | None = None
 
 
 class _Import(msgspec.Struct, frozen=True):
@@ -75,7 +60,7 @@ def scan_imports(files: Mapping[str, bytes], script: str) -> ScriptImports:
     """Return the imports of a script in a folder, whose files are named by relative paths with ``/``."""
     script = str(PurePosixPath(script))
     if script not in files:
-        return ScriptImports(syntax=f"{script} is not in the folder of the run"[:600])
+        return ScriptImports(syntax=f"{script} is not in the folder of the run"[:MAX_FINDING])
     folder = _Folder(files, script)
     required: dict[str, None] = {}
     optional: dict[str, None] = {}
@@ -90,7 +75,7 @@ def scan_imports(files: Mapping[str, bytes], script: str) -> ScriptImports:
         seen[path] = is_required
         tree = _parsed(path, files[path])
         if isinstance(tree, str):
-            return ScriptImports(syntax=tree[:600])
+            return ScriptImports(syntax=tree[:MAX_FINDING])
         if tree is None:
             continue
         demand = _cuda_demand(path, files[path], tree)
@@ -102,10 +87,10 @@ def scan_imports(files: Mapping[str, bytes], script: str) -> ScriptImports:
             waiting += [(module, must) for module in local]
             top = imported.name.partition(".")[0]
             if not local and not imported.relative and not folder.holds(imported) and top not in _NO_NEEDS:
-                (required if must else optional).setdefault(top[:_LONGEST_NAME])
+                (required if must else optional).setdefault(top[:MAX_IMPORT_NAME])
     return ScriptImports(
-        required=tuple(required)[:_MOST_NAMES],
-        optional=tuple(name for name in optional if name not in required)[:_MOST_NAMES],
+        required=tuple(required)[:MAX_IMPORTS],
+        optional=tuple(name for name in optional if name not in required)[:MAX_IMPORTS],
         cuda=demands.get(script) or next(iter(demands.values()), None),
     )
 
@@ -247,7 +232,7 @@ def _cuda_demand(path: str, text: bytes, tree: ast.Module) -> str | None:
     first = min(lines)
     shown = text.splitlines()[first - 1 : first] or [b""]
     code = shown[0].decode("utf-8", "replace").strip()[:_SHOWN]
-    return f"{path[:200]} line {first} requires CUDA without a check for it: {code}"[:600]
+    return f"{path[:200]} line {first} requires CUDA without a check for it: {code}"[:MAX_FINDING]
 
 
 def _is_guard(node: ast.AST) -> bool:

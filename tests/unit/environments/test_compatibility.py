@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from barnraise.agent_client.run_options import ScriptImports
 from barnraise.environments.compatibility import (
     CompatibilityFinding,
     ExcludedMachine,
@@ -10,7 +11,6 @@ from barnraise.environments.compatibility import (
     select_machines,
 )
 from barnraise.environments.installed_packages import InstalledPackages, Package
-from barnraise.environments.script_imports import ScriptImports
 
 
 def machine(

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.environments.script_imports import ScriptImports, scan_imports
+from barnraise.agent_client.run_options import ScriptImports
+from barnraise.environments.script_imports import scan_imports
 
 
 def needs(script: str, **others: str) -> ScriptImports:

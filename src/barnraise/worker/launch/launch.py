@@ -18,6 +18,7 @@ import msgspec
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import RequestDone, Told, decode_told, encode
 from barnraise.agent_client.log_tail import LogTail
+from barnraise.agent_client.run_options import MAX_TITLE, RunOptions, RunProgram, ScriptImports
 from barnraise.agent_client.run_requests import (
     FollowPosition,
     ResultsRequest,
@@ -95,22 +96,24 @@ def launch(
         write_atomically(Path(draft) / ARGUMENTS, contents)
         manifest = _pack(Path(draft), home, store, settings)
     question = StartRunRequest(
-        command=(SCRIPT,),
-        folder=store.put_manifest(manifest),
-        title=name or fn.__name__,
+        program=RunProgram(
+            command=(SCRIPT,), folder=store.put_manifest(manifest), needs=_needs(store, manifest)
+        ),
+        options=RunOptions(
+            title=name or fn.__name__[:MAX_TITLE],
+            per_node=per_node,
+            min_nodes=min_nodes,
+            wait_s=_seconds(wait),
+            restarts=restarts,
+            environment=env,  # type: ignore[arg-type]  # checked below
+            engine=engine,  # type: ignore[arg-type]
+        ),
         on=(on,) if isinstance(on, str) else tuple(on or ()),
-        per_node=per_node,
-        min_nodes=min_nodes,
-        wait_s=_seconds(wait),
-        restarts=restarts,
-        environment=env,  # type: ignore[arg-type]  # checked below
-        engine=engine,  # type: ignore[arg-type]
-        needs=_needs(store, manifest),
     )
     _check_question(question)
     view = _View(sys.stdout.write if show else None)
     agent = _Agent(settings, view.say)
-    started = agent.ask(question, RunStarted, question.wait_s + _ANSWER_S)
+    started = agent.ask(question, RunStarted, question.options.wait_s + _ANSWER_S)
     size, where = format_size(manifest.size), ", ".join(started.nodes)
     view.say(f"run {started.run} of {fn.__name__} ({size}) on {where}")
     row = _watch(agent, started.run, view, None if timeout is None else time.monotonic() + _seconds(timeout))
@@ -165,11 +168,11 @@ def _pack(draft: Path, folder: Path | None, store: ArtifactStore, settings: Sett
     return both
 
 
-def _needs(store: ArtifactStore, manifest: FolderManifest) -> bytes:
+def _needs(store: ArtifactStore, manifest: FolderManifest) -> ScriptImports:
     needs = scan_imports(read_files(store, manifest, lambda path: path.endswith(".py")), SCRIPT)
     if needs.syntax is not None:
         raise RunEnvironmentError(needs.syntax, hint="Correct the file; nothing was sent or started.")
-    return msgspec.msgpack.encode(needs)
+    return needs
 
 
 def _check_question(question: StartRunRequest) -> None:

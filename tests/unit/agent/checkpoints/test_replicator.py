@@ -18,6 +18,7 @@ from barnraise.agent.checkpoints.replicator import CheckpointReplicator
 from barnraise.agent.checkpoints.service import CheckpointService
 from barnraise.agent.runs import messages
 from barnraise.agent.runs.registry import RunRegistry
+from barnraise.agent_client.run_options import RunProgram
 from barnraise.agent_client.run_requests import (
     FetchCheckpointRequest,
     FetchCheckpointResponse,
@@ -82,7 +83,7 @@ class Agent:
         return self.cluster.log
 
     def allow(self, run: str) -> None:
-        for manifest in self.registry.runs[run].spec.manifests:
+        for manifest in self.registry.runs[run].spec.program.manifests:
             self.host.artifacts.allow(manifest, self.service.grants.readers(manifest))
 
     def name_of(self, node: NodeId) -> str:
@@ -177,8 +178,7 @@ class Cluster:
             run=RUN,
             by=self.keys[0].id.raw,
             at=0.0,
-            command=("train.py",),
-            folder=packed.id,
+            program=RunProgram(command=("train.py",), folder=packed.id),
             nodes=tuple(self.keys[place].id.raw for place in nodes),
         )
         slots = tuple(WorkerSlot(self.keys[place].id.raw, 0, "cpu", 1) for place in nodes)

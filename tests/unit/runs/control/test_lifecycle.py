@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import pytest
 from msgspec.structs import replace
 
+from barnraise.agent_client.run_options import RunOptions, RunProgram, ScriptImports
 from barnraise.environments.installed_packages import InstalledPackages, Package
-from barnraise.environments.script_imports import ScriptImports
 from barnraise.identity import NodeKey
 from barnraise.runs.control.lifecycle import (
     mark_provisional,
@@ -28,6 +29,8 @@ from barnraise.runs.record import (
     supersedes,
 )
 
+T = TypeVar("T", RunProgram, RunOptions)
+
 KEY = NodeKey.generate()
 A = KEY.id.raw
 B, C = bytes([1]) * 32, bytes([2]) * 32
@@ -35,6 +38,7 @@ NAMES = {A: "mac", B: "pc", C: "box"}
 
 
 def order(**options: object) -> RunSpec:
+    """Return a spec; fields of its program and its options may be given beside its own."""
     given: dict[str, object] = {
         "run": "train-abcd",
         "by": A,
@@ -42,8 +46,14 @@ def order(**options: object) -> RunSpec:
         "command": ("train.py",),
         "folder": bytes(32),
         "nodes": (A, B, C),
+        **options,
     }
-    return RunSpec(**{**given, **options})  # type: ignore[arg-type]
+
+    def take(kind: type[T]) -> T:
+        return kind(**{name: given.pop(name) for name in kind.__struct_fields__ if name in given})
+
+    program, chosen = take(RunProgram), take(RunOptions)
+    return RunSpec(program=program, options=chosen, **given)  # type: ignore[arg-type]
 
 
 def packages(*missing: str, torch: str = "2.13.0") -> InstalledPackages:
@@ -170,7 +180,7 @@ def test_machine_without_the_device_is_left_out_and_named() -> None:
     assert begun.phase == "running"
     assert begun.nodes == (A, B)
     assert [machine.node for machine in begun.left_out] == [C]
-    named = order(needs=spec.needs, named=True)
+    named = order(needs=spec.program.needs, named=True)
     ended = next_record(sign_spec(named, KEY), facts(named, reports))
     assert ended is not None
     assert ended.phase == "ended"
