@@ -23,7 +23,7 @@ from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import encode_entry
 from barnraise.pairing import Joiner, PeerIntroduction, offer_tag, parse_code
 from barnraise.transport.control.agent_tls import AGENT_RUN, AgentTls, TlsSession
-from barnraise.transport.control.dial import dial_agent
+from barnraise.transport.control.dial import DialOptions, dial_unopened
 from barnraise.transport.listener.preface import (
     ANSWER_BYTES,
     ANY_AGENT,
@@ -130,17 +130,9 @@ async def come_as_member(
         for host, port in agents:
             for secret in secrets:
                 try:
-                    link = await dial_agent(
-                        host,
-                        port,
-                        route=ROUTE_AGENT,
-                        target=ANY_AGENT,
-                        secret=bytes.fromhex(secret),
-                        tls=tls,
-                        expect=None,
-                        on_message=lambda link, message: None,
-                        on_closed=lambda link, why: None,
-                    )
+                    options = DialOptions(ROUTE_AGENT, ANY_AGENT, bytes.fromhex(secret), tls, expect=None)
+                    link = await dial_unopened(host, port, options)
+                    link.begin(lambda link, message: None, lambda link, why: None)
                     entered += 1
                     link.close("it was let in")
                 except BarnraiseError as error:
