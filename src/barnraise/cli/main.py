@@ -47,7 +47,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON 
 @app.command("up")
 @_flag("--detach", "Run in the background.")
 @click.option(
-    "--psk-file", type=click.Path(path_type=Path), help="A pre-shared key, where nobody types a code."
+    "--psk-file", type=click.Path(path_type=Path), help="A pre-shared key, to join without a typed code."
 )
 @_flag("--witness", "Only vote; never take work (for an old machine that is always on).")
 def _up(detach: bool, psk_file: Path | None, witness: bool) -> int:
@@ -256,7 +256,7 @@ def _logs(run: str, rank: int, all: bool, follow: bool) -> int:
     """Print what the workers of RUN said."""
     from barnraise.cli.runs import runs
 
-    return runs.logs(run=run, rank=rank, everybody=all, follow=follow)
+    return runs.logs(run=run, rank=rank, all_ranks=all, follow=follow)
 
 
 @app.command("stop")
@@ -277,7 +277,7 @@ def _attach(run: str, all: bool) -> int:
     """Watch RUN as if it had been started here. Ctrl-C leaves it running."""
     from barnraise.cli.runs import runs
 
-    return runs.attach(run=run, everybody=all)
+    return runs.attach(run=run, all_ranks=all)
 
 
 @app.command("resume")
@@ -289,7 +289,7 @@ def _resume(run: str, on: tuple[str, ...], all: bool, detach: bool) -> int:
     """Go on with RUN, which has ended. It begins at the newest whole checkpoint of its session."""
     from barnraise.cli.runs import resume
 
-    return resume.resume(run, on=_names(on), everybody=all, detach=detach)
+    return resume.resume(run, on=_names(on), all_ranks=all, detach=detach)
 
 
 @app.command("export")

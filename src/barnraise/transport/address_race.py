@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from barnraise.core.errors import BarnraiseError, HandshakeError, TransportError
-from barnraise.identity import NodeId
 from barnraise.transport.control.connection import OnClosed, OnMessage
 from barnraise.transport.control.dial import (
-    HANDSHAKE_S,
-    AgentTls,
     ControlConnection,
+    DialOptions,
     dial_unopened,
     was_refused,
 )
@@ -94,13 +91,8 @@ def choose(tried: list[TriedAddress], current: str | None = None) -> AddressChoi
 async def dial_best(
     addresses: Iterable[str],
     port: int,
+    options: DialOptions,
     *,
-    route: int,
-    target: bytes,
-    secret: bytes,
-    tls: AgentTls,
-    expect: NodeId | None,
-    timeout_s: float = HANDSHAKE_S,
     on_message: OnMessage,
     on_closed: OnClosed,
     current: str | None = None,
@@ -108,20 +100,10 @@ async def dial_best(
     """Dial the best of these addresses; the other side never sees the links that were not chosen.
 
     With ``current`` the link is new all the same, maybe over the address in use. Errors are those of
-    `dial_agent`. `was_refused` applies if an address was rejected and none answered in another way.
+    `dial_unopened`. `was_refused` applies if an address was rejected and none answered in another way.
     """
-    dial = partial(
-        dial_unopened,
-        port=port,
-        route=route,
-        target=target,
-        secret=secret,
-        tls=tls,
-        expect=expect,
-        timeout_s=timeout_s,
-    )
     wanted = dialable(addresses)
-    race = _Race(dial, timeout_s)
+    race = _Race(port, options)
     tasks = [
         asyncio.create_task(race.enter(address, place * _STAGGER_S)) for place, address in enumerate(wanted)
     ]
@@ -144,9 +126,9 @@ async def dial_best(
 class _Race:
     """Links to one agent over several addresses, until one is chosen."""
 
-    def __init__(self, dial: Callable[[str], Awaitable[ControlConnection]], timeout_s: float) -> None:
-        self._dial = dial
-        self._timeout_s = timeout_s
+    def __init__(self, port: int, options: DialOptions) -> None:
+        self._port = port
+        self._options = options
         self._rtts: dict[str, float] = {}
         self._errors: dict[str, BarnraiseError] = {}
         self.links: dict[str, ControlConnection] = {}
@@ -154,8 +136,8 @@ class _Race:
     async def enter(self, address: str, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         try:
-            link = self.links[address] = await self._dial(address)
-            self._rtts[address] = min([await link.ping(self._timeout_s) for _ in range(_PINGS)])
+            link = self.links[address] = await dial_unopened(address, self._port, self._options)
+            self._rtts[address] = min([await link.ping(self._options.timeout_s) for _ in range(_PINGS)])
         except BarnraiseError as error:
             self._errors[address] = error
 

@@ -23,7 +23,7 @@ from barnraise.transport.address_race import (
     dial_best,
     dialable,
 )
-from barnraise.transport.control.dial import ControlConnection, was_refused
+from barnraise.transport.control.dial import ControlConnection, DialOptions, was_refused
 from tests.unit.transport.listening_machines import Machine, Street, run
 
 needs_loopback_network = pytest.mark.skipif(
@@ -120,11 +120,11 @@ def streets(test: Callable[[Machine, Machine], Coroutine[Any, Any, None]], direc
 
 
 async def best(
-    left: Machine, right: Machine, addresses: list[str], **more: Any
+    left: Machine, right: Machine, addresses: list[str], *, current: str | None = None, **more: Any
 ) -> tuple[ControlConnection, AddressChoice]:
-    arguments = left.arguments(right, **more)
-    del arguments["address"]
-    link, choice = await dial_best(addresses, **arguments, **left.callbacks())
+    port = more.pop("port", right.listener.port)
+    options = left.options(right, **more)
+    link, choice = await dial_best(addresses, port, options, current=current, **left.callbacks())
     left.made.append(link)
     return link, choice
 
@@ -160,9 +160,9 @@ def test_silent_addresses_do_not_delay_others(tmp_path: Path, monkeypatch: pytes
     async def race(left: Machine, right: Machine) -> None:
         with socket.create_server(("127.0.0.9", 0)) as silent:
 
-            async def dial(address: str, port: int, **more: Any) -> ControlConnection:
+            async def dial(address: str, port: int, options: DialOptions) -> ControlConnection:
                 there = silent.getsockname()[1] if address == "127.0.0.9" else port
-                return await real(address, there, **more)
+                return await real(address, there, options)
 
             monkeypatch.setattr(address_race, "dial_unopened", dial)
             began = asyncio.get_running_loop().time()

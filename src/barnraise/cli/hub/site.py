@@ -40,7 +40,7 @@ def train_site(seated: JoinedHub, settings: Settings, *, keep: Path | None, quie
     write_credentials(seated.seat, seated.room / SEAT)  # as long as this command runs
     store = ArtifactStore(store_directory(state_directory(settings)))
     run = _start(seated, store, settings, quiet=quiet)
-    row = watch(run, everybody=False, stops=True)
+    row = watch(run, all_ranks=False, stops=True)
     _leave(seated.seat)  # only now: while any machine of the site trained, the lease was in use
     if keep is not None:
         bring_results(run, store, keep)
@@ -76,7 +76,7 @@ def _start(seated: JoinedHub, store: ArtifactStore, settings: Settings, *, quiet
         options=RunOptions(
             title=seated.seat.run[:MAX_TITLE],
             quiet=quiet,
-            environment="agent",  # as for a friend alone: nothing is installed that nobody was asked about
+            environment="agent",  # as for a single member: install nothing without consent
             variables=((SITE_VARIABLE, credentials_text(seat)), *manners),
         ),
     )

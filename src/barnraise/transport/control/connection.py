@@ -1,6 +1,6 @@
 """Control connection between two agents: ordered messages both ways, under TLS, on an asyncio loop.
 
-`dial_agent` and `accept_agent` make them. Nothing here blocks, and the memory for waiting messages is
+`dial_unopened` and `accept_agent` make them. Nothing here blocks, and the memory for waiting messages is
 bounded.
 """
 

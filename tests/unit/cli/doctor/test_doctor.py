@@ -91,7 +91,11 @@ CASES: list[Case] = [
     (lambda: machine_checks.key(KeyFacts("/s/node.key", mode=0o100600)), "ok", "this user alone"),
     (lambda: machine_checks.key(KeyFacts("/s/node.key", exists=False)), "ok", "no node key yet"),
     (lambda: machine_checks.key(KeyFacts("/s/node.key", mode=0o100644)), "fail", "mode 0644"),
-    (lambda: machine_checks.key(KeyFacts("/s/node.key", mode=0o100600, mine=False)), "fail", "another user"),
+    (
+        lambda: machine_checks.key(KeyFacts("/s/node.key", mode=0o100600, is_own=False)),
+        "fail",
+        "another user",
+    ),
     (
         lambda: machine_checks.cloned_key(KeyFacts("/s/node.key", made_s=NOW_S, machine_made_s=1e9)),
         "ok",
@@ -496,7 +500,7 @@ def test_key_file_facts_are_collected(tmp_path: Path) -> None:
     key_facts = collect.key(tmp_path, "ext4", tmp_path)
     assert key_facts.mode is not None
     assert key_facts.mode & 0o777 == 0o640
-    assert key_facts.mine
+    assert key_facts.is_own
     assert machine_checks.key(key_facts).state == "fail"
     write(tmp_path / "etc/machine-id", "x")
     os.utime(key, (1e9, 1e9))
