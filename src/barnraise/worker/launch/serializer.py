@@ -314,10 +314,10 @@ def _name(value: object) -> str:
 def _dtype(name: str) -> Any:
     import torch
 
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise ValueError(f"this torch has no type {name[:40]!r}")
-    return found
+    return dtype
 
 
 def _plain_dtype(text: str) -> np.dtype[Any]:
