@@ -58,7 +58,7 @@ def main():
     before = right(model, data)
     for place in (0, 2, 4):
         model[place] = Thin(model[place], rank=4)
-    thin = [one for one in model.parameters() if one.requires_grad]
+    thin = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(thin, lr=1e-2)
 
     run = barnraise.init(seed=3)
@@ -72,7 +72,9 @@ def main():
             optimizer.zero_grad()
             run.log(loss=loss)
     if run.is_main:
-        share = sum(one.numel() for one in thin) / sum(one.numel() for one in model.parameters())
+        share = sum(parameter.numel() for parameter in thin) / sum(
+            parameter.numel() for parameter in model.parameters()
+        )
         after = right(model, data)
         print(f"{share:.0%} of the parameters were trained: {before:.0%} right before, {after:.0%} after")
     run.save("lora.safetensors")

@@ -170,11 +170,11 @@ class Switch:
         if isinstance(port, int):
             self._add_port(port)
         elif isinstance(ends, list):
-            one, other = (fd for fd, number in self._ports.items() if number in ends)
+            first, second = (fd for fd, number in self._ports.items() if number in ends)
             conditions = question["conditions"]
             assert isinstance(conditions, dict)
-            self._paths[one, other] = Path.of(conditions)
-            self._paths[other, one] = Path.of(conditions)
+            self._paths[first, second] = Path.of(conditions)
+            self._paths[second, first] = Path.of(conditions)
         elif isinstance(sides, list):
             rate, conditions = question["rate"], question["conditions"]
             assert isinstance(rate, int)

@@ -51,15 +51,15 @@ def marks_of(namespaces: list[Path]) -> set[Mark]:
 
 def pids_in(marks: set[Mark]) -> list[int]:
     """Return all processes in these namespaces, in any process group."""
-    found = []
+    pids = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         with contextlib.suppress(OSError):
             status = os.stat(f"/proc/{entry}/ns/net")
             if (status.st_dev, status.st_ino) in marks:
-                found.append(int(entry))
-    return found
+                pids.append(int(entry))
+    return pids
 
 
 def kill_all_in(marks: set[Mark]) -> None:

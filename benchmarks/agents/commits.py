@@ -16,10 +16,10 @@ class Commit:
     def __init__(self, line: str) -> None:
         head, _, units = line.partition("[")
         at, step, generation, rank, world, digest, pid, *of = head.split()
-        self.of = int(of[0]) if of else 0  # so many units had the step; 0: it does not say
+        self.of = int(of[0]) if of else 0  # number of units of the step; 0 if the line does not have it
         self.at, self.step, self.digest, self.pid = float(at), int(step), digest, int(pid)
         self.generation, self.rank, self.world = int(generation), int(rank), int(world)
-        self.units = [int(one) for one in units.strip(" ]\n").split(",") if one.strip()]
+        self.units = [int(number) for number in units.strip(" ]\n").split(",") if number.strip()]
 
 
 class Judgement(NamedTuple):
@@ -65,16 +65,16 @@ def judge(commits: list[Commit], units: int) -> Judgement:
     by_step: dict[int, list[Commit]] = defaultdict(list)
     last: dict[int, int] = {}
     regressions = 0
-    for one in commits:
-        by_step[one.step].append(one)
-        regressions += one.step <= last.get(one.pid, 0)
-        last[one.pid] = one.step
+    for commit in commits:
+        by_step[commit.step].append(commit)
+        regressions += commit.step <= last.get(commit.pid, 0)
+        last[commit.pid] = commit.step
     doubled = lost = violations = unjudged = 0
     for members in by_step.values():
-        violations += len({one.digest for one in members}) > 1
-        counted = [unit for one in members for unit in one.units]
+        violations += len({commit.digest for commit in members}) > 1
+        counted = [unit for commit in members for unit in commit.units]
         doubled += len(counted) - len(set(counted))
-        together = len({one.generation for one in members}) == 1 and len(members) == members[0].world
+        together = len({commit.generation for commit in members}) == 1 and len(members) == members[0].world
         unjudged += not together
         if together:
             lost += (members[0].of or units) - len(set(counted))

@@ -165,14 +165,16 @@ class Machines:
             statuses = [self.status(place) for place in places]
         except BarnraiseError:
             return False
-        firsts = [row.node for one in statuses for row in one.nodes if row.coordinator]
-        views = {(one.branch, one.view, first) for one, first in zip(statuses, firsts, strict=False)}
-        here = {frozenset(row.node for row in one.nodes if row.seniority is not None) for one in statuses}
+        firsts = [row.node for status in statuses for row in status.nodes if row.coordinator]
+        views = {(status.branch, status.view, first) for status, first in zip(statuses, firsts, strict=False)}
+        here = {
+            frozenset(row.node for row in status.nodes if row.seniority is not None) for status in statuses
+        }
         return (
             len(views) == 1
             and len(here) == 1
             and len(next(iter(here))) == len(statuses)
-            and all(one.member and one.decides for one in statuses)
+            and all(status.member and status.decides for status in statuses)
         )
 
     def until(self, truth: Callable[[], bool], seconds: float, what: str) -> float:

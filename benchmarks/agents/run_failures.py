@@ -159,21 +159,21 @@ def _small_disk(machines: Machines, wanted: bool) -> Iterator[None]:
 
 def left_over(machines: Machines) -> list[str]:
     """Return the processes on the hosts whose working folder belongs to a run."""
-    found = []
+    processes = []
     for host in machines.hosts:
         for pid in host.pids():
             try:
                 if "/runs/" in (where := psutil.Process(pid).cwd()):
-                    found.append(f"{pid} in {where}")
+                    processes.append(f"{pid} in {where}")
             except psutil.Error:
                 continue
-    return found
+    return processes
 
 
 def shown(case: Case, seen: str) -> str:
     """Format the output as the documentation shows it; very long lines are cut."""
     lines: list[str] = []
-    # Where it was recorded is of no interest to whoever reads it.
+    # The paths of the recording machine do not matter to a reader.
     seen = re.sub(r"/tmp/by-m-\w+/\d", "~/.local/state/barnraise", seen).replace(sys.executable, "python")
     for line in seen.splitlines():
         if len(line) > 400 and lines and lines[-1].endswith(" ..."):

@@ -47,10 +47,10 @@ class CommandLine:
 
 def figures_in(printed: str) -> dict[str, Any]:
     """Return the figures that a program of `programs` printed."""
-    found = re.search(r"FIGURES (\{.*\})", printed)
-    if found is None:
+    match = re.search(r"FIGURES (\{.*\})", printed)
+    if match is None:
         raise SystemExit(f"the program printed no figures:\n{printed}")
-    result: dict[str, Any] = json.loads(found[1])
+    result: dict[str, Any] = json.loads(match[1])
     return result
 
 
@@ -74,8 +74,8 @@ def first_lines(marks: Path, count: int, deadline_s: float) -> list[float]:
             return [float((marks / f"first-{rank}").read_text()) for rank in range(count)]
         except (FileNotFoundError, ValueError):
             if time.monotonic() > end:
-                found = sorted(path.name for path in marks.iterdir())
-                raise AssertionError(f"only {found} began within {deadline_s:g} s") from None
+                names = sorted(path.name for path in marks.iterdir())
+                raise AssertionError(f"only {names} began within {deadline_s:g} s") from None
             time.sleep(0.02)
 
 

@@ -156,7 +156,7 @@ def record_cluster() -> Recording:
     """Record the session of four machines, from the first command to an unpaired laptop."""
     with Lab(hosts=4) as lab, Machines(lab.hosts) as machines:
         session = Session(machines)
-        session.say("Four machines on one network; nobody types an address.")
+        session.say("Four machines on one network; no address is typed.")
         for place, name in enumerate(NAMES):
             session.type(place, "up", "--detach")
             session.type(place, "rename", name)
@@ -185,14 +185,14 @@ def record_cluster() -> Recording:
         session.say("The laptop is not wanted any more; it cannot return.")
         session.type(0, "unpair", "laptop", "--yes")
         session.type(0, "nodes")
-        session.say("A wrong code is burned after one guess. (The laptop starts anew first.)")
+        session.say("A wrong code is burned after one guess. (First the laptop leaves and starts again.)")
         session.type(3, "up", "--detach")
         session.type(3, "leave", "--yes")
         session.type(3, "up", "--detach")
         code = session.type(0, "pair", "--no-wait")
-        found = _CODE.search(code)
-        assert found is not None
-        number, first, second = found[1].split("-")
+        match = _CODE.search(code)
+        assert match is not None
+        number, first, second = match[1].split("-")
         session.type(3, "join", f"{number}-{second}-{first}")
         for place in range(4):
             session.type(place, "down")
@@ -254,9 +254,9 @@ def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
     view.show_until("is gone")
     view.show_until("epoch", 2)
     yield block()
-    found = _RUN.search(view.output)
-    assert found is not None, view.output
-    run = found[1]
+    match = _RUN.search(view.output)
+    assert match is not None, view.output
+    run = match[1]
     session.type(1, "ps")
     session.type(1, "logs", run)
     session.type(1, "stop", run)
@@ -282,15 +282,15 @@ def ten_minutes(readme: str) -> str:
 
 
 def shown_script(readme: str) -> str:
-    found = _SCRIPT.search(_section(readme))
-    assert found is not None, "the README shows no script"
-    return found[1]
+    match = _SCRIPT.search(_section(readme))
+    assert match is not None, "the README shows no script"
+    return match[1]
 
 
 def _section(readme: str) -> str:
-    found = _TEN_MINUTES.search(readme)
-    assert found is not None, "the README has no first ten minutes, or nothing after them"
-    return found[0]
+    match = _TEN_MINUTES.search(readme)
+    assert match is not None, "the README has no first ten minutes, or nothing after them"
+    return match[0]
 
 
 def _with_blocks(readme: str, blocks: list[str]) -> str:

@@ -36,7 +36,7 @@ async def serve(path: str, seconds: float) -> Result:
         try:
             name, arguments = json.loads(await source.readline())
             say(await _run(name, arguments))
-        except Exception:  # noqa: BLE001  # whoever asked should see it
+        except Exception:  # noqa: BLE001  # the caller receives it
             say({"failed": traceback.format_exc()})
         sink.close()
 
@@ -51,9 +51,9 @@ async def _run(name: str, arguments: dict[str, Any]) -> Result:
 
 def main() -> int:
     name, arguments = sys.argv[1], json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
-    os.nice(5)  # in a real house the attacker has a processor of his own
-    most = arguments["seconds"] if name == "serve" else LIMIT_S
-    signal.alarm(int(most) + 5)  # should the loop itself hang
+    os.nice(5)  # outside of the lab the attacker has its own processor
+    limit_s = arguments["seconds"] if name == "serve" else LIMIT_S
+    signal.alarm(int(limit_s) + 5)  # should the loop itself hang
     print(json.dumps(asyncio.run(serve(**arguments) if name == "serve" else _run(name, arguments))))
     return 0
 

@@ -48,7 +48,7 @@ async def guest_wants_checkpoints(keep: str, agents: Agents, run: str, step: int
     """Request the checkpoints, files and folder of a run in which the guest has no part, and offer a copy."""
     guest = RunMember(keep, agents)
     await guest.come()
-    asked: list[CheckpointRequest] = [
+    requests: list[CheckpointRequest] = [
         HeldCheckpointsRequest(1, (run,), True),
         HeldCheckpointsRequest(2, ("no-such-run", run), True),
         FilesRequest(3, run, step),
@@ -57,9 +57,9 @@ async def guest_wants_checkpoints(keep: str, agents: Agents, run: str, step: int
         CopyOffer(6, run, step),
         CopyOffer(7, "no-such-run", step),
     ]
-    for question in asked:
+    for question in requests:
         await guest.tell(messages.encode(question))
-    # Answers that nobody asked for: another machine's question may have any of these numbers.
+    # Responses without a request: a request of another machine may have any of these numbers.
     for serial in range(200):
         held = tuple(HeldCheckpoint(run, 10**11 + number, True) for number in range(6))
         for answer in (
@@ -80,12 +80,12 @@ async def guest_wants_checkpoints(keep: str, agents: Agents, run: str, step: int
     received = guest.received
     return {
         "held": [
-            [len(one.held), one.files, one.sharded]
-            for one in received
-            if isinstance(one, HeldCheckpointsResponse)
+            [len(reply.held), reply.files, reply.sharded]
+            for reply in received
+            if isinstance(reply, HeldCheckpointsResponse)
         ],
-        "lent": [len(one.manifest) for one in received if isinstance(one, FilesResponse)],
-        "copies": [one.words for one in received if isinstance(one, CopyResult)],
+        "lent": [len(reply.manifest) for reply in received if isinstance(reply, FilesResponse)],
+        "copies": [reply.words for reply in received if isinstance(reply, CopyResult)],
     }
 
 
@@ -107,15 +107,18 @@ async def owner_offers(keep: str, agents: Agents, run: str, lie: str, folder: st
         elif isinstance(message, WantManifest):
             link.send(protocol.SHIP + shipping.encode(ManifestIs(message.id, listed)))
         elif isinstance(message, WantPieces):
-            found = [PieceData(one, memoryview(pieces.get(one.object, b"x"))) for one in message.names]
-            link.send(protocol.SHIP + shipping.encode(PieceList(tuple(found))))
+            reply_pieces = [
+                PieceData(piece_name, memoryview(pieces.get(piece_name.object, b"x")))
+                for piece_name in message.names
+            ]
+            link.send(protocol.SHIP + shipping.encode(PieceList(tuple(reply_pieces))))
 
     owner.on_received = answer
     await owner.tell(messages.encode(CopyOffer(1, run, _STEP)))
     end = asyncio.get_running_loop().time() + seconds
     words: list[str] = []
     while len(words) < len(owner.agents) and asyncio.get_running_loop().time() < end:
-        words = [one.words for one in owner.received if isinstance(one, CopyResult)]
+        words = [reply.words for reply in owner.received if isinstance(reply, CopyResult)]
         await asyncio.sleep(0.05)
     return {"words": words}
 

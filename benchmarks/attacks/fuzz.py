@@ -45,8 +45,8 @@ def header_cases(random: Random) -> None:
     for _ in range(_GROUP):
         data = mutated(random, good) if random.random() < 0.5 else random.randbytes(HEADER_BYTES)
         with contextlib.suppress(ProtocolError):
-            found = parse_header(data.ljust(HEADER_BYTES, b"\0"))
-            assert found.length <= 1 << 20
+            header = parse_header(data.ljust(HEADER_BYTES, b"\0"))
+            assert header.length <= 1 << 20
 
 
 class _Taker:
@@ -143,8 +143,8 @@ def handshake_cases(random: Random) -> None:
         ours, theirs = socket.socketpair()
         hello = FrameHeader(FrameKind.HELLO, 16).encode() + b"X" * 16
         start = bytes.fromhex("160301") if random.random() < 0.5 else b""
-        said = mutated(random, hello) if plaintext else start + random.randbytes(random.randrange(1, 300))
-        theirs.sendall(said)
+        data = mutated(random, hello) if plaintext else start + random.randbytes(random.randrange(1, 300))
+        theirs.sendall(data)
         if random.random() < 0.7:
             theirs.shutdown(socket.SHUT_WR)
         with theirs:

@@ -42,7 +42,7 @@ from barnraise.membership.messages import (
 from barnraise.membership.view import MembershipView, PresentMember, decide, read_view
 from barnraise.topology import LinkFacts
 from barnraise.transport.control.agent_tls import AGENT_RUN, AgentTls
-from barnraise.transport.control.dial import ControlConnection, dial_agent
+from barnraise.transport.control.dial import ControlConnection, DialOptions, dial_unopened
 from barnraise.transport.control.framing import ControlFrameKind, encode_control
 from barnraise.transport.listener.preface import ROUTE_AGENT, target_of
 from benchmarks.attacks.registry import READY, Result, attack
@@ -84,25 +84,18 @@ class Guest:
     async def dial(self, node: NodeId, route: int = ROUTE_AGENT) -> ControlConnection:
         host, port = self.agents[node]
         self.dialled += 1
-        return await dial_agent(
-            host,
-            port,
-            route=route,
-            target=target_of(node),
-            secret=self.log.secret,
-            tls=self.tls,
-            expect=node,
-            on_message=self._received,
-            on_closed=lambda link, why: None,
-        )
+        options = DialOptions(route, target_of(node), self.log.secret, self.tls, expect=node)
+        link = await dial_unopened(host, port, options)
+        link.begin(self._received, lambda link, why: None)
+        return link
 
     def _received(self, link: ControlConnection, message: bytes) -> None:
         if message[:1] == protocol.MEMBERSHIP:
-            found = protocol.decode_membership(message[1:])
-            if isinstance(found, Heartbeat):
-                self.heard[link.peer.node] = found
-            elif isinstance(found, DecisionMessage):
-                self.members = read_view(found.decision).nodes
+            decoded = protocol.decode_membership(message[1:])
+            if isinstance(decoded, Heartbeat):
+                self.heard[link.peer.node] = decoded
+            elif isinstance(decoded, DecisionMessage):
+                self.members = read_view(decoded.decision).nodes
 
     async def enter(self) -> None:
         """Enter the view like an honest guest."""

@@ -92,10 +92,10 @@ class Session:
         self.rounds = 0
         self.closed_links = 0
         self.recent: deque[bytes] = deque(maxlen=4)
-        mine, theirs = memory_pair(self.victim.engine, self.friend.engine)
-        self.links = (mine, theirs)
-        self.victim.engine.link_up(FRIEND, mine)
-        self.friend.engine.link_up(VICTIM, theirs)
+        victim_link, friend_link = memory_pair(self.victim.engine, self.friend.engine)
+        self.links = (victim_link, friend_link)
+        self.victim.engine.link_up(FRIEND, victim_link)
+        self.friend.engine.link_up(VICTIM, friend_link)
         members = (GroupMember(VICTIM, 1, ()), GroupMember(FRIEND, 1, ()))
         for rank, worker in enumerate((self.victim, self.friend)):
             command = OpenGroup(self._number(), 2, "good", rank, members, 60.0, CostTable.default())

@@ -23,7 +23,7 @@ from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import encode_entry
 from barnraise.pairing import Joiner, PeerIntroduction, offer_tag, parse_code
 from barnraise.transport.control.agent_tls import AGENT_RUN, AgentTls, TlsSession
-from barnraise.transport.control.dial import dial_agent
+from barnraise.transport.control.dial import DialOptions, dial_unopened
 from barnraise.transport.listener.preface import (
     ANSWER_BYTES,
     ANY_AGENT,
@@ -100,10 +100,10 @@ async def relay(
 @attack
 async def replay(record: str, number: int, host: str, port: int) -> Result:
     """Replay the bytes of a joiner, unchanged, and then behind a fresh preface for the open code."""
-    said = Path(record).read_bytes()
-    as_it_was = await say(host, port, said)
+    recorded = Path(record).read_bytes()
+    as_it_was = await say(host, port, recorded)
     fresh = encode(Preface(offer_tag(number), os.urandom(16), ROUTE_PAIRING), PAIRING_KEY)
-    again = await say(host, port, fresh + said[PREFACE_BYTES:], seconds=8.0)
+    again = await say(host, port, fresh + recorded[PREFACE_BYTES:], seconds=8.0)
     return {"as_it_was": len(as_it_was), "behind_a_fresh_preface": len(again)}
 
 
@@ -130,17 +130,9 @@ async def come_as_member(
         for host, port in agents:
             for secret in secrets:
                 try:
-                    link = await dial_agent(
-                        host,
-                        port,
-                        route=ROUTE_AGENT,
-                        target=ANY_AGENT,
-                        secret=bytes.fromhex(secret),
-                        tls=tls,
-                        expect=None,
-                        on_message=lambda link, message: None,
-                        on_closed=lambda link, why: None,
-                    )
+                    options = DialOptions(ROUTE_AGENT, ANY_AGENT, bytes.fromhex(secret), tls, expect=None)
+                    link = await dial_unopened(host, port, options)
+                    link.begin(lambda link, message: None, lambda link, why: None)
                     entered += 1
                     link.close("it was let in")
                 except BarnraiseError as error:
@@ -254,7 +246,7 @@ async def garbage(agents: Sequence[Sequence[Any]], secret: str, times: int) -> R
 
 
 @attack
-async def flood(host: str, port: int, silent: int, half: int, seconds: float, most: int) -> Result:
+async def flood(host: str, port: int, silent: int, half: int, seconds: float, max_open: int) -> Result:
     """Open many connections that send nothing, or half a preface; soon at most ``most`` stay open."""
     more_descriptors()
     READY.get()()
@@ -264,13 +256,13 @@ async def flood(host: str, port: int, silent: int, half: int, seconds: float, mo
     for start in range(0, len(words), 50):
         batch = words[start : start + 50]
         opened = await asyncio.gather(*(connect(host, port) for _ in batch))
-        for said, one in zip(batch, opened, strict=True):
-            if one is not None:
-                connections.append(one)
-                one[1].write(said)
+        for data, connection in zip(batch, opened, strict=True):
+            if connection is not None:
+                connections.append(connection)
+                connection[1].write(data)
     await asyncio.sleep(max(0.5, seconds - (time.monotonic() - begin)))
     end = time.monotonic() + 30.0
-    while (open_still := sum(not reader.at_eof() for reader, _ in connections)) > most:
+    while (open_still := sum(not reader.at_eof() for reader, _ in connections)) > max_open:
         if time.monotonic() > end:
             break
         await asyncio.sleep(0.2)
@@ -357,8 +349,8 @@ async def datagrams(agents: Sequence[str], own: str, port: int, tag: str, each: 
     """Send random and false packets to the discovery port and over mDNS."""
     chance = random.Random(11)
     sent = 0
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-        one.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(own))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(own))
         for number in range(each):
             strange = Datagram("question", os.urandom(16).hex(), 9)
             stolen = Datagram("answer" if number % 2 else "question", tag, 1024 + number % 60_000)
@@ -366,9 +358,9 @@ async def datagrams(agents: Sequence[str], own: str, port: int, tag: str, each: 
             words += [encode_datagram(strange), encode_datagram(stolen), bytes(60_000)]
             for host in agents:
                 for data in words[: 4 if number % 50 == 0 else 3]:
-                    sent += _send(one, data, (host, port))
+                    sent += _send(sender, data, (host, port))
             for data in _mdns_packets(chance, number, tag, own):
-                sent += _send(one, data, _MDNS)
+                sent += _send(sender, data, _MDNS)
             if number % 20 == 0:
                 await asyncio.sleep(0.01)
     return {"sent": sent}
@@ -397,7 +389,7 @@ def _mdns_packets(chance: random.Random, number: int, tag: str, own: str) -> lis
     return [chance.randbytes(chance.choice((11, 12, 60, 500))), loop, empty, advert]
 
 
-def _send(one: socket.socket, data: bytes, target: tuple[str, int]) -> int:
+def _send(sender: socket.socket, data: bytes, target: tuple[str, int]) -> int:
     with contextlib.suppress(OSError):
-        return one.sendto(data, target) * 0 + 1
+        return sender.sendto(data, target) * 0 + 1
     return 0

@@ -44,20 +44,20 @@ class RunMember(Guest):
     def _received(self, link: ControlConnection, message: bytes) -> None:
         super()._received(link, message)
         kind, body, node = message[:1], message[1:], link.peer.node
-        found: object = None
+        decoded: object = None
         if kind == protocol.RUN:
-            found = messages.decode(body)
+            decoded = messages.decode(body)
         elif kind == protocol.SHIP:
-            found = shipping.decode(body)
+            decoded = shipping.decode(body)
         elif kind == protocol.GUEST_BOARD:
-            found = _answers.decode(body)
-        if isinstance(found, RecordUpdate):
-            self.records[read_spec(found.record).run] = found.record
-        elif isinstance(found, ReportUpdate):
-            self.reports[node, found.report.run] = found.report
-        if found is not None:
-            self.received.append(found)
-            self.on_received(node, found)
+            decoded = _answers.decode(body)
+        if isinstance(decoded, RecordUpdate):
+            self.records[read_spec(decoded.record).run] = decoded.record
+        elif isinstance(decoded, ReportUpdate):
+            self.reports[node, decoded.report.run] = decoded.report
+        if decoded is not None:
+            self.received.append(decoded)
+            self.on_received(node, decoded)
 
     def _lack(self, node: NodeId, message: object) -> None:
         """Answer requests for file pieces with "lacking", so that other machines do not wait for them."""
@@ -123,10 +123,10 @@ class RunMember(Guest):
                 link.close("over")
 
 
-async def until_found(found: Callable[[], T | None], seconds: float = 90.0) -> T:
+async def until_found(find: Callable[[], T | None], seconds: float = 90.0) -> T:
     """Wait for a result and return it; raise TimeoutError if there is none in time."""
     end = asyncio.get_running_loop().time() + seconds
-    while not (result := found()):
+    while not (result := find()):
         if asyncio.get_running_loop().time() > end:
             raise TimeoutError("what the attack waits for did not come")
         await asyncio.sleep(0.01)

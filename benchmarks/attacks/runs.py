@@ -40,6 +40,7 @@ from barnraise.agent_client.kv_messages import (
     SetKeys,
     WatchKey,
 )
+from barnraise.agent_client.run_options import RunProgram
 from barnraise.artifacts.store.manifest import FileEntry, FolderManifest, manifest_id, piece_hash
 from barnraise.artifacts.transfer import messages as shipping
 from barnraise.artifacts.transfer.messages import (
@@ -115,7 +116,7 @@ async def owner_orders(keep: str, agents: Agents, record: str, guest: str, canar
         "the same name": replace(sign_spec(replace(own, run=theirs.run), owner.key), version=later),
         "a guest's order": sign_spec(replace(own, by=lesser.id.raw), lesser),
         "another's order, altered": replace(
-            real, order=_canonical(replace(theirs, command=own.command)), version=later
+            real, order=_canonical(replace(theirs, program=own.program)), version=later
         ),
     }
     return await _tell_records(owner, records)
@@ -134,8 +135,7 @@ def _order(member: RunMember, run: str, canary: str, folder: bytes = bytes(32)) 
         run=run,
         by=member.key.id.raw,
         at=0.0,
-        command=("-c", f"open({canary!r}, 'w').close()"),
-        folder=folder,
+        program=RunProgram(command=("-c", f"open({canary!r}, 'w').close()"), folder=folder),
         nodes=tuple(node.raw for node in member.agents),
     )
 
@@ -172,10 +172,14 @@ async def guest_asks(
             SetKey(scope, *ours, "key", FORGED),
         )
     ]
-    asked: list[shipping.Message] = [WantManifest(wanted), WantPieces(names, False), WantPieces(names, True)]
+    requests: list[shipping.Message] = [
+        WantManifest(wanted),
+        WantPieces(names, False),
+        WantPieces(names, True),
+    ]
     for plea in pleas:
         await guest.tell(plea)
-    for question in asked:
+    for question in requests:
         await guest.tell(protocol.SHIP + shipping.encode(question), ROUTE_AGENT_SHIP)
 
     def is_answered() -> bool:
@@ -191,16 +195,18 @@ async def guest_asks(
     for rank in range(2):
         cut += await guest.are_cut_at(messages.encode(LogRequest(1, run, generation, rank, 0, 4096)))
     return {
-        "lists": [len(one.data) for one in guest.received if isinstance(one, ManifestIs)],
-        "pieces": sum(isinstance(one, PieceList) for one in guest.received),
-        "lacks": sum(isinstance(one, LacksPieces) for one in guest.received),
+        "lists": [len(message.data) for message in guest.received if isinstance(message, ManifestIs)],
+        "pieces": sum(isinstance(message, PieceList) for message in guest.received),
+        "lacks": sum(isinstance(message, LacksPieces) for message in guest.received),
         "denied": sum(
-            isinstance(one, KvProxyReply) and isinstance(one.result, KvDenied) for one in guest.received
+            isinstance(message, KvProxyReply) and isinstance(message.result, KvDenied)
+            for message in guest.received
         ),
         "allowed": sum(
-            isinstance(one, KvProxyReply) and not isinstance(one.result, KvDenied) for one in guest.received
+            isinstance(message, KvProxyReply) and not isinstance(message.result, KvDenied)
+            for message in guest.received
         ),
-        "output": sum(isinstance(one, LogResponse) for one in guest.received),
+        "output": sum(isinstance(message, LogResponse) for message in guest.received),
         "records": len(guest.records),
         "reports": len(guest.reports),
         "pleas": len(pleas) * len(guest.agents),
@@ -277,16 +283,16 @@ async def guest_works(keep: str, agents: Agents, lie: str, seconds: float) -> Re
             "phase": now.phase,
             "generation": now.generation,
             "sentence": (now.outcome.sentence if now.outcome is not None else now.why)[:200],
-            "answers": sum(isinstance(one, KvProxyReply) for one in guest.received),
+            "answers": sum(isinstance(message, KvProxyReply) for message in guest.received),
             "dialled": guest.dialled,
             "stalled": guest.stalled,
         }
 
 
 def _lies(guest: RunMember, record: RunRecord, run: str, lie: str) -> Iterator[bytes]:
-    generation, mine = record.generation, record.ranks_of(guest.key.id.raw)
-    others = [rank for rank in range(len(record.slots)) if rank not in mine]
-    own = tuple(WorkerState(rank, "running") for rank in mine)
+    generation, own_ranks = record.generation, record.ranks_of(guest.key.id.raw)
+    others = [rank for rank in range(len(record.slots)) if rank not in own_ranks]
+    own = tuple(WorkerState(rank, "running") for rank in own_ranks)
 
     def ends(ranks: Sequence[int], code: int) -> tuple[WorkerState, ...]:
         return tuple(WorkerState(rank, "ended", code, 0, "made up") for rank in ranks)
@@ -296,26 +302,26 @@ def _lies(guest: RunMember, record: RunRecord, run: str, lie: str) -> Iterator[b
 
     match lie:
         case "others have ended":
-            yield about("ended", ends([*mine, *others], 0))
+            yield about("ended", ends([*own_ranks, *others], 0))
         case "others have failed":
             yield about("ended", (*own, *ends(others, 1)))
         case "no such rank":
             yield about("ended", (*own, *ends([1000, 1024], 1)))
         case "long words":
-            yield about("failed", ends(mine, 0), "w" * 4000)
+            yield about("failed", ends(own_ranks, 0), "w" * 4000)
         case "words that command":
-            yield about("failed", ends(mine, 0), "\x1b[31mred\x07\x1b]0;title\x07")
+            yield about("failed", ends(own_ranks, 0), "\x1b[31mred\x07\x1b]0;title\x07")
         case "contradictions":
-            yield about("ready", ends(mine, 0))
+            yield about("ready", ends(own_ranks, 0))
             yield about("asks", own * 32)
-            yield about("fetching", (*ends(mine, 0), *own, *ends(mine, 0)))
+            yield about("fetching", (*ends(own_ranks, 0), *own, *ends(own_ranks, 0)))
             yield guest.report(run, "running", generation=generation + 7, workers=own)
             yield guest.report(run, "running", generation=0, workers=own, done_bytes=1 << 50, all_bytes=1)
 
 
 async def _flood_lists(guest: RunMember, run: str, seconds: float) -> None:
     """Send unrequested file lists before the requested machine can answer."""
-    folder = read_spec(guest.records[run]).folder
+    folder = read_spec(guest.records[run]).program.folder
     junk = [protocol.SHIP + shipping.encode(ManifestIs(folder, data)) for data in (b"", b"junk")]
     end = asyncio.get_running_loop().time() + seconds
     while asyncio.get_running_loop().time() < end:
@@ -339,7 +345,9 @@ async def _strain_store(guest: RunMember, run: str, seconds: float) -> None:
     for _ in range(10):  # again, as an agent would: a link may break
         await guest.tell(lawful)
         with contextlib.suppress(TimeoutError):
-            await until_found(lambda: any(isinstance(one, KvProxyReply) for one in guest.received), 3.0)
+            await until_found(
+                lambda: any(isinstance(message, KvProxyReply) for message in guest.received), 3.0
+            )
             break
     for number, operation in enumerate(operations):
         for patience in (0.0, 1.0, float("nan")):

@@ -25,7 +25,7 @@ from lab import Lab
 
 HOSTS = 4
 FILES = 200
-_MEASURING = 500_000  # more than this in a moment: an agent measured a link anew beside the run
+_MEASURING = 500_000  # more bytes than this at once: an agent measured a link again during the run
 FIRST_REDUCE = """\
 import os, time
 import torch, torch.distributed as dist

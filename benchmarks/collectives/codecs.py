@@ -77,8 +77,8 @@ class Reader(nn.Module):
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(text.shape[1])
-        found = self.layers(self.embedding(text) / 16, mask=mask, is_causal=True)
-        logits: torch.Tensor = found @ self.embedding.weight.t() / 16
+        hidden = self.layers(self.embedding(text) / 16, mask=mask, is_causal=True)
+        logits: torch.Tensor = hidden @ self.embedding.weight.t() / 16
         return logits
 
 
@@ -89,7 +89,7 @@ def real_gradients(count: int) -> list[Gradient]:
     text = torch.frombuffer(bytearray(b"".join(page.read_bytes() for page in pages)), dtype=torch.uint8)
     model, source = Reader(), torch.Generator().manual_seed(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    found: list[Gradient] = []
+    collected: list[Gradient] = []
     for _ in range(12 + count):
         starts = torch.randint(0, len(text) - 65, (8,), generator=source)
         batch = torch.stack([text[start : start + 65] for start in starts]).long()
@@ -97,11 +97,11 @@ def real_gradients(count: int) -> list[Gradient]:
         loss = nn.functional.cross_entropy(logits.reshape(-1, 256), batch[:, 1:].reshape(-1))
         names, parameters = zip(*model.named_parameters(), strict=True)
         gradients = torch.autograd.grad(loss, parameters)
-        found.append(dict(zip(names, gradients, strict=True)))
+        collected.append(dict(zip(names, gradients, strict=True)))
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         optimizer.step()
-    return found[-count:]
+    return collected[-count:]
 
 
 def flat_of(gradient: Gradient) -> tuple[torch.Tensor, list[FeedbackPart]]:
@@ -140,26 +140,26 @@ class Alone:
     def decode(self, encoded: Any, numel: int, step: int) -> torch.Tensor:
         if isinstance(self.codec, Codec):
             return self.codec.decode(encoded, numel, CodecRound("gradient", step))
-        found = torch.empty(numel)
+        decoded = torch.empty(numel)
         split, bases, factors, whole = encoded
         for matrix, p, q in zip(split.matrices, bases, factors, strict=True):
-            restore(p, q, matrix.view(found))
+            restore(p, q, matrix.view(decoded))
         for span, values in zip(split.spans, whole, strict=True):
-            found[span] = values
-        return found
+            decoded[span] = values
+        return decoded
 
     def _factors(self, power: PowerSGD, values: torch.Tensor, step: int) -> Any:
         split = power.split(self._parts)
-        bases = [orthonormal(one.view(values) @ power.factor(one, step)) for one in split.matrices]
-        factors = [one.view(values).t() @ p for one, p in zip(split.matrices, bases, strict=True)]
-        power.keep({one.name: q for one, q in zip(split.matrices, factors, strict=True)})
+        bases = [orthonormal(matrix.view(values) @ power.factor(matrix, step)) for matrix in split.matrices]
+        factors = [matrix.view(values).t() @ p for matrix, p in zip(split.matrices, bases, strict=True)]
+        power.keep({matrix.name: q for matrix, q in zip(split.matrices, factors, strict=True)})
         whole = [values[span] for span in split.spans]
-        self.size = 4 * sum(one.numel() for one in (*bases, *factors, *whole))
+        self.size = 4 * sum(tensor.numel() for tensor in (*bases, *factors, *whole))
         return split, bases, factors, whole
 
 
-def relative(found: torch.Tensor, right: torch.Tensor) -> float:
-    return float((found - right).norm() / right.norm())
+def relative(actual: torch.Tensor, right: torch.Tensor) -> float:
+    return float((actual - right).norm() / right.norm())
 
 
 def measured_alone(
@@ -168,12 +168,12 @@ def measured_alone(
     first = gradients[0]
     subject = Alone(name, parts)
     encoded = subject.encode(first, 0)
-    found = {"ratio": 4 * first.numel() / subject.size}
-    found["error_once"] = relative(subject.decode(encoded, first.numel(), 0), first)
+    figures = {"ratio": 4 * first.numel() / subject.size}
+    figures["error_once"] = relative(subject.decode(encoded, first.numel(), 0), first)
     size = 4 * first.numel() / 1e6
-    found["encode_mb_s"] = size / time_of(lambda: subject.encode(first, 0), rounds)
-    found["decode_mb_s"] = size / time_of(lambda: subject.decode(encoded, first.numel(), 0), rounds)
-    return found
+    figures["encode_mb_s"] = size / time_of(lambda: subject.encode(first, 0), rounds)
+    figures["decode_mb_s"] = size / time_of(lambda: subject.decode(encoded, first.numel(), 0), rounds)
+    return figures
 
 
 def error_of_many(name: str, gradients: Sequence[torch.Tensor], parts: Sequence[FeedbackPart]) -> float:
@@ -192,17 +192,17 @@ def error_of_many(name: str, gradients: Sequence[torch.Tensor], parts: Sequence[
 
 def codecs_alone(gradients: Sequence[Gradient], rounds: int) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
-    flats, parts = [flat_of(one)[0] for one in gradients], flat_of(gradients[0])[1]
-    found, rows = {}, []
+    flats, parts = [flat_of(gradient)[0] for gradient in gradients], flat_of(gradients[0])[1]
+    figures, rows = {}, []
     for name in CODECS:
-        row = found[name] = measured_alone(name, flats, parts, rounds)
+        row = figures[name] = measured_alone(name, flats, parts, rounds)
         base = name.removesuffix("+zlib")  # which loses nothing of its own
-        row["error_50"] = error_of_many(name, flats, parts) if base == name else found[base]["error_50"]
+        row["error_50"] = error_of_many(name, flats, parts) if base == name else figures[base]["error_50"]
         errors = [f"{row[key]:.2g}" for key in ("error_once", "error_50")]
         rows.append([name, row["ratio"], *errors, row["encode_mb_s"], row["decode_mb_s"]])
     head = ["codec", "ratio", "error, once", f"error, sum of {STEPS}", "encode MB/s", "decode MB/s"]
     print(table(head, rows), flush=True)
-    return found
+    return figures
 
 
 # in the lab: the driver
@@ -210,10 +210,14 @@ def codecs_alone(gradients: Sequence[Gradient], rounds: int) -> dict[str, dict[s
 
 def all_reduces(gradients: Sequence[Gradient], rates: Sequence[str], quick: bool) -> dict[str, Any]:
     """Measure the median seconds by rate and contender, and the CPU seconds of all hosts together."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with working_directory() as room, Lab(hosts=HOSTS, rate=rates[0]) as lab:
         save_file(
-            {f"{number}/{name}": one for number in range(HOSTS) for name, one in gradients[number].items()},
+            {
+                f"{number}/{name}": tensor
+                for number in range(HOSTS)
+                for name, tensor in gradients[number].items()
+            },
             room / "gradients.safetensors",
         )
         members = _start_members(lab, room)
@@ -224,11 +228,11 @@ def all_reduces(gradients: Sequence[Gradient], rates: Sequence[str], quick: bool
             _put(room / f"go-{number}", json.dumps({"rounds": rounds}))
             paths = [room / f"done-{number}-{rank}" for rank in range(HOSTS)]
             _await(paths, members, WAIT_S * rounds)
-            found[rate] = _shown(rate, [json.loads(path.read_text()) for path in paths])
+            results[rate] = _shown(rate, [json.loads(path.read_text()) for path in paths])
         _put(room / f"go-{len(rates)}", "{}")
         for member in members:
             member.wait(60)
-    return found
+    return results
 
 
 def _start_members(lab: Lab, room: Path) -> list[LabProcess]:
@@ -261,20 +265,20 @@ def _await(paths: Sequence[Path], members: Sequence[LabProcess], seconds: float)
 
 
 def _shown(rate: str, answers: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     rows: list[list[object]] = []
     for name in answers[0]["times"]:
         took = durations(answers, name)
         cpu = sum(times[2] for answer in answers for times in answer["times"][name]) / 1e9 / len(took)
         is_same = len({answer["digests"][name] for answer in answers}) == 1
-        found[name] = {"s": Spread.of(took).median, "least_s": min(took), "cpu_s": cpu}
-        found[name] |= {"error": answers[0]["errors"][name], "same_bits": is_same}
-        faster = found["fp32, ours"]["s"] / found[name]["s"]
+        figures[name] = {"s": Spread.of(took).median, "least_s": min(took), "cpu_s": cpu}
+        figures[name] |= {"error": answers[0]["errors"][name], "same_bits": is_same}
+        faster = figures["fp32, ours"]["s"] / figures[name]["s"]
         error = f"{answers[0]['errors'][name]:.2g}"
         rows.append([name, Spread.of(took).median, min(took), faster, cpu, error, "yes" if is_same else "NO"])
     head = [f"25 MB over {HOSTS} hosts at {rate}", "seconds", "least", "times faster", "CPU s, all", "error"]
     print(table([*head, "same bits"], rows), flush=True)
-    return found
+    return figures
 
 
 def _put(path: Path, text: str) -> None:
@@ -366,7 +370,9 @@ def member(rank: int, room: Path, first: str) -> None:
     flats = []
     for number in range(HOSTS):
         prefix = f"{number}/"
-        own = {name.removeprefix(prefix): one for name, one in stored.items() if name.startswith(prefix)}
+        own = {
+            name.removeprefix(prefix): tensor for name, tensor in stored.items() if name.startswith(prefix)
+        }
         flat, parts = flat_of(own)
         flats.append(flat)
     right = torch.stack(flats).sum(0)

@@ -48,7 +48,7 @@ class Point:
     def best(self) -> tuple[str, float]:
         """Return the fastest of the strategies that ran as configured."""
         forced = {name: self.seconds[name] for name in ALGORITHMS if self.used.get(name) in (name, NONE)}
-        name = min(forced, key=lambda one: forced[one])
+        name = min(forced, key=lambda algorithm: forced[algorithm])
         return name, forced[name]
 
     @property
@@ -114,7 +114,7 @@ def run(engines: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
 
 
 def one_network(rank_set: RankSet, rate: str, delay: str, options: argparse.Namespace) -> list[Point]:
-    names = [one.name for one in rank_set.contenders]
+    names = [contender.name for contender in rank_set.contenders]
     running, points, expected = Field(list(names)), [], 0.1
     for size in SIZES:
         if expected > options.longest:

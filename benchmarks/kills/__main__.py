@@ -267,7 +267,9 @@ def _growth(answers: Sequence[Any], who: str, times: int) -> list[float]:
     """
     series = [[sample[who] for sample in answer["samples"] if who in sample] for answer in answers]
     slopes = [
-        max((report.slope([row[column] for row in one]) * len(series[0]) / times for one in series), key=abs)
+        max(
+            (report.slope([row[column] for row in rows]) * len(series[0]) / times for rows in series), key=abs
+        )
         for column in range(3)
     ]
     return [slopes[0] * times, slopes[1] * times, slopes[2]]
@@ -276,7 +278,7 @@ def _growth(answers: Sequence[Any], who: str, times: int) -> list[float]:
 def show(figures: Mapping[str, Any], silent: Sequence[silence.Ended]) -> None:
     if silent:
         head = ["silent peer", "clock s", "ended after s", "over clock s", "errors"]
-        print(report.table(head, [one.row() for one in silent]), end="\n\n")
+        print(report.table(head, [ended.row() for ended in silent]), end="\n\n")
     shown = {key: value for key, value in figures.items() if not isinstance(value, (dict, list))}
     print(report.table(["figure", "value"], list(shown.items())))
 

@@ -77,7 +77,7 @@ def _stopped(quartet: Quartet, clock: float, what: str, victim: int) -> Ended:
     return ended
 
 
-def _cut(quartet: Quartet, lab: Lab, clock: float, one: int, other: int) -> Ended:
+def _cut(quartet: Quartet, lab: Lab, clock: float, first: int, second: int) -> Ended:
     """Cut the link between two of the four; every rank survives, and its operation must still fail."""
     members = list(quartet.ranks)
     quartet.join(members)
@@ -85,8 +85,8 @@ def _cut(quartet: Quartet, lab: Lab, clock: float, one: int, other: int) -> Ende
         rank.tell("all_reduces", operations=FOREVER, size=SIZE)
     time.sleep(0.5)
     since = time.monotonic_ns()
-    lab.cut(lab.hosts[one], lab.hosts[other])
-    ended = _ends("link between two ranks cut", clock, since, members, {one, other})
+    lab.cut(lab.hosts[first], lab.hosts[second])
+    ended = _ends("link between two ranks cut", clock, since, members, {first, second})
     lab.heal_all()
     quartet.replace_all()
     return ended
@@ -116,17 +116,17 @@ def _ends(
             end = {"error": "no end", "at_ns": time.monotonic_ns(), "peer": None, "late": None}
         named = {end["peer"]} if error == "PeerLost" else set(end["late"] or ())
         after.append((end["at_ns"] - since) / 1e9)
-        errors.append(f"{end['error']}({', '.join(str(one) for one in sorted(named, key=str))})")
+        errors.append(f"{end['error']}({', '.join(str(peer) for peer in sorted(named, key=str))})")
         right = right and end["error"] == error and bool(named) and named <= guilty
     return Ended(what, clock, tuple(after), tuple(errors), right)
 
 
 def figures(ended: Sequence[Ended]) -> dict[str, Any]:
-    over = [after - one.clock for one in ended for after in one.after]
+    over = [after - case.clock for case in ended for after in case.after]
     return {
         "silent_worst_over_clock_s": max(over),
         "silent_furthest_from_clock_s": max(over, key=abs),
         "silent_cases": len(ended),
-        "silent_right": sum(one.right for one in ended),
-        "silence_clock_s": max(one.clock for one in ended),
+        "silent_right": sum(case.right for case in ended),
+        "silence_clock_s": max(case.clock for case in ended),
     }

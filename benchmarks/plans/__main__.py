@@ -80,7 +80,7 @@ class Network(NamedTuple):
 
 
 QUICK = (Network(4, 200, 0), Network(4, 20, 0))
-WHOLE = tuple(Network(*one) for one in itertools.product((2, 4), (1000, 200, 50, 20), (0, 20)))
+WHOLE = tuple(Network(*values) for values in itertools.product((2, 4), (1000, 200, 50, 20), (0, 20)))
 
 
 class Tried(NamedTuple):
@@ -122,8 +122,8 @@ class Bench:
         """Measure the codecs, and scale their speed to all hosts encoding at once."""
         torch.set_num_threads(1)
         share = min(1.0, (os.cpu_count() or 1) / len(self._machines.hosts))
-        found = measure_codecs(wanted)
-        return tuple(replace(one, mb_per_s=share * (one.mb_per_s or 1.0)) for one in found)
+        codecs = measure_codecs(wanted)
+        return tuple(replace(codec, mb_per_s=share * (codec.mb_per_s or 1.0)) for codec in codecs)
 
     def graph(self) -> TopologyGraph:
         """Return the topology graph once every link of it is measured."""
@@ -143,28 +143,28 @@ class Bench:
         # The first commit is exact, and carries the word; whole rounds follow.
         rounds = 3 if sync.period > 8 else 5
         batches = 2 + rounds * sync.period if sync.is_local else _batches(plan)
-        on = ",".join(f"h{one}" for one in hosts)
-        found = self.run("planned.py", on, SYNC=text, BATCHES=str(batches))
-        print(f"  {plan.name}: predicted {plan.step_s:.3f} s, took {found['step_s']:.3f} s", flush=True)
-        return found
+        on = ",".join(f"h{host}" for host in hosts)
+        figures = self.run("planned.py", on, SYNC=text, BATCHES=str(batches))
+        print(f"  {plan.name}: predicted {plan.step_s:.3f} s, took {figures['step_s']:.3f} s", flush=True)
+        return figures
 
     def apart(self) -> float:
         """Return the seconds for a batch split over all hosts, each training its part alone, at once."""
         hosts = len(self._machines.hosts)
-        mine = BATCH // hosts
-        words = ["--set", f"BATCH={mine}", "--set", f"UNIT={mine}", "--set", "OMP_NUM_THREADS=1"]
+        share = BATCH // hosts
+        words = ["--set", f"BATCH={share}", "--set", f"UNIT={share}", "--set", "OMP_NUM_THREADS=1"]
         started = [
             self._line.start(host, "run", "--on", f"h{host}", *words, "planned.py", folder=self._folder)
             for host in range(hosts)
         ]
-        for one in started:
-            one.wait(300.0)
-        seconds: list[float] = [figures_in(one.output())["step_s"] for one in started]
+        for process in started:
+            process.wait(300.0)
+        seconds: list[float] = [figures_in(process.output())["step_s"] for process in started]
         return statistics.mean(seconds)
 
     def gloo(self, exact: Plan) -> float:
         """Return the seconds of a step of plain DDP on Gloo."""
-        on = ",".join(f"h{one}" for one in range(len(exact.order)))
+        on = ",".join(f"h{host}" for host in range(len(exact.order)))
         # All hosts of the lab have one name, which leads nowhere.
         given = {"SYNC": "ddp", "BATCHES": str(_batches(exact)), "GLOO_SOCKET_IFNAME": "eth0"}
         seconds: float = self.run("planned.py", on, "--engine", "gloo", "--trust-fabric", **given)["step_s"]
@@ -196,15 +196,15 @@ def candidates(ranking: PlanRanking) -> list[Plan]:
     supports.
     """
     hosts = len(ranking.chosen.order)
-    found: dict[tuple[object, ...], Plan] = {}
+    best: dict[tuple[object, ...], Plan] = {}
     for plan in ranking.plans:
         is_possible = len(plan.order) == hosts and (plan.kind != "local_steps" or plan.is_overlapped)
         if is_possible and plan.codec in ("exact", "int8", "int4"):
-            found.setdefault((plan.kind, plan.codec), plan)
-    exact = [plan for plan in found.values() if plan.is_exact]
+            best.setdefault((plan.kind, plan.codec), plan)
+    exact = [plan for plan in best.values() if plan.is_exact]
     others = [
         plan
-        for plan in found.values()
+        for plan in best.values()
         if not plan.is_exact
         and plan is not ranking.chosen
         and plan.step_s < _HOPELESS * ranking.chosen.step_s
@@ -229,8 +229,8 @@ def measure(bench: Bench) -> Measured:
     for plan in candidates(ranking):
         if plan.is_exact and len(plan.order) > 1:
             continue
-        found = bench.follow(plan)
-        tried.append(Tried(plan, plan.step_s, found["step_s"]))
+        figures = bench.follow(plan)
+        tried.append(Tried(plan, plan.step_s, figures["step_s"]))
     return Measured(ranking, tried, gloo_s, apart_s)
 
 
@@ -247,7 +247,7 @@ def on_network(network: Network) -> Measured:
 
 def quality(syncs: Sequence[str], seeds: int, batches: int) -> dict[str, list[dict[str, Any]]]:
     """Return the figures of a training, by synchronization mode and seed."""
-    found: dict[str, list[dict[str, Any]]] = {sync: [] for sync in syncs}
+    results: dict[str, list[dict[str, Any]]] = {sync: [] for sync in syncs}
     with (
         tempfile.TemporaryDirectory(prefix="by-plans-") as room,
         Lab(hosts=1) as lab,
@@ -260,9 +260,9 @@ def quality(syncs: Sequence[str], seeds: int, batches: int) -> dict[str, list[di
         for seed, sync in itertools.product(range(seeds), syncs):
             given = {"SYNC": sync, "SEED": str(seed), "BATCHES": str(batches)}
             figures = bench.run("characters.py", "h0", "--per-node", "4", **given)
-            found[sync].append(figures)
+            results[sync].append(figures)
             print(f"  {sync}, seed {seed}: loss {figures['loss']:.4f}", flush=True)
-    return found
+    return results
 
 
 def main() -> int:
@@ -279,25 +279,29 @@ def main() -> int:
     figures: dict[str, float] = {}
     chosen = {200: "6:int8", 20: "16:int4"}  # if networks are not measured now
     if options.only != "quality":
-        networks = [one for one in (QUICK if options.quick else WHOLE) if options.mbps in (None, one.mbps)]
+        networks = [
+            network for network in (QUICK if options.quick else WHOLE) if options.mbps in (None, network.mbps)
+        ]
         figures |= measured_networks(networks, chosen, options.pictures)
     if options.only != "networks":
         seeds, batches = (1, CHARACTERS // 2) if options.quick else (3, CHARACTERS)
         syncs = list(dict.fromkeys(["exact", *chosen.values(), *options.ways]))
-        found = quality(syncs, seeds, batches)
+        results = quality(syncs, seeds, batches)
         gaps = {
             sync: statistics.mean(
-                mine["loss"] / exact["loss"] - 1 for mine, exact in zip(all_of, found["exact"], strict=True)
+                trial["loss"] / exact["loss"] - 1
+                for trial, exact in zip(all_of, results["exact"], strict=True)
             )
-            for sync, all_of in found.items()
+            for sync, all_of in results.items()
         }
         rows = [
-            [sync, statistics.mean(one["loss"] for one in found[sync]), gap] for sync, gap in gaps.items()
+            [sync, statistics.mean(trial["loss"] for trial in results[sync]), gap]
+            for sync, gap in gaps.items()
         ]
         print(table(["way", "loss", "over exact"], rows), flush=True)
         figures |= {f"loss_gap_{mbps}mbit": gaps[sync] for mbps, sync in chosen.items()}
         if options.pictures is not None:
-            curves = {sync: all_of[0]["curve"] for sync, all_of in found.items()}
+            curves = {sync: all_of[0]["curve"] for sync, all_of in results.items()}
             plot.write_curves(options.pictures / "losses.svg", "Training loss by batches, seed 0", curves)
     last_line(figures)
     return 0
@@ -313,23 +317,23 @@ def measured_networks(
     for network in networks:
         ranking, tried, gloo_s, apart_s = on_network(network)
         # Exact steps were followed before anything was known, perhaps by another way: they come first.
-        taken = next((one for one in tried if one.plan.name == ranking.chosen.name), tried[0])
+        taken = next((trial for trial in tried if trial.plan.name == ranking.chosen.name), tried[0])
         alone = tried[-1]
-        off += [one.off for one in tried]
+        off += [trial.off for trial in tried]
         plans_tried, plans = plans_tried + len(tried), plans + len(ranking.plans)
-        over_best.append(taken.step_s / min(one.step_s for one in tried))
+        over_best.append(taken.step_s / min(trial.step_s for trial in tried))
         over_alone.append(taken.step_s / alone.step_s)
         if network.hosts == 4 and network.delay_ms == 0 and network.mbps in chosen:
             figures[f"util_{network.mbps}mbit"] = apart_s / taken.step_s
             chosen[network.mbps] = f"{taken.plan.period}:{taken.plan.codec}"
-        for one in tried:
-            mark = "chosen" if one is taken else ""
-            share = apart_s / one.step_s if len(one.plan.order) > 1 else None
-            rows.append([str(network), one.plan.name, mark, one.predicted_s, one.step_s, share])
+        for trial in tried:
+            mark = "chosen" if trial is taken else ""
+            share = apart_s / trial.step_s if len(trial.plan.order) > 1 else None
+            rows.append([str(network), trial.plan.name, mark, trial.predicted_s, trial.step_s, share])
         rows.append([str(network), "DDP on Gloo", "", None, gloo_s, apart_s / gloo_s])
         print(table(["network", "plan", "", "predicted s", "measured s", "utilisation"], rows), flush=True)
         bars[str(network)] = [
-            *(plot.Bar(one.plan.name, one.step_s, one.predicted_s, one is taken) for one in tried),
+            *(plot.Bar(trial.plan.name, trial.step_s, trial.predicted_s, trial is taken) for trial in tried),
             plot.Bar("DDP on Gloo", gloo_s),
         ]
         if pictures is not None:

@@ -28,8 +28,8 @@ torch.manual_seed(SEED)
 def text() -> torch.Tensor:
     """Return bytes of the standard library, which are the same for the same Python."""
     folder = Path(sysconfig.get_paths()["stdlib"])
-    found = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))[: 2 << 20]
-    return torch.frombuffer(bytearray(found), dtype=torch.uint8).clamp(max=127).long()
+    source = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))[: 2 << 20]
+    return torch.frombuffer(bytearray(source), dtype=torch.uint8).clamp(max=127).long()
 
 
 class Pieces(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -59,8 +59,8 @@ class Characters(torch.nn.Module):
         self.register_buffer("mask", torch.nn.Transformer.generate_square_subsequent_mask(LENGTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = self.layers(self.inside(x) + self.places, mask=self.mask, is_causal=True)
-        return torch.as_tensor(self.outside(found))
+        hidden = self.layers(self.inside(x) + self.places, mask=self.mask, is_causal=True)
+        return torch.as_tensor(self.outside(hidden))
 
 
 def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -90,8 +90,8 @@ def main() -> None:
         with torch.no_grad():
             losses = [float(loss_of(model, x, y)) for x, y in held_out]
         curve = [entry["loss"] for entry in run.history if "loss" in entry]
-        found = {"loss": sum(losses) / len(losses), "sync": run.sync.sentence(), "curve": curve}
-        print("FIGURES", json.dumps(found), flush=True)
+        figures = {"loss": sum(losses) / len(losses), "sync": run.sync.sentence(), "curve": curve}
+        print("FIGURES", json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def updates(kind: str) -> list[tuple[np.ndarray, float]]:
     if kind == "ten_times_the_size":
         several[0] = np.tile(bad, 10)
     if kind == "int8":
-        several = [np.round(one * 100).astype(np.int8) for one in several]
+        several = [np.round(update * 100).astype(np.int8) for update in several]
     if kind == "claims_a_billion_samples":
         samples[0] = 1e9
         several[0] = -bad
@@ -74,8 +74,8 @@ def main() -> None:
         "FedTrimmedAvg": FedTrimmedAvg(beta=0.2),
         "Krum": Krum(num_malicious_nodes=1),
     }
-    found = {kind: {name: merged(rule, kind) for name, rule in rules.items()} for kind in kinds}
-    print(json.dumps(found))
+    results = {kind: {name: merged(rule, kind) for name, rule in rules.items()} for kind in kinds}
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Swarm:
             return False
         message, tree = received
         run = message.metadata.run_id
-        names = [one.object_id for one in iterate_object_tree(tree)]
+        names = [tree_node.object_id for tree_node in iterate_object_tree(tree)]
         contents = pull_objects(
             names, pull_object_fn=lambda name: pull_object(run, name), max_concurrent_pulls=1
         )
@@ -79,9 +79,9 @@ class Swarm:
         reply.metadata.__dict__["_message_id"] = reply.object_id
         trained = time.monotonic()
         missing, session = send(reply, get_object_tree(reply), 0.0)
-        for name, one in get_all_nested_objects(reply).items():
+        for name, nested in get_all_nested_objects(reply).items():
             if name in missing:
-                push_object(run, session, name, one.deflate())
+                push_object(run, session, name, nested.deflate())
         with self.lock:
             self.pulls.append(pulled - begin)
             self.pushes.append(time.monotonic() - trained)
@@ -121,9 +121,9 @@ def main() -> None:
     print("ready", swarm.ready, flush=True)
     while time.monotonic() < swarm.ends and len(swarm.pushes) < nodes * rounds:
         time.sleep(0.2)
-    found = {"registered": swarm.ready, "lost": len(swarm.lost), "why_lost": swarm.lost[:2]}
-    found |= {"pulls": swarm.pulls, "pushes": swarm.pushes, "signed_headers_are_reusable": reusable}
-    print(json.dumps(found), flush=True)
+    figures = {"registered": swarm.ready, "lost": len(swarm.lost), "why_lost": swarm.lost[:2]}
+    figures |= {"pulls": swarm.pulls, "pushes": swarm.pushes, "signed_headers_are_reusable": reusable}
+    print(json.dumps(figures), flush=True)
     os._exit(0)  # the nodes need not say goodbye
 
 

@@ -38,7 +38,7 @@ class Large(torch.nn.Module):
         self.weights = torch.nn.ParameterList(torch.randn(PARAMETERS // 8) for _ in range(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([one[: x.numel()].dot(x.reshape(-1)) for one in self.weights]).mean()
+        return torch.stack([weight[: x.numel()].dot(x.reshape(-1)) for weight in self.weights]).mean()
 
 
 def wanted(text: str) -> barnraise.Sync | Literal["exact", "auto"]:
@@ -47,7 +47,7 @@ def wanted(text: str) -> barnraise.Sync | Literal["exact", "auto"]:
     if text == "auto":
         return "auto"
     period, _, codec = text.partition(":")
-    known = next((one for one in LOSSY if one.name == codec), LOSSY[0])
+    known = next((candidate for candidate in LOSSY if candidate.name == codec), LOSSY[0])
     outer = outer_rule(known, int(period), is_lora=False)
     return barnraise.Sync(period=int(period), codec=codec, rate=outer.learning_rate, momentum=outer.momentum)
 
@@ -57,11 +57,11 @@ def ddp() -> None:
     dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(Large())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    mine = BATCH // dist.get_world_size()
+    share = BATCH // dist.get_world_size()
     times = []
     for _ in range(BATCHES):
-        time.sleep(SAMPLE_S * mine)
-        model(torch.randn(mine, 4)).backward()
+        time.sleep(SAMPLE_S * share)
+        model(torch.randn(share, 4)).backward()
         optimizer.step()
         optimizer.zero_grad()
         times.append(time.monotonic())
@@ -81,13 +81,13 @@ def main() -> None:
     loader = DataLoader(TensorDataset(torch.randn(BATCH * BATCHES, 4)), batch_size=BATCH)
     model, optimizer, batches = run.prepare(model, optimizer, loader)
     commits: list[tuple[float, int, barnraise.Sync]] = []
-    run.on_commit(lambda one: commits.append((time.monotonic(), one.done, one.sync)))
+    run.on_commit(lambda commit: commits.append((time.monotonic(), commit.done, commit.sync)))
     for (x,) in batches:
         time.sleep(SAMPLE_S * len(x))
         model(x).backward()
         optimizer.step()
         optimizer.zero_grad()
-    settled = [one for one in commits if one[2] == commits[-1][2]]
+    settled = [commit for commit in commits if commit[2] == commits[-1][2]]
     first, last = settled[0 if len(settled) < 3 else 1], settled[-1]
     seconds = (last[0] - first[0]) / (last[1] - first[1])
     if run.is_main:

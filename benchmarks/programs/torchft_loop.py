@@ -52,8 +52,8 @@ class Words(torch.nn.Module):
         self.outside = torch.nn.Linear(16, 3, dtype=KIND)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.outside(self.layers(self.inside(x.view(-1, 8, 8))).mean(1))
-        return found
+        logits: torch.Tensor = self.outside(self.layers(self.inside(x.view(-1, 8, 8))).mean(1))
+        return logits
 
 
 class Training:
@@ -92,16 +92,16 @@ class Training:
         self.scheduler.load_state_dict(state["scheduler"])
 
     def digest(self) -> str:
-        found = hashlib.blake2b(digest_size=16)
+        hasher = hashlib.blake2b(digest_size=16)
         moments = self.optimizer.state_dict()["state"]
         tensors = [
             *self.model.state_dict().values(),
-            *(one for held in moments.values() for one in held.values()),
+            *(moment for held in moments.values() for moment in held.values()),
         ]
         for tensor in tensors:
-            found.update(tensor.detach().contiguous().numpy().tobytes())
-        found.update(repr(self.scheduler.get_last_lr()).encode())
-        return found.hexdigest()
+            hasher.update(tensor.detach().contiguous().numpy().tobytes())
+        hasher.update(repr(self.scheduler.get_last_lr()).encode())
+        return hasher.hexdigest()
 
 
 def make_manager(training: Training, group: ProcessGroupGloo, store: TCPStore) -> Manager:
@@ -136,7 +136,7 @@ def average(manager: Manager, parameters: list[torch.nn.Parameter]) -> None:
     together = torch.cat([gradient.flatten() for gradient in gradients])
     manager.allreduce(together).wait()
     for gradient, part in zip(
-        gradients, torch.split(together, [one.numel() for one in gradients]), strict=True
+        gradients, torch.split(together, [grad.numel() for grad in gradients]), strict=True
     ):
         gradient.copy_(part.view_as(gradient))
 

@@ -70,8 +70,8 @@ def main() -> None:
     model.eval()
     with torch.no_grad():
         losses = [float(loss_of(model, x, y)) for x, y in held_out]
-    found = {"loss": sum(losses) / len(losses), "done": run.done, "pauses": pauses}
-    print("FIGURES", json.dumps(found), flush=True)
+    figures = {"loss": sum(losses) / len(losses), "done": run.done, "pauses": pauses}
+    print("FIGURES", json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

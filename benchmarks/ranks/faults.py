@@ -64,7 +64,7 @@ def collectives_until_error(
                     _issue(kind, size).wait()
                 else:
                     _watched(page, operation, kind, size)
-            except Exception as error:  # noqa: BLE001 - whatever ended it is the finding
+            except Exception as error:  # noqa: BLE001 - any error is the result
                 return _described(error, time.monotonic_ns()) | {"operation": operation}
             operation += 1
 
@@ -97,7 +97,7 @@ def all_reduces(operations: int, size: int, skip: bool = False) -> dict[str, Any
             if skip:
                 time.sleep(60.0)
             dist.all_reduce(torch.ones(size // 4))
-    except Exception as error:  # noqa: BLE001 - whatever ended it is the finding
+    except Exception as error:  # noqa: BLE001 - any error is the result
         return _described(error, time.monotonic_ns())
     return {"error": None, "at_ns": time.monotonic_ns()}
 
@@ -118,9 +118,9 @@ def checked_all_reduce(count: int, seed: int) -> bool:
     rank, world = dist.get_rank(), dist.get_world_size()
     index = torch.arange(count, dtype=torch.int64)
     expected = torch.stack([_pattern(index, peer, seed) for peer in range(world)]).sum(0)
-    mine = _pattern(index, rank, seed)
-    dist.all_reduce(mine)
-    return torch.equal(mine, expected)
+    values = _pattern(index, rank, seed)
+    dist.all_reduce(values)
+    return torch.equal(values, expected)
 
 
 def _pattern(index: torch.Tensor, rank: int, seed: int) -> torch.Tensor:

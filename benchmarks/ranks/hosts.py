@@ -204,7 +204,7 @@ class Fleet:
         except TimeoutError as error:
             raise RankError(f"a process did not start in {timeout:.0f} s") from error
         if hello is None:
-            raise RankError("a process ended before it said who it is")
+            raise RankError("a process exited before it sent its identity")
         return hello, line
 
 

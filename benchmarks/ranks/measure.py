@@ -30,27 +30,27 @@ LISTENER = "barnraise.transport.listener.listener"
 
 def comm_process_pids() -> list[int]:
     """Return the communication processes that belong to this process."""
-    found = []
+    pids = []
     for child in psutil.Process().children(recursive=True):
         try:
             if any(COMM_PROCESS in word for word in child.cmdline()):
-                found.append(child.pid)
+                pids.append(child.pid)
         except psutil.Error:
             continue
-    return found
+    return pids
 
 
 def listener_pids() -> list[int]:
     """Return the listener of this host, which is one network namespace."""
-    found = []
+    pids = []
     for process in psutil.process_iter(["cmdline"]):
         try:
             is_listener = LISTENER in (process.info["cmdline"] or ())
             if is_listener and os.path.samefile(f"/proc/{process.pid}/ns/net", "/proc/self/ns/net"):
-                found.append(process.pid)
+                pids.append(process.pid)
         except OSError:
             continue
-    return found
+    return pids
 
 
 class CpuMeter:
@@ -273,9 +273,9 @@ def train(
 def _equal(models: Sequence[nn.Module]) -> bool:
     first, *others = ([_local(parameter) for parameter in model.parameters()] for model in models)
     return all(
-        torch.allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+        torch.allclose(expected, actual, rtol=1e-4, atol=1e-6)
         for other in others
-        for mine, theirs in zip(first, other, strict=True)
+        for expected, actual in zip(first, other, strict=True)
     )
 
 

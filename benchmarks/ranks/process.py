@@ -157,7 +157,7 @@ def _rank(path: str, request: Mapping[str, Any]) -> None:
 def _interface(address: str) -> str:
     """Return the name of the interface that has this address, as Gloo requires it."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
+        if any(candidate.address == address for candidate in addresses):
             return str(name)
     raise RuntimeError(f"no interface here has the address {address}")
 

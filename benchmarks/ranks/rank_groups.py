@@ -41,7 +41,7 @@ class RankSet:
 
     @property
     def names(self) -> list[str]:
-        return [f"{one.name}/{self.size}" for one in self.contenders]
+        return [f"{contender.name}/{self.size}" for contender in self.contenders]
 
     @property
     def ranks(self) -> Sequence[Rank]:
@@ -79,10 +79,15 @@ class RankSet:
         members = list(range(self.size))
         took = {}
         control = Contender(CONTROL, "gloo", {})
-        for one, name in [(control, self.control), *zip(self.contenders, self.names, strict=True)]:
-            settings = dict(one.settings)
+        for contender, name in [(control, self.control), *zip(self.contenders, self.names, strict=True)]:
+            settings = dict(contender.settings)
             done = ask_all(
-                self.all_ranks, "group", name=name, backend=one.backend, members=members, settings=settings
+                self.all_ranks,
+                "group",
+                name=name,
+                backend=contender.backend,
+                members=members,
+                settings=settings,
             )
             took[name] = max(done)
         return took

@@ -65,11 +65,11 @@ class Bench:
             "ddp ours": lambda: self._under_barnraise("ddp", STEPS="24"),
             "ddp gloo": lambda: self._under_torchrun(STEPS="24"),
         }
-        found: dict[str, list[float]] = {way: [] for way in ways}
+        medians: dict[str, list[float]] = {way: [] for way in ways}
         for number in range(rounds):
             for way in rotated(list(ways), number):
-                found[way].append(ways[way]()["median"])
-        return found
+                medians[way].append(ways[way]()["median"])
+        return medians
 
     def unequal(self) -> tuple[list[float], float, float]:
         """Return samples per second: of each host alone, of a session on all, and of DDP on all.
@@ -78,8 +78,10 @@ class Bench:
         """
         solos = []
         for place in range(HOSTS):
-            found = self._under_barnraise("session", on=f"h{place}", UNIT="4", STEPS="15", WARM="2", **SMALL)
-            solos.append(256 / found["median"])
+            figures = self._under_barnraise(
+                "session", on=f"h{place}", UNIT="4", STEPS="15", WARM="2", **SMALL
+            )
+            solos.append(256 / figures["median"])
         ours = self._under_barnraise("session", UNIT="4", STEPS="21", WARM="8", **SMALL)
         ddp = self._under_barnraise("ddp", STEPS="15", WARM="2", **SMALL)
         return solos, 256 / ours["median"], 256 / ddp["median"]
@@ -87,8 +89,8 @@ class Bench:
     def throttled(self) -> list[float]:
         """Return the seconds of each step; some hosts become slower after `SLOWS_AT` of them."""
         words = {"UNIT": "4", "STEPS": str(2 * SLOWS_AT), "WARM": "0", "SLOWS_AT": str(SLOWS_AT)}
-        found: list[float] = self._under_barnraise("session", **words, **SMALL)["steps"]
-        return found
+        seconds: list[float] = self._under_barnraise("session", **words, **SMALL)["steps"]
+        return seconds
 
     def heal(self) -> tuple[float, float, float]:
         """Return the share of the line, the longest pause in steps, and the seconds until recovery."""
@@ -98,19 +100,21 @@ class Bench:
         running = self._line.start(0, "run", *words, "heavy.py", folder=self._folder)
         self._machines.until(lambda: _steps(trace) > 4, 180.0, "training has begun")
         killed = time.time()
-        os.kill(next(one.pid for one in reversed(read_commits(trace)) if one.rank == 2), signal.SIGKILL)
-        self._machines.until(lambda: "HEALED" in running.output(), 180.0, "the newcomer has the state")
+        os.kill(
+            next(commit.pid for commit in reversed(read_commits(trace)) if commit.rank == 2), signal.SIGKILL
+        )
+        self._machines.until(lambda: "HEALED" in running.output(), 180.0, "the joining worker has the state")
         healed = time.time()
         self._machines.until(lambda: _steps(trace, healed) > 3, 60.0, "they train together")
         line = re.search(r"HEALED (\d+) (\S+) (\d+)", running.output())
         assert line is not None
         running.signal(signal.SIGINT)
         running.wait(180)  # three last checkpoints of 500 MB go to one disk
-        commits = [one for one in read_commits(trace) if one.rank == 0]
-        normal = statistics.median(_gaps([one for one in commits if one.at < killed]))
-        # The death itself costs a step; what counts here is the time in which the newcomer was healed.
-        alone = [one for one in commits if one.at > killed and one.world == 2]
-        joined = [one for one in commits if one.at > killed and one.world == 3]
+        commits = [commit for commit in read_commits(trace) if commit.rank == 0]
+        normal = statistics.median(_gaps([commit for commit in commits if commit.at < killed]))
+        # The death itself costs a step; what counts here is the time of the recovery.
+        alone = [commit for commit in commits if commit.at > killed and commit.world == 2]
+        joined = [commit for commit in commits if commit.at > killed and commit.world == 3]
         pause = max(_gaps([*alone[1:], *joined[:3]]))
         share = int(line[1]) / float(line[2]) / LINE_BYTES_S
         return share, pause / normal, joined[0].at - killed
@@ -136,20 +140,22 @@ def rotated(ways: Sequence[str], number: int) -> list[str]:
     return [*ways[first:], *ways[:first]]
 
 
-def _compared(found: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def _compared(medians: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Compare a session's steps with DDP's, round by round: medians with quartiles."""
-    rows = [[way, len(many), min(many), Spread.of(many).text(), max(many)] for way, many in found.items()]
+    rows = [[way, len(many), min(many), Spread.of(many).text(), max(many)] for way, many in medians.items()]
     print(table(["seconds of a step", "rounds", "least", "median [quartiles]", "most"], rows))
     figures: dict[str, Any] = {}
     for name, way in (("step_over_ddp_ours", "ddp ours"), ("step_over_ddp_gloo", "ddp gloo")):
-        ratios = [mine / other for mine, other in zip(found["session"], found[way], strict=True)]
+        ratios = [
+            session_s / ddp_s for session_s, ddp_s in zip(medians["session"], medians[way], strict=True)
+        ]
         spread = Spread.of(ratios)
         figures[name], figures[f"{name}_quartiles"] = spread.median, [spread.low, spread.high]
     return figures
 
 
 def _steps(trace: Path, since: float = 0.0) -> int:
-    return sum(one.rank == 0 and one.at > since for one in read_commits(trace))
+    return sum(commit.rank == 0 and commit.at > since for commit in read_commits(trace))
 
 
 def _gaps(commits: list[Commit]) -> list[float]:
@@ -174,7 +180,7 @@ def main() -> int:
         Lab(hosts=HOSTS, rate="1gbit") as lab,
         Machines(lab.hosts) as machines,
     ):
-        machines.own = [{"SLOWNESS": str(one)} for one in SLOWNESS]
+        machines.own = [{"SLOWNESS": str(slowness)} for slowness in SLOWNESS]
         machines.form()
         machines.until(lambda: _is_measured(machines), 300.0, "the agents have measured what they measure")
         bench = Bench(machines, Path(room))
@@ -182,7 +188,7 @@ def main() -> int:
             figures |= _compared(bench.steps(5 if options.quick else 9))
         if options.only in (None, "unequal"):
             solos, ours, ddp = bench.unequal()
-            print("samples per second alone:", ", ".join(f"{one:.0f}" for one in solos))
+            print("samples per second alone:", ", ".join(f"{speed:.0f}" for speed in solos))
             print(f"together: {ours:.0f} with a session, {ddp:.0f} with equal shares (DDP)")
             figures["unequal_share_of_solo"] = ours / sum(solos)
             figures["equal_shares_share_of_solo"] = ddp / sum(solos)
@@ -190,10 +196,12 @@ def main() -> int:
             took = bench.throttled()
             usual, then = statistics.median(took[5:SLOWS_AT]), statistics.median(took[-SLOWS_AT // 2 :])
             after = took[SLOWS_AT:]
-            adapted = next(number for number, one in enumerate(after) if one < 1.15 * then)
-            print(f"{usual:.2f} s a step; then {', '.join(f'{one:.2f}' for one in after)}")
+            adapted = next(number for number, seconds in enumerate(after) if seconds < 1.15 * then)
+            print(f"{usual:.2f} s a step; then {', '.join(f'{seconds:.2f}' for seconds in after)}")
             figures["throttled_steps_to_adapt"] = adapted
-            figures["throttled_step_over_ideal"] = then / (usual * HOSTS / sum(1 / one for one in SLOWNESS))
+            figures["throttled_step_over_ideal"] = then / (
+                usual * HOSTS / sum(1 / slowness for slowness in SLOWNESS)
+            )
         if options.only in (None, "heal"):
             share, pause, back = bench.heal()
             print(f"{STATE_MB} MB came at {share:.2f} of the line; back after {back:.1f} s")

@@ -45,8 +45,8 @@ class Outcome:
 
     def __init__(self, final: Path, output: str) -> None:
         self.tensors = load_file(final)
-        said = re.findall(r"losses\b ?(.*)", output)
-        self.losses = torch.tensor([float(word) for word in said[-1].split()], dtype=torch.float64)
+        matches = re.findall(r"losses\b ?(.*)", output)
+        self.losses = torch.tensor([float(word) for word in matches[-1].split()], dtype=torch.float64)
 
     def differs(self, other: Outcome) -> tuple[float, float]:
         """Return the largest difference within a tensor, relative to its largest value; of the losses
@@ -57,7 +57,7 @@ class Outcome:
             for name, value in self.tensors.items()
             if value.is_floating_point()
         ]
-        apart = max(float((one - two).abs().max() / one.abs().max()) for one, two in pairs)
+        apart = max(float((own - peer).abs().max() / own.abs().max()) for own, peer in pairs)
         count = min(len(self.losses), len(other.losses))
         if not count:  # after a single step nothing is logged yet
             return apart, 0.0
@@ -96,9 +96,9 @@ class Bench:
         done = self._kill(trace, kills, hosts) if kills else 0
         if running.wait(900) != 0:
             raise SystemExit(running.output())
-        found = judge(read_commits(trace), UNITS)
-        if found.violations:
-            raise SystemExit(f"the trace is wrong: {found}")
+        judgement = judge(read_commits(trace), UNITS)
+        if judgement.violations:
+            raise SystemExit(f"the trace is wrong: {judgement}")
         return Outcome(final, running.output()), done
 
     def _kill(self, trace: Path, kills: int, hosts: int) -> int:
@@ -114,7 +114,7 @@ class Bench:
                 time.sleep(0.1)
                 last = last_commits(trace, 1)[-1]
             time.sleep(self._chance.uniform(0.0, 1.0))
-            alive = [one.pid for one in last_commits(trace, hosts) if psutil.pid_exists(one.pid)]
+            alive = [commit.pid for commit in last_commits(trace, hosts) if psutil.pid_exists(commit.pid)]
             if not alive:
                 return done
             os.kill(self._chance.choice(alive), signal.SIGKILL)

@@ -1,11 +1,11 @@
 """One fault at a time in a session on four lab hosts: seconds to the next commit, and what is left.
 
     python -m benchmarks.session.isolated_faults --quick
-    python -m benchmarks.session.isolated_faults --only worker,everyone --times 20
+    python -m benchmarks.session.isolated_faults --only worker,all_machines --times 20
 
 ``worker``, ``machine``, ``coordinator``, ``stopped``, ``cut``: each fault hits a group of all four that has
 trained undisturbed for some seconds. A unit takes a few milliseconds, so computing lost ones again does not
-matter. ``leave``: `barnraise down`. ``everyone``: all agents and workers at once, at random moments, also
+matter. ``leave``: `barnraise down`. ``all_machines``: all agents and workers at once, at random moments, also
 while a checkpoint is written. The run must resume from a checkpoint with the hash that its step had. The last
 line is one JSON object of figures.
 """
@@ -70,8 +70,8 @@ class Faults:
         """Wait until all hosts have trained in one group for some seconds; return the last commit."""
 
         def is_settled() -> bool:
-            recent = [one for one in read_commits(self.trace) if one.at > time.time() - _SETTLED_S]
-            return len({one.generation for one in recent}) == 1 and recent[0].world == HOSTS
+            recent = [commit for commit in read_commits(self.trace) if commit.at > time.time() - _SETTLED_S]
+            return len({commit.generation for commit in recent}) == 1 and recent[0].world == HOSTS
 
         self._machines.until(is_settled, _RETURNS_S, "all train together")
         time.sleep(self._chance.uniform(0.0, 0.3))
@@ -81,29 +81,29 @@ class Faults:
         """Return the seconds until a commit by a group that was formed after the fault."""
         deadline = time.monotonic() + _GOES_ON_S
         while time.monotonic() < deadline:
-            for one in last_commits(self.trace, 200):
-                if one.at > begin and (one.generation > generation or not in_another):
-                    return one.at - begin
+            for commit in last_commits(self.trace, 200):
+                if commit.at > begin and (commit.generation > generation or not in_another):
+                    return commit.at - begin
             time.sleep(0.02)
         raise SystemExit(f"no commit within {_GOES_ON_S:g} s")
 
     def longest_pause(self, begin: float, seconds: float) -> float:
         time.sleep(seconds)
-        times = [one.at for one in read_commits(self.trace) if one.at > begin - 0.5]
+        times = [commit.at for commit in read_commits(self.trace) if commit.at > begin - 0.5]
         return max(later - earlier for earlier, later in itertools.pairwise(sorted(times)))
 
     # the faults
 
     def worker(self) -> float:
         last = self.settle()
-        pids = {one.pid for one in last_commits(self.trace, HOSTS)}
+        pids = {commit.pid for commit in last_commits(self.trace, HOSTS)}
         begin = time.time()
         os.kill(self._chance.choice(sorted(pids)), signal.SIGKILL)
         return self.next_commit(begin, last.generation)
 
     def machine(self) -> float:
         self.settle()
-        return self._kill(self._chance.choice([one for one in range(HOSTS) if one != self.first()]))
+        return self._kill(self._chance.choice([host for host in range(HOSTS) if host != self.first()]))
 
     def coordinator(self) -> float:
         self.settle()
@@ -126,18 +126,18 @@ class Faults:
 
     def cut(self) -> float:
         last = self.settle()
-        one, other = self._chance.sample(self._lab.hosts, 2)
+        host, peer = self._chance.sample(self._lab.hosts, 2)
         begin = time.time()
-        self._lab.cut(one, other)
+        self._lab.cut(host, peer)
         try:
             return self.next_commit(begin, last.generation)
         finally:
-            self._lab.heal(one, other)
+            self._lab.heal(host, peer)
 
     def leave(self) -> float:
         """Run `barnraise down` on a host and return the longest time without a commit around it."""
         self.settle()
-        place = self._chance.choice([one for one in range(1, HOSTS) if one != self.first()])
+        place = self._chance.choice([host for host in range(1, HOSTS) if host != self.first()])
         begin = time.time()
         assert self.line.run(place, "down", folder=self._folder).returncode == 0
         pause = self.longest_pause(begin, 3.0)
@@ -160,7 +160,7 @@ class Faults:
         status = self._machines.status(self._chance.choice(range(HOSTS)))
         return next(int(row.name[1]) for row in status.nodes if row.coordinator)
 
-    def everyone(self) -> float:
+    def all_machines(self) -> float:
         """Kill everything and return the seconds of lost training; raise SystemExit if the restored state is
         wrong.
         """
@@ -178,26 +178,26 @@ class Faults:
             lambda: len(read_commits(self.trace)) > len(before) + 2 * HOSTS, _RETURNS_S, "it goes on"
         )
         after = read_commits(self.trace)[len(before) :]
-        found = judge(after, UNITS)
-        if found.violations:
-            raise SystemExit(f"after all workers died: {found}")
-        first = min(one.step for one in after) - 1  # the checkpoint's
+        judgement = judge(after, UNITS)
+        if judgement.violations:
+            raise SystemExit(f"after all workers died: {judgement}")
+        first = min(commit.step for commit in after) - 1  # the checkpoint's
         # A step that an earlier death undid has been computed again since, by another group.
-        held = {one.digest for one in [one for one in before if one.step == first][-1:]}
+        held = {commit.digest for commit in [commit for commit in before if commit.step == first][-1:]}
         saved = self._saved(first)
         if not saved or saved != held:
             raise SystemExit(f"the checkpoint of step {first} has {saved}, its commit had {held}")
-        then = max(one.at for one in before if one.step == first)
-        return max(one.at for one in before) - then
+        then = max(commit.at for commit in before if commit.step == first)
+        return max(commit.at for commit in before) - then
 
     def _saved(self, step: int) -> set[str]:
-        found = set()
+        digests = set()
         for place in range(HOSTS):
             pattern = f"runs/{self.run}/checkpoints/*{step:08}/manifest.json"
             for manifest in self._machines.state(place).glob(pattern):
                 word = re.search(r'"digest":"([0-9a-f]+)"', manifest.read_text())
-                found.add(word.group(1) if word else "")
-        return found
+                digests.add(word.group(1) if word else "")
+        return digests
 
 
 KINDS: dict[str, tuple[Callable[[Faults], float], int]] = {
@@ -207,7 +207,7 @@ KINDS: dict[str, tuple[Callable[[Faults], float], int]] = {
     "stopped": (Faults.stopped, 4),
     "cut": (Faults.cut, 4),
     "leave": (Faults.leave, 4),
-    "everyone": (Faults.everyone, 5),
+    "all_machines": (Faults.all_machines, 5),
 }
 
 
@@ -240,10 +240,10 @@ def main() -> int:
             }
             print(f"{name}: {figures[name]}", flush=True)
         commits = read_commits(faults.trace)
-        if "everyone" not in options.only:
-            found = judge(commits, UNITS)
-            figures["violations"] = found.violations
-            figures["steps"], figures["steps_not_judged"] = found.steps, found.steps_not_judged
+        if "all_machines" not in options.only:
+            judgement = judge(commits, UNITS)
+            figures["violations"] = judgement.violations
+            figures["steps"], figures["steps_not_judged"] = judgement.steps, judgement.steps_not_judged
         last_line(figures)
     return 1 if figures.get("violations") else 0
 

@@ -44,7 +44,7 @@ class Way(NamedTuple):
     @classmethod
     def read(cls, text: str) -> Way:
         period, codec, *outer = text.split(":")
-        rate, momentum = (float(one) for one in outer[:2]) if outer else (1.0, 0.0)
+        rate, momentum = (float(number) for number in outer[:2]) if outer else (1.0, 0.0)
         return cls(int(period), codec, rate, momentum, *map(int, outer[2:]))
 
 
@@ -86,10 +86,10 @@ class Training:
         self._order: list[int] = torch.randperm(len(self._data), generator=stream).tolist()
         model = characters.Characters()
         self._models = [copy.deepcopy(model) for _ in range(WORKERS if way.period > 1 else 1)]
-        self._optimizers = [torch.optim.AdamW(one.parameters(), lr=RATE) for one in self._models]
+        self._optimizers = [torch.optim.AdamW(replica.parameters(), lr=RATE) for replica in self._models]
         self._schedules = [
-            torch.optim.lr_scheduler.OneCycleLR(one, RATE, total_steps=batches + 1, pct_start=0.1)
-            for one in self._optimizers
+            torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=batches + 1, pct_start=0.1)
+            for optimizer in self._optimizers
         ]
         named = None if way.codec == "exact" else codec_named(way.codec)
         assert named is None or isinstance(named, Codec)
@@ -117,7 +117,7 @@ class Training:
             first = number * characters.BATCH + worker * share
             model.zero_grad()
             (self._loss(model, first, share) / WORKERS).backward()  # type: ignore[no-untyped-call]
-            gradients.append(_flat([one.grad for one in model.parameters()]))
+            gradients.append(_flat([parameter.grad for parameter in model.parameters()]))
         total = self._sum(gradients, number)
         for parameter, piece in zip(model.parameters(), _pieces(model, total), strict=True):
             parameter.grad = piece.clone()
@@ -158,10 +158,10 @@ class Training:
         return state + self._way.rate * step, velocity
 
     def _loss(self, model: torch.nn.Module, first: int, count: int) -> torch.Tensor:
-        found: torch.Tensor = characters.loss_of(
+        loss: torch.Tensor = characters.loss_of(
             model, *_stacked(self._data, self._order[first : first + count])
         )
-        return found
+        return loss
 
     def _inner_step(self, worker: int) -> None:
         torch.nn.utils.clip_grad_norm_(self._models[worker].parameters(), 1.0)
@@ -175,13 +175,13 @@ def _stacked(data: Any, places: Sequence[int]) -> tuple[torch.Tensor, torch.Tens
 
 
 def _flat(tensors: Any) -> torch.Tensor:
-    return torch.cat([one.detach().reshape(-1) for one in tensors])
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def _pieces(model: torch.nn.Module, flat: torch.Tensor) -> list[torch.Tensor]:
-    sizes = [one.numel() for one in model.parameters()]
+    sizes = [parameter.numel() for parameter in model.parameters()]
     pieces = zip(torch.split(flat, sizes), model.parameters(), strict=True)
-    return [piece.view_as(one) for piece, one in pieces]
+    return [piece.view_as(parameter) for piece, parameter in pieces]
 
 
 def _load(model: torch.nn.Module, flat: torch.Tensor) -> None:

@@ -31,7 +31,7 @@ FEW = 4  # batches of a shorter run: a session's first steps are exact, and its 
 TRUNK_MBPS, TRUNK_MS = 20, 20
 
 
-class Found(NamedTuple):
+class SiteResult(NamedTuple):
     hosts: int  # a site
     way: str
     predicted_s: float
@@ -43,12 +43,12 @@ def predicted(cluster: PlanCluster, way: str, codec: str) -> float:
     model, profile = ModelSize(parameters=PARAMETERS), StepTimes(batch=BATCH, unit=BATCH // 4)
     plans = make_plans(cluster, model, profile, PlanLimits(is_given=True)).plans
     world = len(cluster.members)
-    same = [one for one in plans if (one.kind, one.codec, one.way) == ("every_step", codec, way)]
-    return next(one.step_s for one in same if len(one.order) == world)
+    same = [plan for plan in plans if (plan.kind, plan.codec, plan.way) == ("every_step", codec, way)]
+    return next(plan.step_s for plan in same if len(plan.order) == world)
 
 
-def measure(hosts: int, codec: str) -> list[Found]:
-    found = []
+def measure(hosts: int, codec: str) -> list[SiteResult]:
+    measured = []
     with (
         tempfile.TemporaryDirectory(prefix="by-sites-") as room,
         Lab(hosts=2 * hosts, rate="1gbit", shaped=True) as lab,
@@ -62,7 +62,7 @@ def measure(hosts: int, codec: str) -> list[Found]:
         cluster = cluster_of_group(
             graph, ModelSize(parameters=PARAMETERS), nodes, [1 / SAMPLE_S] * len(nodes)
         )
-        all_hosts = ",".join(f"h{one}" for one in range(2 * hosts))
+        all_hosts = ",".join(f"h{host}" for host in range(2 * hosts))
 
         def run(strategy: str, batches: int) -> tuple[float, int]:
             """Return the seconds of a step, and all bytes on the line between the sites."""
@@ -73,12 +73,12 @@ def measure(hosts: int, codec: str) -> list[Found]:
             return figures["step_s"], lab.trunk_bytes() - before
 
         for way, strategy in (("ring", "ring"), ("sites", "auto")) if hosts > 1 else (("ring", "ring"),):
-            first, most = (0, BATCHES) if codec == EXACT else (run(strategy, FEW)[1], FEW + BATCHES)
-            step_s, crossed = run(strategy, most)
+            first, batch_count = (0, BATCHES) if codec == EXACT else (run(strategy, FEW)[1], FEW + BATCHES)
+            step_s, crossed = run(strategy, batch_count)
             crossing = (crossed - first) / BATCHES
-            found.append(Found(hosts, way, predicted(cluster, way, codec), step_s, crossing))
-            print("  ", found[-1], flush=True)
-    return found
+            measured.append(SiteResult(hosts, way, predicted(cluster, way, codec), step_s, crossing))
+            print("  ", measured[-1], flush=True)
+    return measured
 
 
 def main() -> int:
@@ -88,17 +88,20 @@ def main() -> int:
     options = parser.parse_args()
     print(environment_line())
     counts = (1, 2) if options.quick else (1, 2, 3)
-    found = [one for hosts in counts for one in measure(hosts, options.codec)]
+    results = [result for hosts in counts for result in measure(hosts, options.codec)]
     head = ["hosts a site", "way", "predicted s", "measured s", "MB across a step"]
-    rows = [[one.hosts, one.way, one.predicted_s, one.step_s, one.crossing / 1e6] for one in found]
+    rows = [
+        [result.hosts, result.way, result.predicted_s, result.step_s, result.crossing / 1e6]
+        for result in results
+    ]
     print(table(head, rows))
-    flat = {one.hosts: one for one in found if one.way == "ring"}
-    sites = {one.hosts: one for one in found if one.way == "sites"}
+    flat = {result.hosts: result for result in results if result.way == "ring"}
+    sites = {result.hosts: result for result in results if result.way == "sites"}
     figures = {}
-    for hosts, one in sites.items():
-        figures[f"faster_than_flat_{hosts}"] = flat[hosts].step_s / one.step_s
-        figures[f"predicted_faster_{hosts}"] = flat[hosts].predicted_s / one.predicted_s
-        figures[f"crossing_over_one_host_{hosts}"] = one.crossing / flat[1].crossing
+    for hosts, result in sites.items():
+        figures[f"faster_than_flat_{hosts}"] = flat[hosts].step_s / result.step_s
+        figures[f"predicted_faster_{hosts}"] = flat[hosts].predicted_s / result.predicted_s
+        figures[f"crossing_over_one_host_{hosts}"] = result.crossing / flat[1].crossing
     last_line(figures)
     return 0
 

@@ -107,7 +107,7 @@ class Soak:
         raise SystemExit(f"fewer than {_LEAST_MEMBERS} members trained for {_GOES_ON_S:g} s")
 
     def kill_worker(self) -> bool:
-        members = {one.pid for one in last_commits(self._trace, HOSTS * 2)}
+        members = {commit.pid for commit in last_commits(self._trace, HOSTS * 2)}
         alive = [pid for pid in members if psutil.pid_exists(pid)]
         if len(alive) < 2:
             return False
@@ -130,15 +130,15 @@ class Soak:
         return True
 
     def cut(self) -> bool:
-        one, other = self._chance.sample(range(HOSTS), 2)
-        self._lab.cut(self._lab.hosts[one], self._lab.hosts[other])
-        self._cuts.append((one, other))
+        host, peer = self._chance.sample(range(HOSTS), 2)
+        self._lab.cut(self._lab.hosts[host], self._lab.hosts[peer])
+        self._cuts.append((host, peer))
         return True
 
     def cut_one_way(self) -> bool:
-        one, other = self._chance.sample(range(HOSTS), 2)
-        self._lab.cut_one_way(self._lab.hosts[one], self._lab.hosts[other])
-        self._cuts.append((one, other))
+        host, peer = self._chance.sample(range(HOSTS), 2)
+        self._lab.cut_one_way(self._lab.hosts[host], self._lab.hosts[peer])
+        self._cuts.append((host, peer))
         return True
 
     def _kill(self, place: int) -> bool:
@@ -157,21 +157,21 @@ class Soak:
                 continue
             first = next((row.name for row in status.nodes if row.coordinator), None)
             if first is not None:
-                found = int(first[1])
-                return found if self._machines.agents[found] is not None else None
+                coordinator = int(first[1])
+                return coordinator if self._machines.agents[coordinator] is not None else None
         return None
 
     def _await_commit(self, name: str, begin: float, generation: int) -> None:
         """Wait for a commit by a group formed after the fault, or note the longest pause without one."""
         deadline = time.monotonic() + _GOES_ON_S
         while time.monotonic() < deadline:
-            recent = [one for one in last_commits(self._trace, HOSTS * 200) if one.at > begin]
-            newer = [one for one in recent if one.generation > generation]
+            recent = [commit for commit in last_commits(self._trace, HOSTS * 200) if commit.at > begin]
+            newer = [commit for commit in recent if commit.generation > generation]
             if newer and name == "kill_worker":
                 self.next_commit_s.append(newer[0].at - begin)
                 return
             if newer or (recent and recent[-1].at > begin + _NOTICED_S):
-                times = sorted({begin, *(one.at for one in recent)})
+                times = sorted({begin, *(commit.at for commit in recent)})
                 pause = max(late - early for early, late in itertools.pairwise(times))
                 self.pauses_s.setdefault(name, []).append(pause)
                 return
@@ -194,8 +194,8 @@ class Soak:
         for place in self._stopped:
             self._machines.thaw(place)
         self._stopped.clear()
-        for one, other in self._cuts:
-            self._lab.heal(self._lab.hosts[one], self._lab.hosts[other])
+        for host, peer in self._cuts:
+            self._lab.heal(self._lab.hosts[host], self._lab.hosts[peer])
         self._cuts.clear()
         for place in range(HOSTS):
             if self._machines.agents[place] is None:
@@ -203,19 +203,19 @@ class Soak:
 
     def figures(self) -> dict[str, Any]:
         commits = read_commits(self._trace)
-        found = judge(commits, UNITS)
-        times = sorted(one.at for one in commits)
+        judgement = judge(commits, UNITS)
+        times = sorted(commit.at for commit in commits)
         gaps = [late - early for early, late in itertools.pairwise(times)]
         coordinators = self.pauses_s.get("kill_coordinator", []) + self.pauses_s.get("stop_coordinator", [])
         return {
             "faults": sum(self.faults.values()),
             "faults_by_kind": self.faults,
-            "commits": found.steps,
-            "steps_not_judged": found.steps_not_judged,
-            "hash_violations": found.hash_violations,
-            "step_regressions": found.step_regressions + found.steps_missing,
-            "samples_lost": found.units_lost,
-            "samples_doubled": found.units_doubled,
+            "commits": judgement.steps,
+            "steps_not_judged": judgement.steps_not_judged,
+            "hash_violations": judgement.hash_violations,
+            "step_regressions": judgement.step_regressions + judgement.steps_missing,
+            "samples_lost": judgement.units_lost,
+            "samples_doubled": judgement.units_doubled,
             "kill_to_commit_s_median": median(self.next_commit_s),
             "kill_to_commit_s_p95": p95(self.next_commit_s),
             "coordinator_pause_s_p95": p95(coordinators),

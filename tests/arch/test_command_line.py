@@ -1,4 +1,4 @@
-"""The command line is a frozen list: every verb and option is a promise to somebody's script."""
+"""The command line is a frozen list: users' scripts depend on every verb and option."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _commands(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click
 
 
 def _options(command: click.Command) -> set[str]:
-    return {option for found in command.params for option in (*found.opts, *found.secondary_opts)}
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
 
 def test_verbs_and_options_are_frozen() -> None:

@@ -27,13 +27,13 @@ def _needs(extra: str | None) -> Iterator[str]:
     """The distributions of an extra, also of the extras that it names, or those of the package itself."""
     project = PROJECT["project"]
     for need in project["dependencies"] if extra is None else project["optional-dependencies"][extra]:
-        found = re.match(r"([A-Za-z0-9_.-]+)(?:\[([^\]]+)\])?", need)
-        assert found is not None, need
-        if found[1] == project["name"]:
-            for other in found[2].split(","):
+        match = re.match(r"([A-Za-z0-9_.-]+)(?:\[([^\]]+)\])?", need)
+        assert match is not None, need
+        if match[1] == project["name"]:
+            for other in match[2].split(","):
                 yield from _needs(other.strip())
         else:
-            yield found[1].lower()
+            yield match[1].lower()
 
 
 def _imported(file: Path) -> Iterator[str]:

@@ -24,11 +24,11 @@ def documents() -> list[Path]:
 
 def _anchors(text: str) -> set[str]:
     """Name the headings of a page as GitHub does."""
-    found = set()
+    anchors = set()
     for heading in _HEADING.findall(_FENCED.sub("", text)):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
-        found.add(re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-"))
-    return found
+        anchors.add(re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-"))
+    return anchors
 
 
 def _broken(page: Path, text: str) -> list[str]:
@@ -47,8 +47,8 @@ def _broken(page: Path, text: str) -> list[str]:
 def test_links_of_all_documents_lead_to_a_file_and_a_heading() -> None:
     pages = documents()
     assert len(pages) > 100, "all of them were found"
-    found = {str(page.relative_to(ROOT)): _broken(page, page.read_text(encoding="utf-8")) for page in pages}
-    assert {page: links for page, links in found.items() if links} == {}
+    broken = {str(page.relative_to(ROOT)): _broken(page, page.read_text(encoding="utf-8")) for page in pages}
+    assert {page: links for page, links in broken.items() if links} == {}
 
 
 def test_pages_that_the_source_names_exist() -> None:

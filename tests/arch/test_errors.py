@@ -95,7 +95,7 @@ def test_no_page_without_a_code() -> None:
 
 def test_no_other_module_defines_an_error_of_its_own() -> None:
     """A subclass of our tree elsewhere would have no page; one of Exception would escape the tree."""
-    found = []
+    definitions = []
     for file in files():
         if module_name(file) == errors.__name__:
             continue
@@ -103,5 +103,5 @@ def test_no_other_module_defines_an_error_of_its_own() -> None:
             if isinstance(node, ast.ClassDef):
                 bases = {ast.unparse(base).split(".")[-1] for base in node.bases}
                 if bases & ({"Exception", "BaseException", "RuntimeError", "ValueError"} | set(FROZEN)):
-                    found.append(f"{module_name(file)}.{node.name}")
-    assert found == []
+                    definitions.append(f"{module_name(file)}.{node.name}")
+    assert definitions == []

@@ -1,4 +1,4 @@
-"""The checks believe a failure: one rerun, alone, of what waits; a limit for what hangs."""
+"""The test lanes: one rerun, alone, of a failed test that waits; a time limit for a lane that hangs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def late(error=AssertionError):
 """
 
 
-class Room:
-    """A tiny project with lanes of its own."""
+class Project:
+    """A tiny project with its own lanes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class Room:
         return self.call("run", "--name", "one", "--limit", str(limit), "--into", "records", "--", *plain)
 
     def judge(self) -> tuple[int, list[str]]:
-        code, said = self.call(
+        code, output = self.call(
             "judge",
             "--lane",
             "one",
@@ -62,7 +62,7 @@ class Room:
             "-p",
             "pytest_timeout",
         )
-        return code, said.strip().splitlines()
+        return code, output.strip().splitlines()
 
     def kept(self) -> list[dict[str, str]]:
         file = self.folder / "kept.jsonl"
@@ -70,8 +70,8 @@ class Room:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
-    return Room(tmp_path)
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
 
 
 MARKED = "import pytest\n@pytest.mark.clocks\ndef test_it(): late()\n"
@@ -80,40 +80,40 @@ MARKED = "import pytest\n@pytest.mark.clocks\ndef test_it(): late()\n"
 @pytest.mark.parametrize(
     "workers", [[], ["-p", "xdist", "-n", "2", "--dist", "loadfile"]], ids=["plain", "xdist"]
 )
-def test_waiting_tests_that_pass_alone_are_reported_and_kept(room: Room, workers: list[str]) -> None:
-    room.write("failure/test_a.py", "def test_it(): late()\ndef test_other(): pass\n")
-    room.write("lab/test_b.py", "def test_it(): late(TimeoutError)\n")
-    room.write("unit/test_c.py", MARKED.replace("late()", "late(pytest.fail.Exception)"))
-    assert room.lane(*workers)[0] == 1
-    code, said = room.judge()
-    assert code == 0, said
-    assert said[-1] == "4 passed, 0 failed"
+def test_waiting_tests_that_pass_alone_are_reported_and_kept(project: Project, workers: list[str]) -> None:
+    project.write("failure/test_a.py", "def test_it(): late()\ndef test_other(): pass\n")
+    project.write("lab/test_b.py", "def test_it(): late(TimeoutError)\n")
+    project.write("unit/test_c.py", MARKED.replace("late()", "late(pytest.fail.Exception)"))
+    assert project.lane(*workers)[0] == 1
+    code, lines = project.judge()
+    assert code == 0, lines
+    assert lines[-1] == "4 passed, 0 failed"
     names = [f"{name}::test_it" for name in ("failure/test_a.py", "lab/test_b.py", "unit/test_c.py")]
-    assert sorted(row["test"] for row in room.kept()) == names
+    assert sorted(row["test"] for row in project.kept()) == names
     for name in names:
-        assert f"== passed alone, failed beside others: {name}" in said
-    assert all("the machine was late" in row["first"] for row in room.kept())
-    assert sum("the machine was late" in line for line in said) >= 3
+        assert f"== passed alone, failed beside others: {name}" in lines
+    assert all("the machine was late" in row["first"] for row in project.kept())
+    assert sum("the machine was late" in line for line in lines) >= 3
 
 
-def test_timeout_of_a_test_allows_a_rerun(room: Room) -> None:
+def test_timeout_of_a_test_allows_a_rerun(project: Project) -> None:
     text = "import pathlib, time\n@__import__('pytest').mark.timeout(1)\ndef test_it():\n"
     text += "    seen = pathlib.Path(__file__ + '.seen')\n"
     text += "    if not seen.exists():\n        seen.touch()\n        time.sleep(60)\n"
-    room.write("lab/test_a.py", text)
-    assert room.lane()[0] == 1
-    assert room.judge()[0] == 0
+    project.write("lab/test_a.py", text)
+    assert project.lane()[0] == 1
+    assert project.judge()[0] == 0
 
 
-def test_waiting_test_that_fails_twice_fails_the_run(room: Room) -> None:
-    room.write("lab/test_a.py", "def test_it(): assert 1 == 2\n")
-    room.lane()
-    code, said = room.judge()
-    assert (code, said[-1]) == (1, "0 passed, 1 failed")
-    assert room.kept() == []
+def test_waiting_test_that_fails_twice_fails_the_run(project: Project) -> None:
+    project.write("lab/test_a.py", "def test_it(): assert 1 == 2\n")
+    project.lane()
+    code, lines = project.judge()
+    assert (code, lines[-1]) == (1, "0 passed, 1 failed")
+    assert project.kept() == []
 
 
-def test_other_failures_are_never_run_again(room: Room) -> None:
+def test_other_failures_are_never_run_again(project: Project) -> None:
     files = {
         "numerics/test_a.py": "def test_it(): late()\n",
         "numerics/test_b.py": MARKED,
@@ -123,56 +123,56 @@ def test_other_failures_are_never_run_again(room: Room) -> None:
         "lab/test_f.py": "def test_it(): late(ValueError)\n",
     }
     for file, text in files.items():
-        room.write(file, text)
-    room.lane()
-    code, said = room.judge()
-    assert (code, said[-1]) == (1, "0 passed, 6 failed")
-    assert not any("once more" in line for line in said)
-    assert {f"FAILED {file}::test_it" for file in files} <= set(said)
+        project.write(file, text)
+    project.lane()
+    code, lines = project.judge()
+    assert (code, lines[-1]) == (1, "0 passed, 6 failed")
+    assert not any("once more" in line for line in lines)
+    assert {f"FAILED {file}::test_it" for file in files} <= set(lines)
     for file in files:
-        shutil.rmtree((room.folder / file).parent, ignore_errors=True)
-    room.write("lab/test_g.py", "import os\ndef test_it(): os._exit(3)\n")
-    assert room.lane()[0] == 3
-    assert room.judge()[0] == 1
+        shutil.rmtree((project.folder / file).parent, ignore_errors=True)
+    project.write("lab/test_g.py", "import os\ndef test_it(): os._exit(3)\n")
+    assert project.lane()[0] == 3
+    assert project.judge()[0] == 1
 
 
-def test_file_that_cannot_be_imported_fails_the_run(room: Room) -> None:
-    room.write("lab/test_a.py", "import no_such_module\n")
-    room.write("lab/test_b.py", "def test_it(): pass\n")
-    room.lane()
-    code, said = room.judge()
-    assert code == 1, said
-    assert any("lab/test_a.py" in line for line in said)
+def test_file_that_cannot_be_imported_fails_the_run(project: Project) -> None:
+    project.write("lab/test_a.py", "import no_such_module\n")
+    project.write("lab/test_b.py", "def test_it(): pass\n")
+    project.lane()
+    code, lines = project.judge()
+    assert code == 1, lines
+    assert any("lab/test_a.py" in line for line in lines)
 
 
-def test_more_than_three_fail_the_run(room: Room) -> None:
+def test_more_than_three_fail_the_run(project: Project) -> None:
     for number in range(4):
-        room.write(f"lab/test_{number}.py", f"def test_{number}(): late()\n")
-    room.lane()
-    code, said = room.judge()
-    assert (code, said[-1]) == (1, "0 passed, 5 failed")
-    assert room.kept() == []
+        project.write(f"lab/test_{number}.py", f"def test_{number}(): late()\n")
+    project.lane()
+    code, lines = project.judge()
+    assert (code, lines[-1]) == (1, "0 passed, 5 failed")
+    assert project.kept() == []
 
 
-def test_no_lane_and_no_test_are_failures(room: Room) -> None:
-    assert room.judge()[0] == 1
-    room.lane()
-    assert room.judge()[0] == 1
+def test_no_lane_and_no_test_are_failures(project: Project) -> None:
+    assert project.judge()[0] == 1
+    project.lane()
+    assert project.judge()[0] == 1
 
 
 @pytest.mark.slow
 @pytest.mark.clocks
 @pytest.mark.skipif(sys.platform == "win32", reason="stacks are asked for by a signal")
 @pytest.mark.parametrize("case", ["a test hangs in a worker of xdist", "a thread stays behind"])
-def test_lane_that_does_not_end_is_killed_with_all_stacks(room: Room, case: str) -> None:
+def test_lane_that_does_not_end_is_killed_with_all_stacks(project: Project, case: str) -> None:
     text = "import threading, time\ndef forgotten():\n    time.sleep(150)\n"
     if case == "a thread stays behind":
-        room.write("unit/test_a.py", text + "def test_it(): threading.Thread(target=forgotten).start()\n")
-        code, said = room.lane(limit=20.0)
-        assert "[100%]" in said, "the test itself had passed"
+        project.write("unit/test_a.py", text + "def test_it(): threading.Thread(target=forgotten).start()\n")
+        code, output = project.lane(limit=20.0)
+        assert "[100%]" in output, "the test itself had passed"
     else:
-        room.write("unit/test_a.py", text + "def test_it(): forgotten()\n")
-        code, said = room.lane("-p", "xdist", "-n", "1", limit=20.0)
+        project.write("unit/test_a.py", text + "def test_it(): forgotten()\n")
+        code, output = project.lane("-p", "xdist", "-n", "1", limit=20.0)
     assert code == 124
-    assert "in forgotten" in said, said
-    assert room.judge()[0] == 1
+    assert "in forgotten" in output, output
+    assert project.judge()[0] == 1

@@ -81,5 +81,5 @@ def test_install_texts_name_no_distribution_of_others() -> None:
         for line_number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1):
             # A "{" is a value that is filled in at run time; prose ends at a word such as "in".
             names = _installed_names(line) - _OTHER_DISTRIBUTIONS
-            wrong += [f"{name}:{line_number}: {found}" for found in names if found != "barnraise"]
+            wrong += [f"{name}:{line_number}: {installed}" for installed in names if installed != "barnraise"]
     assert wrong == []

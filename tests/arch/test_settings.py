@@ -25,10 +25,10 @@ def _readings(text: str) -> set[str]:
             sections |= {node.arg: _KINDS[node.annotation.id]} if node.annotation.id in _KINDS else {}
     for node in ast.walk(tree):  # `self._settings = settings`, of an argument that is a section
         if isinstance(node, ast.Assign) and _last_name(node.value) in sections:
-            found = sections[_last_name(node.value)]
-            sections |= {_last_name(target): found for target in node.targets if _last_name(target)}
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-    pairs = ((sections.get(_last_name(node.value)), node.attr) for node in found)
+            section = sections[_last_name(node.value)]
+            sections |= {_last_name(target): section for target in node.targets if _last_name(target)}
+    attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    pairs = ((sections.get(_last_name(node.value)), node.attr) for node in attributes)
     return {f"{section}.{key}" for section, key in pairs if section}
 
 

@@ -47,9 +47,9 @@ def test_steps_that_a_group_did_not_write_down_as_a_whole_are_counted_as_not_jud
         *(_line(3, 0, "0, 1", generation=2), _line(3, 1, "2, 3", generation=3)),
         *(_line(4, 0, "0, 1"), _line(4, 1, "2")),
     ]
-    found = judge([Commit(line) for line in lines], 4)
-    assert (found.steps, found.steps_not_judged, found.units_lost) == (4, 2, 1)
-    assert found.violations == 1, "steps that are not judged are no violation, and no proof either"
+    judgement = judge([Commit(line) for line in lines], 4)
+    assert (judgement.steps, judgement.steps_not_judged, judgement.units_lost) == (4, 2, 1)
+    assert judgement.violations == 1, "steps that are not judged are no violation, and no proof either"
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_steps_that_a_group_did_not_write_down_as_a_whole_are_counted_as_not_jud
     ],
 )
 def test_trace_with_fault_has_violation(line: str, field: str) -> None:
-    found = judge([Commit(_line(1, 0, "0, 1")), Commit(line)], 4)
-    assert getattr(found, field) == 1
-    assert found.violations >= 1
+    judgement = judge([Commit(_line(1, 0, "0, 1")), Commit(line)], 4)
+    assert getattr(judgement, field) == 1
+    assert judgement.violations >= 1
 
 
 def test_soak_without_faults_prints_no_times(tmp_path: Path) -> None:
@@ -97,13 +97,13 @@ def test_rounds_of_a_session_begin_with_each_way_in_turn() -> None:
 
 def test_collectives_table_matches_its_json() -> None:
     text = (PAGES / "collectives.md").read_text(encoding="utf-8")
-    told = json.loads((PAGES / "collectives.json").read_text(encoding="utf-8"))
+    page = json.loads((PAGES / "collectives.json").read_text(encoding="utf-8"))
     rows = [
-        f"| `{name}` | {one['measured']:.3f} | {one['low']:.2f} to {one['high']:.2f} | {one['goal']} |"
-        for name, one in told["figures"].items()
+        f"| `{name}` | {row['measured']:.3f} | {row['low']:.2f} to {row['high']:.2f} | {row['goal']} |"
+        for name, row in page["figures"].items()
     ]
     assert rows == [line for line in text.splitlines() if re.match(r"\| `\w+` \| \d", line)]
-    assert told["environment"] in text
+    assert page["environment"] in text
     assert len(rows) == 9
 
 

@@ -89,10 +89,10 @@ def plaintext() -> Pair:
 
 def encrypted() -> Pair:
     left, right = sockets()
-    one, other = NodeKey.generate(), NodeKey.generate()
-    trusted = [one.id, other.id]
-    client = client_context(delegate(one, run="run", worker=b"1" * 16), trusted)
-    server = server_context(delegate(other, run="run", worker=b"2" * 16), trusted)
+    client_key, server_key = NodeKey.generate(), NodeKey.generate()
+    trusted = [client_key.id, server_key.id]
+    client = client_context(delegate(client_key, run="run", worker=b"1" * 16), trusted)
+    server = server_context(delegate(server_key, run="run", worker=b"2" * 16), trusted)
     accepted: list[socket.socket] = []
     thread = threading.Thread(target=lambda: accepted.append(server.wrap_socket(right, server_side=True)))
     thread.start()

@@ -93,9 +93,9 @@ def checked_and_leave(seed: int) -> bool:
 def _is_right(group: Any, seed: int, count: int = 10_007) -> bool:
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     index = torch.arange(count, dtype=torch.int64)
-    mine = _pattern(index, rank, seed)
-    dist.all_reduce(mine, group=group)
-    return bool(torch.equal(mine, torch.stack([_pattern(index, r, seed) for r in range(world)]).sum(0)))
+    values = _pattern(index, rank, seed)
+    dist.all_reduce(values, group=group)
+    return bool(torch.equal(values, torch.stack([_pattern(index, r, seed) for r in range(world)]).sum(0)))
 
 
 def _pattern(index: torch.Tensor, rank: int, seed: int) -> torch.Tensor:
@@ -182,7 +182,7 @@ def disagree(case: str, odd: bool) -> dict[str, Any]:
         # others may disagree already while this rank still enters: then entering fails, with the same error
         made.append(dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=20)))
         _calls()[case][odd](made[0])
-        # a broadcast's root waits for nobody: it learns of a disagreement from its next call
+        # a broadcast's root does not wait for other ranks: it learns of a mismatch from its next call
         dist.barrier(group=made[0])
 
     started = time.monotonic()
@@ -289,13 +289,13 @@ def checked_loop(stop: str) -> dict[str, Any]:
 
     def run() -> None:
         nonlocal turns, slowest, wrong
-        asked = 0
-        while not asked:
+        stopping = 0
+        while not stopping:
             started = time.monotonic()
             wrong += not checked(turns)
             flag = torch.tensor([int(Path(stop).exists())])
             dist.all_reduce(flag)
-            asked = int(flag)
+            stopping = int(flag)
             slowest = max(slowest, time.monotonic() - started)
             turns += 1
             time.sleep(0.005)

@@ -10,7 +10,7 @@ import pytest
 from tests.failure.worker_pool import PATIENT_CLOCKS, Worker, WorkerPool
 
 if sys.platform == "win32":
-    collect_ignore_glob = ["test_*.py"]  # fork, SIGSTOP and SIGKILL are not there; nobody has run these on it
+    collect_ignore_glob = ["test_*.py"]  # fork, SIGSTOP and SIGKILL do not exist there
 
 
 @pytest.fixture(scope="package")

@@ -26,17 +26,17 @@ _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNET = 0x40000000
 
 
-def main(door: str) -> None:
+def main(socket_path: str) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed workers leave no zombies
-    json_socket = JsonSocket.dial(door)
+    json_socket = JsonSocket.dial(socket_path)
     json_socket.send({"fork_server": os.getpid()})
     gc.freeze()
     while (request := json_socket.receive(None)) is not None:
         if os.fork() == 0:
             json_socket.close()
             _become(request)
-            _serve(door, str(request["label"]))
+            _serve(socket_path, str(request["label"]))
             return  # an ordinary end of the interpreter, exit handlers included
 
 
@@ -58,8 +58,8 @@ def _become(request: Mapping[str, Any]) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
-def _serve(door: str, label: str) -> None:
-    json_socket = JsonSocket.dial(door)
+def _serve(socket_path: str, label: str) -> None:
+    json_socket = JsonSocket.dial(socket_path)
     json_socket.send({"label": label, "pid": os.getpid()})
     while (request := json_socket.receive(None)) is not None:
         body = request.pop("body")

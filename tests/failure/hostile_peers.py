@@ -140,7 +140,7 @@ def garbage_after_preface(target: Target) -> None:
     _all_shut(socks)
 
 
-# those who say nothing
+# silent and slow connections
 
 
 def silent_connections(target: Target) -> None:
@@ -247,10 +247,10 @@ def old_generation(target: Target) -> None:
     body = _join_body(target.generation - 1, "old")
     sock.sendall(FrameHeader(FrameKind.JOIN, length=len(body), group=77).encode() + body)
     deadline = time.monotonic() + WAIT_S
-    said = b""
-    while b"is over" not in said:
+    received = b""
+    while b"is over" not in received:
         assert time.monotonic() < deadline, "no refusal of an old generation"
-        said += sock.recv(1 << 16)
+        received += sock.recv(1 << 16)
     sock.close()
 
 

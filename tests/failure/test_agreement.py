@@ -22,11 +22,11 @@ _CALLED = {
 }
 
 
-def _check_late(end: dict[str, object], seconds: float, most: float = _LATE_S) -> None:
+def _check_late(end: dict[str, object], seconds: float, limit_s: float = _LATE_S) -> None:
     assert end["error"] == "OperationTimeout", end
     assert end["late"] == [_ODD], end
     assert f"rank {_ODD}" in str(end["text"])
-    assert most - 0.1 <= seconds <= most + NOTICE_S, end
+    assert limit_s - 0.1 <= seconds <= limit_s + NOTICE_S, end
 
 
 @pytest.mark.parametrize("by", ["late_operation", "monitored"])
@@ -48,12 +48,12 @@ def test_group_timeout_applies_to_operations(
     worker_pool: WorkerPool, take: Callable[[int], list[Worker]]
 ) -> None:
     workers = take(4)
-    most = 1.5 * _LATE_S  # for joining as well, which is more work
-    worker_pool.join(workers, timeout=most)
+    limit_s = 1.5 * _LATE_S  # for joining as well, which is more work
+    worker_pool.join(workers, timeout=limit_s)
     since = time.monotonic_ns()
     others = [worker for rank, worker in enumerate(workers) if rank != _ODD]
     for end in ask_all(others, "one_all_reduce"):
-        _check_late(end, (end["at_ns"] - since) / 1e9, most)
+        _check_late(end, (end["at_ns"] - since) / 1e9, limit_s)
 
 
 @pytest.mark.parametrize("case", _CALLED)
@@ -86,7 +86,7 @@ def test_stale_generation_is_rejected(worker_pool: WorkerPool, take: Callable[[i
     for end in ask_all(old, "use_group", number=0):
         assert end["error"] == "OperationAborted", end
         assert "generation 4 is over" in end["text"]
-    # one who slept through it all, and one who was there: both are refused, in words
+    # a worker that missed the new generation, and one that took part: both are rejected with a reason
     place = worker_pool.meeting()
     pair = [workers[2], workers[0]]
     for rank, worker in enumerate(pair):
@@ -109,7 +109,7 @@ def test_busy_trainer_does_not_delay_its_operation(
     workers = take(2)
     worker_pool.join(workers)
     ask_all(workers, "checked")
-    for _ in range(6):  # two who spin may leave no core for the communication processes; then another time
+    for _ in range(6):  # two busy workers may leave no core for the communication processes: retry
         ends = ask_all(workers, "spin", elements=1_000_000, seconds=2.0)
         assert [end["v"] for end in ends] == [2.0, 2.0]
         if all(end["completed"] and end["issued"] < end["finished"] < end["ends"] - 0.5e9 for end in ends):

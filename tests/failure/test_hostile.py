@@ -1,4 +1,4 @@
-"""Hostile input while a group is at work: nothing crashes, nothing grows, the group does not notice."""
+"""Hostile input while a group is at work: no process crashes or grows, and the group keeps working."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.failure.hostile_peers import ATTACKS, WAIT_S, Target
 from tests.failure.worker_pool import QUICK_CLOCKS, Worker, WorkerPool, answers, ask_all, until
 
 _GENERATION = 3
-_MOST_GROWTH = 24 << 20
+_MAX_GROWTH = 24 << 20
 _SLOWEST_S = 10.0  # on a machine with much else to do; alone it is about 0.1
 
 
 @dataclass
-class Besieged:
+class AttackedGroup:
     """Three workers in a group, and the processes that strangers can reach."""
 
     workers: list[Worker]
@@ -34,11 +34,11 @@ class Besieged:
 
 
 @pytest.fixture(scope="module")
-def besieged(worker_pool: WorkerPool) -> Iterator[Besieged]:
-    # Who says nothing is borne no longer than so; an attacker's own handshake must fit in, too.
+def attacked_group(worker_pool: WorkerPool) -> Iterator[AttackedGroup]:
+    # Silent connections are closed after this time; an attacker's own handshake must fit in, too.
     quick = {**QUICK_CLOCKS, "BARNRAISE_NETWORK_CONNECT_TIMEOUT_S": "4"}
     settings = {"BARNRAISE_GENERATION": str(_GENERATION), **quick}
-    workers = [worker_pool.fork(settings, label="besieged") for _ in range(3)]
+    workers = [worker_pool.fork(settings, label="attacked") for _ in range(3)]
     members = ask_all(workers, "prepare")
     for worker, member in zip(workers, members, strict=True):
         worker.comm_process = member["comm_process"]
@@ -61,32 +61,35 @@ def besieged(worker_pool: WorkerPool) -> Iterator[Besieged]:
         for rank, worker in enumerate(workers)
     }
     processes["listener"] = psutil.Process(standing.pid)
-    yield Besieged(workers, target, processes)
+    yield AttackedGroup(workers, target, processes)
     for worker in workers:
         worker_pool.end(worker)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_attacks_do_not_affect_the_group(worker_pool: WorkerPool, besieged: Besieged, attack: str) -> None:
+def test_attacks_do_not_affect_the_group(
+    worker_pool: WorkerPool, attacked_group: AttackedGroup, attack: str
+) -> None:
     stop = worker_pool.directory / f"stop {attack}"
-    descriptors, memory = besieged.descriptors(), besieged.memory()
-    for worker in besieged.workers:
+    descriptors, memory = attacked_group.descriptors(), attacked_group.memory()
+    for worker in attacked_group.workers:
         worker.tell("checked_loop", stop=str(stop))
     try:
-        kept = ATTACKS[attack](besieged.target)
-        grown = {name: size - memory[name] for name, size in besieged.memory().items()}
+        kept = ATTACKS[attack](attacked_group.target)
+        grown = {name: size - memory[name] for name, size in attacked_group.memory().items()}
         if kept is not None:
             kept.close()
         settled = until(
-            lambda: all(count <= descriptors[name] for name, count in besieged.descriptors().items()), WAIT_S
+            lambda: all(count <= descriptors[name] for name, count in attacked_group.descriptors().items()),
+            WAIT_S,
         )
     finally:
         stop.touch()
-        ends = answers(besieged.workers)
+        ends = answers(attacked_group.workers)
     for end in ends:
         assert end["error"] is None, end
         assert end["wrong"] == 0, end
         assert end["turns"] > 0
         assert end["slowest"] < _SLOWEST_S, end
-    assert settled, f"descriptors before {descriptors}, after {besieged.descriptors()}"
-    assert all(size < _MOST_GROWTH for size in grown.values()), grown
+    assert settled, f"descriptors before {descriptors}, after {attacked_group.descriptors()}"
+    assert all(size < _MAX_GROWTH for size in grown.values()), grown

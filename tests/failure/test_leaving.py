@@ -90,49 +90,51 @@ def test_ordinary_exit_is_reported_to_others(worker_pool: WorkerPool, four: list
 
 
 @pytest.fixture
-def house(worker_pool: WorkerPool) -> Path:
+def directory(worker_pool: WorkerPool) -> Path:
     """A state directory of its own, and a directory for temporary files."""
-    directory = worker_pool.directory / f"house-{time.monotonic_ns()}"
+    directory = worker_pool.directory / f"directory-{time.monotonic_ns()}"
     (directory / "tmp").mkdir(parents=True)
     return directory
 
 
-def _settings(house: Path) -> dict[str, str]:
-    return {"BARNRAISE_STATE_DIRECTORY": str(house / "state"), "TMPDIR": str(house / "tmp")}
+def _settings(directory: Path) -> dict[str, str]:
+    return {"BARNRAISE_STATE_DIRECTORY": str(directory / "state"), "TMPDIR": str(directory / "tmp")}
 
 
-def _check_nothing_is_left(house: Path, pids: list[int]) -> None:
+def _check_nothing_is_left(directory: Path, pids: list[int]) -> None:
     # to ask the listener whether it is there would keep it there
     # The listener waits 2 s for another worker; the rest is room for a machine that is short of memory.
     assert until(lambda: not any(is_running(pid) for pid in pids), 60.0), (
         f"left: {[psutil.Process(pid) for pid in pids if is_running(pid)]}"
     )
-    assert until(lambda: not running_processes(house / "state"), 60.0, every=0.3), "the listener does not end"
-    files = {path.name for path in (house / "state").rglob("*")}
+    assert until(lambda: not running_processes(directory / "state"), 60.0, every=0.3), (
+        "the listener does not end"
+    )
+    files = {path.name for path in (directory / "state").rglob("*")}
     assert files <= _LASTING, files - _LASTING
-    assert list((house / "tmp").iterdir()) == []
+    assert list((directory / "tmp").iterdir()) == []
     assert not [name for name in os.listdir("/dev/shm") if "barnraise" in name]
 
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
-def test_exit_leaves_no_processes_or_files(worker_pool: WorkerPool, house: Path, how: str) -> None:
-    workers = [worker_pool.fork(_settings(house)) for _ in range(2)]
+def test_exit_leaves_no_processes_or_files(worker_pool: WorkerPool, directory: Path, how: str) -> None:
+    workers = [worker_pool.fork(_settings(directory)) for _ in range(2)]
     worker_pool.join(workers)
     assert all(ask_all(workers, "checked"))
     comm_processes = [worker.ask("prepare")["comm_process"] for worker in workers]
-    with ListenerClient.connect(house / "state", timeout=60.0) as client:
+    with ListenerClient.connect(directory / "state", timeout=60.0) as client:
         listener = client.standing().pid
     for worker in workers:
         if how == "exit":
             worker.ask("exit")
         worker.kill()
-    _check_nothing_is_left(house, [*comm_processes, listener, *(worker.pid for worker in workers)])
+    _check_nothing_is_left(directory, [*comm_processes, listener, *(worker.pid for worker in workers)])
 
 
 @pytest.mark.slow
-def test_script_without_destroy_exits_with_zero(worker_pool: WorkerPool, house: Path) -> None:
+def test_script_without_destroy_exits_with_zero(worker_pool: WorkerPool, directory: Path) -> None:
     """No destroy_process_group: exit code 0, no word on standard error, nothing left."""
-    environment = {**os.environ, **_settings(house), "PYTHONPATH": str(REPOSITORY / "src")}
+    environment = {**os.environ, **_settings(directory), "PYTHONPATH": str(REPOSITORY / "src")}
     place = worker_pool.meeting()
     ranks = [
         subprocess.Popen(
@@ -145,27 +147,27 @@ def test_script_without_destroy_exits_with_zero(worker_pool: WorkerPool, house: 
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=150)[0] for process in ranks]
+        outputs = [process.communicate(timeout=150)[0] for process in ranks]
     finally:
         for process in ranks:
             process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], said
-    assert said == ["", ""]
-    _check_nothing_is_left(house, [process.pid for process in ranks])
+    assert [process.returncode for process in ranks] == [0, 0], outputs
+    assert outputs == ["", ""]
+    _check_nothing_is_left(directory, [process.pid for process in ranks])
 
 
 def _check_growth(held: list[dict[str, list[dict[str, list[int]]]]], times: int) -> None:
     """The first third warms up caches and allocators; a leak goes on after it."""
     for answer in held:
         assert answer["wrong"] == 0
-        for who in ("worker", "comm_process"):
-            rows = [sample[who] for sample in answer["samples"]]
+        for process_name in ("worker", "comm_process"):
+            rows = [sample[process_name] for sample in answer["samples"]]
             settled = rows[len(rows) // 3 :]
             descriptors, threads, memory = zip(*settled, strict=True)
-            assert max(descriptors) - min(descriptors) <= 1, f"{who}: descriptors {descriptors}"
-            assert max(threads) - min(threads) <= 1, f"{who}: threads {threads}"
+            assert max(descriptors) - min(descriptors) <= 1, f"{process_name}: descriptors {descriptors}"
+            assert max(threads) - min(threads) <= 1, f"{process_name}: threads {threads}"
             per_rebuild = (memory[-1] - memory[0]) / (times * 2 / 3)
-            assert per_rebuild < 8.0, f"{who}: {per_rebuild:.1f} KiB each time: {memory}"
+            assert per_rebuild < 8.0, f"{process_name}: {per_rebuild:.1f} KiB each time: {memory}"
 
 
 def _rebuild(worker_pool: WorkerPool, workers: list[Worker], times: int) -> None:

@@ -50,7 +50,7 @@ def test_stopped_rank_is_lost_after_silence_limit_and_can_rejoin(
         assert (end["error"], end["peer"]) == ("PeerLost", _VICTIM), ends
         after = (end["at_ns"] - since) / 1e9
         assert SILENCE_S / 2 <= after <= SILENCE_S + NOTICE_S, f"after {after:.2f} s: {end}"
-    # the sleeper hears of it too, by whatever name fits its side, and may come back
+    # the stopped worker gets an error, too (either of two, depending on the process), and may rejoin
     awake = four[_VICTIM].answer()
     assert awake["error"] in ("PeerLost", "CommProcessLost"), awake
     ask_all(four, "leave")

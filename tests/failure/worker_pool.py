@@ -26,8 +26,8 @@ from tests.failure.json_socket import JsonSocket
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
-# A machine that runs other things beside these tests may let anybody stand still for seconds: where no clock
-# is tested it is long, and where one is, it is longer than that.
+# On a busy machine any process may stand still for seconds. So timeouts are long where no timeout is tested,
+# and where one is tested, it is longer than such a stall.
 PATIENT_CLOCKS = {"BARNRAISE_LINK_SILENCE_S": "25", "BARNRAISE_LINK_HEARTBEAT_S": "0.5"}
 SILENCE_S = 5.0
 QUICK_CLOCKS = {"BARNRAISE_LINK_SILENCE_S": f"{SILENCE_S:g}", "BARNRAISE_LINK_HEARTBEAT_S": "0.5"}
@@ -119,7 +119,7 @@ class WorkerPool:
         self._acquired: list[Worker] = []
         self._numbers = itertools.count()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(self.directory / "door"))
+        self._listener.bind(str(self.directory / "control.sock"))
         self._listener.listen(64)
         self._fork_server, self._process = self._start()
 
@@ -222,7 +222,7 @@ class WorkerPool:
         # here too, because /proc shows a forked worker with the fork server's environment
         environment["BARNRAISE_STATE_DIRECTORY"] = str(self.state)
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.failure.fork_server", str(self.directory / "door")],
+            [sys.executable, "-m", "tests.failure.fork_server", str(self.directory / "control.sock")],
             env=environment,
             cwd=REPOSITORY,
             stdin=subprocess.DEVNULL,
@@ -235,7 +235,7 @@ class WorkerPool:
         json_socket = JsonSocket(stream)
         hello = json_socket.receive(timeout)
         if hello is None:
-            raise WorkerError("a process ended before it said who it is")
+            raise WorkerError("a process exited before it sent its identity")
         return hello, json_socket
 
 
@@ -277,15 +277,15 @@ def until(truth: Callable[[], bool], seconds: float, every: float = 0.05) -> boo
 
 def running_processes(state: Path) -> list[int]:
     """Return every process that was started for this state directory."""
-    found = []
+    pids = []
     for process in psutil.process_iter():
         try:
             zombie = process.status() == psutil.STATUS_ZOMBIE
             if not zombie and process.environ().get("BARNRAISE_STATE_DIRECTORY") == str(state):
-                found.append(process.pid)
+                pids.append(process.pid)
         except psutil.Error:
             continue
-    return found
+    return pids
 
 
 def is_running(pid: int) -> bool:

@@ -51,11 +51,11 @@ def test_third_machine_continues_alone_from_its_copy(machines: Machines, tmp_pat
     machines.start(2)
 
     notary = AgentCheckpointSigner(machines.state(2), run)
-    found = Checkpoints(machines.state(2) / "runs" / run / "checkpoints", run, notary).newest()
-    assert found is not None
-    manifest, parts = found
+    newest = Checkpoints(machines.state(2) / "runs" / run / "checkpoints", run, notary).newest()
+    assert newest is not None
+    manifest, parts = newest
     assert digest(parts).hex() == manifest.digest
-    assert {manifest.digest} == {one.digest for one in before if one.step == manifest.step}
+    assert {manifest.digest} == {commit.digest for commit in before if commit.step == manifest.step}
 
     assert line.run(2, "continue", "--without", "h0", "--without", "h1").returncode == 0
     assert line.run(2, "stop", run).returncode == 0
@@ -72,5 +72,5 @@ def test_third_machine_continues_alone_from_its_copy(machines: Machines, tmp_pat
     words = rf"resuming from the checkpoint of step {manifest.step} of run {run}"
     assert re.search(words, resumed.stdout + resumed.stderr)
     after = read_commits(trace)[len(before) :]
-    assert [one.step for one in after[:3]] == [manifest.step + 1 + place for place in range(3)]
+    assert [commit.step for commit in after[:3]] == [manifest.step + 1 + place for place in range(3)]
     check_equal(finals(resumed.stdout), alone(**options))

@@ -64,9 +64,9 @@ def test_coordinator_that_dies_or_stops_is_replaced_and_readmitted(four: tuple[L
 
 def test_partition_has_one_deciding_side(four: tuple[Lab, Machines]) -> None:
     lab, machines = four
-    for one in (0, 1):
-        for other in (2, 3):
-            lab.cut(lab.hosts[one], lab.hosts[other])
+    for senior in (0, 1):
+        for junior in (2, 3):
+            lab.cut(lab.hosts[senior], lab.hosts[junior])
     machines.until(lambda: machines.agree([0, 1]), 90.0, "the senior half goes on")
     machines.until(lambda: not machines.status(2).decides, 90.0, "the other half notices")
     machines.until(lambda: "waiting for one of h0, h1" in machines.status(2).sentence, 90.0, "and says so")
@@ -79,7 +79,7 @@ def test_partition_has_one_deciding_side(four: tuple[Lab, Machines]) -> None:
 def test_one_way_cut_between_two_of_four_evicts_none(four: tuple[Lab, Machines]) -> None:
     lab, machines = four
     lab.cut_one_way(lab.hosts[1], lab.hosts[2])
-    _nobody_is_evicted(machines, lambda: time.sleep(8.0))
+    _check_no_eviction(machines, lambda: time.sleep(8.0))
     lab.heal_all()
     machines.until(lambda: machines.agree(range(4)), 90.0, "all agree")
 
@@ -180,7 +180,7 @@ def test_machines_with_a_shared_key_need_no_person() -> None:
     with Lab(hosts=3) as lab, Machines(lab.hosts) as machines:
         key = machines.state(0).parent / "key"
         create_private(key, str(new_psk("owner")).encode())
-        for place in range(3):  # all at once, and nobody was there before
+        for place in range(3):  # all at once, and no cluster exists before
             machines.launch(place, "--psk-file", str(key))
         machines.until(lambda: machines.agree(range(3)), 60.0, "all have joined")
 
@@ -192,9 +192,9 @@ def test_machine_with_lost_state_is_a_new_node(two: tuple[Lab, Machines]) -> Non
     for file in machines.state(1).glob("cluster.db*"):
         file.unlink()
     machines.start(1)
-    told = machines.status(1)
-    assert [row.state for row in told.nodes] == ["this"]
-    assert told.nodes[0].node not in {row.node for row in before}
+    status = machines.status(1)
+    assert [row.state for row in status.nodes] == ["this"]
+    assert status.nodes[0].node not in {row.node for row in before}
 
 
 @pytest.mark.timeout(500)
@@ -206,12 +206,12 @@ def test_saturated_slow_link_evicts_none() -> None:
         receiver = lab.hosts[1].start(_python(_RECEIVE))
         machines.until(lambda: "up" in receiver.output(), 30.0, "the receiver is up")
         pour = _python(_POUR, lab.hosts[1].address, 30)  # several times the longest silence that is borne
-        _nobody_is_evicted(machines, lambda: lab.hosts[0].run(pour, timeout=150))
+        _check_no_eviction(machines, lambda: lab.hosts[0].run(pour, timeout=150))
         receiver.kill()
         machines.until(lambda: machines.agree(range(3)), 90.0, "all agree")
 
 
-def _nobody_is_evicted(machines: Machines, work: Callable[[], object]) -> None:
+def _check_no_eviction(machines: Machines, work: Callable[[], object]) -> None:
     view = machines.status(0).view
     work()
     assert machines.status(0).view == view, "a machine was evicted"

@@ -43,7 +43,7 @@ async def main():
 
 asyncio.run(main())
 """
-# A stranger who keeps every multicast DNS datagram that he hears, and asks what anybody may ask.
+# A stranger that records all multicast DNS datagrams, and sends the queries that any host may send.
 _STRANGER = """
 import json, socket, struct, sys, time
 from zeroconf import ServiceBrowser, Zeroconf
@@ -86,7 +86,7 @@ def lab() -> Iterator[Lab]:
 def _until(condition: Callable[[], bool], patience: float = 60.0) -> None:
     deadline = time.monotonic() + patience
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
 
 
@@ -113,7 +113,7 @@ def _health(process: LabProcess) -> dict[str, str | None]:
 
 def test_machines_of_one_cluster_find_each_other_and_no_others(lab: Lab) -> None:
     first, second, stranger = lab.hosts
-    # Nobody's last resort is needed: it would ask only after a minute.
+    # Broadcast, the fallback, is not needed: it would start only after a minute.
     ours = [_agent(first, patience=60), _agent(second, patience=60)]
     other = _agent(stranger, THEIR_SECRET, patience=60)
     _until(lambda: _sighted(ours[0], "mdns") == {(second.address, 52416)})

@@ -46,19 +46,19 @@ print("trained", run.done)
 """
 
 
-class Fireside:
+class LabHub:
     """A hub at the lab's public host, and its members."""
 
-    def __init__(self, lab: Lab, room: Path) -> None:
-        self.lab, self.room = lab, room
-        self.project = room / "project"
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab, self.folder = lab, folder
+        self.project = folder / "project"
         self.project.mkdir()
         (self.project / "train.py").write_text(TRAIN)
         self.directory = self.state("hub") / "hub" / "fireside"
         self.running: list[LabProcess] = []
 
     def state(self, name: str) -> Path:
-        path = self.room / name
+        path = self.folder / name
         path.mkdir(exist_ok=True)
         return path
 
@@ -70,8 +70,8 @@ class Fireside:
         }
         command = [sys.executable, "-m", "barnraise.cli.main", *words]
         if answers:
-            (self.room / "answers").write_text(answers)
-            command = ["sh", "-c", 'exec "$@" < "$0"', str(self.room / "answers"), *command]
+            (self.folder / "answers").write_text(answers)
+            command = ["sh", "-c", 'exec "$@" < "$0"', str(self.folder / "answers"), *command]
         started = host.start(command, env=environment, cwd=self.project)
         self.running.append(started)
         return started
@@ -83,9 +83,9 @@ class Fireside:
 
     def invite(self, hub: LabProcess) -> str:
         self.until(lambda: "barnraise-invite:" in hub.output(), 200.0, "the hub prints an invite", hub)
-        found = re.search(r"barnraise-invite:\S+", hub.output())
-        assert found is not None
-        return found[0]
+        match = re.search(r"barnraise-invite:\S+", hub.output())
+        assert match is not None
+        return match[0]
 
     def join(self, host: Host, name: str, invite: str) -> LabProcess:
         return self.type(host, name, "join", "--invite", invite, "--yes", "--name", name)
@@ -93,7 +93,7 @@ class Fireside:
     def members(self) -> dict[str, MemberRecord]:
         log = HubLog(self.directory)
         try:
-            return {one.name: one for one in log.read().members.values()}
+            return {member.name: member for member in log.read().members.values()}
         finally:
             log.close()
 
@@ -101,12 +101,12 @@ class Fireside:
         member = self.members().get(name)
         return 0 if member is None else member.accepted
 
-    def until(self, is_so: Callable[[], bool], seconds: float, what: str, *said: LabProcess) -> float:
+    def until(self, is_true: Callable[[], bool], seconds: float, what: str, *processes: LabProcess) -> float:
         begin = time.monotonic()
-        while not is_so():
-            words = "\n---\n".join(one.output()[-3000:] for one in said)
-            ended = any(one.poll() is not None for one in said)
-            assert not ended, f"somebody has ended: {what}\n{words}"
+        while not is_true():
+            words = "\n---\n".join(process.output()[-3000:] for process in processes)
+            ended = any(process.poll() is not None for process in processes)
+            assert not ended, f"a process has exited: {what}\n{words}"
             assert time.monotonic() - begin < seconds, f"not within {seconds:g} s: {what}\n{words}"
             time.sleep(0.1)
         return time.monotonic() - begin
@@ -114,29 +114,29 @@ class Fireside:
     def until_rounds(
         self, friends: dict[str, LabProcess], counts: dict[str, int], seconds: float, hub: LabProcess
     ) -> None:
-        """Until each has contributed so often."""
+        """Wait until each member has contributed this number of rounds."""
 
-        def is_so() -> bool:
+        def is_true() -> bool:
             return all(self.rounds(name) >= count for name, count in counts.items())
 
-        self.until(is_so, seconds, f"{counts} rounds", *friends.values(), hub)
+        self.until(is_true, seconds, f"{counts} rounds", *friends.values(), hub)
 
     def close(self) -> None:
-        for one in self.running:
-            if one.poll() is None:
-                one.signal(signal.SIGTERM)
-        for one in self.running:
+        for process in self.running:
+            if process.poll() is None:
+                process.signal(signal.SIGTERM)
+        for process in self.running:
             with contextlib.suppress(Exception):
-                one.wait(20)
-            one.kill()
+                process.wait(20)
+            process.kill()
 
 
 @pytest.fixture
-def fireside(tmp_path: Path) -> Iterator[Fireside]:
+def lab_hub(tmp_path: Path) -> Iterator[LabHub]:
     with Lab(hosts=1, nat=[1, 1], rate="50mbit", delay="20ms") as lab:
-        found = Fireside(lab, tmp_path)
-        yield found
-        found.close()
+        hub = LabHub(lab, tmp_path)
+        yield hub
+        hub.close()
 
 
 def listening(host: Host) -> list[str]:
@@ -146,94 +146,96 @@ def listening(host: Host) -> list[str]:
     return [row[1] for row in rows if len(row) > 3 and row[3] == "0A"]
 
 
-def test_friends_join_train_outlive_the_hub_and_leave(fireside: Fireside) -> None:
-    hub = fireside.up("--round", "2s", "--no-train", "train.py", "100000")
-    invite = fireside.invite(hub)
-    hosts = [nat.hosts[0] for nat in fireside.lab.nats]
+def test_friends_join_train_outlive_the_hub_and_leave(lab_hub: LabHub) -> None:
+    hub = lab_hub.up("--round", "2s", "--no-train", "train.py", "100000")
+    invite = lab_hub.invite(hub)
+    hosts = [nat.hosts[0] for nat in lab_hub.lab.nats]
     began = time.monotonic()
-    anna, ben = (fireside.join(host, name, invite) for host, name in zip(hosts, ("anna", "ben"), strict=True))
+    anna, ben = (lab_hub.join(host, name, invite) for host, name in zip(hosts, ("anna", "ben"), strict=True))
     both = {"anna": anna, "ben": ben}
-    fireside.until_rounds(both, dict.fromkeys(both, 1), 240.0, hub)
+    lab_hub.until_rounds(both, dict.fromkeys(both, 1), 240.0, hub)
     first_s = time.monotonic() - began
     print(f"from join --invite to the first contributed round of both: {first_s:.1f} s")
     assert first_s <= 200.0  # alone on a machine, a fifth of that
     assert [listening(host) for host in hosts] == [[], []]
 
-    # The hub is killed in the middle of everything; it comes back where it was, and they go on.
-    before = {name: fireside.rounds(name) for name in both}
-    for pid in fireside.lab.hosts[0].pids():
+    # The hub is killed at any moment; it restarts with its state, and the members continue.
+    before = {name: lab_hub.rounds(name) for name in both}
+    for pid in lab_hub.lab.hosts[0].pids():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    again = fireside.up("--no-train")
-    fireside.invite(again)
-    fireside.until_rounds(both, {name: count + 2 for name, count in before.items()}, 240.0, again)
+    again = lab_hub.up("--no-train")
+    lab_hub.invite(again)
+    lab_hub.until_rounds(both, {name: count + 2 for name, count in before.items()}, 240.0, again)
 
-    # One leaves with Ctrl-C: nothing of the run stays, and the other does not wait for it.
+    # One member leaves with Ctrl-C: nothing of the run stays on its host, and the other continues.
     anna.signal(signal.SIGINT)
     assert anna.wait(120) == 130, anna.output()
     assert "nothing of the run is kept here" in anna.output()
-    fireside.until(lambda: hosts[0].pids() == [], 60.0, "nothing runs there")
-    assert sorted(path.name for path in fireside.state("anna").iterdir()) == ["node.key"]
-    now = fireside.rounds("ben")
-    fireside.until(lambda: fireside.rounds("ben") > now + 2, 240.0, "the other one goes on", ben, again)
+    lab_hub.until(lambda: hosts[0].pids() == [], 60.0, "nothing runs there")
+    assert sorted(path.name for path in lab_hub.state("anna").iterdir()) == ["node.key"]
+    now = lab_hub.rounds("ben")
+    lab_hub.until(lambda: lab_hub.rounds("ben") > now + 2, 240.0, "the other one goes on", ben, again)
 
-    # Whoever comes back is the same member: the invite is not used up by that.
-    friends = len(fireside.members())
-    back = fireside.join(hosts[0], "anna", invite)
-    count = fireside.rounds("anna")
-    fireside.until(lambda: fireside.rounds("anna") > count, 240.0, "anna is back", back, again)
-    assert len(fireside.members()) == friends
+    # A returning friend is the same member, and does not use up the invite.
+    friends = len(lab_hub.members())
+    back = lab_hub.join(hosts[0], "anna", invite)
+    count = lab_hub.rounds("anna")
+    lab_hub.until(lambda: lab_hub.rounds("anna") > count, 240.0, "anna is back", back, again)
+    assert len(lab_hub.members()) == friends
 
 
-def test_hub_run_finishes_on_every_machine(fireside: Fireside) -> None:
-    hub = fireside.up("--round", "1s", "train.py", "6")
-    invite = fireside.invite(hub)
-    anna = fireside.join(fireside.lab.nats[0].hosts[0], "anna", invite)
+def test_hub_run_finishes_on_every_machine(lab_hub: LabHub) -> None:
+    hub = lab_hub.up("--round", "1s", "train.py", "6")
+    invite = lab_hub.invite(hub)
+    anna = lab_hub.join(lab_hub.lab.nats[0].hosts[0], "anna", invite)
     assert anna.wait(300) == 0, anna.output()
     assert "trained" in anna.output()
-    fireside.until(lambda: "own part ended with code 0" in hub.output(), 120.0, "the host's part ends", hub)
-    members = fireside.members()
+    lab_hub.until(lambda: "own part ended with code 0" in hub.output(), 120.0, "the host's part ends", hub)
+    members = lab_hub.members()
     assert members["anna"].samples + members["owner"].samples >= 6 * 2048
     hub.signal(signal.SIGINT)
     assert hub.wait(120) == 130, hub.output()
-    fireside.until(lambda: fireside.lab.hosts[0].pids() == [], 60.0, "nothing runs there")
+    lab_hub.until(lambda: lab_hub.lab.hosts[0].pids() == [], 60.0, "nothing runs there")
 
 
 PAGE = REPOSITORY / "docs" / "friends.md"
 
 
-def test_friends_page_matches_real_commands(fireside: Fireside) -> None:
-    """Its commands, in its order, as it writes them."""
+def test_friends_page_matches_real_commands(lab_hub: LabHub) -> None:
+    """Run the commands of the page in their order."""
     page = PAGE.read_text(encoding="utf-8")
     typed = re.findall(r"^(host|friend)\$ (barnraise .*?)(?:  +for .*)?$", page, re.M)
-    host, friends_host = fireside.lab.hosts[0], fireside.lab.nats[0].hosts[0]
-    (fireside.project / "train.py").unlink()
-    (fireside.project / "friends.py").write_text((REPOSITORY / "examples" / "friends.py").read_text())
-    words = [(who, line.split()[1:]) for who, line in typed]
+    host, friends_host = lab_hub.lab.hosts[0], lab_hub.lab.nats[0].hosts[0]
+    (lab_hub.project / "train.py").unlink()
+    (lab_hub.project / "friends.py").write_text((REPOSITORY / "examples" / "friends.py").read_text())
+    words = [(role, line.split()[1:]) for role, line in typed]
     assert words[:3] == [
         ("host", ["hub", "up", "friends.py"]),
         ("friend", ["join", "--invite", "barnraise-invite:3kYzlZG2aHR0cDov..."]),
         ("host", ["hub", "status"]),
     ]
-    hub = fireside.type(host, "hub", *words[0][1])
-    fireside.directory = fireside.state("hub") / "hub" / "friends"
-    invite = fireside.invite(hub)
+    hub = lab_hub.type(host, "hub", *words[0][1])
+    lab_hub.directory = lab_hub.state("hub") / "hub" / "friends"
+    invite = lab_hub.invite(hub)
     assert f"The run friends is at https://{host.address}:52480. Friends join it with:" in hub.output()
-    friend = fireside.type(friends_host, "friend", "join", "--invite", invite, answers="y\n")
-    fireside.until(
-        lambda: "friend" in {one.role for one in fireside.members().values()}, 240.0, "a friend", friend
+    friend = lab_hub.type(friends_host, "friend", "join", "--invite", invite, answers="y\n")
+    lab_hub.until(
+        lambda: "friend" in {member.role for member in lab_hub.members().values()}, 240.0, "a friend", friend
     )
     assert "  python friends.py\nfrom 1 file" in friend.output()
     assert "Run it here? [y/N]:" in friend.output()
-    name = next(one.name for one in fireside.members().values() if one.role == "friend")
-    fireside.until(lambda: fireside.rounds(name) > 0, 240.0, "its first contribution", friend, hub)
-    fireside.until(lambda: len(fireside.members()) == 2, 120.0, "the host takes part, too", friend, hub)
-    for who, line in words[2:]:
-        assert who == "host"
+    name = next(member.name for member in lab_hub.members().values() if member.role == "friend")
+    lab_hub.until(lambda: lab_hub.rounds(name) > 0, 240.0, "its first contribution", friend, hub)
+    lab_hub.until(lambda: len(lab_hub.members()) == 2, 120.0, "the host takes part, too", friend, hub)
+    for role, line in words[2:]:
+        assert role == "host"
         if line[0] != "hub" or line == ["hub", "status"]:
-            said = fireside.type(host, "hub", *line)
-            assert said.wait(150) == 0, said.output()
-            assert re.search(r"barnraise-invite:\S+|friends: version \d+, .*2 members", said.output()), line
+            process = lab_hub.type(host, "hub", *line)
+            assert process.wait(150) == 0, process.output()
+            assert re.search(r"barnraise-invite:\S+|friends: version \d+, .*2 members", process.output()), (
+                line
+            )
     friend.signal(signal.SIGINT)
     assert friend.wait(120) == 130, friend.output()
-    assert [path.name for path in fireside.state("friend").iterdir()] == ["node.key"]
+    assert [path.name for path in lab_hub.state("friend").iterdir()] == ["node.key"]

@@ -90,7 +90,7 @@ def _python(code: str, *words: object) -> list[str]:
 def _until(condition: Callable[[], bool], patience: float = 60.0) -> None:
     deadline = time.monotonic() + patience
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.01)
 
 
@@ -137,12 +137,12 @@ def _limit(src: Host, dst: Host, bits: float, settle: float = 0.5) -> float:
 
 def _round_trip(src: Host, dst: Host, trip: float, count: int = 40) -> float:
     """The lower quartile of a burst of round trips; the least of some bursts, as a busy core only adds."""
-    least = float("inf")
+    shortest = float("inf")
     for _ in range(20):
-        least = min(least, float(src.run(_python(_ROUND_TRIPS, dst.address, count)).stdout))
-        if least <= 1.08 * trip:
+        shortest = min(shortest, float(src.run(_python(_ROUND_TRIPS, dst.address, count)).stdout))
+        if shortest <= 1.08 * trip:
             break
-    return least
+    return shortest
 
 
 @pytest.fixture(scope="module")
@@ -168,18 +168,18 @@ def healed(greeters: Lab) -> Iterator[Lab]:
 
 @pytest.mark.parametrize(("rate", "bits"), [("1gbit", 1e9), ("100mbit", 1e8), ("20mbit", 2e7)])
 def test_rate_limits_throughput_of_hosts(pair: Lab, rate: str, bits: float) -> None:
-    one, other = pair.hosts
+    first, second = pair.hosts
     for host in pair.hosts:
         pair.set_rate(host, rate)
-    assert _limit(one, other, bits) == pytest.approx(bits, rel=0.05)
+    assert _limit(first, second, bits) == pytest.approx(bits, rel=0.05)
 
 
 def test_rate_of_the_slower_side_rules_in_both_directions(pair: Lab) -> None:
-    one, other = pair.hosts
-    pair.set_rate(one, "1gbit")
-    pair.set_rate(other, "20mbit", down="50mbit")
-    assert _limit(one, other, 5e7) == pytest.approx(5e7, rel=0.05)
-    assert _limit(other, one, 2e7) == pytest.approx(2e7, rel=0.05)
+    first, second = pair.hosts
+    pair.set_rate(first, "1gbit")
+    pair.set_rate(second, "20mbit", down="50mbit")
+    assert _limit(first, second, 5e7) == pytest.approx(5e7, rel=0.05)
+    assert _limit(second, first, 2e7) == pytest.approx(2e7, rel=0.05)
 
 
 def test_host_without_rate_is_fast(pair: Lab) -> None:
@@ -191,9 +191,9 @@ def test_host_without_rate_is_fast(pair: Lab) -> None:
 @pytest.mark.parametrize(("delay", "trip"), [("10ms", 0.02), ("50ms", 0.1)])
 def test_round_trip_is_twice_the_delay(delay: str, trip: float) -> None:
     with Lab(hosts=2, delay=delay) as lab:
-        one, other = lab.hosts
-        _serve(other, _ECHO)
-        assert _round_trip(one, other, trip) == pytest.approx(trip, rel=0.1)
+        first, second = lab.hosts
+        _serve(second, _ECHO)
+        assert _round_trip(first, second, trip) == pytest.approx(trip, rel=0.1)
 
 
 def test_rate_holds_with_delay() -> None:
@@ -203,30 +203,30 @@ def test_rate_holds_with_delay() -> None:
 
 def test_paths_of_hosts_differ_in_delay() -> None:
     with Lab(hosts=3, shaped=True) as lab:
-        one, near, far = lab.hosts
-        lab.set_path(one, far, delay="15ms", jitter="2ms")
+        source, near, far = lab.hosts
+        lab.set_path(source, far, delay="15ms", jitter="2ms")
         for host in (near, far):
             _serve(host, _ECHO)
-        assert _round_trip(one, near, 0.0025, 50) < 0.003
-        assert _round_trip(one, far, 0.03, 50) == pytest.approx(0.03, rel=0.1)
+        assert _round_trip(source, near, 0.0025, 50) < 0.003
+        assert _round_trip(source, far, 0.03, 50) == pytest.approx(0.03, rel=0.1)
 
 
 def test_sites_share_one_line() -> None:
     with Lab(hosts=3, shaped=True) as lab:
-        one, other, far = lab.hosts
-        lab.set_trunk([one, other], [far], "20mbit", delay="10ms")
-        assert _limit(one, other, 1e8) > 5e7
-        assert _limit(other, far, 2e7, settle=1.5) == pytest.approx(2e7, rel=0.05)
+        first, second, far = lab.hosts
+        lab.set_trunk([first, second], [far], "20mbit", delay="10ms")
+        assert _limit(first, second, 1e8) > 5e7
+        assert _limit(second, far, 2e7, settle=1.5) == pytest.approx(2e7, rel=0.05)
         assert lab.trunk_bytes() > 1e6
         _serve(far, _ECHO)
-        assert _round_trip(one, far, 0.02, 20) == pytest.approx(0.02, rel=0.1)
+        assert _round_trip(first, far, 0.02, 20) == pytest.approx(0.02, rel=0.1)
 
 
 def test_loss_of_datagrams() -> None:
     with Lab(hosts=2, loss="5%") as lab:
-        one, other = lab.hosts
-        counter = _serve(other, _COUNT)
-        one.run(_python(_POUR, other.address, 6000))
+        sender, receiver = lab.hosts
+        counter = _serve(receiver, _COUNT)
+        sender.run(_python(_POUR, receiver.address, 6000))
         counter.wait(60)
         lost = 1 - int(counter.output().split()[-1]) / 6000
         assert lost == pytest.approx(0.05, rel=1 / 3)
@@ -235,18 +235,18 @@ def test_loss_of_datagrams() -> None:
 def test_loss_of_tcp_packets_leaves_sound_ones() -> None:
     """TCP passes the forwarder in super-segments: it must lose single packets of them, and break none."""
     with Lab(hosts=2, rate=None, loss=0.02) as lab:
-        one, other = lab.hosts
+        sender, receiver = lab.hosts
         shares = []
         for _ in range(5):  # a forwarder that stands still makes the sender repeat what was not lost
-            before = _tcp_counters(one)
-            _windows(one, other, 0.5, settle=0.0, measure=2.0)
-            sent = {name: count - before[name] for name, count in _tcp_counters(one).items()}
+            before = _tcp_counters(sender)
+            _windows(sender, receiver, 0.5, settle=0.0, measure=2.0)
+            sent = {name: count - before[name] for name, count in _tcp_counters(sender).items()}
             shares.append(sent["RetransSegs"] / sent["OutSegs"])
             if sent["OutSegs"] > 3000 and shares[-1] == pytest.approx(0.02, rel=1 / 3):
                 break
         else:
             raise AssertionError(f"of 2 % were lost {shares}")
-        assert _tcp_counters(other)["InCsumErrors"] == 0
+        assert _tcp_counters(receiver)["InCsumErrors"] == 0
 
 
 def _tcp_counters(host: Host) -> dict[str, int]:
@@ -256,18 +256,18 @@ def _tcp_counters(host: Host) -> dict[str, int]:
 
 
 def test_cut_and_heal(healed: Lab) -> None:
-    one, other, third = healed.hosts
-    assert _reached(one, other) == one.address
-    healed.cut(one, other)
-    assert _is_silent(one, other)
-    assert _is_silent(other, one)
-    assert _reached(one, third) == one.address
-    healed.heal(one, other)
-    assert _reached(one, other) == one.address
+    first, second, third = healed.hosts
+    assert _reached(first, second) == first.address
+    healed.cut(first, second)
+    assert _is_silent(first, second)
+    assert _is_silent(second, first)
+    assert _reached(first, third) == first.address
+    healed.heal(first, second)
+    assert _reached(first, second) == first.address
 
 
 def test_one_way_cut(healed: Lab) -> None:
-    one, other, third = healed.hosts
+    first, second, third = healed.hosts
     receiver = """
 import socket
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); link.bind(("0.0.0.0", 6000)); link.settimeout(60)
@@ -275,18 +275,20 @@ print("up", flush=True)
 print(link.recv(10).decode())
 """
     sender = "import socket, sys; socket.socket(2, 2).sendto(sys.argv[2].encode(), (sys.argv[1], 6000))"
-    assert _reached(other, one) == other.address  # they know each other's MAC: no answer to that comes later
-    healed.cut_one_way(one, other)
-    for src, dst, result in ((one, other, "later"), (other, one, "first")):
+    assert (
+        _reached(second, first) == second.address
+    )  # they know each other's MAC: no answer to that comes later
+    healed.cut_one_way(first, second)
+    for src, dst, result in ((first, second, "later"), (second, first, "first")):
         listener = _serve(dst, receiver)
         src.run(_python(sender, dst.address, "first"))
         third.run(_python(sender, dst.address, "later"))
         listener.wait(90)
         assert listener.output().split()[-1] == result
     # TCP needs both directions.
-    assert _is_silent(other, one)
+    assert _is_silent(second, first)
     healed.heal_all()
-    assert _reached(other, one) == other.address
+    assert _reached(second, first) == second.address
 
 
 def test_nat_dials_out_and_cannot_be_dialled(greeters: Lab) -> None:
@@ -392,12 +394,12 @@ def test_starting_is_cheap(pair: Lab) -> None:
 def test_parallel_labs_do_not_meet() -> None:
     def use(number: int) -> str:
         with Lab(hosts=2) as lab:
-            one, other = lab.hosts
+            first, second = lab.hosts
             for host in lab.hosts:
                 _serve(host, _GREETER)
             if is_cut := number % 2 == 1:
-                lab.cut(one, other)
-            assert _is_silent(one, other) if is_cut else _reached(one, other) == one.address
+                lab.cut(first, second)
+            assert _is_silent(first, second) if is_cut else _reached(first, second) == first.address
             return lab.id
 
     with ThreadPoolExecutor(4) as pool:
@@ -453,7 +455,7 @@ print(lab.id, flush=True)
 os.kill(lab._state.janitor.pid, signal.SIGKILL)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    with Lab(hosts=1) as mine:
+    with Lab(hosts=1) as own_lab:
         for _ in range(5):  # a lab that is opened beside these tests cleans up, too, and may be faster
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=_ROOT)
             lost = done.stdout.strip()
@@ -465,4 +467,4 @@ os.kill(os.getpid(), signal.SIGKILL)
         else:
             raise AssertionError(f"{lost} is not among {cleaned.stdout!r}")
         assert janitor.namespaces_of(lost) == []
-        assert mine.hosts[0].run(["echo", "here"]).stdout == "here\n"
+        assert own_lab.hosts[0].run(["echo", "here"]).stdout == "here\n"

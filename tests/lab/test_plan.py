@@ -81,9 +81,9 @@ def test_plan_from_model_size_names_machines(line: CommandLine, project: Path) -
     assert re.search(r"h\d(, h\d)? and h\d: every step", done.stdout)
     ElementTree.parse(project / "p.svg")
     words = ("--parameters", "20M", "--on", "h1,h2", "--add", "4090@1gbit", "--json")
-    found = json.loads(line.run(0, "plan", *words, folder=project).stdout)
-    assert [one["name"] for one in found["machines"]] == ["4090@1gbit", "h1", "h2"]
-    assert found["ranking"]["chosen"]["name"] == "4090@1gbit alone"
+    plan = json.loads(line.run(0, "plan", *words, folder=project).stdout)
+    assert [machine["name"] for machine in plan["machines"]] == ["4090@1gbit", "h1", "h2"]
+    assert plan["ranking"]["chosen"]["name"] == "4090@1gbit alone"
 
 
 def test_dry_run_measures_and_leaves_no_files(line: CommandLine, machines: Machines, project: Path) -> None:
@@ -101,11 +101,11 @@ def test_dry_run_measures_and_leaves_no_files(line: CommandLine, machines: Machi
     words = ("--dry-run", "--on", "h1", "--json", "train.py")
     steps = []
     for _ in range(4):  # a moment without a processor is in one of the two figures only
-        found = json.loads(line.run(0, "run", *words, folder=project, timeout=200).stdout)
-        assert found["model"]["parameters"] == 256 * 1024 * 2 + 1024 + 256
-        assert (found["profile"]["batch"], found["profile"]["unit"]) == (192, 24)
-        assert [one["name"] for one in found["machines"]] == ["h1"]
-        steps.append((found["ranking"]["chosen"]["step_s"], found["measured_step_s"]))
+        plan = json.loads(line.run(0, "run", *words, folder=project, timeout=200).stdout)
+        assert plan["model"]["parameters"] == 256 * 1024 * 2 + 1024 + 256
+        assert (plan["profile"]["batch"], plan["profile"]["unit"]) == (192, 24)
+        assert [machine["name"] for machine in plan["machines"]] == ["h1"]
+        steps.append((plan["ranking"]["chosen"]["step_s"], plan["measured_step_s"]))
         if steps[-1][0] == pytest.approx(steps[-1][1], rel=0.5):
             break
     else:
@@ -128,8 +128,8 @@ for (x,) in batches:
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-samples = [sample for one in metrics.collective_duration_seconds.collect() for sample in one.samples]
-taken = {one.labels["strategy"] for one in samples if one.labels["kind"] == "all_reduce"}
+samples = [sample for metric in metrics.collective_duration_seconds.collect() for sample in metric.samples]
+taken = {sample.labels["strategy"] for sample in samples if sample.labels["kind"] == "all_reduce"}
 print("TAKEN", run.done, run.world, *sorted(taken), flush=True)
 """
 
@@ -181,7 +181,7 @@ loader = DataLoader(TensorDataset(torch.randn(16 * 120, 1000)), batch_size=16)
 run = barnraise.init()
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 seen = []
-run.on_commit(lambda one: seen.append((time.monotonic(), one.done, one.sync)))
+run.on_commit(lambda commit: seen.append((time.monotonic(), commit.done, commit.sync)))
 for (x,) in batches:
     time.sleep(0.02 * len(x))
     model(x).square().mean().backward()
@@ -190,7 +190,7 @@ for (x,) in batches:
 
 
 def seconds(sync):
-    same = [one for one in seen if one[2] == sync]
+    same = [commit for commit in seen if commit[2] == sync]
     return (same[-1][0] - same[0][0]) / (same[-1][1] - same[0][1])
 
 
@@ -206,14 +206,14 @@ def test_with_the_users_word_a_slow_link_changes_the_way(tmp_path: Path) -> None
     with Lab(hosts=2, rate="20mbit") as lab, Machines(lab.hosts) as machines:
         machines.form()
         machines.until(
-            lambda: all(one.mbps for one in machines.status(0).links), 300.0, "the link is measured"
+            lambda: all(link.mbps for link in machines.status(0).links), 300.0, "the link is measured"
         )
         done = CommandLine(machines).run(0, "run", "--sync", "auto", "train.py", folder=tmp_path, timeout=300)
     print(done.stderr, done.stdout)
     assert done.returncode == 0
-    found = re.search(r"WAY (\d+) (\d+) (\S+) (\S+) (\S+)", done.stdout)
-    assert found is not None
-    batches, period, codec, first_s, last_s = found.groups()
+    match = re.search(r"WAY (\d+) (\d+) (\S+) (\S+) (\S+)", done.stdout)
+    assert match is not None
+    batches, period, codec, first_s, last_s = match.groups()
     assert batches == "120"
     assert (period, codec) != ("1", "exact")
     assert float(last_s) < 0.7 * float(first_s)
@@ -253,7 +253,7 @@ def test_machine_that_slows_the_group_is_paused(tmp_path: Path) -> None:
         machines.form()
 
         def is_measured() -> bool:
-            return sum(bool(one.mbps) for one in machines.status(0).links) == 3
+            return sum(bool(link.mbps) for link in machines.status(0).links) == 3
 
         machines.until(is_measured, 300.0, "the links are measured")
         done = CommandLine(machines).run(0, "run", "--sync", "auto", "train.py", folder=tmp_path, timeout=300)

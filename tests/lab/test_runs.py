@@ -31,7 +31,7 @@ def network() -> Iterator[Lab]:
 @pytest.fixture(scope="module")
 def machines(network: Lab) -> Iterator[Machines]:
     with Machines(network.hosts) as formed:
-        formed.extra["BARNRAISE_RUNS_STOP_GRACE_S"] = "150"  # longer than we wait for whom Ctrl-C twice ends
+        formed.extra["BARNRAISE_RUNS_STOP_GRACE_S"] = "150"  # longer than the wait after a second Ctrl-C
         formed.form()
         yield formed
 
@@ -74,9 +74,9 @@ def test_every_machine_works_and_the_result_comes_back(line: CommandLine, tmp_pa
     write_folder(tmp_path / "project", script, files=200)
     done = line.run(0, "run", "--all", "train.py", "--lr", "0.1", folder=tmp_path / "project")
     assert done.returncode == 0, done.stderr
-    said = sorted(re.findall(r"h(\d):(\d) rank \2 of 4 \['--lr', '0.1'\]", done.stdout))
-    assert len(said) == 4, done.stdout
-    assert {host for host, _ in said} == {"0", "1", "2", "3"}
+    printed = sorted(re.findall(r"h(\d):(\d) rank \2 of 4 \['--lr', '0.1'\]", done.stdout))
+    assert len(printed) == 4, done.stdout
+    assert {host for host, _ in printed} == {"0", "1", "2", "3"}
     results = list((tmp_path / "project" / "barnraise-runs").glob("*/model.txt"))
     assert [path.read_text() for path in results] == ["made by rank 0"]
 
@@ -145,10 +145,10 @@ def test_run_survives_death_of_its_starting_machine(
     machines.until(lambda: machines.agree(range(3)), 90.0, "the others know that it is gone")
     time.sleep(1.0)
     for place in (0, 1, 2):
-        told = only_run(machines, place)
-        assert (told.row.phase, told.row.generation) == ("running", 1)
-        assert {worker.state for worker in told.workers} == {"running"}
-    stopped = line.run(1, "stop", told.row.run)
+        response = only_run(machines, place)
+        assert (response.row.phase, response.row.generation) == ("running", 1)
+        assert {worker.state for worker in response.workers} == {"running"}
+    stopped = line.run(1, "stop", response.row.run)
     assert stopped.returncode == 0, stopped.stderr
     until_phase(machines, 2, "ended")
 
@@ -231,8 +231,8 @@ def test_file_transfer_resumes_after_cut(
     for number in range(8):
         (tmp_path / f"weights{number}.bin").write_bytes(os.urandom(8 << 20))
     known = {row.run for row in machines.ask(0, RunsRequest(), RunsResponse).runs}
-    one, other = network.hosts[:2]
-    network.set_rate(other, "40mbit")  # 13 seconds: nobody here is so late that all was sent
+    first, second = network.hosts[:2]
+    network.set_rate(second, "40mbit")  # the transfer takes 13 seconds, so the cut comes before its end
     running = line.start(0, "run", "--on", "h0,h1", "--wait", "60s", "train.py", folder=tmp_path)
 
     def sent() -> int:
@@ -242,12 +242,12 @@ def test_file_transfer_resumes_after_cut(
 
     try:
         machines.until(lambda: sent() > 4 << 20, 90.0, "some of it was sent")
-        network.cut(one, other)
+        network.cut(first, second)
         time.sleep(6.0)
         at_cut = sent()
     finally:
-        network.set_rate(other, "1gbit")
-        network.heal(one, other)
+        network.set_rate(second, "1gbit")
+        network.heal(first, second)
     assert running.wait(150) == 0, running.output()
     assert at_cut < 8 * (8 << 20), "the cut came too late to prove anything"
     assert "whole" in running.output()

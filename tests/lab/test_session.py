@@ -32,7 +32,7 @@ from lab import Lab, LabProcess
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROGRAM = Path(__file__).with_name("session_program.py")
-# Where nobody falls silent: who waits for a clock is found out, even on a busy machine.
+# For tests without silent peers: a wait for a timeout is detected, even on a busy machine.
 PATIENT = {"BARNRAISE_LINK_SILENCE_S": "40"}
 
 
@@ -60,8 +60,8 @@ def line(machines: Machines) -> CommandLine:
 
 def finals(text: str) -> dict[str, tuple[float, ...]]:
     """Return the values that a worker printed at its end, by name."""
-    found = re.findall(r"final (\d+) (\S+) (\S+) (\S+)", text)
-    return {name: (int(done), float(total), float(square)) for done, name, total, square in found}
+    matches = re.findall(r"final (\d+) (\S+) (\S+) (\S+)", text)
+    return {name: (int(done), float(total), float(square)) for done, name, total, square in matches}
 
 
 def alone(**variables: str) -> dict[str, tuple[float, ...]]:
@@ -92,32 +92,32 @@ def coordinator(machines: Machines) -> int:
     return next(int(row.name[1]) for row in machines.status(3).nodes if row.coordinator)
 
 
-def check_equal(found: dict[str, tuple[float, ...]], expected: dict[str, tuple[float, ...]]) -> None:
-    assert set(found) == set(expected)
+def check_equal(actual: dict[str, tuple[float, ...]], expected: dict[str, tuple[float, ...]]) -> None:
+    assert set(actual) == set(expected)
     for name, values in expected.items():
-        assert found[name] == pytest.approx(values, rel=1e-9, abs=1e-9), name
+        assert actual[name] == pytest.approx(values, rel=1e-9, abs=1e-9), name
 
 
 def check_trace(trace: Path, units: int) -> None:
     """Check that after every commit all members hold the same bytes, in order, and no micro-batch counts
     twice.
     """
-    found = judge(read_commits(trace), units)
-    wrong = found._replace(commits=0, steps=0)
-    assert not any(wrong), found
+    judgement = judge(read_commits(trace), units)
+    wrong = judgement._replace(commits=0, steps=0)
+    assert not any(wrong), judgement
     assert read_commits(trace)[0].step == 1
 
 
 def workers(machines: Machines, place: int) -> list[int]:
-    found = []
+    pids = []
     for pid in machines.hosts[place].pids():
         try:
             words = psutil.Process(pid).cmdline()
         except psutil.Error:
             continue
         if words[-1:] == ["train.py"] and "barnraise.cli.main" not in words:
-            found.append(pid)
-    return found
+            pids.append(pid)
+    return pids
 
 
 @pytest.mark.parametrize(("model", "optimizer"), [("images", "sgd"), ("words", "adamw")])
@@ -139,9 +139,9 @@ def test_machines_that_compute_differently_train_together(line: CommandLine, tmp
     assert running.wait(300) == 0, running.output()
     assert "differ in the last bits" in running.output()
     check_equal(finals(running.output()), alone(**options))
-    found = judge(read_commits(trace), 8)
-    assert not any(found._replace(commits=0, steps=0, hash_violations=0)), found
-    assert found.hash_violations > 0, "else this test shows nothing"
+    judgement = judge(read_commits(trace), 8)
+    assert not any(judgement._replace(commits=0, steps=0, hash_violations=0)), judgement
+    assert judgement.hash_violations > 0, "else this test shows nothing"
 
 
 def test_rounds_of_local_steps_lose_nothing(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_rounds_of_local_steps_lose_nothing(line: CommandLine, machines: Machine
     assert "rounds of 5 steps" in running.output()
     check_trace(trace, units=8)
     commits = read_commits(trace)
-    assert {one.of for one in commits} >= {8, 40}, "single steps at first, then rounds"
-    assert {one.world for one in commits} >= {2, 3}
+    assert {commit.of for commit in commits} >= {8, 40}, "single steps at first, then rounds"
+    assert {commit.world for commit in commits} >= {2, 3}
     done = {values[0] for values in finals(running.output()).values()}
     assert done == {600.0}, "of ten batches, sixty times"
 
@@ -181,7 +181,7 @@ def test_machine_leaves_without_pause_of_training(
     begin = time.time()
     assert line.run(2, "down", folder=tmp_path).returncode == 0
     machines.agents[2] = None
-    machines.until(lambda: any(one.world == 2 for one in read_commits(trace)[-4:]), 90.0, "two go on")
+    machines.until(lambda: any(commit.world == 2 for commit in read_commits(trace)[-4:]), 90.0, "two go on")
     machines.until(lambda: "of 2: " in running.output(), 90.0, "it is said")
     machines.until(lambda: "because h2 leaves" in running.output(), 90.0, "and why")
     time.sleep(1.0)
@@ -190,10 +190,10 @@ def test_machine_leaves_without_pause_of_training(
     assert running.wait(150) == 130
     check_trace(trace, units=8)
     assert "the group failed" not in output, "no step failed"
-    times = sorted({one.step: one.at for one in read_commits(trace)}.values())
+    times = sorted({commit.step: commit.at for commit in read_commits(trace)}.values())
     around = [later - earlier for earlier, later in pairwise(times) if later > begin]
     assert max(around) < 20.0, (
-        "benchmarks.session.isolated_faults has the figures; here only that nobody was waited for"
+        "a step waited for a timeout (benchmarks.session.isolated_faults has the figures)"
     )
 
 
@@ -215,7 +215,7 @@ def test_killed_workers_come_back_and_nothing_changes(
     while running.poll() is None and kills < 5 and time.monotonic() < until:
         time.sleep(chance.uniform(1.0, 3.0))
         alive = [pid for place in (0, 1, 2) for pid in workers(machines, place)]
-        members = {one.pid for one in read_commits(trace)[-6:]}
+        members = {commit.pid for commit in read_commits(trace)[-6:]}
         victims = [pid for pid in alive if pid in members]
         if len(victims) < 2:
             continue
@@ -239,7 +239,7 @@ def test_session_survives_death_of_coordinator(line: CommandLine, machines: Mach
     options = {"MODEL": "images", "EPOCHS": "12"}
     place = coordinator(machines)
     others = [other for other in range(4) if other != place]
-    starter, on = others[-1], ",".join(f"h{one}" for one in sorted([place, *others[:-1]]))
+    starter, on = others[-1], ",".join(f"h{index}" for index in sorted([place, *others[:-1]]))
     running = start(line, tmp_path / "project", trace, on, place=starter, HOLD=str(hold), **options)
     machines.until(lambda: trace.exists() and trace.stat().st_size > 2000, 90.0, "training has begun")
     assert coordinator(machines) == place
@@ -262,7 +262,7 @@ def test_stopped_or_unreachable_worker_is_evicted_and_readmitted(
     machines.until(lambda: trace.exists() and trace.stat().st_size > 2000, 60.0, "training has begun")
 
     def trained_by(world: int, since: float) -> bool:
-        return any(one.world == world and one.at > since for one in read_commits(trace)[-9:])
+        return any(commit.world == world and commit.at > since for commit in read_commits(trace)[-9:])
 
     # The coordinator's own, which then is the most junior, and yet not the one to be left out later.
     first = coordinator(machines) % 3
@@ -273,14 +273,14 @@ def test_stopped_or_unreachable_worker_is_evicted_and_readmitted(
     machines.until(lambda: not psutil.pid_exists(victim), 90.0, "it was ended")
     ended = time.time()
     machines.until(lambda: trained_by(3, ended), 90.0, "another came in its place")
-    one, other = machines.hosts[first], machines.hosts[(first + 1) % 3]
+    host, peer = machines.hosts[first], machines.hosts[(first + 1) % 3]
     begin = time.time()
-    lab.cut(one, other)
+    lab.cut(host, peer)
     try:
         machines.until(lambda: trained_by(2, begin), 90.0, "the others went on")
         apart = time.time()
     finally:
-        lab.heal(one, other)
+        lab.heal(host, peer)
     machines.until(lambda: trained_by(3, apart), 90.0, "it came back")
     running.signal(signal.SIGINT)
     assert running.wait(150) == 130
@@ -300,7 +300,9 @@ def logs(machines: Machines, run: str) -> str:
 
 def _first_since(trace: Path, when: float, world: int) -> float | None:
     """Return when this number of members first committed something after ``when``."""
-    return next((one.at for one in read_commits(trace) if one.at > when and one.world == world), None)
+    return next(
+        (commit.at for commit in read_commits(trace) if commit.at > when and commit.world == world), None
+    )
 
 
 def _committed_since(trace: Path, when: float) -> bool:
@@ -335,22 +337,22 @@ def test_all_machines_die_and_newest_checkpoint_remains(
         machines.agents[place] = None
     hold.unlink()
     before = read_commits(trace)
-    done = max(one.step for one in before)
+    done = max(commit.step for commit in before)
     # Not all died in one moment: the last of them may have saved another one.
     holder = max(range(4), key=newest)
     stood = saved(holder)
     for place in range(4):
         if place != holder:
             machines.launch(place)
-    said = f"for h{holder}: the checkpoint of step"
-    machines.until(lambda: said in logs(machines, run), 120.0, "they wait")
+    message = f"for h{holder}: the checkpoint of step"
+    machines.until(lambda: message in logs(machines, run), 120.0, "they wait")
     assert len(read_commits(trace)) == len(before)
     machines.launch(holder)
     for place in range(4):
         machines.await_answer(place)
     machines.until(lambda: len(read_commits(trace)) > len(before) + 30, 90.0, "it goes on")
     after = read_commits(trace)[len(before) :]
-    first = min(one.step for one in after)
+    first = min(commit.step for commit in after)
     assert 1 < first <= done + 1, "not from the beginning"
     assert first - 1 in stood[-2:], "the newest, or the one before if that one was not finished"
     repeated = judge(after, 8)
@@ -391,6 +393,8 @@ def test_stopped_run_resumes_elsewhere_and_is_exported(
         assert file.metadata()["steps"] == str(facts["steps"])
     exported = line.run(3, "export", newest, str(tmp_path / "other"), folder=tmp_path)
     assert exported.returncode == 0, exported.stderr
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "other"))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one), "from a machine that had no part in it"
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "other"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first), (
+        "from a machine that had no part in it"
+    )

@@ -33,8 +33,8 @@ class Step(NamedTuple):
 
 
 def steps(text: str) -> list[Step]:
-    found = re.findall(r"step (\d+): loss (\d+\.\d+) on (\d) ranks", text)
-    return [Step(int(number), float(loss), int(world)) for number, loss, world in found]
+    matches = re.findall(r"step (\d+): loss (\d+\.\d+) on (\d) ranks", text)
+    return [Step(int(number), float(loss), int(world)) for number, loss, world in matches]
 
 
 @pytest.fixture

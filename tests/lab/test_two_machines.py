@@ -56,7 +56,7 @@ def _running(machines: Machines, tmp_path: Path, world: int, *options: str) -> I
     words = ["--set", f"BARNRAISE_TRACE_COMMITS={trace}", "--set", "DELAY=0.02", "--set", "EPOCHS=100000"]
     line = CommandLine(machines)
     run = line.run(0, "run", "--detach", *options, *words, "train.py", folder=folder).stdout.strip()
-    machines.until(lambda: len({one.pid for one in _by(trace, world)}) >= world, 90.0, "all train")
+    machines.until(lambda: len({commit.pid for commit in _by(trace, world)}) >= world, 90.0, "all train")
     try:
         yield trace
     finally:
@@ -65,7 +65,7 @@ def _running(machines: Machines, tmp_path: Path, world: int, *options: str) -> I
 
 
 def _by(trace: Path, world: int, since: float = 0.0) -> list[Commit]:
-    return [one for one in read_commits(trace) if one.world == world and one.at > since]
+    return [commit for commit in read_commits(trace) if commit.world == world and commit.at > since]
 
 
 def _until_fewer(machines: Machines, trace: Path, world: int, since: float) -> float:
@@ -83,12 +83,12 @@ def _place_of_senior(machines: Machines) -> int:
 
 def test_either_worker_killed_training_continues(training: Path, machines: Machines) -> None:
     for rank in (0, 1):
-        victim = next(one.pid for one in reversed(read_commits(training)) if one.rank == rank)
+        victim = next(commit.pid for commit in reversed(read_commits(training)) if commit.rank == rank)
         begin = time.time()
         os.kill(victim, signal.SIGKILL)
         alone_at = _until_fewer(machines, training, 1, begin)
         machines.until(
-            lambda at=alone_at: len({one.pid for one in _by(training, 2, at)}) == 2,  # type: ignore[misc]
+            lambda at=alone_at: len({commit.pid for commit in _by(training, 2, at)}) == 2,  # type: ignore[misc]
             90.0,
             "it is back",
         )
@@ -96,20 +96,20 @@ def test_either_worker_killed_training_continues(training: Path, machines: Machi
 
 
 def test_one_of_two_workers_of_a_machine(machines: Machines, tmp_path: Path) -> None:
-    """One that does nothing is put out, ended and replaced; the other one of its machine trains on."""
+    """A stopped worker is evicted, killed and replaced; the other worker of its machine trains on."""
     with _running(machines, tmp_path, 4, "--per-node", "2") as training:
-        victim = next(one.pid for one in reversed(read_commits(training)) if one.rank == 1)
-        others = {one.pid for one in _by(training, 4)} - {victim}
+        victim = next(commit.pid for commit in reversed(read_commits(training)) if commit.rank == 1)
+        others = {commit.pid for commit in _by(training, 4)} - {victim}
         begin = time.time()
         os.kill(victim, signal.SIGSTOP)
         left_out_at = _until_fewer(machines, training, 3, begin)
         machines.until(lambda: not psutil.pid_exists(victim), 90.0, "it was ended")
 
         def trained() -> set[int]:
-            return {one.pid for one in _by(training, 4, left_out_at)}
+            return {commit.pid for commit in _by(training, 4, left_out_at)}
 
         machines.until(lambda: len(trained()) >= 4, 90.0, "another came in its place")
-        assert others < trained(), "nobody else was ended"
+        assert others < trained(), "another worker was stopped"
         _check(training)
 
 
@@ -118,7 +118,7 @@ def test_either_machine_lost_training_continues(training: Path, machines: Machin
     """Commits of a junior machine that is left alone are provisional until the senior one is back."""
     first = _place_of_senior(machines)
     victim = first if senior else 1 - first
-    said = len(machines.words(1 - victim))
+    log_length = len(machines.words(1 - victim))
     begin = time.time()
     machines.hosts[victim].kill_all()
     machines.agents[victim] = None
@@ -126,14 +126,14 @@ def test_either_machine_lost_training_continues(training: Path, machines: Machin
     last = _by(training, 1, begin)[-1]
     if senior:
         machines.until(
-            lambda: "provisionally, because" in machines.words(1 - victim)[said:], 90.0, "it is said"
+            lambda: "provisionally, because" in machines.words(1 - victim)[log_length:], 90.0, "it is said"
         )
     else:
-        assert "provisionally, because" not in machines.words(1 - victim)[said:]
+        assert "provisionally, because" not in machines.words(1 - victim)[log_length:]
     machines.start(victim)
     machines.until(lambda: bool(_by(training, 2, last.at)), 90.0, "both train again")
     assert _by(training, 2, last.at)[0].step > last.step, "what was trained meanwhile is history"
-    assert "is dropped" not in machines.words(1 - victim)[said:]
+    assert "is dropped" not in machines.words(1 - victim)[log_length:]
     _check(training)
 
 
@@ -142,23 +142,27 @@ def test_cut_between_two_machines_is_resolved_without_loss(
 ) -> None:
     """Both go on, one of them provisionally; afterwards the other's history counts."""
     first = _place_of_senior(machines)
-    said = len(machines.words(1 - first))
+    log_length = len(machines.words(1 - first))
     begin = time.time()
     lab.cut(lab.hosts[0], lab.hosts[1])
-    machines.until(lambda: len({one.pid for one in _by(training, 1, begin)}) == 2, 90.0, "both go on alone")
+    machines.until(
+        lambda: len({commit.pid for commit in _by(training, 1, begin)}) == 2, 90.0, "both go on alone"
+    )
     apart = time.time()
     machines.until(
-        lambda: "provisionally, because" in machines.words(1 - first)[said:], 90.0, "one says how it goes on"
+        lambda: "provisionally, because" in machines.words(1 - first)[log_length:],
+        90.0,
+        "one says how it goes on",
     )
     lab.heal(lab.hosts[0], lab.hosts[1])
 
     def together() -> list[Commit]:
-        return [one for one in _by(training, 2, apart) if one.rank == 0]
+        return [commit for commit in _by(training, 2, apart) if commit.rank == 0]
 
     machines.until(lambda: bool(together()), 90.0, "they train together again")
-    machines.until(lambda: "is dropped" in machines.words(1 - first)[said:], 90.0, "it is said")
+    machines.until(lambda: "is dropped" in machines.words(1 - first)[log_length:], 90.0, "it is said")
     elder = together()[0]
-    kept = [one.step for one in _by(training, 1, begin) if one.pid == elder.pid]
+    kept = [commit.step for commit in _by(training, 1, begin) if commit.pid == elder.pid]
     assert elder.step == max(kept) + 1, "the first member is the one whose history counts"
     _check_told(training, machines, begin, elder, 1 - first)
 
@@ -167,18 +171,18 @@ def _check_told(trace: Path, machines: Machines, begin: float, elder: Commit, ju
     """A person learns at either machine how many steps were for nothing."""
     form = r"run (\S+): (h\d had trained (\d+) provisional steps alone; they are dropped, .* from step (\d+))"
     machines.until(lambda: re.search(form, machines.words(junior)), 90.0, "the steps are told")
-    found = re.findall(form, machines.words(junior))[-1]
-    dropped = [one for one in _by(trace, 1, begin) if one.pid != elder.pid]
-    assert abs(int(found[2]) - len(dropped)) <= 1, "all that the junior one committed alone"
-    assert int(found[3]) >= elder.step - 1, "where both go on"
+    report = re.findall(form, machines.words(junior))[-1]
+    dropped = [commit for commit in _by(trace, 1, begin) if commit.pid != elder.pid]
+    assert abs(int(report[2]) - len(dropped)) <= 1, "all that the junior one committed alone"
+    assert int(report[3]) >= elder.step - 1, "where both go on"
     for place in range(2):
         machines.until(
-            lambda place=place: found[1] in CommandLine(machines).run(place, "logs", found[0]).stderr,  # type: ignore[misc]
+            lambda place=place: report[1] in CommandLine(machines).run(place, "logs", report[0]).stderr,  # type: ignore[misc]
             90.0,
             "it is read with the run's output",
         )
 
 
 def _check(trace: Path) -> None:
-    found = judge(read_commits(trace), 8)
-    assert not any(found._replace(commits=0, steps=0)), found
+    judgement = judge(read_commits(trace), 8)
+    assert not any(judgement._replace(commits=0, steps=0)), judgement

@@ -48,10 +48,10 @@ def test_four_hosts_print_the_same_losses(machines: Machines, tmp_path: Path, sc
     arguments = ("--state", str(tmp_path / "state")) if script.startswith("accelerate") else ()
     (tmp_path / "project").mkdir()
     shutil.copy(SCRIPTS / script, tmp_path / "project")
-    expected = [float(one) for one in losses(torchrun(machines, tmp_path, (script, *arguments), 4))]
+    expected = [float(loss) for loss in losses(torchrun(machines, tmp_path, (script, *arguments), 4))]
     assert len(expected) >= 3
     words = ("run", "--set", "OMP_NUM_THREADS=1", script, *arguments)
     done = CommandLine(machines).run(0, *words, folder=tmp_path / "project", timeout=240)
     assert done.returncode == 0, done.stderr
-    assert [float(one) for one in losses(done.stdout)] == pytest.approx(expected, rel=1e-4)
+    assert [float(loss) for loss in losses(done.stdout)] == pytest.approx(expected, rel=1e-4)
     assert "uses barnraise instead of" in done.stdout

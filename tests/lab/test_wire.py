@@ -43,9 +43,9 @@ class Wire:
 
     def heal(self, *cut: tuple[Host, Host]) -> None:
         """Plug all in again, once the clock of every silent link has run out at both ends."""
-        gone = until(lambda: not any(_is_linked(*ends) for ends in cut), 60.0, every=0.2)
+        are_closed = until(lambda: not any(_is_linked(*ends) for ends in cut), 60.0, every=0.2)
         self.lab.heal_all()
-        assert gone, "a silent link is kept"
+        assert are_closed, "a silent link is kept"
 
     def busy(self) -> None:
         self.worker_pool.start_all_reduces(self.workers, 200_000)
@@ -54,9 +54,9 @@ class Wire:
         return answers(self.workers)
 
 
-def _is_linked(one: Host, other: Host) -> bool:
+def _is_linked(first: Host, second: Host) -> bool:
     """Tell whether either host still holds a connection to the other."""
-    return any(_address(there) in _remotes(here) for here, there in ((one, other), (other, one)))
+    return any(_address(there) in _remotes(here) for here, there in ((first, second), (second, first)))
 
 
 def _address(host: Host) -> str:
@@ -201,7 +201,7 @@ def test_machine_with_other_key_is_rejected_without_harm(wire: Wire) -> None:
     """It has the secret, the store and the run, but no machine here trusts its key."""
     worker_pool, host = wire.worker_pool, wire.lab.hosts[3]
     ask_all(wire.workers, "leave_all")
-    loyal, asked = wire.workers[1:], wire.workers[0]
+    loyal, contacted = wire.workers[1:], wire.workers[0]
     worker_pool.join(loyal)
     stop = worker_pool.directory / "stop-stranger"
     for worker in loyal:
@@ -212,9 +212,9 @@ def test_machine_with_other_key_is_rejected_without_harm(wire: Wire) -> None:
     stranger = worker_pool.fork(settings, str(NETNS / host.namespace), label="stranger")
     try:
         place = worker_pool.meeting()
-        for rank, worker in enumerate((asked, stranger)):
+        for rank, worker in enumerate((contacted, stranger)):
             worker.tell("make_group", place=place, rank=rank, world=2, generation=0, timeout=8.0)
-        refused = answers((asked, stranger))
+        refused = answers((contacted, stranger))
     finally:
         stop.touch()
         ends = answers(loyal)
@@ -225,4 +225,4 @@ def test_machine_with_other_key_is_rejected_without_harm(wire: Wire) -> None:
     for end in ends:
         assert end["error"] is None, end
         assert end["wrong"] == 0
-        assert end["slowest"] < 10.0, end  # a busy machine may let anybody stand still for seconds
+        assert end["slowest"] < 10.0, end  # on a busy machine any process may stand still for seconds

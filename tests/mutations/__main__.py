@@ -33,7 +33,7 @@ class Trial(NamedTuple):
     name: str
     outcome: Outcome
     seconds: float
-    said: str  # the last lines of the tests
+    output: str  # the last lines of the tests
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,15 +43,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--list", action="store_true", help="name all mutations and where they are")
     parser.add_argument("--trust-tests", action="store_true", help="do not run the tests unchanged first")
     given = parser.parse_args(arguments)
-    unknown = {*given.names} - {one.name for one in MUTATIONS}
-    said = [*complaints(MUTATIONS), *(f"{name}: no mutation is called so" for name in sorted(unknown))]
-    if said:
-        print("\n".join(said))
+    unknown = {*given.names} - {mutation.name for mutation in MUTATIONS}
+    problems = [*complaints(MUTATIONS), *(f"{name}: no mutation is called so" for name in sorted(unknown))]
+    if problems:
+        print("\n".join(problems))
         return 2
-    chosen = [one for one in MUTATIONS if not given.names or one.name in given.names]
+    chosen = [mutation for mutation in MUTATIONS if not given.names or mutation.name in given.names]
     if given.list:
         modules = texts()
-        print("\n".join(f"{one.name:40}{place_of(one, modules)}" for one in chosen))
+        print("\n".join(f"{mutation.name:40}{place_of(mutation, modules)}" for mutation in chosen))
         return 0
     if not given.trust_tests and not _passes_unchanged(chosen):
         return 2
@@ -72,7 +72,7 @@ def _report(trials: Iterable[Trial]) -> int:
         counts[trial.outcome] += 1
         if trial.outcome != "killed":
             named[trial.outcome].append(trial.name)
-            print(trial.said, flush=True)
+            print(trial.output, flush=True)
     seconds = round(time.monotonic() - began, 1)
     print(json.dumps({"tried": sum(counts.values()), **counts, "names": named, "seconds": seconds}))
     if counts["broken"]:
@@ -99,7 +99,9 @@ def _try(mutation: Mutation) -> Trial:
         file = copy / "src" / place_of(mutation, texts())
         file.write_text(file.read_text("utf-8").replace(mutation.original, mutation.mutated), "utf-8")
         done = _run_tests(
-            copy, [copy / one.relative_to(ROOT) for one in files_with_tests(mutation)], mutation.only
+            copy,
+            [copy / test_file.relative_to(ROOT) for test_file in files_with_tests(mutation)],
+            mutation.only,
         )
     outcome = _OUTCOMES.get(done.returncode, "broken")
     return Trial(mutation.name, outcome, time.monotonic() - began, "\n".join(done.stdout.splitlines()[-20:]))
@@ -124,8 +126,8 @@ def _run_tests(root: Path, files: Sequence[Path], only: str = "") -> subprocess.
             timeout=_LONGEST_S,
         )
     except subprocess.TimeoutExpired as error:
-        said = f"the tests took more than {error.timeout:.0f} s"
-        return subprocess.CompletedProcess(command, -1, said)
+        message = f"the tests took more than {error.timeout:.0f} s"
+        return subprocess.CompletedProcess(command, -1, message)
 
 
 if __name__ == "__main__":

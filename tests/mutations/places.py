@@ -23,36 +23,36 @@ def texts() -> dict[Path, str]:
 
 def place_of(mutation: Mutation, modules: Mapping[Path, str]) -> Path:
     """Find the one module with the mutation's text; NotFound unless it stands there exactly once."""
-    found = [file for file, text in modules.items() for _ in range(text.count(mutation.original))]
-    if len(found) != 1:
-        where = ", ".join(map(str, found)) or "nowhere"
+    places = [file for file, text in modules.items() for _ in range(text.count(mutation.original))]
+    if len(places) != 1:
+        where = ", ".join(map(str, places)) or "nowhere"
         raise NotFound(f"{mutation.name}: its text must stand once in src, it stands {where}")
-    return found[0]
+    return places[0]
 
 
 def files_with_tests(mutation: Mutation) -> list[Path]:
     """Find its test files; NotFound unless each name fits exactly one."""
     files = []
     for name in mutation.tests:
-        found = sorted(TESTS.rglob(name))
-        if len(found) != 1:
-            where = ", ".join(str(file.relative_to(ROOT)) for file in found) or "none"
+        matches = sorted(TESTS.rglob(name))
+        if len(matches) != 1:
+            where = ", ".join(str(file.relative_to(ROOT)) for file in matches) or "none"
             raise NotFound(f"{mutation.name}: {name!r} must name one test file, it names {where}")
-        files += found
+        files += matches
     return files
 
 
 def complaints(mutations: tuple[Mutation, ...]) -> list[str]:
     """Say what of the table does not fit the tree."""
-    modules, said = texts(), []
+    modules, problems = texts(), []
     for mutation in mutations:
-        for check in (lambda one: place_of(one, modules), files_with_tests):
+        for check in (lambda candidate: place_of(candidate, modules), files_with_tests):
             try:
                 check(mutation)
             except NotFound as error:
-                said.append(str(error))
+                problems.append(str(error))
         if mutation.original == mutation.mutated:
-            said.append(f"{mutation.name}: it changes nothing")
+            problems.append(f"{mutation.name}: it changes nothing")
     names = [mutation.name for mutation in mutations]
-    said += [f"{name}: two mutations have this name" for name in {*names} if names.count(name) > 1]
-    return said
+    problems += [f"{name}: two mutations have this name" for name in {*names} if names.count(name) > 1]
+    return problems

@@ -53,7 +53,7 @@ def test_hierarchical_sum_with_configured_shapes(ours: Pool, inside: tuple[str, 
     }
     sums = {"dtype": "float32", "sizes": [70_001, 500_009]}
     for sites, taken in (([[3, 0, 4], [1], [2]], "sites"), ([[0, 1, 2, 3, 4]], "star")):
-        found = ours.run(
+        results = ours.run(
             "algorithms:by_level",
             world=5,
             sites=sites,
@@ -61,8 +61,8 @@ def test_hierarchical_sum_with_configured_shapes(ours: Pool, inside: tuple[str, 
             inner="reductions:all_reduce_rough",
             arguments=sums,
         )
-        assert all(strategies == [taken] for _, strategies in found), found
-        assert len({str(digest) for digest, _ in found}) == 1, f"ranks hold different bits: {found}"
+        assert all(strategies == [taken] for _, strategies in results), results
+        assert len({str(digest) for digest, _ in results}) == 1, f"ranks hold different bits: {results}"
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

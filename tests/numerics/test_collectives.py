@@ -40,7 +40,7 @@ def _kinds() -> list[object]:
 
 
 def _same(digests: list[object]) -> None:
-    assert all(one == digests[0] for one in digests), f"ranks hold different bits: {digests}"
+    assert all(digest == digests[0] for digest in digests), f"ranks hold different bits: {digests}"
 
 
 @pytest.mark.parametrize(("dtype", "world"), _kinds())

@@ -25,7 +25,7 @@ def test_disagreement_raises_on_every_rank(ours: Pool, case: str) -> None:
     messages = ours.run("disagreements:raises_everywhere", case=case)
     for message in messages:
         assert message.startswith("OperationMismatch"), message
-        assert "rank 1 " in message, f"does not say who differs: {message}"
+        assert "rank 1 " in message, f"the differing rank is not named: {message}"
 
 
 def test_monitored_barrier_passes_with_all_ranks(ours: Pool) -> None:
@@ -38,8 +38,10 @@ def test_monitored_barrier_names_missing_ranks(ours: Pool, missing: list[int]) -
     messages = ours.run("disagreements:monitored_barrier_names", missing=missing)
     for rank, message in enumerate(messages):
         if rank not in missing:
-            assert all(str(one) in message for one in missing), f"rank {rank}: {message!r}"
-            assert not any(f"rank {one} " in message for one in range(5) if one not in missing), message
+            assert all(str(missing_rank) in message for missing_rank in missing), f"rank {rank}: {message!r}"
+            assert not any(
+                f"rank {present_rank} " in message for present_rank in range(5) if present_rank not in missing
+            ), message
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Random operations with what each rank holds before and must hold after, worked out by numpy."""
+"""Random operations: the memory of each rank before, and after as computed with numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from barnraise.collectives.ops.dtypes import by_code, numpy_dtype
 
 REDUCING = (OperationKind.ALL_REDUCE, OperationKind.REDUCE, OperationKind.REDUCE_SCATTER)
 ROOTED = (OperationKind.REDUCE, OperationKind.BROADCAST, OperationKind.GATHER, OperationKind.SCATTER)
-DTYPES = (6, 8, 1)  # uint8, int32, float32; every sum below is exact whatever its order
+DTYPES = (6, 8, 1)  # uint8, int32, float32; every sum below is exact in any order
 Region = tuple[int, bytes]
 
 
@@ -128,7 +128,7 @@ def _all_to_all(random: Random, world: int, dtype: int, item: int) -> Collective
 
 @dataclass
 class Tags:
-    """Hands out tags; some are used again, because messages under one tag keep their order."""
+    """Source of tags; some repeat, because messages under one tag keep their order."""
 
     random: Random
     fresh: int = 100
@@ -150,7 +150,7 @@ def message(random: Random, world: int, tags: Tags) -> Message:
 
 
 def _size(random: Random, item: int, parts: int = 1) -> int:
-    """Mostly small; sometimes beyond what may be sent ahead, sometimes nothing at all."""
+    """Return a size: mostly small, sometimes zero, sometimes too large to be sent ahead."""
     draw = random.random()
     if draw < 0.1:
         return 0
@@ -160,9 +160,9 @@ def _size(random: Random, item: int, parts: int = 1) -> int:
 
 
 def _segment(random: Random, nbytes: int, item: int) -> int:
-    """Any segment that cuts into few enough messages for a short run."""
-    least = max(item, nbytes // 24)
-    return min(1 << 20, max(least, random.choice((16, 64, 1024, 20_000, 1 << 18))))
+    """Return a segment size that gives few enough messages for a short run."""
+    min_bytes = max(item, nbytes // 24)
+    return min(1 << 20, max(min_bytes, random.choice((16, 64, 1024, 20_000, 1 << 18))))
 
 
 def _values(random: Random, dtype: int, nbytes: int) -> bytes:

@@ -8,8 +8,8 @@ from functools import partial
 from random import Random
 
 from barnraise.collectives.algorithms.cost_model import CostTable
+from tests.sim.engine_simulation import GroupHandle, Machine, Simulation
 from tests.sim.operations import Collective, Message, Tags, collective, message
-from tests.sim.world import Machine, Side, Simulation
 
 Item = Collective | Message
 
@@ -23,31 +23,31 @@ class Plan:
     machines: list[Machine]
     items: list[Item]
     generation: int = 1
-    sides: dict[Machine, Side] = field(default_factory=dict)
+    handles: dict[Machine, GroupHandle] = field(default_factory=dict)
 
     def launch(self, *, measured: bool = False, without: Machine | None = None) -> None:
-        """Let every worker open the group, then give its commands; ``without`` opens but calls nothing."""
+        """Let every worker open the group and give its commands; ``without`` opens it but calls nothing."""
         for machine in self.machines:
             table = None if measured else CostTable.default()
 
             def enter(machine: Machine = machine, table: CostTable | None = table) -> bool:
-                side = machine.open(self.name, self.machines, self.generation, table)
-                self.sides[machine] = side
-                self.sim.give(machine, side, [] if machine is without else self.commands(machine, side))
+                handle = machine.open(self.name, self.machines, self.generation, table)
+                self.handles[machine] = handle
+                self.sim.give(machine, handle, [] if machine is without else self.commands(machine, handle))
                 return True
 
             self.sim.actions.append((machine, enter))
 
-    def commands(self, machine: Machine, side: Side) -> list[Callable[[], object]]:
-        """This rank's calls: messages in order, collectives nearly so, as pieces of two operations start."""
+    def commands(self, machine: Machine, handle: GroupHandle) -> list[Callable[[], object]]:
+        """Return the calls of this rank: messages in order, collectives swapped with neighbours at times."""
         todo: list[tuple[bool, Callable[[], object]]] = []
-        for number, thing in _numbered(self.items):
-            if isinstance(thing, Collective):
-                todo.append((True, partial(machine.start, side, number, thing)))
-            elif thing.source == side.rank:
-                todo.append((False, partial(machine.send, side, thing)))
-            elif thing.destination == side.rank:
-                todo.append((False, partial(machine.receive, side, thing)))
+        for number, item in _numbered(self.items):
+            if isinstance(item, Collective):
+                todo.append((True, partial(machine.start, handle, number, item)))
+            elif item.source == handle.rank:
+                todo.append((False, partial(machine.send, handle, item)))
+            elif item.destination == handle.rank:
+                todo.append((False, partial(machine.receive, handle, item)))
         for place in range(len(todo) - 1):
             if (todo[place][0] or todo[place + 1][0]) and self.sim.random.random() < 0.3:
                 todo[place], todo[place + 1] = todo[place + 1], todo[place]
@@ -70,12 +70,12 @@ def random_items(random: Random, world: int, count: int) -> list[Item]:
     ]
 
 
-def random_plans(sim: Simulation, *, most: int = 8) -> list[Plan]:
-    """The group of all, and up to two of some."""
+def random_plans(sim: Simulation, *, max_items: int = 8) -> list[Plan]:
+    """Return a plan for a group of all machines, and up to two for subgroups."""
     random, machines = sim.random, sim.machines
-    plans = [Plan(sim, "all", machines, random_items(random, len(machines), random.randrange(1, most)))]
+    plans = [Plan(sim, "all", machines, random_items(random, len(machines), random.randrange(1, max_items)))]
     for number in range(random.randrange(3) if len(machines) > 2 else 0):
         members = random.sample(machines, random.randrange(2, len(machines) + 1))
-        items = random_items(random, len(members), random.randrange(1, most))
+        items = random_items(random, len(members), random.randrange(1, max_items))
         plans.append(Plan(sim, f"sub{number}", members, items))
     return plans

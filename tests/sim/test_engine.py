@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 
 from barnraise.collectives.messages import OperationSpec
+from tests.sim.engine_simulation import Machine, Simulation
 from tests.sim.operations import ROOTED, Collective, Message, collective
 from tests.sim.plans import Plan, random_items, random_plans
-from tests.sim.world import Machine, Simulation
 
 Scenario = Callable[[int], None]
 
@@ -35,8 +35,8 @@ def run(
     return run_all
 
 
-def simulation(seed: int, least: int = 2) -> Simulation:
-    return Simulation(seed, least + seed % (7 - least))
+def simulation(seed: int, min_world: int = 2) -> Simulation:
+    return Simulation(seed, min_world + seed % (7 - min_world))
 
 
 def started(sim: Simulation, plans: list[Plan], *, measured: bool = False) -> None:
@@ -47,10 +47,10 @@ def started(sim: Simulation, plans: list[Plan], *, measured: bool = False) -> No
 def undisturbed(sim: Simulation, plan: Plan) -> None:
     """Every operation of the plan has finished on every rank."""
     for machine in plan.machines:
-        side = plan.sides[machine]
-        assert side.refused is None
-        assert side.tag is not None
-        for call in side.calls:
+        handle = plan.handles[machine]
+        assert handle.refused is None
+        assert handle.tag is not None
+        for call in handle.calls:
             assert call.ended is not None, f"{call.what} never ended"
             assert call.failure is None, f"{call.what}: {call.failure}"
 
@@ -91,19 +91,19 @@ def wait_for_a_rank_never_seen(sim: Simulation, plan: Plan, victim: Machine) -> 
     sim.advance(62.0, step=1.9)
     all_ended(sim)
     for machine in sim.live:
-        side = plan.sides.get(machine)
-        assert side is None or side.refused is not None
+        handle = plan.handles.get(machine)
+        assert handle is None or handle.refused is not None
 
 
 def check_lost(sim: Simulation, plan: Plan, victim: Machine) -> None:
     """Check that operations that needed the victim name the victim."""
     rank = plan.machines.index(victim)
     for machine in plan.machines:
-        side = plan.sides.get(machine)
-        if machine is victim or side is None:
+        handle = plan.handles.get(machine)
+        if machine is victim or handle is None:
             continue
-        failures = [call.failure for call in side.calls if call.failure is not None]
-        for failure in [*failures, *([side.refused] if side.refused else [])]:
+        failures = [call.failure for call in handle.calls if call.failure is not None]
+        for failure in [*failures, *([handle.refused] if handle.refused else [])]:
             assert failure is not None
             assert (failure.code, failure.peer) == ("peer-lost", rank), failure
 
@@ -143,7 +143,7 @@ def test_killed_rank_is_named_by_every_survivor(run: Callable[[Scenario, int], N
             if victim in plan.machines and not met:
                 wait_for_a_rank_never_seen(sim, plan, victim)
                 return
-        all_ended(sim)  # no clock was turned: nobody waited for a timeout
+        all_ended(sim)  # the clock did not advance, so no operation timed out
         for plan in plans:
             if victim in plan.machines:
                 check_lost(sim, plan, victim)
@@ -194,14 +194,14 @@ def test_stale_generation_is_rejected(run: Callable[[Scenario, int], None]) -> N
             Plan(sim, "new", others, random_items(sim.random, len(others), 3), 2).launch()
             sim.settle()
             for machine in others:
-                side = machine.open("late", others, 1, None)
-                assert side.refused is not None
-                assert "generation 1 is over" in side.refused.message
-            # one that slept through it all opens the group of yesterday, and is told
-            side = sleeper.open("yesterday", machines, 1, None)
+                handle = machine.open("late", others, 1, None)
+                assert handle.refused is not None
+                assert "generation 1 is over" in handle.refused.message
+            # a machine that missed the new generation opens a group of the old one
+            handle = sleeper.open("old", machines, 1, None)
             sim.settle()
-            assert side.refused is not None
-            assert side.refused.code == "operation-aborted"
+            assert handle.refused is not None
+            assert handle.refused.code == "operation-aborted"
         all_ended(sim)
 
     run(scenario, 80)
@@ -239,14 +239,14 @@ def test_mismatched_calls_are_reported_on_every_rank(
             ((),) * world,
         )
         for machine in sim.machines:
-            side = plan.sides[machine]
-            called = other if side.rank == wrong else right
-            sim.give(machine, side, [partial(machine.start, side, sequence, called)])
+            handle = plan.handles[machine]
+            called = other if handle.rank == wrong else right
+            sim.give(machine, handle, [partial(machine.start, handle, sequence, called)])
         sim.settle()
         sim.advance(2.5)
         all_ended(sim)
         for machine in sim.machines:
-            call = plan.sides[machine].calls[-1]
+            call = plan.handles[machine].calls[-1]
             assert call.failure is not None, f"{call.what} finished"
             assert call.failure.code == "operation-mismatch"
             assert f"rank {wrong}" in call.failure.message
@@ -267,9 +267,9 @@ def test_operation_timeout_names_the_late_rank(run: Callable[[Scenario, int], No
         sequence = sum(isinstance(item, Collective) for item in plan.items)
         operation = collective(sim.random, world)
         calls = [
-            machine.start(plan.sides[machine], sequence, operation, timeout_s=30.0)
+            machine.start(plan.handles[machine], sequence, operation, timeout_s=30.0)
             for machine in sim.machines
-            if plan.sides[machine].rank != late
+            if plan.handles[machine].rank != late
         ]
         sim.settle()
         sim.advance(31.0, step=0.5)
@@ -293,8 +293,8 @@ def test_rank_far_ahead_is_not_reported_late() -> None:
     operation = Collective(specification, (bytes(8),) * 3, ((),) * 3)
     first, _, last = sim.machines
     for sequence in range(100):
-        first.start(plan.sides[first], sequence, operation)
-    waiting = last.start(plan.sides[last], 0, operation, timeout_s=5.0)
+        first.start(plan.handles[first], sequence, operation)
+    waiting = last.start(plan.handles[last], 0, operation, timeout_s=5.0)
     sim.advance(6.0)
     assert waiting.failure is not None
     assert waiting.failure.late == (1,)
@@ -308,16 +308,16 @@ def test_abort_ends_all_operations_on_every_rank(run: Callable[[Scenario, int], 
         plan.launch()
         some_moment(sim)
         victim = sim.random.choice(sim.machines)
-        side = plan.sides.get(victim)
-        if side is None or side.tag is None:
+        handle = plan.handles.get(victim)
+        if handle is None or handle.tag is None:
             return
-        rank = side.rank
-        victim.abort(side)
+        rank = handle.rank
+        victim.abort(handle)
         assert sim.pending(victim) == []
         sim.settle()
         all_ended(sim)
         for machine in sim.machines:
-            for call in plan.sides[machine].calls:
+            for call in plan.handles[machine].calls:
                 if call.failure is not None:
                     own = machine is victim
                     assert call.failure.code == ("operation-aborted" if own else "peer-lost")
@@ -338,16 +338,16 @@ def test_rank_may_close_after_its_own_part(run: Callable[[Scenario, int], None])
 
         def closer(machine: Machine) -> Callable[[], bool]:
             def action() -> bool:
-                side = plan.sides.get(machine)
-                if side is None or side.tag is None:
+                handle = plan.handles.get(machine)
+                if handle is None or handle.tag is None:
                     return False
                 expected = sum(
-                    isinstance(item, Collective) or side.rank in (item.source, item.destination)
+                    isinstance(item, Collective) or handle.rank in (item.source, item.destination)
                     for item in plan.items
                 )
-                if len(side.calls) < expected or sim.pending(machine):
+                if len(handle.calls) < expected or sim.pending(machine):
                     return False
-                machine.close(side)
+                machine.close(handle)
                 return True
 
             return action
@@ -371,11 +371,11 @@ def test_closing_too_early_is_an_abort_here_and_a_loss_there(run: Callable[[Scen
         plan.launch()
         some_moment(sim)
         leaver = sim.random.choice(sim.machines)
-        side = plan.sides.get(leaver)
-        if side is None or side.tag is None:
+        handle = plan.handles.get(leaver)
+        if handle is None or handle.tag is None:
             return
-        leaver.close(side)
-        for call in side.calls:
+        leaver.close(handle)
+        for call in handle.calls:
             assert call.failure is None or call.failure.code == "operation-aborted"
         sim.settle()
         sim.advance(3.0)

@@ -46,7 +46,7 @@ from barnraise.kvstore.replica import TICK_S, KvReplica
 SCHEDULES = 300
 SCOPE = Namespace("simulated", 3)
 COUNTERS = ("first", "second")
-STORM_S = 6.0
+FAULTS_S = 6.0
 
 
 def is_quorum(view: ReplicaView, agreeing: set[bytes]) -> bool:
@@ -84,8 +84,8 @@ class ClientOperation:
 class Client:
     """Client that sends one operation after the other to its machine, and stops with the machine."""
 
-    def __init__(self, world: World, node: Node, number: int) -> None:
-        self.world = world
+    def __init__(self, simulation: KvSimulation, node: Node, number: int) -> None:
+        self.simulation = simulation
         self.node = node
         self.boot = node.boot
         self.name = number.to_bytes(16, "big")
@@ -97,11 +97,11 @@ class Client:
         self.ended = False
 
     def start(self) -> None:
-        if self.is_dead or self.ended or self.pending is not None or self.world.quiet:
+        if self.is_dead or self.ended or self.pending is not None or self.simulation.quiet:
             return
         self.serial += 1
-        self.pending = ClientOperation(self.choose_operation(), self.world.now)
-        self.world.history.append(self.pending)
+        self.pending = ClientOperation(self.choose_operation(), self.simulation.now)
+        self.simulation.history.append(self.pending)
         self.send()
 
     @property
@@ -109,7 +109,7 @@ class Client:
         return self.node.boot != self.boot or self.node.replica is None
 
     def choose_operation(self) -> Operation | WatchKey:
-        rng, head = self.world.rng, (SCOPE, self.name, self.serial, self.founding)
+        rng, head = self.simulation.rng, (SCOPE, self.name, self.serial, self.founding)
         draw = rng.random()
         if draw < 0.3:
             return AddToKey(*head, rng.choice(COUNTERS), 1)
@@ -117,14 +117,14 @@ class Client:
             self.version += 1
             return SetKey(*head, f"register {self.number}", str(self.version).encode())
         if draw < 0.75:
-            return GetKey(*head, f"register {rng.choice(self.world.clients).number}")
+            return GetKey(*head, f"register {rng.choice(self.simulation.clients).number}")
         if draw < 0.83:
             return AppendToKey(*head, "list", f"{self.number}.{self.serial},".encode())
         if draw < 0.89:
             return PushToQueue(*head, "queue", f"{self.number}.{self.serial}".encode())
         if draw < 0.95:
             return PopFromQueue(*head, "queue")
-        return WatchKey(*head, (f"register {rng.choice(self.world.clients).number}", "list"), True)
+        return WatchKey(*head, (f"register {rng.choice(self.simulation.clients).number}", "list"), True)
 
     def send(self) -> None:
         pending = self.pending
@@ -133,27 +133,27 @@ class Client:
         timeout = 4.0 if isinstance(pending.operation, WatchKey) else 1.5
         assert self.node.replica is not None
         ticket = (self.number, self.serial)
-        effects = self.node.replica.request(pending.operation, ticket, self.world.now, timeout)
-        self.world.perform(self.node, effects)
+        effects = self.node.replica.request(pending.operation, ticket, self.simulation.now, timeout)
+        self.simulation.perform(self.node, effects)
 
     def answered(self, serial: int, result: Result) -> None:
         if self.pending is None or serial != self.serial:
             return
         if isinstance(result, KvDenied):
             if result.reason == "late":  # it may have happened or not: ask again, with the same serial
-                self.world.at(self.world.now + 0.01, self.send)
+                self.simulation.at(self.simulation.now + 0.01, self.send)
                 return
             assert result.reason == "lost", result
             self.ended = True
         else:
             assert not self.founding or result.founding == self.founding
             self.founding = result.founding
-        self.pending.result, self.pending.ended = result, self.world.now
+        self.pending.result, self.pending.ended = result, self.simulation.now
         self.pending = None
-        self.world.at(self.world.now + self.world.rng.expovariate(12.0), self.start)
+        self.simulation.at(self.simulation.now + self.simulation.rng.expovariate(12.0), self.start)
 
 
-class World:
+class KvSimulation:
     """Simulated cluster; ``harsh``: machines lose their memory instead of freezing only."""
 
     def __init__(self, seed: int, *, harsh: bool) -> None:
@@ -183,7 +183,7 @@ class World:
             self.start_node(node)
         for number in range(self.rng.randint(3, 6)):
             self.add_client(number)
-        self.at(0.0, self.storm)
+        self.at(0.0, self.inject_fault)
 
     # time
 
@@ -249,9 +249,9 @@ class World:
             return
         self.perform(node, node.replica.receive(source, message, self.now))
 
-    # what goes wrong
+    # faults
 
-    def storm(self) -> None:
+    def inject_fault(self) -> None:
         if self.calm:
             return
         rng = self.rng
@@ -275,12 +275,12 @@ class World:
         elif draw < 0.87 and self.harsh:
             node.replica = None
         elif self.harsh:
-            down = [one for one in self.nodes.values() if one.replica is None]
+            down = [candidate for candidate in self.nodes.values() if candidate.replica is None]
             if down:
                 self.start_node(rng.choice(down))
         if sum(not client.is_dead for client in self.clients) < 4:
             self.add_client(len(self.clients))
-        self.at(self.now + rng.expovariate(self.pace), self.storm)
+        self.at(self.now + rng.expovariate(self.pace), self.inject_fault)
 
     def add_client(self, number: int) -> None:
         up = [node for node in self.nodes.values() if node.replica is not None]
@@ -289,10 +289,10 @@ class World:
             self.clients.append(client)
             self.at(self.now + self.rng.random(), client.start)
 
-    def reaches(self, one: Node, other: Node) -> bool:
-        up = one.replica is not None and other.replica is not None
-        thawed = max(one.frozen_until, other.frozen_until) <= self.now
-        return up and thawed and not {(one.name, other.name), (other.name, one.name)} & self.cuts
+    def reaches(self, node: Node, peer: Node) -> bool:
+        up = node.replica is not None and peer.replica is not None
+        thawed = max(node.frozen_until, peer.frozen_until) <= self.now
+        return up and thawed and not {(node.name, peer.name), (peer.name, node.name)} & self.cuts
 
     def decide(self, proposer: Node) -> None:
         """Decide the next view if a quorum of the last one takes part; reachable nodes learn of it later."""
@@ -336,7 +336,7 @@ class World:
         node.known_view = node.accepted = number
         self.perform(node, node.replica.on_view_change(self.views[number], self.now))
 
-    # the end
+    # after the faults
 
     def end_faults(self) -> None:
         self.calm, self.cuts, self.loss, self.doubling = True, set(), 0.0, 0.0
@@ -348,7 +348,7 @@ class World:
             self.add_client(len(self.clients))
 
     def settle(self) -> None:
-        """Views as the membership would decide them in peace, until all are in."""
+        """Decide views as the membership does without faults, until all nodes are members."""
         for _ in range(12):
             last = max(self.views)
             if all(node.known_view == last for node in self.nodes.values()):
@@ -360,17 +360,15 @@ class World:
             self.run(self.now + 0.8)
 
     def unanswered(self) -> list[ClientOperation]:
-        asked = [client.pending for client in self.clients if client.pending and not client.is_dead]
-        return [one for one in asked if not isinstance(one.operation, WatchKey)]
+        calls = [client.pending for client in self.clients if client.pending and not client.is_dead]
+        return [call for call in calls if not isinstance(call.operation, WatchKey)]
 
 
-def check_answers(world: World) -> None:
+def check_answers(simulation: KvSimulation) -> None:
     """Check counters, single-writer registers and the queue, separately for each history of the store."""
-    answers = [(asked, asked.done) for asked in world.history if asked.done is not None]
+    answers = [(call, call.done) for call in simulation.history if call.done is not None]
     for founding in {done.founding for _, done in answers if done is not None}:
-        answered = [
-            (asked, done) for asked, done in answers if done is not None and done.founding == founding
-        ]
+        answered = [(call, done) for call, done in answers if done is not None and done.founding == founding]
         for key in COUNTERS:
             adds = [
                 (a, d) for a, d in answered if isinstance(a.operation, AddToKey) and a.operation.key == key
@@ -380,27 +378,29 @@ def check_answers(world: World) -> None:
             check_order((a.began, a.ended, done.count) for a, done in adds)
         writers = {a.operation.key for a, _ in answered if isinstance(a.operation, SetKey)}
         for key in writers:
-            check_register(world, answered, key)
+            check_register(simulation, answered, key)
         popped = Counter(
             d.value for a, d in answered if isinstance(a.operation, PopFromQueue) and d.value is not None
         )
         assert not [value for value, count in popped.items() if count > 1]
 
 
-def check_register(world: World, answered: list[tuple[ClientOperation, KvDone]], key: str) -> None:
+def check_register(
+    simulation: KvSimulation, answered: list[tuple[ClientOperation, KvDone]], key: str
+) -> None:
     """Check that a read sees every write answered before its start, and no write from after its end."""
     seen: list[tuple[float, float, int]] = []
-    for asked, done in answered:
-        operation = asked.operation
+    for call, done in answered:
+        operation = call.operation
         if isinstance(operation, SetKey) and operation.key == key:
-            seen.append((asked.began, asked.ended, int(operation.value)))
+            seen.append((call.began, call.ended, int(operation.value)))
         elif isinstance(operation, GetKey) and operation.key == key:
-            seen.append((asked.began, asked.ended, int(done.value or 0)))
+            seen.append((call.began, call.ended, int(done.value or 0)))
         elif isinstance(operation, WatchKey) and operation.keys[0] == key and done.values:
-            seen.append((asked.began, asked.ended, int(done.values[0])))
+            seen.append((call.began, call.ended, int(done.values[0])))
     check_order(seen)
     written = sorted(
-        a.began for a in world.history if isinstance(a.operation, SetKey) and a.operation.key == key
+        a.began for a in simulation.history if isinstance(a.operation, SetKey) and a.operation.key == key
     )
     for _, ended, version in seen:
         assert bisect.bisect_right(written, ended) >= version, f"{key} was read before it was written"
@@ -418,60 +418,62 @@ def check_order(seen: Iterable[tuple[float, float, int]]) -> None:
         assert value >= highest, f"{value} was answered after {highest}"
 
 
-def check_end(world: World) -> None:
+def check_end(simulation: KvSimulation) -> None:
     """Check that the final store has every answered write of its history exactly once."""
-    reader = Client(world, next(iter(world.nodes.values())), len(world.clients))
-    world.clients.append(reader)
+    reader = Client(simulation, next(iter(simulation.nodes.values())), len(simulation.clients))
+    simulation.clients.append(reader)
     reader.serial = 1
-    names = [f"register {client.number}" for client in world.clients]
+    names = [f"register {client.number}" for client in simulation.clients]
     finals: dict[str, bytes] = {}
     founding = b""
     for key in (*COUNTERS, "list", *names):
-        reader.pending = asked = ClientOperation(GetKey(SCOPE, reader.name, 1, b"", key), world.now)
+        reader.pending = call = ClientOperation(GetKey(SCOPE, reader.name, 1, b"", key), simulation.now)
         reader.send()
-        timeout = world.now + 2.0
-        while asked.result is None and world.now < timeout:
-            world.run(world.now + 0.02)
-        assert asked.done is not None, "the final state cannot be read"
-        finals[key], founding = asked.done.value or b"", asked.done.founding
+        timeout = simulation.now + 2.0
+        while call.result is None and simulation.now < timeout:
+            simulation.run(simulation.now + 0.02)
+        assert call.done is not None, "the final state cannot be read"
+        finals[key], founding = call.done.value or b"", call.done.founding
         reader.pending = None
     answered = [
-        asked for asked in world.history if asked.done is not None and asked.done.founding == founding
+        call for call in simulation.history if call.done is not None and call.done.founding == founding
     ]
     for key in COUNTERS:
         additions = [a for a in answered if isinstance(a.operation, AddToKey) and a.operation.key == key]
-        asked_for = [a for a in world.history if isinstance(a.operation, AddToKey) and a.operation.key == key]
+        asked_for = [
+            a for a in simulation.history if isinstance(a.operation, AddToKey) and a.operation.key == key
+        ]
         assert len(additions) <= int(finals[key] or 0) <= len(asked_for)
     tokens = Counter(finals["list"].split(b",")[:-1])
     assert not [token for token, count in tokens.items() if count > 1], "appended twice"
-    for asked in answered:
-        if isinstance(asked.operation, AppendToKey):
-            assert asked.operation.value[:-1] in tokens, "an answered append is gone"
-        if isinstance(asked.operation, SetKey):
-            assert int(finals[asked.operation.key] or 0) >= int(asked.operation.value), (
+    for call in answered:
+        if isinstance(call.operation, AppendToKey):
+            assert call.operation.value[:-1] in tokens, "an answered append is gone"
+        if isinstance(call.operation, SetKey):
+            assert int(finals[call.operation.key] or 0) >= int(call.operation.value), (
                 "an answered write is gone"
             )
 
 
-def schedule(seed: int) -> World:
+def schedule(seed: int) -> KvSimulation:
     harsh = seed % 3 != 0
-    world = World(seed, harsh=harsh)
-    world.run(STORM_S)
-    check_answers(world)
-    world.end_faults()
-    world.settle()
-    world.quiet = True
-    timeout = world.now + 8.0  # long enough to stop waiting for former members
-    while world.unanswered() and world.now < timeout:
-        world.run(world.now + 0.5)
-    assert not world.unanswered(), "operations without an answer after the storm"
-    check_answers(world)
-    check_end(world)
+    simulation = KvSimulation(seed, harsh=harsh)
+    simulation.run(FAULTS_S)
+    check_answers(simulation)
+    simulation.end_faults()
+    simulation.settle()
+    simulation.quiet = True
+    timeout = simulation.now + 8.0  # long enough to stop waiting for former members
+    while simulation.unanswered() and simulation.now < timeout:
+        simulation.run(simulation.now + 0.5)
+    assert not simulation.unanswered(), "operations without an answer after the faults"
+    check_answers(simulation)
+    check_end(simulation)
     if not harsh:
-        foundings = {asked.done.founding for asked in world.history if asked.done is not None}
+        foundings = {call.done.founding for call in simulation.history if call.done is not None}
         assert len(foundings) == 1, "the store started empty although no replica lost its state"
-        assert not world.notes
-    return world
+        assert not simulation.notes
+    return simulation
 
 
 @pytest.mark.slow
@@ -481,11 +483,11 @@ def test_answered_operations_under_faults_are_never_lost(
     answered, tried = 0, list(seeds(SCHEDULES))
     for seed in tried:
         try:
-            world = schedule(seed)
+            simulation = schedule(seed)
         except Exception as error:
             error.add_note(f"again: pytest tests/sim/test_kvstore.py --seed {seed}")
             raise
-        answered += sum(asked.done is not None for asked in world.history)
+        answered += sum(call.done is not None for call in simulation.history)
     assert request.config.getoption("--seed") is not None or answered > 50 * len(tried)
 
 

@@ -374,9 +374,9 @@ def test_large_cluster_detects_a_partition() -> None:
     cluster.run(2.0)
     few, many = list(range(6)), list(range(6, 20))
     cluster.split(few, many)
-    for one in few:
-        for other in many:
-            for here, there in ((one, other), (other, one)):
+    for minority_index in few:
+        for majority_index in many:
+            for here, there in ((minority_index, majority_index), (majority_index, minority_index)):
                 member = cluster.nodes[here].member
                 assert member is not None
                 member.link_down(cluster.nodes[there].raw)
@@ -385,9 +385,9 @@ def test_large_cluster_detects_a_partition() -> None:
         assert node.member is not None
         assert node.member.quorum_status(cluster.now).decides == (node.index in many)
     cluster.heal()
-    for one in few:
-        for other in many:
-            cluster.link(cluster.nodes[one], cluster.nodes[other])
+    for minority_index in few:
+        for majority_index in many:
+            cluster.link(cluster.nodes[minority_index], cluster.nodes[majority_index])
     cluster.run(20.0)
     assert cluster.agreed()
 

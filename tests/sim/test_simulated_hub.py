@@ -27,14 +27,14 @@ def test_hub_uploads_share_a_link_fairly() -> None:
     for size in (1e6, 3e6, 6e6):
         line.carry(size, 1e6, lambda: ended.append(clock.now))
     clock.run(100.0)
-    shared, came = FakeClock(), []
-    up, downs = Link("up", 80.0), [Link(f"down {one}", 1e6) for one in range(3)]
+    shared, arrivals = FakeClock(), []
+    up, downs = Link("up", 80.0), [Link(f"down {number}", 1e6) for number in range(3)]
     network = Network(shared, lambda source, target: Way((up, downs[target]), 0.0))
     for target, size in enumerate((1e6, 3e6, 6e6)):
-        network.send("test", 0, target, size, lambda: came.append(shared.now))
+        network.send("test", 0, target, size, lambda: arrivals.append(shared.now))
     shared.run(100.0)
     assert max(ended) == pytest.approx(1.0)
-    assert max(came) == pytest.approx(1.0)
+    assert max(arrivals) == pytest.approx(1.0)
     assert line.carried == up.carried
 
 
@@ -66,8 +66,8 @@ def test_log_batches_waiting_writes_into_one_sync() -> None:
     clock.run(10.0)
     assert ended == [0.5] + [1.0] * 9
     places, entered = Places(clock, 2), []
-    for one in range(3):
-        places.enter(lambda one=one: entered.append(one))
+    for number in range(3):
+        places.enter(lambda number=number: entered.append(number))
     assert entered == [0, 1]
     places.leave()
     assert entered == [0, 1, 2]
@@ -94,17 +94,17 @@ def test_samples_count_once_after_any_loss(regions: tuple[int, ...], seed: int) 
     state = root.state
     held = [*state.lent.values(), *state.waiting.values(), *state.closing]
     free = sum(span.size for span in state.pool.returned)
-    assert counted + free + sum(one.samples for one in held) == state.pool.cursor
+    assert counted + free + sum(entry.samples for entry in held) == state.pool.cursor
 
 
 def test_regions_count_what_their_parents_count() -> None:
     world = made(120, 6)
     look(world, 4)
-    regions = [one for one in world.levels[1] if isinstance(one, Region)]
+    regions = [node for node in world.levels[1] if isinstance(node, Region)]
     below = sum(part.samples for region in regions for part in region.parts)
     above = sum(part.samples for part in world.root.parts)
     last = world.root.tally.rounds[-1].samples
-    assert below in (above, above - last), "they are told of the last version by and by"
+    assert below in (above, above - last), "regions learn of the last version later"
     assert last > 0
 
 
@@ -137,7 +137,7 @@ def test_members_come_back_to_a_hub_that_was_away() -> None:
     assert few < 15.0
     seconds, tries = herd(5000, 0.004, 5.0)
     assert seconds >= 5000 * 0.004
-    assert tries > 1.0, "who waited too long came again"
+    assert tries > 1.0, "members that waited too long retried"
 
 
 def test_equal_seeds_give_equal_rounds() -> None:

@@ -40,23 +40,23 @@ def arrivals(
 ) -> dict[tuple[int, int], float]:
     """Return when one message from each to each arrives; rates in bytes per second."""
     clock = FakeClock()
-    out = [Link(f"from {one}", rate * 8e-6) for one, rate in enumerate(ups)]
-    into = [Link(f"to {one}", down * 8e-6) for one in range(len(ups))]
+    out = [Link(f"from {number}", rate * 8e-6) for number, rate in enumerate(ups)]
+    into = [Link(f"to {number}", down * 8e-6) for number in range(len(ups))]
     network = Network(clock, lambda a, b: Way((out[a], into[b]), 0.5))
-    came: dict[tuple[int, int], float] = {}
+    arrived: dict[tuple[int, int], float] = {}
     for (a, b), size in sizes.items():
-        network.send("test", a, b, size, lambda pair=(a, b): came.setdefault(pair, clock.now))
+        network.send("test", a, b, size, lambda pair=(a, b): arrived.setdefault(pair, clock.now))
     clock.run(1e6)
-    return came
+    return arrived
 
 
 def test_streams_share_a_link_and_take_what_others_leave() -> None:
     # Two to the same machine: half of its 100 each; the shorter is done first and leaves its half.
-    came = arrivals({(0, 2): 100.0, (1, 2): 300.0}, [1000.0, 1000.0, 1000.0], 100.0)
-    assert came == {(0, 2): pytest.approx(2.5), (1, 2): pytest.approx(4.5)}
+    arrived = arrivals({(0, 2): 100.0, (1, 2): 300.0}, [1000.0, 1000.0, 1000.0], 100.0)
+    assert arrived == {(0, 2): pytest.approx(2.5), (1, 2): pytest.approx(4.5)}
     # The first can only send 20, so the second has 80.
-    came = arrivals({(0, 2): 100.0, (1, 2): 400.0}, [20.0, 1000.0, 1000.0], 100.0)
-    assert came == {(0, 2): pytest.approx(5.5), (1, 2): pytest.approx(5.5)}
+    arrived = arrivals({(0, 2): 100.0, (1, 2): 400.0}, [20.0, 1000.0, 1000.0], 100.0)
+    assert arrived == {(0, 2): pytest.approx(5.5), (1, 2): pytest.approx(5.5)}
 
 
 @given(some.lists(some.tuples(some.integers(0, 3), some.integers(0, 3), some.integers(1, 500)), max_size=12))
@@ -64,15 +64,15 @@ def test_everything_arrives_and_no_link_is_overfull(messages: list[tuple[int, in
     clock = FakeClock()
     links = {name: Link(name, 8e-4) for name in "abcdefgh"}  # 100 bytes a second
     network = Network(clock, lambda a, b: Way((links["abcd"[a]], links["efgh"[b]]), 0.0))
-    came = []
+    arrived = []
     for a, b, size in messages:
-        network.send("test", a, b, size, lambda size=size: came.append((clock.now, size)))
+        network.send("test", a, b, size, lambda size=size: arrived.append((clock.now, size)))
     clock.run(1e6)
-    assert sorted(size for _, size in came) == sorted(size for _, _, size in messages)
-    end = max((when for when, _ in came), default=0.0)
+    assert sorted(size for _, size in arrived) == sorted(size for _, _, size in messages)
+    end = max((when for when, _ in arrived), default=0.0)
     for link in links.values():
         assert link.carried <= 100 * end * (1 + 1e-9)
-    loads = [sum(size for a, _, size in messages if a == one) for one in range(4)]
+    loads = [sum(size for a, _, size in messages if a == source) for source in range(4)]
     assert [links[name].carried for name in "abcd"] == loads
 
 
@@ -80,8 +80,8 @@ def test_everything_arrives_and_no_link_is_overfull(messages: list[tuple[int, in
 def test_ring_takes_the_predicted_time(world: int) -> None:
     size, rate = 28_000_000, 1e6
     clock = FakeClock()
-    out = [Link(f"from {one}", rate * 8e-6) for one in range(world)]
-    into = [Link(f"to {one}", rate * 8e-6) for one in range(world)]
+    out = [Link(f"from {number}", rate * 8e-6) for number in range(world)]
+    into = [Link(f"to {number}", rate * 8e-6) for number in range(world)]
     network = Network(clock, lambda a, b: Way((out[a], into[b]), 0.01))
     ended: dict[int, float] = {}
     programs = compiled(
@@ -115,11 +115,11 @@ def test_round_sends_once_for_all_its_batches(period: int, *, overlaps: bool) ->
     training = begun(lab_world(4, 100, 0, 8.0), f"{period}:bf16", numbers=20_000_000)
     training.overlaps = overlaps
     run(training, 2 + 4 * period)
-    found = figures(training.commits, 1.0)
-    assert found.sync.period == period
+    result = figures(training.commits, 1.0)
+    assert result.sync.period == period
     line = 1.5 * 40e6 / (100e6 / 8 * 0.956)  # 5 s: two batches do not hide it, eight do
     expected = max(1.0, line / period) if overlaps else 1.0 + line / period
-    assert found.step_s == pytest.approx(expected, rel=0.04)
+    assert result.step_s == pytest.approx(expected, rel=0.04)
     assert (training.ledger.lost, training.ledger.doubled) == (0, 0)
     assert (training.ledger.ahead > 0) == overlaps
 
@@ -130,7 +130,7 @@ def test_change_of_period_waits_until_no_member_is_ahead() -> None:
     training.wanted = sync_named("2:exact")
     training.clock.run_until(lambda: training.sync.period == 2)
     # The third round has the word in its sum. When it is committed, all are ahead of it in one of four.
-    assert [one.sync.period for one in training.commits] == [1, 1, 4, 4, 4, 4]
+    assert [commit.sync.period for commit in training.commits] == [1, 1, 4, 4, 4, 4]
     assert training.in_hand == 0
     run_on(training, 2)
     assert training.ledger.once == 16 * covered(training)
@@ -142,7 +142,7 @@ def run_on(training: Training, commits: int) -> None:
 
 
 def covered(training: Training) -> int:
-    return sum(one.batches for one in training.commits)
+    return sum(commit.batches for commit in training.commits)
 
 
 def carried(machines: int) -> set[int]:
@@ -151,7 +151,7 @@ def carried(machines: int) -> set[int]:
     run(training, 2)
     gradients = [wire.carried for wire in world.wires]
     words = 2 * 1024 * machines * 2 * machines  # those of the other sites' machines, in two commits
-    return {round(one - words) for one in gradients}
+    return {round(sent_bytes - words) for sent_bytes in gradients}
 
 
 def test_traffic_between_sites_does_not_depend_on_their_size() -> None:
@@ -214,7 +214,7 @@ def test_micro_batches_count_exactly_once_after_any_loss(seed: int, sync: str) -
     assert ledger.once == 16 * covered(training)
     assert churn.deaths > 2
     assert ledger.computed > ledger.once
-    assert min(one.members for one in training.commits) < 9
+    assert min(commit.members for commit in training.commits) < 9
     assert (ledger.ahead > 0) == (sync != "exact")
 
 
@@ -225,11 +225,11 @@ def slow_homes(seed: int) -> World:
 
 def test_deaths_at_every_moment_of_rounds_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups break before the sum, within it, while words are heard, and when only some have committed."""
-    said: list[CommitDecision] = []
+    decisions: list[CommitDecision] = []
 
     def listening(words: Sequence[MemberState]) -> CommitDecision:
-        said.append(decide_commit(words))
-        return said[-1]
+        decisions.append(decide_commit(words))
+        return decisions[-1]
 
     monkeypatch.setattr(simulated, "decide_commit", listening)
     for seed in range(12):
@@ -239,10 +239,10 @@ def test_deaths_at_every_moment_of_rounds_that_overlap(monkeypatch: pytest.Monke
         run(training, 40)
         assert (training.ledger.lost, training.ledger.doubled) == (0, 0)
         assert training.ledger.once == 16 * covered(training)
-    whys = " ".join(verdict.why for verdict in said)
+    whys = " ".join(verdict.why for verdict in decisions)
     for what in ("applied by one survivor", "every survivor holds", "is repeated"):
         assert what in whys
-    repeated = [verdict for verdict in said if not verdict.apply and any(verdict.ahead)]
+    repeated = [verdict for verdict in decisions if not verdict.apply and any(verdict.ahead)]
     assert repeated  # and some had gone ahead of what was repeated
 
 
@@ -254,7 +254,7 @@ def _others_are_not_asked(hand: StepProgress, verdict: CommitDecision, rank: int
 def _both_steps_are_one(hand: StepProgress, number: int) -> None:
     """Wrong: what is computed ahead is not of the step at hand."""
     hand.completed.add(number)
-    hand.pending = [one for one in hand.pending if one.number != number]
+    hand.pending = [micro_batch for micro_batch in hand.pending if micro_batch.number != number]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_equal_seeds_give_equal_trainings() -> None:
         training = begun(world)
         Churn(world, training, 7, life_s=60.0, away_s=10.0, state_bytes=1e6)
         run(training, 12)
-        return [one.at for one in training.commits]
+        return [commit.at for commit in training.commits]
 
     assert once() == once()
 
@@ -286,7 +286,7 @@ def test_shares_follow_speeds() -> None:
     world = lab_world(4, 1000, 0, 8.0)
     slow = begun(world._replace(speeds={0: 2.0, 1: 8.0, 2: 8.0, 3: 8.0}))
     run(slow, 4)
-    assert slow.commits[0].seconds > 4.0  # everybody has a quarter, and one is slow
+    assert slow.commits[0].seconds > 4.0  # every machine has a quarter, and one is slow
     assert slow.commits[-1].seconds == pytest.approx(32 / 26, rel=0.25)
 
 

@@ -136,7 +136,7 @@ def _launch(command: list[str], directory: Path, log_name: str) -> None:
     deadline = time.monotonic() + _START_S
     while standing_of(directory) is None:
         if process.poll() is not None:
-            if standing_of(directory) is not None:  # somebody else's listener was faster
+            if standing_of(directory) is not None:  # the listener of another process was faster
                 return
             words = _last_words(directory, log_name)
             raise ListenerError(f"the {what} ended at once; it said:\n{words}")

@@ -184,13 +184,13 @@ class RequestDone(msgspec.Struct, frozen=True, tag="done"):
     secret: str = ""
 
 
-class CheckRow(msgspec.Struct, frozen=True):
+class CheckRow(msgspec.Struct, frozen=True, rename={"fix": "mend"}):
     """One check of the doctor: fine, or a problem with its fix."""
 
     name: str
     state: Literal["ok", "warn", "fail"]
     sentence: str
-    mend: str = ""
+    fix: str = ""
     peer: str = ""
 
 
@@ -206,7 +206,7 @@ _MISUNDERSTOOD = "the agent and the command line do not understand each other"
 _OTHER_VERSION = "They are of different versions: restart the agent (barnraise down, then barnraise up)."
 _encoder = msgspec.msgpack.Encoder()
 _questions: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)
-_told: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told)
+_responses: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told)
 
 
 def encode(message: Question | RunQuestion | Told) -> bytes:
@@ -218,4 +218,4 @@ def decode_question(data: bytes) -> AnyQuestion:
 
 
 def decode_told(data: bytes) -> Told:
-    return decode(_told, data, _MISUNDERSTOOD, hint=_OTHER_VERSION)
+    return decode(_responses, data, _MISUNDERSTOOD, hint=_OTHER_VERSION)

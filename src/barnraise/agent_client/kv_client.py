@@ -310,11 +310,11 @@ def _check(key: str, value: bytes = b"") -> int:
 def _parts(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield ranges that each fit into one request."""
     start, size = 0, 0
-    for place, one in enumerate(sizes):
-        if place > start and size + one + 16 > _ASK_BYTES:
+    for place, item_size in enumerate(sizes):
+        if place > start and size + item_size + 16 > _ASK_BYTES:
             yield start, place
             start, size = place, 0
-        size += one + 16
+        size += item_size + 16
     if sizes:
         yield start, len(sizes)
 

@@ -43,42 +43,42 @@ class LogTail:
 
     _lines: dict[int, _Lines] = field(default_factory=dict)
 
-    def wanted(self, told: WatchResponse, ranks: Sequence[int]) -> tuple[FollowPosition, ...]:
+    def wanted(self, response: WatchResponse, ranks: Sequence[int]) -> tuple[FollowPosition, ...]:
         """Return the requests for these ranks' new output, and for the rest of workers that have stopped."""
-        sources = _sources(told)
+        sources = _sources(response)
         unfinished = [rank for rank, lines in self._lines.items() if not lines.is_over]
         wanted = []
         for rank in sorted({*ranks, *unfinished})[:MOST_FOLLOWED]:
             source = sources.get(rank, "")
             lines = self._lines.get(rank)
             if lines is None or (lines.is_over and source not in ("", lines.source)):
-                lines = self._lines[rank] = _Lines(told.row.generation, source)
-            elif lines.source == source and told.row.phase != "ended":
+                lines = self._lines[rank] = _Lines(response.row.generation, source)
+            elif lines.source == source and response.row.phase != "ended":
                 # Of a session: the group may be another, the worker is the same.
-                lines.generation, lines.is_over = told.row.generation, False
+                lines.generation, lines.is_over = response.row.generation, False
             if not lines.is_over:
                 wanted.append(FollowPosition(rank, lines.generation, lines.offset))
         return tuple(wanted)
 
-    def heard(self, told: WatchResponse) -> Iterator[tuple[int, str]]:
+    def heard(self, response: WatchResponse) -> Iterator[tuple[int, str]]:
         """Yield each new line with its rank."""
-        for heard in told.heard:
+        for heard in response.heard:
             lines = self._lines[heard.rank]
-            over = told.row.phase == "ended" or told.row.generation > heard.generation
+            over = response.row.phase == "ended" or response.row.generation > heard.generation
             lines.is_over = heard.whole and over
             for line in lines.feed(heard):
                 yield heard.rank, line
 
-    def is_complete(self, told: WatchResponse) -> bool:
+    def is_complete(self, response: WatchResponse) -> bool:
         """Tell whether all output was read to its end, including that of replaced workers."""
-        if told.workers and not self._lines:  # it was over before we looked for the first time
+        if response.workers and not self._lines:  # it was over before we looked for the first time
             return False
-        sources = _sources(told)
+        sources = _sources(response)
         return all(
             lines.is_over and sources.get(rank, lines.source) == lines.source
             for rank, lines in self._lines.items()
         )
 
 
-def _sources(told: WatchResponse) -> dict[int, str]:
-    return {one.rank: f"{one.name} {one.start} {one.local_rank}" for one in told.workers}
+def _sources(response: WatchResponse) -> dict[int, str]:
+    return {worker.rank: f"{worker.name} {worker.start} {worker.local_rank}" for worker in response.workers}

@@ -2,53 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+
+from barnraise.agent_client.run_options import MAX_MACHINES, Digest, RunOptions, RunProgram
 
 MOST_FOLLOWED = 64
 MOST_WORDS = 200
 
 RunName = Annotated[str, Meta(min_length=1, max_length=64)]
 Text = Annotated[str, Meta(max_length=4000)]
-Argument = Annotated[str, Meta(max_length=32768)]
-Digest = Annotated[bytes, Meta(max_length=32)]
 Offset = Annotated[int, Meta(ge=0, le=2**62)]
 Rank = Annotated[int, Meta(ge=0, le=1024)]
 Step = Annotated[int, Meta(ge=0, lt=10**12)]
 Node = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
-class DataSetOption(msgspec.Struct, frozen=True, array_like=True):
-    """A data set: shipped if it has a manifest, otherwise at this path on every machine."""
-
-    name: Text
-    manifest: Digest = b""
-    path: Argument = ""
-
-
 class StartRunRequest(msgspec.Struct, frozen=True, kw_only=True, tag="start?"):
-    """Start a run of a folder that lies in this machine's store already. ``needs`` is in the runs' form."""
+    """Request to start a run whose files are in this machine's store. ``on``: only the named machines."""
 
-    command: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=1024)]
-    folder: Digest
-    title: Text = ""
-    on: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
-    per_node: Annotated[int, Meta(ge=0, le=64)] = 0
-    min_nodes: Annotated[int, Meta(ge=1, le=256)] = 1
-    wait_s: Annotated[float, Meta(ge=0, le=86400)] = 30.0
-    restarts: Annotated[int, Meta(ge=0, le=1000)] = 3
-    environment: Literal["auto", "sync", "agent"] = "auto"
-    engine: Literal["auto", "barnraise", "gloo", "nccl"] = "auto"
-    fabric: Literal["untrusted", "trusted"] = "untrusted"
-    quiet: bool = False
-    nice: Annotated[int, Meta(ge=0, le=19)] = 0
-    memory_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
-    container: Text = ""
-    data: Annotated[tuple[DataSetOption, ...], Meta(max_length=64)] = ()
-    variables: Annotated[tuple[tuple[Text, Argument], ...], Meta(max_length=256)] = ()
-    needs: Annotated[bytes, Meta(max_length=256 << 10)] = b""
+    program: RunProgram
+    options: RunOptions = RunOptions()
+    on: Annotated[tuple[Text, ...], Meta(max_length=MAX_MACHINES)] = ()
 
 
 class ResumeRunRequest(msgspec.Struct, frozen=True, kw_only=True, tag="resume?"):

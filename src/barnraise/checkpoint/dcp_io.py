@@ -41,5 +41,7 @@ def dcp_errors(action: str) -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:
-        reasons = "; ".join(f"rank {rank}: {error_text(one[0])}" for rank, one in error.failures.items())
+        reasons = "; ".join(
+            f"rank {rank}: {error_text(failure[0])}" for rank, failure in error.failures.items()
+        )
         raise RunError(f"{action}: {reasons}", hint=RETRY_HINT) from error

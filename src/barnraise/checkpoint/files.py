@@ -98,7 +98,7 @@ class Checkpoints:
             if folder_step(folder.name) is not None:
                 manifest = self._try(folder, self._manifest)
                 known += [(to_held_checkpoint(manifest), folder)] if manifest is not None else []
-        for _, folder in sorted(known, key=lambda one: (one[0].agreed, one[0].age), reverse=True):
+        for _, folder in sorted(known, key=lambda pair: (pair[0].agreed, pair[0].age), reverse=True):
             checkpoint = self._try(folder, self.read)
             if checkpoint is not None:
                 return checkpoint

@@ -99,10 +99,10 @@ def _flatten(value: Any, tensors: list[torch.Tensor], where: str, depth: int) ->
             if not isinstance(key, str | int) or isinstance(key, bool):
                 raise RunError(f"{where} has the key {key!r}", hint="Use strings or integers as keys.")
         pairs = value.items()
-        return ["d", [[key, _flatten(one, tensors, f"{where}[{key!r}]", depth + 1)] for key, one in pairs]]
+        return ["d", [[key, _flatten(item, tensors, f"{where}[{key!r}]", depth + 1)] for key, item in pairs]]
     if isinstance(value, list | tuple):
-        named = ((f"{where}[{place}]", one) for place, one in enumerate(value))
-        parts = [_flatten(one, tensors, name, depth + 1) for name, one in named]
+        named = ((f"{where}[{place}]", item) for place, item in enumerate(value))
+        parts = [_flatten(item, tensors, name, depth + 1) for name, item in named]
         return ["l" if isinstance(value, list) else "u", parts]
     if isinstance(value, numpy.generic):  # msgspec cannot encode it, even if it is a float
         value = value.item()
@@ -119,23 +119,26 @@ def _unflatten(tree: Any, take: Any, depth: int) -> Any:
         raise ProtocolError("a state cannot be read")
     match tree:
         case ["t", int(place), str(name), list(shape)] if name in _DTYPES and 0 <= place < _MAX_TENSORS:
-            if not all(isinstance(one, int) and one >= 0 for one in shape) or math.prod(shape) > 1 << 42:
+            if (
+                not all(isinstance(length, int) and length >= 0 for length in shape)
+                or math.prod(shape) > 1 << 42
+            ):
                 raise ProtocolError("a tensor of a state has an invalid shape")
             return take(place, _DTYPES[name], tuple(shape))
-        case ["d", list(pairs)] if all(_is_pair(one) for one in pairs):
-            return {key: _unflatten(one, take, depth + 1) for key, one in pairs}
+        case ["d", list(pairs)] if all(_is_pair(pair) for pair in pairs):
+            return {key: _unflatten(item, take, depth + 1) for key, item in pairs}
         case ["l", list(items)]:
-            return [_unflatten(one, take, depth + 1) for one in items]
+            return [_unflatten(item, take, depth + 1) for item in items]
         case ["u", list(items)]:
-            return tuple(_unflatten(one, take, depth + 1) for one in items)
+            return tuple(_unflatten(item, take, depth + 1) for item in items)
         case ["p", value]:
             return value
         case _:
             raise ProtocolError("a state has a value of an unknown kind")
 
 
-def _is_pair(one: Any) -> bool:
-    return isinstance(one, list) and len(one) == 2 and isinstance(one[0], str | int)
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str | int)
 
 
 def _decode_tree(skeleton: bytes) -> Any:

@@ -89,7 +89,7 @@ class FoundShards(NamedTuple):
 
     def held_by(self, held: Sequence[Collection[int]]) -> FoundShards:
         """Return a copy with the files that each machine holds."""
-        owned = [frozenset(one) for one in held]
+        owned = [frozenset(numbers) for numbers in held]
         numbers = range(len(self.manifest.files))
         holders = [[machine for machine, own in enumerate(owned) if number in own] for number in numbers]
         return self._replace(holders=holders)
@@ -105,9 +105,9 @@ TransferPlan = Mapping[tuple[int, int], Sequence[ShardFile]]
 def all_files(listed: Sequence[Sequence[ShardFile]]) -> tuple[ShardFile, ...]:
     """Return the files of the whole checkpoint. Raise RunError if two machines have a file of one name."""
     files = sorted((file for own in listed for file in own), key=lambda file: file.name)
-    for one, other in pairwise(files):
-        if one.name == other.name:
-            raise RunError(f"two machines wrote {one.name}", hint="Give each machine a folder of its own.")
+    for file, next_file in pairwise(files):
+        if file.name == next_file.name:
+            raise RunError(f"two machines wrote {file.name}", hint="Give each machine a folder of its own.")
     return tuple(files)
 
 
@@ -115,25 +115,31 @@ def plan_copies(listed: Sequence[Sequence[ShardFile]], copies: int) -> TransferP
     """Plan to send each machine's files to the next ones in the ring, for ``copies`` copies."""
     count = len(listed)
     shifts = range(1, min(copies, count))
-    return {(one, (one + shift) % count): listed[one] for one in range(count) for shift in shifts}
+    return {
+        (machine, (machine + shift) % count): listed[machine] for machine in range(count) for shift in shifts
+    }
 
 
 def newest_first(inventories: Sequence[Sequence[HeldShards]]) -> list[FoundShards]:
     """Return the known checkpoints. Of one step, the one of the later program start comes first."""
     held: dict[bytes, list[tuple[int, ...]]] = {}
     for machine, inventory in enumerate(inventories):
-        for one in inventory:
-            held.setdefault(one.manifest, [() for _ in inventories])[machine] = one.files
+        for shards in inventory:
+            held.setdefault(shards.manifest, [() for _ in inventories])[machine] = shards.files
     known = [FoundShards(read_manifest(data), data, []).held_by(files) for data, files in held.items()]
-    return sorted(known, key=lambda one: (one.manifest.step, one.manifest.start, one.data), reverse=True)
+    return sorted(
+        known,
+        key=lambda checkpoint: (checkpoint.manifest.step, checkpoint.manifest.start, checkpoint.data),
+        reverse=True,
+    )
 
 
 def outdated_folders(inventories: Sequence[Sequence[HeldShards]], machine: int, newest: bytes) -> list[str]:
     """Return the folders that a machine can delete; the last few complete checkpoints stay."""
-    whole = [one.data for one in newest_first(inventories) if not one.missing]
-    kept = {newest, *whole[:KEPT]}
-    own = [one.manifest for one in inventories[machine] if one.manifest not in kept]
-    return [folder_name(read_manifest(data).step) for data in own]
+    complete = [checkpoint.data for checkpoint in newest_first(inventories) if not checkpoint.missing]
+    kept = {newest, *complete[:KEPT]}
+    deletable = [shards.manifest for shards in inventories[machine] if shards.manifest not in kept]
+    return [folder_name(read_manifest(data).step) for data in deletable]
 
 
 def plan_missing_files(checkpoint: FoundShards, wanted: Sequence[Collection[str]]) -> TransferPlan:

@@ -33,7 +33,10 @@ def say(sentence: str) -> None:
 
 
 class ChildProcess:
-    """``room`` holds its output and the warden's record; ``folder`` is where it runs."""
+    """Supervised child process of a command.
+
+    ``room``: directory of its output and of the supervisor's record. ``folder``: its working directory.
+    """
 
     def __init__(self, log: Path) -> None:
         self.ended: WorkerExited | None = None
@@ -89,7 +92,7 @@ class ChildProcess:
     def how(self) -> str:
         ended = self.ended
         if ended is None or (ended.code is None and ended.signal is None):
-            return "ended, nobody knows how"
+            return "ended for an unknown reason"
         return (
             f"was ended by signal {ended.signal}" if ended.code is None else f"ended with code {ended.code}"
         )

@@ -12,6 +12,7 @@ import click
 from barnraise import __version__
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.plan.options import planning_options, take_wishes
+from barnraise.cli.runs.options import RunCommandOptions, run_options, take_run_options
 from barnraise.core.errors import BarnraiseError
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -46,7 +47,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON 
 @app.command("up")
 @_flag("--detach", "Run in the background.")
 @click.option(
-    "--psk-file", type=click.Path(path_type=Path), help="A pre-shared key, where nobody types a code."
+    "--psk-file", type=click.Path(path_type=Path), help="A pre-shared key, to join without a typed code."
 )
 @_flag("--witness", "Only vote; never take work (for an old machine that is always on).")
 def _up(detach: bool, psk_file: Path | None, witness: bool) -> int:
@@ -195,32 +196,10 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 
 @app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @_on
-@click.option("--per-node", type=int, default=0, help="Workers on each machine (default: one per device).")
-@click.option("--min-nodes", type=int, default=1, help="Do not run on fewer machines.")
-@click.option("--wait", default="30s", help="How long to wait for machines (default: 30s).")
-@click.option(
-    "--env",
-    type=click.Choice(["auto", "sync", "agent"]),
-    default="auto",
-    help="sync: build the folder's environment on each machine; agent: use the agent's own.",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["auto", "barnraise", "gloo", "nccl"]),
-    default="auto",
-    help="Force the engine of groups (default: encrypted between machines).",
-)
-@_flag("--trust-fabric", "The network between the machines is yours alone: plaintext engines may cross it.")
-@click.option("--restarts", type=int, default=3, help="Starts after deaths that are nobody's fault.")
+@run_options
 @click.option("--data", multiple=True, metavar="NAME=PATH", help="Ship a data set; NAME=@PATH: each has it.")
-@click.option("--set", "variables", multiple=True, metavar="NAME=VALUE", help="An environment variable.")
-@_flag("--quiet", "Leave the machines usable: lowest priority, one core free.")
-@click.option("--nice", type=click.IntRange(0, 19), default=0, help="Priority of the workers.")
-@click.option("--memory", default="", metavar="SIZE", help="The most memory of one worker, such as 8GB.")
-@click.option("--container", default="", metavar="IMAGE", help="Run in this image with Docker or Podman.")
 @click.option("--folder", type=click.Path(path_type=Path), help="The folder to send (default: this one).")
-@click.option("--name", default="", help="Call the run so (default: after the script).")
-@_flag("--all", "Show every worker's output, not only rank 0's.")
+@click.option("--all", "all_output", is_flag=True, help="Show every worker's output, not only rank 0's.")
 @_flag("--detach", "Print the run's name and return.")
 @_flag("--dry-run", "Measure a few steps, keep nothing, and show plans, as `barnraise plan` does.")
 @planning_options
@@ -233,9 +212,9 @@ def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
     """
     from barnraise.cli.runs import run
 
-    options["all_output"], options["set"] = options.pop("all"), options.pop("variables")
     options["on"], options["wishes"] = _names(options["on"]), take_wishes(options)
-    return run.run(script, arguments, run.RunOptions(**options))
+    chosen = take_run_options(options)
+    return run.run(script, arguments, chosen, RunCommandOptions(**options))
 
 
 @app.command("plan")

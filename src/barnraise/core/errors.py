@@ -187,7 +187,7 @@ class HubRefused(HubError):
     """A hub refused what was sent to it."""
 
     code = "hub-refused"
-    default_hint = "Do what the sentence says; the hub's page shows the reason to everybody."
+    default_hint = "Do what the sentence says; the hub's page shows the reason, too."
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from barnraise.discovery.finder import OnSighting, Sighting, is_dialable, only_l
 from barnraise.discovery.search_schedule import SearchSchedule
 from barnraise.transport.addresses import own_addresses, source_of
 
-_EVERYBODY = "255.255.255.255"
+_LIMITED_BROADCAST = "255.255.255.255"
 _PATIENCE_S = 5.0
 _BACKOFF = Backoff(5.0, 60.0)
 _FORGET_S = 90.0
@@ -35,15 +35,15 @@ _log = logging.getLogger(__name__)
 def broadcast_addresses() -> list[str]:
     """Return the broadcast address of each IPv4 network of this machine."""
     up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
-    found = []
+    addresses = []
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
             if name in up and entry.family == socket.AF_INET and entry.netmask:
                 network = ipaddress.ip_interface(f"{entry.address}/{entry.netmask}").network
                 # Networks of one or two addresses are tunnels, which have no broadcast.
                 if not network.is_loopback and network.prefixlen <= 30:
-                    found.append(str(network.broadcast_address))
-    return list(dict.fromkeys(found)) or [_EVERYBODY]
+                    addresses.append(str(network.broadcast_address))
+    return list(dict.fromkeys(addresses)) or [_LIMITED_BROADCAST]
 
 
 class BroadcastFinder:

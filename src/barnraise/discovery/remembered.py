@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from barnraise.core.flow.backoff import Backoff
-from barnraise.core.flow.events import Wakeup
-from barnraise.core.flow.supervised_task import cancel_task
-from barnraise.discovery.finder import UNTAGGED, OnSighting, Sighting
-from barnraise.discovery.search_schedule import SearchSchedule
+from barnraise.discovery.known_addresses import KnownAddressFinder
 
 _BACKOFF = Backoff(2.0, 60.0)
 _MOST_NODES = 256
 _MOST_ADDRESSES = 16
-_IDLE_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -28,20 +22,14 @@ class KnownAddress:
     port: int
 
 
-class RememberedFinder:
+class RememberedFinder(KnownAddressFinder):
     """Finder that reports remembered addresses at the start, then with a backoff for each absent node."""
 
-    name = "remembered"
-    finds_strangers = False
-
     def __init__(self, places: Iterable[KnownAddress] = ()) -> None:
+        super().__init__("remembered", _BACKOFF)
         self._places: dict[str, KnownAddress] = {}
         self._present: frozenset[str] = frozenset()
         self._watching = False
-        self._searches = SearchSchedule(_BACKOFF)
-        self._wakeup = Wakeup()
-        self._task: asyncio.Task[None] | None = None
-        self._on_sighting: OnSighting | None = None
         self.remember(places)
 
     def remember(self, places: Iterable[KnownAddress]) -> None:
@@ -52,49 +40,20 @@ class RememberedFinder:
                 self._places[place.node] = KnownAddress(
                     place.node, place.addresses[:_MOST_ADDRESSES], place.port
                 )
-        self._look()
+        self._search_absent()
 
     def present(self, nodes: frozenset[str]) -> None:
         """Set the nodes that are online now; the others are searched."""
         self._present = nodes
-        self._look()
-
-    async def start(self, on_sighting: OnSighting) -> None:
-        self._on_sighting = on_sighting
-        self._task = asyncio.create_task(self._keep(), name="discovery remembered")
-
-    def advertise(self, tags: frozenset[str], port: int) -> None:
-        """Do nothing: other machines remember addresses themselves."""
+        self._search_absent()
 
     def watch(self, tags: frozenset[str]) -> None:
         self._watching = bool(tags)
-        self._look()
+        self._search_absent()
 
-    def refresh(self) -> None:
-        self._searches.restart(time.monotonic())
-        self._wakeup.wake()
+    def _search_absent(self) -> None:
+        self._search(frozenset(self._places) - self._present if self._watching else frozenset())
 
-    def seen(self, tag: str) -> None:
-        """Do nothing: a tag does not say which node it is. `present` does."""
-
-    async def stop(self) -> None:
-        await cancel_task(self._task)
-        self._task = None
-
-    def health(self) -> str | None:
-        return None
-
-    def _look(self) -> None:
-        away = frozenset(self._places) - self._present if self._watching else frozenset()
-        self._searches.want(away, time.monotonic())
-        self._wakeup.wake()
-
-    async def _keep(self) -> None:
-        while True:
-            for node in self._searches.due(time.monotonic()):
-                place = self._places[node]
-                for address in place.addresses:
-                    if self._on_sighting is not None:
-                        self._on_sighting(Sighting(address, place.port, UNTAGGED, self.name))
-            next_at = self._searches.next_at()
-            await self._wakeup.sleep(_IDLE_S if next_at is None else next_at - time.monotonic())
+    async def _report_due(self, keys: list[str]) -> None:
+        for node in keys:
+            self._report(self._places[node].addresses, self._places[node].port)

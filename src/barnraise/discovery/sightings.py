@@ -30,8 +30,8 @@ class SightingFilter:
 
     def watch(self, tags: frozenset[str]) -> None:
         self._watched = tags
-        for gone in self._seconds.keys() - tags - {UNTAGGED}:
-            del self._seconds[gone]
+        for tag in self._seconds.keys() - tags - {UNTAGGED}:
+            del self._seconds[tag]
         for key in [key for key in self._seen if key[2] not in tags and key[2] != UNTAGGED]:
             del self._seen[key]
 

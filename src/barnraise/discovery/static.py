@@ -6,22 +6,18 @@ import asyncio
 import ipaddress
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from barnraise.core.errors import ConfigError
 from barnraise.core.flow.backoff import Backoff
-from barnraise.core.flow.events import Wakeup
-from barnraise.core.flow.supervised_task import cancel_task
-from barnraise.discovery.finder import UNTAGGED, OnSighting, Sighting
-from barnraise.discovery.search_schedule import SearchSchedule
+from barnraise.discovery.finder import UNTAGGED, OnSighting
+from barnraise.discovery.known_addresses import KnownAddressFinder
 
 _BACKOFF = Backoff(5.0, 60.0)
 _RESOLVE_S = 5.0
 _MOST_PEERS = 256
 _MOST_ADDRESSES = 8
-_IDLE_S = 3600.0
 # What Debian writes into /etc/hosts for a machine's own name: never the way to another machine.
 _OWN_NAME_ADDRESS = "127.0.1.1"
 
@@ -74,47 +70,25 @@ def parse_peer(text: str, default_port: int) -> StaticPeer:
     return StaticPeer(host, int(port) if port else default_port)
 
 
-class StaticFinder:
+class StaticFinder(KnownAddressFinder):
     """Finder that reports the configured peers, with backoff, and resolves their names each time."""
-
-    name = "static"
-    finds_strangers = False
 
     def __init__(self, peers: Sequence[str], default_port: int, *, resolve: Resolve | None = None) -> None:
         if len(peers) > _MOST_PEERS:
             raise ConfigError(f"network.peers has {len(peers)} entries, more than {_MOST_PEERS}")
+        super().__init__("static", _BACKOFF)
         self._peers = tuple(dict.fromkeys(parse_peer(peer, default_port) for peer in peers))
         self._resolve = resolve or _resolve
-        self._searches = SearchSchedule(_BACKOFF)
-        self._wakeup = Wakeup()
-        self._task: asyncio.Task[None] | None = None
-        self._on_sighting: OnSighting | None = None
         self._unresolved: dict[str, str] = {}
         self._pending: set[str] = set()
 
     async def start(self, on_sighting: OnSighting) -> None:
-        self._on_sighting = on_sighting
         if self._peers:
-            self._task = asyncio.create_task(self._keep(), name="discovery static")
-
-    def advertise(self, tags: frozenset[str], port: int) -> None:
-        """Do nothing: other machines have settings of their own."""
+            await super().start(on_sighting)
 
     def watch(self, tags: frozenset[str]) -> None:
         # All peers are one search: any of them may be the machine that is searched.
-        self._searches.want(frozenset({UNTAGGED}) if tags else frozenset(), time.monotonic())
-        self._wakeup.wake()
-
-    def refresh(self) -> None:
-        self._searches.restart(time.monotonic())
-        self._wakeup.wake()
-
-    def seen(self, tag: str) -> None:
-        """Do nothing: each configured peer may be another machine."""
-
-    async def stop(self) -> None:
-        await cancel_task(self._task)
-        self._task = None
+        self._search(frozenset({UNTAGGED}) if tags else frozenset())
 
     def health(self) -> str | None:
         if not self._unresolved:
@@ -122,18 +96,11 @@ class StaticFinder:
         names = ", ".join(f"{host} ({why})" for host, why in sorted(self._unresolved.items()))
         return f"names in network.peers that do not resolve: {names}"
 
-    async def _keep(self) -> None:
-        while True:
-            if self._searches.due(time.monotonic()):
-                await asyncio.gather(*(self._report(peer) for peer in self._peers))
-            next_at = self._searches.next_at()
-            await self._wakeup.sleep(_IDLE_S if next_at is None else next_at - time.monotonic())
+    async def _report_due(self, keys: list[str]) -> None:
+        await asyncio.gather(*(self._report_peer(peer) for peer in self._peers))
 
-    async def _report(self, peer: StaticPeer) -> None:
-        addresses = [peer.host] if peer.literal else await self._lookup(peer.host)
-        if self._on_sighting is not None:
-            for address in addresses:
-                self._on_sighting(Sighting(address, peer.port, UNTAGGED, self.name))
+    async def _report_peer(self, peer: StaticPeer) -> None:
+        self._report([peer.host] if peer.literal else await self._lookup(peer.host), peer.port)
 
     async def _lookup(self, host: str) -> list[str]:
         """Resolve a name on a daemon thread.

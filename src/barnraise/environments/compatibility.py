@@ -33,9 +33,9 @@ from typing import Literal
 
 import msgspec
 
+from barnraise.agent_client.run_options import ScriptImports
 from barnraise.core.sanitize import printable
 from barnraise.environments.installed_packages import InstalledPackages, Package
-from barnraise.environments.script_imports import ScriptImports
 from barnraise.environments.torch_build import choose_torch
 
 Level = Literal["fine", "risky", "impossible"]
@@ -268,7 +268,9 @@ def _package(
     fixes: _Fixes,
 ) -> Iterator[CompatibilityFinding]:
     expected = reference.package(name)
-    known = expected or next((found for each in others.values() if (found := each.package(name))), None)
+    known = expected or next(
+        (package for packages in others.values() if (package := packages.package(name))), None
+    )
     if known is None:
         sentence = f"{name} is imported by the script, and no machine has it."
         if required:
@@ -278,8 +280,8 @@ def _package(
             yield CompatibilityFinding(level="fine", about="package", sentence=sentence)
         return
     for node, packages in others.items():
-        found = packages.package(name)
-        if found is None:
+        package = packages.package(name)
+        if package is None:
             where = "imports it" if required else "imports it in some places"
             yield CompatibilityFinding(
                 level="impossible" if required else "risky",
@@ -289,20 +291,20 @@ def _package(
                 fix=fixes.install(node, packages, name, known),
             )
         elif expected is not None:
-            yield from _versions(node, packages, found, expected, fixes)
+            yield from _versions(node, packages, package, expected, fixes)
 
 
 def _versions(
-    node: str, packages: InstalledPackages, found: Package, expected: Package, fixes: _Fixes
+    node: str, packages: InstalledPackages, package: Package, expected: Package, fixes: _Fixes
 ) -> Iterator[CompatibilityFinding]:
-    same_origin = found.distribution == expected.distribution
-    if not same_origin or not found.version or not expected.version or found.version == expected.version:
+    same_origin = package.distribution == expected.distribution
+    if not same_origin or not package.version or not expected.version or package.version == expected.version:
         return
-    sentence = f"{node} has {found.name} {found.version}, and here it is {expected.version}."
-    if _numbers(found.version)[:1] == _numbers(expected.version)[:1]:
+    sentence = f"{node} has {package.name} {package.version}, and here it is {expected.version}."
+    if _numbers(package.version)[:1] == _numbers(expected.version)[:1]:
         yield CompatibilityFinding(level="fine", about="package", node=node, sentence=sentence)
         return
-    fix = fixes.install(node, packages, found.name, expected)
+    fix = fixes.install(node, packages, package.name, expected)
     yield CompatibilityFinding(level="risky", about="package", node=node, sentence=sentence, fix=fix)
 
 

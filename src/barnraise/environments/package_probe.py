@@ -66,11 +66,11 @@ def _plain(name: str) -> str:
 
 def _version(distribution: str) -> str | None:
     try:
-        found = importlib.metadata.version(distribution)
+        version = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-    # Metadata without a version gives None, whatever its type says.
-    return str(found)[:_WORD] if found else None
+    # Metadata without a version gives None, although its type excludes that.
+    return str(version)[:_WORD] if version else None
 
 
 def search_places() -> tuple[tuple[str, int], ...]:
@@ -86,8 +86,8 @@ def search_places() -> tuple[tuple[str, int], ...]:
 
 def main() -> None:
     names = json.loads(sys.stdin.buffer.read(1 << 20))
-    found = probe(map(str, names), importlib.metadata.packages_distributions())
-    sys.stdout.write(json.dumps(found) + "\n")
+    packages = probe(map(str, names), importlib.metadata.packages_distributions())
+    sys.stdout.write(json.dumps(packages) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,17 +28,11 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
-Name = Annotated[str, Meta(max_length=128)]
-Names = Annotated[tuple[Name, ...], Meta(max_length=512)]
-Sentence = Annotated[str, Meta(max_length=600)]
+from barnraise.agent_client.run_options import MAX_FINDING, MAX_IMPORT_NAME, MAX_IMPORTS, ScriptImports
 
-_LONGEST_NAME = 128
-_MOST_NAMES = 512
 _MOST_MODULES = 2000
 # Parsing needs a hundred times this memory.
 _LARGEST_MODULE = 4 * 1024 * 1024
@@ -49,15 +43,6 @@ _ASKS = {"is_available", "device_count", "current_accelerator"}
 _ASKED = {"cuda", "mps", "xpu", "accelerator"}
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-
-
-class ScriptImports(msgspec.Struct, frozen=True, kw_only=True):
-    """Packages that the script imports from outside its folder, and errors that prevent it from running."""
-
-    required: Names = ()
-    optional: Names = ()
-    cuda: Sentence | None = None
-    syntax: Sentence | None = None
 
 
 class _Import(msgspec.Struct, frozen=True):
@@ -75,7 +60,7 @@ def scan_imports(files: Mapping[str, bytes], script: str) -> ScriptImports:
     """Return the imports of a script in a folder, whose files are named by relative paths with ``/``."""
     script = str(PurePosixPath(script))
     if script not in files:
-        return ScriptImports(syntax=f"{script} is not in the folder of the run"[:600])
+        return ScriptImports(syntax=f"{script} is not in the folder of the run"[:MAX_FINDING])
     folder = _Folder(files, script)
     required: dict[str, None] = {}
     optional: dict[str, None] = {}
@@ -90,22 +75,22 @@ def scan_imports(files: Mapping[str, bytes], script: str) -> ScriptImports:
         seen[path] = is_required
         tree = _parsed(path, files[path])
         if isinstance(tree, str):
-            return ScriptImports(syntax=tree[:600])
+            return ScriptImports(syntax=tree[:MAX_FINDING])
         if tree is None:
             continue
         demand = _cuda_demand(path, files[path], tree)
         if demand is not None:
             demands.setdefault(path, demand)
-        for found in _imports(tree, folder, path, is_script=path == script):
-            must = is_required and found.required
-            local = folder.modules(found)
+        for imported in _imports(tree, folder, path, is_script=path == script):
+            must = is_required and imported.required
+            local = folder.modules(imported)
             waiting += [(module, must) for module in local]
-            top = found.name.partition(".")[0]
-            if not local and not found.relative and not folder.holds(found) and top not in _NO_NEEDS:
-                (required if must else optional).setdefault(top[:_LONGEST_NAME])
+            top = imported.name.partition(".")[0]
+            if not local and not imported.relative and not folder.holds(imported) and top not in _NO_NEEDS:
+                (required if must else optional).setdefault(top[:MAX_IMPORT_NAME])
     return ScriptImports(
-        required=tuple(required)[:_MOST_NAMES],
-        optional=tuple(name for name in optional if name not in required)[:_MOST_NAMES],
+        required=tuple(required)[:MAX_IMPORTS],
+        optional=tuple(name for name in optional if name not in required)[:MAX_IMPORTS],
         cuda=demands.get(script) or next(iter(demands.values()), None),
     )
 
@@ -122,25 +107,25 @@ class _Folder:
             str(parent) for path in files if path.endswith(".py") for parent in PurePosixPath(path).parents
         }
 
-    def holds(self, found: _Import) -> bool:
+    def holds(self, imported: _Import) -> bool:
         """Return True if the first part of the name is a module of the folder.
 
         A folder without ``__init__.py`` does not count: an installed package of that name comes first.
         """
-        top = found.name.partition(".")[0]
-        return any(self._module(root, top) or _joined(root, top) in self._compiled for root in found.roots)
+        top = imported.name.partition(".")[0]
+        return any(self._module(root, top) or _joined(root, top) in self._compiled for root in imported.roots)
 
-    def modules(self, found: _Import) -> list[str]:
+    def modules(self, imported: _Import) -> list[str]:
         """Return the files that an import loads: parent packages, the module, and its members' modules."""
-        for root in found.roots:
-            parts = [part for part in found.name.split(".") if part]
+        for root in imported.roots:
+            parts = [part for part in imported.name.split(".") if part]
             top = _joined(root, parts[0]) if parts else root
             if parts and not self._module(root, parts[0]) and top not in self._folders:
                 continue
             loaded = [self._module(root, *parts[: end + 1]) for end in range(len(parts))]
             if not parts:
                 loaded = [_joined(root, "__init__.py")]
-            loaded += [self._module(root, *parts, member) for member in found.members]
+            loaded += [self._module(root, *parts, member) for member in imported.members]
             return [path for path in dict.fromkeys(loaded) if path and path in self._files]
         return []
 
@@ -247,15 +232,15 @@ def _cuda_demand(path: str, text: bytes, tree: ast.Module) -> str | None:
     first = min(lines)
     shown = text.splitlines()[first - 1 : first] or [b""]
     code = shown[0].decode("utf-8", "replace").strip()[:_SHOWN]
-    return f"{path[:200]} line {first} requires CUDA without a check for it: {code}"[:600]
+    return f"{path[:200]} line {first} requires CUDA without a check for it: {code}"[:MAX_FINDING]
 
 
 def _is_guard(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
         return node.attr in _ASKS and _last_name(node.value) in _ASKED
     if isinstance(node, ast.ImportFrom) and node.module:
-        asked = node.module.rpartition(".")[2] in _ASKED
-        return asked and any(alias.name in _ASKS for alias in node.names)
+        is_torch = node.module.rpartition(".")[2] in _ASKED
+        return is_torch and any(alias.name in _ASKS for alias in node.names)
     return False
 
 

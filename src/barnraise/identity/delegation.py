@@ -137,8 +137,8 @@ def _verified(certificate: x509.Certificate) -> WorkerIdentity:
         raise IdentityError("the certificate does not name a worker")
     bound = _read_uri(names.get_values_for_type(x509.UniformResourceIdentifier))
     # A comparison with what we would write excludes extensions that others understand differently.
-    found = [(extension.value, extension.critical) for extension in certificate.extensions]
-    if found != _leaf_extensions(node, bound.run, bound.worker):
+    extensions = [(extension.value, extension.critical) for extension in certificate.extensions]
+    if extensions != _leaf_extensions(node, bound.run, bound.worker):
         raise IdentityError("the certificate is not a worker's certificate")
     return WorkerIdentity(node=node, run=bound.run, worker=bound.worker)
 

@@ -97,21 +97,22 @@ def watched(nodes: Collection[bytes], me: bytes) -> frozenset[bytes]:
 
 
 def judged_dead(
-    nodes: Collection[bytes], mine: Collection[bytes], others: Mapping[bytes, Collection[bytes]]
+    nodes: Collection[bytes], own: Collection[bytes], others: Mapping[bytes, Collection[bytes]]
 ) -> frozenset[bytes]:
     """Return the nodes that a majority of the observers miss, at least two.
 
     One observer is enough where no second one is left to ask. In a large cluster, where few nodes watch each
-    node, two are enough. ``mine``: nodes that we suspect. ``others``: nodes that each other node suspects.
+    node, two are enough. ``own``: nodes that this node suspects. ``others``: nodes that each other node
+    suspects.
     """
-    if not mine and not any(others.values()):
+    if not own and not any(others.values()):
         return frozenset()
-    witnesses = [node for node in others if node in nodes and node not in mine]
+    witnesses = [node for node in others if node in nodes and node not in own]
     dead = set()
     for node in nodes:
-        count = (node in mine) + sum(node in others[witness] for witness in witnesses if witness != node)
+        count = (node in own) + sum(node in others[witness] for witness in witnesses if witness != node)
         askable = sum(witness != node for witness in witnesses)
-        most = (1 + askable) // 2 + 1 if len(nodes) <= _WATCH_ALL else 2
-        if count >= max(2, most) or (count == 1 and node in mine and not askable):
+        majority = (1 + askable) // 2 + 1 if len(nodes) <= _WATCH_ALL else 2
+        if count >= max(2, majority) or (count == 1 and node in own and not askable):
             dead.add(node)
     return frozenset(dead)

@@ -122,4 +122,4 @@ class History:
 
     def _set_log(self, log: TrustLog) -> None:
         self.log = log
-        self._roles: dict[bytes, str] = {node.raw: found.role for node, found in log.members.items()}
+        self._roles: dict[bytes, str] = {node.raw: member.role for node, member in log.members.items()}

@@ -100,8 +100,8 @@ class MembershipNode:
     @property
     def is_member(self) -> bool:
         """Return True if this incarnation is in the view."""
-        mine = self.history.member(self.me.node)
-        return mine is not None and mine.incarnation == self.me.incarnation
+        member = self.history.member(self.me.node)
+        return member is not None and member.incarnation == self.me.incarnation
 
     def dead(self, now: float) -> frozenset[bytes]:
         """Return the members that are judged dead."""
@@ -124,9 +124,9 @@ class MembershipNode:
                 peer.detector.reset_timeout(now)
             self._note(f"this machine was asleep or stopped for {now - self._last_tick:.1f} s")
         self._last_tick = now
-        mine = self._peer_table.silent(now)
-        if now >= self._heartbeats.next_at or mine != self._suspects:
-            self._suspects = mine
+        suspects = self._peer_table.silent(now)
+        if now >= self._heartbeats.next_at or suspects != self._suspects:
+            self._suspects = suspects
             self._send_heartbeats(now)
         self._resend_proposals(now)
         self._propose_if_needed(now)
@@ -255,10 +255,10 @@ class MembershipNode:
             peer.leaving = beat.me.incarnation
         if self._is_forked(sender, beat):
             return
-        mine = self.record.decided.position
-        if peer.position < mine and now - peer.decision_sent_at >= _TELL_AGAIN_S:
+        position = self.record.decided.position
+        if peer.position < position and now - peer.decision_sent_at >= _TELL_AGAIN_S:
             self._send_decision(sender, self._known_log(peer), now)
-        elif peer.position > mine and now - peer.catch_up_sent_at >= _TELL_AGAIN_S:
+        elif peer.position > position and now - peer.catch_up_sent_at >= _TELL_AGAIN_S:
             self._request_catch_up(sender, beat.branch, now)
         if was_new:
             self._propose_if_needed(now)
@@ -392,8 +392,8 @@ class MembershipNode:
                 self._broadcast_decision(before, now)
 
     def _on_decided(self, sender: bytes, message: DecisionMessage, now: float) -> None:
-        mine, theirs = self.history.decided, message.decision
-        if theirs.position <= mine.position:
+        own, received = self.history.decided, message.decision
+        if received.position <= own.position:
             return
         try:
             log, complete = self.history.follow(message)
@@ -402,16 +402,16 @@ class MembershipNode:
             return
         if not complete:
             longer = len(log.entries) > len(self.history.log.entries)
-            if longer and theirs.branch == mine.branch:
+            if longer and received.branch == own.branch:
                 self._effects.append(self.history.keep_log(log))  # part of a long log: more follows
             elif now - self._peer_table.peer(sender, now).catch_up_sent_at < _TELL_AGAIN_S:
                 return
-            self._request_catch_up(sender, theirs.branch, now)
+            self._request_catch_up(sender, received.branch, now)
             return
-        if theirs.branch > mine.branch and mine.number >= theirs.number:
-            lost = mine.number - theirs.number + 1
+        if received.branch > own.branch and own.number >= received.number:
+            lost = own.number - received.number + 1
             self._note(f"the user continued without this machine: {lost} of its own view changes are dropped")
-        self._adopt(theirs, log, now)
+        self._adopt(received, log, now)
 
     def _adopt(self, decision: PaxosDecision, log: TrustLog, now: float) -> None:
         before = self.history.members

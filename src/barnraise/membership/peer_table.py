@@ -54,17 +54,17 @@ class PeerTable:
 
     def alive(self, now: float) -> frozenset[bytes]:
         """Return nodes that are certainly alive: with a recent heartbeat, or unwatched with a link."""
-        found = {node for node, peer in self.peers.items() if peer.present(now) is not None}
+        present = {node for node, peer in self.peers.items() if peer.present(now) is not None}
         far = (node for node in self._history.members if node not in self.watching and node != self._me)
-        return frozenset(found | {node for node in far if self.peer(node, now).linked})
+        return frozenset(present | {node for node in far if self.peer(node, now).linked})
 
     def dead(self, now: float) -> frozenset[bytes]:
         """Return the members that are judged dead."""
         others = {}
         for node, peer in self.peers.items():
-            said = peer.suspects(now)
-            if said is not None and not peer.is_suspect(now) and self._history.role(node) == "owner":
-                others[node] = said
+            suspects = peer.suspects(now)
+            if suspects is not None and not peer.is_suspect(now) and self._history.role(node) == "owner":
+                others[node] = suspects
         return failure_detector.judged_dead(self._history.members, self.silent(now), others)
 
     def leaving(self) -> frozenset[bytes]:
@@ -78,30 +78,30 @@ class PeerTable:
 
     def visitors(self, now: float) -> tuple[PresentMember, ...]:
         """Return live nodes that are not in the view, since the coordinator may have no link to them."""
-        found = []
+        visitors = []
         for node, peer in self.peers.items():
             here = peer.present(now)
             if here is None or self._history.role(node) is None or peer.leaving == here.incarnation:
                 continue
             member = self._history.member(node)
             if member is None or member.incarnation != here.incarnation:
-                found.append(here)
-        return tuple(found[:_MOST_VISITORS])
+                visitors.append(here)
+        return tuple(visitors[:_MOST_VISITORS])
 
     def arrived(self, barred: frozenset[bytes], now: float) -> dict[bytes, PresentMember]:
         """Return live nodes that may be in the next view, seen by this node or reported by a member."""
-        found: dict[bytes, PresentMember] = {}
+        candidates: dict[bytes, PresentMember] = {}
         for node, peer in self.peers.items():
             if node in self._history.members and self._history.role(node) == "owner":
                 for here in peer.visitors(now):
                     if here.node != self._me and self._is_news(here, now):
-                        found[here.node] = here
+                        candidates[here.node] = here
         for node, peer in self.peers.items():
             present = peer.present(now)
             if present is not None:
-                found[node] = present
+                candidates[node] = present
         allowed = {}
-        for node, here in found.items():
+        for node, here in candidates.items():
             role, known = self._history.role(node), self.peers.get(node)
             if role is None or node in barred or node in self.forked:
                 continue

@@ -112,8 +112,8 @@ class PeerState:
 
         Only the evicted incarnation and a node that restarts too often must wait.
         """
-        most = _MOST_GUEST_LIVES if guest else _MOST_LIVES
-        if len(self._lives) > most and now - self._lives[-1] < _MOST_HOLD_S:
+        max_lives = _MOST_GUEST_LIVES if guest else _MOST_LIVES
+        if len(self._lives) > max_lives and now - self._lives[-1] < _MOST_HOLD_S:
             return True
         return incarnation == self._gone_as and now < self._held_off
 

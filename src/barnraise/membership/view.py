@@ -108,7 +108,7 @@ def next_view(view: MembershipView, wanted: WantedChange) -> MembershipView | No
 
     Members that stay keep their seniority. Members that return, also as a new incarnation, go last.
     """
-    gone = {*wanted.dead, *wanted.leaving}
+    removed = {*wanted.dead, *wanted.leaving}
     reasons = []
     stay: list[PresentMember] = []
     back: list[PresentMember] = []
@@ -116,7 +116,7 @@ def next_view(view: MembershipView, wanted: WantedChange) -> MembershipView | No
         here = wanted.arrived.get(member.node)
         if here is not None and here.incarnation != member.incarnation and member.node not in wanted.leaving:
             back.append(here)
-        elif member.node in gone:
+        elif member.node in removed:
             reasons.append(("left" if member.node in wanted.leaving else "died", member.node))
         elif here is not None and here != member:
             stay.append(here)
@@ -139,10 +139,10 @@ def next_view(view: MembershipView, wanted: WantedChange) -> MembershipView | No
 def _sentence(reasons: list[tuple[str, bytes]], wanted: WantedChange) -> str:
     parts = []
     for what in ("died", "left", "returned", "joined"):
-        who = [node.hex()[:8] for reason, node in reasons if reason == what]
-        if who:
-            more = f" and {len(who) - 4} more" if len(who) > 4 else ""
-            parts.append(f"{', '.join(who[:4])}{more} {what}")
+        names = [node.hex()[:8] for reason, node in reasons if reason == what]
+        if names:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            parts.append(f"{', '.join(names[:4])}{more} {what}")
     if wanted.entries:
         parts.append(f"{len(wanted.entries)} new in the trust log")
     if wanted.absent:

@@ -95,8 +95,8 @@ def _identity(side: Side, tag: bytes) -> bytes:
 
 
 def _transcript(tag: bytes, hello: bytes, answer: bytes) -> bytes:
-    said = _joined(_PROTOCOL, b"offer", tag, b"joiner", hello, b"offerer", answer)
-    return hashlib.sha3_256(said).digest()
+    content = _joined(_PROTOCOL, b"offer", tag, b"joiner", hello, b"offerer", answer)
+    return hashlib.sha3_256(content).digest()
 
 
 def _joined(*parts: bytes) -> bytes:

@@ -88,9 +88,9 @@ def parse_code(text: str) -> PairingCode:
 
 
 def _word(typed: str) -> str:
-    found = _match(typed)
-    if found is not None:
-        return found
+    word = _match(typed)
+    if word is not None:
+        return word
     shown = typed if len(typed) <= 2 * _LONGEST_WORD else typed[: 2 * _LONGEST_WORD] + "..."
     begun = [word for word in WORDS if word.startswith(typed)]
     near = begun[:3] or difflib.get_close_matches(typed, WORDS, n=2, cutoff=0.6)
@@ -107,8 +107,8 @@ def _match(typed: str) -> str | None:
         return typed
     if len(typed) < PREFIX_LETTERS:
         return None
-    found = [word for word in WORDS if word.startswith(typed)]
-    return found[0] if len(found) == 1 else None
+    words = [word for word in WORDS if word.startswith(typed)]
+    return words[0] if len(words) == 1 else None
 
 
 def _split(letters: list[str]) -> tuple[str, str]:
@@ -119,10 +119,10 @@ def _split(letters: list[str]) -> tuple[str, str]:
     for first, second in halves:
         if first in _KNOWN and second in _KNOWN:
             return first, second
-    found = {(_match(first), _match(second)) for first, second in halves}
-    whole = [(first, second) for first, second in found if first and second]
-    if len(whole) == 1:
-        return whole[0]
+    pairs = {(_match(first), _match(second)) for first, second in halves}
+    complete = [(first, second) for first, second in pairs if first and second]
+    if len(complete) == 1:
+        return complete[0]
     if len(letters) != 1 or _match(typed) is not None:
         raise PairingError(f"a pairing code has two words, this has {len(letters)}", hint=_FORM)
     raise PairingError("the two words of the pairing code cannot be told apart", hint=f"Use dashes. {_FORM}")

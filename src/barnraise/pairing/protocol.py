@@ -14,6 +14,7 @@ without a message.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -118,7 +119,38 @@ class CodeGuess(Protocol):
     def use(self, name: str) -> None: ...
 
 
-class Joiner:
+class _Side(ABC):
+    """One side of the protocol. Every error ends it, and a message that is too long is an error."""
+
+    def __init__(self) -> None:
+        self._over = False
+
+    @property
+    @abstractmethod
+    def limit(self) -> int:
+        """Return the most bytes that the next message may have."""
+
+    def receive(self, data: bytes) -> PairingStep:
+        """Handle a message of the other side. Raise PairingError if it ends the protocol."""
+        if self._over:
+            raise PairingError("a message came after the end of the pairing")
+        try:
+            if len(data) > self.limit:
+                raise PairingError(f"a pairing message has {len(data)} bytes, at most {self.limit} fit here")
+            return self._handle(data)
+        except PairingError as error:
+            self._end(error.message)
+            raise
+
+    @abstractmethod
+    def _handle(self, data: bytes) -> PairingStep:
+        """Handle a message of allowed length."""
+
+    def _end(self, why: str) -> None:
+        self._over = True
+
+
+class Joiner(_Side):
     """Protocol of the machine that joins. One code, one connection, one guess: never retry with a code."""
 
     def __init__(
@@ -133,6 +165,7 @@ class Joiner:
 
         ``role``: the only role that the user agreed to, if any; a pre-shared key sets it.
         """
+        super().__init__()
         self._secret = secret
         self._wanted = secret.role if isinstance(secret, Psk) else role
         self._key = key
@@ -149,11 +182,9 @@ class Joiner:
         self._exchange = SpakeExchange("joiner", secret.password, secret.tag)
         self._hello = b""
         self._channel: PairingChannel | None = None
-        self._over = False
 
     @property
     def limit(self) -> int:
-        """Return the most bytes that the next message may have."""
         return messages.GRANT_BYTES if self._channel else messages.HELLO_BYTES
 
     def begin(self) -> PairingStep:
@@ -161,16 +192,8 @@ class Joiner:
         self._hello = messages.encode(hello, messages.HELLO_BYTES)
         return PairingStep(send=self._hello)
 
-    def receive(self, data: bytes) -> PairingStep:
-        if self._over:
-            raise PairingError("a message came after the end of the pairing")
-        try:
-            if len(data) > self.limit:
-                raise PairingError(f"a pairing message has {len(data)} bytes, at most {self.limit} fit here")
-            return self._prove(data) if self._channel is None else self._finish(data, self._channel)
-        except PairingError:
-            self._over = True
-            raise
+    def _handle(self, data: bytes) -> PairingStep:
+        return self._prove(data) if self._channel is None else self._finish(data, self._channel)
 
     def lost(self) -> PairingError:
         """Return the error for a connection that ended or timed out at this point."""
@@ -243,12 +266,13 @@ class Joiner:
         return log
 
 
-class Offerer:
+class Offerer(_Side):
     """Protocol of the machine that admits another; `PairingOffer.take` makes one for each connection."""
 
     def __init__(
         self, secret: PairingCode | Psk, role: Role, key: NodeKey, name: str, guess: CodeGuess
     ) -> None:
+        super().__init__()
         self._secret = secret
         self._role: Role = role
         self._key = key
@@ -257,11 +281,9 @@ class Offerer:
         self._channel: PairingChannel | None = None
         self._proven: PairingProven | None = None
         self._granted: bytes | None = None
-        self._over = False
 
     @property
     def limit(self) -> int:
-        """Return the most bytes that the next message may have."""
         if self._channel is None:
             return messages.HELLO_BYTES
         return messages.PROOF_BYTES if self._proven is None else messages.DONE_BYTES
@@ -270,20 +292,12 @@ class Offerer:
         """Return the bytes to send first: none, since the joiner starts."""
         return PairingStep()
 
-    def receive(self, data: bytes) -> PairingStep:
-        if self._over:
-            raise PairingError("a message came after the end of the pairing")
-        try:
-            if len(data) > self.limit:
-                raise PairingError(f"a pairing message has {len(data)} bytes, at most {self.limit} fit here")
-            if self._channel is None:
-                return self._answer(data)
-            if self._proven is None:
-                return self._verify(data, self._channel)
-            return self._confirm(data, self._channel, self._proven)
-        except PairingError as error:
-            self._end(error.message)
-            raise
+    def _handle(self, data: bytes) -> PairingStep:
+        if self._channel is None:
+            return self._answer(data)
+        if self._proven is None:
+            return self._verify(data, self._channel)
+        return self._confirm(data, self._channel, self._proven)
 
     def grant(self, log: TrustLog, entry: SignedEntry | None, peers: Iterable[PairingPeer]) -> bytes:
         """Return the answer to a proven joiner, after the cluster has decided.
@@ -408,7 +422,7 @@ class Offerer:
         return self._channel, self._proven
 
     def _end(self, why: str) -> None:
-        self._over = True
+        super()._end(why)
         if self._channel is not None and self._proven is None:
             self._guess.burn(why)
 

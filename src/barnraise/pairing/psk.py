@@ -58,10 +58,10 @@ def parse_psk(text: str) -> Psk:
     """Parse the one line of a key file; raise PairingError for anything that `new_psk` did not write."""
     if len(text) > _LONGEST_INPUT:
         raise PairingError("this is too long for a pre-shared key", hint=_HINT)
-    found = _FORM.fullmatch(text.strip(" \t\r\n"))
-    if found is None:
+    match = _FORM.fullmatch(text.strip(" \t\r\n"))
+    if match is None:
         raise PairingError("this is not a pre-shared key", hint=_HINT)
-    line, role, key, check = found.groups()
+    line, role, key, check = match.groups()
     if check != _check(line):
         raise PairingError("the checksum at the end of the pre-shared key is wrong", hint=_HINT)
     return Psk("owner" if role == "owner" else "guest", bytes.fromhex(key))

@@ -29,11 +29,11 @@ class BackendChoice(msgspec.Struct, frozen=True):
 
 
 class RankDevices(msgspec.Struct, frozen=True, array_like=True):
-    """Facts that a rank sends to the others before the choice; ``asked`` is None if the script named no
+    """Facts that a rank sends to the others before the choice; ``requested`` is None if the script named no
     backend.
     """
 
-    asked: Name | None
+    requested: Name | None
     device: Annotated[str, Meta(max_length=64)]
     nccl_available: bool
     system: Annotated[str, Meta(max_length=64)]
@@ -60,8 +60,8 @@ def choose_group_backend(
 
     On an untrusted network no other machine can cause a plaintext backend between machines.
     """
-    asked = {None if rank.asked is None else rank.asked.lower() for rank in ranks}
-    first = ranks[0].asked
+    requested = {None if rank.requested is None else rank.requested.lower() for rank in ranks}
+    first = ranks[0].requested
     choice = choose_backend(
         first,
         tuple(machines),
@@ -71,14 +71,14 @@ def choose_group_backend(
         all(rank.nccl_available for rank in ranks),
         tuple(sorted({rank.system for rank in ranks})),
     )
-    if len(asked) > 1 and forced == AUTO and choice.backend != OURS:
-        named = ", ".join(sorted(name or "none" for name in asked))
+    if len(requested) > 1 and forced == AUTO and choice.backend != OURS:
+        named = ", ".join(sorted(name or "none" for name in requested))
         return BackendChoice(OURS, f"its ranks ask for different backends ({named})")
     return choice
 
 
 def choose_backend(
-    asked: str | None,
+    requested: str | None,
     machines: tuple[int, ...],
     device: str,
     forced: str = AUTO,
@@ -88,7 +88,7 @@ def choose_backend(
 ) -> BackendChoice:
     """Choose the backend of a group with ranks on these machines and devices (separated by commas)."""
     spans = len(set(machines)) > 1
-    wanted = default_backend(asked, device)
+    wanted = default_backend(requested, device)
     names = _names(wanted)
     if names <= _SENDS_NOTHING:
         return BackendChoice(wanted, "it sends nothing")
@@ -107,20 +107,20 @@ def choose_backend(
     return BackendChoice(wanted, "the fabric is trusted" if spans else "the group is within one machine")
 
 
-def default_backend(asked: str | None, device: str) -> str:
+def default_backend(requested: str | None, device: str) -> str:
     """Return the requested backend in torch's spelling, or torch's default for the device."""
-    if asked:
-        return asked.lower()
+    if requested:
+        return requested.lower()
     return "nccl" if _kinds(device) == {"cuda"} else "gloo"
 
 
-def describe_choice(asked: str | None, choice: BackendChoice, machines: Sequence[int]) -> str | None:
+def describe_choice(requested: str | None, choice: BackendChoice, machines: Sequence[int]) -> str | None:
     """Return a sentence about the choice; None if the script gets what it asked for, without plaintext."""
     plain = len(set(machines)) > 1 and bool(_names(choice.backend) - {OURS} - _SENDS_NOTHING)
-    kept = choice.backend == asked.lower() if asked else choice.backend != OURS
+    kept = choice.backend == requested.lower() if requested else choice.backend != OURS
     if kept and not plain:
         return None
-    instead = "" if kept else f" instead of {asked or 'the default of torch'}"
+    instead = "" if kept else f" instead of {requested or 'the default of torch'}"
     warning = "; it sends plaintext" if plain else ""
     group = f"the group of {_counted(len(machines), 'rank')} on {_counted(len(set(machines)), 'machine')}"
     return f"{group} uses {choice.backend}{instead}: {choice.reason}{warning}"

@@ -189,8 +189,12 @@ def encode(document: CheckpointManifest | CheckpointSignature) -> bytes:
 def newest_checkpoint(held: Iterable[HeldCheckpoint], runs: Sequence[str]) -> HeldCheckpoint | None:
     """Return the newest checkpoint of the first run that has any; an agreed one before a provisional one."""
     places = {run: place for place, run in enumerate(runs)}
-    known = [one for one in held if one.run in places]
-    return max(known, key=lambda one: (-places[one.run], one.agreed, one.age), default=None)
+    known = [checkpoint for checkpoint in held if checkpoint.run in places]
+    return max(
+        known,
+        key=lambda checkpoint: (-places[checkpoint.run], checkpoint.agreed, checkpoint.age),
+        default=None,
+    )
 
 
 def next_copy_target(

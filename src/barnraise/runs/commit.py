@@ -95,22 +95,22 @@ def _conclude(states: Sequence[MemberState]) -> CommitDecision:
     none: tuple[frozenset[int], ...] = tuple(frozenset() for _ in states)
     if not old:
         return CommitDecision(0, False, none, none, (), fresh, "no member has a training state yet")
-    most = max(state.done for _, state in old)
-    least = min(state.done for _, state in old)
-    holders = [state for _, state in old if state.done == least and state.held]
+    max_done = max(state.done for _, state in old)
+    min_done = min(state.done for _, state in old)
+    holders = [state for _, state in old if state.done == min_done and state.held]
     digests = {state.held for state in holders}
-    if most == least:
+    if max_done == min_done:
         if len(holders) == len(old) and len(digests) == 1:
-            why = f"every survivor holds the same result of step {least}"
-            return CommitDecision(least + 1, True, *_kept(states, least + 1), _ranks(old), fresh, why)
-        why = f"step {least} was not held by all members and is repeated with the gradients that are left"
-        return CommitDecision(least, False, *_kept(states, least), _ranks(old), fresh, why)
-    if most != least + 1:
-        raise ProtocolError(f"members of one group have applied {least} and {most} steps")
-    if any(state.done == least and not state.held for _, state in old) or len(digests) != 1:
-        raise ProtocolError(f"step {least} was applied by one member and is not held by another")
-    why = f"step {least} was applied by one survivor, hence held by all"
-    return CommitDecision(most, True, *_kept(states, most), _ranks(old), fresh, why)
+            why = f"every survivor holds the same result of step {min_done}"
+            return CommitDecision(min_done + 1, True, *_kept(states, min_done + 1), _ranks(old), fresh, why)
+        why = f"step {min_done} was not held by all members and is repeated with the gradients that are left"
+        return CommitDecision(min_done, False, *_kept(states, min_done), _ranks(old), fresh, why)
+    if max_done != min_done + 1:
+        raise ProtocolError(f"members of one group have applied {min_done} and {max_done} steps")
+    if any(state.done == min_done and not state.held for _, state in old) or len(digests) != 1:
+        raise ProtocolError(f"step {min_done} was applied by one member and is not held by another")
+    why = f"step {min_done} was applied by one survivor, hence held by all"
+    return CommitDecision(max_done, True, *_kept(states, max_done), _ranks(old), fresh, why)
 
 
 def _kept(

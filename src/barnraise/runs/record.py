@@ -11,14 +11,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
+from barnraise.agent_client.run_options import MAX_MACHINES, Digest, RunOptions, RunProgram, Word
 from barnraise.core.decoding import decode
 from barnraise.core.errors import RunError, TrustError
 from barnraise.core.units import counted
 from barnraise.environments.installed_packages import InstalledPackages
-from barnraise.environments.script_imports import ScriptImports
 from barnraise.identity import NodeId, NodeKey, verify_signature
 
-MOST_MACHINES = 256
+MOST_MACHINES = MAX_MACHINES
 MOST_WORKERS = 1024
 MOST_DROPPED = 8
 RUN_ID = r"^[a-z0-9][a-z0-9-]{0,47}$"
@@ -27,9 +27,6 @@ _PURPOSE = b"barnraise run order 1\0"
 
 RunId = Annotated[str, Meta(pattern=RUN_ID, max_length=48)]
 Node = Annotated[bytes, Meta(min_length=32, max_length=32)]
-Digest = Annotated[bytes, Meta(max_length=32)]
-Word = Annotated[str, Meta(max_length=200)]
-Argument = Annotated[str, Meta(max_length=32768)]
 Words = Annotated[str, Meta(max_length=4000)]  # of one machine
 Sentence = Annotated[str, Meta(max_length=32768)]  # may name every machine and quote one of them
 Tail = Annotated[str, Meta(max_length=16384)]
@@ -42,45 +39,17 @@ Phase = Literal["preparing", "running", "restarting", "stopping", "ended"]
 Stage = Literal["asks", "refused", "fetching", "building", "ready", "failed", "running", "ended"]
 
 
-class DataSet(msgspec.Struct, frozen=True, array_like=True):
-    """Data of a run: shipped if it has a manifest, otherwise each machine has it at this path."""
-
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,39}$")]
-    manifest: Digest = b""
-    path: Argument = ""
-
-
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Run spec: what the owner asked for."""
+    """Run spec: what the owner asked for, and the machines that were chosen for it."""
 
     run: RunId
     by: Node
     at: Seconds  # the starter's wall clock; for people only
-    command: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=1024)]
-    folder: Digest
-    title: Word = ""
+    program: RunProgram
+    options: RunOptions = RunOptions()
     nodes: Annotated[tuple[Node, ...], Meta(min_length=1, max_length=MOST_MACHINES)]
     named: bool = False  # True if the user chose the machines
-    per_node: Annotated[int, Meta(ge=0, le=64)] = 0
-    min_nodes: Annotated[int, Meta(ge=1, le=MOST_MACHINES)] = 1
-    wait_s: Annotated[float, Meta(ge=0, le=86400)] = 30.0
-    restarts: Annotated[int, Meta(ge=0, le=1000)] = 3
-    environment: Literal["auto", "sync", "agent"] = "auto"
-    engine: Literal["auto", "barnraise", "gloo", "nccl"] = "auto"
-    fabric: Literal["untrusted", "trusted"] = "untrusted"
-    quiet: bool = False
-    nice: Annotated[int, Meta(ge=0, le=19)] = 0
-    memory_bytes: Bytes = 0
-    container: Word = ""
-    data: Annotated[tuple[DataSet, ...], Meta(max_length=64)] = ()
-    variables: Annotated[tuple[tuple[Word, Argument], ...], Meta(max_length=256)] = ()
-    needs: ScriptImports = ScriptImports()
     resumes: Annotated[tuple[RunId, ...], Meta(max_length=16)] = ()  # runs that it continues, newest first
-
-    @property
-    def manifests(self) -> tuple[bytes, ...]:
-        """Return the manifests of all that is shipped."""
-        return (self.folder, *(data.manifest for data in self.data if data.manifest))
 
 
 class WorkerSlot(msgspec.Struct, frozen=True, array_like=True):

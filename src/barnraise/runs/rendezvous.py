@@ -187,16 +187,16 @@ class Rendezvous:
                 if key in silent
             ]
         outcome = self._store.compare_set(f"outcome/{seat_map.version}", b"", msgspec.msgpack.encode(absent))
-        gone = set(_names(outcome))
+        missing = set(_names(outcome))
         world = seat_map.world if seat_map.seats else 1
-        formed = not gone and seat_map.is_full
+        formed = not missing and seat_map.is_full
         rest = (
             seat_map.seats[world:]
             if formed
-            else tuple(seat for seat in seat_map.seats if seat.process not in gone)
+            else tuple(seat for seat in seat_map.seats if seat.process not in missing)
         )
         self._change_map(
-            seat_map, data, seats=rest, confirmed=not gone and not formed, spent=seat_map.confirm_keys()
+            seat_map, data, seats=rest, confirmed=not missing and not formed, spent=seat_map.confirm_keys()
         )
         if not formed:
             return None

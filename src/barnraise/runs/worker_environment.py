@@ -35,7 +35,7 @@ def worker_environment(
     machines = record.nodes
     index = {node: index for index, node in enumerate(machines)}
     variables = {name: value for name, value in base.items() if not name.startswith("BARNRAISE_")}
-    variables |= dict(order.variables)
+    variables |= dict(order.options.variables)
     variables.setdefault("OMP_NUM_THREADS", str(max(1, cores // len(local_ranks))))
     variables.setdefault("PYTHONUNBUFFERED", "1")
     variables |= {f"BARNRAISE_DATA_{name.upper()}": path for name, path in data.items()}
@@ -53,7 +53,7 @@ def worker_environment(
         "MASTER_PORT": MASTER_PORT,
         "TORCHELASTIC_RUN_ID": order.run,
         "TORCHELASTIC_RESTART_COUNT": str(record.generation - 1),
-        "TORCHELASTIC_MAX_RESTARTS": str(order.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(order.options.restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "BARNRAISE_LAUNCHED": "1",
         "BARNRAISE_RUN": order.run,
@@ -66,8 +66,8 @@ def worker_environment(
         "BARNRAISE_RESUMES": ",".join(order.resumes),
         "BARNRAISE_DEVICE": slot.device,
         "BARNRAISE_MACHINES": ",".join(str(index[other.node]) for other in record.slots),
-        "BARNRAISE_ENGINE": order.engine,
-        "BARNRAISE_FABRIC": order.fabric,
+        "BARNRAISE_ENGINE": order.options.engine,
+        "BARNRAISE_FABRIC": order.options.fabric,
         VARIABLE: _participants(order, slot.node, guests),
     }
 

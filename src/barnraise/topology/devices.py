@@ -59,12 +59,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def torch_devices(self) -> tuple[str, ...]:
         """Return the names that torch uses; the CPU only if there is no accelerator."""
-        found = [
+        names = [
             device.kind if device.kind == "mps" else f"{device.kind}:{device.index}"
             for device in self.devices
             if device.kind != "cpu"
         ]
-        return tuple(found) or ("cpu",)
+        return tuple(names) or ("cpu",)
 
 
 class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):

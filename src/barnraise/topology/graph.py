@@ -72,15 +72,15 @@ class TopologyGraph(msgspec.Struct, frozen=True, kw_only=True):
 
     def node(self, node: str) -> NodeFacts | None:
         place = bisect_left(self.nodes, node, key=lambda facts: facts.node)
-        found = place < len(self.nodes) and self.nodes[place].node == node
-        return self.nodes[place] if found else None
+        is_known = place < len(self.nodes) and self.nodes[place].node == node
+        return self.nodes[place] if is_known else None
 
     def link(self, a: str, b: str) -> LinkFacts | None:
         """Return the link between two nodes, in either order."""
         pair = ordered_pair(a, b)
         place = bisect_left(self.links, pair, key=_ends)
-        found = place < len(self.links) and _ends(self.links[place]) == pair
-        return self.links[place] if found else None
+        is_known = place < len(self.links) and _ends(self.links[place]) == pair
+        return self.links[place] if is_known else None
 
     def missing_pairs(self) -> tuple[Pair, ...]:
         """Return the pairs of nodes without a reported link."""

@@ -53,15 +53,15 @@ def next_measurement(
     last: Mapping[Pair, MeasuredLink],
     *,
     under_way: Collection[Pair] = (),
-    asked: Collection[Pair] = (),
+    requested: Collection[Pair] = (),
 ) -> Pair | None:
     """Return the pair to measure next, or None.
 
-    ``busy``: nodes of a run; a pair with one of them is measured only if the user ``asked``. A node of a
+    ``busy``: nodes of a run; a pair with one of them is measured only if it is ``requested``. A node of a
     measurement that is ``under_way`` waits in any case.
     """
     occupied = {node for pair in under_way for node in pair}
-    wishes = {ordered_pair(*pair) for pair in asked}
+    wishes = {ordered_pair(*pair) for pair in requested}
     best: tuple[tuple[bool, bool, float, Pair], Pair] | None = None
     for link in graph.links:
         pair = (link.a, link.b)
@@ -71,7 +71,7 @@ def next_measurement(
         before = last.get(pair)
         if not wished and why_measure(link, before, now) is None:
             continue
-        # First what was asked for, then what was never measured, then what is oldest.
+        # First what was requested, then what was never measured, then what is oldest.
         rank = (not wished, before is not None, before.at_s if before is not None else 0.0, pair)
         if best is None or rank < best[0]:
             best = (rank, pair)

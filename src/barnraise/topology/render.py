@@ -171,7 +171,7 @@ def _slowness(link: LinkFacts) -> tuple[bool, float, float, str, str]:
     return (link.mbps is None, link.mbps or 0.0, -link.rtt_s, link.a, link.b)
 
 
-def _clean(text: str, most: int = 60) -> str:
+def _clean(text: str, max_length: int = 60) -> str:
     """Remove control characters, since the text comes from other machines."""
     shown = printable(text)
-    return shown if len(shown) <= most else shown[: most - 1] + "…"
+    return shown if len(shown) <= max_length else shown[: max_length - 1] + "…"

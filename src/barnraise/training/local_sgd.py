@@ -224,7 +224,7 @@ class LocalSgd:
         return [parameter.detach() for parameter in self._reducer.parameters]
 
     def _copy(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        copies = self._free.pop() if self._free else [torch.empty_like(one) for one in tensors]
+        copies = self._free.pop() if self._free else [torch.empty_like(tensor) for tensor in tensors]
         for target, tensor in zip(copies, tensors, strict=True):
             target.copy_(tensor)
         return copies

@@ -151,7 +151,9 @@ class Session:
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         check_prepared(model, optimizers, schedulers)
         self._model, self._optimizers = model, optimizers
-        self._reducer = GradientReducer(parameter for one in optimizers for parameter in parameters_of(one))
+        self._reducer = GradientReducer(
+            parameter for each_optimizer in optimizers for parameter in parameters_of(each_optimizer)
+        )
         self._batch_norms = BatchNormStats(model)
         self._buffer_check = BufferMutationCheck(model, self._batch_norms.buffers)
         scaler = ScalerAdapter(scalers[0] if scalers else None)
@@ -163,7 +165,7 @@ class Session:
         self._oom_guard.install(unit)
         # With ``mixed``, no two workers count as bitwise equal.
         arithmetic = os.urandom(8) if self._mixed else arithmetic_of(self._optimizers)
-        optimizer_steps = [one.step for one in self._optimizers]
+        optimizer_steps = [each_optimizer.step for each_optimizer in self._optimizers]
         context = StepContext(
             data=self._data,
             reducer=self._reducer,
@@ -175,8 +177,8 @@ class Session:
             optimizer_steps=optimizer_steps,
             scheduler_steps=[scheduler.step for scheduler in schedulers],
         )
-        for one in self._optimizers:
-            one.step = self._wrap_step(one)  # type: ignore[method-assign,assignment]
+        for each_optimizer in self._optimizers:
+            each_optimizer.step = self._wrap_step(each_optimizer)  # type: ignore[method-assign,assignment]
         for scheduler in schedulers:
             scheduler.step = self._wrap_scheduler_step(type(scheduler).__name__)
         self._step_loop = self._make_step_loop(context)
@@ -280,8 +282,8 @@ class Session:
             )
         client = GroupHubClient(self._parameter_server, self._reducer, self._data, self._state)
         self._tracked[_HUB] = client
-        for one in self._optimizers:
-            one._opt_called = True  # type: ignore[attr-defined]  # earlier members have stepped: no warning
+        for optimizer in self._optimizers:
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # earlier members have stepped: no warning
         return HubStepLoop(client, *parts)
 
     def _configure_sync(self, scaler: ScalerAdapter, batch: int, unit: int) -> None:
@@ -399,7 +401,7 @@ class Session:
                 )
             if self._current is None:
                 raise RunError("optimizer.step() was called without a batch", hint="Call it inside the loop.")
-            if any(one is optimizer for one in self._stepped):
+            if any(stepped is optimizer for stepped in self._stepped):
                 raise RunError(
                     f"{type(optimizer).__name__}.step() was called twice for a batch",
                     hint="Call each optimizer's step() once for each batch: all take effect together.",

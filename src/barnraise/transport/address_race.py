@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from barnraise.core.errors import BarnraiseError, HandshakeError, TransportError
-from barnraise.identity import NodeId
 from barnraise.transport.control.connection import OnClosed, OnMessage
 from barnraise.transport.control.dial import (
-    HANDSHAKE_S,
-    AgentTls,
     ControlConnection,
+    DialOptions,
     dial_unopened,
     was_refused,
 )
@@ -49,7 +46,7 @@ def dialable(addresses: Iterable[str]) -> list[str]:
     127.0.1.1 is always left out, because some systems' host names resolve to it. Loopback is used only if
     nothing else is offered.
     """
-    found: dict[str, bool] = {}
+    usable: dict[str, bool] = {}
     for text in addresses:
         try:
             address = ipaddress.ip_address(text)
@@ -59,9 +56,9 @@ def dialable(addresses: Iterable[str]) -> list[str]:
             address = address.ipv4_mapped
         if address.is_unspecified or address.is_multicast or str(address) == "127.0.1.1":
             continue
-        found[str(address)] = address.is_loopback
-    outside = [address for address, is_loopback in found.items() if not is_loopback]
-    return (outside or list(found))[:MOST_ADDRESSES]
+        usable[str(address)] = address.is_loopback
+    outside = [address for address, is_loopback in usable.items() if not is_loopback]
+    return (outside or list(usable))[:MOST_ADDRESSES]
 
 
 def choose(tried: list[TriedAddress], current: str | None = None) -> AddressChoice:
@@ -69,9 +66,9 @@ def choose(tried: list[TriedAddress], current: str | None = None) -> AddressChoi
 
     Raise TransportError if none answered.
     """
-    measured = [(one.rtt_s, one.address) for one in tried if one.rtt_s is not None]
+    measured = [(attempt.rtt_s, attempt.address) for attempt in tried if attempt.rtt_s is not None]
     if not measured:
-        problems = "; ".join(_problem(one) for one in tried) or "no address is known"
+        problems = "; ".join(_problem(attempt) for attempt in tried) or "no address is known"
         raise TransportError(f"none of its addresses can be used: {problems}")
     rtt, address = min(measured, key=lambda entry: entry[0])
     kept = False
@@ -79,28 +76,23 @@ def choose(tried: list[TriedAddress], current: str | None = None) -> AddressChoi
         if known == current and known != address and not _is_clearly_less(rtt, own):
             rtt, address, kept = own, known, True
     parts = [f"{address}: {_show(rtt)}" + (", in use" if address == current else "")]
-    for one in tried:
-        if one.address == address:
+    for attempt in tried:
+        if attempt.address == address:
             continue
-        if one.rtt_s is None:
-            parts.append(_problem(one))
-        elif kept and one.rtt_s < rtt:
-            parts.append(f"{one.address} ({_show(one.rtt_s)}) is not enough faster to change")
+        if attempt.rtt_s is None:
+            parts.append(_problem(attempt))
+        elif kept and attempt.rtt_s < rtt:
+            parts.append(f"{attempt.address} ({_show(attempt.rtt_s)}) is not enough faster to change")
         else:
-            parts.append(f"{one.address} ({_show(one.rtt_s)}) is slower")
+            parts.append(f"{attempt.address} ({_show(attempt.rtt_s)}) is slower")
     return AddressChoice(address, "; ".join(parts))
 
 
 async def dial_best(
     addresses: Iterable[str],
     port: int,
+    options: DialOptions,
     *,
-    route: int,
-    target: bytes,
-    secret: bytes,
-    tls: AgentTls,
-    expect: NodeId | None,
-    timeout_s: float = HANDSHAKE_S,
     on_message: OnMessage,
     on_closed: OnClosed,
     current: str | None = None,
@@ -108,20 +100,10 @@ async def dial_best(
     """Dial the best of these addresses; the other side never sees the links that were not chosen.
 
     With ``current`` the link is new all the same, maybe over the address in use. Errors are those of
-    `dial_agent`. `was_refused` applies if an address was rejected and none answered in another way.
+    `dial_unopened`. `was_refused` applies if an address was rejected and none answered in another way.
     """
-    dial = partial(
-        dial_unopened,
-        port=port,
-        route=route,
-        target=target,
-        secret=secret,
-        tls=tls,
-        expect=expect,
-        timeout_s=timeout_s,
-    )
     wanted = dialable(addresses)
-    race = _Race(dial, timeout_s)
+    race = _Race(port, options)
     tasks = [
         asyncio.create_task(race.enter(address, place * _STAGGER_S)) for place, address in enumerate(wanted)
     ]
@@ -144,9 +126,9 @@ async def dial_best(
 class _Race:
     """Links to one agent over several addresses, until one is chosen."""
 
-    def __init__(self, dial: Callable[[str], Awaitable[ControlConnection]], timeout_s: float) -> None:
-        self._dial = dial
-        self._timeout_s = timeout_s
+    def __init__(self, port: int, options: DialOptions) -> None:
+        self._port = port
+        self._options = options
         self._rtts: dict[str, float] = {}
         self._errors: dict[str, BarnraiseError] = {}
         self.links: dict[str, ControlConnection] = {}
@@ -154,8 +136,8 @@ class _Race:
     async def enter(self, address: str, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         try:
-            link = self.links[address] = await self._dial(address)
-            self._rtts[address] = min([await link.ping(self._timeout_s) for _ in range(_PINGS)])
+            link = self.links[address] = await dial_unopened(address, self._port, self._options)
+            self._rtts[address] = min([await link.ping(self._options.timeout_s) for _ in range(_PINGS)])
         except BarnraiseError as error:
             self._errors[address] = error
 
@@ -168,7 +150,9 @@ class _Race:
             await asyncio.wait(pending, timeout=_GRACE_S)
 
     def result(self, addresses: list[str]) -> list[TriedAddress]:
-        return [TriedAddress(one, self._rtts.get(one), self._problem(one)) for one in addresses]
+        return [
+            TriedAddress(address, self._rtts.get(address), self._problem(address)) for address in addresses
+        ]
 
     def failure(self, message: str) -> TransportError:
         """Return the most informative error. A rejection counts only if no address answered."""
@@ -192,11 +176,11 @@ def _is_clearly_less(rtt_s: float, than_s: float) -> bool:
     return gain >= _SAME_S and gain >= _SAME_SHARE * than_s
 
 
-def _problem(one: TriedAddress) -> str:
-    if one.error is None:
-        return f"{one.address} does not answer"
+def _problem(attempt: TriedAddress) -> str:
+    if attempt.error is None:
+        return f"{attempt.address} does not answer"
     # Errors of a dial name the address themselves.
-    return one.error if one.address in one.error else f"{one.address}: {one.error}"
+    return attempt.error if attempt.address in attempt.error else f"{attempt.address}: {attempt.error}"
 
 
 def _show(seconds: float) -> str:

@@ -53,16 +53,16 @@ def reach_of(host: str) -> Reach:
 def own_addresses() -> list[str]:
     """Return this machine's addresses, likeliest first."""
     up = {name: facts.isup for name, facts in psutil.net_if_stats().items()}
-    found = [
+    addresses = [
         InterfaceAddress(name, entry.address, up.get(name, False))
         for name, entries in psutil.net_if_addrs().items()
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     ]
-    return candidates(found)
+    return candidates(addresses)
 
 
-def candidates(found: Iterable[InterfaceAddress]) -> list[str]:
+def candidates(addresses: Iterable[InterfaceAddress]) -> list[str]:
     """Return dialable addresses in the order in which others should try them. Pure.
 
     LAN comes before the rest, IPv4 before IPv6, bridges of containers and virtual machines last. Link-local
@@ -70,7 +70,7 @@ def candidates(found: Iterable[InterfaceAddress]) -> list[str]:
     without any other address.
     """
     ranked = []
-    for interface, text, is_up in found:
+    for interface, text, is_up in addresses:
         try:
             address = ipaddress.ip_address(text.partition("%")[0])
         except ValueError:

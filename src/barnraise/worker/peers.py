@@ -27,7 +27,7 @@ def wait_for_peers(n: int, timeout: float | timedelta = 600.0) -> int:
 
 def _wait(connect: Connect, wanted: int, seconds: float) -> int:
     begin = time.monotonic()
-    here, said = ask_cluster(connect).world, begin
+    here, logged_at = ask_cluster(connect).world, begin
     while here < wanted:
         now = time.monotonic()
         if now >= begin + seconds:
@@ -35,8 +35,8 @@ def _wait(connect: Connect, wanted: int, seconds: float) -> int:
                 f"{here} of {wanted} machines were here after {seconds:g} s",
                 hint="Start the agents of the others (`barnraise up`) and look at `barnraise status`.",
             )
-        if now >= said + _SAY_S:
-            said = now
+        if now >= logged_at + _SAY_S:
+            logged_at = now
             log.warning("waiting for machines: %d of %d are here after %.0f s", here, wanted, now - begin)
         time.sleep(min(_POLL_S, begin + seconds - now))
         try:

@@ -139,7 +139,7 @@ def _numpy_speed() -> DeviceSpeed:
 def _fitting_size(product: Callable[[int], Nothing], settle: Nothing, size: int, largest: int) -> int:
     """Return the smallest size whose product takes long enough to be timed; this also warms up."""
     while True:
-        seconds = min(_repeat(product(size), settle, 0.0, fewest=2))
+        seconds = min(_repeat(product(size), settle, 0.0, min_count=2))
         if seconds >= _REPEAT_S or size * 2 > largest:
             return size
         size *= 2
@@ -150,13 +150,13 @@ def _copy_length(free: int) -> int:
     return max(_SMALLEST_COPY, min(_LARGEST_COPY, free // 16)) // 4096 * 4096
 
 
-def _repeat(action: Nothing, settle: Nothing, budget_s: float, fewest: int = _FEWEST) -> list[float]:
+def _repeat(action: Nothing, settle: Nothing, budget_s: float, min_count: int = _FEWEST) -> list[float]:
     """Return the seconds of each repeat, after one that does not count."""
     action()
     settle()
     times: list[float] = []
     end = time.perf_counter() + budget_s
-    while len(times) < fewest or (time.perf_counter() < end and len(times) < _MOST):
+    while len(times) < min_count or (time.perf_counter() < end and len(times) < _MOST):
         begin = time.perf_counter()
         action()
         settle()

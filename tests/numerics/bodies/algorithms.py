@@ -60,7 +60,9 @@ def _run(ctx: Context, inner: str, arguments: dict[str, Any]) -> Any:
 
 def _counted() -> dict[str, float]:
     """Return the number of all-reduces by algorithm."""
-    samples = [sample for one in metrics.collective_duration_seconds.collect() for sample in one.samples]
+    samples = [
+        sample for metric in metrics.collective_duration_seconds.collect() for sample in metric.samples
+    ]
     return {
         sample.labels["strategy"]: sample.value
         for sample in samples

@@ -55,25 +55,25 @@ def matches(
     for call in range(3):
         rows = [_rows(rank, uneven, empty) for rank in range(ctx.world)]
         batches = [_batch(rank, call, rows[rank], spatial, dtype) for rank in range(ctx.world)]
-        mine = batches[ctx.rank].clone().requires_grad_()
+        own_batch = batches[ctx.rank].clone().requires_grad_()
         together = torch.cat(batches).double().requires_grad_()
         slope = values.rough_inputs("float64", together.numel(), 0, call + 50).reshape(together.shape)
         start = sum(rows[: ctx.rank])
         part = slice(start, start + rows[ctx.rank])
         norm.zero_grad(), whole_norm.zero_grad()
-        got, wanted = norm(mine), whole_norm(together)
+        got, wanted = norm(own_batch), whole_norm(together)
         (got.double() * slope[part]).sum().backward()
         (wanted * slope).sum().backward()
-        assert mine.grad is not None
+        assert own_batch.grad is not None
         assert together.grad is not None
         _near(ctx, "output", got, wanted[part], tolerance)
-        _near(ctx, "input gradient", mine.grad, together.grad[part], tolerance * 20)
-        ctx.check(got.dtype == mine.dtype, "the output has another type than the input")
+        _near(ctx, "input gradient", own_batch.grad, together.grad[part], tolerance * 20)
+        ctx.check(got.dtype == own_batch.dtype, "the output has another type than the input")
     _near(ctx, "running mean", norm.running_mean, whole_norm.running_mean, tolerance * 10)
     _near(ctx, "running variance", norm.running_var, whole_norm.running_var, tolerance * 100)
     ctx.check(int(norm.num_batches_tracked) == 3, "num_batches_tracked")
     norm.eval(), whole_norm.eval()
-    _near(ctx, "evaluation", norm(mine), whole_norm(together)[part], tolerance * 10)
+    _near(ctx, "evaluation", norm(own_batch), whole_norm(together)[part], tolerance * 10)
     return values.digest(torch.stack([norm.running_mean, norm.running_var]))
 
 

@@ -22,43 +22,43 @@ def _equal(ctx: Context, label: str, got: torch.Tensor, wanted: torch.Tensor) ->
 
 def plain(ctx: Context) -> None:
     parts = _parts(ctx, 6 * ctx.world, 1)
-    mine, group = parts[ctx.rank], ctx.group
-    before = mine.clone()
-    _equal(ctx, "all_reduce", funcol.all_reduce(mine, "sum", group) + 0, sum(parts))
-    _equal(ctx, "max", funcol.all_reduce(mine, "max", group) + 0, torch.stack(parts).amax(0))
-    _equal(ctx, "gather", funcol.all_gather_tensor(mine, 0, group) + 0, torch.cat(parts))
+    own_part, group = parts[ctx.rank], ctx.group
+    before = own_part.clone()
+    _equal(ctx, "all_reduce", funcol.all_reduce(own_part, "sum", group) + 0, sum(parts))
+    _equal(ctx, "max", funcol.all_reduce(own_part, "max", group) + 0, torch.stack(parts).amax(0))
+    _equal(ctx, "gather", funcol.all_gather_tensor(own_part, 0, group) + 0, torch.cat(parts))
     wide = [part.reshape(3, -1) for part in parts]
     _equal(ctx, "gather dim 1", funcol.all_gather_tensor(wide[ctx.rank], 1, group) + 0, torch.cat(wide, 1))
     size = 6
-    scattered = funcol.reduce_scatter_tensor(mine, "sum", 0, group) + 0
+    scattered = funcol.reduce_scatter_tensor(own_part, "sum", 0, group) + 0
     _equal(ctx, "reduce_scatter", scattered, sum(parts)[ctx.rank * size : (ctx.rank + 1) * size])
     for root in range(ctx.world):
-        _equal(ctx, f"broadcast {root}", funcol.broadcast(mine, root, group) + 0, parts[root])
-    to = [3 + (peer + ctx.rank) % 3 for peer in range(ctx.world)]
-    whole = [
+        _equal(ctx, f"broadcast {root}", funcol.broadcast(own_part, root, group) + 0, parts[root])
+    send_sizes = [3 + (peer + ctx.rank) % 3 for peer in range(ctx.world)]
+    inputs = [
         _parts(ctx, 100, 3)[rank][: sum(3 + (peer + rank) % 3 for peer in range(ctx.world))]
         for rank in range(ctx.world)
     ]
-    came = [3 + (peer + ctx.rank) % 3 for peer in range(ctx.world)]
-    exchanged = funcol.all_to_all_single(whole[ctx.rank], came, to, group) + 0
+    receive_sizes = [3 + (peer + ctx.rank) % 3 for peer in range(ctx.world)]
+    exchanged = funcol.all_to_all_single(inputs[ctx.rank], receive_sizes, send_sizes, group) + 0
     pieces = []
     for peer in range(ctx.world):
         sizes = [3 + (other + peer) % 3 for other in range(ctx.world)]
         start = sum(sizes[: ctx.rank])
-        pieces.append(whole[peer][start : start + sizes[ctx.rank]])
+        pieces.append(inputs[peer][start : start + sizes[ctx.rank]])
     _equal(ctx, "all_to_all_single", exchanged, torch.cat(pieces))
-    _equal(ctx, "the input", mine, before)
+    _equal(ctx, "the input", own_part, before)
 
 
 def coalesced(ctx: Context) -> None:
     counts = (5, 1, 17)
     sets = [_parts(ctx, count * ctx.world, call) for call, count in enumerate(counts)]
-    mine = [parts[ctx.rank] for parts in sets]
-    for got, parts in zip(funcol.all_reduce_coalesced(mine, "sum", ctx.group), sets, strict=True):
+    own_parts = [parts[ctx.rank] for parts in sets]
+    for got, parts in zip(funcol.all_reduce_coalesced(own_parts, "sum", ctx.group), sets, strict=True):
         _equal(ctx, "all_reduce_coalesced", got + 0, sum(parts))
-    for got, parts in zip(funcol.all_gather_into_tensor_coalesced(mine, ctx.group), sets, strict=True):
+    for got, parts in zip(funcol.all_gather_into_tensor_coalesced(own_parts, ctx.group), sets, strict=True):
         _equal(ctx, "all_gather_into_tensor_coalesced", got + 0, torch.cat(parts))
-    scattered = funcol.reduce_scatter_tensor_coalesced(mine, "sum", [0] * len(mine), ctx.group)
+    scattered = funcol.reduce_scatter_tensor_coalesced(own_parts, "sum", [0] * len(own_parts), ctx.group)
     for got, parts, count in zip(scattered, sets, counts, strict=True):
         wanted = sum(parts)[ctx.rank * count : (ctx.rank + 1) * count]
         _equal(ctx, "reduce_scatter_tensor_coalesced", got + 0, wanted)

@@ -34,10 +34,10 @@ def sub_groups(ctx: Context) -> None:
 
 
 def enumerated(ctx: Context) -> None:
-    mine, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2, 4]])
+    own_group, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2, 4]])
     members = [0, 3] if ctx.rank in (0, 3) else [1, 2, 4]
     tensor = values.inputs("float32", "SUM", 101, ctx.rank, 9)
-    dist.all_reduce(tensor, group=mine)
+    dist.all_reduce(tensor, group=own_group)
     ctx.check(torch.equal(tensor, _summed(members, 9)), f"all_reduce in {members}")
 
 
@@ -47,9 +47,9 @@ def interleaved(ctx: Context) -> None:
     first = [values.inputs("float32", "SUM", 4099, ctx.rank, call) for call in range(4)]
     second = [values.inputs("float32", "SUM", 4099, ctx.rank, 100 + call) for call in range(4)]
     works = []
-    for one, two in zip(first, second, strict=True):
-        works.append(dist.all_reduce(one, group=ctx.group, async_op=True))
-        works.append(dist.all_reduce(two, group=other, async_op=True))
+    for first_tensor, second_tensor in zip(first, second, strict=True):
+        works.append(dist.all_reduce(first_tensor, group=ctx.group, async_op=True))
+        works.append(dist.all_reduce(second_tensor, group=other, async_op=True))
     for work in reversed(works):
         work.wait()
     members = list(range(ctx.world))

@@ -100,19 +100,19 @@ def scatters(ctx: Context) -> None:
 def unlike_layouts(ctx: Context) -> None:
     """Row-major on even ranks, column-major on odd ones: the same shape, so the same elements meet."""
     wholes = [_whole(rank, 60) for rank in range(ctx.world)]
-    mine = wholes[ctx.rank].clone()
+    own_tensor = wholes[ctx.rank].clone()
     if ctx.rank % 2:
-        mine = mine.t().contiguous().t()
-    dist.all_reduce(mine, group=ctx.group)
-    ctx.check(torch.equal(mine, torch.stack(wholes).sum(0)), "all_reduce of unlike layouts")
-    mine = wholes[ctx.rank].clone()
+        own_tensor = own_tensor.t().contiguous().t()
+    dist.all_reduce(own_tensor, group=ctx.group)
+    ctx.check(torch.equal(own_tensor, torch.stack(wholes).sum(0)), "all_reduce of unlike layouts")
+    own_tensor = wholes[ctx.rank].clone()
     if ctx.rank % 2:
-        mine = mine.t().contiguous().t()
-    dist.broadcast(mine, group_src=ctx.world - 1, group=ctx.group)
-    ctx.check(torch.equal(mine, wholes[-1]), "broadcast of unlike layouts")
+        own_tensor = own_tensor.t().contiguous().t()
+    dist.broadcast(own_tensor, group_src=ctx.world - 1, group=ctx.group)
+    ctx.check(torch.equal(own_tensor, wholes[-1]), "broadcast of unlike layouts")
     outputs = [torch.empty(7, 10) if rank % 2 else torch.empty(10, 7).t() for rank in range(ctx.world)]
-    mine = wholes[ctx.rank] if ctx.rank % 2 else wholes[ctx.rank].t().contiguous().t()
-    dist.all_gather(outputs, mine, group=ctx.group)
+    own_tensor = wholes[ctx.rank] if ctx.rank % 2 else wholes[ctx.rank].t().contiguous().t()
+    dist.all_gather(outputs, own_tensor, group=ctx.group)
     for rank, output in enumerate(outputs):
         ctx.check(torch.equal(output, wholes[rank]), f"all_gather of unlike layouts from {rank}")
 
@@ -155,8 +155,8 @@ def large_views(ctx: Context) -> None:
     """Strided tensors larger than one frame."""
     count = 700_001
     parts = [values.inputs("float32", "SUM", 2 * count, rank, 80) for rank in range(ctx.world)]
-    mine = parts[ctx.rank].clone().reshape(count, 2)
-    dist.all_reduce(mine[:, 1], group=ctx.group)
+    own_tensor = parts[ctx.rank].clone().reshape(count, 2)
+    dist.all_reduce(own_tensor[:, 1], group=ctx.group)
     wanted = parts[ctx.rank].clone().reshape(count, 2)
     wanted[:, 1] = torch.stack(parts).sum(0).reshape(count, 2)[:, 1]
-    ctx.check(torch.equal(mine, wanted), "all_reduce of a large column")
+    ctx.check(torch.equal(own_tensor, wanted), "all_reduce of a large column")

@@ -125,11 +125,11 @@ def all_to_all(ctx: Context, dtype: str) -> None:
                 values.raw_inputs(dtype, _pair_size(ctx.rank, peer, base, uneven), ctx.rank, call + 10 * peer)
                 for peer in range(ctx.world)
             ]
-            came = [_pair_size(peer, ctx.rank, base, uneven) for peer in range(ctx.world)]
-            outputs = [_empty(dtype, size) for size in came]
+            receive_sizes = [_pair_size(peer, ctx.rank, base, uneven) for peer in range(ctx.world)]
+            outputs = [_empty(dtype, size) for size in receive_sizes]
             dist.all_to_all(outputs, sends, group=ctx.group)
             for peer, output in enumerate(outputs):
-                wanted = values.raw_inputs(dtype, came[peer], peer, call + 10 * ctx.rank)
+                wanted = values.raw_inputs(dtype, receive_sizes[peer], peer, call + 10 * ctx.rank)
                 _arrived(ctx, f"all_to_all from {peer}", output, wanted)
 
     _allowed(ctx, dtype, "all_to_all", body)
@@ -138,19 +138,29 @@ def all_to_all(ctx: Context, dtype: str) -> None:
 def all_to_all_single(ctx: Context, dtype: str) -> None:
     def body() -> None:
         for call, base in enumerate((0, 11, 101)):
-            to = [_pair_size(ctx.rank, peer, base) for peer in range(ctx.world)]
-            came = [_pair_size(peer, ctx.rank, base) for peer in range(ctx.world)]
-            sends = [values.raw_inputs(dtype, n, ctx.rank, call + 10 * peer) for peer, n in enumerate(to)]
-            output = _empty(dtype, sum(came))
-            dist.all_to_all_single(output, _joined(sends, dtype), came, to, group=ctx.group)
-            wanted = [values.raw_inputs(dtype, n, peer, call + 10 * ctx.rank) for peer, n in enumerate(came)]
+            send_sizes = [_pair_size(ctx.rank, peer, base) for peer in range(ctx.world)]
+            receive_sizes = [_pair_size(peer, ctx.rank, base) for peer in range(ctx.world)]
+            sends = [
+                values.raw_inputs(dtype, n, ctx.rank, call + 10 * peer) for peer, n in enumerate(send_sizes)
+            ]
+            output = _empty(dtype, sum(receive_sizes))
+            dist.all_to_all_single(output, _joined(sends, dtype), receive_sizes, send_sizes, group=ctx.group)
+            wanted = [
+                values.raw_inputs(dtype, n, peer, call + 10 * ctx.rank)
+                for peer, n in enumerate(receive_sizes)
+            ]
             _arrived(ctx, "uneven all_to_all_single", output, _joined(wanted, dtype))
         for call, size in enumerate(SIZES):
-            whole = [values.raw_inputs(dtype, size * ctx.world, rank, call) for rank in range(ctx.world)]
+            inputs = [values.raw_inputs(dtype, size * ctx.world, rank, call) for rank in range(ctx.world)]
             output = _empty(dtype, size * ctx.world)
-            dist.all_to_all_single(output, whole[ctx.rank], group=ctx.group)
-            mine = slice(ctx.rank * size, (ctx.rank + 1) * size)
-            _arrived(ctx, "even all_to_all_single", output, _joined([one[mine] for one in whole], dtype))
+            dist.all_to_all_single(output, inputs[ctx.rank], group=ctx.group)
+            own_slice = slice(ctx.rank * size, (ctx.rank + 1) * size)
+            _arrived(
+                ctx,
+                "even all_to_all_single",
+                output,
+                _joined([tensor[own_slice] for tensor in inputs], dtype),
+            )
 
     _allowed(ctx, dtype, "all_to_all_single", body)
 
@@ -173,10 +183,10 @@ def large(ctx: Context, megabytes: int) -> None:
     dist.all_gather(outputs, values.raw_inputs("float32", piece, ctx.rank, 20), group=ctx.group)
     for rank, output in enumerate(outputs):
         _arrived(ctx, f"large all_gather from {rank}", output, values.raw_inputs("float32", piece, rank, 20))
-    whole = [values.raw_inputs("float32", piece * ctx.world, rank, 21) for rank in range(ctx.world)]
+    inputs = [values.raw_inputs("float32", piece * ctx.world, rank, 21) for rank in range(ctx.world)]
     output = _empty("float32", piece * ctx.world)
-    dist.all_to_all_single(output, whole[ctx.rank], group=ctx.group)
-    wanted = torch.cat([one[ctx.rank * piece : (ctx.rank + 1) * piece] for one in whole])
+    dist.all_to_all_single(output, inputs[ctx.rank], group=ctx.group)
+    wanted = torch.cat([tensor[ctx.rank * piece : (ctx.rank + 1) * piece] for tensor in inputs])
     _arrived(ctx, "large all_to_all_single", output, wanted)
 
 

@@ -27,9 +27,9 @@ def everything(ctx: Context) -> None:
             wanted = [_thing(rank + 10 * root) for rank in range(ctx.world)]
             ctx.check(collected == wanted, f"gather_object to {root}")
         given = [_thing(rank) for rank in range(ctx.world)] if ctx.rank == root else None
-        mine: list[Any] = [None]
-        dist.scatter_object_list(mine, given, group_src=root, group=ctx.group)
-        ctx.check(mine == [_thing(ctx.rank)], f"scatter_object_list from {root}")
+        received: list[Any] = [None]
+        dist.scatter_object_list(received, given, group_src=root, group=ctx.group)
+        ctx.check(received == [_thing(ctx.rank)], f"scatter_object_list from {root}")
     if ctx.world > 1:
         _pairwise(ctx)
 

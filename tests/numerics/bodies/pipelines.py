@@ -34,10 +34,11 @@ def run(ctx: Context, schedule: str) -> None:
     pieces = zip(data.chunk(MICROBATCHES), target.chunk(MICROBATCHES), strict=True)
     for piece, wanted in pieces:
         (_loss(right(piece), wanted) / MICROBATCHES).backward()
-    mine = _layers(count)
+    own_layers = _layers(count)
     indices = [ctx.rank + ctx.world * turn for turn in range(per_rank)]
     stages = [
-        PipelineStage(mine[index], index, count, torch.device("cpu"), group=ctx.group) for index in indices
+        PipelineStage(own_layers[index], index, count, torch.device("cpu"), group=ctx.group)
+        for index in indices
     ]
     runner: Any
     if schedule == "GPipe":
@@ -63,5 +64,5 @@ def run(ctx: Context, schedule: str) -> None:
             ctx.check(gap < 1e-12, f"{schedule}: gradients of stage {index} are off by {gap:g}")
     if ctx.rank == ctx.world - 1:
         with torch.no_grad():
-            whole = _loss(right(data), target).item()
-        ctx.check(abs(torch.stack(losses).mean().item() - whole) < 1e-12, f"{schedule}: losses differ")
+            whole_loss = _loss(right(data), target).item()
+        ctx.check(abs(torch.stack(losses).mean().item() - whole_loss) < 1e-12, f"{schedule}: losses differ")

@@ -22,19 +22,19 @@ def operation_of(name: str) -> dist.ReduceOp:
     return getattr(dist.ReduceOp, name)
 
 
-def _each_operation(ctx: Context, dtype: str, one: Callable[[str], None], label: str) -> None:
-    """Run ``one`` per operation; where the backend is expected to refuse, it must refuse, and stay usable."""
+def _each_operation(ctx: Context, dtype: str, check_operation: Callable[[str], None], label: str) -> None:
+    """Run ``check_operation`` per operation; an operation that must be rejected leaves the backend usable."""
     for operation in values.OPERATIONS:
         expected = reduction(ctx.backend, dtype, operation)
         if expected == RIGHT:
-            one(operation)
+            check_operation(operation)
         elif expected != WRONG:
             try:
-                one(operation)
+                check_operation(operation)
             except Exception as error:
                 text = str(error)
                 ctx.check(
-                    len(text) > 10, f"{label} {dtype} {operation}: an error without a sentence: {text!r}"
+                    len(text) > 10, f"{label} {dtype} {operation}: the error has no explanation: {text!r}"
                 )
             else:
                 ctx.check(expected != RAISES, f"{label} {dtype} {operation}: did not raise")
@@ -62,7 +62,7 @@ def _compare(
 def all_reduce(ctx: Context, dtype: str, sizes: list[int] | None = None) -> Digests:
     digests: Digests = {}
 
-    def one(operation: str) -> None:
+    def check(operation: str) -> None:
         for call, size in enumerate(sizes or SIZES):
             parts = [values.inputs(dtype, operation, size, rank, call) for rank in range(ctx.world)]
             tensor = parts[ctx.rank].clone()
@@ -70,7 +70,7 @@ def all_reduce(ctx: Context, dtype: str, sizes: list[int] | None = None) -> Dige
             _compare(ctx, "all_reduce", tensor, dtype, operation, parts)
             digests[f"{operation}-{size}"] = values.digest(tensor)
 
-    _each_operation(ctx, dtype, one, "all_reduce")
+    _each_operation(ctx, dtype, check, "all_reduce")
     return digests
 
 
@@ -108,7 +108,7 @@ def all_reduce_repeated(ctx: Context, size: int, calls: int) -> Digests:
 
 
 def reduce(ctx: Context, dtype: str) -> None:
-    def one(operation: str) -> None:
+    def check(operation: str) -> None:
         for root in range(ctx.world):
             for call, size in enumerate(ROOTED_SIZES):
                 parts = [
@@ -119,11 +119,11 @@ def reduce(ctx: Context, dtype: str) -> None:
                 if ctx.rank == root:
                     _compare(ctx, f"reduce to {root}", tensor, dtype, operation, parts)
 
-    _each_operation(ctx, dtype, one, "reduce")
+    _each_operation(ctx, dtype, check, "reduce")
 
 
 def reduce_scatter_tensor(ctx: Context, dtype: str) -> None:
-    def one(operation: str) -> None:
+    def check(operation: str) -> None:
         for call, size in enumerate(SIZES):
             whole = [
                 values.inputs(dtype, operation, size * ctx.world, rank, call) for rank in range(ctx.world)
@@ -132,16 +132,16 @@ def reduce_scatter_tensor(ctx: Context, dtype: str) -> None:
             dist.reduce_scatter_single(
                 output, whole[ctx.rank].clone(), op=operation_of(operation), group=ctx.group
             )
-            mine = [one[ctx.rank * size : (ctx.rank + 1) * size] for one in whole]
-            _compare(ctx, "reduce_scatter_tensor", output, dtype, operation, mine)
+            own_parts = [tensor[ctx.rank * size : (ctx.rank + 1) * size] for tensor in whole]
+            _compare(ctx, "reduce_scatter_tensor", output, dtype, operation, own_parts)
 
-    _each_operation(ctx, dtype, one, "reduce_scatter_tensor")
+    _each_operation(ctx, dtype, check, "reduce_scatter_tensor")
 
 
 def reduce_scatter_list(ctx: Context, dtype: str) -> None:
     """Uneven lists: rank r receives r + 3 elements more than rank 0 has."""
 
-    def one(operation: str) -> None:
+    def check(operation: str) -> None:
         for call, base in enumerate((0, 1, 29)):
             sizes = [base + 3 * rank for rank in range(ctx.world)]
             lists = [
@@ -155,10 +155,10 @@ def reduce_scatter_list(ctx: Context, dtype: str) -> None:
             dist.reduce_scatter(
                 output, [t.clone() for t in lists[ctx.rank]], op=operation_of(operation), group=ctx.group
             )
-            mine = [lists[rank][ctx.rank] for rank in range(ctx.world)]
-            _compare(ctx, "reduce_scatter list", output, dtype, operation, mine)
+            own_parts = [lists[rank][ctx.rank] for rank in range(ctx.world)]
+            _compare(ctx, "reduce_scatter list", output, dtype, operation, own_parts)
 
-    _each_operation(ctx, dtype, one, "reduce_scatter list")
+    _each_operation(ctx, dtype, check, "reduce_scatter list")
 
 
 def average_of_large_halves(ctx: Context) -> None:

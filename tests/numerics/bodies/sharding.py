@@ -168,9 +168,9 @@ def redistribute(ctx: Context, shape: list[int]) -> None:
         return
     whole = values.inputs("float64", "SUM", 7 * 9, 0, 3).reshape(7, 9)
     singles: list[Placement] = [Replicate(), Shard(0), Shard(1)]
-    layouts = [[one] for one in singles]
+    layouts = [[placement] for placement in singles]
     if len(shape) == 2:
-        layouts = [[one, two] for one in singles for two in singles]
+        layouts = [[first, second] for first in singles for second in singles]
     for start in layouts:
         for end in layouts:
             tensor = distribute_tensor(whole, mesh, start)

@@ -158,17 +158,17 @@ class Pool:
         return [answers[worker.rank] for worker in workers]
 
     def _fail(self, message: str, workers: list[_Worker], answers: dict[int, Answer] | None = None) -> None:
-        """End the pool and raise, with what each silent worker was doing."""
+        """Stop the pool and raise PoolError with the log of each silent worker."""
         answers = answers or {}
         report = [message]
         silent = [worker for worker in workers if worker.rank not in answers]
-        asked = []
+        signalled = []
         for worker in silent:
             if worker.process.poll() is None and hasattr(signal, "SIGUSR1"):
-                asked.append((worker, worker.log.stat().st_size))
+                signalled.append((worker, worker.log.stat().st_size))
                 worker.process.send_signal(signal.SIGUSR1)
         until = time.monotonic() + 20
-        while time.monotonic() < until and not all(_has_shown(*one) for one in asked):
+        while time.monotonic() < until and not all(_has_shown(*sent) for sent in signalled):
             time.sleep(0.05)
         for rank, answer in sorted(answers.items()):
             report.append(f"rank {rank} answered: {'ok' if answer.ok else answer.error.strip()[-2500:]}")

@@ -95,7 +95,7 @@ def reduced(dtype: str, operation: str, contributions: list[torch.Tensor]) -> to
     if dtype in INTEGERS:
         return _reduced_integers(dtype, operation, contributions)
     wide = torch.complex128 if dtype in COMPLEXES else torch.float64
-    stack = torch.stack([one.to(wide) for one in contributions])
+    stack = torch.stack([contribution.to(wide) for contribution in contributions])
     if operation == "SUM":
         result = stack.sum(0)
     elif operation == "AVG":
@@ -112,7 +112,7 @@ def reduced(dtype: str, operation: str, contributions: list[torch.Tensor]) -> to
 def rounding(dtype: str, contributions: list[torch.Tensor]) -> torch.Tensor:
     """Return the maximum rounding error of a sum in this type, element by element."""
     wide = torch.complex128 if dtype in COMPLEXES else torch.float64
-    magnitude = torch.stack([one.to(wide).abs() for one in contributions]).sum(0)
+    magnitude = torch.stack([contribution.to(wide).abs() for contribution in contributions]).sum(0)
     return magnitude * (len(contributions) + 2) * torch.finfo(DTYPES[dtype]).eps
 
 
@@ -169,10 +169,10 @@ def _reduced_bools(operation: str, contributions: list[torch.Tensor]) -> torch.T
 
 
 def _reduced_integers(dtype: str, operation: str, contributions: list[torch.Tensor]) -> torch.Tensor:
-    """Modulo 2**64 and cut to width at the end, which is what wrapping in the type itself comes to."""
-    own = [one.numpy() for one in contributions]
+    """Reduce modulo 2**64 and truncate at the end; wrapping in the type itself has the same result."""
+    arrays = [contribution.numpy() for contribution in contributions]
     if operation in ("MIN", "MAX"):
-        stack = np.stack(own)
+        stack = np.stack(arrays)
         return torch.from_numpy(stack.min(0) if operation == "MIN" else stack.max(0))
     reduce = {
         "SUM": np.add,
@@ -182,8 +182,8 @@ def _reduced_integers(dtype: str, operation: str, contributions: list[torch.Tens
         "BOR": np.bitwise_or,
         "BXOR": np.bitwise_xor,
     }[operation]
-    result = own[0].astype(np.uint64)
-    for other in own[1:]:
+    result = arrays[0].astype(np.uint64)
+    for other in arrays[1:]:
         result = reduce(result, other.astype(np.uint64))
-    whole = _integers(dtype, result)
-    return whole.div(len(own), rounding_mode="trunc") if operation == "AVG" else whole
+    total = _integers(dtype, result)
+    return total.div(len(arrays), rounding_mode="trunc") if operation == "AVG" else total

@@ -91,8 +91,8 @@ class Supervised:
         return next(event.pid for event in self.all(WorkerStarted) if event.rank == rank)
 
     def exited(self, rank: int) -> WorkerExited:
-        (found,) = [event for event in self.all(WorkerExited) if event.rank == rank]
-        return found
+        (exit_event,) = [event for event in self.all(WorkerExited) if event.rank == rank]
+        return exit_event
 
     def notes(self) -> str:
         return "\n".join(event.text for event in self.all(SupervisorNote))

@@ -49,18 +49,18 @@ class Network:
         if up == (pair not in self.cut):
             return
         self.cut ^= {pair}
-        for one, other in ((a, b), (b, a)):
-            host = self.hosts[one]
-            host.waiting[other].clear()
+        for node, peer in ((a, b), (b, a)):
+            host = self.hosts[node]
+            host.waiting[peer].clear()
             if up:
-                host.artifacts.link_up(other)
+                host.artifacts.link_up(peer)
             else:
-                host.artifacts.link_down(other)
+                host.artifacts.link_down(peer)
 
-    def isolate(self, one: NodeId, *, up: bool = False) -> None:
-        for other in self.hosts:
-            if other != one:
-                self.link(one, other, up=up)
+    def isolate(self, node: NodeId, *, up: bool = False) -> None:
+        for peer in self.hosts:
+            if peer != node:
+                self.link(node, peer, up=up)
 
 
 class Host:
@@ -72,9 +72,9 @@ class Host:
         self.artifacts = ArtifactService(self.store, self, patience_s=patience_s)
         self.faults: list[Exception] = []
         network.hosts[me] = self
-        for one in network.hosts.values():
+        for host in network.hosts.values():
             for other in network.hosts.values():
-                one.waiting.setdefault(other.me, deque())
+                host.waiting.setdefault(other.me, deque())
 
     def linked(self, other: NodeId) -> bool:
         return other in self.network.hosts and frozenset((self.me, other)) not in self.network.cut
@@ -175,7 +175,7 @@ def test_fetch_by_three_nodes_source_sends_about_once(
         first, *others = cluster.receivers
         await asyncio.gather(
             cluster.fetch(first, packed, progress=seen.append),
-            *(cluster.fetch(one, packed) for one in others),
+            *(cluster.fetch(receiver, packed) for receiver in others),
         )
         cluster.check(packed, tmp_path)
         uploaded = sum(cluster.network.sent[cluster.source.me, other] for other in cluster.nodes)
@@ -297,7 +297,7 @@ def test_fetch_wrong_bytes_exclude_receiver_or_name_source(tmp_path: Path) -> No
         message = messages.decode(body)
         if not isinstance(message, PieceList):
             return body
-        pieces = [PieceData(one.name, memoryview(bytes(len(one.data)))) for one in message.pieces]
+        pieces = [PieceData(piece.name, memoryview(bytes(len(piece.data)))) for piece in message.pieces]
         return messages.encode(PieceList(tuple(pieces)))
 
     async def test() -> None:
@@ -333,12 +333,12 @@ def test_serve_only_to_allowed_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (name, *_) = packed.manifest.objects()
         cluster.source.artifacts.received(stranger, messages.encode(WantManifest(packed.id)))
         cluster.source.artifacts.received(stranger, messages.encode(WantPieces((PieceName(name, 0),), True)))
-        while not {ManifestIs, messages.LacksPieces} <= {type(one) for one in replies}:
+        while not {ManifestIs, messages.LacksPieces} <= {type(reply) for reply in replies}:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert [one for one in replies if isinstance(one, PieceList)] == []
-        assert [one.data for one in replies if isinstance(one, ManifestIs)] == [b""]
-        assert [one.names for one in replies if isinstance(one, messages.LacksPieces)] == [
+        assert [reply for reply in replies if isinstance(reply, PieceList)] == []
+        assert [reply.data for reply in replies if isinstance(reply, ManifestIs)] == [b""]
+        assert [reply.names for reply in replies if isinstance(reply, messages.LacksPieces)] == [
             (PieceName(name, 0),)
         ]
         await cluster.close()
@@ -353,13 +353,13 @@ def test_serve_excessive_requests_is_bounded(tmp_path: Path) -> None:
         greedy = cluster.nodes[0]
         (name,) = packed.manifest.objects()
         cluster.network.hosts[greedy].artifacts.received = lambda _node, _body: None  # type: ignore[method-assign]
-        most = 0
+        max_waiting = 0
         for _ in range(50):
             names = tuple(PieceName(name, number) for number in range(1000))
             cluster.source.artifacts.received(greedy, messages.encode(WantPieces(names, True)))
             await asyncio.sleep(0.002)
-            most = max(most, sum(map(len, cluster.source.waiting[greedy])))
-        assert most < 3 * PIECE
+            max_waiting = max(max_waiting, sum(map(len, cluster.source.waiting[greedy])))
+        assert max_waiting < 3 * PIECE
         await cluster.close()
 
     run(test)
@@ -427,11 +427,11 @@ def test_fetch_shared_by_two_callers_survives_one(tmp_path: Path) -> None:
         cluster = Cluster(tmp_path, 2)
         packed = cluster.pack(make_folder(tmp_path / "work"))
         (receiver,) = cluster.receivers
-        one = asyncio.ensure_future(cluster.fetch(receiver, packed))
-        two = asyncio.ensure_future(cluster.fetch(receiver, packed))
+        first = asyncio.ensure_future(cluster.fetch(receiver, packed))
+        second = asyncio.ensure_future(cluster.fetch(receiver, packed))
         await asyncio.sleep(0)
-        one.cancel()
-        assert await two == packed.manifest
+        first.cancel()
+        assert await second == packed.manifest
         assert cluster.network.sent[cluster.source.me, receiver.me] < 1.1 * packed.bytes + 100_000
         await cluster.close()
 

@@ -1,4 +1,4 @@
-"""A mover's view of the listener, and workers that start it themselves."""
+"""Registration at the listener, and workers that start the listener themselves."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def test_registered_worker_is_reached(state: Path) -> None:
     dialled = socket.create_connection(("127.0.0.1", ticket.port), timeout=60)
     dialled.sendall(encode(Preface(target=ticket.worker, nonce=os.urandom(16)), ticket.secret))
     assert select.select([client], [], [], 60)[0] == [client]
-    found = client.receive()
-    assert found is not None
-    incoming, accepted = found
+    received = client.receive()
+    assert received is not None
+    incoming, accepted = received
     assert incoming.worker == ticket.worker
     assert not accepted.getblocking()
     assert client.receive() is None
     accepted.sendall(encode_answer(1))
     assert parse_answer(dialled.recv(8)).version == 1
-    for thing in (dialled, accepted, client):
-        thing.close()
+    for resource in (dialled, accepted, client):
+        resource.close()
 
 
 def test_refusal_is_raised_with_its_hint(state: Path) -> None:

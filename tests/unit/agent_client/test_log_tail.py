@@ -33,11 +33,13 @@ def lines(following: LogTail, now: WatchResponse) -> list[str]:
 def test_log_tail_follows_worker_through_generations() -> None:
     following = LogTail()
     first = told("running", 1, ["h0", "h1"])
-    assert not following.is_complete(first), "nobody has looked yet"
-    assert [(one.rank, one.generation, one.offset) for one in following.wanted(first, [0])] == [(0, 1, 0)]
+    assert not following.is_complete(first), "its log was not requested yet"
+    assert [
+        (request.rank, request.generation, request.offset) for request in following.wanted(first, [0])
+    ] == [(0, 1, 0)]
     assert lines(following, told("running", 1, ["h0", "h1"], LogChunk(0, 1, 0, b"one\ntw", True))) == ["one"]
     alone = told("running", 2, ["h0"])
-    assert [(one.generation, one.offset) for one in following.wanted(alone, [0])] == [(2, 6)]
+    assert [(request.generation, request.offset) for request in following.wanted(alone, [0])] == [(2, 6)]
     last = told("ended", 2, ["h0"], LogChunk(0, 2, 6, b"o", True))
     assert lines(following, last) == ["two"], "also without the end of its line"
     assert following.is_complete(last)
@@ -49,8 +51,10 @@ def test_log_tail_reads_successor_of_dead_rank_after_run_stops() -> None:
     following.wanted(told("running", 1, ["h0", "h1"]), [0])
     last = told("ended", 2, ["h1"], LogChunk(0, 1, 0, b"", True))
     assert lines(following, last) == []
-    assert not following.is_complete(last), "h1 has the rank, and nobody has listened to it"
-    assert [(one.rank, one.generation, one.offset) for one in following.wanted(last, [0])] == [(0, 2, 0)]
+    assert not following.is_complete(last), "h1 has the rank, and its log was not read yet"
+    assert [
+        (request.rank, request.generation, request.offset) for request in following.wanted(last, [0])
+    ] == [(0, 2, 0)]
     heard = told("ended", 2, ["h1"], LogChunk(0, 2, 0, b"final\n", True))
     assert lines(following, heard) == ["final"]
     assert following.is_complete(heard)

@@ -61,9 +61,9 @@ def saved(folder: Path, *steps: int, run: str = RUN, notary: Signs | None = None
 
 def test_newest_checkpoint_is_restored_bitwise(tmp_path: Path) -> None:
     kept = saved(tmp_path, 1, 2, 3, 4, 5)
-    found = kept.newest()
-    assert found is not None
-    manifest, state = found
+    newest = kept.newest()
+    assert newest is not None
+    manifest, state = newest
     assert manifest.step == 5
     assert digest(state) == digest(parts(5))
     assert len(list(tmp_path.glob("step-*"))) == KEPT
@@ -87,9 +87,9 @@ def test_incomplete_checkpoint_is_skipped(tmp_path: Path, file: str, how: str) -
         kept.read(path.parent)
     if (file, how) == ("seal.json", "remove"):
         assert refused.value.message == "it is not signed"
-    found = kept.newest()
-    assert found is not None
-    assert found[0].step == 1
+    newest = kept.newest()
+    assert newest is not None
+    assert newest[0].step == 1
 
 
 def test_checkpoint_of_other_run_is_rejected(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_checkpoint_signed_by_stranger_is_rejected(tmp_path: Path) -> None:
     saved(tmp_path, 2, notary=Signs(NodeKey.generate()))
     with pytest.raises(RunError, match="it was not signed by a machine of this cluster"):
         kept.read(tmp_path / "step-00000002")
-    found = kept.newest()
-    assert found is not None
-    assert found[0].step == 1
+    newest = kept.newest()
+    assert newest is not None
+    assert newest[0].step == 1
 
 
 def test_tensors_of_other_checkpoint_are_rejected(tmp_path: Path) -> None:
@@ -135,12 +135,12 @@ def test_checkpoint_with_edited_byte_is_not_loaded(one_saved: Path, data: st.Dat
     change = data.draw(st.integers(1, 255))
     path.write_bytes(content[:place] + bytes([content[place] ^ change]) + content[place + 1 :])
     try:
-        found = Checkpoints(one_saved.parent, RUN, Signs()).read(one_saved)
+        loaded = Checkpoints(one_saved.parent, RUN, Signs()).read(one_saved)
     except RunError:
         pass
     else:
         assert path.name == "seal.json", "a signature may be written in two ways, and nothing else"
-        assert digest(found[1]) == digest(parts(7))
+        assert digest(loaded[1]) == digest(parts(7))
     finally:
         path.write_bytes(content)
 
@@ -155,9 +155,9 @@ def test_agreed_checkpoint_is_preferred_to_provisional(tmp_path: Path) -> None:
     kept = saved(tmp_path, 1)
     kept.save(parts(2), CheckpointInfo(2, 1, True))
     kept.wait()
-    found = kept.newest()
-    assert found is not None
-    assert found[0].step == 1
+    newest = kept.newest()
+    assert newest is not None
+    assert newest[0].step == 1
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,9 @@ def test_shared_weights_are_saved_under_both_names(tmp_path: Path) -> None:
     head.weight = embedding.weight
     model = torch.nn.ModuleDict({"embedding": embedding, "head": head})
     write_model(model.state_dict(), tmp_path / "model.safetensors", {})
-    found = load_file(tmp_path / "model.safetensors")
-    assert torch.equal(found["embedding.weight"], found["head.weight"])
-    assert torch.equal(found["head.weight"], head.weight)
+    loaded = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(loaded["embedding.weight"], loaded["head.weight"])
+    assert torch.equal(loaded["head.weight"], head.weight)
 
 
 def test_drafts_of_killed_writers_only_are_removed(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_optimizer_state_round_trips_bitwise() -> None:
     optimizer.step()
     parts = flatten(optimizer.state_dict())
     copies = [tensor.clone() for tensor in parts.tensors]
-    assert [(one.dtype, tuple(one.shape)) for one in copies] == shapes(parts.skeleton)
+    assert [(tensor.dtype, tuple(tensor.shape)) for tensor in copies] == shapes(parts.skeleton)
     again = unflatten(parts.skeleton, copies)
     other = torch.optim.AdamW(net.parameters())
     other.load_state_dict(again)

@@ -14,9 +14,9 @@ from barnraise.core.errors import ProtocolError
     "value", [torch.arange(6).reshape(2, 3), torch.zeros(0, 4), torch.ones(3).bfloat16()]
 )
 def test_encoded_tensor_round_trips(value: torch.Tensor) -> None:
-    found = decode_tensor(encode_tensor(value))
-    assert found.dtype == value.dtype
-    assert torch.equal(found, value)
+    decoded = decode_tensor(encode_tensor(value))
+    assert decoded.dtype == value.dtype
+    assert torch.equal(decoded, value)
 
 
 @pytest.mark.parametrize(

@@ -70,10 +70,10 @@ class Training:
         """Return the hashes of all full tensors and numbers."""
         options = StateDictOptions(full_state_dict=True)
         model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
-        found = dict(model)
+        tensors = dict(model)
         for name, values in optimizer["state"].items():
-            found |= {f"{name}.{key}": value for key, value in values.items()}
-        hashed = {name: blake3(tensor_bytes(value)).hexdigest() for name, value in found.items()}
+            tensors |= {f"{name}.{key}": value for key, value in values.items()}
+        hashed = {name: blake3(tensor_bytes(value)).hexdigest() for name, value in tensors.items()}
         return hashed | {"groups": repr(optimizer["param_groups"])}
 
 
@@ -104,8 +104,8 @@ def serve(rank: int, line: Connection) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     register()
-    while (asked := line.recv()) is not None:
-        name, world, backend, store, arguments = asked
+    while (request := line.recv()) is not None:
+        name, world, backend, store, arguments = request
         dist.init_process_group(
             backend,
             store=dist.FileStore(store, world),
@@ -133,10 +133,10 @@ class RankProcesses:
         self._room, self._calls = room, 0
         self._lines, self._processes = [], []
         for rank in range(RANKS):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(rank, theirs), daemon=True)
+            own_end, worker_end = context.Pipe()
+            process = context.Process(target=serve, args=(rank, worker_end), daemon=True)
             process.start()
-            self._lines.append(mine)
+            self._lines.append(own_end)
             self._processes.append(process)
 
     def call(self, name: str, folders: Sequence[Path], backend: str = "gloo", **arguments: Any) -> list[Any]:
@@ -389,14 +389,16 @@ def run_on(*names: str) -> WatchResponse:
 def test_guest_machines_are_found_by_role() -> None:
     assert guest_machines(run_on("mac", "pc"), cluster(mac="owner", pc="owner", lap="guest")) == []
     assert guest_machines(run_on("mac", "lap"), cluster(mac="owner", lap="guest")) == ["lap"]
-    assert guest_machines(run_on("mac", "gone"), cluster(mac="owner")) == ["gone"], "nobody knows it"
+    assert guest_machines(run_on("mac", "gone"), cluster(mac="owner")) == ["gone"], (
+        "an unknown machine counts as a guest"
+    )
 
 
 def test_group_with_guest_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BARNRAISE_LAUNCHED", "1")
     monkeypatch.setenv("BARNRAISE_RUN", "train-abcd")
-    told = (run_on("mac", "lap"), cluster(mac="owner", lap="guest"))
-    monkeypatch.setattr(shard_exchange, "_ask_agent", lambda run: told)
+    response = (run_on("mac", "lap"), cluster(mac="owner", lap="guest"))
+    monkeypatch.setattr(shard_exchange, "_ask_agent", lambda run: response)
     for call in (lambda: save_sharded({}, tmp_path / "x", 1), lambda: load_sharded({}, tmp_path / "x")):
         with pytest.raises(RunError, match="lap takes part as a guest"):
             call()
@@ -419,14 +421,14 @@ def test_copies_cover_every_file_after_losses(counts: list[int], copies: int, da
     for (_, to), moved in plan_copies(listed, copies).items():
         has[to] |= {file.name for file in moved}
     lost = data.draw(st.sets(st.integers(0, len(counts) - 1), max_size=min(copies, len(counts)) - 1))
-    left = [own for place, own in enumerate(has) if place not in lost]
-    numbers = [[number for number, file in enumerate(files) if file.name in own] for own in left]
-    found = FoundShards(ShardManifest(step=1, start=0, files=files), b"", []).held_by(numbers)
-    assert found.missing == []
+    remaining = [own for place, own in enumerate(has) if place not in lost]
+    numbers = [[number for number, file in enumerate(files) if file.name in own] for own in remaining]
+    shards = FoundShards(ShardManifest(step=1, start=0, files=files), b"", []).held_by(numbers)
+    assert shards.missing == []
     names = st.sets(st.sampled_from([file.name for file in files]))
-    wanted = [data.draw(names) for _ in left]
-    for (source, to), moved in plan_missing_files(found, wanted).items():
+    wanted = [data.draw(names) for _ in remaining]
+    for (source, to), moved in plan_missing_files(shards, wanted).items():
         assert source != to
-        assert {file.name for file in moved} <= left[source]
-        left[to] |= {file.name for file in moved}
-    assert all(wanted[place] <= left[place] for place in range(len(left)))
+        assert {file.name for file in moved} <= remaining[source]
+        remaining[to] |= {file.name for file in moved}
+    assert all(wanted[place] <= remaining[place] for place in range(len(remaining)))

@@ -66,44 +66,44 @@ def test_without_hubs_nothing_is_said() -> None:
 def test_hosted_hub_is_checked(hub: HubProcess) -> None:
     assert look() == [], "it has no address yet"
     write_addresses(hub.directory, [hub.address])
-    (found,) = look()
-    (way,) = found.ways
-    assert (found.name, found.kept, found.up, found.region) == ("fireside", True, False, False)
+    (facts,) = look()
+    (way,) = facts.ways
+    assert (facts.name, facts.kept, facts.up, facts.region) == ("fireside", True, False, False)
     assert (way.answers, way.other, way.words) == (True, False, "")
     assert way.ahead_s is not None
     assert abs(way.ahead_s) < 60
-    reached, alone = network_checks.hub(found, "linux")
+    reached, alone = network_checks.hub(facts, "linux")
     assert (reached.state, alone.state) == ("ok", "warn")
     hub.kill()
-    (found,) = look()
-    assert not found.ways[0].answers
-    assert "not up" in network_checks.hub(found, "linux")[0].sentence
+    (facts,) = look()
+    assert not facts.ways[0].answers
+    assert "not up" in network_checks.hub(facts, "linux")[0].sentence
     room = make_room("fireside", os.getpid(), "hub.output")
-    (found,) = look()
-    assert found.up
-    assert network_checks.hub(found, "linux")[0].state == "fail"
+    (facts,) = look()
+    assert facts.up
+    assert network_checks.hub(facts, "linux")[0].state == "fail"
     room.rename(room.with_name("fireside-0a1b2c3d-999999999"))
-    assert not look()[0].up, "whoever kept it has ended"
+    assert not look()[0].up, "the process that kept it has exited"
 
 
 def test_joined_hub_is_checked(hub: HubProcess) -> None:
     right, wrong = hub_key(hub.directory).id, NodeKey.generate().id
     sit(os.getpid(), wrong, hub.address)
-    (found,) = look()
-    assert (found.name, found.kept, found.ways[0].other) == ("theirs", False, True)
-    (row,) = network_checks.hub(found, "linux")
+    (facts,) = look()
+    assert (facts.name, facts.kept, facts.ways[0].other) == ("theirs", False, True)
+    (row,) = network_checks.hub(facts, "linux")
     assert row.state == "fail"
     assert "not signed with the key of the invite" in row.sentence
     (room,) = top_room(load_settings()).iterdir()
     (room / SEAT).unlink()
     room.rmdir()
     sit(os.getpid(), right, "https://127.0.0.1:1", hub.address)
-    (found,) = look()
-    assert [way.answers for way in found.ways] == [False, True]
-    assert [row.state for row in network_checks.hub(found, "linux")] == ["ok"]
+    (facts,) = look()
+    assert [way.answers for way in facts.ways] == [False, True]
+    assert [row.state for row in network_checks.hub(facts, "linux")] == ["ok"]
     write_addresses(hub.directory, [hub.address])
-    (found,) = look()
-    assert found.kept, "the host's own part in it is not another hub"
+    (facts,) = look()
+    assert facts.kept, "the host's own part in it is not another hub"
 
 
 def test_silent_hub_is_not_waited_for() -> None:
@@ -111,8 +111,8 @@ def test_silent_hub_is_not_waited_for() -> None:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         sit(os.getpid(), NodeKey.generate().id, f"http://{address}", f"https://{address}")
         began = time.monotonic()
-        (found,) = look()
+        (facts,) = look()
         assert time.monotonic() - began < 20.0
-    assert [(way.answers, way.other) for way in found.ways] == [(False, False)] * 2
-    assert all("in time" in way.words for way in found.ways)
-    assert network_checks.hub(found, "linux")[0].state == "warn"
+    assert [(way.answers, way.other) for way in facts.ways] == [(False, False)] * 2
+    assert all("in time" in way.words for way in facts.ways)
+    assert network_checks.hub(facts, "linux")[0].state == "warn"

@@ -23,13 +23,13 @@ from tests.unit.hub.s3_server import BUCKET, ENVIRONMENT, S3Process, until
 def typed(room: Path, *words: str) -> Iterator[Path]:
     """A command on a machine of its own; the file with all that it says. Ctrl-C at the end."""
     room.mkdir()
-    said = room / "said"
+    output = room / "said"
     environment = os.environ | {
         "BARNRAISE_STATE_DIRECTORY": str(room / "state"),
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
     }
-    with said.open("wb") as file:
+    with output.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "barnraise.cli.main", *words],
             cwd=room,
@@ -39,20 +39,20 @@ def typed(room: Path, *words: str) -> Iterator[Path]:
             stderr=file,
         )
     try:
-        yield said
+        yield output
     finally:
         process.send_signal(signal.SIGINT)
         try:
             process.wait(90)
         finally:
             process.kill()
-            print(said.read_text(errors="replace")[-3000:])
+            print(output.read_text(errors="replace")[-3000:])
 
 
 def deltas(hub: Path) -> set[str]:
     log = HubLog(hub)
     try:
-        return {one.step.sha256 for one in log.read().versions if one.step.kind == "delta"}
+        return {version.step.sha256 for version in log.read().versions if version.step.kind == "delta"}
     finally:
         log.close()
 
@@ -73,14 +73,14 @@ def test_member_trains_with_blobs_of_object_store(tmp_path: Path, monkeypatch: p
     folder.mkdir()
     (folder / "friends.py").write_text((ROOT / "examples" / "friends.py").read_text())
     try:
-        s3.begin_anew()
+        s3.reset()
         with typed(tmp_path / "host", *hub, "--folder", str(folder), str(folder / "friends.py")) as host:
             until(lambda: "--invite barnraise-invite:" in host.read_text(), "the hub", 90.0)
-            found = re.search(r"barnraise-invite:\S+", host.read_text())
-            assert found is not None
+            invite = re.search(r"barnraise-invite:\S+", host.read_text())
+            assert invite is not None
             until(lambda: len(s3.names()) >= 4, "the hub, which puts code, base and a delta there")
             assert s3.fetched() == [], "the hub's own machine needs no store"
-            with typed(tmp_path / "friend", "join", "--yes", "--invite", found[0]) as friend:
+            with typed(tmp_path / "friend", "join", "--yes", "--invite", invite[0]) as friend:
                 until(lambda: "this machine is" in friend.read_text(), "the friend", 90.0)
                 assert f"may also come from {s3.endpoint}," in friend.read_text()
                 chain = tmp_path / "host" / "state" / "hub" / "friends"

@@ -32,8 +32,8 @@ class Cluster:
         )
 
     def nodes(self) -> dict[str, dict[str, object]]:
-        told = json.loads(self.oak.type("status", "--json"))
-        return {row["name"]: row for row in told["nodes"]}
+        status = json.loads(self.oak.type("status", "--json"))
+        return {row["name"]: row for row in status["nodes"]}
 
     def rates(self) -> dict[str, object]:
         """Ask what the links of the first machine carry."""
@@ -42,9 +42,9 @@ class Cluster:
     def admit(self, machine: Machine, agent: Typed, *words: str) -> str:
         """Pair a machine by a code and an address, as `barnraise join CODE --at HOST:PORT`."""
         code = json.loads(self.oak.type("pair", "--no-wait", "--json", *words))["code"]
-        said = machine.type("join", code, "--at", f"127.0.0.1:{self.oak.port}", *words)
+        output = machine.type("join", code, "--at", f"127.0.0.1:{self.oak.port}", *words)
         agent.until(lambda: self.nodes().get(machine.name, {}).get("seniority") is not None, "one view")
-        return said
+        return output
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +87,9 @@ def test_join_with_at_a_place_where_no_agent_is_ends_with_a_sentence(cluster: Cl
     alone = Machine(cluster.oak.room, "alone")
     with alone.typing("up") as agent:
         agent.until(lambda: _answers(alone), "the agent")
-        said = alone.type("join", "7-crossover-clockwork", "--at", f"127.0.0.1:{free_port()}", code=1)
-        assert "Traceback" not in said
-        assert "[" in said, "an error with its code"
+        output = alone.type("join", "7-crossover-clockwork", "--at", f"127.0.0.1:{free_port()}", code=1)
+        assert "Traceback" not in output
+        assert "[" in output, "an error with its code"
         assert "not an address" in alone.type("join", "7-crossover-clockwork", "--at", "here:there", code=1)
 
 
@@ -100,9 +100,9 @@ def test_up_with_witness_votes_and_takes_no_work(cluster: Cluster) -> None:
         "elm": False,
     }
     assert "owner, witness" in cluster.oak.type("status")
-    said = _run(cluster.oak, "--per-node", "1", "print(1)")
-    assert "1 worker on 1 machine" in said
-    assert "elm" not in said
+    output = _run(cluster.oak, "--per-node", "1", "print(1)")
+    assert "1 worker on 1 machine" in output
+    assert "elm" not in output
 
 
 def test_status_with_measure_has_links_measured_again(cluster: Cluster) -> None:
@@ -117,23 +117,23 @@ def test_status_with_measure_has_links_measured_again(cluster: Cluster) -> None:
 def test_psk_new_with_output_writes_a_key_that_only_its_owner_reads(cluster: Cluster, role: str) -> None:
     file = cluster.oak.room / f"{role}.psk"
     options = ("--guest",) if role == "guest" else ()
-    said = cluster.oak.type("psk", "new", *options, "--output", file.name)
-    assert f"barnraise up --psk-file {file.name}" in said
+    output = cluster.oak.type("psk", "new", *options, "--output", file.name)
+    assert f"barnraise up --psk-file {file.name}" in output
     secret = file.read_text().strip()
-    assert secret not in said
+    assert secret not in output
     if sys.platform != "win32":
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "exists already" in cluster.oak.type("psk", "new", "--output", file.name, code=1)
-    told = json.loads(cluster.oak.type("psk", "new", *options, "--json"))
-    assert told["secret"] != secret
-    assert role in told["sentence"] or role == "owner"
+    report = json.loads(cluster.oak.type("psk", "new", *options, "--json"))
+    assert report["secret"] != secret
+    assert role in report["sentence"] or role == "owner"
 
 
 def test_run_with_more_min_nodes_than_machines_is_refused_and_with_fewer_is_not(cluster: Cluster) -> None:
     words = ("--on", "oak", "--per-node", "1", "--wait", "2s")
-    said = _run(cluster.oak, *words, "--min-nodes", "2", "print('began')", code=1)
-    assert "began" not in said
-    assert re.search(r"\b2\b", said), said
+    output = _run(cluster.oak, *words, "--min-nodes", "2", "print('began')", code=1)
+    assert "began" not in output
+    assert re.search(r"\b2\b", output), output
     assert "began" in _run(cluster.oak, *words, "--min-nodes", "1", "print('began')")
 
 
@@ -146,10 +146,10 @@ def test_run_with_nice_starts_workers_of_that_priority(cluster: Cluster) -> None
 def test_accept_with_refuse_keeps_a_run_from_a_guest(cluster: Cluster) -> None:
     words = ("--on", "ash", "--per-node", "1", "--detach", "--wait", "60s")
     run = _run(cluster.oak, *words, "open('ran', 'w')").split()[-1]
-    said = cluster.ash.type("accept", run, "--refuse")
-    assert "refus" in said or "not" in said, said
-    told = cluster.oak.type("attach", run, code=1)
-    assert "ash" in told
+    output = cluster.ash.type("accept", run, "--refuse")
+    assert "refus" in output or "not" in output, output
+    attached_output = cluster.oak.type("attach", run, code=1)
+    assert "ash" in attached_output
     assert not list(cluster.ash.state.rglob("ran")), "nothing of it ran there"
 
 

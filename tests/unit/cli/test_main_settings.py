@@ -41,8 +41,8 @@ def test_most_data_bytes_refuses_a_larger_data_set_and_takes_one_that_fits() -> 
         with machine.typing("up") as agent:
             agent.until(lambda: (machine.state / "store").exists(), "the agent")
             (data / "large").write_bytes(bytes(1001))
-            said = machine.type(*words, code=1)
-            assert "1000 B" in said or "1,000" in said, said
+            output = machine.type(*words, code=1)
+            assert "1000 B" in output or "1,000" in output, output
             (data / "large").write_bytes(bytes(1000))
             assert "['large']" in machine.type(*words)
 

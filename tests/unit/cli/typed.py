@@ -66,14 +66,14 @@ class Typed:
     def __init__(self, machine: Machine, words: tuple[str, ...]) -> None:
         self.words = words
         self._file = machine.room / f"{words[0]}-{time.monotonic_ns()}.said"
-        with self._file.open("wb") as said:
+        with self._file.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "barnraise.cli.main", *words],
                 cwd=machine.room,
                 env=machine.environment | {"PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
             )
 
     @property

@@ -30,7 +30,7 @@ def matched(schedules: Sequence[Schedule]) -> dict[tuple[int, int], tuple[int, i
             receive = schedules[send.peer].receives[taker]
             assert receive.hi - receive.lo == send.hi - send.lo
             pairs[send.peer, taker] = (rank, number)
-    assert len(pairs) == sum(len(schedule.receives) for schedule in schedules), "a receive that nobody sends"
+    assert len(pairs) == sum(len(schedule.receives) for schedule in schedules), "a receive without a send"
     return pairs
 
 
@@ -133,8 +133,8 @@ class Simulation:
         return self.memories
 
     def _link_is_free(self, rank: int, number: int) -> bool:
-        peer, mine = self.schedules[rank].sends[number].peer, self.schedules[rank].sends
-        first = min(other for other in self.unread[rank] if mine[other].peer == peer)
+        peer, sends = self.schedules[rank].sends[number].peer, self.schedules[rank].sends
+        first = min(other for other in self.unread[rank] if sends[other].peer == peer)
         busy = any(
             to == peer and self.schedules[to].receives[taker].peer == rank for to, taker, _ in self.flying
         )
@@ -167,9 +167,13 @@ class Simulation:
             return
         receive = self.schedules[rank].receives[number]
         if receive.reduce:
-            mine = self.memories[rank][receive.lo : receive.hi]
-            assert HALF_WRITTEN not in mine
-            pairs = zip(cells, mine, strict=True) if receive.incoming_first else zip(mine, cells, strict=True)
+            own_cells = self.memories[rank][receive.lo : receive.hi]
+            assert HALF_WRITTEN not in own_cells
+            pairs = (
+                zip(cells, own_cells, strict=True)
+                if receive.incoming_first
+                else zip(own_cells, cells, strict=True)
+            )
             cells = [self.combine(first, second) for first, second in pairs]
         self.memories[rank][receive.lo : receive.hi] = cells
         self.unapplied -= 1

@@ -55,24 +55,24 @@ def both(store: ClusterStore) -> list[dist.Store]:
 
 
 def test_cluster_store_works_from_python_and_cpp(store: ClusterStore) -> None:
-    for number, one in enumerate(both(store)):
-        one.set("text", "v")
-        one.set("bytes", b"\xff\x00")  # type: ignore[arg-type]
-        assert (one.get("text"), one.get("bytes")) == (b"v", b"\xff\x00")
-        assert (one.add("n", 2), one.add("n", 3), one.get("n")) == (2, 5, b"5")
-        assert one.compare_set("text", "v", "w") == b"w"
-        assert one.compare_set("text", "v", "x") == b"w"
-        one.append("text", "!")  # type: ignore[attr-defined]
-        assert one.multi_get(["text", "n"]) == [b"w!", b"5"]
-        one.multi_set(["a", "b"], ["1", "2"])  # type: ignore[attr-defined]
-        assert one.check(["a", "b"])
-        assert not one.check(["a", "none"])
-        one.wait(["a", "b"])
-        one.wait(["a", "b"], SHORT)
-        assert one.delete_key("a")
-        assert not one.delete_key("a")
-        assert one.num_keys() == 4 * (number + 1)
-        assert one.has_extended_api()  # type: ignore[attr-defined]
+    for number, view in enumerate(both(store)):
+        view.set("text", "v")
+        view.set("bytes", b"\xff\x00")  # type: ignore[arg-type]
+        assert (view.get("text"), view.get("bytes")) == (b"v", b"\xff\x00")
+        assert (view.add("n", 2), view.add("n", 3), view.get("n")) == (2, 5, b"5")
+        assert view.compare_set("text", "v", "w") == b"w"
+        assert view.compare_set("text", "v", "x") == b"w"
+        view.append("text", "!")  # type: ignore[attr-defined]
+        assert view.multi_get(["text", "n"]) == [b"w!", b"5"]
+        view.multi_set(["a", "b"], ["1", "2"])  # type: ignore[attr-defined]
+        assert view.check(["a", "b"])
+        assert not view.check(["a", "none"])
+        view.wait(["a", "b"])
+        view.wait(["a", "b"], SHORT)
+        assert view.delete_key("a")
+        assert not view.delete_key("a")
+        assert view.num_keys() == 4 * (number + 1)
+        assert view.has_extended_api()  # type: ignore[attr-defined]
 
 
 def test_queue_push_pop_and_length(store: ClusterStore) -> None:
@@ -91,21 +91,21 @@ def test_store_errors_are_torch_errors(store: ClusterStore) -> None:
     store.set_timeout(SHORT)
     assert store.timeout == SHORT  # type: ignore[attr-defined]
     waits: list[Callable[[dist.Store], object]] = [
-        lambda one: one.get("none"),
-        lambda one: one.wait(["none"]),
-        lambda one: one.wait(["none"], SHORT),
-        lambda one: one.multi_get(["none"]),
+        lambda view: view.get("none"),
+        lambda view: view.wait(["none"]),
+        lambda view: view.wait(["none"], SHORT),
+        lambda view: view.multi_get(["none"]),
     ]
-    for one in both(store):
+    for view in both(store):
         for wait in waits:
             with pytest.raises(dist.DistStoreError, match="none' did not appear") as caught:
-                wait(one)
+                wait(view)
             assert isinstance(caught.value, RuntimeError)
-        one.set("text", "abc")
+        view.set("text", "abc")
         with pytest.raises(dist.DistStoreError, match="not a number"):
-            one.add("text", 1)
+            view.add("text", 1)
         with pytest.raises(dist.DistStoreError, match="would have"):
-            one.set("big", "x" * (1 << 20))
+            view.set("big", "x" * (1 << 20))
     with pytest.raises(dist.DistStoreError, match="'empty' did not appear"):
         store.queue_pop("empty")
 
@@ -144,9 +144,9 @@ def test_cluster_store_behaves_like_torch_store(servers: KvServers, calls: list[
     ours, theirs = make(servers, f"same {next(names)}"), dist.HashStore()
     for name, *fields in calls:
         outcomes = []
-        for one in (ours, theirs):
+        for tested_store in (ours, theirs):
             try:
-                outcomes.append(getattr(one, str(name))(*fields))
+                outcomes.append(getattr(tested_store, str(name))(*fields))
             except dist.QueueEmptyError:
                 outcomes.append("empty")
         assert outcomes[0] == outcomes[1], (name, fields)
@@ -308,8 +308,8 @@ def test_two_processes_form_group_without_address_or_rank(servers: KvServers, tm
         out, errors = process.communicate(timeout=200)
         assert process.returncode == 0, errors
         lines += [line.split() for line in out.splitlines()]
-    for again in "01":
-        mine = sorted(line for line in lines if line[0] == again)
-        assert [line[1:4] for line in mine] == [["0", "2", "True"], ["1", "2", "True"]]
-        assert mine[0][4] == mine[1][4], "both are in one generation"
+    for turn in "01":
+        group_lines = sorted(line for line in lines if line[0] == turn)
+        assert [line[1:4] for line in group_lines] == [["0", "2", "True"], ["1", "2", "True"]]
+        assert group_lines[0][4] == group_lines[1][4], "both are in one generation"
     assert len({line[4] for line in lines}) == 2, "the second group is another one"

@@ -19,10 +19,10 @@ def test_exchange_members_returns_same_result_on_all_ranks() -> None:
     store = dist.HashStore()
     results: dict[int, object] = {}
 
-    def come(rank: int) -> None:
+    def join(rank: int) -> None:
         results[rank] = exchange_members(store, rank, 3, MEMBERS[rank], 60)
 
-    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(3)]
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -31,7 +31,7 @@ def test_exchange_members_returns_same_result_on_all_ranks() -> None:
     members, fresh = exchange_members(store, 0, 3, MEMBERS[0], 60)
     assert members == tuple(MEMBERS)
     assert len(fresh) == 16
-    assert (members, fresh) != results[0], "a group that is made anew has a new name"
+    assert (members, fresh) != results[0], "a group that is formed again has a new name"
 
 
 def test_exchange_members_timeout_names_missing_ranks() -> None:

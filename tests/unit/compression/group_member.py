@@ -62,58 +62,58 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
-def off(found: torch.Tensor, right: torch.Tensor) -> float:
-    return float((found.double() - right.double()).norm() / right.double().norm())
+def off(computed: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((computed.double() - expected.double()).norm() / expected.double().norm())
 
 
 def one_sum(groups: Groups, rank: int) -> dict[str, Any]:
     """Each codec once, in groups of two and of four."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in (*CODECS, "powersgd:rank=4"):
         for world, group in groups.items():
             if rank >= world or world == 3:
                 continue
             summed = sum_over(group, gradient(rank), codec_named(name), CodecRound("g", 7), parts=PARTS)
-            right = torch.stack([gradient(one).double() for one in range(world)]).sum(0)
-            found[f"{name}/{world}"] = [digest(summed.values), off(summed.values, right), summed.sent]
+            expected = torch.stack([gradient(peer).double() for peer in range(world)]).sum(0)
+            results[f"{name}/{world}"] = [digest(summed.values), off(summed.values, expected), summed.sent]
             assert summed.values.dtype == torch.float32
             assert summed.values.shape == (SIZE,)
             assert summed.reason.startswith(name.split("+")[0].split(":")[0])
-    return found
+    return results
 
 
 def through_sites(groups: Groups, rank: int) -> dict[str, Any]:
     """Each codec through sites of several forms: the sum, the bytes, and those that left a member's site."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in (*CODECS, "powersgd:rank=4"):
         for form, sites in SITES.items():
             codec, codec_round = codec_named(name), CodecRound("g", 7)
-            mine = gradient(rank)
-            summed = sum_over(groups[4], mine, codec, codec_round, parts=PARTS, sites=sites)
-            assert torch.equal(mine, gradient(rank))
-            right = torch.stack([gradient(one).double() for one in range(4)]).sum(0)
-            found[f"{name}/{form}"] = [
+            own_gradient = gradient(rank)
+            summed = sum_over(groups[4], own_gradient, codec, codec_round, parts=PARTS, sites=sites)
+            assert torch.equal(own_gradient, gradient(rank))
+            expected = torch.stack([gradient(peer).double() for peer in range(4)]).sum(0)
+            results[f"{name}/{form}"] = [
                 digest(summed.values),
-                off(summed.values, right),
+                off(summed.values, expected),
                 summed.sent,
                 summed.crossed,
             ]
             assert f"at {len(sites)} sites" in summed.reason
-    return found
+    return results
 
 
 def tiny(groups: Groups, rank: int) -> list[float]:
     """Fewer numbers than there are lanes and shards."""
-    mine = torch.full((3,), float(rank))
-    summed = sum_over(groups[4], mine, codec_named("int8"), CodecRound("t"), sites=SITES["uneven"])
+    own_values = torch.full((3,), float(rank))
+    summed = sum_over(groups[4], own_values, codec_named("int8"), CodecRound("t"), sites=SITES["uneven"])
     values: list[float] = summed.values.tolist()
     return values
 
 
 def paid_back(groups: Groups, rank: int) -> dict[str, Any]:
     """Check that the next sum contains all residuals of sites, with any leader and without sites."""
-    found: dict[str, Any] = {}
-    right = torch.stack([gradient(one).double() for one in range(4)]).sum(0)
+    results: dict[str, Any] = {}
+    expected = torch.stack([gradient(peer).double() for peer in range(4)]).sum(0)
     for name in ("int4", "topk:k=16,block=1024", "randomk:every=8"):
         for following, sites in (("same", SITES["even"]), ("others", LED_BY_OTHERS), ("flat", [])):
             feedback, codec = ErrorFeedback(), codec_named(name)
@@ -142,19 +142,19 @@ def paid_back(groups: Groups, rank: int) -> dict[str, Any]:
                 sites=sites,
             )
             rest.keep()
-            left = torch.cat(list(feedback.state_dict()["residuals"].values()))
-            found[f"{name}/{following}"] = [
-                off(lossy.values, right),
-                off(lossy.values + rest.values, right),
+            remaining = torch.cat(list(feedback.state_dict()["residuals"].values()))
+            results[f"{name}/{following}"] = [
+                off(lossy.values, expected),
+                off(lossy.values + rest.values, expected),
                 int(owed.count_nonzero()),
-                float(left.abs().max()),
+                float(remaining.abs().max()),
             ]
-    return found
+    return results
 
 
 def long_run(groups: Groups, rank: int) -> dict[str, Any]:
     """The mean of some steps with error feedback, after one of four members left; and one without it."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in LONG:
         codec, feedback = codec_named(name), ErrorFeedback()
         sums = torch.zeros(SIZE, dtype=torch.float64)
@@ -169,15 +169,15 @@ def long_run(groups: Groups, rank: int) -> dict[str, Any]:
             if world == 3:
                 sums += summed.values
         if rank < 3:
-            right = torch.stack([gradient(one).double() for one in range(3)]).sum(0)
+            expected = torch.stack([gradient(peer).double() for peer in range(3)]).sum(0)
             plain = sum_over(groups[3], gradient(rank), codec_named(name), CodecRound("g"), parts=PARTS)
-            found[name] = [digest(sums), off(sums / 10, right), off(plain.values, right)]
-    return found
+            results[name] = [digest(sums), off(sums / 10, expected), off(plain.values, expected)]
+    return results
 
 
 def repeated_step(groups: Groups, rank: int) -> dict[str, Any]:
     """Without keep() a step can be done again, to the bit; with it, the next one differs."""
-    found = {}
+    results = {}
     for name in ("int4", "powersgd:rank=1"):
         codec, feedback = codec_named(name), ErrorFeedback()
 
@@ -189,51 +189,51 @@ def repeated_step(groups: Groups, rank: int) -> dict[str, Any]:
                 summed.keep()
             return digest(summed.values)
 
-        found[name] = [once(), once(), once(keep_residual=True), once()]
-    return found
+        results[name] = [once(), once(), once(keep_residual=True), once()]
+    return results
 
 
 def refusals(groups: Groups, rank: int) -> dict[str, Any]:
-    """One member's NaN is everybody's error, and the group goes on afterwards."""
-    found: dict[str, Any] = {}
+    """Check that a NaN of one member raises on all members, and that the group works afterwards."""
+    results: dict[str, Any] = {}
     for name in ("int8", "topk", "int4+zlib", "powersgd:rank=2"):
         bad = gradient(rank)
         if rank == 1:
             bad[96 * 300 + 5] = float("nan")
         try:
             sum_over(groups[3], bad, codec_named(name), CodecRound("g"), parts=PARTS)
-            found[name] = "no error"
+            results[name] = "no error"
         except BarnraiseError as error:
-            found[name] = f"{error.code}: {error.message}"
+            results[name] = f"{error.code}: {error.message}"
         codec_round = CodecRound("g", 1)
         nan = sum_over(groups[3], bad, codec_named(name), codec_round, parts=PARTS, if_not_finite="nan")
-        found[f"{name}/nan"] = bool(nan.values.isnan().all())
+        results[f"{name}/nan"] = bool(nan.values.isnan().all())
         good = sum_over(groups[3], gradient(rank), codec_named(name), codec_round, parts=PARTS)
-        found[f"{name}/after"] = digest(good.values)
+        results[f"{name}/after"] = digest(good.values)
         try:
             sum_over(groups[3], bad, codec_named(name), codec_round, parts=PARTS, sites=[[0], [1, 2]])
         except BarnraiseError as error:
-            found[f"{name}/sites"] = f"{error.code}: {error.message}"
+            results[f"{name}/sites"] = f"{error.code}: {error.message}"
     large = torch.full((500,), 3e38)
     try:
         sum_over(groups[3], large, codec_named("bf16"), CodecRound("large"))
     except BarnraiseError as error:
-        found["large"] = error.message
+        results["large"] = error.message
     try:
         sum_over(groups[3], large, codec_named("bf16"), CodecRound("large"), sites=[[0], [1, 2]])
     except BarnraiseError as error:
-        found["large/sites"] = error.message
+        results["large/sites"] = error.message
     power = PowerSGD(rank=2, seed=rank)
     try:
         sum_over(groups[3], gradient(rank), power, CodecRound("g"), parts=PARTS)
     except BarnraiseError as error:
-        found["factors"] = error.code
-    return found
+        results["factors"] = error.code
+    return results
 
 
 def training(groups: Groups, rank: int) -> dict[str, Any]:
     """A small model, plain and with hooks: first and last loss, and the bits of the parameters."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for number, name in enumerate((None, *HOOKS, "int8+zlib")):
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
@@ -252,13 +252,13 @@ def training(groups: Groups, rank: int) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
             losses.append(float(loss.detach()))
-        bits = digest(torch.cat([one.detach().reshape(-1) for one in model.parameters()]))
-        found[name or "plain"] = [bits, sum(losses[:3]) / 3, sum(losses[-8:]) / 8]
+        bits = digest(torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]))
+        results[name or "plain"] = [bits, sum(losses[:3]) / 3, sum(losses[-8:]) / 8]
         if state is not None:
             assert state.step == 24
             kept = state.state_dict()["feedback"]["residuals"]
             assert set(kept) == {key for key, _ in model.named_parameters()}
-    return found
+    return results
 
 
 def member(backend: str, rank: int, room: Path) -> None:
@@ -271,16 +271,16 @@ def member(backend: str, rank: int, room: Path) -> None:
     limit = timedelta(seconds=100)
     dist.init_process_group(backend, store=store, rank=rank, world_size=WORLD, timeout=limit)
     groups = {world: dist.new_group(list(range(world))) for world in (2, 3, 4)}
-    whole, sharded.CHUNK_NUMBERS = sharded.CHUNK_NUMBERS, 17_000  # one piece and a short one
-    found: dict[str, Any] = {"one_sum": one_sum(groups, rank), "through_sites": through_sites(groups, rank)}
-    found["tiny"], found["paid_back"] = tiny(groups, rank), paid_back(groups, rank)
-    sharded.CHUNK_NUMBERS = whole
-    found["long_run"] = long_run(groups, rank)
-    found["repeated_step"] = repeated_step(groups, rank)
+    chunk_numbers, sharded.CHUNK_NUMBERS = sharded.CHUNK_NUMBERS, 17_000  # one piece and a short one
+    results: dict[str, Any] = {"one_sum": one_sum(groups, rank), "through_sites": through_sites(groups, rank)}
+    results["tiny"], results["paid_back"] = tiny(groups, rank), paid_back(groups, rank)
+    sharded.CHUNK_NUMBERS = chunk_numbers
+    results["long_run"] = long_run(groups, rank)
+    results["repeated_step"] = repeated_step(groups, rank)
     if rank < 3:
-        found["refusals"] = refusals(groups, rank)
-        found["training"] = training(groups, rank)
-    (room / f"{rank}.json").write_text(json.dumps(found))
+        results["refusals"] = refusals(groups, rank)
+        results["training"] = training(groups, rank)
+    (room / f"{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -24,13 +24,14 @@ from tests.repository import ROOT
 
 REPOSITORY = ROOT
 MEMBERS = Path(__file__).with_name("group_member.py")
-Found = list[dict[str, Any]]
+Results = list[dict[str, Any]]
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(one, marks=pytest.mark.slow) for one in ("gloo", "barnraise")]
+    scope="module",
+    params=[pytest.param(backend, marks=pytest.mark.slow) for backend in ("gloo", "barnraise")],
 )
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Return the results of the four members."""
     if not hasattr(os, "fork"):
         pytest.skip("the members are forked")
@@ -49,11 +50,11 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return [json.loads((room / f"{rank}.json").read_text()) for rank in range(4)]
 
 
-def test_members_hold_same_bits_and_bounded_error(found: Found) -> None:
-    sums = [one["one_sum"] for one in found]
+def test_members_hold_same_bits_and_bounded_error(results: Results) -> None:
+    sums = [member["one_sum"] for member in results]
     for key in sums[0]:
         name, _, world = key.rpartition("/")
-        digests = {one[key][0] for one in sums[: int(world)]}
+        digests = {member[key][0] for member in sums[: int(world)]}
         assert len(digests) == 1, f"{key}: {digests}"
         if not name.startswith("powersgd"):  # more members, more directions: its rank is what bounds it
             two, four = sums[0][f"{name}/2"][1], sums[0][f"{name}/4"][1]
@@ -69,71 +70,80 @@ def test_members_hold_same_bits_and_bounded_error(found: Found) -> None:
     assert sent["fp32"] / sent["topk"] > 80
 
 
-def test_hierarchical_sum_has_same_bits_and_constant_site_traffic(found: Found) -> None:
-    flat, sums = [one["one_sum"] for one in found], [one["through_sites"] for one in found]
-    assert [one["tiny"] for one in found] == [pytest.approx([6.0, 6.0, 6.0], abs=0.05)] * 4
+def test_hierarchical_sum_has_same_bits_and_constant_site_traffic(results: Results) -> None:
+    flat, sums = [member["one_sum"] for member in results], [member["through_sites"] for member in results]
+    assert [member["tiny"] for member in results] == [pytest.approx([6.0, 6.0, 6.0], abs=0.05)] * 4
     for key in sums[0]:
         name, _, form = key.rpartition("/")
-        assert len({one[key][0] for one in sums}) == 1, key
+        assert len({member[key][0] for member in sums}) == 1, key
         if not name.startswith("powersgd"):
             # The members of a site are added exactly: the error is that of one member for each site.
             two = flat[0][f"{name}/2"][1]
             assert sums[0][key][1] <= two * (1.25 if form == "three" else 1.05) + 1e-6, key
     for name in ("fp32", "int8", "int4", "topk", "randomk:every=8", "powersgd:rank=4"):
         # With one host at each of two sites, all that they send crosses.
-        alone = sum(one[f"{name}/2"][2] for one in flat[:2])
+        alone = sum(member[f"{name}/2"][2] for member in flat[:2])
         for form in ("even", "uneven"):
-            crossed = sum(one[f"{name}/{form}"][3] for one in sums)
+            crossed = sum(member[f"{name}/{form}"][3] for member in sums)
             assert alone * 0.9 < crossed < alone * 1.05 + 400, f"{name}/{form}: {crossed}, {alone} with two"
     # Without sites, two of a member's three receivers are at the other one.
-    assert sum(one["int8/even"][3] for one in sums) < 0.55 * sum(one["int8/4"][2] for one in flat) * 2 / 3
+    assert (
+        sum(member["int8/even"][3] for member in sums)
+        < 0.55 * sum(member["int8/4"][2] for member in flat) * 2 / 3
+    )
 
 
-def test_site_residuals_are_added_after_leader_change(found: Found) -> None:
-    for key, (once, together, _, _) in found[0]["paid_back"].items():
+def test_site_residuals_are_added_after_leader_change(results: Results) -> None:
+    for key, (once, together, _, _) in results[0]["paid_back"].items():
         assert once > 0.01, key
         assert together < 1e-6, key
-    for key in found[0]["paid_back"]:
-        assert all(one["paid_back"][key][3] == 0.0 for one in found), key
+    for key in results[0]["paid_back"]:
+        assert all(member["paid_back"][key][3] == 0.0 for member in results), key
         # Only leaders keep what was lost, each of its lane.
-        kept = [one["paid_back"][key][2] for one in found]
-        assert all(0 < one <= 0.55 * 30_337 for one in kept), key
+        kept = [member["paid_back"][key][2] for member in results]
+        assert all(0 < count <= 0.55 * 30_337 for count in kept), key
 
 
-def test_feedback_compensates_both_roundings_and_leaving_members(found: Found) -> None:
-    runs = [one["long_run"] for one in found[:3]]
-    for name, (_, mended, plain) in runs[0].items():
-        assert mended < plain / (5 if name == "int4" else 2) or mended < 1e-6, name
-        assert len({one[name][0] for one in runs}) == 1
+def test_feedback_compensates_both_roundings_and_leaving_members(results: Results) -> None:
+    runs = [member["long_run"] for member in results[:3]]
+    for name, (_, compensated, plain) in runs[0].items():
+        assert compensated < plain / (5 if name == "int4" else 2) or compensated < 1e-6, name
+        assert len({run[name][0] for run in runs}) == 1
     assert runs[0]["fp32"][1] < 1e-6
 
 
-def test_step_repeated_without_keep_is_identical(found: Found) -> None:
-    for digests in found[0]["repeated_step"].values():
+def test_step_repeated_without_keep_is_identical(results: Results) -> None:
+    for digests in results[0]["repeated_step"].values():
         first, again, kept, following = digests
         assert first == again == kept
         assert following != first
 
 
-def test_nan_of_one_member_raises_on_all_without_waiting(found: Found) -> None:
-    said = [one["refusals"] for one in found[:3]]
+def test_nan_of_one_member_raises_on_all_without_waiting(results: Results) -> None:
+    refusals = [member["refusals"] for member in results[:3]]
     for name in ("int8", "topk", "int4+zlib", "powersgd:rank=2"):
-        assert said[1][name] == "collective: 'bias' holds numbers that are not finite in float32"
-        assert said[0][name] == said[2][name] == "collective: rank 1 holds numbers of 'g' that are not finite"
-        assert all(one[f"{name}/nan"] for one in said)
-        assert len({one[f"{name}/after"] for one in said}) == 1
-        assert [one[f"{name}/sites"] for one in said] == [one[name] for one in said]
-    assert all("too large" in one["large"] and one["large"] == one["large/sites"] for one in said)
-    assert all(one["factors"] == "operation-mismatch" for one in said)
+        assert refusals[1][name] == "collective: 'bias' holds numbers that are not finite in float32"
+        assert (
+            refusals[0][name]
+            == refusals[2][name]
+            == "collective: rank 1 holds numbers of 'g' that are not finite"
+        )
+        assert all(member[f"{name}/nan"] for member in refusals)
+        assert len({member[f"{name}/after"] for member in refusals}) == 1
+        assert [member[f"{name}/sites"] for member in refusals] == [member[name] for member in refusals]
+    assert all(
+        "too large" in member["large"] and member["large"] == member["large/sites"] for member in refusals
+    )
+    assert all(member["factors"] == "operation-mismatch" for member in refusals)
 
 
-def test_ddp_with_codecs_reaches_same_loss(found: Found) -> None:
-    runs = [one["training"] for one in found[:3]]
+def test_ddp_with_codecs_reaches_same_loss(results: Results) -> None:
+    runs = [member["training"] for member in results[:3]]
     for name in runs[0]:
-        assert len({one[name][0] for one in runs}) == 1, f"{name}: replicas differ"
+        assert len({run[name][0] for run in runs}) == 1, f"{name}: replicas differ"
 
     def loss(name: str, place: int) -> float:
-        return float(sum(one[name][place] for one in runs)) / 3
+        return float(sum(run[name][place] for run in runs)) / 3
 
     plain, begin = loss("plain", 2), loss("plain", 1)
     assert plain < begin / 3
@@ -236,9 +246,9 @@ def test_shards_cover_tensor_once_at_block_starts() -> None:
     for numel in (0, 1, 255, 256, 257, 5000, 10_000):
         for world in (1, 2, 3, 7):
             shards = cut(numel, world, 256)
-            assert [one.start for one in shards] == [0, *(one.stop for one in shards[:-1])]
+            assert [shard.start for shard in shards] == [0, *(shard.stop for shard in shards[:-1])]
             assert shards[-1].stop == numel
-            assert all(one.start % 256 == 0 or one.start == numel for one in shards)
+            assert all(shard.start % 256 == 0 or shard.start == numel for shard in shards)
 
 
 def test_channels_have_one_leader_per_site() -> None:
@@ -246,12 +256,12 @@ def test_channels_have_one_leader_per_site() -> None:
         for numel in (0, 3, 5000, 10_000):
             channels = channels_of(numel, sites, 256)
             assert {leader for channel in channels for leader in channel.leaders} == {
-                one for site in sites for one in site
+                rank for site in sites for rank in site
             }
             covered = [shard for channel in channels for shard in channel.shards]
-            assert [one.start for one in covered] == [0, *(one.stop for one in covered[:-1])]
+            assert [shard.start for shard in covered] == [0, *(shard.stop for shard in covered[:-1])]
             assert covered[-1].stop == numel
-            assert all(one.start % 256 == 0 or one.start == numel for one in covered)
+            assert all(shard.start % 256 == 0 or shard.start == numel for shard in covered)
             for channel in channels:
                 assert (channel.shards[0].start, channel.shards[-1].stop) == (
                     channel.whole.start,

@@ -35,10 +35,10 @@ def numbers(seed: int, numel: int, low: float, high: float) -> torch.Tensor:
 
 
 @st.composite
-def tensors(draw: st.DrawFn, most: int = 600) -> torch.Tensor:
+def tensors(draw: st.DrawFn, max_size: int = 600) -> torch.Tensor:
     low = draw(st.floats(-32, 36))
     high = draw(st.floats(low, 36))
-    return numbers(draw(st.integers(0, 2**30)), draw(st.integers(0, most)), low, high)
+    return numbers(draw(st.integers(0, 2**30)), draw(st.integers(0, max_size)), low, high)
 
 
 def largest_of_blocks(values: torch.Tensor, block: int) -> torch.Tensor:
@@ -62,11 +62,11 @@ def test_codec_rounding_error_is_bounded(values: torch.Tensor) -> None:
     wide = values.double()
     for name in ("fp32", "fp32+zlib"):
         assert torch.equal(through(codec_of(name), values), values)
-    for name, digits, least in (("fp16", 2.0**-11, 2.0**-25), ("bf16", 2.0**-8, 2.0**-134)):
-        most = torch.finfo(torch.float16 if name == "fp16" else torch.bfloat16).max
-        cut = wide.clamp(-most, most)
+    for name, relative, absolute in (("fp16", 2.0**-11, 2.0**-25), ("bf16", 2.0**-8, 2.0**-134)):
+        max_value = torch.finfo(torch.float16 if name == "fp16" else torch.bfloat16).max
+        cut = wide.clamp(-max_value, max_value)
         gap = (through(codec_of(name), values).double() - cut).abs()
-        assert bool((gap <= cut.abs() * digits + least).all())
+        assert bool((gap <= cut.abs() * relative + absolute).all())
     for levels, width, name in ((127, 256, "int8"), (127, 6, "int8:block=6"), (7, 10, "int4:block=10")):
         gap = (through(codec_of(name), values).double() - wide).abs()
         bound = largest_of_blocks(values, width).double() / (2 * levels) * (1 + 1e-5)
@@ -77,15 +77,15 @@ def test_codec_rounding_error_is_bounded(values: torch.Tensor) -> None:
 @given(tensors())
 def test_topk_keeps_largest_magnitudes(values: torch.Tensor) -> None:
     decoded = through(codec_of("topk:k=3,block=17"), values)
-    for block, found in zip(values.split(17), decoded.split(17), strict=True):
+    for block, decoded_block in zip(values.split(17), decoded.split(17), strict=True):
         if not block.numel():
             continue
         k = -(-3 * block.numel() // 17)
         kept = block.abs() >= block.abs().topk(k).values[-1]
-        assert bool((found[~kept] == 0).all())
-        assert bool((found.sign() * block.sign() >= 0).all())
-        assert float(found.abs().max()) <= float(block.abs().max()) * (1 + 2.0**-8)
-        assert float((found - block).norm()) <= float(block.norm()) * (1 + 2.0**-7)
+        assert bool((decoded_block[~kept] == 0).all())
+        assert bool((decoded_block.sign() * block.sign() >= 0).all())
+        assert float(decoded_block.abs().max()) <= float(block.abs().max()) * (1 + 2.0**-8)
+        assert float((decoded_block - block).norm()) <= float(block.norm()) * (1 + 2.0**-7)
 
 
 def test_topk_with_two_magnitudes_is_exact_and_prefers_first() -> None:
@@ -103,9 +103,9 @@ def test_randomk_sends_one_number_of_each_group(values: torch.Tensor, step: int)
     codec, codec_round = codec_of("randomk:every=7"), CodecRound("w", step)
     decoded = codec.decode(codec.encode(values, codec_round), values.numel(), codec_round)
     is_kept = decoded == values
-    for group, found in zip(is_kept.split(7), decoded.split(7), strict=True):
+    for group, decoded_group in zip(is_kept.split(7), decoded.split(7), strict=True):
         assert bool(group.any()) or not values.numel()
-        assert int((found != 0).sum()) <= 1
+        assert int((decoded_group != 0).sum()) <= 1
 
 
 def test_randomk_draw_depends_on_tensor_and_step_only() -> None:

@@ -81,7 +81,7 @@ def test_environment_text_becomes_typed_value(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "pattern"),
     [
         ("[netwrk]\nport = 1\n", r"unknown section \[netwrk\][\s\S]*'network'"),
         ("[network]\nprt = 1\n", r"\[network\] has the unknown setting 'prt'[\s\S]*'port'"),
@@ -107,11 +107,11 @@ def test_environment_text_becomes_typed_value(
         ('[trust]\nnodes = "abc"\n', r"trust\.nodes .*expected array, got str"),
     ],
 )
-def test_wrong_value_in_file_names_file(tmp_path: Path, text: str, said: str) -> None:
+def test_wrong_value_in_file_names_file(tmp_path: Path, text: str, pattern: str) -> None:
     file = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load_settings(file, {})
-    assert re.search(said, str(caught.value)), str(caught.value)
+    assert re.search(pattern, str(caught.value)), str(caught.value)
     assert str(file) in str(caught.value)
     assert caught.value.hint.endswith(".")
 
@@ -179,12 +179,12 @@ def test_state_directory_that_cannot_be_created_raises(tmp_path: Path) -> None:
 @given(st.sampled_from(setting_names()), st.text(st.characters(exclude_characters="\0"), max_size=20))
 def test_any_environment_text_gives_settings_or_config_error(name: str, text: str) -> None:
     variable = "BARNRAISE_" + name.replace(".", "_").upper()
-    said = ""
+    message = ""
     try:
         load_settings(environ={variable: text})
     except ConfigError as error:
-        said = str(error)
-    assert not said or name in said
+        message = str(error)
+    assert not message or name in message
 
 
 def test_every_setting_is_documented_with_its_default() -> None:

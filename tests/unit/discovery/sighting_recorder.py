@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from barnraise.discovery import Sighting, namespace_tag
 
-# New each time: the same tests of somebody else on this machine must not be found.
+# Random, so that another run of these tests on this machine is not sighted.
 OURS, THEIRS = (namespace_tag(os.urandom(32)) for _ in range(2))
 
 

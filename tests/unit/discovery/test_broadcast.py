@@ -56,19 +56,19 @@ async def _finder(
 
 
 def _receive(other: socket.socket) -> list[tuple[Datagram | None, tuple[str, int]]]:
-    found = []
+    received = []
     while True:
         try:
             data, sender = other.recvfrom(100)
         except BlockingIOError:
-            return found
-        found.append((decode_datagram(data), sender))
+            return received
+        received.append((decode_datagram(data), sender))
 
 
 async def _next(other: socket.socket) -> tuple[Datagram | None, tuple[str, int]]:
-    found: list[tuple[Datagram | None, tuple[str, int]]] = []
-    await until(lambda: bool(found.extend(_receive(other)) or found))
-    return found[0]
+    received: list[tuple[Datagram | None, tuple[str, int]]] = []
+    await until(lambda: bool(received.extend(_receive(other)) or received))
+    return received[0]
 
 
 def test_broadcast_queries_after_patience_and_sights_answer() -> None:
@@ -124,10 +124,12 @@ def test_broadcast_answers_advertised_tags_within_rate_limit() -> None:
                 began = time.monotonic()
                 for asker in (*[4002] * 49, 4003):
                     other.sendto(encode_datagram(Datagram("question", OURS, asker)), target)
-                # Who asks under our tag and says where he can be dialled is found by it.
+                # A question with our tag and a port is a sighting of its sender.
                 await until(lambda: heard.places() == {(OTHER, 4002, OURS), (OTHER, 4003, OURS)})
                 answers: list[Datagram | None] = []
-                await until(lambda: bool(answers.extend(one for one, _ in _receive(other)) or answers))
+                await until(
+                    lambda: bool(answers.extend(datagram for datagram, _ in _receive(other)) or answers)
+                )
                 assert set(answers) == {Datagram("answer", OURS, 4001)}
                 assert len(answers) <= 5 + (time.monotonic() - began), "four at once, then one in a second"
                 finder.advertise(frozenset(), 4001)
@@ -190,6 +192,6 @@ def test_network_without_broadcast_is_in_health() -> None:
 
 
 def test_each_network_has_its_broadcast_address() -> None:
-    found = broadcast_addresses()
-    assert found
-    assert not any(address.startswith("127.") for address in found)
+    addresses = broadcast_addresses()
+    assert addresses
+    assert not any(address.startswith("127.") for address in addresses)

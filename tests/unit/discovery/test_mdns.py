@@ -73,7 +73,7 @@ def test_mdns_offer_appears_moves_and_vanishes() -> None:
             offering.advertise(frozenset({OURS, THEIRS}), 4001)
             await asyncio.sleep(0.3)
             assert heard.sightings == []
-            # What was announced before anybody looked for it is found all the same.
+            # A search also finds what was announced before the search started.
             joining.watch(frozenset({THEIRS}))
             await until(lambda: heard.places() == {("127.0.0.1", 4001, THEIRS)})
             offering.advertise(frozenset({OURS, THEIRS}), 4009)
@@ -143,7 +143,7 @@ def test_mdns_ignores_garbage_on_wire() -> None:
 
 def test_mdns_without_multicast_shows_health_and_recovers() -> None:
     async def body() -> None:
-        addresses = ["203.0.113.254"]  # nobody's: no socket can be bound to it
+        addresses = ["203.0.113.254"]  # of a documentation network: no socket can be bound to it
         finder, heard = MdnsFinder(lambda: addresses, poll_s=0.1), SightingRecorder()
         await finder.start(heard)
         finder.advertise(frozenset({OURS}), 4001)

@@ -9,8 +9,8 @@ from barnraise.discovery.search_schedule import SearchSchedule
 def test_search_waits_then_queries_with_backoff_and_pauses_when_seen() -> None:
     searches = SearchSchedule(Backoff(5.0, 60.0), patience_s=5.0, forget_s=90.0)
     searches.want(frozenset({"x"}), 0.0)
-    asked = [now for now in range(200) if searches.due(float(now))]
-    assert asked == [5, 10, 20, 40, 80, 140]
+    query_times = [now for now in range(200) if searches.due(float(now))]
+    assert query_times == [5, 10, 20, 40, 80, 140]
     searches.seen("x", 200.0)
     searches.restart(201.0)
     assert searches.due(289.0) == []

@@ -44,8 +44,8 @@ def test_first_known_file_is_used() -> None:
     every = {"uv_lock": "a", "pyproject_toml": "b", "pylock_toml": "c"}
     every |= {"requirements_lock": "d", "requirements_txt": "e"}
     sources = []
-    for gone in ("train_py", "uv_lock", "pylock_toml", "requirements_lock", "requirements_txt"):
-        every.pop(gone, "")
+    for missing in ("train_py", "uv_lock", "pylock_toml", "requirements_lock", "requirements_txt"):
+        every.pop(missing, "")
         sources.append(plan(**every).source)
     assert sources == ["uv.lock", "pylock.toml", "requirements.lock", "requirements.txt", ""]
     assert plan(uv_lock="alone").kind == "agent"
@@ -116,7 +116,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheels")
     wheel(folder, "tiny_need", "1.2", "value = 7")
     # The agent has one too, and the lock's must win.
-    wheel(folder, "click", "99.0", "who = 'the lock'")
+    wheel(folder, "click", "99.0", "source = 'the lock'")
     wheel(folder, "barnraise", "0.0.1", "__version__ = '0.0.1'")
     return folder
 
@@ -145,28 +145,29 @@ def output_of(python: Path, code: str) -> str:
 @pytest.mark.slow
 def test_built_environment_prefers_the_lock_over_the_agent(tmp_path: Path) -> None:
     folder, its_plan = folder_with(tmp_path, requirements_txt="tiny_need==1.2\nclick\n")
-    said: list[str] = []
+    messages: list[str] = []
     root = tmp_path / "environments"
-    python = asyncio.run(build(its_plan, folder, root, said.append))
+    python = asyncio.run(build(its_plan, folder, root, messages.append))
     assert root in python.parents
-    assert said[0] == "building an environment from requirements.txt with venv and pip"
-    assert any("Installing" in line for line in said)
+    assert messages[0] == "building an environment from requirements.txt with venv and pip"
+    assert any("Installing" in line for line in messages)
     code = (
-        "import barnraise, click, msgspec, tiny_need as t; print(barnraise.__version__, click.who, t.value)"
+        "import barnraise, click, msgspec, tiny_need as t\n"
+        "print(barnraise.__version__, click.source, t.value)"
     )
     assert output_of(python, code) == f"{barnraise.__version__} the lock 7"
     assert Path(output_of(python, "import barnraise; print(barnraise.__file__)")) == Path(barnraise.__file__)
-    found = asyncio.run(packages_of(python, ["tiny_need", "click", "numpy", "no_such"]))
-    assert found.package("tiny_need") == Package("tiny_need", "tiny_need", "1.2")
-    assert found.package("click") == Package("click", "click", "99.0")
-    assert found.package("numpy") is not None
-    assert found.missing == ("no_such",)
+    packages = asyncio.run(packages_of(python, ["tiny_need", "click", "numpy", "no_such"]))
+    assert packages.package("tiny_need") == Package("tiny_need", "tiny_need", "1.2")
+    assert packages.package("click") == Package("click", "click", "99.0")
+    assert packages.package("numpy") is not None
+    assert packages.missing == ("no_such",)
 
     # A second run finds it; so does one whose other files differ.
-    said.clear()
-    assert asyncio.run(build(its_plan, folder, root, said.append)) == python
-    assert least_cpu_s(lambda: asyncio.run(build(its_plan, folder, root, said.append)), 3) < 1
-    assert said == []
+    messages.clear()
+    assert asyncio.run(build(its_plan, folder, root, messages.append)) == python
+    assert least_cpu_s(lambda: asyncio.run(build(its_plan, folder, root, messages.append)), 3) < 1
+    assert messages == []
 
     # Without its Python it does not count as whole any more.
     python.unlink()
@@ -244,15 +245,15 @@ def test_uv_builds_from_requirements_with_the_index_of_torch_added(
     choice = TorchChoice(True, "https://download.pytorch.org/whl/cu130", "")
     monkeypatch.setattr(builder, "choose_torch_here", lambda: choice)
     folder, its_plan = folder_with(tmp_path, requirements_txt="torch==2.13.0\n")
-    said: list[str] = []
-    python = asyncio.run(build(its_plan, folder, tmp_path / "environments", said.append))
+    messages: list[str] = []
+    python = asyncio.run(build(its_plan, folder, tmp_path / "environments", messages.append))
     (create, _, _), (install, variables, cwd) = calls_in(calls)
     assert create == ["venv", "--no-project", "--python", sys.executable, str(python.parents[1])]
     assert install == ["pip", "install", "--python", str(python), "-r", "requirements.txt"]
     assert variables["UV_EXTRA_INDEX_URL"] == "https://mine.example/simple " + str(choice.index)
     assert variables["UV_INDEX_STRATEGY"] == "unsafe-best-match"
     assert cwd == str(folder)
-    assert "Resolved 3 packages in 1ms" in said
+    assert "Resolved 3 packages in 1ms" in messages
     assert output_of(python, "import barnraise; print(barnraise.__version__)") == barnraise.__version__
 
 
@@ -343,7 +344,7 @@ def test_cancelled_build_leaves_no_process_and_no_environment(
     assert is_gone(child)
     assert [path.suffix for path in root.iterdir()] == [".lock"]
 
-    # The next one begins anew, and sweeps what a killed agent would have left.
+    # The next build starts from nothing, and removes the leftovers of a killed agent.
     monkeypatch.undo()
     calls.unlink()
     fake_uv(monkeypatch, tmp_path)

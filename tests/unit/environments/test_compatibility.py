@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from barnraise.agent_client.run_options import ScriptImports
 from barnraise.environments.compatibility import (
     CompatibilityFinding,
     ExcludedMachine,
@@ -10,7 +11,6 @@ from barnraise.environments.compatibility import (
     select_machines,
 )
 from barnraise.environments.installed_packages import InstalledPackages, Package
-from barnraise.environments.script_imports import ScriptImports
 
 
 def machine(
@@ -63,9 +63,9 @@ def test_small_differences_are_fine_and_still_one_line() -> None:
 
 
 def test_different_python_is_risky_and_named() -> None:
-    found = only(compared(machine(), machine(python="3.13.1")))
-    assert (found.level, found.node) == ("risky", "pc")
-    assert found.sentence == "pc runs Python 3.13, and here it is Python 3.11."
+    finding = only(compared(machine(), machine(python="3.13.1")))
+    assert (finding.level, finding.node) == ("risky", "pc")
+    assert finding.sentence == "pc runs Python 3.13, and here it is Python 3.11."
     assert compared(machine(), machine(python="3.11.9")) == []
 
 
@@ -87,26 +87,26 @@ def test_different_torch_is_impossible_with_the_exact_command(
 ) -> None:
     pc = machine(torch="2.12.1", os=os, arch=arch)
     here = machine(torch="2.13.0+cpu")
-    (found,) = compare(here, {"pc": pc}, ScriptImports(required=("torch",)), {"pc": kinds})
-    assert found.level == "impossible"
-    assert "2.12.1" in found.sentence
-    assert f"On pc run `/opt/by/bin/python -m pip install {end}`" in found.fix
-    assert "--env sync" in found.fix
+    (finding,) = compare(here, {"pc": pc}, ScriptImports(required=("torch",)), {"pc": kinds})
+    assert finding.level == "impossible"
+    assert "2.12.1" in finding.sentence
+    assert f"On pc run `/opt/by/bin/python -m pip install {end}`" in finding.fix
+    assert "--env sync" in finding.fix
     # A script that does not import torch may still do it through another package.
-    (found,) = compare(here, {"pc": pc}, ScriptImports(), {"pc": kinds})
-    assert found.level == "risky"
+    (finding,) = compare(here, {"pc": pc}, ScriptImports(), {"pc": kinds})
+    assert finding.level == "risky"
 
 
 def test_torch_is_compared_between_the_others_if_it_is_missing_here() -> None:
     others = {"a": machine(torch="2.13.0"), "b": machine(torch="2.12.0")}
-    (found,) = compare(machine(torch=None), others, ScriptImports(required=("torch",)), {})
-    assert found.sentence == "b has torch 2.12.0, and on a it is 2.13.0: they cannot train in one group."
+    (finding,) = compare(machine(torch=None), others, ScriptImports(required=("torch",)), {})
+    assert finding.sentence == "b has torch 2.12.0, and on a it is 2.13.0: they cannot train in one group."
 
 
 def test_missing_torch_is_impossible_or_risky() -> None:
-    found = only(compared(machine(), machine(torch=None), "torch"))
-    assert found.level == "impossible"
-    assert "`barnraise torch`" in found.fix
+    finding = only(compared(machine(), machine(torch=None), "torch"))
+    assert finding.level == "impossible"
+    assert "`barnraise torch`" in finding.fix
     assert only(compared(machine(), machine(torch=None), optional=("torch",))).level == "risky"
     assert compared(machine(), machine(torch=None)) == []
     old_mac = machine(torch=None, os="Darwin", arch="x86_64")
@@ -121,27 +121,27 @@ def test_missing_package_names_machine_and_version() -> None:
         arch="x86_64",
         packages=(Package("sklearn", "scikit-learn", "1.5.2"),),
     )
-    found = only(compared(here, machine(), "sklearn"))
-    assert (found.level, found.node) == ("impossible", "pc")
-    assert "On pc run `/opt/by/bin/python -m pip install scikit-learn==1.5.2`" in found.fix
-    found = only(compared(here, machine(), "sklearn", built_from="requirements.txt"))
-    assert found.fix == "Add `scikit-learn==1.5.2` to what requirements.txt is made from, and run again."
+    finding = only(compared(here, machine(), "sklearn"))
+    assert (finding.level, finding.node) == ("impossible", "pc")
+    assert "On pc run `/opt/by/bin/python -m pip install scikit-learn==1.5.2`" in finding.fix
+    finding = only(compared(here, machine(), "sklearn", built_from="requirements.txt"))
+    assert finding.fix == "Add `scikit-learn==1.5.2` to what requirements.txt is made from, and run again."
 
 
 def test_package_only_on_others_is_named_with_its_version() -> None:
     others = {"here": machine(), "pc": machine(timm="1.0.1")}
-    (found,) = compare(machine(), others, ScriptImports(required=("timm",)), {})
-    assert found.node == "here"
-    assert "timm==1.0.1" in found.fix
+    (finding,) = compare(machine(), others, ScriptImports(required=("timm",)), {})
+    assert finding.node == "here"
+    assert "timm==1.0.1" in finding.fix
 
 
 def test_package_missing_everywhere_is_reported_once() -> None:
     others = {name: machine() for name in ("a", "b", "c")}
-    (found,) = compare(machine(), others, ScriptImports(required=("timm",)), {})
-    assert (found.level, found.node) == ("impossible", "")
-    assert "pip install timm`" in found.fix
-    (found,) = compare(machine(), others, ScriptImports(optional=("timm",)), {})
-    assert found.level == "fine"
+    (finding,) = compare(machine(), others, ScriptImports(required=("timm",)), {})
+    assert (finding.level, finding.node) == ("impossible", "")
+    assert "pip install timm`" in finding.fix
+    (finding,) = compare(machine(), others, ScriptImports(optional=("timm",)), {})
+    assert finding.level == "fine"
 
 
 def test_versions_and_optional_packages() -> None:
@@ -177,7 +177,7 @@ def test_machines_without_cuda_are_left_out_and_named() -> None:
     assert verdict.kept == ("pc",)
     why = "mac has no CUDA device and is left out: train.py line 3 asks for CUDA: x.cuda()"
     assert verdict.left_out == (ExcludedMachine("mac", why),)
-    # What is missing on a machine that is left out anyway stops nobody.
+    # A package that is missing on an excluded machine does not block the start.
     assert verdict.blocking == ()
 
 

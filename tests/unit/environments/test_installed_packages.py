@@ -21,7 +21,7 @@ NAMES = ("numpy", "json", "no_such_package_here", "click")
 def installed(folder: Path, name: str, version: str, imports: str) -> None:
     """A package as pip leaves it: a module and its metadata."""
     folder.mkdir(exist_ok=True)
-    (folder / f"{imports}.py").write_text("raise RuntimeError('nobody may import this')")
+    (folder / f"{imports}.py").write_text("raise RuntimeError('this module must not be imported')")
     info = folder / f"{name}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -29,13 +29,13 @@ def installed(folder: Path, name: str, version: str, imports: str) -> None:
 
 
 def test_own_packages_are_found_without_import() -> None:
-    found = own_packages(NAMES)
-    assert found.package("numpy") == Package("numpy", "numpy", importlib.metadata.version("numpy"))
-    assert found.package("json") == Package("json")
-    assert found.missing == ("no_such_package_here",)
-    assert found.python == ".".join(map(str, sys.version_info[:3]))
-    assert found.executable == sys.executable
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=InstalledPackages) == found
+    packages = own_packages(NAMES)
+    assert packages.package("numpy") == Package("numpy", "numpy", importlib.metadata.version("numpy"))
+    assert packages.package("json") == Package("json")
+    assert packages.missing == ("no_such_package_here",)
+    assert packages.python == ".".join(map(str, sys.version_info[:3]))
+    assert packages.executable == sys.executable
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(packages), type=InstalledPackages) == packages
 
 
 def test_import_name_may_differ_from_its_distribution(
@@ -72,8 +72,8 @@ def test_failing_finder_means_a_missing_package(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_other_python_reports_the_same() -> None:
-    found = asyncio.run(packages_of(Path(sys.executable), NAMES))
-    assert found == own_packages(NAMES)
+    packages = asyncio.run(packages_of(Path(sys.executable), NAMES))
+    assert packages == own_packages(NAMES)
     assert asyncio.run(packages_of(Path(sys.executable), [])).packages == ()
 
 
@@ -116,6 +116,6 @@ def test_missing_python_is_reported(tmp_path: Path) -> None:
 
 
 def test_names_are_bounded() -> None:
-    found = own_packages([f"name{i}" for i in range(5000)] + ["x" * 500])
-    assert len(found.missing) == packages_module.MOST_NAMES
+    packages = own_packages([f"name{i}" for i in range(5000)] + ["x" * 500])
+    assert len(packages.missing) == packages_module.MOST_NAMES
     assert own_packages(["", "x" * 500]).missing == ()

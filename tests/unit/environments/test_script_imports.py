@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.environments.script_imports import ScriptImports, scan_imports
+from barnraise.agent_client.run_options import ScriptImports
+from barnraise.environments.script_imports import scan_imports
 
 
 def needs(script: str, **others: str) -> ScriptImports:
@@ -14,7 +15,7 @@ def needs(script: str, **others: str) -> ScriptImports:
 
 
 def test_required_and_optional_imports_are_told_apart() -> None:
-    found = needs(
+    imports = needs(
         """
 from __future__ import annotations
 import os, numpy as np
@@ -48,9 +49,9 @@ for each in range(2):
     import looped
 """
     )
-    assert found.required == ("numpy", "torch", "always", "after", "runtime", "inner", "entry")
-    assert found.optional == ("wandb", "apex", "colorama", "matplotlib", "looped")
-    assert found.syntax is None
+    assert imports.required == ("numpy", "torch", "always", "after", "runtime", "inner", "entry")
+    assert imports.optional == ("wandb", "apex", "colorama", "matplotlib", "looped")
+    assert imports.syntax is None
 
 
 def test_modules_of_the_folder_are_followed() -> None:
@@ -65,10 +66,10 @@ def test_modules_of_the_folder_are_followed() -> None:
         "random.py": b"import shadowing",
         "unused.py": b"import never",
     }
-    found = scan_imports(files, "train.py")
+    imports = scan_imports(files, "train.py")
     wanted = {"einops", "torch", "timm", "xformers", "PIL", "early", "shadowing"}
-    assert set(found.required) == wanted
-    assert found.optional == ("late",)
+    assert set(imports.required) == wanted
+    assert imports.optional == ("late",)
 
 
 def test_script_in_a_subfolder_finds_modules_beside_it_and_at_the_top() -> None:
@@ -78,16 +79,16 @@ def test_script_in_a_subfolder_finds_modules_beside_it_and_at_the_top() -> None:
 
 
 def test_imports_of_an_optional_module_are_optional() -> None:
-    found = needs(
+    imports = needs(
         "try:\n    import extra\nexcept ImportError:\n    pass\nimport main_part",
         extra="import both, maybe\nimport deep",
         deep="import deeper",
         main_part="import both",
     )
-    assert found == ScriptImports(required=("both",), optional=("maybe", "deeper"))
+    assert imports == ScriptImports(required=("both",), optional=("maybe", "deeper"))
     # The same module, once optional and once required, is required.
-    found = needs("def f():\n    import extra\nimport extra", extra="import x")
-    assert found == ScriptImports(required=("x",))
+    imports = needs("def f():\n    import extra\nimport extra", extra="import x")
+    assert imports == ScriptImports(required=("x",))
 
 
 def test_data_folder_does_not_hide_a_package() -> None:
@@ -112,9 +113,9 @@ def test_data_folder_does_not_hide_a_package() -> None:
     ],
 )
 def test_cuda_demand_names_its_line(line: str) -> None:
-    found = needs(f"import torch\nif True:\n    {line}")
-    assert found.cuda is not None
-    assert found.cuda.startswith(f"train.py line {3 + line.count(chr(10))} requires CUDA")
+    imports = needs(f"import torch\nif True:\n    {line}")
+    assert imports.cuda is not None
+    assert imports.cuda.startswith(f"train.py line {3 + line.count(chr(10))} requires CUDA")
     guarded = needs(f"import torch\nif True:\n    {line}\nprint(torch.cuda.is_available())")
     assert guarded.cuda is None
 
@@ -140,19 +141,19 @@ def test_guarded_cuda_is_no_demand(text: str) -> None:
 
 
 def test_guard_of_another_module_does_not_count_and_its_demand_does() -> None:
-    found = needs("import net\ntorch.cuda.is_available()", net="import torch\nx.cuda()")
-    assert found.cuda == "net.py line 2 requires CUDA without a check for it: x.cuda()"
+    imports = needs("import net\ntorch.cuda.is_available()", net="import torch\nx.cuda()")
+    assert imports.cuda == "net.py line 2 requires CUDA without a check for it: x.cuda()"
     assert needs("import net\ndist.is_available()\ny.cuda()", net="").cuda is not None
 
 
 def test_syntax_error_is_named_with_file_and_line() -> None:
-    found = needs("import torch\n\ndef f(:\n    pass")
-    assert found.syntax is not None
-    assert found.syntax.startswith("train.py line 3: invalid syntax: ")
-    assert "`def f(:`" in found.syntax
-    found = needs("import net", net="x = = 1")
-    assert found.syntax is not None
-    assert found.syntax.startswith("net.py line 1: invalid syntax")
+    imports = needs("import torch\n\ndef f(:\n    pass")
+    assert imports.syntax is not None
+    assert imports.syntax.startswith("train.py line 3: invalid syntax: ")
+    assert "`def f(:`" in imports.syntax
+    imports = needs("import net", net="x = = 1")
+    assert imports.syntax is not None
+    assert imports.syntax.startswith("net.py line 1: invalid syntax")
     assert scan_imports({"other.py": b""}, "train.py").syntax == "train.py is not in the folder of the run"
 
 
@@ -161,8 +162,8 @@ def test_syntax_error_is_named_with_file_and_line() -> None:
     [b"\0", b"\xff\xfe\x00", b"# coding: no-such\nx", b"x = '\xe9'", b"(" * 5000, b"-" * 100_000 + b"1", b""],
 )
 def test_invalid_bytes_never_raise(text: bytes) -> None:
-    found = scan_imports({"train.py": text}, "train.py")
-    assert found.required == ()
+    imports = scan_imports({"train.py": text}, "train.py")
+    assert imports.required == ()
 
 
 @given(st.binary(max_size=200), st.text(max_size=20))
@@ -181,5 +182,5 @@ _LINES = st.sampled_from(
 def test_import_cycles_and_odd_folders_terminate(modules: dict[str, list[str]]) -> None:
     files = {path: "\n".join(lines).encode() for path, lines in modules.items()}
     files["train.py"] = b"import a, b, c, d.e, x.y"
-    found = scan_imports(files, "train.py")
-    assert set(found.required) <= {"a", "b", "c", "d", "x"}
+    imports = scan_imports(files, "train.py")
+    assert set(imports.required) <= {"a", "b", "c", "d", "x"}

@@ -16,8 +16,8 @@ from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
 
 
 def main(address: str, hub: str, key: str, folder: Path) -> None:
-    said: list[str] = []
-    client = HubClient([address], NodeId.parse(hub), NodeKey.load_or_create(Path(key)), say=said.append)
+    messages: list[str] = []
+    client = HubClient([address], NodeId.parse(hub), NodeKey.load_or_create(Path(key)), say=messages.append)
     head = client.ask("GET", "/v1/head", VersionHead)
     lease = client.ask("POST", "/v1/leases", Lease, LeaseRequest(version=head.version))
     print(lease.id, flush=True)
@@ -26,7 +26,7 @@ def main(address: str, hub: str, key: str, folder: Path) -> None:
     file = folder / "update"
     file.write_bytes(data)
     progress = push(client, declared(lease, data), file)
-    print(json.dumps({"accepted": progress.accepted, "said": said}), flush=True)
+    print(json.dumps({"accepted": progress.accepted, "said": messages}), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ class FakeClock:
         """Set the offset from the true time; it takes effect within about two seconds."""
         draft = self._file.with_suffix(".draft")
         draft.write_text(f"{seconds:+d}s\n")
-        os.replace(draft, self._file)  # whoever reads it meanwhile finds it whole
+        os.replace(draft, self._file)  # a reader never sees half a file
 
     @property
     def environment(self) -> Mapping[str, str]:

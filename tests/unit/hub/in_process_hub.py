@@ -88,11 +88,11 @@ class InProcessHub:
         self,
         line: httpx.AsyncClient,
         key: NodeKey,
-        asked: str,
+        request_line: str,
         data: bytes = b"",
         content: AsyncIterator[bytes] | None = None,
     ) -> httpx.Response:
-        method, _, target = asked.partition(" ")
+        method, _, target = request_line.partition(" ")
         path, _, query = target.partition("?")
         headers = sign_request(key, method, path, query, data, self.hub.id, time.time())
         return await line.request(method, f"http://hub{target}", content=content or data, headers=headers)

@@ -37,8 +37,8 @@ def example(page: str, has: str) -> str:
     """Return the one code block of this page that contains these words."""
     text = (DOCS / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^( *)```\w*\n(.*?)^\1```$", text, re.M | re.S)
-    (found,) = [textwrap.dedent(block) for _, block in blocks if has in block]
-    return found
+    (block,) = [textwrap.dedent(block) for _, block in blocks if has in block]
+    return block
 
 
 def filled_in(text: str, values: Mapping[str, str]) -> str:
@@ -105,16 +105,16 @@ class Caddy:
 @contextlib.contextmanager
 def running(proxy: Nginx | Caddy, *ports: int) -> Iterator[None]:
     """Run a proxy while the context is open; it listens at these ports and its root certificate exists."""
-    said = proxy.room / "said"
-    with said.open("wb") as log:
+    log_path = proxy.room / "said"
+    with log_path.open("wb") as log:
         process = subprocess.Popen(
             proxy.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=proxy.room
         )
     try:
         give_up = time.monotonic() + _STARTS_S
         while not (proxy.root.exists() and all(map(_listens, ports))):
-            assert process.poll() is None, said.read_text(errors="replace")
-            assert time.monotonic() < give_up, f"it does not listen:\n{said.read_text(errors='replace')}"
+            assert process.poll() is None, log_path.read_text(errors="replace")
+            assert time.monotonic() < give_up, f"it does not listen:\n{log_path.read_text(errors='replace')}"
             time.sleep(0.05)
         yield
     finally:

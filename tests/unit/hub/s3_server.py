@@ -37,7 +37,7 @@ ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": KEY_ID,
     "AWS_SECRET_ACCESS_KEY": SECRET,
     "AWS_DEFAULT_REGION": REGION,
-    "AWS_CONFIG_FILE": os.devnull,  # whoever runs this may have keys of his own
+    "AWS_CONFIG_FILE": os.devnull,  # the user of this machine may have keys in these files
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
 _FAULTS = ("slow", "late", "other", "short", "shut")
@@ -55,8 +55,8 @@ class Door:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         is_object = path.count("/") > 2
         headers = ",".join(sorted(name for name in environ if name.startswith("HTTP_")))
-        with (self._folder / "asked").open("a") as asked:
-            asked.write(f"{method} {path} {headers}\n")
+        with (self._folder / "asked").open("a") as request_log:
+            request_log.write(f"{method} {path} {headers}\n")
         if self._told("shut") is not None or not signed(environ):
             start("403 Forbidden", [("content-type", "application/xml")])
             return [b"<Error><Code>SignatureDoesNotMatch</Code><Message/></Error>"]
@@ -94,20 +94,20 @@ class Door:
 def signed(environ: Environ) -> bool:
     """Check the signature of a link, or of a request with a signed body, against the only key."""
     query = parse_qsl(environ["QUERY_STRING"], keep_blank_values=True)
-    told = dict(query)
-    is_link = "X-Amz-Signature" in told
+    parameters = dict(query)
+    is_link = "X-Amz-Signature" in parameters
     if not is_link:
         given = environ.get("HTTP_AUTHORIZATION", "").removeprefix("AWS4-HMAC-SHA256 ")
-        told = dict(part.split("=", 1) for part in given.split(", ") if "=" in part)
+        parameters = dict(part.split("=", 1) for part in given.split(", ") if "=" in part)
     head = "X-Amz-" if is_link else ""
-    credential = told.get(f"{head}Credential", "").split("/")
+    credential = parameters.get(f"{head}Credential", "").split("/")
     if len(credential) != 5 or credential[0] != KEY_ID or credential[2] != REGION:
         return False
-    when = told["X-Amz-Date"] if is_link else environ["HTTP_X_AMZ_DATE"]
-    names = told[f"{head}SignedHeaders"].split(";")
+    when = parameters["X-Amz-Date"] if is_link else environ["HTTP_X_AMZ_DATE"]
+    names = parameters[f"{head}SignedHeaders"].split(";")
     if is_link:
         age = time.time() - calendar.timegm(time.strptime(when, "%Y%m%dT%H%M%SZ"))
-        if not -5 <= age <= float(told["X-Amz-Expires"]):
+        if not -5 <= age <= float(parameters["X-Amz-Expires"]):
             return False
     values = {name: environ.get("HTTP_" + name.upper().replace("-", "_"), "") for name in names}
     values |= {"content-type": environ.get("CONTENT_TYPE", "")} if "content-type" in names else {}
@@ -133,7 +133,7 @@ def signed(environ: Environ) -> bool:
     for part in credential[1:]:
         key = hmac.digest(key, part.encode(), "sha256")
     expected = hmac.digest(key, text.encode(), "sha256").hex()
-    return hmac.compare_digest(expected, told.get(f"{head}Signature", ""))
+    return hmac.compare_digest(expected, parameters.get(f"{head}Signature", ""))
 
 
 def has_signed_body(environ: Environ) -> bool:
@@ -162,14 +162,14 @@ class S3Process:
         until(self._answers, "the S3 server")
         self.client().create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Start the server without faults, and empty it."""
         for name in ("asked", *_FAULTS):
             (self._folder / name).unlink(missing_ok=True)
         if self._process is None or self._process.poll() is not None:
             self.start()
-        for one in self.client().list_objects_v2(Bucket=BUCKET).get("Contents", ()):
-            self.client().delete_object(Bucket=BUCKET, Key=one["Key"])
+        for entry in self.client().list_objects_v2(Bucket=BUCKET).get("Contents", ()):
+            self.client().delete_object(Bucket=BUCKET, Key=entry["Key"])
 
     def kill(self) -> None:
         if self._process is not None:
@@ -183,7 +183,7 @@ class S3Process:
     def tell(self, name: str, text: str = "") -> None:
         draft = self._folder / f"{name}.draft"
         draft.write_text(text)
-        draft.replace(self._folder / name)  # whoever reads it meanwhile finds it whole
+        draft.replace(self._folder / name)  # a reader never sees half a file
 
     def untell(self, name: str) -> None:
         (self._folder / name).unlink()
@@ -203,7 +203,7 @@ class S3Process:
     def names(self) -> set[str]:
         """Return the names of all objects, without their folders."""
         listed = self.client().list_objects_v2(Bucket=BUCKET).get("Contents", ())
-        return {one["Key"].rpartition("/")[2] for one in listed}
+        return {entry["Key"].rpartition("/")[2] for entry in listed}
 
     def _answers(self) -> bool:
         assert self._process is not None
@@ -213,10 +213,10 @@ class S3Process:
         return False
 
 
-def until(holds: Callable[[], bool], whom: str, seconds: float = 60.0) -> None:
+def until(holds: Callable[[], bool], event: str, seconds: float = 60.0) -> None:
     give_up = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < give_up, f"waited for {whom}"
+        assert time.monotonic() < give_up, f"waited for {event}"
         time.sleep(0.05)
 
 

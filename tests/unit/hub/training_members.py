@@ -69,10 +69,12 @@ def checked(hub: HubProcess, workers: list[Worker], known: dict[int, str]) -> in
     """Check a dead hub: each version, lease and sample counts once, and no accepted update is missing."""
     log, blobs = HubLog(hub.directory), hub_blobs(hub.directory)
     everything = log.read()
-    numbers = [one.number for one in everything.versions]
+    numbers = [version.number for version in everything.versions]
     assert numbers == list(range(len(numbers)))
-    for one in everything.versions:
-        assert known.setdefault(one.number, one.step.sha256) == one.step.sha256, "history was rewritten"
+    for version in everything.versions:
+        assert known.setdefault(version.number, version.step.sha256) == version.step.sha256, (
+            "history was rewritten"
+        )
     head = everything.versions[-1]
     for name in (head.step.sha256, head.momentum, head.feedback):
         assert name is None or blobs.has(name), "the log names a blob that is not there"
@@ -82,8 +84,8 @@ def checked(hub: HubProcess, workers: list[Worker], known: dict[int, str]) -> in
     assert not leases or max(leases.values()) == 1
     places = Counter(place for part in parts for span in part.spans for place in range(span.first, span.last))
     assert not places or max(places.values()) == 1
-    waiting = {one.update.lease for one in everything.arrivals}
-    told = {lease for worker in workers for lease in list(worker.accepted)}
-    assert told <= set(leases) | waiting, "an update that was accepted is gone"
+    waiting = {arrival.update.lease for arrival in everything.arrivals}
+    accepted = {lease for worker in workers for lease in list(worker.accepted)}
+    assert accepted <= set(leases) | waiting, "an update that was accepted is gone"
     assert max((version for worker in workers for version in list(worker.heads)), default=0) <= numbers[-1]
     return numbers[-1]

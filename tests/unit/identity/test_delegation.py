@@ -32,8 +32,8 @@ def test_leaf_names_node_run_and_worker(run: str, worker: bytes) -> None:
         with pytest.raises(IdentityError, match="printable"):
             delegate(NODE, run=run, worker=worker)
         return
-    found = read_worker(der(delegate(NODE, run=run, worker=worker)))
-    assert (found.node, found.run, found.worker) == (NODE.id, run, worker)
+    leaf = read_worker(der(delegate(NODE, run=run, worker=worker)))
+    assert (leaf.node, leaf.run, leaf.worker) == (NODE.id, run, worker)
 
 
 def test_every_delegation_has_a_fresh_key() -> None:

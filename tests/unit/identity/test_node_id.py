@@ -45,10 +45,10 @@ def test_parse_finds_every_wrong_character(raw: bytes, place: int, letter: str) 
 @given(raws, st.integers(0, 3), st.integers(0, 13), st.integers(0, 13))
 def test_parse_finds_every_swap_within_block(raw: bytes, part: int, first: int, second: int) -> None:
     letters = list(str(NodeId(raw)).replace("-", ""))
-    one, other = part * 14 + first, part * 14 + second
-    if letters[one] == letters[other]:
+    index, other_index = part * 14 + first, part * 14 + second
+    if letters[index] == letters[other_index]:
         return
-    letters[one], letters[other] = letters[other], letters[one]
+    letters[index], letters[other_index] = letters[other_index], letters[index]
     with pytest.raises(IdentityError):
         NodeId.parse("".join(letters))
 

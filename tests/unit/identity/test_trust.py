@@ -174,12 +174,12 @@ def test_signature_must_be_of_named_signer() -> None:
 
 
 def test_signature_is_valid_at_one_index_of_one_log() -> None:
-    one, other = _cluster(), _cluster()
-    wish = one.admit(MAC, LAPTOP.id, "owner", "laptop")
+    log, other_log = _cluster(), _cluster()
+    wish = log.admit(MAC, LAPTOP.id, "owner", "laptop")
     with pytest.raises(TrustError, match="another trust log"):
-        other.extended(wish)
+        other_log.extended(wish)
     with pytest.raises(TrustError, match="not signed"):
-        other.extended(msgspec.structs.replace(wish, previous=other.head))
+        other_log.extended(msgspec.structs.replace(wish, previous=other_log.head))
 
 
 def test_second_admission_of_member_is_rejected() -> None:
@@ -239,16 +239,16 @@ def test_splicing_cutting_and_reordering_are_refused() -> None:
 
 def test_fork_has_other_heads_and_is_rejected() -> None:
     log = _cluster()
-    one = log.extended(log.admit(MAC, LAPTOP.id, "owner", "laptop"))
-    other = log.extended(log.revoke(PC, MAC.id))
-    assert one.head_at(3) == other.head_at(3)
-    assert one.head_at(4) != other.head_at(4)
+    admitted = log.extended(log.admit(MAC, LAPTOP.id, "owner", "laptop"))
+    revoked = log.extended(log.revoke(PC, MAC.id))
+    assert admitted.head_at(3) == revoked.head_at(3)
+    assert admitted.head_at(4) != revoked.head_at(4)
     with pytest.raises(TrustError, match="two different entries for place 3"):
-        one.extended(other.entries[3])
+        admitted.extended(revoked.entries[3])
     with pytest.raises(TrustError, match="in the trust log already"):
-        one.extended(one.entries[3])
+        admitted.extended(admitted.entries[3])
     with pytest.raises(TrustError, match="next entry is 3, this is 4"):
-        log.extended(one.extended(one.admit(MAC, STRANGER.id, "guest", "x")).entries[-1])
+        log.extended(admitted.extended(admitted.admit(MAC, STRANGER.id, "guest", "x")).entries[-1])
 
 
 def test_owner_that_was_revoked_cannot_revoke_other_owner() -> None:

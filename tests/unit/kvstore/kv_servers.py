@@ -60,8 +60,8 @@ class Machine(SettingsConnectionPolicy):
 
     async def answer(self, question: bytes) -> bytes:
         self.questions += 1
-        asked = decode_question(question)
-        if isinstance(asked, ClusterRequest):
+        request = decode_question(question)
+        if isinstance(request, ClusterRequest):
             view = self.servers.view
             return encode(ClusterResponse(self.servers.world, view.members.index(self.name), view.number))
         if self.servers.mute:
@@ -70,7 +70,9 @@ class Machine(SettingsConnectionPolicy):
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self.waiting[ticket] = future
         try:
-            self.perform(self.replica.request(asked.operation, ticket, time.monotonic(), asked.patience_s))
+            self.perform(
+                self.replica.request(request.operation, ticket, time.monotonic(), request.patience_s)
+            )
             return encode(KvResponse(await future))
         finally:
             del self.waiting[ticket]

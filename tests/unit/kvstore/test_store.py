@@ -120,16 +120,16 @@ def test_queues_push_pop_in_order(store: NumberedStore) -> None:
 def test_repeated_write_returns_the_first_result(store: NumberedStore) -> None:
     first = store.done(AddToKey, "n", 1, serial=7)
     assert store.done(AddToKey, "n", 1, serial=7) == first
-    assert store.done(AddToKey, "n", 1, serial=7, client=YOU).count == 2, "another client is another one"
+    assert store.done(AddToKey, "n", 1, serial=7, client=YOU).count == 2, "another client has other serials"
     assert store.done(AddToKey, "n", 1, serial=8).count == 3
     assert store.denied(AddToKey, "n", 1, serial=7).reason == "invalid", (
-        "one that was overtaken is not done again"
+        "a write that was overtaken is not applied again"
     )
     assert store.done(GetKey, "n").value == b"3"
     store.done(SetKey, "x", b"abc", serial=9)
     refused = store.denied(AddToKey, "x", 1, serial=10)
     store.done(SetKey, "x", b"5", client=YOU)
-    assert store.denied(AddToKey, "x", 1, serial=10) == refused, "who was told no must not find it done later"
+    assert store.denied(AddToKey, "x", 1, serial=10) == refused, "a denied write is not applied later"
 
 
 def test_older_generation_is_fenced_and_dropped(store: NumberedStore) -> None:

@@ -28,13 +28,13 @@ def trace(command: list[str], trail: Path, environment: dict[str, str]) -> list[
     subprocess.run(wrapped, env=environment, check=True, capture_output=True, timeout=100)
     calls = []
     for line in trail.read_text().splitlines():
-        found = _LINE.match(line)
-        if found is None or int(found[3]) < 0:
+        match = _LINE.match(line)
+        if match is None or int(match[3]) < 0:
             continue
-        text = _TEXT.search(found[2])
+        text = _TEXT.search(match[2])
         data = bytes.fromhex(text[1].replace("\\x", "")) if text is not None else b""
-        words = tuple(word.strip() for word in _TEXT.sub("", found[2]).split(","))
-        calls.append(Call(found[1], words, data, int(found[3])))
+        words = tuple(word.strip() for word in _TEXT.sub("", match[2]).split(","))
+        calls.append(Call(match[1], words, data, int(match[3])))
     return calls
 
 

@@ -18,12 +18,12 @@ words = st.sampled_from(WORDS)
 codes = st.builds(PairingCode, st.sampled_from(NUMBERS), words, words)
 
 
-def _distance(one: str, other: str) -> int:
+def _distance(first: str, second: str) -> int:
     """Return the number of letters to change, add or remove."""
-    row = list(range(len(other) + 1))
-    for place, letter in enumerate(one, 1):
+    row = list(range(len(second) + 1))
+    for place, letter in enumerate(first, 1):
         above, row[0] = row[0], place
-        for column, twin in enumerate(other, 1):
+        for column, twin in enumerate(second, 1):
             above, row[column] = (
                 row[column],
                 min(row[column] + 1, row[column - 1] + 1, above + (letter != twin)),
@@ -45,7 +45,7 @@ def test_edit_distance_of_tests_is_right() -> None:
 
 
 def test_joined_words_parse_in_one_way() -> None:
-    assert len({one + other for one in WORDS for other in WORDS}) == 256 * 256
+    assert len({first + second for first in WORDS for second in WORDS}) == 256 * 256
 
 
 def test_new_code_uses_whole_list_and_given_number() -> None:
@@ -113,7 +113,7 @@ def test_parse_code_with_typing_error_suggests_word(code: PairingCode, data: st.
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("", "one number from 1 to 99, this has none"),
         ("crossover-clockwork", "this has none"),
@@ -130,8 +130,8 @@ def test_parse_code_with_typing_error_suggests_word(code: PairingCode, data: st.
         ("7" * 201, "too long"),
     ],
 )
-def test_parse_code_error_names_problem(text: str, said: str) -> None:
-    with pytest.raises(PairingError, match=said) as caught:
+def test_parse_code_error_names_problem(text: str, problem: str) -> None:
+    with pytest.raises(PairingError, match=problem) as caught:
         parse_code(text)
     assert "7-crossover-clockwork" in caught.value.hint
 

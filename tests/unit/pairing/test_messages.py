@@ -147,14 +147,14 @@ def test_grant_repr_hides_trust_log() -> None:
 
 
 def _channels() -> tuple[PairingChannel, PairingChannel]:
-    one, other = (
+    joiner, offerer = (
         SpakeExchange("joiner", CODE.password, CODE.tag),
         SpakeExchange("offerer", CODE.password, CODE.tag),
     )
-    key, same = one.finish(other.message), other.finish(one.message)
+    key, same = joiner.finish(offerer.message), offerer.finish(joiner.message)
     assert key == same
-    said = {"tag": CODE.tag, "hello": b"hello", "answer": b"answer"}
-    return PairingChannel("joiner", key, **said), PairingChannel("offerer", same, **said)
+    transcript = {"tag": CODE.tag, "hello": b"hello", "answer": b"answer"}
+    return PairingChannel("joiner", key, **transcript), PairingChannel("offerer", same, **transcript)
 
 
 def test_sealed_messages_keep_order_and_direction() -> None:
@@ -172,20 +172,20 @@ def test_sealed_messages_keep_order_and_direction() -> None:
 
 @pytest.mark.parametrize("part", ["tag", "hello", "answer", "key"])
 def test_keys_and_signatures_depend_on_whole_transcript(part: str) -> None:
-    said = {"key": bytes(32), "tag": CODE.tag, "hello": b"hello", "answer": b"answer"}
-    changed = {**said, part: said[part][:-1] + b"\1"}
-    one, other = PairingChannel("joiner", **said), PairingChannel("offerer", **changed)
-    assert other.open(one.seal(b"word")) is None
-    assert one.to_sign("joiner", b"word") != other.to_sign("joiner", b"word")
-    assert one.to_sign("joiner", b"word") != one.to_sign("offerer", b"word")
-    assert one.to_sign("joiner", b"wo", b"rd") != one.to_sign("joiner", b"w", b"ord")
+    transcript = {"key": bytes(32), "tag": CODE.tag, "hello": b"hello", "answer": b"answer"}
+    changed = {**transcript, part: transcript[part][:-1] + b"\1"}
+    joiner, offerer = PairingChannel("joiner", **transcript), PairingChannel("offerer", **changed)
+    assert offerer.open(joiner.seal(b"word")) is None
+    assert joiner.to_sign("joiner", b"word") != offerer.to_sign("joiner", b"word")
+    assert joiner.to_sign("joiner", b"word") != joiner.to_sign("offerer", b"word")
+    assert joiner.to_sign("joiner", b"wo", b"rd") != joiner.to_sign("joiner", b"w", b"ord")
 
 
 def test_other_code_or_tag_gives_other_key() -> None:
     for password, tag in ((WRONG.password, CODE.tag), (CODE.password, bytes(16))):
-        one = SpakeExchange("joiner", CODE.password, CODE.tag)
-        other = SpakeExchange("offerer", password, tag)
-        assert one.finish(other.message) != other.finish(one.message)
+        joiner = SpakeExchange("joiner", CODE.password, CODE.tag)
+        offerer = SpakeExchange("offerer", password, tag)
+        assert joiner.finish(offerer.message) != offerer.finish(joiner.message)
 
 
 @settings(max_examples=20, deadline=None)

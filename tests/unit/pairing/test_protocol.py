@@ -217,8 +217,8 @@ def test_mitm_cannot_relay_grant() -> None:
     end = joiner(key=key)
     between = Insider(house, end)
     unsigned = msgspec.structs.replace(between.proof, node=own.id.raw, signature=messages.NO_SIGNATURE)
-    said = between.with_offerer.to_sign("joiner", messages.encode(unsigned, 8192))
-    seen = between.proves(msgspec.structs.replace(unsigned, signature=own.sign(said)))
+    transcript = between.with_offerer.to_sign("joiner", messages.encode(unsigned, 8192))
+    seen = between.proves(msgspec.structs.replace(unsigned, signature=own.sign(transcript)))
     assert seen.node == own.id
     plain = sent(between.with_offerer.open(house.grant(between.offerer, seen)))
     with pytest.raises(PairingError, match="does not hold the node key"):
@@ -241,8 +241,8 @@ def _granting(key: NodeKey, log: TrustLog, role: Role, by: NodeKey, end: Joiner)
         peers=(),
         signature=messages.NO_SIGNATURE,
     )
-    said = channel.to_sign("offerer", messages.encode(grant, messages.GRANT_BYTES), key.id.raw)
-    signed = msgspec.structs.replace(grant, signature=by.sign(said))
+    transcript = channel.to_sign("offerer", messages.encode(grant, messages.GRANT_BYTES), key.id.raw)
+    signed = msgspec.structs.replace(grant, signature=by.sign(transcript))
     return channel.seal(messages.encode(signed, messages.GRANT_BYTES))
 
 
@@ -258,7 +258,7 @@ def test_joiner_rejects_log_without_its_admission() -> None:
 
     out = good.extended(good.revoke(house.key, key.id))
     with_guest = good.extended(good.admit(house.key, guest.id, "guest", "visitor"))
-    for log, role, by, said in (
+    for log, role, by, problem in (
         (house.log, "owner", house.key, "does not admit this machine"),
         (out, "owner", house.key, "does not admit this machine"),
         (good, "guest", house.key, "does not admit this machine in the role"),
@@ -266,7 +266,7 @@ def test_joiner_rejects_log_without_its_admission() -> None:
         (with_guest, "owner", guest, "not an owner of the cluster"),
     ):
         end = joiner(key=key)
-        with pytest.raises(PairingError, match=said):
+        with pytest.raises(PairingError, match=problem):
             end.receive(_granting(key, log, role, by, end))  # type: ignore[arg-type]
 
 

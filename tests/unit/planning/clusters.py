@@ -44,9 +44,9 @@ latencies = st.floats(0.0, 0.05)
 
 
 @st.composite
-def clusters(draw: st.DrawFn, most: int = 4, site: str = "") -> PlanCluster:
+def clusters(draw: st.DrawFn, max_machines: int = 4, site: str = "") -> PlanCluster:
     """Draw a cluster with directed paths of any rate, a few of them missing."""
-    count = draw(st.integers(1, most))
+    count = draw(st.integers(1, max_machines))
     members = [
         PlannedMachine(name=f"m{number}", samples_per_s=draw(st.floats(1.0, 200.0)), site=site)
         for number in range(count)

@@ -22,7 +22,7 @@ HERE, APART = (0, 0), (0, 1)
 
 
 @pytest.mark.parametrize(
-    ("asked", "machines", "device", "nccl", "backend", "words"),
+    ("requested", "machines", "device", "nccl", "backend", "words"),
     [
         ("gloo", HERE, "cpu", False, "gloo", "within one machine"),
         ("GLOO", HERE, "cpu", False, "gloo", "within one machine"),
@@ -46,9 +46,9 @@ HERE, APART = (0, 0), (0, 1)
     ],
 )
 def test_backend_follows_request_machines_and_devices(
-    asked: str | None, machines: tuple[int, ...], device: str, nccl: bool, backend: str, words: str
+    requested: str | None, machines: tuple[int, ...], device: str, nccl: bool, backend: str, words: str
 ) -> None:
-    choice = choose_backend(asked, machines, device, nccl_available=nccl)
+    choice = choose_backend(requested, machines, device, nccl_available=nccl)
     assert choice.backend == backend
     assert words in choice.reason
 
@@ -90,7 +90,7 @@ def test_default_backend_is_that_of_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "choice", "machines", "said"),
+    ("requested", "choice", "machines", "sentence"),
     [
         ("gloo", BackendChoice("gloo", "why"), HERE, None),
         (None, BackendChoice("gloo", "why"), HERE, None),
@@ -123,15 +123,15 @@ def test_default_backend_is_that_of_torch() -> None:
     ],
 )
 def test_describe_choice_names_backend_and_reason(
-    asked: str | None, choice: BackendChoice, machines: tuple[int, ...], said: str | None
+    requested: str | None, choice: BackendChoice, machines: tuple[int, ...], sentence: str | None
 ) -> None:
-    assert describe_choice(asked, choice, machines) == said
+    assert describe_choice(requested, choice, machines) == sentence
 
 
 names = st.sampled_from(
     [None, "gloo", "nccl", "NCCL", "cpu:gloo,cuda:nccl", "ucc", "mpi", "barnraise", "", ":,:"]
 )
-told = st.builds(
+rank_devices = st.builds(
     RankDevices,
     names | st.text(max_size=20),
     st.sampled_from(["cpu", "mps", "cuda:0", "cuda:1", ""]) | st.text(max_size=20),
@@ -140,7 +140,7 @@ told = st.builds(
 )
 
 
-@given(st.lists(told, min_size=2, max_size=5), st.data())
+@given(st.lists(rank_devices, min_size=2, max_size=5), st.data())
 def test_no_request_of_a_peer_causes_plaintext_between_machines(
     ranks: list[RankDevices], data: st.DataObject
 ) -> None:
@@ -152,7 +152,7 @@ def test_no_request_of_a_peer_causes_plaintext_between_machines(
     assert choose_group_backend(ranks, machines, "auto", "untrusted").backend in ("barnraise", "fake")
 
 
-@given(told)
+@given(rank_devices)
 def test_rank_facts_round_trip_through_encoding(rank: RankDevices) -> None:
     assert decode_rank(encode_rank(rank), 0) == rank
 

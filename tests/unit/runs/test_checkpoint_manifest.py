@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from barnraise.agent_client.run_options import RunProgram
 from barnraise.core.errors import RunError
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import TrustLog
@@ -39,7 +40,8 @@ MAY = {KEY.id.raw}
 
 def order(*nodes: NodeKey) -> RunSpec:
     named = tuple(key.id.raw for key in nodes)
-    return RunSpec(run=RUN, by=KEY.id.raw, at=0.0, command=("x",), folder=bytes(32), nodes=named)
+    program = RunProgram(command=("x",), folder=bytes(32))
+    return RunSpec(run=RUN, by=KEY.id.raw, at=0.0, program=program, nodes=named)
 
 
 def test_manifest_signed_by_a_member_is_valid() -> None:

@@ -160,6 +160,6 @@ def test_joining_worker_at_another_step_has_not_recovered_live() -> None:
 
 
 def test_members_of_different_arithmetic_are_reported_as_mixed() -> None:
-    one, other = MemberState(False, 3, arithmetic=b"a"), MemberState(False, 3, arithmetic=b"b")
-    assert not decide_commit([one, one]).mixed
-    assert decide_commit([one, other]).mixed
+    first, second = MemberState(False, 3, arithmetic=b"a"), MemberState(False, 3, arithmetic=b"b")
+    assert not decide_commit([first, first]).mixed
+    assert decide_commit([first, second]).mixed

@@ -68,11 +68,11 @@ class Processes:
         return results
 
     def places(self) -> dict[str, RankPlace]:
-        found = {}
+        places = {}
         for name, result in self.all().items():
             assert isinstance(result, RankPlace), result
-            found[name] = result
-        return found
+            places[name] = result
+        return places
 
 
 @pytest.fixture
@@ -172,7 +172,9 @@ def test_too_few_processes_time_out_and_free_their_seats(
     monkeypatch.setattr(rendezvous, "_FIRST_NOTE_S", 0.5)
     monkeypatch.setattr(rendezvous, "_POLL_S", 0.1)
     looks = count()
-    processes.come("a", claims(3), 2.0, lambda: 0.3 * next(looks))  # whatever else this machine does
+    processes.come(
+        "a", claims(3), 2.0, lambda: 0.3 * next(looks)
+    )  # a fake clock, so a busy machine does not matter
     (result,) = processes.all().values()
     assert isinstance(result, OperationTimeout)
     assert result.message == "1 of 3 processes came to the rendezvous within 2 s"

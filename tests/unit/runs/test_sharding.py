@@ -80,18 +80,20 @@ def test_micro_batches_are_assigned_once_after_any_loss(
         claimed = {place: frozenset(held[member]) for place, member in enumerate(members)}
         assigned = assign_micro_batches(batches, claimed, [speeds[member] for member in members])
         assert assigned == assign_micro_batches(batches, claimed, [speeds[member] for member in members])
-        everything = sorted([*(one for units_of in claimed.values() for one in units_of), *sum(assigned, ())])
+        everything = sorted(
+            [*(unit for units_of in claimed.values() for unit in units_of), *sum(assigned, ())]
+        )
         assert everything == [batch.number for batch in batches], "each exactly once"
-        # Some of it gets done, then somebody may die or join.
+        # Some micro-batches are finished, then a worker may die or join.
         for place, member in enumerate(members):
             held[member] |= set(assigned[place][: random.randint(0, len(assigned[place]))])
         if len(members) > 1 and random.random() < 0.5:
             del held[members.pop(random.randrange(len(members)))]
         if random.random() < 0.3:
-            newcomer = max([*members, *speeds]) + 1
-            speeds[newcomer] = random.uniform(0.1, 8.0)
-            held[newcomer] = set()
-            members.append(newcomer)
+            joining = max([*members, *speeds]) + 1
+            speeds[joining] = random.uniform(0.1, 8.0)
+            held[joining] = set()
+            members.append(joining)
         if all(
             set(assigned[place]) <= held.get(member, set())
             for place, member in enumerate(members[: len(assigned)])
@@ -102,7 +104,7 @@ def test_micro_batches_are_assigned_once_after_any_loss(
 def test_assignment_follows_the_shares() -> None:
     data_order = DataOrder(10_000, 1024, 8, seed=1)
     assigned = assign_micro_batches(data_order.micro_batches(0), {}, [1.0, 1.0, 0.5, 0.25])
-    counts = [len(one) for one in assigned]
+    counts = [len(units) for units in assigned]
     total = sum(counts)
     assert total == 128
     numpy.testing.assert_allclose(

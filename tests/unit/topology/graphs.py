@@ -35,9 +35,9 @@ _ids = st.binary(min_size=1, max_size=32).map(bytes.hex)
 
 
 @st.composite
-def parts(draw: st.DrawFn, most: int = 6) -> tuple[list[NodeFacts], list[LinkFacts]]:
+def parts(draw: st.DrawFn, max_nodes: int = 6) -> tuple[list[NodeFacts], list[LinkFacts]]:
     """Draw nodes and links in any order, some pairs without a link and some with two reports."""
-    ids = draw(st.lists(_ids, unique=True, max_size=most))
+    ids = draw(st.lists(_ids, unique=True, max_size=max_nodes))
     nodes = [NodeFacts(node=node, name=draw(_words), machine=draw(st.none() | _machines)) for node in ids]
     links = []
     for first, a in enumerate(ids):

@@ -78,7 +78,7 @@ def test_build_graph_keeps_newest_measurement() -> None:
     reports = [link(None, None), link(100, 60), link(90, 5), link(None, 1)]
     assert build_graph(nodes, reports).links[0].mbps == 90
     strange = LinkFacts(a=node(0), b=node(9), rtt_s=0.001)
-    assert build_graph(nodes, [strange]).links == (), "a link to nobody is left out"
+    assert build_graph(nodes, [strange]).links == (), "a link to an unknown node is left out"
 
 
 def test_slowest_returns_link_with_least_bandwidth() -> None:

@@ -15,15 +15,15 @@ from tests.unit.processor_time import least_cpu_s
 
 
 def test_describe_machine_names_this_machine() -> None:
-    found = describe_machine()
+    machine = describe_machine()
     assert least_cpu_s(describe_machine) < 0.5, "meant to take milliseconds"
-    assert found.os in ("linux", "macos", "windows")
-    assert found.cores >= 1
-    assert found.memory_bytes > 1 << 28
-    assert found.python == ".".join(map(str, sys.version_info[:3]))
-    assert found.cpu_name
-    assert found.devices[0].kind == "cpu"
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Machine) == found
+    assert machine.os in ("linux", "macos", "windows")
+    assert machine.cores >= 1
+    assert machine.memory_bytes > 1 << 28
+    assert machine.python == ".".join(map(str, sys.version_info[:3]))
+    assert machine.cpu_name
+    assert machine.devices[0].kind == "cpu"
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(machine), type=Machine) == machine
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_nvidia_cards_by_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setattr(hardware_info, "_nvidia_seen", None)
     monkeypatch.setattr(hardware_info, "_torch_version", lambda: "2.13.0+cpu")
-    found = describe_machine()
-    assert found.devices[1] == Device("cuda", 0, "NVIDIA GeForce RTX 4090", 24 << 30)
-    assert len(found.devices[2].name) == 128
-    assert any("built for the CPU only" in note for note in found.notes)
+    machine = describe_machine()
+    assert machine.devices[1] == Device("cuda", 0, "NVIDIA GeForce RTX 4090", 24 << 30)
+    assert len(machine.devices[2].name) == 128
+    assert any("built for the CPU only" in note for note in machine.notes)
 
 
 def test_nvidia_cards_by_the_driver_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

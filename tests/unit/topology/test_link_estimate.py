@@ -57,13 +57,13 @@ def test_next_measurement_repeats_oldest_first() -> None:
     ),
 )
 def test_next_measurement_skips_busy_machines(
-    count: int, busy: set[int], running: set[tuple[int, int]], asked: set[tuple[int, int]]
+    count: int, busy: set[int], running: set[tuple[int, int]], requested: set[tuple[int, int]]
 ) -> None:
     under_way = [(node(a), node(b)) for a, b in running]
-    wishes = {ordered_pair(node(a), node(b)) for a, b in asked}
+    wishes = {ordered_pair(node(a), node(b)) for a, b in requested}
     in_runs = {node(number) for number in busy}
     graph = mesh(count)
-    pair = next_measurement(graph, NOW, in_runs, {}, under_way=under_way, asked=wishes)
+    pair = next_measurement(graph, NOW, in_runs, {}, under_way=under_way, requested=wishes)
     occupied = {end for ends in under_way for end in ends}
     allowed = [
         (link.a, link.b)
@@ -80,7 +80,7 @@ def test_next_measurement_of_asked_pair_is_due_at_once() -> None:
     pair = (node(0), node(1))
     last = {pair: MeasuredLink(NOW - 1, 0.0004)}
     assert next_measurement(graph, NOW, (), last) is None
-    assert next_measurement(graph, NOW, (), last, asked=[pair[::-1]]) == pair
+    assert next_measurement(graph, NOW, (), last, requested=[pair[::-1]]) == pair
 
 
 def test_next_measurement_skips_pair_without_link() -> None:
@@ -110,20 +110,20 @@ def _train(mbps: float, chunk: int = 64 * 1024, begin: float = 5.0) -> list[tupl
 
 @pytest.mark.parametrize("mbps", [5.0, 20.0, 94.0, 940.0, 9400.0])
 def test_estimate_of_constant_rate_is_exact(mbps: float) -> None:
-    found = estimate(_train(mbps, chunk=16 * 1024))
-    assert found.mbps == pytest.approx(mbps, rel=0.01)
-    assert found.spread < 0.01
-    assert found.enough
+    result = estimate(_train(mbps, chunk=16 * 1024))
+    assert result.mbps == pytest.approx(mbps, rel=0.01)
+    assert result.spread < 0.01
+    assert result.enough
 
 
 @pytest.mark.parametrize("mbps", [20.0, 300.0, 940.0])
 def test_estimate_of_steady_link_is_enough_early(mbps: float) -> None:
     train = _train(mbps, chunk=16 * 1024)
     first = next(place for place in range(1, len(train)) if estimate(train[:place]).enough)
-    found = estimate(train[:first])
-    assert found.reason == "the figure is steady"
-    assert found.seconds < 0.2
-    assert found.mbps == pytest.approx(mbps, rel=0.05)
+    result = estimate(train[:first])
+    assert result.reason == "the figure is steady"
+    assert result.seconds < 0.2
+    assert result.mbps == pytest.approx(mbps, rel=0.05)
 
 
 def test_estimate_ignores_slow_start() -> None:
@@ -131,9 +131,9 @@ def test_estimate_ignores_slow_start() -> None:
     # A seventh of all bytes at a seventh of the speed.
     slow = [(4.9 + number * 0.001, 16 * 1024) for number in range(22)]
     fast = [(time - fast[0][0] + slow[-1][0], size) for time, size in fast]
-    found = estimate([*slow, *fast[1:]])
-    assert found.mbps == pytest.approx(940, rel=0.02)
-    assert found.spread < 0.02
+    result = estimate([*slow, *fast[1:]])
+    assert result.mbps == pytest.approx(940, rel=0.02)
+    assert result.spread < 0.02
 
 
 def test_estimate_ignores_stall_and_burst() -> None:
@@ -141,8 +141,8 @@ def test_estimate_ignores_stall_and_burst() -> None:
     # For a third of the time the receiver's core was taken away; then all that waited came at once.
     stall = (train[0][0] + 0.1, train[0][0] + 0.25)
     late = [(stall[1] if stall[0] <= time <= stall[1] else time, size) for time, size in train]
-    found = estimate(late)
-    assert found.mbps == pytest.approx(300, rel=0.15)
+    result = estimate(late)
+    assert result.mbps == pytest.approx(300, rel=0.15)
 
 
 @settings(max_examples=60, deadline=None)
@@ -152,18 +152,18 @@ def test_estimate_with_jitter_keeps_rate(mbps: float, seed: int) -> None:
     train = _train(mbps, chunk=16 * 1024)
     step = train[1][0] - train[0][0]
     noisy = sorted((time + chance.uniform(0, 2 * step), size) for time, size in train)
-    found = estimate(noisy)
-    assert found.mbps == pytest.approx(mbps, rel=0.15)
+    result = estimate(noisy)
+    assert result.mbps == pytest.approx(mbps, rel=0.15)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 1 << 20)), max_size=40))
 def test_estimate_of_any_arrivals_is_finite(train: list[tuple[float, int]]) -> None:
-    found = estimate(sorted(train))
-    assert found.mbps is None or found.mbps > 0
-    assert found.spread >= 0
-    if found.received >= MOST_BYTES or found.seconds >= MOST_SECONDS:
-        assert found.enough
+    result = estimate(sorted(train))
+    assert result.mbps is None or result.mbps > 0
+    assert result.spread >= 0
+    if result.received >= MOST_BYTES or result.seconds >= MOST_SECONDS:
+        assert result.enough
 
 
 def test_estimate_of_too_few_bytes_is_none() -> None:
@@ -205,6 +205,6 @@ def test_sender_and_receiver_together_limit_traffic(mbps: float, rtt_s: float) -
     if mbps >= 1:
         assert free_at <= MOST_SECONDS + 0.6, "the line is quiet again soon after"
     assert free_at <= MOST_SECONDS + 3.0
-    found = estimate(train)
+    result = estimate(train)
     if mbps <= 1000:
-        assert found.mbps == pytest.approx(mbps, rel=0.15)
+        assert result.mbps == pytest.approx(mbps, rel=0.15)

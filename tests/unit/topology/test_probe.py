@@ -94,8 +94,10 @@ def test_hanging_probe_is_killed(tmp_path: Path) -> None:
     report = asyncio.run(run_probe([sys.executable, "-c", code], deadline_s=1.0))
     assert "did not end within 1 s" in report.notes[0]
     assert time.monotonic() - begin < 60
-    left = [one.pid for one in psutil.process_iter(["cmdline"]) if code in (one.info["cmdline"] or ())]
-    assert left == []
+    survivors = [
+        process.pid for process in psutil.process_iter(["cmdline"]) if code in (process.info["cmdline"] or ())
+    ]
+    assert survivors == []
 
 
 def test_damaged_cache_is_written_again(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_draw_graph_of_many_machines_is_matrix() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(parts(most=10))
+@given(parts(max_nodes=10))
 def test_draw_graph_of_any_graph_is_printable(made: tuple[list[NodeFacts], list[LinkFacts]]) -> None:
     graph = build_graph(*made)
     text = draw_graph(graph)

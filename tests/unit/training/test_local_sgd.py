@@ -76,7 +76,7 @@ class Training:
 
     @property
     def flat(self) -> torch.Tensor:
-        return torch.cat([one.detach().reshape(-1) for one in self.net.parameters()])
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.net.parameters()])
 
 
 def test_round_of_single_worker_equals_plain_steps() -> None:
@@ -107,12 +107,12 @@ def test_samples_of_rounds_are_computed_once() -> None:
     seen: list[list[float]] = [[], [], []]
 
     def member(worker: ThreadWorker) -> None:
-        one = Training(worker, Sync(period=5))
-        for x, y in one.batches:
+        training = Training(worker, Sync(period=5))
+        for x, y in training.batches:
             seen[worker.rank] += x[:, 0].tolist()
-            torch.nn.functional.mse_loss(one.net(x), y).backward()
-            one.optimizer.step()
-            one.scheduler.step()
+            torch.nn.functional.mse_loss(training.net(x), y).backward()
+            training.optimizer.step()
+            training.scheduler.step()
 
     run_workers(3, member)
     assert sorted(value for part in seen for value in part) == sorted(data().tensors[0][:, 0].tolist())
@@ -146,18 +146,18 @@ def test_round_after_failed_group_keeps_progress() -> None:
 
 
 def test_state_within_round_is_committed_state() -> None:
-    one = Training(SingleWorkerManager(), Sync(period=6, inner=BATCH))
-    for x, y in one.batches:
-        torch.nn.functional.mse_loss(one.net(x), y).backward()
-        one.optimizer.step()
+    training = Training(SingleWorkerManager(), Sync(period=6, inner=BATCH))
+    for x, y in training.batches:
+        torch.nn.functional.mse_loss(training.net(x), y).backward()
+        training.optimizer.step()
         if (
-            one.run.sync.is_local and len(one.run._step_loop._progress.completed) == 8
+            training.run.sync.is_local and len(training.run._step_loop._progress.completed) == 8
         ):  # in the middle of a round
-            here = one.flat.clone()
-            assert one.run.state_digest() == one.hashes[-1]
-            with one.run._step_loop.committed():
-                assert not torch.equal(one.flat, here), "that was its own progress"
-            assert torch.equal(one.flat, here)
+            here = training.flat.clone()
+            assert training.run.state_digest() == training.hashes[-1]
+            with training.run._step_loop.committed():
+                assert not torch.equal(training.flat, here), "that was its own progress"
+            assert torch.equal(training.flat, here)
             return
     raise AssertionError("no round was seen")
 
@@ -196,24 +196,26 @@ def test_residuals_in_checkpoint_are_restored() -> None:
     """The sum over all workers is restored on one of them: nothing is lost or doubled."""
 
     def member(worker: ThreadWorker) -> tuple[Training, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        one = Training(worker, Sync(period=3, codec="int8")).train(2)
-        steps = one.run._step_loop
+        training = Training(worker, Sync(period=3, codec="int8")).train(2)
+        steps = training.run._step_loop
         own = steps._compression._feedback.state_dict()["residuals"]
-        return one, own, steps._compression.sum_residuals(worker, [[FeedbackPart("sum-0", (57,))]])
+        return training, own, steps._compression.sum_residuals(worker, [[FeedbackPart("sum-0", (57,))]])
 
-    (first, mine, pooled), (_, other, same) = run_workers(2, member)
+    (first, first_residuals, pooled), (_, second_residuals, same) = run_workers(2, member)
     assert torch.equal(pooled["sum-0"], same["sum-0"])
-    whole = first.run._step_loop._compression._residual_divisor
-    assert whole > 1
-    torch.testing.assert_close(whole * pooled["sum-0"], mine["sum-0"] + other["sum-0"])
+    divisor = first.run._step_loop._compression._residual_divisor
+    assert divisor > 1
+    torch.testing.assert_close(
+        divisor * pooled["sum-0"], first_residuals["sum-0"] + second_residuals["sum-0"]
+    )
     assert float(pooled["sum-0"].abs().max()) > 0
     first.run._state.residuals = pooled
     saved = first.run._state.flatten(first.run._step_loop.done)
     again = Training(SingleWorkerManager(), Sync(period=3, codec="int8"))
     again.run._state.load(saved)
     again.run._step_loop._compression.load_residuals(again.run._state.residuals)
-    found = again.run._step_loop._compression._feedback.state_dict()["residuals"]
-    assert torch.equal(found["sum-0"], pooled["sum-0"])
+    restored = again.run._step_loop._compression._feedback.state_dict()["residuals"]
+    assert torch.equal(restored["sum-0"], pooled["sum-0"])
 
 
 def test_residual_of_long_round_is_scaled_for_short_round() -> None:
@@ -223,13 +225,15 @@ def test_residual_of_long_round_is_scaled_for_short_round() -> None:
     sync, parts = Sync(period=32, codec="int4"), [[FeedbackPart("0", (200,))]]
 
     def member(worker: ThreadWorker) -> tuple[torch.Tensor, torch.Tensor]:
-        compression, found = CompressedReducer(), []
-        for weight, mine in ((16.0, change), (0.5, torch.zeros(200))):
+        compression, means = CompressedReducer(), []
+        for weight, own_change in ((16.0, change), (0.5, torch.zeros(200))):
             total = torch.zeros(200)
-            compression.all_reduce(worker, sync, len(found), [(weight * mine, total)], parts, 2 * weight)
+            compression.all_reduce(
+                worker, sync, len(means), [(weight * own_change, total)], parts, 2 * weight
+            )
             compression.commit()
-            found.append(total / (2 * weight))
-        return found[0], found[1]
+            means.append(total / (2 * weight))
+        return means[0], means[1]
 
     for first, second in run_workers(2, member):
         lost = change - first
@@ -239,12 +243,16 @@ def test_residual_of_long_round_is_scaled_for_short_round() -> None:
 
 
 def test_residual_of_single_worker_is_added_once() -> None:
-    sync, parts, mine = Sync(period=4, codec="int4"), [[FeedbackPart("0", (50,))]], torch.linspace(-1, 1, 50)
+    sync, parts, own_change = (
+        Sync(period=4, codec="int4"),
+        [[FeedbackPart("0", (50,))]],
+        torch.linspace(-1, 1, 50),
+    )
     compression = CompressedReducer()
     compression.load_residuals({"0": torch.full((50,), 0.25)})  # of a mean
-    for expected in (4 * mine + 1.0, 4 * mine):
+    for expected in (4 * own_change + 1.0, 4 * own_change):
         total = torch.zeros(50)
-        compression.all_reduce(SingleWorkerGroup(), sync, 0, [(4 * mine, total)], parts, 4.0)
+        compression.all_reduce(SingleWorkerGroup(), sync, 0, [(4 * own_change, total)], parts, 4.0)
         compression.commit()
         torch.testing.assert_close(total, expected)
 
@@ -253,9 +261,9 @@ def test_return_to_exact_steps_makes_workers_equal() -> None:
     """Optimizer memory differs after rounds, so all workers drop it at the same commit."""
 
     def member(worker: ThreadWorker) -> Training:
-        one = Training(worker, Sync(period=3), kind=torch.optim.AdamW).train(2)
-        one.run._step_loop.requested_sync = Sync()
-        return one.train(4)
+        training = Training(worker, Sync(period=3), kind=torch.optim.AdamW).train(2)
+        training.run._step_loop.requested_sync = Sync()
+        return training.train(4)
 
     members = run_workers(2, member)
     assert members[0].hashes == members[1].hashes
@@ -299,9 +307,9 @@ def test_short_last_batch_keeps_size_of_local_steps(monkeypatch: pytest.MonkeyPa
     inner: set[int] = set()
 
     def member(worker: ThreadWorker) -> None:
-        one = Training(worker, Sync(period=5))
-        one.run.on_commit(lambda run: inner.add(run.sync.inner))
-        one.train(3)
+        training = Training(worker, Sync(period=5))
+        training.run.on_commit(lambda run: inner.add(run.sync.inner))
+        training.train(3)
 
     run_workers(2, member)
     assert inner == {BATCH // 2}
@@ -309,17 +317,17 @@ def test_short_last_batch_keeps_size_of_local_steps(monkeypatch: pytest.MonkeyPa
 
 def test_residuals_of_rounds_are_dropped_for_exact_steps() -> None:
     def member(worker: ThreadWorker) -> Training:
-        one = Training(worker, Sync(period=3, codec="int4"))
-        one.run._step_loop.on_commit.append(lambda: _go_back(one))
-        return one.train(2)
+        training = Training(worker, Sync(period=3, codec="int4"))
+        training.run._step_loop.on_commit.append(lambda: _go_back(training))
+        return training.train(2)
 
     members = run_workers(2, member)
-    assert [one.run.sync for one in members] == [Sync(codec="exact")] * 2
+    assert [training.run.sync for training in members] == [Sync(codec="exact")] * 2
     assert members[0].hashes == members[1].hashes
-    for one in members:
-        assert not one.run._step_loop._compression._feedback.state_dict()["residuals"]
+    for training in members:
+        assert not training.run._step_loop._compression._feedback.state_dict()["residuals"]
 
 
-def _go_back(one: Training) -> None:
-    if one.run.done > 10:
-        one.run._step_loop.requested_sync = Sync()
+def _go_back(training: Training) -> None:
+    if training.run.done > 10:
+        training.run._step_loop.requested_sync = Sync()

@@ -25,18 +25,18 @@ def _equal_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _tell_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def _signal_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set an event while a worker waits for the all-reduce in flight."""
     settle = StepLoop.wait_in_flight
 
-    def told(steps: StepLoop) -> None:
+    def signal_and_wait(steps: StepLoop) -> None:
         if isinstance(steps._manager, SlowWorker):
             steps._manager.is_awaited.set()
         settle(steps)
         if isinstance(steps._manager, SlowWorker):
             steps._manager.is_awaited.clear()
 
-    monkeypatch.setattr(StepLoop, "wait_in_flight", told)
+    monkeypatch.setattr(StepLoop, "wait_in_flight", signal_and_wait)
 
 
 class SlowWorker(ThreadWorker):
@@ -53,10 +53,10 @@ class SlowWorker(ThreadWorker):
         self.sums += 1
         if threading.current_thread().name == "barnraise-reduce":
             assert self.is_awaited.wait(60)
-        found = super().all_reduce_async(tensor)
+        pending = super().all_reduce_async(tensor)
         if self.sums in self.breaks_at:
             raise CollectiveError("a line is cut")
-        return found
+        return pending
 
     def join_next_group(self, error: CollectiveError | None) -> None:
         self.met += 1
@@ -93,14 +93,14 @@ def _all_together(world: int, sync: Sync, breaks_at: Sequence[int] = ()) -> list
 @pytest.mark.parametrize("world", [2, 3])
 def test_workers_train_during_all_reduce(world: int, codec: str) -> None:
     members = _all_together(world, Sync(period=3, codec=codec, momentum=0.5))
-    assert all(one.ahead > 10 for one in members)
-    assert all(one.hashes == members[0].hashes for one in members)
+    assert all(member.ahead > 10 for member in members)
+    assert all(member.hashes == members[0].hashes for member in members)
     assert members[0].counts[-1] == 3 * 12
     _each_unit_once(members)
 
 
 def _each_unit_once(members: Sequence[Watched]) -> None:
-    every = sorted(unit for one in members for unit in one.units)
+    every = sorted(unit for member in members for unit in member.units)
     assert len(every) == len(set(every))
     assert len(every) == 3 * SAMPLES // UNIT
 
@@ -120,7 +120,7 @@ def test_all_reduce_failing_in_flight_loses_no_work(
     monkeypatch.setattr(LocalSgd, "rollback_round", noted)
     members = _all_together(2, Sync(period=2, momentum=0.5), breaks_at)
     assert len(kept) == 2 * len(breaks_at)
-    assert max(kept) > 0, "somebody was ahead"
+    assert max(kept) > 0, "a worker was ahead"
     assert members[0].hashes == members[1].hashes
     assert members[0].counts[-1] == 3 * 12
     _each_unit_once(members)
@@ -145,7 +145,7 @@ def test_all_reduce_failing_within_microbatch_counts_it_once(monkeypatch: pytest
             self.run._oom_guard.parts = 2
             step = self.optimizer.step
 
-            def when_it_has_come(*given: Any) -> None:
+            def step_after_all_reduce(*given: Any) -> None:
                 flight, piece = self.run._step_loop._in_flight, self.run._current
                 if flight is not None and piece is not None and not piece.is_last:
                     self.run._manager.is_awaited.set()  # type: ignore[attr-defined]
@@ -153,14 +153,14 @@ def test_all_reduce_failing_within_microbatch_counts_it_once(monkeypatch: pytest
                     self.between += 1
                 step(*given)
 
-            when_it_has_come._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # as torch looks for
-            self.optimizer.step = when_it_has_come  # type: ignore[method-assign]
+            step_after_all_reduce._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # as torch looks for
+            self.optimizer.step = step_after_all_reduce  # type: ignore[method-assign]
             return super().train(epochs)
 
     members = run_workers(
         2, lambda worker: InParts(kind(worker._exchange, worker.rank), Sync(period=2, momentum=0.5)).train(3)
     )
-    assert all(one.between > 3 for one in members if isinstance(one, InParts))
+    assert all(member.between > 3 for member in members if isinstance(member, InParts))
     assert sum(weights) == 2 * (3 * SAMPLES - BATCH), "all but the first step, as both members sum it"
     assert set(weights) == {1.0 * BATCH, 2.0 * BATCH}
     assert members[0].hashes == members[1].hashes
@@ -170,15 +170,15 @@ def test_all_reduce_failing_within_microbatch_counts_it_once(monkeypatch: pytest
 def test_microbatches_without_weight_change_nothing() -> None:
     alike = []
     for period in (1, 4):
-        one = Training(SingleWorkerManager(), Sync(period=period), kind=torch.optim.AdamW)
-        before = one.flat.clone()
-        for x, y in one.batches:
-            one.run.weight(0.0)
-            torch.nn.functional.mse_loss(one.net(x), y).backward()
-            one.optimizer.step()
-            one.optimizer.zero_grad()
+        training = Training(SingleWorkerManager(), Sync(period=period), kind=torch.optim.AdamW)
+        before = training.flat.clone()
+        for x, y in training.batches:
+            training.run.weight(0.0)
+            torch.nn.functional.mse_loss(training.net(x), y).backward()
+            training.optimizer.step()
+            training.optimizer.zero_grad()
             break
-        alike.append(torch.equal(before, one.flat))
+        alike.append(torch.equal(before, training.flat))
     assert alike == [True, True]
 
 
@@ -186,52 +186,52 @@ def test_microbatches_without_weight_change_nothing() -> None:
 @pytest.mark.parametrize("light", [range(1, 60, 3), range(60)])
 def test_nan_loss_without_weight_is_ignored(period: int, light: range) -> None:
     """Such is the mean over tokens if all labels of a micro-batch are ignored."""
-    found = []
+    final_weights = []
     for factor in (float("nan"), 1.0):
-        one = Training(SingleWorkerManager(), Sync(period=period), kind=torch.optim.AdamW)
-        before, done = one.flat.clone(), 0
-        for number, (x, y) in enumerate(one.batches):
+        training = Training(SingleWorkerManager(), Sync(period=period), kind=torch.optim.AdamW)
+        before, done = training.flat.clone(), 0
+        for number, (x, y) in enumerate(training.batches):
             if number == 24:
                 break
             is_light = number in light
-            one.run.weight(0.0 if is_light else float(len(x)))
-            loss = torch.nn.functional.mse_loss(one.net(x), y)
+            training.run.weight(0.0 if is_light else float(len(x)))
+            loss = torch.nn.functional.mse_loss(training.net(x), y)
             (loss * factor if is_light else loss).backward()
-            one.optimizer.step()
-            one.optimizer.zero_grad()
-            done = one.run.done
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            done = training.run.done
         assert done > 1
-        assert torch.equal(before, one.flat) == (len(light) == 60)
-        found.append(one.flat.clone())
-    assert torch.equal(*found)
-    assert found[0].isfinite().all()
+        assert torch.equal(before, training.flat) == (len(light) == 60)
+        final_weights.append(training.flat.clone())
+    assert torch.equal(*final_weights)
+    assert final_weights[0].isfinite().all()
 
 
 def test_gather_within_microbatch_is_rejected() -> None:
-    one = Training(SingleWorkerManager(), Sync(period=2))
-    for x, y in one.batches:
-        torch.nn.functional.mse_loss(one.net(x), y).backward()
+    training = Training(SingleWorkerManager(), Sync(period=2))
+    for x, y in training.batches:
+        torch.nn.functional.mse_loss(training.net(x), y).backward()
         with pytest.raises(RunError, match="within a batch"):
-            one.run.gather(torch.zeros(1))
-        one.optimizer.step()
-        one.run.gather(torch.zeros(1))
+            training.run.gather(torch.zeros(1))
+        training.optimizer.step()
+        training.run.gather(torch.zeros(1))
         break
 
 
 def test_overlap_keeps_at_most_two_model_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    most: list[int] = []
-    copied = LocalSgd._copy
+    copy_counts: list[int] = []
+    copy = LocalSgd._copy
 
     def noted(rounds: LocalSgd, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        found = copied(rounds, tensors)
+        copies = copy(rounds, tensors)
         held = (rounds._shadow, rounds._next_change, rounds._submitted, *rounds._free)
-        most.append(1 + sum(bool(one) for one in held))
-        return found
+        copy_counts.append(1 + sum(bool(buffers) for buffers in held))
+        return copies
 
     monkeypatch.setattr(LocalSgd, "_copy", noted)
     members = _all_together(2, Sync(period=2, momentum=0.5), (9, 16, 18))
-    assert max(most) == 2
-    assert all(len(one.run._step_loop._local_sgd._free) <= 2 for one in members)
+    assert max(copy_counts) == 2
+    assert all(len(member.run._step_loop._local_sgd._free) <= 2 for member in members)
 
 
 def test_overlapped_training_learns_as_well() -> None:
@@ -245,19 +245,19 @@ def test_requested_sync_applies_one_round_later() -> None:
     """By then all workers know it, also those that were ahead."""
 
     def member(worker: ThreadWorker) -> Watched:
-        one = Watched(SlowWorker(worker._exchange, worker.rank), Sync(period=3))
-        one.run._step_loop.on_commit.append(lambda: _wish(one))
-        return one.train(3)
+        training = Watched(SlowWorker(worker._exchange, worker.rank), Sync(period=3))
+        training.run._step_loop.on_commit.append(lambda: _wish(training))
+        return training.train(3)
 
     members = run_workers(2, member)
     assert members[0].hashes == members[1].hashes
-    assert [one.run.sync for one in members] == [Sync(period=2, codec="bf16", inner=4)] * 2
+    assert [training.run.sync for training in members] == [Sync(period=2, codec="bf16", inner=4)] * 2
     _each_unit_once(members)
 
 
-def _wish(one: Watched) -> None:
-    if one.run.done >= 12:
-        one.run._step_loop.requested_sync = Sync(period=2, codec="bf16")
+def _wish(training: Watched) -> None:
+    if training.run.done >= 12:
+        training.run._step_loop.requested_sync = Sync(period=2, codec="bf16")
 
 
 def test_script_ending_during_all_reduce_exits() -> None:
@@ -276,14 +276,14 @@ def test_script_ending_during_all_reduce_exits() -> None:
             self._ended.set()
 
     def member(worker: ThreadWorker) -> int:
-        one = Watched(Never(worker._exchange, worker.rank), Sync(period=3))
-        for x, y in one.batches:
-            torch.nn.functional.mse_loss(one.net(x), y).backward()
-            one.optimizer.step()
-            if one.run._step_loop._in_flight is not None:
-                one.run._step_loop.close()
-                assert one.run._step_loop._in_flight.has_ended
-                return one.run.done
+        training = Watched(Never(worker._exchange, worker.rank), Sync(period=3))
+        for x, y in training.batches:
+            torch.nn.functional.mse_loss(training.net(x), y).backward()
+            training.optimizer.step()
+            if training.run._step_loop._in_flight is not None:
+                training.run._step_loop.close()
+                assert training.run._step_loop._in_flight.has_ended
+                return training.run.done
         raise AssertionError("nothing was on its way")
 
     assert all(run_workers(2, member))

@@ -12,15 +12,15 @@ from barnraise.training.metrics import MetricsLog
 
 def test_long_history_drops_oldest_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "MAX_KEPT", 10)
-    found = MetricsLog()
+    log = MetricsLog()
     for step in range(95):
-        found.update([{"loss": (2.0 * step, 2.0)}], step + 1)
-        assert found.count == step + 1
-        assert len(found.history) <= 20
-    assert found.history[-1] == {"loss": 94.0}
-    assert [entry["loss"] for entry in found.since(92)] == [92.0, 93.0, 94.0]
-    assert len(found.since(0)) == len(found.history) >= 10
-    assert found.since(96) == []
+        log.update([{"loss": (2.0 * step, 2.0)}], step + 1)
+        assert log.count == step + 1
+        assert len(log.history) <= 20
+    assert log.history[-1] == {"loss": 94.0}
+    assert [entry["loss"] for entry in log.since(92)] == [92.0, 93.0, 94.0]
+    assert len(log.since(0)) == len(log.history) >= 10
+    assert log.since(96) == []
 
 
 def test_gather_of_scalar_returns_vector() -> None:

@@ -72,14 +72,14 @@ def test_microbatches_add_up_to_plain_step(clip: float | None) -> None:
         optimizer.zero_grad()
         scheduler.step()
         losses.append(loss.item())
-    for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-9 if clip else 1e-12)
+    for parameter, plain_parameter in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter, plain_parameter, rtol=0, atol=1e-9 if clip else 1e-12)
     logged = [entry["loss"] for entry in run.history]
     torch.testing.assert_close(torch.tensor(logged), torch.tensor(losses[: len(logged)]), rtol=0, atol=1e-9)
     other_unit = model()
     train(other_unit, unit=24, clip=clip)
-    for one, two in zip(ours.parameters(), other_unit.parameters(), strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=1e-9)
+    for parameter, other_parameter in zip(ours.parameters(), other_unit.parameters(), strict=True):
+        torch.testing.assert_close(parameter, other_parameter, rtol=0, atol=1e-9)
 
 
 def test_random_numbers_depend_on_microbatch_and_sample() -> None:
@@ -101,10 +101,10 @@ def test_random_numbers_depend_on_microbatch_and_sample() -> None:
 
     first, second = dropping(), dropping()
     train(first, data=Noisy())
-    torch.manual_seed(12345)  # whatever else the process did
+    torch.manual_seed(12345)  # as if the process had drawn other numbers
     train(second, data=Noisy())
-    for one, two in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(one, two)
+    for parameter, other_parameter in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(parameter, other_parameter)
 
 
 def test_batch_norm_stats_follow_microbatch_order() -> None:

@@ -56,12 +56,12 @@ class Script:
 
 
 def _state(script: Script) -> list[torch.Tensor]:
-    return [one.clone() for one in script.net.state_dict().values()]
+    return [tensor.clone() for tensor in script.net.state_dict().values()]
 
 
-def _same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
-    for mine, theirs in zip(one, other, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+def _same(state: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for tensor, expected_tensor in zip(state, expected, strict=True):
+        torch.testing.assert_close(tensor, expected_tensor, rtol=0, atol=1e-12)
 
 
 def test_batch_norm_stats_are_committed_ones(tmp_path: Path) -> None:
@@ -70,7 +70,10 @@ def test_batch_norm_stats_are_committed_ones(tmp_path: Path) -> None:
     script.run.on_commit(lambda run: committed.__setitem__(slice(None), _state(script)))
     script.train(stop=2)
     assert script.run.done == 2
-    assert all(torch.equal(one, other) for one, other in zip(_state(script), committed, strict=True))
+    assert all(
+        torch.equal(tensor, committed_tensor)
+        for tensor, committed_tensor in zip(_state(script), committed, strict=True)
+    )
     assert script.net[0].momentum == 0.1
     script.run.save(tmp_path / "model.safetensors")
     saved = load_file(tmp_path / "model.safetensors")
@@ -85,7 +88,10 @@ def test_save_within_microbatch_writes_committed_state(tmp_path: Path) -> None:
         digest = script.run.state_digest()
         held = _state(script)
         script.run.state_digest()
-        assert all(torch.equal(one, other) for one, other in zip(_state(script), held, strict=True))
+        assert all(
+            torch.equal(tensor, earlier_tensor)
+            for tensor, earlier_tensor in zip(_state(script), held, strict=True)
+        )
         script.step(x, y)
         if script.run.done == 0:
             assert script.run.state_digest() == digest

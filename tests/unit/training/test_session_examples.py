@@ -30,16 +30,16 @@ def run(name: str, folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_example_images_trains(tmp_path: Path) -> None:
-    found = re.search(r"([\d.]+)% of 500 new images", run("images.py", tmp_path))
-    assert found is not None
-    assert float(found[1]) > 60
+    match = re.search(r"([\d.]+)% of 500 new images", run("images.py", tmp_path))
+    assert match is not None
+    assert float(match[1]) > 60
     assert (tmp_path / "shapes.safetensors").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_example_characters_trains(tmp_path: Path) -> None:
-    losses = [float(one) for one in re.findall(r"loss ([\d.]+)", run("characters.py", tmp_path))]
+    losses = [float(text) for text in re.findall(r"loss ([\d.]+)", run("characters.py", tmp_path))]
     assert losses[-1] < 3.0
     assert losses[-1] < losses[0]
 
@@ -47,6 +47,6 @@ def test_example_characters_trains(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_example_lora_trains(tmp_path: Path) -> None:
-    found = re.search(r"(\d+)% right before, (\d+)% after", run("lora.py", tmp_path))
-    assert found is not None
-    assert int(found[2]) > int(found[1]) + 5
+    match = re.search(r"(\d+)% right before, (\d+)% after", run("lora.py", tmp_path))
+    assert match is not None
+    assert int(match[2]) > int(match[1]) + 5

@@ -111,8 +111,8 @@ def test_arithmetic_probe_distinguishes_processors() -> None:
     """Other torch kernels simulate another processor; they round differently."""
     script = (
         "import torch\nfrom barnraise.training.state.bitwise_sync import arithmetic_of\n"
-        "one = torch.nn.Parameter(torch.zeros(3))\n"
-        "print(arithmetic_of([torch.optim.AdamW([one], lr=1e-3)]).hex())"
+        "parameter = torch.nn.Parameter(torch.zeros(3))\n"
+        "print(arithmetic_of([torch.optim.AdamW([parameter], lr=1e-3)]).hex())"
     )
 
     def probe(**variables: str) -> str:
@@ -125,8 +125,8 @@ def test_arithmetic_probe_distinguishes_processors() -> None:
         )
         return done.stdout.strip()
 
-    one = torch.nn.Parameter(torch.zeros(3))
-    here = arithmetic_of([torch.optim.AdamW([one], lr=1e-3)]).hex()
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    here = arithmetic_of([torch.optim.AdamW([parameter], lr=1e-3)]).hex()
     assert probe() == here
     if torch.backends.cpu.get_cpu_capability() != "DEFAULT":
         assert probe(ATEN_CPU_CAPABILITY="default") != here
@@ -138,8 +138,8 @@ def test_iterable_dataset_read_by_all_counts_once() -> None:
     assert alone.done == 6
     for run, net in run_workers(3, lambda worker: train(session(worker), Numbers(31))):
         assert run.done == 6
-        for one, other in zip(net.parameters(), expected.parameters(), strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+        for parameter, expected_parameter in zip(net.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(parameter, expected_parameter, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -148,14 +148,14 @@ def test_iterable_random_numbers_depend_on_item(workers: int) -> None:
         loader = DataLoader(Numbers(31, 0.1), batch_size=BATCH, num_workers=workers)
         run, net = session(SingleWorkerManager()), model()
         net, optimizer, batches = run.prepare(net, Crooked(net.parameters(), 0.05), loader)
-        found = []
+        values = []
         for _ in run.epochs(2):
             for x, _ in batches:
-                found += x[:, 0].tolist()
-                torch.rand(noise)  # whatever the script draws
+                values += x[:, 0].tolist()
+                torch.rand(noise)  # numbers that the script draws
                 net(x).sum().backward()
                 optimizer.step()
-        return found
+        return values
 
     first = seen(1)
     assert first == seen(3)
@@ -223,7 +223,7 @@ def test_iterable_during_live_recovery_is_read_ahead(
         first.zero_grad()
         if half.done == 2 and snapshot is None:
             parts = half._state.flatten(2)
-            snapshot = FlatState(parts.skeleton, [one.clone() for one in parts.tensors])
+            snapshot = FlatState(parts.skeleton, [tensor.clone() for tensor in parts.tensors])
         if half.done == 3:
             break
     late, net, items = session(SingleWorkerManager()), model(), Counted(48)
@@ -233,7 +233,9 @@ def test_iterable_during_live_recovery_is_read_ahead(
     assert items.read == 3 * BATCH, "with those of the next step"
     assert "catch up with the training: 23 of 24 items" in caplog.text
     *_, last = results
-    late._step_loop._replay(msgspec.structs.replace(last, tensors=[byte_view(one) for one in last.tensors]))
+    late._step_loop._replay(
+        msgspec.structs.replace(last, tensors=[byte_view(tensor) for tensor in last.tensors])
+    )
     assert items.read == 4 * BATCH
     assert torch.equal(net.weight, other.weight)  # type: ignore[arg-type]
 
@@ -242,7 +244,7 @@ def test_too_slow_rank_gets_nothing_and_is_retried() -> None:
     pace = Throughput()
     pace.start_group([10.0, 10.0, 0.1])
     assert pace.ranks_to_retry(3) == frozenset()
-    assert pace.note_assignment([4, 4, 0]) == [2], "it is said once"
+    assert pace.note_assignment([4, 4, 0]) == [2], "it is reported once"
     tried = []
     for commit in range(200):
         due = pace.ranks_to_retry(3)
@@ -254,14 +256,14 @@ def test_too_slow_rank_gets_nothing_and_is_retried() -> None:
 
 def test_speeds_of_idle_ranks_are_kept() -> None:
     pace = Throughput()
-    assert pace.speed() == 0.0, "nobody knows"
+    assert pace.speed() == 0.0, "the speed is not known"
     pace.start_group([])
     pace.update([0.0, 3.0], 0)
     assert pace.speeds == []
     pace.update([2.0, 3.0], 0)
     assert pace.speeds == [2.0, 3.0]
     pace.update([0.0, 5.0], 0)
-    assert pace.speeds == [2.0, 4.0], "who computed nothing is as fast as before"
+    assert pace.speeds == [2.0, 4.0], "a rank that computed nothing keeps its speed"
 
 
 def test_microbatch_in_parts_gives_same_sum(tmp_path: Path) -> None:
@@ -327,7 +329,7 @@ def test_model_is_saved_on_every_machine(tmp_path: Path, monkeypatch: pytest.Mon
     first, second = run_workers(2, member)
     assert first
     assert second == (first if place == "0" else b"")
-    assert {one.suffix for one in tmp_path.iterdir()} == {".safetensors"}
+    assert {file.suffix for file in tmp_path.iterdir()} == {".safetensors"}
 
 
 def test_main_memory_error_counts_as_out_of_memory() -> None:

@@ -44,7 +44,7 @@ class Gan:
         return (torch.nn.functional.softplus(judge(fake)) + torch.nn.functional.softplus(-judge(real))).mean()
 
     def state(self) -> list[torch.Tensor]:
-        return [one.detach().clone() for one in self.nets.parameters()]
+        return [parameter.detach().clone() for parameter in self.nets.parameters()]
 
 
 def _plain(epochs: int) -> list[torch.Tensor]:
@@ -57,9 +57,9 @@ def _plain(epochs: int) -> list[torch.Tensor]:
             for name in gan.nets:
                 gan.nets.zero_grad()
                 gan.loss(name, x[first : first + BATCH], z[first : first + BATCH]).backward()
-                kept += [(one, one.grad) for one in gan.nets[name].parameters()]
-            for one, gradient in kept:
-                one.grad = gradient
+                kept += [(parameter, parameter.grad) for parameter in gan.nets[name].parameters()]
+            for parameter, gradient in kept:
+                parameter.grad = gradient
             for optimizer in gan.optimizers.values():
                 optimizer.step()
     return gan.state()
@@ -86,11 +86,11 @@ def _train(manager: Any, order: list[str], epochs: int = 2) -> list[torch.Tensor
 @pytest.mark.parametrize("order", [[DISCRIMINATOR, GENERATOR], [GENERATOR, DISCRIMINATOR]])
 def test_alternating_optimizers_match_plain_loop(order: list[str]) -> None:
     expected = _plain(2)
-    for found in [
+    for trained in [
         _train(SingleWorkerManager(), order),
         *run_workers(2, lambda worker: _train(worker, order)),
     ]:
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(trained, expected, rtol=0, atol=1e-12)
 
 
 def test_gradient_dropped_after_sending_does_not_count() -> None:
@@ -113,8 +113,8 @@ def test_gradient_dropped_after_sending_does_not_count() -> None:
         gan.nets.zero_grad()
         gan.loss(DISCRIMINATOR, x[first : first + BATCH], z[first : first + BATCH]).backward()
         optimizer.step()
-    for found in run_workers(2, train):
-        torch.testing.assert_close(found, gan.state(), rtol=0, atol=1e-12)
+    for trained in run_workers(2, train):
+        torch.testing.assert_close(trained, gan.state(), rtol=0, atol=1e-12)
 
 
 def test_optimizers_step_once_per_batch() -> None:

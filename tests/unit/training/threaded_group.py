@@ -64,10 +64,14 @@ class ThreadWorker(LoneWorker):
         self._exchange = exchange
 
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
-        return [one for one in self._exchange.exchange(self.rank, message) if isinstance(one, bytes)]
+        return [
+            received
+            for received in self._exchange.exchange(self.rank, message)
+            if isinstance(received, bytes)
+        ]
 
     def all_reduce_async(self, tensor: torch.Tensor) -> PendingCopy:
-        parts = [one for one in self._exchange.exchange(self.rank, tensor.clone()) if torch.is_tensor(one)]
+        parts = [part for part in self._exchange.exchange(self.rank, tensor.clone()) if torch.is_tensor(part)]
         line = queue.SimpleQueue[torch.Tensor]()
         line.put(torch.stack(parts).sum(0))
         return PendingCopy(line, tensor)
@@ -108,5 +112,7 @@ def run_workers(world: int, train: Callable[[ThreadWorker], Result]) -> list[Res
         futures = [pool.submit(worker, rank) for rank in range(world)]
     failed = [future.exception() for future in futures if future.exception() is not None]
     if failed:
-        raise next((one for one in failed if not isinstance(one, threading.BrokenBarrierError)), failed[0])  # type: ignore[misc]
+        raise next(
+            (error for error in failed if not isinstance(error, threading.BrokenBarrierError)), failed[0]
+        )  # type: ignore[misc]
     return [future.result() for future in futures]

@@ -6,13 +6,21 @@ import asyncio
 import os
 import socket
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from barnraise.core.config import NetworkSettings, Settings, StateSettings
 from barnraise.core.errors import AgentError, BarnraiseError
 from barnraise.identity import NodeId, NodeKey, delegate
-from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlConnection, accept_agent, dial_agent
+from barnraise.transport.control.dial import (
+    AGENT_RUN,
+    AgentTls,
+    ControlConnection,
+    DialOptions,
+    accept_agent,
+    dial_unopened,
+)
 from barnraise.transport.listener.acceptor import ConnectionRefusal
 from barnraise.transport.listener.listener import Listener
 from barnraise.transport.listener.preface import ANY_AGENT, ROUTE_AGENT, ROUTE_AGENT_BULK, Preface, target_of
@@ -101,22 +109,19 @@ class Machine:
         return "this run is not known" if run == "unknown" else None
 
     async def dial(self, other: Machine, **changes: Any) -> ControlConnection:
-        link = await dial_agent(**self.arguments(other, **changes), **self.callbacks())
+        link = await self.dial_unopened(other, **changes)
+        link.begin(**self.callbacks())
         self.made.append(link)
         return link
 
-    def arguments(self, other: Machine, **changes: Any) -> dict[str, Any]:
-        values = {
-            "address": "127.0.0.1",
-            "port": other.listener.port,
-            "route": ROUTE_AGENT,
-            "target": target_of(other.node),
-            "secret": self.word,
-            "tls": self.tls,
-            "expect": other.node,
-            "timeout_s": 60.0,
-        }
-        return values | changes
+    async def dial_unopened(
+        self, other: Machine, address: str = "127.0.0.1", port: int | None = None, **changes: Any
+    ) -> ControlConnection:
+        return await dial_unopened(address, port or other.listener.port, self.options(other, **changes))
+
+    def options(self, other: Machine, **changes: Any) -> DialOptions:
+        options = DialOptions(ROUTE_AGENT, target_of(other.node), self.word, self.tls, other.node, 60.0)
+        return replace(options, **changes)
 
 
 class Street:

@@ -23,7 +23,7 @@ from barnraise.transport.address_race import (
     dial_best,
     dialable,
 )
-from barnraise.transport.control.dial import ControlConnection, was_refused
+from barnraise.transport.control.dial import ControlConnection, DialOptions, was_refused
 from tests.unit.transport.listening_machines import Machine, Street, run
 
 needs_loopback_network = pytest.mark.skipif(
@@ -56,9 +56,9 @@ def test_choice_reason_has_round_trips() -> None:
 )
 def test_choose_keeps_current_for_small_gain(current_ms: float, other_ms: float, changes: bool) -> None:
     tried = [TriedAddress(FAR, other_ms / 1000), TriedAddress(NEAR, current_ms / 1000)]
-    found = choose(tried, NEAR)
-    assert found.address == (FAR if changes else NEAR)
-    assert ("not enough faster" in found.reason) == (not changes and other_ms < current_ms)
+    choice = choose(tried, NEAR)
+    assert choice.address == (FAR if changes else NEAR)
+    assert ("not enough faster" in choice.reason) == (not changes and other_ms < current_ms)
     assert choose(tried).address == (FAR if other_ms < current_ms else NEAR)
 
 
@@ -84,16 +84,16 @@ def test_choose_without_answers_names_every_problem() -> None:
 )
 def test_choice_is_never_much_worse_than_best(entries: list[tuple[int, float | None]], current: int) -> None:
     tried = [TriedAddress(f"192.0.2.{number}", rtt) for number, rtt in entries]
-    known = {one.address: one.rtt_s for one in tried if one.rtt_s is not None}
+    known = {attempt.address: attempt.rtt_s for attempt in tried if attempt.rtt_s is not None}
     if not known:
         return
-    found = choose(tried, f"192.0.2.{current}")
+    choice = choose(tried, f"192.0.2.{current}")
     best = min(known.values())
-    chosen = known[found.address]
-    assert chosen == best or (found.address == f"192.0.2.{current}")
+    chosen = known[choice.address]
+    assert chosen == best or (choice.address == f"192.0.2.{current}")
     assert chosen <= max(best / 0.8, best + 0.0002) * 1.000001
-    assert all(one.address in found.reason for one in tried)
-    assert choose(tried, found.address).address == found.address
+    assert all(attempt.address in choice.reason for attempt in tried)
+    assert choose(tried, choice.address).address == choice.address
 
 
 def test_dialable_keeps_addresses_of_one_machine() -> None:
@@ -120,11 +120,11 @@ def streets(test: Callable[[Machine, Machine], Coroutine[Any, Any, None]], direc
 
 
 async def best(
-    left: Machine, right: Machine, addresses: list[str], **more: Any
+    left: Machine, right: Machine, addresses: list[str], *, current: str | None = None, **more: Any
 ) -> tuple[ControlConnection, AddressChoice]:
-    arguments = left.arguments(right, **more)
-    del arguments["address"]
-    link, choice = await dial_best(addresses, **arguments, **left.callbacks())
+    port = more.pop("port", right.listener.port)
+    options = left.options(right, **more)
+    link, choice = await dial_best(addresses, port, options, current=current, **left.callbacks())
     left.made.append(link)
     return link, choice
 
@@ -160,9 +160,9 @@ def test_silent_addresses_do_not_delay_others(tmp_path: Path, monkeypatch: pytes
     async def race(left: Machine, right: Machine) -> None:
         with socket.create_server(("127.0.0.9", 0)) as silent:
 
-            async def dial(address: str, port: int, **more: Any) -> ControlConnection:
+            async def dial(address: str, port: int, options: DialOptions) -> ControlConnection:
                 there = silent.getsockname()[1] if address == "127.0.0.9" else port
-                return await real(address, there, **more)
+                return await real(address, there, options)
 
             monkeypatch.setattr(address_race, "dial_unopened", dial)
             began = asyncio.get_running_loop().time()

@@ -16,7 +16,7 @@ def _up(*pairs: tuple[str, str]) -> list[InterfaceAddress]:
 
 
 def test_candidates_are_ordered_by_use_to_others() -> None:
-    found = _up(
+    interfaces = _up(
         ("lo", "127.0.0.1"),
         ("lo", "::1"),
         ("docker0", "172.17.0.1"),
@@ -28,8 +28,8 @@ def test_candidates_are_ordered_by_use_to_others() -> None:
         ("wlan0", "192.168.1.7"),
         ("broken", "no address"),
     )
-    found.append(InterfaceAddress("eth9", "10.9.9.9", False))
-    assert candidates(found) == [
+    interfaces.append(InterfaceAddress("eth9", "10.9.9.9", False))
+    assert candidates(interfaces) == [
         "192.168.1.7",
         "100.100.1.2",
         "2001:db8::7",

@@ -148,7 +148,7 @@ async def _unpair(agent: Agent, text: str) -> str:
         )
     standing = agent.member.quorum_status(asyncio.get_running_loop().time())
     if not standing.decides and node.raw in standing.needed:
-        agent.continue_without([node])  # the person who removes it confirms that it does not come back
+        agent.continue_without([node])  # the user confirms that it does not return
 
     def entry(log: TrustLog) -> SignedEntry | None:
         return None if log.role(node) is None else log.revoke(agent.key, node)

@@ -16,6 +16,7 @@ from barnraise.agent.daemon import Agent
 from barnraise.agent.runs.messages import MAX_LOG_BYTES
 from barnraise.agent.runs.registry import RunEntry
 from barnraise.agent_client.cluster_requests import RequestDone, Told
+from barnraise.agent_client.run_options import RunOptions
 from barnraise.agent_client.run_requests import (
     AcceptRunRequest,
     AcceptRunResponse,
@@ -43,11 +44,10 @@ from barnraise.agent_client.run_requests import (
 from barnraise.artifacts import folder_limits
 from barnraise.core.errors import BarnraiseError, MembershipError, RunError
 from barnraise.environments.compatibility import describe
-from barnraise.environments.script_imports import ScriptImports
 from barnraise.identity import NodeId
 from barnraise.runs.control.lifecycle import environment_findings, mark_provisional, request_stop
 from barnraise.runs.control.worker_status import reported_states
-from barnraise.runs.record import DataSet, DroppedSteps, NodeReport, RunSpec, sign_spec
+from barnraise.runs.record import DroppedSteps, NodeReport, RunSpec, sign_spec
 from barnraise.topology.graph import encode_graph
 
 _RESULTS_S = 120.0
@@ -67,7 +67,7 @@ async def answer(agent: Agent, request: RunQuestion) -> Told:
         case ResumeRunRequest():
             return await _resume(agent, request)
         case GraphRequest():
-            nodes = await _choose_nodes(agent, request.on, 1, 0.0)
+            nodes = await _choose_nodes(agent, request.on, RunOptions(wait_s=0.0))
             ids = tuple(node.raw.hex() for node in nodes)
             return GraphResponse(
                 graph=encode_graph(agent.link_prober.graph()), nodes=ids, this=agent.me.raw.hex()
@@ -122,7 +122,7 @@ async def _resume(agent: Agent, request: ResumeRunRequest) -> RunStarted:
             "again: barnraise run",
         )
     await agent.runs.checkpoints.ensure_files(entry)
-    nodes = await _choose_nodes(agent, request.on, earlier.min_nodes, earlier.wait_s)
+    nodes = await _choose_nodes(agent, request.on, earlier.options)
     names = [agent.name_of(node) for node in checkpoint.holders]
     lacking = [agent.name_of(node) for node in checkpoint.holders if node not in nodes]
     if lacking and isinstance(checkpoint, ShardedCheckpoint):
@@ -132,7 +132,7 @@ async def _resume(agent: Agent, request: ResumeRunRequest) -> RunStarted:
         )
     order = msgspec.structs.replace(
         earlier,
-        run=_new_name(earlier.title),
+        run=_new_name(earlier.options.title),
         by=agent.me.raw,
         at=time.time(),
         nodes=tuple(node.raw for node in nodes),
@@ -156,47 +156,33 @@ async def _submit(agent: Agent, order: RunSpec, why: str) -> RunStarted:
 
 async def _start(agent: Agent, request: StartRunRequest) -> RunStarted:
     _check_owner(agent)
-    nodes = await _choose_nodes(agent, request.on, request.min_nodes, request.wait_s)
+    nodes = await _choose_nodes(agent, request.on, request.options)
     order = RunSpec(
-        run=_new_name(request.title),
+        run=_new_name(request.options.title),
         by=agent.me.raw,
         at=time.time(),
-        command=request.command,
-        folder=request.folder,
-        title=request.title[:200],
+        program=request.program,
+        options=request.options,
         nodes=tuple(node.raw for node in nodes),
         named=bool(request.on),
-        per_node=request.per_node,
-        min_nodes=request.min_nodes,
-        wait_s=request.wait_s,
-        restarts=request.restarts,
-        environment=request.environment,
-        engine=request.engine,
-        fabric=request.fabric,
-        quiet=request.quiet,
-        nice=request.nice,
-        memory_bytes=request.memory_bytes,
-        container=request.container,
-        data=tuple(DataSet(data.name, data.manifest, data.path) for data in request.data),
-        variables=request.variables,
-        needs=msgspec.msgpack.decode(request.needs, type=ScriptImports) if request.needs else ScriptImports(),
     )
     return await _submit(agent, order, f"started from {agent.name}")
 
 
-async def _choose_nodes(agent: Agent, names: Sequence[str], minimum: int, wait_s: float) -> list[NodeId]:
+async def _choose_nodes(agent: Agent, names: Sequence[str], options: RunOptions) -> list[NodeId]:
     """Return the machines that the user named, or all working machines of owners, this one first."""
     if names:
         return list(dict.fromkeys(agent.find(name) for name in names))
-    deadline = asyncio.get_running_loop().time() + wait_s
+    deadline = asyncio.get_running_loop().time() + options.wait_s
     while True:
         present = [member for member in agent.member.view.members if member.works]
         nodes = [NodeId(member.node) for member in present if agent.log.role(NodeId(member.node)) == "owner"]
-        if len(nodes) >= minimum and nodes:
+        if len(nodes) >= options.min_nodes and nodes:
             return sorted(nodes, key=lambda node: node != agent.me)
         if asyncio.get_running_loop().time() > deadline:
             raise RunError(
-                f"only {len(nodes)} of the required {minimum} machines are online after waiting {wait_s:g} s",
+                f"only {len(nodes)} of the required {options.min_nodes} machines are online after waiting "
+                f"{options.wait_s:g} s",
                 hint="See which machines are missing: barnraise status",
             )
         await agent.wait_for_change(0.5)
@@ -295,8 +281,8 @@ def _row(agent: Agent, entry: RunEntry) -> RunRow:
     outcome = record.outcome
     return RunRow(
         run=order.run,
-        title=order.title,
-        command=order.command,
+        title=order.options.title,
+        command=order.program.command,
         by=name(order.by),
         at=order.at,
         phase=record.phase,
@@ -375,7 +361,7 @@ def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
         return AcceptRunResponse(
             sentence=f"run {entry.run} does not wait for consent on this machine",
             by=by,
-            command=order.command,
+            command=order.program.command,
             files=(),
             bytes=0,
             accepted=True,
@@ -393,7 +379,7 @@ def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
     return AcceptRunResponse(
         sentence=f"run {entry.run}: {texts[answer]}",
         by=by,
-        command=order.command,
+        command=order.program.command,
         files=names[:5000],
         bytes=executor.manifest.size,
         accepted=request.yes,

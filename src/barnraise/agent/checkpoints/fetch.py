@@ -118,7 +118,9 @@ class CheckpointFetcher:
         await self._request_access(node, entry.run, 0)
         settings = self._context.settings
         for manifest in manifests:
-            limits = folder_limits(settings) if manifest == entry.spec.folder else data_limits(settings)
+            limits = (
+                folder_limits(settings) if manifest == entry.spec.program.folder else data_limits(settings)
+            )
             await self._artifacts.fetch(manifest, [node], [self._context.me], limits)
 
     async def _fetch_from(self, node: NodeId, run: str, step: int, signers: Collection[bytes]) -> None:

@@ -199,7 +199,7 @@ class CheckpointService:
 
     async def ensure_files(self, entry: RunEntry) -> None:
         """Fetch the files that a run was started with; raise RunError if no connected machine has all."""
-        wanted = entry.spec.manifests
+        wanted = entry.spec.program.manifests
         if await asyncio.to_thread(self.local.has_files, wanted):
             return
         responses = await self.survey([entry.run], files=True)
@@ -281,7 +281,7 @@ class CheckpointService:
         entry = self._registry.runs.get(request.runs[0])
         files = request.files and entry is not None and self._context.log.role(node) == "owner"
         if files and entry is not None:
-            files = await asyncio.to_thread(self.local.has_files, entry.spec.manifests)
+            files = await asyncio.to_thread(self.local.has_files, entry.spec.program.manifests)
         return HeldCheckpointsResponse(request.serial, held, files, await self._sharded(runs))
 
     async def _grant(self, node: NodeId, request: FilesRequest) -> bytes:
@@ -292,8 +292,8 @@ class CheckpointService:
         entry = self._registry.runs.get(request.run)
         if entry is None or self._context.log.role(node) != "owner":
             raise RunError("the files of a run are for owners and its participants only")
-        self.grants.grant_files(node, entry.run, entry.spec.manifests)
-        return entry.spec.folder
+        self.grants.grant_files(node, entry.run, entry.spec.program.manifests)
+        return entry.spec.program.folder
 
     async def _take_copy(self, node: NodeId, offer: CopyOffer) -> None:
         """Fetch a checkpoint that another owner's machine offers, and the folder of its run."""
@@ -302,9 +302,9 @@ class CheckpointService:
             raise RunError(f"this machine keeps no copy of run {offer.run}", hint="Ask another machine.")
         async with self._copying:
             # The folder first, so that this machine could resume the run alone once it has the checkpoint.
-            if not await asyncio.to_thread(self.local.has_files, [entry.spec.folder]):
+            if not await asyncio.to_thread(self.local.has_files, [entry.spec.program.folder]):
                 try:
-                    await self.fetcher.fetch_files(node, entry, [entry.spec.folder])
+                    await self.fetcher.fetch_files(node, entry, [entry.spec.program.folder])
                 except BarnraiseError as error:
                     _log.warning("cannot fetch the folder of run %s: %s", entry.run, error.message)
             await asyncio.shield(self.fetcher.start(offer.run, offer.step, [node]).task)

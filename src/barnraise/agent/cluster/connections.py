@@ -16,7 +16,13 @@ from typing import NamedTuple, Protocol
 from barnraise.core.errors import BarnraiseError, HandshakeError
 from barnraise.identity import NodeId
 from barnraise.transport.address_race import AddressChoice, dial_best
-from barnraise.transport.control.dial import AgentTls, ControlConnection, accept_agent, was_refused
+from barnraise.transport.control.dial import (
+    AgentTls,
+    ControlConnection,
+    DialOptions,
+    accept_agent,
+    was_refused,
+)
 from barnraise.transport.listener.preface import (
     AGENT_ROUTES,
     ANY_AGENT,
@@ -166,16 +172,10 @@ class AgentConnections:
         ``named``: a person gave the address. It may be a router's address that the machine itself does not
         know. Only then the preface is not bound to the address.
         """
+        target = ANY_AGENT if named else target_at(secret, address, port)
+        options = DialOptions(ROUTE_AGENT, target, secret, self._tls, expect=None)
         link, choice = await dial_best(
-            [address],
-            port,
-            route=ROUTE_AGENT,
-            target=ANY_AGENT if named else target_at(secret, address, port),
-            secret=secret,
-            tls=self._tls,
-            expect=None,
-            on_message=self._host.received,
-            on_closed=self._closed,
+            [address], port, options, on_message=self._host.received, on_closed=self._closed
         )
         node = link.peer.node
         self.learn(node, PeerAddress((choice.address,), port, self._epoch(node)))
@@ -244,11 +244,7 @@ class AgentConnections:
         return await dial_best(
             addresses,
             peer.address.port,
-            route=route,
-            target=target_of(node),
-            secret=self._host.secret_for(node, epoch),
-            tls=self._tls,
-            expect=node,
+            DialOptions(route, target_of(node), self._host.secret_for(node, epoch), self._tls, expect=node),
             on_message=self._host.received,
             on_closed=self._closed,
             current=peer.choice.address if peer.choice is not None else None,

@@ -112,7 +112,7 @@ class LinkProber:
         self._links: dict[Pair, LinkFacts] = {}
         self._measured_at: dict[Pair, float] = {}
         self._last: dict[Pair, MeasuredLink] = {}
-        self._asked: set[Pair] = set()
+        self._requested: set[Pair] = set()
         self._trains: dict[NodeId, _ProbeTrain] = {}
         self._slots = MeasurementSlots()
         self._answers: dict[tuple[NodeId, int], asyncio.Queue[ProbeReceipt]] = {}
@@ -145,7 +145,7 @@ class LinkProber:
 
     def measure_now(self) -> None:
         """Request a measurement of all links of this machine, even during a run."""
-        self._asked = {(link.a, link.b) for link in self._own_links()}
+        self._requested = {(link.a, link.b) for link in self._own_links()}
 
     def send_measured(self, node: NodeId) -> None:
         """Send the measured links of this machine to a newly connected machine."""
@@ -206,7 +206,9 @@ class LinkProber:
             due = [link for link in links if not self._slots.is_put_off(link.b, now)]
             graph = build_graph([NodeFacts(node=name, name="x") for name in _ends(due)], due)
             under_way = [ordered_pair(own, node) for node in self._slots.measured_by(now)]
-            pair = next_measurement(graph, now, self.busy, self._last, under_way=under_way, asked=self._asked)
+            pair = next_measurement(
+                graph, now, self.busy, self._last, under_way=under_way, requested=self._requested
+            )
             if pair is None or self._slots.is_probing:
                 await asyncio.sleep(_LOOK_S)
                 continue
@@ -214,7 +216,7 @@ class LinkProber:
             assert link is not None
             why = why_measure(link, self._last.get(pair), now) or "a user asked"
             if await self._measure(pair, link, why):
-                self._asked.discard(pair)
+                self._requested.discard(pair)
             await asyncio.sleep(_LOOK_S / 2)
 
     async def _measure(self, pair: Pair, link: LinkFacts, why: str) -> bool:

@@ -138,7 +138,7 @@ class PairingServer:
                 await self._loop.sock_sendall(connection, encode_answer(version))
                 await self._exchange(connection, offerer)
             except PairingError as error:
-                offerer.lost()  # a code that was answered is spent, whatever failed
+                offerer.lost()  # an answered code cannot be used again, for any failure
                 self._refusals.about(address, error.message)
             except (OSError, TimeoutError):
                 self._refusals.about(address, offerer.lost().message)

@@ -19,7 +19,7 @@ from barnraise.core.errors import RunEnvironmentError
 from barnraise.core.installation import dockerfile_hint
 
 STATE_INSIDE = "/run/barnraise"
-PYTHON = "python"  # whichever the image calls so
+PYTHON = "python"  # the first one on the PATH of the image
 _PULL_S = 3600.0
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 CHECK_PROGRAM = f"""\

@@ -21,7 +21,13 @@ from barnraise.agent.cluster.connections import PeerAddress
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId
 from barnraise.transport.address_race import dialable
-from barnraise.transport.control.dial import AgentTls, ControlConnection, dial_unopened, was_refused
+from barnraise.transport.control.dial import (
+    AgentTls,
+    ControlConnection,
+    DialOptions,
+    dial_unopened,
+    was_refused,
+)
 from barnraise.transport.listener.preface import ANY_AGENT, ROUTE_AGENT, target_of
 
 MAX_ADDRESSES = 5
@@ -189,18 +195,11 @@ class ReachabilityProber:
 
     async def dial(self, address: str, port: int, secret: bytes, expect: NodeId | None) -> DialResult:
         """Dial one address; ``expect`` None accepts any member."""
+        target = ANY_AGENT if expect is None else target_of(expect)
+        options = DialOptions(ROUTE_AGENT, target, secret, self._tls, expect, DIAL_S)
         async with self._dial_slots:
             try:
-                link = await dial_unopened(
-                    address,
-                    port,
-                    route=ROUTE_AGENT,
-                    target=ANY_AGENT if expect is None else target_of(expect),
-                    secret=secret,
-                    tls=self._tls,
-                    expect=expect,
-                    timeout_s=DIAL_S,
-                )
+                link = await dial_unopened(address, port, options)
             except BarnraiseError as error:
                 return DialResult(address[:64], outcome_of(error), error.message[:300])
             try:

@@ -172,7 +172,7 @@ class RunExecutor:
             return True
         self._generation = record.generation
         self._groups = [group for group in self._groups if group.alive or not group.is_idle]
-        wanted = range(self.entry.spec.per_node or len(self._devices))
+        wanted = range(self.entry.spec.options.per_node or len(self._devices))
         states = [state for group in self._groups for state in group.states.values()]
         busy = {state.local_rank for state in states if state.state != "ended"}
         absent = [place for place in wanted if place not in busy]
@@ -213,9 +213,9 @@ class RunExecutor:
         return True
 
     async def _prepare(self, asks: bool) -> None:
-        order = self.entry.spec
+        program = self.entry.spec.program
         self._report("fetching")
-        self.manifest = manifest = await self._fetch(order.folder, folder_limits(self._context.settings))
+        self.manifest = manifest = await self._fetch(program.folder, folder_limits(self._context.settings))
         if asks and not (self.home / "accepted").exists():
             self._report("asks", "its user has not agreed yet")
             self.consent = self._loop.create_future()
@@ -225,10 +225,10 @@ class RunExecutor:
             (self.home / "accepted").touch()
         if not self.folder.exists():
             await asyncio.to_thread(self._store.unpack, manifest, self.folder)
-        for data in order.data:
+        for data in program.data:
             self._data[data.name] = await self._data_set(data.manifest, data.path, data.name)
         await self._make_environment(manifest)
-        needs = order.needs
+        needs = program.needs
         names = (*needs.required, *needs.optional)
         if self._containers is not None:
             self._packages = await self._containers.packages(names)
@@ -262,12 +262,12 @@ class RunExecutor:
         return str(location)
 
     async def _make_environment(self, manifest: FolderManifest) -> None:
-        if self.entry.spec.container:
-            self._containers = await self._make_container(self.entry.spec.container)
+        if self.entry.spec.options.container:
+            self._containers = await self._make_container(self.entry.spec.options.container)
             self._python = Path(PYTHON)
             return
         top = await asyncio.to_thread(read_files, self._store, manifest, lambda path: "/" not in path)
-        plan = builder.plan_environment(top, self.entry.spec.environment)
+        plan = builder.plan_environment(top, self.entry.spec.options.environment)
         if plan.kind == "agent":
             return
         self._report("building", f"building the environment of {plan.source}")
@@ -286,7 +286,7 @@ class RunExecutor:
             state=self._context.directory,
             home=self.home,
             data=self._data,
-            variables=dict(self.entry.spec.variables),
+            variables=dict(self.entry.spec.options.variables),
             gpus=any(device.startswith("cuda") for device in self._devices),
             on_progress=lambda words: self._report("building", words),
         )

@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.agent import protocol
+from barnraise.agent_client.run_options import Digest
 from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, Step
-from barnraise.runs.record import Digest, NodeReport, RunId, RunRecord, Version, Words
+from barnraise.runs.record import NodeReport, RunId, RunRecord, Version, Words
 
 MAX_LOG_BYTES = 256 << 10
 MAX_RUNS = 17  # one run, and the earlier runs that it resumes
@@ -39,7 +40,7 @@ class LogRequest(msgspec.Struct, frozen=True, array_like=True, tag="log?"):
     start: Version
     local_rank: Rank
     offset: Offset
-    most: Annotated[int, Meta(ge=1, le=MAX_LOG_BYTES)]
+    max_bytes: Annotated[int, Meta(ge=1, le=MAX_LOG_BYTES)]
 
 
 class LogResponse(msgspec.Struct, frozen=True, array_like=True, tag="log"):

@@ -205,7 +205,7 @@ class RunService:
 
     def _read_log(self, request: LogRequest) -> LogResponse:
         home = run_directory(self._context.directory, request.run)
-        part = read_log(log_path(home, request.start, request.local_rank), request.offset, request.most)
+        part = read_log(log_path(home, request.start, request.local_rank), request.offset, request.max_bytes)
         return LogResponse(request.serial, part.start, part.data, part.end)
 
     # this machine's parts
@@ -225,8 +225,13 @@ class RunService:
     def _allow(self, entry: RunEntry) -> None:
         """Let all participants of runs with these files fetch them from this machine."""
         active = [other.spec for other in self.registry.runs.values() if not other.has_ended]
-        for manifest in entry.spec.manifests:
-            nodes = {NodeId(node) for order in active if manifest in order.manifests for node in order.nodes}
+        for manifest in entry.spec.program.manifests:
+            nodes = {
+                NodeId(node)
+                for order in active
+                if manifest in order.program.manifests
+                for node in order.nodes
+            }
             nodes.update(self.checkpoints.grants.readers(manifest))
             if nodes:
                 self.artifacts.allow(manifest, nodes)
@@ -272,7 +277,7 @@ class RunService:
             kept = {run for order in active for run in (order.run, *order.resumes)}
             for run in await asyncio.to_thread(_out_of_date, self._context.directory / "runs", kept):
                 await asyncio.to_thread(remove_run, self._context.directory, run)
-            keep = {manifest for order in active for manifest in order.manifests}
+            keep = {manifest for order in active for manifest in order.program.manifests}
             await asyncio.to_thread(collect, self.store, self._context.settings.runs.store_bytes, keep)
             await asyncio.sleep(_COLLECT_S)
 

@@ -142,8 +142,9 @@ class WorkerGroup:
         config, record = self._config, self._record
         (config.home / "logs").mkdir(exist_ok=True)
         spec = config.spec
-        limits = messages.QUIET if spec.quiet else messages.WorkerLimits(nice=spec.nice)
-        limits = replace(limits, memory_bytes=spec.memory_bytes or None)
+        options = spec.options
+        limits = messages.QUIET if options.quiet else messages.WorkerLimits(nice=options.nice)
+        limits = replace(limits, memory_bytes=options.memory_bytes or None)
         workers = tuple(self._worker(rank) for rank in self.states)
         if config.containers is not None:
             workers = tuple(
@@ -222,7 +223,7 @@ class WorkerGroup:
         return messages.WorkerLaunch(
             rank=rank,
             local_rank=slot.local_rank,
-            command=(str(config.python), *config.spec.command),
+            command=(str(config.python), *config.spec.program.command),
             directory=str(config.folder),
             environment=environment,
             log=str(log_path(config.home, self.start, slot.local_rank)),

@@ -66,9 +66,9 @@ else:
                 if cpus is not None:
                     _try(lambda: os.sched_setaffinity(0, cpus))
                 if limits.memory_bytes is not None:
-                    most = limits.memory_bytes
+                    memory_bytes = limits.memory_bytes
                     # Not the address space: CUDA reserves far more of it than it ever uses.
-                    _try(lambda: resource.setrlimit(resource.RLIMIT_DATA, (most, most)))
+                    _try(lambda: resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes)))
             if limits.nice:
                 _try(lambda: os.nice(limits.nice))
 

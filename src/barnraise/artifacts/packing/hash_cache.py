@@ -76,9 +76,9 @@ class HashCache:
             return
         now = time.time_ns()
         rows = [
-            (one.path, *_state(one.facts), b"".join(one.pieces), now // 10**9)
-            for one in files
-            if now - max(one.facts.st_mtime_ns, one.facts.st_ctime_ns) > _SETTLED_NS
+            (file.path, *_state(file.facts), b"".join(file.pieces), now // 10**9)
+            for file in files
+            if now - max(file.facts.st_mtime_ns, file.facts.st_ctime_ns) > _SETTLED_NS
         ]
         try:
             self._base.execute("BEGIN IMMEDIATE")

@@ -69,11 +69,11 @@ def walk(folder: Path, *, everything: bool = False) -> Iterator[FoundFile]:
         if _GITS in names and not everything:
             place = place._replace(gits=(_read_rules(place, _GITS, prefix), *place.gits))
         for entry in entries:
-            found = _judge(place, entry, top, prefix)
-            if isinstance(found, _Place):
-                waiting.append(found)
-            elif found is not None:
-                yield found
+            result = _judge(place, entry, top, prefix)
+            if isinstance(result, _Place):
+                waiting.append(result)
+            elif result is not None:
+                yield result
 
 
 def _entries(place: _Place) -> list[os.DirEntry[str]]:
@@ -115,9 +115,9 @@ def _judge(place: _Place, entry: os.DirEntry[str], top: str, prefix: str) -> Fou
 
 def _is_left_out(place: _Place, path: str) -> bool:
     for rules in (*place.ours, *place.gits):
-        said = _said(rules.spec, path[len(rules.base) :])
-        if said is not None:
-            return said
+        ignored = _said(rules.spec, path[len(rules.base) :])
+        if ignored is not None:
+            return ignored
     return False
 
 

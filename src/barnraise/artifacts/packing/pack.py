@@ -56,11 +56,11 @@ def pack(
     files, such as those that a run has changed.
     """
     files = walk(folder, everything=everything) if only is None else _named(folder, only)
-    found = check_size(folder, files, limits)
-    check_names(file.path for file in found)
+    checked = check_size(folder, files, limits)
+    check_names(file.path for file in checked)
     with HashCache(store.directory, os.path.realpath(folder)) as remembered:
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-            packed = list(pool.map(lambda file: _pack_file(file, store, remembered), found))
+            packed = list(pool.map(lambda file: _pack_file(file, store, remembered), checked))
         remembered.learn(hashed for _, hashed in packed)
     manifest = make_manifest(entry for entry, _ in packed)
     name = store.put_manifest(manifest)
@@ -69,35 +69,35 @@ def pack(
 
 def check_size(folder: Path, files: Iterable[FoundFile], limits: FolderLimits) -> list[FoundFile]:
     """Raise ShippingError with the largest files if they exceed the limits."""
-    found = []
+    checked = []
     total = 0
     for file in files:
-        found.append(file)
+        checked.append(file)
         total += file.facts.st_size
-        if len(found) >= _LOOK_AT_MOST:
+        if len(checked) >= _LOOK_AT_MOST:
             break
     most_files = min(limits.most_files, MOST_FILES)
-    if len(found) <= most_files and total <= limits.most_bytes:
-        return found
-    at_least = "at least " if len(found) >= _LOOK_AT_MOST else ""
-    if len(found) > most_files:
-        what = f"{folder} has {at_least}{len(found):,} files to ship, at most {most_files:,} are possible"
+    if len(checked) <= most_files and total <= limits.most_bytes:
+        return checked
+    at_least = "at least " if len(checked) >= _LOOK_AT_MOST else ""
+    if len(checked) > most_files:
+        what = f"{folder} has {at_least}{len(checked):,} files to ship, at most {most_files:,} are possible"
     else:
-        most = format_size(limits.most_bytes)
-        what = f"{folder} has {at_least}{format_size(total)} to ship, at most {most} are allowed"
-    by_count = len(found) > most_files
+        max_size = format_size(limits.most_bytes)
+        what = f"{folder} has {at_least}{format_size(total)} to ship, at most {max_size} are allowed"
+    by_count = len(checked) > most_files
     raise ShippingError(
-        f"{what}; the largest are:\n  " + "\n  ".join(_largest(found, by_count=by_count)),
+        f"{what}; the largest are:\n  " + "\n  ".join(_largest(checked, by_count=by_count)),
         hint="List what the run does not need in `.barnraiseignore`, and give data sets with "
         "`--data NAME=PATH`.",
     )
 
 
-def _largest(found: list[FoundFile], *, by_count: bool) -> list[str]:
+def _largest(files: list[FoundFile], *, by_count: bool) -> list[str]:
     """Return the largest folders and files; a folder that is nearly all of another replaces it."""
     sizes: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    for file in found:
+    for file in files:
         sizes[file.path] += file.facts.st_size
         counts[file.path] += 1
         parent = file.path.rpartition("/")[0]
@@ -108,7 +108,7 @@ def _largest(found: list[FoundFile], *, by_count: bool) -> list[str]:
     weights = counts if by_count else sizes
     chosen: list[str] = []
     for name, weight in heapq.nsmallest(
-        4 * _MOST_LISTED, weights.items(), key=lambda one: (-one[1], -len(one[0]))
+        4 * _MOST_LISTED, weights.items(), key=lambda item: (-item[1], -len(item[0]))
     ):
         if not any(other.startswith(name) and weights[other] > 0.9 * weight for other in chosen):
             chosen.append(name)
@@ -122,15 +122,15 @@ def _named(folder: Path, paths: Iterable[str]) -> list[FoundFile]:
     names = sorted(set(paths))
     check_names(names)
     top = os.path.realpath(folder)
-    found = []
+    files = []
     for path in names:
         real = os.path.join(top, *path.split("/"))
         if os.path.realpath(real) != real or not os.path.isfile(real):
             raise ShippingError(
                 f"{path!r} is not a file in {folder}", hint="Name files that are there and are no links."
             )
-        found.append(FoundFile(path, real, os.stat(real)))
-    return found
+        files.append(FoundFile(path, real, os.stat(real)))
+    return files
 
 
 def _pack_file(file: FoundFile, store: ArtifactStore, remembered: HashCache) -> tuple[FileEntry, HashedFile]:

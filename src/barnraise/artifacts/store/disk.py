@@ -84,7 +84,7 @@ def put_in_place(draft: Path | str, path: Path | str) -> None:
         Path(path).parent.mkdir(mode=0o700, exist_ok=True)
         os.replace(draft, path)
     except PermissionError:
-        # Windows does not replace a read-only file. Whoever made it first wrote the same bytes.
+        # Windows does not replace a read-only file. The existing file has the same bytes.
         if not os.path.exists(path):
             raise
         discard(Path(draft))

@@ -32,7 +32,7 @@ def collect(store: ArtifactStore, most_bytes: int, keep: Collection[bytes]) -> C
     trees: set[str] = set()
     total = 0
     full = False
-    for name, used in sorted(_manifests(store), key=lambda one: (one[0] not in keep, -one[1])):
+    for name, used in sorted(_manifests(store), key=lambda manifest: (manifest[0] not in keep, -manifest[1])):
         must_stay = name in keep or used > young
         objects = _objects(store, name, used) if must_stay or not full else {}
         added = sum(size for key, size in objects.items() if key not in held)
@@ -75,14 +75,14 @@ def _drop_objects(store: ArtifactStore, held: set[bytes], young: float) -> Colle
 
 def _manifests(store: ArtifactStore) -> list[tuple[bytes, float]]:
     """Return the manifests with the time of their last use."""
-    found = []
+    manifests = []
     for path in store.manifests.iterdir():
         if _is_name(path.name):
             try:
-                found.append((bytes.fromhex(path.name), path.stat().st_mtime))
+                manifests.append((bytes.fromhex(path.name), path.stat().st_mtime))
             except OSError:  # gone meanwhile
                 continue
-    return found
+    return manifests
 
 
 def _objects(store: ArtifactStore, name: bytes, used: float) -> dict[bytes, int]:

@@ -61,11 +61,11 @@ class FolderManifest(msgspec.Struct, frozen=True, array_like=True):
         """Return each non-empty content once, in the order of the paths, which is the same on every
         machine.
         """
-        found: dict[bytes, FileEntry] = {}
+        objects: dict[bytes, FileEntry] = {}
         for entry in self.files:
             if entry.pieces:
-                found.setdefault(entry.object, entry)
-        return found
+                objects.setdefault(entry.object, entry)
+        return objects
 
 
 class FolderLimits(msgspec.Struct, frozen=True):
@@ -111,8 +111,8 @@ def decode_manifest(data: bytes | memoryview, limits: FolderLimits) -> FolderMan
     if len(manifest.files) > limits.most_files:
         raise _refused(f"it has {len(manifest.files)} files, at most {limits.most_files} are allowed")
     if manifest.size > limits.most_bytes:
-        total, most = format_size(manifest.size), format_size(limits.most_bytes)
-        raise _refused(f"it describes {total}, at most {most} are allowed")
+        total, max_size = format_size(manifest.size), format_size(limits.most_bytes)
+        raise _refused(f"it describes {total}, at most {max_size} are allowed")
     previous = ""
     for entry in manifest.files:
         if entry.path <= previous:

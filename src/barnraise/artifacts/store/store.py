@@ -263,9 +263,9 @@ class ArtifactStore:
     def _pieces_here(self, name: bytes, entry: FileEntry) -> bytearray:
         have = self._have.get(name)
         if have is None:
-            found = self._verified(name, entry)
+            verified = self._verified(name, entry)
             with self._lock:
-                have = self._have.setdefault(name, found)
+                have = self._have.setdefault(name, verified)
         return have
 
     def _verified(self, name: bytes, entry: FileEntry) -> bytearray:

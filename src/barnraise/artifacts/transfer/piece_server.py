@@ -174,7 +174,7 @@ class PieceServer:
         except ShippingError as error:  # one that cannot be read must not keep us from serving the others
             _log.warning("nothing is served of one list of files: %s", error.message)
             return {}
-        return None if manifest is None else {key: one.size for key, one in manifest.objects().items()}
+        return None if manifest is None else {key: entry.size for key, entry in manifest.objects().items()}
 
     async def _answer_manifests(self, node: NodeId, client: _Client) -> None:
         for name, since in list(client.manifests.items()):
@@ -202,14 +202,16 @@ class PieceServer:
                 client.held[name] = now  # before we look: it may come meanwhile
             else:
                 lacked.add(name)
-        message, found = await asyncio.to_thread(self._read, [one for one in batch if self._size(node, one)])
-        if found:
+        message, sent = await asyncio.to_thread(
+            self._read, [name for name in batch if self._size(node, name)]
+        )
+        if sent:
             await self._outlet.drained(node)
             self._outlet.send_ship(node, message)
-        for name in found:
+        for name in sent:
             client.held.pop(name, None)
             client.queue.pop(name, None)
-        lacked -= found
+        lacked -= sent
         if lacked:
             self._outlet.send_ship(node, messages.encode(LacksPieces(tuple(lacked))))
 

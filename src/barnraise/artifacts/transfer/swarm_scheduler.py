@@ -87,9 +87,9 @@ Event = PieceReceived | PieceRefused | PiecePromised | PeerUp | PeerDown | PeerD
 class _Peer:
     linked: bool
     trusted: bool = True
-    asked: dict[int, float] = field(default_factory=dict)
+    requested: dict[int, float] = field(default_factory=dict)
     holds: set[int] = field(default_factory=set)  # those of them that it may answer later
-    asked_bytes: int = 0
+    requested_bytes: int = 0
     heard: float = 0.0
     slowest: float = 0.0  # how long one of its answers took
     window: int = WINDOW
@@ -100,9 +100,9 @@ class _Peer:
         return self.linked and self.trusted and self.retry_at is None
 
     def has_room(self, size: int) -> bool:
-        if not self.asked:
+        if not self.requested:
             return True
-        return self.asked_bytes + size <= self.window and len(self.asked) < MOST_ASKED
+        return self.requested_bytes + size <= self.window and len(self.requested) < MOST_ASKED
 
 
 class SwarmScheduler:
@@ -151,7 +151,7 @@ class SwarmScheduler:
 
     def waits_for(self) -> list[NodeId]:
         """Return the peers with open requests; if no peer can be asked, the sources."""
-        return [node for node, peer in self._peers.items() if peer.asked] or self.sources
+        return [node for node, peer in self._peers.items() if peer.requested] or self.sources
 
     def handle(self, event: Event, now: float) -> list[AskPeer]:
         """Handle an event and return the requests to send now."""
@@ -188,7 +188,7 @@ class SwarmScheduler:
         idle = False
         for name in names:
             number = self._number.get(name)
-            if number is not None and number in self._peers[node].asked:
+            if number is not None and number in self._peers[node].requested:
                 idle = idle or number in self._peers[node].holds
                 self._release(node, number)
                 self._refuse(node, number)
@@ -202,9 +202,9 @@ class SwarmScheduler:
         self._forget_asked(peer)
 
     def _forget_asked(self, peer: _Peer) -> None:
-        peer.asked.clear()
+        peer.requested.clear()
         peer.holds.clear()
-        peer.asked_bytes = 0
+        peer.requested_bytes = 0
 
     def _arrived(self, name: PieceName, now: float) -> None:
         number = self._number.pop(name, None)
@@ -213,9 +213,9 @@ class SwarmScheduler:
         self.left -= self._pieces[number].size
         self._refused.pop(number, None)
         for node, peer in self._peers.items():
-            asked_at = peer.asked.get(number)
-            if asked_at is not None:
-                peer.slowest = max(0.9 * peer.slowest, now - asked_at)
+            requested_at = peer.requested.get(number)
+            if requested_at is not None:
+                peer.slowest = max(0.9 * peer.slowest, now - requested_at)
                 peer.backoff.reset()
                 if peer.window < WINDOW:
                     peer.window = min(WINDOW, 2 * peer.window)
@@ -249,12 +249,12 @@ class SwarmScheduler:
             if peer.retry_at is not None and now >= peer.retry_at:
                 peer.retry_at = None
                 changed = True
-            if peer.asked and now - peer.heard > max(SILENCE_S, 4 * peer.slowest):
+            if peer.requested and now - peer.heard > max(SILENCE_S, 4 * peer.slowest):
                 self._back_off(peer, now)
                 peer.window = PIECE
                 changed = True
             elif node not in self.sources:
-                for number in [number for number, at in peer.asked.items() if now - at > HELD_S]:
+                for number in [number for number, at in peer.requested.items() if now - at > HELD_S]:
                     self._release(node, number)
                     self._refuse(node, number)
         if self._parked and now >= self._retry_at:
@@ -267,10 +267,10 @@ class SwarmScheduler:
 
     def _release(self, node: NodeId, number: int) -> None:
         peer = self._peers.get(node)
-        if peer is None or peer.asked.pop(number, None) is None:
+        if peer is None or peer.requested.pop(number, None) is None:
             return
         peer.holds.discard(number)
-        peer.asked_bytes -= self._pieces[number].size
+        peer.requested_bytes -= self._pieces[number].size
 
     def _refuse(self, node: NodeId, number: int) -> None:
         self._refused.setdefault(number, set()).add(node)
@@ -295,8 +295,8 @@ class SwarmScheduler:
 
     def _sort(self) -> None:
         """Group the pieces that are neither requested nor postponed by the peer to ask."""
-        asked = {number for peer in self._peers.values() for number in peer.asked}
-        asked.update(self._parked)
+        unavailable = {number for peer in self._peers.values() for number in peer.requested}
+        unavailable.update(self._parked)
         lanes: dict[NodeId | None, list[int]] = {None: [], **{node: [] for node in self._receivers}}
         # Most pieces are asked of their first receiver; with many pieces this loop is what takes time.
         plain = [
@@ -305,7 +305,7 @@ class SwarmScheduler:
         ]
         firsts, refused = self._first, self._refused
         for number in self._number.values():
-            if number not in asked:
+            if number not in unavailable:
                 lane = plain[firsts[number]] if number not in refused else None
                 (lanes[self._peer_for(number)] if lane is None else lane).append(number)
         self._lanes = lanes
@@ -325,7 +325,7 @@ class SwarmScheduler:
                 if len(self._parked) == 1:
                     self._retry_at = now + RETRY_S
                 continue
-            node = min(helpers, key=lambda one: self._peers[one].asked_bytes)
+            node = min(helpers, key=lambda helper: self._peers[helper].requested_bytes)
             if not self._peers[node].has_room(self._pieces[number].size):
                 break
             self._take(node, heapq.heappop(lane), node in self.sources, now, asks)
@@ -338,9 +338,9 @@ class SwarmScheduler:
     def _helpers(self, number: int) -> list[NodeId]:
         refusers = self._refused.get(number, ())
         for nodes in (self.sources, self._receivers):
-            found = [node for node in nodes if node not in refusers and self._peers[node].usable()]
-            if found:
-                return found
+            helpers = [node for node in nodes if node not in refusers and self._peers[node].usable()]
+            if helpers:
+                return helpers
         return []
 
     def _take(
@@ -354,12 +354,12 @@ class SwarmScheduler:
         peer = self._peers[node]
         if self._pieces[number].name not in self._number:
             return  # it came late from another peer
-        if not peer.asked:
+        if not peer.requested:
             peer.heard = now
-        peer.asked[number] = now
+        peer.requested[number] = now
         if hold:
             peer.holds.add(number)
-        peer.asked_bytes += self._pieces[number].size
+        peer.requested_bytes += self._pieces[number].size
         asks.setdefault((node, hold), []).append(self._pieces[number].name)
 
 

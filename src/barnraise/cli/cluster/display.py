@@ -36,10 +36,10 @@ class Display:
         click.echo("Saying goodbye ...")
 
     def _show(self, agent: Agent) -> None:
-        told = status(agent)
+        cluster_status = status(agent)
         text = "\n".join(
             [
-                describe(told, calm=True),
+                describe(cluster_status, calm=True),
                 "",
                 *list(agent.events)[-_EVENTS:],
                 "",

@@ -35,7 +35,7 @@ def down(*, as_json: bool) -> int:
 
 def leave(*, yes: bool, as_json: bool) -> int:
     """End the agent and forget the cluster."""
-    _confirm("Leave the cluster for good? Its machines will have to pair with this one anew.", yes or as_json)
+    _confirm("Leave the cluster for good? To return, this machine must pair again.", yes or as_json)
     return _end(LeaveRequest(), as_json)
 
 

@@ -89,10 +89,10 @@ class SelfTestNode:
 
     def ask(self, question: Question | RunQuestion, expected: type[T], timeout_s: float = 60.0) -> T:
         with ListenerClient.connect(self.state) as client:
-            told = decode_told(client.ask(encode(question), timeout_s))
-        if not isinstance(told, expected):
-            raise AgentError(f"the agent answered {type(told).__name__}")
-        return told
+            response = decode_told(client.ask(encode(question), timeout_s))
+        if not isinstance(response, expected):
+            raise AgentError(f"the agent answered {type(response).__name__}")
+        return response
 
     def answers(self) -> bool:
         try:
@@ -118,7 +118,7 @@ def run() -> int:
         room = Path(name)
         (room / "config.toml").touch()
         discovery = _free_port()
-        nodes = [SelfTestNode(one, room, discovery) for one in NAMES]
+        nodes = [SelfTestNode(node_name, room, discovery) for node_name in NAMES]
         try:
             _prove(nodes, room)
         finally:
@@ -180,21 +180,23 @@ def _start(node: SelfTestNode, room: Path, trace: Path) -> subprocess.Popen[byte
 
 def _compare(node: SelfTestNode, room: Path) -> None:
     """Run the same steps on one machine alone, and compare the results."""
-    found = re.search(r"final (\d+) (.*)", _words(room))
-    if found is None:
+    trained = re.search(r"final (\d+) (.*)", _words(room))
+    if trained is None:
         raise RunError("the run printed no result", hint="Report this with the agents' logs.")
     script = room / "alone.py"
     script.write_text(f"PAUSE = 0.0\n{_PROGRAM}")
     environment = {key: value for key, value in node.environment.items() if not key.startswith("BARNRAISE_")}
     done = runner(120.0, environment)([sys.executable, str(script)])
     alone = re.search(r"final (\d+) (.*)", done.stdout)
-    if alone is None or alone[1] != found[1]:
+    if alone is None or alone[1] != trained[1]:
         raise RunError(f"the same program alone failed:\n{done.stderr}", hint="Report this.")
-    pairs = zip(found[2].split(), alone[2].split(), strict=True)
-    apart = max(abs(float(one) - float(other)) for one, other in pairs)
+    pairs = zip(trained[2].split(), alone[2].split(), strict=True)
+    apart = max(abs(float(trained_value) - float(alone_value)) for trained_value, alone_value in pairs)
     if apart > 1e-9:
         raise RunError(f"the result differs from that of one machine by {apart:g}", hint="Report this.")
-    click.echo(f"ok  after {found[1]} steps the model is that of one machine alone (difference {apart:.0e})")
+    click.echo(
+        f"ok  after {trained[1]} steps the model is that of one machine alone (difference {apart:.0e})"
+    )
 
 
 def _check_trace(trace: Path) -> None:
@@ -205,8 +207,8 @@ def _check_trace(trace: Path) -> None:
         _, step, _, _, _, digest, *_ = head.split()
         if seen.setdefault(int(step), digest) != digest:
             raise RunError(f"members held different states after step {step}", hint="Report this.")
-        units.setdefault(int(step), []).extend(one for one in computed.strip(" ]").split(", ") if one)
-    if any(len(found) != len(set(found)) for found in units.values()):
+        units.setdefault(int(step), []).extend(unit for unit in computed.strip(" ]").split(", ") if unit)
+    if any(len(step_units) != len(set(step_units)) for step_units in units.values()):
         raise RunError("a unit counted twice", hint="Report this.")
 
 
@@ -244,9 +246,9 @@ def _words(room: Path) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def _check_torch() -> None:

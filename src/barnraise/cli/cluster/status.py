@@ -27,49 +27,49 @@ def run(*, as_json: bool, graph: bool, measure: bool) -> int:
     if measure:
         done = ask(MeasureRequest(), RequestDone)
         click.echo(done.sentence, err=True)
-    told = ask(StatusRequest(), StatusResponse)
+    response = ask(StatusRequest(), StatusResponse)
     if as_json:
-        print_json(told)
+        print_json(response)
     elif graph:
-        click.echo(told.picture or "No link has been measured yet.")
+        click.echo(response.picture or "No link has been measured yet.")
     else:
-        click.echo(describe(told))
-    return 0 if told.decides else 3
+        click.echo(describe(response))
+    return 0 if response.decides else 3
 
 
 def nodes(*, as_json: bool) -> int:
     """List the machines of the cluster, one line each."""
-    told = ask(StatusRequest(), StatusResponse)
+    response = ask(StatusRequest(), StatusResponse)
     if as_json:
-        print_json(told)
+        print_json(response)
         return 0
     rows = [("name", "node id", "role", "state", "version", "system and devices")]
     rows += [
         (row.name, row.node, row.role, _STATES[row.state], row.version or "-", _hardware(row))
-        for row in told.nodes
+        for row in response.nodes
     ]
     click.echo(table(rows))
     return 0
 
 
-def describe(told: StatusResponse, *, calm: bool = False) -> str:
+def describe(response: StatusResponse, *, calm: bool = False) -> str:
     """Describe the state of the cluster. ``calm`` leaves out figures that change every second."""
-    branch = f" (branch {told.branch})" if told.branch else ""
-    lines = [f"cluster {told.cluster}  view {told.view}{branch}  {told.sentence}"]
-    if told.encryption != "tls":
+    branch = f" (branch {response.branch})" if response.branch else ""
+    lines = [f"cluster {response.cluster}  view {response.view}{branch}  {response.sentence}"]
+    if response.encryption != "tls":
         lines.append("PLAINTEXT: workers' links are not encrypted, by your setting")
-    if told.coordinator:
-        lines.append(f"coordinator: {told.coordinator} ({told.why_coordinator})")
+    if response.coordinator:
+        lines.append(f"coordinator: {response.coordinator} ({response.why_coordinator})")
     rows = [("", "name", "role", "state", "address", "round trip", "Mbit/s", "system and devices")]
-    for row in told.nodes:
+    for row in response.nodes:
         trip = "-" if row.rtt_ms is None or calm else f"{row.rtt_ms:.3g} ms"
         mbps = "-" if row.mbps is None else f"{row.mbps:.0f}"
         mark = "*" if row.coordinator else str(row.seniority or "-")
         cells = (mark, row.name, _role(row), _STATES[row.state], row.address or "-", trip, mbps)
         rows.append((*cells, _hardware(row)))
     lines += ["", table(rows)]
-    if told.offer:
-        lines += ["", told.offer]
+    if response.offer:
+        lines += ["", response.offer]
     return "\n".join(lines)
 
 

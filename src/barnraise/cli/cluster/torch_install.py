@@ -73,15 +73,15 @@ def run() -> int:
     if importlib.util.find_spec("torch") is None:
         click.echo(f"installed: no torch for {sys.executable}")
         return 1
-    found = probe()
-    if isinstance(found, str):
-        click.echo(f"installed: a torch that does not work: {found}")
+    installed = probe()
+    if isinstance(installed, str):
+        click.echo(f"installed: a torch that does not work: {installed}")
         return 1
-    tested = is_tested(found.version)
+    tested = is_tested(installed.version)
     verdict = "tested" if tested else f"NOT tested; this version of Barnraise was tested with {TESTED_RANGE}"
-    click.echo(f"installed: torch {found.version} ({verdict})")
-    click.echo(f"devices:   {', '.join(found.devices)}")
-    if found.registered:
+    click.echo(f"installed: torch {installed.version} ({verdict})")
+    click.echo(f"devices:   {', '.join(installed.devices)}")
+    if installed.registered:
         click.echo('backend:   init_process_group("barnraise") is ready')
     else:
         click.echo("backend:   not registered; install Barnraise with pip into this same environment")

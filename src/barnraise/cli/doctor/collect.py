@@ -49,11 +49,11 @@ def recorded_version(package: str) -> str | None:
 def torch() -> TorchFacts:
     """Read torch's version from its files: an import takes seconds, and a broken torch may crash."""
     try:
-        found = importlib.metadata.distribution("torch")
+        distribution = importlib.metadata.distribution("torch")
     except importlib.metadata.PackageNotFoundError:
         return TorchFacts()
-    cuda, hip = parsers.torch_built_for(_read(Path(str(found.locate_file("torch/version.py")))))
-    return TorchFacts(found.version, cuda, hip)
+    cuda, hip = parsers.torch_built_for(_read(Path(str(distribution.locate_file("torch/version.py")))))
+    return TorchFacts(distribution.version, cuda, hip)
 
 
 def nvidia(run: Run, root: Path = Path("/")) -> NvidiaFacts:
@@ -99,7 +99,7 @@ def key(directory: Path, filesystem: str, root: Path = Path("/")) -> KeyFacts:
     return KeyFacts(
         path=str(path),
         mode=facts.st_mode if sys.platform != "win32" else None,
-        mine=not hasattr(os, "geteuid") or facts.st_uid == os.geteuid(),
+        is_own=not hasattr(os, "geteuid") or facts.st_uid == os.geteuid(),
         made_s=facts.st_mtime,
         machine_made_s=None if contained else made,
         in_image=contained and filesystem == "overlay",
@@ -189,10 +189,10 @@ def firewalls(run: Run, number: int, root: Path = Path("/")) -> list[FirewallFac
         return [FirewallFacts("the firewall of macOS", lets_in)] if on else []
     if SYSTEM == "windows":
         profiles = ("StandardProfile", "PublicProfile")
-        found = [
+        outputs = [
             run(["reg", "query", f"{_POLICY}\\{name}", "/v", "EnableFirewall"]).stdout for name in profiles
         ]
-        if not parsers.windows_firewall_is_on(found):
+        if not parsers.windows_firewall_is_on(outputs):
             return []
         rule = run(["netsh", "advfirewall", "firewall", "show", "rule", "name=Barnraise"])
         return [FirewallFacts("the firewall of Windows", True if rule.returncode == 0 else None)]
@@ -225,14 +225,14 @@ def bridges(run: Run, root: Path = Path("/")) -> list[BridgeFacts]:
     if SYSTEM == "macos":
         ports = hardware_ports(run(["networksetup", "-listallhardwareports"]).stdout)
         return list(parsers.macos_bridges(run(["ifconfig", "-a"]).stdout, ports))
-    found = []
+    facts = []
     for folder in sorted((root / "sys/class/net").glob("*/bridge")):
         members = [link.name for link in sorted((folder.parent / "brif").glob("*"))]
         up = [name for name in members if _is_thunderbolt(root, name)]
-        found.append(
+        facts.append(
             BridgeFacts(folder.parent.name, tuple(up), _read(folder / "stp_state").strip() not in ("", "0"))
         )
-    return found
+    return facts
 
 
 def _is_thunderbolt(root: Path, name: str) -> bool:

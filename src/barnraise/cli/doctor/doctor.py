@@ -49,12 +49,12 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 def run(*, as_json: bool) -> int:
     """Exit code 0 if nothing has failed, else 1; never longer than about ten seconds."""
-    found = examine(runner(_COMMAND_S))
+    diagnosis = examine(runner(_COMMAND_S))
     if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(found), indent=2))
+        click.echo(json.dumps(msgspec.to_builtins(diagnosis), indent=2))
     else:
-        click.echo(describe(found))
-    return 0 if found.ok else 1
+        click.echo(describe(diagnosis))
+    return 0 if diagnosis.ok else 1
 
 
 def examine(run_command: Run) -> Diagnosis:
@@ -86,12 +86,12 @@ def examine(run_command: Run) -> Diagnosis:
         else:
             rows += [row for row in answer if row is not None]
     if inside is not None:
-        told = inside.result(began + _AGENT_S)
-        agent_answers = isinstance(told, CheckResponse)
-        if isinstance(told, CheckResponse):
-            rows += told.rows
+        response = inside.result(began + _AGENT_S)
+        agent_answers = isinstance(response, CheckResponse)
+        if isinstance(response, CheckResponse):
+            rows += response.rows
         else:
-            left.append(told)
+            left.append(response)
     rows += [row for row in [network_checks.local_network(collect.SYSTEM, agent_answers)] if row is not None]
     if firewalls is not None:
         seen = firewalls.result(began + _AGENT_S)
@@ -109,23 +109,23 @@ def came_in(rows: Iterable[CheckRow]) -> tuple[str, ...]:
     )
 
 
-def describe(found: Diagnosis) -> str:
+def describe(diagnosis: Diagnosis) -> str:
     """Format one line per check, failures last; warnings and failures show their fix. Pure."""
-    width = max((len(row.name) for row in found.rows), default=0)
+    width = max((len(row.name) for row in diagnosis.rows), default=0)
     lines = []
-    for row in found.rows:
+    for row in diagnosis.rows:
         peer = f"{row.peer}: " if row.peer and row.peer not in row.sentence else ""
         lines.append(f"{_MARKS[row.state]:4}  {row.name:{width}}  {peer}{row.sentence}")
-        if row.mend:
-            lines.append(f"{'':{width + 8}}-> {row.mend}")
-    counts = {state: sum(row.state == state for row in found.rows) for state in _ORDER}
+        if row.fix:
+            lines.append(f"{'':{width + 8}}-> {row.fix}")
+    counts = {state: sum(row.state == state for row in diagnosis.rows) for state in _ORDER}
     lines += [
         "",
         f"{counts['ok']} fine, {_count(counts['warn'], 'warning')}, {_count(counts['fail'], 'failure')}",
     ]
-    for left in found.left_out:
+    for left in diagnosis.left_out:
         lines.append(f"left out: {', '.join(left.names)} ({left.why})")
-    pages = dict.fromkeys(row.name for row in found.rows if row.state != "ok")
+    pages = dict.fromkeys(row.name for row in diagnosis.rows if row.state != "ok")
     if pages:
         lines.append(f"more, in the repository: {', '.join(f'{_PAGES}/{name}.md' for name in pages)}")
     return "\n".join(lines)
@@ -169,11 +169,11 @@ def _looks_with(settings: Settings, directory: Path, run_command: Run) -> list[D
     number = settings.network.port
 
     def state() -> Rows:
-        found = collect.disk(directory)
-        key = collect.key(directory, found.filesystem)
+        disk = collect.disk(directory)
+        key = collect.key(directory, disk.filesystem)
         return [
-            machine_checks.disk(found),
-            machine_checks.network_disk(found),
+            machine_checks.disk(disk),
+            machine_checks.network_disk(disk),
             machine_checks.key(key),
             machine_checks.cloned_key(key),
         ]
@@ -195,10 +195,11 @@ def _ordered(rows: Iterable[CheckRow], left: Iterable[DeadlineExceeded]) -> Diag
     ordered = tuple(sorted(rows, key=lambda row: (_ORDER[row.state], row.name, row.peer)))
     made = {row.name for row in ordered} | (set() if collect.SYSTEM == "macos" else {"local-network"})
     missing = [
-        DeadlineExceeded(tuple(name for name in one.names if name not in made), one.why) for one in left
+        DeadlineExceeded(tuple(name for name in exceeded.names if name not in made), exceeded.why)
+        for exceeded in left
     ]
     ok = all(row.state != "fail" for row in ordered)
-    return Diagnosis(ok, __version__, ordered, tuple(one for one in missing if one.names))
+    return Diagnosis(ok, __version__, ordered, tuple(exceeded for exceeded in missing if exceeded.names))
 
 
 def _count(number: int, what: str) -> str:

@@ -62,7 +62,7 @@ class KeyFacts:
     path: str
     exists: bool = True
     mode: int | None = None
-    mine: bool = True
+    is_own: bool = True
     made_s: float | None = None
     machine_made_s: float | None = None
     in_image: bool = False

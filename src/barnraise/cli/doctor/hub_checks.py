@@ -37,16 +37,19 @@ class _Known(NamedTuple):
 def hubs(settings: Settings) -> list[HubFacts]:
     """Return facts about every hub. Raise HubError if there are hubs and their packages are not installed."""
     known = [*_kept(settings)]
-    own = {one.id for one in known}
-    known += [one for one in _joined(settings) if one.id not in own]
-    asked = [[DeadlineCall(("hub",), partial(ask, at, one.id)) for at in one.addresses] for one in known]
+    own = {entry.id for entry in known}
+    known += [entry for entry in _joined(settings) if entry.id not in own]
+    calls = [
+        [DeadlineCall(("hub",), partial(ask, address, entry.id)) for address in entry.addresses]
+        for entry in known
+    ]
     deadline = time.monotonic() + _ALL_S
-    found = []
-    for one, waiting in zip(known, asked, strict=True):
-        pairs = zip(one.addresses, waiting, strict=True)
-        ways = tuple(_way(address, later.result(deadline)) for address, later in pairs)
-        found.append(replace(one.hub, ways=ways))
-    return found
+    facts = []
+    for entry, waiting in zip(known, calls, strict=True):
+        pairs = zip(entry.addresses, waiting, strict=True)
+        ways = tuple(_way(address, call.result(deadline)) for address, call in pairs)
+        facts.append(replace(entry.hub, ways=ways))
+    return facts
 
 
 def ask(address: str, hub: NodeId) -> HubAddressFacts:
@@ -68,11 +71,11 @@ def ask(address: str, hub: NodeId) -> HubAddressFacts:
     return HubAddressFacts(address, answers=True, ahead_s=client.ahead_s)
 
 
-def _way(address: str, found: HubAddressFacts | DeadlineExceeded) -> HubAddressFacts:
+def _way(address: str, result: HubAddressFacts | DeadlineExceeded) -> HubAddressFacts:
     return (
-        HubAddressFacts(address, words=f"{address}: {found.why}")
-        if isinstance(found, DeadlineExceeded)
-        else found
+        HubAddressFacts(address, words=f"{address}: {result.why}")
+        if isinstance(result, DeadlineExceeded)
+        else result
     )
 
 

@@ -49,8 +49,8 @@ def barnraise(running: str, recorded: str | None) -> CheckRow:
     return CheckRow("barnraise", "ok", running)
 
 
-def torch(found: TorchFacts, system: str, machine: str) -> CheckRow:
-    if not found.version:
+def torch(facts: TorchFacts, system: str, machine: str) -> CheckRow:
+    if not facts.version:
         if system == "macos" and machine == "x86_64":
             return CheckRow(
                 "torch",
@@ -61,17 +61,17 @@ def torch(found: TorchFacts, system: str, machine: str) -> CheckRow:
         return CheckRow(
             "torch", "warn", "torch is not installed here: this machine cannot train", "barnraise torch"
         )
-    if not is_tested(found.version):
+    if not is_tested(facts.version):
         return CheckRow(
             "torch",
             "warn",
-            f"torch {found.version} was not tested with Barnraise (tested: {TESTED_RANGE})",
+            f"torch {facts.version} was not tested with Barnraise (tested: {TESTED_RANGE})",
             "barnraise torch",
         )
-    return CheckRow("torch", "ok", found.version)
+    return CheckRow("torch", "ok", facts.version)
 
 
-def gpu(nvidia: NvidiaFacts, found: TorchFacts) -> CheckRow:
+def gpu(nvidia: NvidiaFacts, facts: TorchFacts) -> CheckRow:
     """Check that torch can use each GPU of this machine."""
     if not nvidia.cards:
         return CheckRow("gpu", "ok", "no NVIDIA card")
@@ -81,7 +81,7 @@ def gpu(nvidia: NvidiaFacts, found: TorchFacts) -> CheckRow:
             "gpu",
             "fail",
             f"{cards}: its driver does not answer ({nvidia.trouble})",
-            "Restart the machine; if it stays so, install the driver anew",
+            "Restart the machine; if the problem stays, install the driver again",
         )
     if not nvidia.driver:
         return CheckRow(
@@ -90,89 +90,89 @@ def gpu(nvidia: NvidiaFacts, found: TorchFacts) -> CheckRow:
             f"{cards}: no NVIDIA driver is loaded, so that nothing can use it",
             "Install the driver (Ubuntu: sudo ubuntu-drivers install; Windows: the NVIDIA app)",
         )
-    if found.version and not found.cuda and not found.hip:
+    if facts.version and not facts.cuda and not facts.hip:
         return CheckRow(
             "gpu",
             "fail",
-            f"torch {found.version} is built for the CPU only and cannot use {cards}",
+            f"torch {facts.version} is built for the CPU only and cannot use {cards}",
             "barnraise torch prints the command that installs the right one",
         )
     return CheckRow("gpu", "ok", cards)
 
 
-def disk(found: DiskFacts) -> CheckRow:
-    if found.free_bytes is None:
+def disk(facts: DiskFacts) -> CheckRow:
+    if facts.free_bytes is None:
         return CheckRow(
-            "disk", "warn", f"the free space of {found.directory} cannot be seen", "Look with: df -h"
+            "disk", "warn", f"the free space of {facts.directory} cannot be seen", "Look with: df -h"
         )
-    free = f"{found.free_bytes / 2**30:.1f} GB free at {found.directory}"
-    if found.free_bytes < _LEAST_BYTES:
+    free = f"{facts.free_bytes / 2**30:.1f} GB free at {facts.directory}"
+    if facts.free_bytes < _LEAST_BYTES:
         return CheckRow(
             "disk",
             "fail",
             f"only {free}: the agent cannot keep its decisions",
             "Free some space, or set BARNRAISE_STATE_DIRECTORY to another disk",
         )
-    if found.free_bytes < _FEW_BYTES:
+    if facts.free_bytes < _FEW_BYTES:
         return CheckRow("disk", "warn", f"only {free}", "Free some space before you train")
     return CheckRow("disk", "ok", free)
 
 
-def network_disk(found: DiskFacts) -> CheckRow:
+def network_disk(facts: DiskFacts) -> CheckRow:
     """Check that the state directory is on a local disk. On a network disk, locks and sockets fail, and two
     machines that share a home become one node.
     """
-    if found.remote:
+    if facts.remote:
         return CheckRow(
             "network-disk",
             "fail",
-            f"the state directory {found.directory} is on a network disk ({found.filesystem or 'remote'}), "
+            f"the state directory {facts.directory} is on a network disk ({facts.filesystem or 'remote'}), "
             "where locks and sockets fail and two machines may share one key",
             "Set BARNRAISE_STATE_DIRECTORY to a directory on this machine's own disk, then pair again",
         )
     return CheckRow(
-        "network-disk", "ok", f"the state directory is local ({found.filesystem or 'unknown kind'})"
+        "network-disk", "ok", f"the state directory is local ({facts.filesystem or 'unknown kind'})"
     )
 
 
-def key(found: KeyFacts) -> CheckRow:
-    if not found.exists:
+def key(facts: KeyFacts) -> CheckRow:
+    if not facts.exists:
         return CheckRow("key", "ok", "there is no node key yet; it is made when first needed")
-    if not found.mine:
+    if not facts.is_own:
         return CheckRow(
             "key",
             "fail",
-            f"{found.path} belongs to another user",
-            f'Was the agent started with sudo? sudo chown -R "$USER" {_directory(found.path)}',
+            f"{facts.path} belongs to another user",
+            f'Was the agent started with sudo? sudo chown -R "$USER" {_directory(facts.path)}',
         )
-    if found.mode is not None and found.mode & 0o077:
+    if facts.mode is not None and facts.mode & 0o077:
         return CheckRow(
             "key",
             "fail",
-            f"others may read the node key {found.path} (mode {found.mode & 0o777:04o})",
-            f"chmod 600 {found.path}; if anyone could have read it, delete it and pair again",
+            f"others may read the node key {facts.path} (mode {facts.mode & 0o777:04o})",
+            f"chmod 600 {facts.path}; if anyone could have read it, delete it and pair again",
         )
     return CheckRow("key", "ok", "the node key is for this user alone")
 
 
-def cloned_key(found: KeyFacts) -> CheckRow | None:
+def cloned_key(facts: KeyFacts) -> CheckRow | None:
     """Look for signs that the key was copied to this disk. A running agent looks for the other machine."""
-    if not found.exists:
+    if not facts.exists:
         return None
     copied = (
-        found.made_s is not None
-        and found.machine_made_s is not None
-        and found.machine_made_s > found.made_s + _DAY_S
+        facts.made_s is not None
+        and facts.machine_made_s is not None
+        and facts.machine_made_s > facts.made_s + _DAY_S
     )
-    mend = (
+    fix = (
         "If the other machine still exists: barnraise down here, delete the state directory "
-        f"{_directory(found.path)}, barnraise up, and pair this machine anew"
+        f"{_directory(facts.path)}, barnraise up, and pair this machine again"
     )
-    if found.in_image:
+    if facts.in_image:
         return CheckRow(
             "cloned-key",
             "warn",
-            f"the node key {found.path} is inside a container's own disk: every container of this image "
+            f"the node key {facts.path} is inside a container's own disk: every container of this image "
             "would have the same",
             "Mount a volume at the state directory, one for each container, and build images without it",
         )
@@ -181,7 +181,7 @@ def cloned_key(found: KeyFacts) -> CheckRow | None:
             "cloned-key",
             "warn",
             "the node key is older than this installation of the system: it may have come with a copied disk",
-            mend,
+            fix,
         )
     return CheckRow("cloned-key", "ok", "no sign of a copied disk")
 
@@ -196,17 +196,17 @@ def clock(now_s: float, installed_s: float, system: str) -> CheckRow:
     return CheckRow("clock", "ok", shown)
 
 
-def sleep(found: SleepFacts, system: str) -> CheckRow:
+def sleep(facts: SleepFacts, system: str) -> CheckRow:
     """Check whether the machine goes to sleep: it leaves properly and returns, but it does not train
     meanwhile.
     """
-    lid = "; closing the lid sends it to sleep as well" if found.lid else ""
-    if found.after_s is None:
-        note = "closing the lid sends this machine to sleep" if found.lid else "no setting could be read"
+    lid = "; closing the lid sends it to sleep as well" if facts.lid else ""
+    if facts.after_s is None:
+        note = "closing the lid sends this machine to sleep" if facts.lid else "no setting could be read"
         return CheckRow("sleep", "ok", note)
-    if found.after_s == 0:
-        return CheckRow("sleep", "ok", f"this machine does not sleep by itself ({found.by}){lid}")
-    mend = {
+    if facts.after_s == 0:
+        return CheckRow("sleep", "ok", f"this machine does not sleep by itself ({facts.by}){lid}")
+    fix = {
         "linux": "gsettings set org.gnome.settings-daemon.plugins.power sleep-inactive-ac-type nothing, or "
         "for good: sudo systemctl mask sleep.target suspend.target",
         "macos": "sudo pmset -c sleep 0",
@@ -215,9 +215,9 @@ def sleep(found: SleepFacts, system: str) -> CheckRow:
     return CheckRow(
         "sleep",
         "warn",
-        f"this machine sleeps after {found.after_s / 60:.0f} min without use ({found.by}); runs go on "
+        f"this machine sleeps after {facts.after_s / 60:.0f} min without use ({facts.by}); runs go on "
         f"without it and it returns when it wakes{lid}",
-        mend,
+        fix,
     )
 
 

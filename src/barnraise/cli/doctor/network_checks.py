@@ -24,66 +24,66 @@ def settings(error: BarnraiseError | None) -> CheckRow:
     return CheckRow("settings", "fail", error.message, error.hint)
 
 
-def port(found: PortFacts) -> CheckRow:
-    if found.ours:
-        return CheckRow("port", "ok", f"TCP {found.number} is open, and ours")
-    if found.free:
-        return CheckRow("port", "ok", f"TCP {found.number} is free")
-    holder = f" by {found.holder}" if found.holder else " by another program"
+def port(facts: PortFacts) -> CheckRow:
+    if facts.ours:
+        return CheckRow("port", "ok", f"TCP {facts.number} is open, and ours")
+    if facts.free:
+        return CheckRow("port", "ok", f"TCP {facts.number} is free")
+    holder = f" by {facts.holder}" if facts.holder else " by another program"
     return CheckRow(
         "port",
         "fail",
-        f"TCP port {found.number} is taken{holder}, so that the agent cannot start",
+        f"TCP port {facts.number} is taken{holder}, so that the agent cannot start",
         "End that program, or set another port on this machine: BARNRAISE_NETWORK_PORT (network.port)",
     )
 
 
-def agent(found: AgentFacts, version: str) -> CheckRow:
-    if found.trouble:
+def agent(facts: AgentFacts, version: str) -> CheckRow:
+    if facts.trouble:
         return CheckRow(
             "agent",
             "fail",
-            f"this machine's agent cannot be asked: {found.trouble}",
+            f"this machine's agent cannot be asked: {facts.trouble}",
             "barnraise down, then barnraise up --detach; under another user, give each a state directory",
         )
-    if not found.pid:
+    if not facts.pid:
         return CheckRow("agent", "warn", "no agent runs on this machine", "barnraise up --detach")
-    if not found.agent:
+    if not facts.agent:
         return CheckRow(
             "agent",
             "warn",
-            f"a listener without an agent runs (pid {found.pid}): its workers use it, no cluster does",
+            f"a listener without an agent runs (pid {facts.pid}): its workers use it, no cluster does",
             "When its workers have ended: barnraise up --detach",
         )
-    if found.version != version:
+    if facts.version != version:
         return CheckRow(
             "agent",
             "warn",
-            f"the agent (pid {found.pid}) is Barnraise {found.version}, this command is {version}",
+            f"the agent (pid {facts.pid}) is Barnraise {facts.version}, this command is {version}",
             "Restart it: barnraise down, then barnraise up --detach",
         )
-    return CheckRow("agent", "ok", f"runs (pid {found.pid}), same version")
+    return CheckRow("agent", "ok", f"runs (pid {facts.pid}), same version")
 
 
 def firewall(
-    found: Iterable[FirewallFacts], number: int, system: str, came_in: tuple[str, ...]
+    firewalls: Iterable[FirewallFacts], number: int, system: str, came_in: tuple[str, ...]
 ) -> list[CheckRow]:
     """Check the firewalls of this machine. ``came_in``: peers that dialled it just now."""
     rows = []
-    for one in found:
-        mend = _firewall_mend(one.tool, number, system)
+    for facts in firewalls:
+        fix = _firewall_fix(facts.tool, number, system)
         if came_in:
-            rows.append(CheckRow("firewall", "ok", f"{one.tool} is active and lets {came_in[0]} in"))
-        elif one.lets_in:
-            rows.append(CheckRow("firewall", "ok", f"{one.tool} is active and lets TCP {number} in"))
-        elif one.lets_in is None:
+            rows.append(CheckRow("firewall", "ok", f"{facts.tool} is active and lets {came_in[0]} in"))
+        elif facts.lets_in:
+            rows.append(CheckRow("firewall", "ok", f"{facts.tool} is active and lets TCP {number} in"))
+        elif facts.lets_in is None:
             rows.append(
                 CheckRow(
                     "firewall",
                     "warn",
-                    f"{one.tool} is active, and whether it lets TCP {number} in cannot be seen from here"
-                    + (f" ({one.words})" if one.words else ""),
-                    f"If other machines cannot reach this one: {mend}",
+                    f"{facts.tool} is active, and whether it lets TCP {number} in cannot be seen from here"
+                    + (f" ({facts.words})" if facts.words else ""),
+                    f"If other machines cannot reach this one: {fix}",
                 )
             )
         else:
@@ -91,15 +91,15 @@ def firewall(
                 CheckRow(
                     "firewall",
                     "fail",
-                    f"{one.tool} on this machine does not let TCP port {number} in: others cannot dial it"
-                    + (f" ({one.words})" if one.words else ""),
-                    mend,
+                    f"{facts.tool} on this machine does not let TCP port {number} in: others cannot dial it"
+                    + (f" ({facts.words})" if facts.words else ""),
+                    fix,
                 )
             )
     return rows or [CheckRow("firewall", "ok", "none is active here, as far as can be seen")]
 
 
-def _firewall_mend(tool: str, number: int, system: str) -> str:
+def _firewall_fix(tool: str, number: int, system: str) -> str:
     commands = {
         "ufw": f"sudo ufw allow {number}/tcp",
         "firewalld": f"sudo firewall-cmd --permanent --add-port={number}/tcp && sudo firewall-cmd --reload",
@@ -108,10 +108,10 @@ def _firewall_mend(tool: str, number: int, system: str) -> str:
     return commands.get(tool) or firewall_fix(system, number, "")
 
 
-def wsl(found: WslFacts, number: int) -> CheckRow | None:
-    if not found.version:
+def wsl(facts: WslFacts, number: int) -> CheckRow | None:
+    if not facts.version:
         return None
-    if found.version == 1:
+    if facts.version == 1:
         return CheckRow(
             "wsl",
             "warn",
@@ -122,13 +122,13 @@ def wsl(found: WslFacts, number: int) -> CheckRow | None:
         "then, as administrator: New-NetFirewallHyperVRule -Name Barnraise -DisplayName Barnraise -Direction "
         f"Inbound -VMCreatorId '{_WSL_CREATOR}' -Protocol TCP -LocalPorts {number} -Action Allow"
     )
-    if found.mode == "mirrored":
+    if facts.mode == "mirrored":
         return CheckRow("wsl", "ok", "WSL2 with mirrored networking")
-    if found.mode in ("nat", ""):
-        sure = "uses" if found.mode else "probably uses"
+    if facts.mode in ("nat", ""):
+        sure = "uses" if facts.mode else "probably uses"
         return CheckRow(
             "wsl",
-            "fail" if found.mode else "warn",
+            "fail" if facts.mode else "warn",
             f"this is WSL2 and {sure} its own network behind Windows: other machines cannot dial it and mDNS "
             "does not pass",
             "In %UserProfile%\\.wslconfig under [wsl2] write networkingMode=mirrored (Windows 11 22H2 or "
@@ -137,7 +137,7 @@ def wsl(found: WslFacts, number: int) -> CheckRow | None:
     return CheckRow(
         "wsl",
         "warn",
-        f"this is WSL2 with the network mode {found.mode!r}, which was not tested",
+        f"this is WSL2 with the network mode {facts.mode!r}, which was not tested",
         "In %UserProfile%\\.wslconfig under [wsl2] write networkingMode=mirrored, then: wsl --shutdown",
     )
 
@@ -154,36 +154,37 @@ def local_network(system: str, agent_runs: bool) -> CheckRow | None:
     )
 
 
-def bridge(found: Iterable[BridgeFacts]) -> CheckRow | None:
+def bridge(bridges: Iterable[BridgeFacts]) -> CheckRow | None:
     """Check for network loops: two machines with two cables are fine, three bridges in a ring flood each
     other.
     """
-    for one in found:
-        if len(one.members) > 1 and not one.stp:
+    for facts in bridges:
+        if len(facts.members) > 1 and not facts.stp:
             return CheckRow(
                 "bridge",
                 "warn",
-                f"{one.name} joins the Thunderbolt ports {', '.join(one.members)} without loop protection: "
-                "if the cables form a ring of three or more machines, all their networks break down",
+                f"{facts.name} joins the Thunderbolt ports {', '.join(facts.members)} without loop "
+                "protection: if the cables form a ring of three or more machines, all their networks break "
+                "down",
                 "Take one cable out of the ring, or take the ports out of the bridge (macOS: networksetup "
                 "-setnetworkserviceenabled 'Thunderbolt Bridge' off; Linux: ip link set dev "
-                f"{one.name} type bridge stp_state 1)",
+                f"{facts.name} type bridge stp_state 1)",
             )
-    members = [name for one in found for name in one.members]
+    members = [name for facts in bridges for name in facts.members]
     return CheckRow("bridge", "ok", f"no loop is possible through {', '.join(members)}") if members else None
 
 
-def hub(found: HubFacts, system: str) -> list[CheckRow]:
+def hub(facts: HubFacts, system: str) -> list[CheckRow]:
     """Check that a hub answers with its key where its members look, and that they can reach them."""
-    rows = [_hub_reached(found)]
-    ahead = next((way.ahead_s for way in found.ways if way.ahead_s is not None), 0.0)
+    rows = [_hub_reached(facts)]
+    ahead = next((way.ahead_s for way in facts.ways if way.ahead_s is not None), 0.0)
     if abs(ahead) >= _CLOCK_S:
         where = "ahead of" if ahead > 0 else "behind"
-        said = f"the clock of {_its(found)} is {format_duration(abs(ahead))} {where} this machine's"
-        rows.append(_hub_row(found, "warn", said, f"On the one that is wrong: {clock_fix(system)}"))
-    if found.kept and _is_up(found) and not found.region:
-        said, mend = hub_reach([way.address for way in found.ways])
-        rows += [_hub_row(found, "warn", f"{said} ({_its(found)})", mend)] if said else []
+        sentence = f"the clock of {_its(facts)} is {format_duration(abs(ahead))} {where} this machine's"
+        rows.append(_hub_row(facts, "warn", sentence, f"On the one that is wrong: {clock_fix(system)}"))
+    if facts.kept and _is_up(facts) and not facts.region:
+        sentence, fix = hub_reach([way.address for way in facts.ways])
+        rows += [_hub_row(facts, "warn", f"{sentence} ({_its(facts)})", fix)] if sentence else []
     return rows
 
 
@@ -205,37 +206,37 @@ def _host(address: str) -> str:
         return ""
 
 
-def _hub_reached(found: HubFacts) -> CheckRow:
-    its, others = _its(found), [way for way in found.ways if way.other]
-    answering = [way.address for way in found.ways if way.answers]
-    if found.kept and not _is_up(found):  # then another one may have its port
-        said = f"{its} is kept here and not up; `barnraise hub up --name {found.name}` goes on with it"
-        return _hub_row(found, "ok", said)
+def _hub_reached(facts: HubFacts) -> CheckRow:
+    its, others = _its(facts), [way for way in facts.ways if way.other]
+    answering = [way.address for way in facts.ways if way.answers]
+    if facts.kept and not _is_up(facts):  # then another one may have its port
+        sentence = f"{its} is kept here and not up; `barnraise hub up --name {facts.name}` goes on with it"
+        return _hub_row(facts, "ok", sentence)
     if answering and not others:
-        return _hub_row(found, "ok", f"{its} answers at {answering[0]} with the right key")
-    words = "; ".join(way.words for way in others or found.ways)[:400]
+        return _hub_row(facts, "ok", f"{its} answers at {answering[0]} with the right key")
+    words = "; ".join(way.words for way in others or facts.ways)[:400]
     if others:
         there = ", ".join(way.address for way in others)
-        said = f"whoever answers at {there} is not {its}, or changes what it says: {words}"
-        mend = _OWN_WAY if found.kept else _NEW_INVITE
-        return _hub_row(found, "warn" if answering else "fail", said, mend)
-    if not found.kept:
-        return _hub_row(found, "warn", f"{its} does not answer: {words}", _WAIT)
-    said = f"{its} is up here, but does not answer where friends look for it: {words}"
-    is_outside = not hub_reach([way.address for way in found.ways])[0]
-    return _hub_row(found, "warn" if is_outside else "fail", said, _OUTSIDE if is_outside else _MOVED)
+        sentence = f"the server that answers at {there} is not {its}, or a proxy changes its answers: {words}"
+        fix = _OWN_WAY if facts.kept else _NEW_INVITE
+        return _hub_row(facts, "warn" if answering else "fail", sentence, fix)
+    if not facts.kept:
+        return _hub_row(facts, "warn", f"{its} does not answer: {words}", _WAIT)
+    sentence = f"{its} is up here, but does not answer where friends look for it: {words}"
+    is_outside = not hub_reach([way.address for way in facts.ways])[0]
+    return _hub_row(facts, "warn" if is_outside else "fail", sentence, _OUTSIDE if is_outside else _MOVED)
 
 
-def _its(found: HubFacts) -> str:
-    return f"the hub of {found.name}"
+def _its(facts: HubFacts) -> str:
+    return f"the hub of {facts.name}"
 
 
-def _is_up(found: HubFacts) -> bool:
-    return found.up or any(way.answers for way in found.ways)
+def _is_up(facts: HubFacts) -> bool:
+    return facts.up or any(way.answers for way in facts.ways)
 
 
-def _hub_row(found: HubFacts, state: State, sentence: str, mend: str = "") -> CheckRow:
-    return CheckRow("hub", state, sentence, mend, found.name)
+def _hub_row(facts: HubFacts, state: State, sentence: str, fix: str = "") -> CheckRow:
+    return CheckRow("hub", state, sentence, fix, facts.name)
 
 
 _SAY_WAY = (
@@ -248,7 +249,7 @@ _SAY_PROXY = (
 )
 _OWN_WAY = (
     "Look at what listens there: a proxy must pass everything on to the hub unchanged (docs/hub.md). If the "
-    "hub was founded anew, make new invites: barnraise invite"
+    "hub was created again, make new invites: barnraise invite"
 )
 _NEW_INVITE = "Ask the hub's owner what happened there, and for a new invite if its key or address changed"
 _WAIT = (

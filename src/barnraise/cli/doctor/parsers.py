@@ -34,12 +34,12 @@ def nvidia_cards(listed: str) -> tuple[str, ...]:
 
 def filesystem_of(path: str, mounts: Iterable[tuple[str, str]]) -> str:
     """Return the file system type of the longest mount point above a path."""
-    best, found = -1, ""
+    best, filesystem = -1, ""
     for mount, kind in mounts:
         inside = path == mount or path.startswith(mount.rstrip("/\\") + "/") or mount in ("/", "\\")
         if (inside or path.lower().startswith(mount.lower().rstrip("\\") + "\\")) and len(mount) > best:
-            best, found = len(mount), kind
-    return found
+            best, filesystem = len(mount), kind
+    return filesystem
 
 
 # firewalls
@@ -115,8 +115,8 @@ def _rule(expressions: Iterable[Mapping[str, Any]], port: int) -> tuple[bool | N
     for expression in expressions:
         kind = next(iter(expression), "")
         if kind == "match":
-            found = _matches(expression["match"], port)
-            matches = found if matches is True or found is False else matches
+            result = _matches(expression["match"], port)
+            matches = result if matches is True or result is False else matches
         elif kind in ("accept", "drop", "reject"):
             verdict = "accept" if kind == "accept" else "drop"
         elif kind in ("jump", "goto", "vmap", "xt"):
@@ -149,7 +149,7 @@ def _holds(right: object, port: int) -> bool | None:
             first, last = right["range"]
             return bool(first <= port <= last)
         if "set" in right:
-            answers = [_holds(one, port) for one in right["set"]]
+            answers = [_holds(element, port) for element in right["set"]]
             return True if True in answers else None if None in answers else False
         return None
     return right == port if isinstance(right, int) else None
@@ -224,7 +224,7 @@ def powercfg_idle_s(printed: str) -> int | None:
 def macos_bridges(ifconfig: str, ports: Mapping[str, str]) -> tuple[BridgeFacts, ...]:
     """Read `ifconfig -a`: return bridges with the Thunderbolt ports that have a cable."""
     blocks = dict(_blocks(ifconfig))
-    found = []
+    bridges = []
     for name, block in blocks.items():
         if not name.startswith("bridge"):
             continue
@@ -236,8 +236,8 @@ def macos_bridges(ifconfig: str, ports: Mapping[str, str]) -> tuple[BridgeFacts,
             and ports.get(member, "Thunderbolt").startswith("Thunderbolt")
         ]
         stp = bool(up) and all("STP" in flags.split(",") for _, flags in up)
-        found.append(BridgeFacts(name, tuple(member for member, _ in up), stp))
-    return tuple(found)
+        bridges.append(BridgeFacts(name, tuple(member for member, _ in up), stp))
+    return tuple(bridges)
 
 
 def _blocks(ifconfig: str) -> Iterator[tuple[str, str]]:

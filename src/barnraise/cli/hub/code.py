@@ -57,10 +57,10 @@ def shown(offered: OfferedCode, machines: Sequence[str] = ()) -> str:
         *(f"  {format_size(entry.size):>9}  {printable(entry.path)}" for entry in files[:_SHOWN_FILES]),
     ]
     if rest:
-        lines.append(f"  {format_size(sum(one.size for one in rest)):>9}  in {len(rest)} more")
+        lines.append(f"  {format_size(sum(entry.size for entry in rest)):>9}  in {len(rest)} more")
     if description.store:
         lines.append(f"Files and models may also come from {description.store}, checked by their hashes.")
-    lines.append("It runs with your rights: say yes only if you trust the person who sent the invite.")
+    lines.append("It runs with your rights: say yes only if you trust the sender of the invite.")
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON 
 
 @click.group("hub")
 def hub_group() -> None:
-    """Train one model with friends over the internet: this machine keeps it, everybody's contribute."""
+    """Train one model with friends over the internet: this machine keeps it, all machines contribute."""
 
 
 @hub_group.command("up", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

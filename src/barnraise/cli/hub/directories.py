@@ -37,8 +37,8 @@ def is_in_use(room: Path) -> bool:
 def rooms_with(settings: Settings, name: str) -> list[Path]:
     """List the folders of running commands that hold such a file."""
     top = top_room(settings)
-    found = sorted(top.iterdir()) if top.is_dir() else []
-    return [room for room in found if is_in_use(room) and (room / name).exists()]
+    folders = sorted(top.iterdir()) if top.is_dir() else []
+    return [room for room in folders if is_in_use(room) and (room / name).exists()]
 
 
 def kept_hubs(settings: Settings) -> list[Path]:
@@ -48,15 +48,15 @@ def kept_hubs(settings: Settings) -> list[Path]:
 
 def kept_hub(name: str, settings: Settings) -> Path:
     """Return the directory of the hub with this name, or of the only hub."""
-    top, found = top_folder(settings), [path.name for path in kept_hubs(settings)]
-    if name and name in found:
+    top, names = top_folder(settings), [path.name for path in kept_hubs(settings)]
+    if name and name in names:
         return top / name
-    if not name and len(found) == 1:
-        return top / found[0]
-    if not found:
+    if not name and len(names) == 1:
+        return top / names[0]
+    if not names:
         raise HubError("no hub is kept on this machine", hint="Begin one: barnraise hub up train.py")
-    said = f"there is no hub called {name} here" if name else f"{len(found)} hubs are kept here"
-    raise HubError(said, hint=f"Say which with --name: {', '.join(found)}.")
+    sentence = f"there is no hub called {name} here" if name else f"{len(names)} hubs are kept here"
+    raise HubError(sentence, hint=f"Say which with --name: {', '.join(names)}.")
 
 
 def known_addresses(directory: Path) -> tuple[str, ...]:

@@ -59,11 +59,11 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
     from barnraise.hub.protocol.invites import read_invite
     from barnraise.hub.protocol.messages import RunDescription
 
-    found = read_invite(invite)
+    parsed_invite = read_invite(invite)
     settings = load_settings()
     machines = _machines_of_site() if site else ()
-    client = client_of(settings, found)
-    with room(settings, found.run) as place:
+    client = client_of(settings, parsed_invite)
+    with room(settings, parsed_invite.run) as place:
         description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_PATIENCE_S)
         offered = look(client, description, place, settings)
         click.echo(shown(offered, machines))
@@ -71,7 +71,7 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
             click.echo("Nothing was started, and nothing is kept.")
             return 1
         client.accept_store(description.store)
-        seated = take_seat(client, found, offered, place, settings, name=name)
+        seated = take_seat(client, parsed_invite, offered, place, settings, name=name)
         if site:
             from barnraise.cli.hub.site import (
                 train_site,
@@ -91,9 +91,11 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
 
 def _machines_of_site() -> tuple[str, ...]:
     """Return the machines that a run would start on: online, working, and of an owner."""
-    told = ask(StatusRequest(), StatusResponse)
-    here = [one for one in told.nodes if one.seniority is not None and one.works and one.role == "owner"]
-    return tuple(one.name for one in here)
+    response = ask(StatusRequest(), StatusResponse)
+    machines = [
+        node for node in response.nodes if node.seniority is not None and node.works and node.role == "owner"
+    ]
+    return tuple(node.name for node in machines)
 
 
 def require_hub_parts() -> None:
@@ -129,13 +131,13 @@ def take_seat(
     from barnraise.hub.protocol.messages import JoinRequest, JoinResponse
 
     _check_free(settings, invite)
-    asked = JoinRequest(token=invite.token_text, name=fit_name(name or machine_name()))
-    joined = client.ask_with_retries("POST", "/v1/members", JoinResponse, asked, patience_s=_PATIENCE_S)
+    request = JoinRequest(token=invite.token_text, name=fit_name(name or machine_name()))
+    joined = client.ask_with_retries("POST", "/v1/members", JoinResponse, request, patience_s=_PATIENCE_S)
     folder = lay_out(client, offered, place)
     if joined.regions:
         from barnraise.cli.hub.region import settle
 
-        invite = settle(invite, joined, asked.name, partial(client_of, settings))
+        invite = settle(invite, joined, request.name, partial(client_of, settings))
     seat = MemberCredentials(
         addresses=invite.addresses,
         hub=invite.hub,
@@ -146,7 +148,7 @@ def take_seat(
         is_owner=joined.role == "owner",
         only_begins=only_begins,
     )
-    say(f"this machine is {asked.name} in {invite.run}")
+    say(f"this machine is {request.name} in {invite.run}")
     return JoinedHub(place, folder, (offered.code.entry, *offered.code.arguments), offered.manifest, seat)
 
 

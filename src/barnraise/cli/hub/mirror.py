@@ -24,12 +24,12 @@ def follow(*, invite: str, name: str, host: str, port: int) -> int:
     from barnraise.hub.storage.directory_lock import check_mirror, read_facts
 
     settings = load_settings()
-    found = read_invite(invite)
-    directory = top_folder(settings) / (name or f"{found.run}-mirror")
+    parsed_invite = read_invite(invite)
+    directory = top_folder(settings) / (name or f"{parsed_invite.run}-mirror")
     if directory.exists():
-        check_mirror(read_facts(directory), directory, found.hub_id)
+        check_mirror(read_facts(directory), directory, parsed_invite.hub_id)
     key = hub_key(directory)
-    say(f"a copy of {found.run} is kept here; its owner lets it take over with:")
+    say(f"a copy of {parsed_invite.run} is kept here; its owner lets it take over with:")
     click.echo(f"  barnraise hub hand-over {key.id}")
 
     async def serve(place: Path) -> int:

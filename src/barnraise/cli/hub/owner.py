@@ -48,11 +48,11 @@ def _member(directory: Path, wanted: str) -> tuple[str, str]:
         members = log.read().members.values()
     finally:
         log.close()
-    found = [one for one in members if one.name == wanted or one.node.startswith(wanted)]
-    if len(found) != 1:
-        how = "nobody" if not found else f"{len(found)} members"
+    matches = [member for member in members if member.name == wanted or member.node.startswith(wanted)]
+    if len(matches) != 1:
+        count = f"{len(matches)} members" if matches else "no member"
         raise HubError(
-            f"{how} of {directory.name} can be meant by {wanted!r}",
+            f"{count} of {directory.name} can be meant by {wanted!r}",
             hint="Give the name or the beginning of the id as the hub's page shows them.",
         )
-    return found[0].name, found[0].node
+    return matches[0].name, matches[0].node

@@ -28,26 +28,26 @@ def settle(first: Invite, joined: JoinResponse, name: str, connect: Connect) -> 
     here, description = first, joined.description
     for _ in range(_LEVELS):
         others = _readable(joined.regions, here)
-        found = _take_in(here, others, description, name, connect) if others else None
-        if found is None:
+        accepted = _take_in(here, others, description, name, connect) if others else None
+        if accepted is None:
             break
-        here, joined = found
+        here, joined = accepted
     return here
 
 
 def _readable(regions: Sequence[str], here: Invite) -> list[Invite]:
-    found = []
+    invites = []
     for text in regions:
-        with contextlib.suppress(BarnraiseError):  # another version's: somebody else takes this machine in
-            found.append(read_invite(text))
-    return [one for one in found if one.hub != here.hub]
+        with contextlib.suppress(BarnraiseError):  # of another version: other regions accept this machine
+            invites.append(read_invite(text))
+    return [invite for invite in invites if invite.hub != here.hub]
 
 
 def _take_in(
     here: Invite, others: Sequence[Invite], description: RunDescription, name: str, connect: Connect
 ) -> tuple[Invite, JoinResponse] | None:
     own_s, *distances = _measured([here, *others], description, connect)
-    reached = [(one, far) for one, far in zip(others, distances, strict=True) if far is not None]
+    reached = [(invite, far) for invite, far in zip(others, distances, strict=True) if far is not None]
     for invite, far in nearest_regions(own_s or float("inf"), reached):
         with contextlib.closing(connect(invite, _MEASURED_S)) as client:
             try:
@@ -65,10 +65,10 @@ def _take_in(
 
 def _measured(invites: Sequence[Invite], description: RunDescription, connect: Connect) -> list[float | None]:
     """Measure round trips to all hubs at once; None for a hub that is slow or has another run."""
-    asked = [DeadlineCall((), partial(_round_trip, connect, one, description)) for one in invites]
+    calls = [DeadlineCall((), partial(_round_trip, connect, invite, description)) for invite in invites]
     deadline = time.monotonic() + _MEASURED_S
-    found = [one.result(deadline) for one in asked]
-    return [None if isinstance(one, DeadlineExceeded) else one for one in found]
+    results = [call.result(deadline) for call in calls]
+    return [None if isinstance(result, DeadlineExceeded) else result for result in results]
 
 
 def _round_trip(connect: Connect, invite: Invite, description: RunDescription) -> float | None:
@@ -76,6 +76,6 @@ def _round_trip(connect: Connect, invite: Invite, description: RunDescription) -
     with contextlib.closing(connect(invite, _MEASURED_S)) as client:
         for _ in range(_TRIES):  # the first one also connects
             began = time.monotonic()
-            told = client.ask("GET", "/v1/run", RunDescription)
+            answer = client.ask("GET", "/v1/run", RunDescription)
             took.append(time.monotonic() - began)
-    return min(took) if (told.name, told.code) == (description.name, description.code) else None
+    return min(took) if (answer.name, answer.code) == (description.name, description.code) else None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from barnraise.agent_client.run_options import MAX_TITLE, RunOptions, RunProgram
 from barnraise.agent_client.run_requests import RunStarted, StartRunRequest
 from barnraise.artifacts import ArtifactStore, folder_limits, pack, store_directory
 from barnraise.cli.agent_call import ask
@@ -67,13 +68,17 @@ def _start(seated: JoinedHub, store: ArtifactStore, settings: Settings, *, quiet
     seat = msgspec.structs.replace(seated.seat, folder="")
     manners = [(name, value) for name, value in os.environ.items() if name.startswith(MANNERS)]
     question = StartRunRequest(
-        command=seated.command,
-        folder=packed.id,
-        title=seated.seat.run,
-        quiet=quiet,
-        environment="agent",  # as for a friend alone: nothing is installed that nobody was asked about
-        variables=((SITE_VARIABLE, credentials_text(seat)), *manners),
-        needs=msgspec.msgpack.encode(needs_in(store, packed.manifest, seated.command)),
+        program=RunProgram(
+            command=seated.command,
+            folder=packed.id,
+            needs=needs_in(store, packed.manifest, seated.command),
+        ),
+        options=RunOptions(
+            title=seated.seat.run[:MAX_TITLE],
+            quiet=quiet,
+            environment="agent",  # as for a single member: install nothing without consent
+            variables=((SITE_VARIABLE, credentials_text(seat)), *manners),
+        ),
     )
     started = ask(question, RunStarted, timeout_s=_START_S)
     say(f"this site is {', '.join(started.nodes)}; run {started.run}. Ctrl-C leaves with all of them")

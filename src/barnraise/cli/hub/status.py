@@ -29,8 +29,8 @@ def invite(
     from barnraise.hub.protocol.invites import invite_text
     from barnraise.hub.storage.create import create_invite
 
-    asked: dict[Role, bool] = {"stranger": stranger, "mirror": mirror, "region": region}
-    wanted = [role for role, is_wanted in asked.items() if is_wanted]
+    requested: dict[Role, bool] = {"stranger": stranger, "mirror": mirror, "region": region}
+    wanted = [role for role, is_wanted in requested.items() if is_wanted]
     if len(wanted) > 1:
         raise HubError(f"an invite is for a {' or for a '.join(wanted)}", hint="Leave out all but one.")
     directory = kept_hub(name, load_settings())
@@ -64,23 +64,25 @@ def status(*, name: str, as_json: bool) -> int:
     directory = kept_hub(name, load_settings())
     log = HubLog(directory)
     try:
-        found = log.read()
+        state = log.read()
     finally:
         log.close()
-    newest = found.versions[-1] if found.versions else None
-    told = HubStatusReport(
+    newest = state.versions[-1] if state.versions else None
+    report = HubStatusReport(
         directory.name,
         newest.number if newest else None,
         newest.loss if newest else None,
         tuple(
-            MemberContribution(one.name, one.node[:9], one.role, one.accepted, one.samples, one.quarantine)
-            for one in sorted(found.members.values(), key=lambda one: -one.samples)
+            MemberContribution(
+                member.name, member.node[:9], member.role, member.accepted, member.samples, member.quarantine
+            )
+            for member in sorted(state.members.values(), key=lambda member: -member.samples)
         ),
         {address: _reached(directory, address) for address in known_addresses(directory)},
         _waits(directory, newest.number if newest else None),
     )
-    click.echo(json.dumps(msgspec.to_builtins(told), indent=2) if as_json else _described(told))
-    if not as_json and any(told.addresses.values()):
+    click.echo(json.dumps(msgspec.to_builtins(report), indent=2) if as_json else _described(report))
+    if not as_json and any(report.addresses.values()):
         say("friends are not answered there; docs/friends.md says how they reach this machine")
     return 0
 
@@ -102,20 +104,25 @@ class HubStatusReport(msgspec.Struct, frozen=True):
     loss: float | None
     members: tuple[MemberContribution, ...]
     addresses: dict[str, str]  # with what is wrong there
-    waits: str  # for whom or what, or why that is not known
+    waits: str  # what the hub waits for, or why that is unknown
 
 
-def _described(told: HubStatusReport) -> str:
-    version = f"version {told.version}" if told.version is not None else "its owner's model is not there yet"
-    loss = f", loss {told.loss:.4g}" if told.loss is not None else ""
-    lines = [f"{told.name}: {version}{loss}, {counted(len(told.members), 'member')}"]
-    lines.append(f"  {told.waits}")
-    for one in told.members:
-        state = f"  quarantined: {one.quarantine}" if one.quarantine else ""
+def _described(report: HubStatusReport) -> str:
+    version = (
+        f"version {report.version}" if report.version is not None else "its owner's model is not there yet"
+    )
+    loss = f", loss {report.loss:.4g}" if report.loss is not None else ""
+    lines = [f"{report.name}: {version}{loss}, {counted(len(report.members), 'member')}"]
+    lines.append(f"  {report.waits}")
+    for member in report.members:
+        state = f"  quarantined: {member.quarantine}" if member.quarantine else ""
         lines.append(
-            f"  {one.name:<24} {one.role:<8} {one.rounds:>6} rounds {one.samples:>12} samples{state}"
+            f"  {member.name:<24} {member.role:<8} {member.rounds:>6} rounds "
+            f"{member.samples:>12} samples{state}"
         )
-    lines += [f"  {address} {why or 'answers with the right key'}" for address, why in told.addresses.items()]
+    lines += [
+        f"  {address} {why or 'answers with the right key'}" for address, why in report.addresses.items()
+    ]
     return "\n".join(lines)
 
 

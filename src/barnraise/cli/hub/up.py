@@ -85,7 +85,7 @@ def up(wishes: HubUpOptions) -> int:
     if wishes.held_out is not None and wishes.script and wishes.held_out.resolve().is_relative_to(sent):
         raise HubError(
             f"{wishes.held_out} is in the folder that every friend gets, {sent}",
-            hint="Keep it and its samples in another folder: whoever has the samples can train on them.",
+            hint="Keep it and its samples in another folder: a member with the samples can train on them.",
         )
     settings = load_settings()
     directory = _directory(wishes, settings)
@@ -239,9 +239,9 @@ def _print_invite(invite: Invite, addresses: Sequence[str], wishes: HubUpOptions
     click.echo(f"The run {invite.run} is at {', '.join(addresses)}. Friends join it with:")
     click.echo(f"\n  barnraise join --invite {invite_text(invite)}\n")
     click.echo(f"It can be used {counted(wishes.uses, 'time')} within 7 days; `barnraise invite` makes more.")
-    said, mend = hub_reach(addresses)
-    if said and not wishes.parent:  # a region is for the machines of one network
-        say(f"{said}. {mend}")
+    problem, fix = hub_reach(addresses)
+    if problem and not wishes.parent:  # a region is for the machines of one network
+        say(f"{problem}. {fix}")
 
 
 # where hubs are
@@ -307,18 +307,18 @@ def _new(wishes: HubUpOptions, settings: Settings) -> Path:
 def _contents(manifest: FolderManifest, store: ArtifactStore, directory: Path) -> tuple[str, ...]:
     from barnraise.hub.storage.create import hub_blobs
 
-    blobs, found = hub_blobs(directory), []
+    blobs, blob_names = hub_blobs(directory), []
     for name in manifest.objects():
         with blobs.partial() as draft, store.object_path(name).open("rb") as file:
             while part := file.read(1 << 20):
                 draft.write(part)
-            found.append(blobs.commit(draft))
-    return tuple(found)
+            blob_names.append(blobs.commit(draft))
+    return tuple(blob_names)
 
 
 def _own(wishes: HubUpOptions) -> tuple[str, ...]:
-    here = [] if wishes.plain else [one for one in own_addresses() if ":" not in one][:4]
-    return tuple(_url(one, wishes.port, plain=wishes.plain) for one in (here or ["127.0.0.1"]))
+    addresses = [] if wishes.plain else [address for address in own_addresses() if ":" not in address][:4]
+    return tuple(_url(address, wishes.port, plain=wishes.plain) for address in (addresses or ["127.0.0.1"]))
 
 
 def _url(host: str, port: int, *, plain: bool) -> str:

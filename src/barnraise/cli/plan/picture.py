@@ -89,21 +89,21 @@ def _legend() -> list[str]:
 
 def _row(answer: PlanReport, plan: Plan, top: int, scale: float) -> list[str]:
     is_chosen = plan == answer.ranking.chosen
-    said = f"{why(answer, plan)}, " if not is_chosen else ""
+    reason = f"{why(answer, plan)}, " if not is_chosen else ""
     figures = ", ".join(f"{name} {format_duration(getattr(plan.phases, field))}" for name, field in _PHASES)
     name = f"{plan.name} (chosen)" if is_chosen else plan.name
-    most = _WIDTH - 2 * _MARGIN - _TOTAL
+    max_width = _WIDTH - 2 * _MARGIN - _TOTAL
     parts = [
         "<g>",
         f"<title>{_clean(plan.reason)}</title>",
         _text(_MARGIN, top + 12, _short(name, _NAME_SIGNS), "chosen" if is_chosen else ""),
-        f'<rect class="rail" x="{_MARGIN}" y="{top + 19}" width="{most}" height="{_BAR}" rx="2"/>',
+        f'<rect class="rail" x="{_MARGIN}" y="{top + 19}" width="{max_width}" height="{_BAR}" rx="2"/>',
     ]
     begin = 0.0
-    is_cut = plan.step_s * scale > most * 1.001
-    own = most / plan.step_s if is_cut else scale
+    is_cut = plan.step_s * scale > max_width * 1.001
+    own = max_width / plan.step_s if is_cut else scale
     for phase, field in _PHASES:
-        end = min(float(most), begin + getattr(plan.phases, field) * own)
+        end = min(float(max_width), begin + getattr(plan.phases, field) * own)
         if end - begin >= 0.05:
             parts.append(
                 f'<rect class="{phase}" x="{_MARGIN + begin:.1f}" y="{top + 19}" '
@@ -111,12 +111,12 @@ def _row(answer: PlanReport, plan: Plan, top: int, scale: float) -> list[str]:
             )
         begin = end
     if is_cut:
-        x = _MARGIN + most - 22
+        x = _MARGIN + max_width - 22
         parts.append(f'<path class="cut" d="M{x} {top + 39} l6 -22 M{x + 8} {top + 39} l6 -22"/>')
-    x = _MARGIN + most + 10
+    x = _MARGIN + max_width + 10
     parts.append(_text(x, top + 33, format_duration(plan.step_s), "chosen" if is_chosen else ""))
     cost = loss(plan) if plan.is_exact else f"loss {loss(plan)}"
-    small = f"{plan.speedup:.2f} times the best machine alone, {cost}, {said}{figures}"
+    small = f"{plan.speedup:.2f} times the best machine alone, {cost}, {reason}{figures}"
     parts.append(_text(_MARGIN, top + 52, small, "small"))
     return [*parts, "</g>"]
 
@@ -126,8 +126,8 @@ def _text(x: int, y: int, words: str, style: str = "") -> str:
     return f'<text x="{x}" y="{y}"{kind}>{_clean(words)}</text>'
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _short(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
 def _clean(text: str) -> str:

@@ -143,7 +143,7 @@ def run_measured(measured: StepProfile, *, on: tuple[str, ...], wishes: PlanOpti
 def _look(on: tuple[str, ...], *, is_needed: bool) -> _Here | None:
     """Ask the agent for machines and links; None if no agent runs and none is needed."""
     try:
-        told = ask(GraphRequest(on=on), GraphResponse, offer_start=is_needed)
+        response = ask(GraphRequest(on=on), GraphResponse, offer_start=is_needed)
     except AgentError as error:
         if is_needed:
             raise AgentError(
@@ -152,7 +152,7 @@ def _look(on: tuple[str, ...], *, is_needed: bool) -> _Here | None:
                 "barnraise plan --parameters 124M --add 4090@1gbit --add mac-m2@wifi",
             ) from error
         return None
-    return _Here(decode_graph(told.graph), told.nodes, told.this)
+    return _Here(decode_graph(response.graph), response.nodes, response.this)
 
 
 def _cluster(here: _Here | None, model: ModelSize, speeds: Mapping[str, float]) -> PlanCluster:
@@ -160,7 +160,9 @@ def _cluster(here: _Here | None, model: ModelSize, speeds: Mapping[str, float]) 
         return build_cluster(())
     # This machine's figures say how fast the others are, also where it takes no part.
     wanted = {*here.nodes, here.this} if here.this in speeds else set(here.nodes)
-    graph = build_graph((one for one in here.graph.nodes if one.node in wanted), here.graph.links).whole()
+    graph = build_graph(
+        (facts for facts in here.graph.nodes if facts.node in wanted), here.graph.links
+    ).whole()
     cluster = cluster_from_graph(graph, model, speeds)
     cluster = without_machines(
         cluster, [member.name for member in cluster.members if member.node not in here.nodes]

@@ -75,7 +75,7 @@ def describe(answer: PlanReport, width: int = 0) -> str:
         blocks.append(_wrapped(measured, width))
     if ranking.notes:
         blocks.append("\n".join(_wrapped(f"note: {note}", width, "      ") for note in ranking.notes))
-    lines = [_wrapped(f"- {one.sentence}", width, "  ") for one in answer.advice]
+    lines = [_wrapped(f"- {advice.sentence}", width, "  ") for advice in answer.advice]
     blocks.append("\n".join(["What would help:", *lines]) if lines else "Nothing that we know of would help.")
     return "\n\n".join(blocks)
 
@@ -143,7 +143,7 @@ def _heading(answer: PlanReport) -> str:
 
 def _machines(members: Sequence[PlannedMachine]) -> str:
     rows = [("machine", "samples/s", "how that is known")]
-    rows += [(one.name, _figure(one.samples_per_s), one.source) for one in members]
+    rows += [(machine.name, _figure(machine.samples_per_s), machine.source) for machine in members]
     return table(rows)
 
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, StepProfile, decode_profile
+from barnraise.agent_client.run_options import (
+    DATA_NAME,
+    MAX_TITLE,
+    DataSet,
+    RunOptions,
+    RunProgram,
+    ScriptImports,
+)
 from barnraise.agent_client.run_requests import (
-    DataSetOption,
     ResultsRequest,
     ResultsResponse,
     RunRow,
@@ -35,11 +43,12 @@ from barnraise.cli.agent_call import ask
 from barnraise.cli.plan.options import PlanOptions
 from barnraise.cli.plan.parse import check, levels_of
 from barnraise.cli.plan.plan import run_measured
+from barnraise.cli.runs.options import RunCommandOptions
 from barnraise.cli.runs.run_view import watch
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import RunEnvironmentError, RunError
-from barnraise.core.units import counted, format_size, parse_duration, parse_size
-from barnraise.environments.script_imports import ScriptImports, scan_imports
+from barnraise.core.units import counted, format_size
+from barnraise.environments.script_imports import scan_imports
 from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN, VARIABLE
 
@@ -50,33 +59,7 @@ _BY_SIZE = (
 )
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of ``barnraise run``, without the script and its arguments."""
-
-    on: tuple[str, ...] = ()
-    per_node: int = 0
-    min_nodes: int = 1
-    wait: str = "30s"
-    env: str = "auto"
-    engine: str = "auto"
-    trust_fabric: bool = False
-    restarts: int = 3
-    data: tuple[str, ...] = ()
-    set: tuple[str, ...] = ()
-    quiet: bool = False
-    nice: int = 0
-    memory: str = ""
-    container: str = ""
-    folder: Path | None = None
-    name: str = ""
-    all_output: bool = False
-    detach: bool = False
-    dry_run: bool = False
-    wishes: PlanOptions = field(default_factory=PlanOptions)
-
-
-def run(script: str, arguments: Sequence[str], options: RunOptions) -> int:
+def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunCommandOptions) -> int:
     """Run the script on the cluster. Return the exit code of the first worker that failed, or 0."""
     _check_dry_run(options)
     own_variables = _own_variables(options)  # wrong levels are told before anything is sent
@@ -89,26 +72,15 @@ def run(script: str, arguments: Sequence[str], options: RunOptions) -> int:
         _check_session(store, packed.manifest, script)
     data = tuple(_data(text, store, settings) for text in options.data)
     question = StartRunRequest(
-        command=tuple(command),
-        folder=packed.id,
-        title=options.name or Path(script).stem,
+        program=RunProgram(command=tuple(command), folder=packed.id, data=data, needs=needs),
+        options=replace(
+            chosen,
+            title=chosen.title or Path(script).stem[:MAX_TITLE],
+            variables=(*chosen.variables, *own_variables),
+        ),
         on=options.on,
-        per_node=options.per_node,
-        min_nodes=options.min_nodes,
-        wait_s=parse_duration(options.wait),
-        restarts=options.restarts,
-        environment=options.env,  # type: ignore[arg-type]  # click has checked the choice
-        engine=options.engine,  # type: ignore[arg-type]
-        fabric="trusted" if options.trust_fabric else "untrusted",
-        quiet=options.quiet,
-        nice=options.nice,
-        memory_bytes=parse_size(options.memory) if options.memory else 0,
-        container=options.container,
-        data=data,
-        variables=(*map(_variable, options.set), *own_variables),
-        needs=msgspec.msgpack.encode(needs),
     )
-    started = ask(question, RunStarted, timeout_s=question.wait_s + _ANSWER_S)
+    started = ask(question, RunStarted, timeout_s=chosen.wait_s + _ANSWER_S)
     what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
     where = ", ".join(started.nodes)
     click.echo(f"barnraise: run {started.run} of {folder.name} ({what}) on {where}", err=True)
@@ -156,7 +128,7 @@ def bring_results(run: str, store: ArtifactStore, target: Path) -> None:
     click.echo(f"barnraise: {counted(count, 'file')} written by the script: {where}", err=True)
 
 
-def _check_dry_run(options: RunOptions) -> None:
+def _check_dry_run(options: RunCommandOptions) -> None:
     if not options.dry_run:
         if options.wishes != PlanOptions(sync=options.wishes.sync, levels=options.wishes.levels):
             raise RunError(
@@ -169,7 +141,7 @@ def _check_dry_run(options: RunOptions) -> None:
         check(options.wishes)
 
 
-def _own_variables(options: RunOptions) -> list[tuple[str, str]]:
+def _own_variables(options: RunCommandOptions) -> list[tuple[str, str]]:
     """Return the environment variables for the workers. A dry run always measures exact steps."""
     if options.dry_run:
         return [(DRY_RUN, "1")]
@@ -233,12 +205,15 @@ def needs_in(store: ArtifactStore, manifest: FolderManifest, command: Sequence[s
     return needs
 
 
-def _data(text: str, store: ArtifactStore, settings: Settings) -> DataSetOption:
+def _data(text: str, store: ArtifactStore, settings: Settings) -> DataSet:
     name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier() or not value:
-        raise RunError(f"--data {text!r} is not NAME=PATH", hint="For example: --data mnist=./mnist")
+    if not equals or re.fullmatch(DATA_NAME, name) is None or not value:
+        raise RunError(
+            f"--data {text!r} is not NAME=PATH",
+            hint="NAME has at most 40 letters, digits and underscores. For example: --data mnist=./mnist",
+        )
     if value.startswith("@"):
-        return DataSetOption(name, path=value[1:])
+        return DataSet(name, path=value[1:])
     path = Path(value).expanduser().resolve()
     if not path.exists():
         raise RunError(
@@ -249,11 +224,4 @@ def _data(text: str, store: ArtifactStore, settings: Settings) -> DataSetOption:
     packed = pack(path, store, data_limits(settings), everything=True)
     what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
     click.echo(f"barnraise: {name}: {what}", err=True)
-    return DataSetOption(name, manifest=packed.id)
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name.isidentifier():
-        raise RunError(f"--set {text!r} is not NAME=VALUE", hint="For example: --set WANDB_MODE=offline")
-    return name, value if equals else os.environ.get(name, "")
+    return DataSet(name, manifest=packed.id)

@@ -37,7 +37,7 @@ def supported(code: int, reduction: str) -> bool:
 
 @cache
 def combiner(code: int, reduction: str) -> Combine:
-    """Return ``combine(mine, theirs, theirs_first)``, which reduces both in this order into ``mine``."""
+    """Return ``combine(own, received, received_first)``, which reduces both in this order into ``own``."""
     if not supported(code, reduction):
         raise UnsupportedOperation(f"{reduction} does not exist for {by_code(code).name}")
     dtype = numpy_dtype(code)
@@ -45,9 +45,9 @@ def combiner(code: int, reduction: str) -> Combine:
         _LOGICAL.get(reduction, _UFUNCS[reduction]) if by_code(code).kind == "bool" else _UFUNCS[reduction]
     )
 
-    def combine(mine: memoryview, theirs: memoryview, theirs_first: bool) -> None:
-        target, other = np.frombuffer(mine, dtype), np.frombuffer(theirs, dtype)
-        if theirs_first:
+    def combine(own: memoryview, received: memoryview, received_first: bool) -> None:
+        target, other = np.frombuffer(own, dtype), np.frombuffer(received, dtype)
+        if received_first:
             ufunc(other, target, out=target)
         else:
             ufunc(target, other, out=target)

@@ -166,9 +166,9 @@ def _init_process_group(original: Function, bound: inspect.BoundArguments) -> No
         apart = len(set(launch.machines)) > 1
         machines = tuple(range(len(ranks))) if apart else (0,) * len(ranks)
     choice = choose_group_backend(ranks, machines, launch.forced, launch.fabric)
-    _print_choice(own.asked, choice, machines, launch.rank)
-    if choice.backend != default_backend(own.asked, launch.device):
-        _set_backend(arguments, choice, own.asked)
+    _print_choice(own.requested, choice, machines, launch.rank)
+    if choice.backend != default_backend(own.requested, launch.device):
+        _set_backend(arguments, choice, own.requested)
     _call_original(original, bound)
     _world = WorldSpec(launch, ranks, machines, choice.backend)
 
@@ -179,16 +179,16 @@ def _new_group(original: Function, bound: inspect.BoundArguments) -> Any:
     numbers = range(len(world.ranks) if world else 0) if members is None else sorted(members)
     if world is None or not numbers or not 0 <= numbers[0] <= numbers[-1] < len(world.ranks):
         return _call_original(original, bound)  # torch reports the error
-    asked = _text(arguments.get("backend"))
+    requested = _text(arguments.get("backend"))
     ranks = [world.ranks[number] for number in numbers]
-    if asked is not None:
-        ranks = [RankDevices(asked, rank.device, rank.nccl_available, rank.system) for rank in ranks]
+    if requested is not None:
+        ranks = [RankDevices(requested, rank.device, rank.nccl_available, rank.system) for rank in ranks]
     machines = [world.machines[number] for number in numbers]
     choice = choose_group_backend(ranks, machines, world.launch.forced, world.launch.fabric)
-    _print_choice(asked or ranks[0].asked, choice, machines, world.launch.rank)
+    _print_choice(requested or ranks[0].requested, choice, machines, world.launch.rank)
     # Without a name torch uses the backend of the default group.
-    if choice.backend != (world.backend if asked is None else asked):
-        _set_backend(arguments, choice, asked)
+    if choice.backend != (world.backend if requested is None else requested):
+        _set_backend(arguments, choice, requested)
     elif choice.backend == OURS:
         _remove_options(arguments, "the barnraise backend does not use it")
     return _call_original(original, bound)
@@ -243,10 +243,10 @@ def _text(backend: str | None) -> str | None:
     return str(backend).lower() if backend else None
 
 
-def _set_backend(arguments: dict[str, Any], choice: BackendChoice, asked: str | None) -> None:
+def _set_backend(arguments: dict[str, Any], choice: BackendChoice, requested: str | None) -> None:
     arguments["backend"] = choice.backend
     _remove_options(
-        arguments, f"the group uses {choice.backend} instead of {asked or 'the default of torch'}"
+        arguments, f"the group uses {choice.backend} instead of {requested or 'the default of torch'}"
     )
 
 
@@ -257,8 +257,8 @@ def _remove_options(arguments: dict[str, Any], why: str) -> None:
             arguments[name] = None
 
 
-def _print_choice(asked: str | None, choice: BackendChoice, machines: Sequence[int], rank: int) -> None:
-    line = describe_choice(asked, choice, machines)
+def _print_choice(requested: str | None, choice: BackendChoice, machines: Sequence[int], rank: int) -> None:
+    line = describe_choice(requested, choice, machines)
     if line and rank == 0 and first_time(("engine", line)):
         sys.stderr.write(f"barnraise: {line}\n")
         sys.stderr.flush()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from barnraise.core.errors import HubRefused
+from barnraise.core.flow.replay_cache import KeyCheck, ReplayCache
 from barnraise.hub.protocol.signatures import SAME_VERSION_HINT, WINDOW_S, SignedMessage
 from barnraise.hub.storage.log import Changes, HubLog, change, read_fact
 
@@ -51,9 +52,10 @@ class NonceCache:
     Signatures from before ``began`` are rejected, because this process does not know the earlier nonces.
     """
 
-    def __init__(self, began: float = 0.0, most: int = 1_000_000) -> None:
-        self._seen: dict[tuple[bytes, str], float] = {}  # in the order of their time
-        self._began, self._most = int(began), most
+    def __init__(self, began: float = 0.0, capacity: int = 1_000_000) -> None:
+        self._began = int(began)
+        # A signature is valid for a window before and after its time, so for two windows in all.
+        self._seen = ReplayCache[tuple[bytes, str]](capacity, ttl_s=2 * WINDOW_S, evict_when_full=False)
 
     def accept(self, signed: SignedMessage, clock: float, now: float) -> None:
         """Remember the nonce of a request.
@@ -67,14 +69,8 @@ class NonceCache:
                 f"the signature's time is {clock - signed.created:+.0f} s from the hub's clock",
                 hint="Set this machine's clock, or add the difference to the time of the next signature.",
             )
-        while self._seen:
-            oldest = next(iter(self._seen))
-            if now - self._seen[oldest] <= 2 * WINDOW_S:
-                break
-            del self._seen[oldest]
-        key = (signed.node.raw, signed.nonce)
-        if key in self._seen:
+        check = self._seen.add((signed.node.raw, signed.nonce), now)
+        if check is KeyCheck.REPLAY:
             raise HubRefused(401, "replay", "this request was received before", hint=SAME_VERSION_HINT)
-        if len(self._seen) >= self._most:
+        if check is KeyCheck.FULL:
             raise HubRefused(429, "busy", "the hub is busy", hint="Try again in a minute.")
-        self._seen[key] = now

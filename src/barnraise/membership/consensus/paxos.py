@@ -200,7 +200,7 @@ class PaxosProposal:
         if vote is not None and self.absent and vote.decision.branch < self.wish.branch:
             vote = None  # the user's word opens a branch: what the old one may have decided does not bind it
         if vote is not None and (self._highest is None or vote.ballot > self._highest):
-            # Somebody may have decided it already: only that one may follow.
+            # It may be decided already: then no other decision may follow.
             self._highest, self.decision = vote.ballot, vote.decision
         if not is_quorum(self.voters, self._promised, self.absent):
             return None

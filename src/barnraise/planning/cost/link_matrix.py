@@ -89,7 +89,9 @@ def are_sites_separate(sites: Sequence[Sequence[int]], links: LinkMatrix) -> boo
     Then an all-reduce goes through the sites. Latency alone is no reason: a ring uses every port evenly.
     """
     inside = [links.slower_rate(a, b) for site in sites for a, b in combinations(site, 2)]
-    between = [links.slower_rate(a, b) for one, other in combinations(sites, 2) for a in one for b in other]
+    between = [
+        links.slower_rate(a, b) for first, second in combinations(sites, 2) for a in first for b in second
+    ]
     return bool(inside and between) and min(inside) >= STEP * max(between)
 
 

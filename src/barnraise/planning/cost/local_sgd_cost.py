@@ -85,7 +85,7 @@ def _walk(
     problem: PlanProblem, router: RouteSearch, case: _Case, codecs: Sequence[PlanCodec], overlapped: bool
 ) -> list[StepCost]:
     """Estimate the cost of every codec, and propose the one with the best score of speed and loss."""
-    found: list[StepCost] = []
+    prices: list[StepCost] = []
     for codec in codecs:
         needed = memory_needed(problem, codec, local=True, overlapped=overlapped)
         if not fits(problem, case.group, needed):
@@ -94,11 +94,11 @@ def _walk(
         price = _price(problem, case, route, codec, overlapped)
         # A codec that never keeps the machines busy is shown only if no codec does.
         if price is not None and (not price.remark or codec is codecs[-1]):
-            found.append(price)
+            prices.append(price)
     limit = period_limit(problem.model.parameters)
-    best = max(found, key=lambda price: score(price, problem.options.speed_per_loss), default=None)
+    best = max(prices, key=lambda price: score(price, problem.options.speed_per_loss), default=None)
     judged = []
-    for price in found:
+    for price in prices:
         if price is not best and best is not None and case.fixed is None:
             why = f"Not proposed: {best.codec.name} is better when speed and expected loss are combined."
             price = price._replace(remark=why, is_proposed=False)
@@ -126,26 +126,28 @@ def _price(
         period = LONGEST_PERIOD
         needed = max(needed_period(workers, target), period + 1)
         remark = f"A utilisation of {target:.0%} needs rounds of at least {needed} steps."
-    found = round_of(workers, period)
-    if found is None:
+    timing = round_of(workers, period)
+    if timing is None:
         return None
     batch = case.inner_batch * len(steps)
     compute = batch / problem.speed(case.group)
-    spare = max(0.0, found.busy_s / period - compute - overhead)
-    summed = sum(count * price.communication_s for count, price in zip(found.counts, case.inner, strict=True))
+    spare = max(0.0, timing.busy_s / period - compute - overhead)
+    summed = sum(
+        count * price.communication_s for count, price in zip(timing.counts, case.inner, strict=True)
+    )
     inside = min(spare, summed / (period * len(steps)))
     return StepCost(
         kind="local_steps",
         group=case.group,
         route=route,
         codec=codec,
-        counts=tuple(found.counts),
+        counts=tuple(timing.counts),
         compute_s=compute,
         waiting_s=spare - inside,
-        communication_s=inside + (found.visible_s + codec_s) / period,
+        communication_s=inside + (timing.visible_s + codec_s) / period,
         overhead_s=overhead + overhead / period,
         transfer_s=transfer / period,
-        hideable_s=found.busy_s / 2 / period if overlapped else 0.0,
+        hideable_s=timing.busy_s / 2 / period if overlapped else 0.0,
         last_share=0.0,
         codec_s=codec_s / period,
         quality=local_quality(
@@ -164,7 +166,7 @@ def _inner_steps(
     problem: PlanProblem, router: RouteSearch, workers: Sequence[Group], batch: int
 ) -> tuple[StepCost, ...] | None:
     """Return the cost of an inner step for each worker; a site uses its fastest exact route."""
-    found = []
+    inner = []
     for worker in workers:
         members = tuple(sorted(worker))
         if len(members) == 1:
@@ -176,5 +178,5 @@ def _inner_steps(
             price = min((cost for cost in prices if cost), key=lambda cost: cost.step_s, default=None)
         if price is None:
             return None
-        found.append(price)
-    return tuple(found)
+        inner.append(price)
+    return tuple(inner)

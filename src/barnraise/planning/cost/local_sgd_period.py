@@ -105,7 +105,7 @@ def is_enough(workers: RoundWorkers, period: int, target: float) -> bool:
     """Return True if a round of this length keeps the workers busy; with overlap all transfer must be
     hidden.
     """
-    found = round_of(workers, period)
-    if found is None or found.utilisation < target:
+    timing = round_of(workers, period)
+    if timing is None or timing.utilisation < target:
         return False
-    return not workers.overlapped or found.visible_s <= 1e-9 * found.busy_s
+    return not workers.overlapped or timing.visible_s <= 1e-9 * timing.busy_s

@@ -22,8 +22,8 @@ _LARGEST_TESTED_GROUP = 16
 class LocalCurve(msgspec.Struct, frozen=True, kw_only=True):
     """Relative loss that rounds of a given length cost, for a model of ``parameters``.
 
-    Larger models lose less, by the power ``shrinks`` of their size, down to ``least`` of the figure. Smaller
-    models are assumed to lose as much as the reference.
+    Larger models lose less, by the power ``shrinks`` of their size, down to ``min_share`` of the figure.
+    Smaller models are assumed to lose as much as the reference.
     """
 
     points: Annotated[tuple[tuple[int, LossShare], ...], Meta(min_length=1, max_length=64)] = (
@@ -36,7 +36,7 @@ class LocalCurve(msgspec.Struct, frozen=True, kw_only=True):
     )
     parameters: Annotated[int, Meta(ge=1)] = 51_000_000
     shrinks: Annotated[float, Meta(ge=0, le=1)] = 0.25
-    least: Annotated[float, Meta(ge=0, le=1)] = 0.375
+    min_share: Annotated[float, Meta(ge=0, le=1)] = 0.375
     source: Annotated[str, Meta(max_length=300)] = (
         "public measurements of a model of 51 million parameters on 2 workers (Neumann-Labs/ft-diloco), "
         "smaller for larger models as the 1.2 % at 2.4 billion (arXiv 2503.09799) suggest"
@@ -66,7 +66,7 @@ class OuterRule(msgspec.Struct, frozen=True, kw_only=True):
 def local_cost(curve: LocalCurve, period: int, parameters: int) -> float:
     """Interpolate the curve over the logarithm of the period; it is flat beyond the last point."""
     shrunk: float = (parameters / curve.parameters) ** -curve.shrinks
-    scale = max(curve.least, min(1.0, shrunk))
+    scale = max(curve.min_share, min(1.0, shrunk))
     points = curve.points
     if period <= points[0][0]:
         return points[0][1] * scale

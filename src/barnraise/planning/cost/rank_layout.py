@@ -62,10 +62,10 @@ def ranks_by_site(graph: TopologyGraph, nodes: Sequence[str]) -> RankLayout:
     are_places = len(sites) > 1
     if not are_places:
         sites = [[machine] for machine in _ring_of_machines(measured, machines)]
-    found = tuple(tuple(rank for machine in site for rank in ranks[machine]) for site in sites)
-    if 1 < len(found) < len(nodes):
-        return RankLayout(found, are_places)
-    order = tuple(rank for site in found for rank in site)
+    ranks_of_sites = tuple(tuple(rank for machine in site for rank in ranks[machine]) for site in sites)
+    if 1 < len(ranks_of_sites) < len(nodes):
+        return RankLayout(ranks_of_sites, are_places)
+    order = tuple(rank for site in ranks_of_sites for rank in site)
     return RankLayout() if order == tuple(range(len(nodes))) else RankLayout((order,))
 
 
@@ -89,16 +89,20 @@ def _ring_of_machines(measured: _Measured | None, machines: Sequence[str]) -> li
 def _sites_of_machines(measured: _Measured) -> list[list[str]]:
     """Return the sites in the order of a ring; the leader of each has the fastest link to another site."""
     cluster, links = measured
-    found = find_sites(cluster, links)
-    if not are_sites_separate(found, links):
+    sites = find_sites(cluster, links)
+    if not are_sites_separate(sites, links):
         return [[member.node for member in cluster.members]]
 
-    def outward(site: tuple[int, ...], one: int) -> float:
+    def outward(site: tuple[int, ...], member: int) -> float:
         return max(
-            (links.slower_rate(one, other) for group in found if group != site for other in group), default=0
+            (links.slower_rate(member, other) for group in sites if group != site for other in group),
+            default=0,
         )
 
     chains = {
-        chain[0]: chain for chain in (sorted(site, key=lambda one: -outward(site, one)) for site in found)
+        chain[0]: chain
+        for chain in (sorted(site, key=lambda member: -outward(site, member)) for site in sites)
     }
-    return [[cluster.members[one].node for one in chains[leader]] for leader in measured.ring([*chains])]
+    return [
+        [cluster.members[member].node for member in chains[leader]] for leader in measured.ring([*chains])
+    ]

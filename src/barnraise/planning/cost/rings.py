@@ -44,7 +44,7 @@ class RingTable:
     def order(self, subset: int, table: int = 0) -> tuple[int, ...]:
         """Return the best ring of a subset, starting with its first machine; any order if there is none."""
         costs = self._costs[table]
-        members = tuple(one for one in range(len(costs)) if subset >> one & 1)
+        members = tuple(member for member in range(len(costs)) if subset >> member & 1)
         last = members[0]
         order: list[int] = []
         while subset:
@@ -72,11 +72,11 @@ def ring_order(costs: Costs) -> tuple[int, ...]:
 
 
 def _nearest_neighbours(costs: Sequence[Sequence[float]], start: int) -> list[int]:
-    order, left = [start], set(range(len(costs))) - {start}
-    while left:
+    order, remaining = [start], set(range(len(costs))) - {start}
+    while remaining:
         here = costs[order[-1]]
-        order.append(min(left, key=lambda one: (here[one], one)))
-        left.remove(order[-1])
+        order.append(min(remaining, key=lambda member: (here[member], member)))
+        remaining.remove(order[-1])
     return order
 
 

@@ -65,15 +65,15 @@ class RouteSearch:
         if way == "ring":
             return Route("ring", self._problem.ring(group, codec))
         if (group, way) not in self._routes:
-            found = self._through_sites(group) if way == "sites" else self._rooted(group, way)
-            self._routes[group, way] = found
+            new_route = self._through_sites(group) if way == "sites" else self._rooted(group, way)
+            self._routes[group, way] = new_route
         route = self._routes[group, way]
         if way == "sites" and route.across == "ring":
             return route._replace(order=self._problem.ring(tuple(sorted(route.order)), codec))
         return route
 
     def _sites(self, group: Group) -> Sites:
-        inside = (tuple(one for one in site if one in group) for site in self._problem.sites)
+        inside = (tuple(member for member in site if member in group) for site in self._problem.sites)
         sites = tuple(site for site in inside if site)
         # Sessions separate sites by link rates only.
         apart = not self._problem.options.is_flat or are_sites_separate(sites, self._problem.links)
@@ -91,11 +91,11 @@ class RouteSearch:
             return [group]
         links = self._problem.links
 
-        def narrowest(one: int) -> float:
-            return -min(links.slower_rate(one, other) for other in group if other != one)
+        def narrowest(member: int) -> float:
+            return -min(links.slower_rate(member, other) for other in group if other != member)
 
-        def furthest(one: int) -> float:
-            return max(links.latency[one][other] for other in group if other != one)
+        def furthest(member: int) -> float:
+            return max(links.latency[member][other] for other in group if other != member)
 
         roots: Sequence[int] = group
         if way == "tree" or len(group) > MAX_EXACT:
@@ -105,15 +105,15 @@ class RouteSearch:
             )
             roots = tuple(dict.fromkeys(best))
         if way == "star":
-            return [(root, *(one for one in group if one != root)) for root in roots]
+            return [(root, *(member for member in group if member != root)) for root in roots]
         return list(dict.fromkeys(order for root in roots for order in self._orders_behind_root(group, root)))
 
     def _orders_behind_root(self, group: Group, root: int) -> Iterator[Group]:
         """Yield the other machines behind their root: by the rate of its links, and by latency."""
         links = self._problem.links
-        others = [one for one in group if one != root]
-        yield (root, *sorted(others, key=lambda one: -links.slower_rate(root, one)))
-        yield (root, *sorted(others, key=lambda one: links.latency[root][one]))
+        others = [member for member in group if member != root]
+        yield (root, *sorted(others, key=lambda member: -links.slower_rate(root, member)))
+        yield (root, *sorted(others, key=lambda member: links.latency[root][member]))
 
     def _through_sites(self, group: Group) -> Route:
         problem = self._problem
@@ -157,10 +157,10 @@ class RouteSearch:
     def _leader(self, site: Group, group: Group, by_rate: bool) -> int:
         """Return the machine of a site with the fastest link, or the shortest one, to another site."""
         links = self._problem.links
-        outside = [one for one in group if one not in site]
+        outside = [member for member in group if member not in site]
         if by_rate:
-            return max(site, key=lambda one: max(links.slower_rate(one, other) for other in outside))
-        return min(site, key=lambda one: min(links.latency[one][other] for other in outside))
+            return max(site, key=lambda member: max(links.slower_rate(member, other) for other in outside))
+        return min(site, key=lambda member: min(links.latency[member][other] for other in outside))
 
     def _chain(self, site: Group, leader: int) -> Group:
         """Return the ring of a site, cut before its leader."""

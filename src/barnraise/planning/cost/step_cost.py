@@ -60,7 +60,7 @@ class StepCost(NamedTuple):
     @property
     def shares_inside(self) -> bool:
         """Return True if the workers of local SGD are sites whose machines share every step."""
-        return any(len(one.group) > 1 for one in self.inner)
+        return any(len(cost.group) > 1 for cost in self.inner)
 
     @property
     def traffic(self) -> Traffic | None:
@@ -91,7 +91,7 @@ def memory_needed(
 
 def fits(problem: PlanProblem, group: Group, needed: float) -> bool:
     """Return True if the group has the memory; a machine of unknown memory passes."""
-    memories = (problem.cluster.members[one].memory_bytes for one in group)
+    memories = (problem.cluster.members[member].memory_bytes for member in group)
     return all(memory == 0 or needed <= memory for memory in memories)
 
 

@@ -62,10 +62,10 @@ def flows(route: Route, payload: PlanPayload, raw: float) -> list[RouteFlow]:
         return []
     if route.way != "sites":
         return list(_summed_flows(route.order, route.way, payload))
-    found = round_flows(route, payload)
+    transfers = round_flows(route, payload)
     for site in route.sites:
-        found += _rooted_flows(site, route.reduce, raw, 0.0)
-    return found
+        transfers += _rooted_flows(site, route.reduce, raw, 0.0)
+    return transfers
 
 
 def round_seconds(route: Route, links: LinkMatrix, payload: PlanPayload, raw: float = 0.0) -> float:
@@ -84,10 +84,10 @@ def round_seconds(route: Route, links: LinkMatrix, payload: PlanPayload, raw: fl
 def round_flows(route: Route, payload: PlanPayload, raw: float = 0.0) -> list[RouteFlow]:
     if route.way != "sites" or raw:
         return flows(route, payload, raw)
-    found = list(_summed_flows(route.order, route.across, payload))
+    transfers = list(_summed_flows(route.order, route.across, payload))
     for site in route.sites:
-        found += _rooted_flows(site, route.broadcast, 0.0, payload.merged(len(route.sites)))
-    return found
+        transfers += _rooted_flows(site, route.broadcast, 0.0, payload.merged(len(route.sites)))
+    return transfers
 
 
 def ring_seconds(hop_s: float, machines: int, *, gathers: bool) -> float:
@@ -164,11 +164,11 @@ def rooted_seconds(order: Sequence[int], shape: str, links: LinkMatrix, up: floa
     if (up and not slowest_up) or (down and not slowest_down):
         return float("inf")
     pace = max(up / slowest_up if up else 0.0, down / slowest_down if down else 0.0)
-    for place, one in enumerate(order):
+    for place, member in enumerate(order):
         pace = max(
             pace,
-            arriving[place] / links.in_port[one] if arriving[place] else 0.0,
-            leaving[place] / links.out_port[one] if leaving[place] else 0.0,
+            arriving[place] / links.in_port[member] if arriving[place] else 0.0,
+            leaving[place] / links.out_port[member] if leaving[place] else 0.0,
         )
     return pace + (max(way_up) if up else 0.0) + (max(way_down) if down else 0.0)
 

@@ -112,7 +112,9 @@ class PlanProblem:
         among = self.all_members if few else group
         sizes = range(2, self.count + 1) if few else range(len(group), len(group) + 1)
         if among not in self._tables:
-            pieces = [ring_piece(self.payload(one), size) for one in self.codecs for size in sizes]
+            pieces = [
+                ring_piece(self.payload(candidate), size) for candidate in self.codecs for size in sizes
+            ]
             costs = numpy.stack([self.links.hop_costs(among, piece) for piece in pieces])
             self._tables[among] = RingTable(costs)
         table = self.codecs.index(codec) * len(sizes) + sizes.index(len(group))

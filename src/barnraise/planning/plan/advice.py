@@ -61,7 +61,7 @@ def advise(
     """Return the changes that would make training at least 5 % faster, the most helpful first."""
     case = _Case(cluster, model, profile, options or PlanLimits(), calibration or Calibration())
     now = case.plans()
-    found = [*_left_out(now)]
+    suggestions = [*_left_out(now)]
     for change in (*_networks(case), *_more_machines(case), *_settings(case, now)):
         plan = change.case.plans().chosen
         times = plan.samples_per_s / now.chosen.samples_per_s
@@ -69,8 +69,8 @@ def advise(
             sentence = f"{change.means} would make this {times:.1f} times as fast{change.but}"
             if plan.quality.cost > now.chosen.quality.cost:
                 sentence += f", at an expected cost of {plan.quality.cost:.1%} of the loss"
-            found.append(PlanAdvice(what=change.what, times=times, sentence=f"{sentence}."))
-    return tuple(sorted(found, key=lambda advice: (-advice.times, advice.sentence)))
+            suggestions.append(PlanAdvice(what=change.what, times=times, sentence=f"{sentence}."))
+    return tuple(sorted(suggestions, key=lambda advice: (-advice.times, advice.sentence)))
 
 
 class _Change(NamedTuple):

@@ -89,29 +89,29 @@ def adopt_plan(state: DriftMonitor, plan: Plan) -> DriftMonitor:
     return msgspec.structs.replace(_reset_count(state), expected_s=plan.step_s)
 
 
-def is_worth_switching(current: Plan, found: Plan, measured_step_s: float) -> tuple[bool, str]:
+def is_worth_switching(current: Plan, candidate: Plan, measured_step_s: float) -> tuple[bool, str]:
     """Return True if another plan is worth the change, and the reason."""
-    gain = found.score / (current.score * current.step_s / measured_step_s)
+    gain = candidate.score / (current.score * current.step_s / measured_step_s)
     step = format_duration(measured_step_s)
-    if is_same(current, found):
+    if is_same(current, candidate):
         return False, f"{current.name} takes {step} a step, and is still the best plan."
-    faster = f"{found.name} is predicted to be {gain:.2f} times as fast"
+    faster = f"{candidate.name} is predicted to be {gain:.2f} times as fast"
     if gain < MIN_GAIN:
         why = (
             f"{current.name} takes {step} a step. {faster}: a change is worth it only from {MIN_GAIN:.2f} on."
         )
         return False, why
     was = format_duration(current.step_s)
-    return True, f"{current.name} takes {step} a step instead of {was}. {faster}. {found.reason}"
+    return True, f"{current.name} takes {step} a step instead of {was}. {faster}. {candidate.reason}"
 
 
-def is_same(one: Plan, other: Plan) -> bool:
+def is_same(plan: Plan, other: Plan) -> bool:
     """Return True if both plans differ in the split of work at most."""
     return (
-        one.order == other.order
-        and one.sites == other.sites
-        and one.levels == other.levels
-        and one.is_overlapped == other.is_overlapped
+        plan.order == other.order
+        and plan.sites == other.sites
+        and plan.levels == other.levels
+        and plan.is_overlapped == other.is_overlapped
     )
 
 

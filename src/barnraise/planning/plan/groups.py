@@ -24,10 +24,11 @@ def worthwhile_groups(problem: PlanProblem, usable: Group) -> list[Group]:
     if problem.count <= MAX_ALL_SUBSETS:
         sizes = range(len(usable), 1, -1)
         return [group for size in sizes for group in combinations(usable, size)]
-    sites = [tuple(one for one in site if one in usable) for site in problem.sites]
+    sites = [tuple(member for member in site if member in usable) for site in problem.sites]
     largest = sorted((site for site in sites if site), key=lambda site: (-problem.speed(site), site))
     starts = dict.fromkeys(
-        max(group, key=lambda one: (problem.speeds[one], -one)) for group in (usable, *largest[:_STARTS])
+        max(group, key=lambda member: (problem.speeds[member], -member))
+        for group in (usable, *largest[:_STARTS])
     )
     estimates: dict[Group, float] = {}
     for start in starts:
@@ -43,11 +44,11 @@ def worthwhile_groups(problem: PlanProblem, usable: Group) -> list[Group]:
 def _grow_group(problem: PlanProblem, start: int, usable: Group) -> list[tuple[Group, float]]:
     """Return every group on the way from one machine to all, with an estimate of its exact ring step."""
     order = [start]
-    left = [one for one in usable if one != start]
+    remaining = [member for member in usable if member != start]
     size = problem.payload(problem.exact)
     speeds = numpy.array(problem.speeds)
-    found = []
-    while left:
+    grown = []
+    while remaining:
         machines = len(order) + 1
         hops = problem.links.hop_costs(problem.all_members, ring_piece(size, machines))
         before = order[-1:] + order[:-1]
@@ -59,13 +60,16 @@ def _grow_group(problem: PlanProblem, start: int, usable: Group) -> list[tuple[G
                 for place in range(len(order))
             ]
         )
-        slowest = numpy.maximum(hops[numpy.ix_(before, left)], hops[numpy.ix_(left, order)].T)
+        slowest = numpy.maximum(hops[numpy.ix_(before, remaining)], hops[numpy.ix_(remaining, order)].T)
         slowest = numpy.maximum(slowest, others[:, numpy.newaxis])
-        steps = _estimates(problem, speeds[order].sum() + speeds[left], slowest.min(axis=0), machines)
-        chosen = min(range(len(left)), key=lambda one: (steps[one], -speeds[left[one]], left[one]))
-        order.insert(int(slowest[:, chosen].argmin()), left.pop(chosen))
-        found.append((tuple(sorted(order)), float(steps[chosen])))
-    return found
+        steps = _estimates(problem, speeds[order].sum() + speeds[remaining], slowest.min(axis=0), machines)
+        chosen = min(
+            range(len(remaining)),
+            key=lambda place: (steps[place], -speeds[remaining[place]], remaining[place]),
+        )
+        order.insert(int(slowest[:, chosen].argmin()), remaining.pop(chosen))
+        grown.append((tuple(sorted(order)), float(steps[chosen])))
+    return grown
 
 
 def _estimates(problem: PlanProblem, speeds: Costs, hops_s: Costs, machines: int) -> Costs:

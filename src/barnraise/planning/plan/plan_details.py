@@ -19,11 +19,11 @@ def flows_of(problem: PlanProblem, price: StepCost) -> list[RouteFlow]:
         return flows(price.route, problem.payload(price.codec), raw)
     payload = problem.payload(price.codec)
     changed = round_flows(price.route, payload, 0.0 if price.shares_inside else raw)
-    found = [flow._replace(size=flow.size / price.period) for flow in changed]
+    transfers = [flow._replace(size=flow.size / price.period) for flow in changed]
     for count, inner in zip(price.counts, price.inner, strict=True):
         for flow in flows(inner.route, problem.payload(problem.exact), raw):
-            found.append(flow._replace(size=flow.size * count / price.period))
-    return found
+            transfers.append(flow._replace(size=flow.size * count / price.period))
+    return transfers
 
 
 def slowest_link(problem: PlanProblem, carried: Iterable[RouteFlow]) -> SlowestLink | None:
@@ -56,22 +56,22 @@ def parts_of(problem: PlanProblem, price: StepCost, carried: Iterable[RouteFlow]
     local = price.kind == "local_steps"
     if local:
         for count, inner in zip(price.counts, price.inner, strict=True):
-            for one, each in zip(inner.group, inner.counts, strict=True):
-                samples[one], steps[one] = each * count / price.period, count
+            for member, share in zip(inner.group, inner.counts, strict=True):
+                samples[member], steps[member] = share * count / price.period, count
     else:
         samples = dict(zip(price.group, map(float, price.counts), strict=True))
     memory = memory_needed(problem, price.codec, local=local, overlapped=price.overlapped)
     return tuple(
         PlanPart(
-            name=problem.names[one],
-            samples=samples[one],
-            compute_s=samples[one] / problem.speeds[one],
-            sends_bytes=sends[one],
-            receives_bytes=receives[one],
+            name=problem.names[member],
+            samples=samples[member],
+            compute_s=samples[member] / problem.speeds[member],
+            sends_bytes=sends[member],
+            receives_bytes=receives[member],
             memory_bytes=memory,
-            inner_steps=steps.get(one),
+            inner_steps=steps.get(member),
         )
-        for one in price.group
+        for member in price.group
     )
 
 
@@ -99,6 +99,6 @@ def levels_of(price: StepCost) -> tuple[LevelPlan, ...]:
 def _inner_way(price: StepCost) -> Shape | None:
     """Return the all-reduce shape of inner steps that most sites use."""
     ways: list[Shape] = [
-        one.route.way for one in price.inner if one.route.way != "none" and one.route.way != "sites"
+        inner.route.way for inner in price.inner if inner.route.way != "none" and inner.route.way != "sites"
     ]
     return max(ways, key=ways.count, default=None)

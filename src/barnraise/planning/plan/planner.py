@@ -52,7 +52,9 @@ def make_plans(
     require_members(cluster)
     problem = PlanProblem(cluster, model, profile, options or PlanLimits(), calibration or Calibration())
     usable, notes = _usable(problem)
-    alone = sorted((cost_alone(problem, one, profile.batch) for one in usable), key=lambda one: one.step_s)
+    alone = sorted(
+        (cost_alone(problem, member, profile.batch) for member in usable), key=lambda price: price.step_s
+    )
     if not problem.options.is_given:
         groups = worthwhile_groups(problem, usable)
     else:
@@ -69,7 +71,7 @@ def make_plans(
         chosen=plans[id(chosen)],
         best_alone=plans[id(alone[0])],
         reason=choice_reason(problem, plans[id(chosen)], prices, alone[0]),
-        sites=tuple(tuple(problem.names[one] for one in site) for site in problem.sites),
+        sites=tuple(tuple(problem.names[member] for member in site) for site in problem.sites),
         notes=(*cluster.notes, *notes),
     )
 
@@ -82,8 +84,8 @@ def _usable(problem: PlanProblem) -> tuple[Group, list[str]]:
     if problem.options.is_given:
         return problem.all_members, []
     needed = memory_needed(problem, problem.exact)
-    usable = tuple(one for one in problem.all_members if fits(problem, (one,), needed))
-    small = [problem.cluster.members[one] for one in problem.all_members if one not in usable]
+    usable = tuple(member for member in problem.all_members if fits(problem, (member,), needed))
+    small = [problem.cluster.members[member] for member in problem.all_members if member not in usable]
     if not usable:
         largest = max(small, key=lambda member: member.memory_bytes)
         raise RunError(
@@ -197,7 +199,7 @@ def _to_plan(problem: PlanProblem, price: StepCost, best_alone: StepCost) -> Pla
     carried = flows_of(problem, price)
     link = slowest_link(problem, carried)
     sites = sorted(route.sites, key=lambda site: route.order.index(site[0]))
-    order = [one for site in sites for one in site] or route.order
+    order = [member for site in sites for member in site] or route.order
     outer = None
     if price.kind == "local_steps":
         outer = outer_rule(price.codec, price.period, is_lora=problem.model.is_lora)
@@ -209,9 +211,9 @@ def _to_plan(problem: PlanProblem, price: StepCost, best_alone: StepCost) -> Pla
         codec=price.codec.name,
         is_exact=price.is_exact,
         is_allowed=_is_allowed(problem, price),
-        order=tuple(names[one] for one in order),
+        order=tuple(names[member] for member in order),
         levels=levels_of(price),
-        sites=tuple(PlanSite(members=tuple(names[one] for one in site)) for site in sites),
+        sites=tuple(PlanSite(members=tuple(names[member] for member in site)) for site in sites),
         parts=parts_of(problem, price, carried),
         step_s=price.step_s,
         samples_per_s=price.samples_per_s,

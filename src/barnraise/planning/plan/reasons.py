@@ -76,8 +76,8 @@ def _idle_machines(problem: PlanProblem, chosen: Plan) -> str:
     """Return why other machines are not used; a note names those with too little memory."""
     used = {part.name for part in chosen.parts}
     needed = memory_needed(problem, problem.exact)
-    fitting = [one for one in problem.all_members if fits(problem, (one,), needed)]
-    idle = [problem.names[one] for one in fitting if problem.names[one] not in used]
+    fitting = [member for member in problem.all_members if fits(problem, (member,), needed)]
+    idle = [problem.names[member] for member in fitting if problem.names[member] not in used]
     units = -(-problem.profile.batch // problem.profile.unit_size)
     if not idle:
         return ""
@@ -87,7 +87,7 @@ def _idle_machines(problem: PlanProblem, chosen: Plan) -> str:
 
 
 def _members(problem: PlanProblem, price: StepCost) -> str:
-    return listed([problem.names[one] for one in price.group])
+    return listed([problem.names[member] for member in price.group])
 
 
 def _phases(price: StepCost) -> str:

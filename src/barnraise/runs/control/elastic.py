@@ -37,8 +37,10 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
     if cause is not None:
         return fail(record, failure_outcome(cause, facts.name))
     record = record_successes(record, workers)
-    living = [one for one in workers if one.slot.node in facts.present and not one.has_exited]
-    alive = [one.slot for one in living if not one.leave_reason] or [one.slot for one in living]
+    living = [worker for worker in workers if worker.slot.node in facts.present and not worker.has_exited]
+    alive = [worker.slot for worker in living if not worker.leave_reason] or [
+        worker.slot for worker in living
+    ]
     if not alive:
         if has_results(record):
             ended = with_reachable_results(record, facts.present)
@@ -46,10 +48,12 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
             if ended.results_at != record.results_at:
                 sentence += f"; rank 0 is gone, the results are those of {facts.name(ended.results_at)}"
             return succeed(ended, sentence)
-        gone = [node for node in record.nodes if node not in facts.present]
-        return restart_or_fail(record, facts, gone, root_cause([one for one in workers if one.failed]))
+        lost = [node for node in record.nodes if node not in facts.present]
+        return restart_or_fail(
+            record, facts, lost, root_cause([worker for worker in workers if worker.failed])
+        )
     if len(alive) == len(workers):
-        states = [one.state for one in workers]
+        states = [worker.state for worker in workers]
         evictions = choose_evictions(
             record.slots, states, record.generation, facts.unreachable_s, facts.stuck_s, facts.controller
         )
@@ -62,14 +66,18 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
     admitted, joining = ((), ()) if record.finished else _joining_workers(record, facts, alive)
     slots = (*alive, *admitted)
     if slots == record.slots:
-        waiting = [is_waiting_for_group(one.state, record.generation) for one in workers]
+        waiting = [is_waiting_for_group(worker.state, record.generation) for worker in workers]
         if (facts.stuck_s >= _STUCK_S and all(waiting)) or (facts.stuck_s >= _ONE_STUCK_S and any(waiting)):
             return _regroup(record, slots, joining, "the last group broke although all machines are present")
         return _recover_joining(record, facts, joining)
     left = [slot for slot in record.slots if slot not in alive]
     names = ", ".join(dict.fromkeys(facts.name(slot.node) for slot in (left or admitted)))
-    verb = next((one.leave_reason for one in workers if one.slot in left and one.leave_reason), "is gone")
-    failed = next((one.state for one in workers if one.failed and one.state and one.state.code), None)
+    verb = next(
+        (worker.leave_reason for worker in workers if worker.slot in left and worker.leave_reason), "is gone"
+    )
+    failed = next(
+        (worker.state for worker in workers if worker.failed and worker.state and worker.state.code), None
+    )
     if failed is not None:
         verb = f"failed ({failure_kind(failed)}) and is restarted once"
     why = f"{counted(len(slots), 'worker')}, because {names} {verb if left else 'joined'}"
@@ -97,7 +105,7 @@ def _recover_joining(
     states = reported_states(facts.reports)
     waiting = (states[slot.key] for slot in joining)
     failed = (
-        any(is_waiting_for_group(one, record.recovery_attempt) for one in waiting)
+        any(is_waiting_for_group(state, record.recovery_attempt) for state in waiting)
         and facts.since_s >= _AGAIN_S
     )
     if tuple(joining) == record.joining and not failed:
@@ -113,14 +121,14 @@ def _recover_joining(
 
 def _evict(record: RunRecord, facts: ReconcileInput, evictions: Sequence[Eviction]) -> RunRecord:
     """Return the record without the evicted workers; they may join again later."""
-    evicted = {one.rank for one in evictions}
+    evicted = {eviction.rank for eviction in evictions}
     slots = tuple(slot for rank, slot in enumerate(record.slots) if rank not in evicted)
     name = [facts.name(slot.node) for slot in record.slots]
     reasons = [
-        f"the worker on {name[one.rank]} does not respond"
-        if one.is_silent
-        else f"{name[one.rank]} and {name[one.blamed_by]} cannot reach each other"
-        for one in evictions
+        f"the worker on {name[eviction.rank]} does not respond"
+        if eviction.is_silent
+        else f"{name[eviction.rank]} and {name[eviction.blamed_by]} cannot reach each other"
+        for eviction in evictions
     ]
     why = f"{counted(len(slots), 'worker')}, because {'; '.join(dict.fromkeys(reasons))}"
     record = replace(record, paused=())
@@ -184,9 +192,9 @@ def record_successes(record: RunRecord, workers: Sequence[WorkerStatus]) -> RunR
     `run.save` writes the model on every machine, by its first worker. So the loss of one machine at the end
     costs nothing. The files of rank 0 are preferred: a script may have written more there.
     """
-    successes = [one for one in workers if one.succeeded]
-    main = [one.slot.node for one in successes if one.rank == 0]
-    first = [one.slot.node for one in successes if one.slot.local_rank == 0]
+    successes = [worker for worker in workers if worker.succeeded]
+    main = [worker.slot.node for worker in successes if worker.rank == 0]
+    first = [worker.slot.node for worker in successes if worker.slot.local_rank == 0]
     return replace(
         record,
         finished=record.finished or bool(successes),

@@ -114,14 +114,17 @@ def _reconcile_preparing(record: RunRecord, facts: ReconcileInput) -> RunRecord 
         report = facts.reports.get(node)
         if report is not None and node in here and report.stage in ("failed", "refused"):
             return _end_run(record, FAILED, f"{facts.name(node)}: {report.words}", node=node)
-    if len(here) < len(candidates) and facts.since_s < spec.wait_s:
+    options = spec.options
+    if len(here) < len(candidates) and facts.since_s < options.wait_s:
         return None
-    if len(here) < spec.min_nodes:
-        if facts.since_s < spec.wait_s:
+    if len(here) < options.min_nodes:
+        if facts.since_s < options.wait_s:
             return None
         absent = ", ".join(facts.name(node) for node in candidates if node not in here)
-        gone = f": {absent} did not come" if absent else ""
-        sentence = f"{len(here)} of at least {spec.min_nodes} machines came within {spec.wait_s:g} s{gone}"
+        detail = f": {absent} did not come" if absent else ""
+        sentence = (
+            f"{len(here)} of at least {options.min_nodes} machines came within {options.wait_s:g} s{detail}"
+        )
         return _end_run(record, FAILED, sentence)
     known = {node: facts.reports[node] for node in here if node in facts.reports}
     if len(known) < len(here) or any(report.packages is None for report in known.values()):
@@ -162,7 +165,7 @@ def environment_findings(
         name(node): tuple(device.partition(":")[0] for device in report.devices)
         for node, report in reported.items()
     }
-    return compare(packages[name(first)], packages, spec.needs, devices)
+    return compare(packages[name(first)], packages, spec.program.needs, devices)
 
 
 def _start_generation(
@@ -195,7 +198,7 @@ def _start_generation(
 def worker_slots(node: bytes, report: NodeReport, spec: RunSpec) -> list[WorkerSlot]:
     """Return one worker slot for each device of a machine, or as many as the spec says."""
     devices = report.devices or ("cpu",)
-    count = spec.per_node or len(devices)
+    count = spec.options.per_node or len(devices)
     return [WorkerSlot(node, index, devices[index % len(devices)]) for index in range(count)]
 
 
@@ -207,27 +210,29 @@ def _reconcile_running(record: RunRecord, facts: ReconcileInput) -> RunRecord | 
     reports = [report for node, report in facts.reports.items() if node in record.nodes]
     if any(report.elastic and report.generation == record.generation for report in reports):
         return replace(record, elastic=True)
-    gone = [node for node in record.nodes if node not in facts.present]
+    lost = [node for node in record.nodes if node not in facts.present]
     for node in record.nodes:
         report = facts.reports.get(node)
         if report is not None and report.generation == record.generation and report.stage == "failed":
             return fail(record, RunOutcome(code=FAILED, sentence=f"{facts.name(node)}: {report.words}"))
     workers = worker_statuses(record, facts.reports)
-    failed = root_cause([one for one in workers if one.failed])
+    failed = root_cause([worker for worker in workers if worker.failed])
     if failed is not None and failed.state is not None and not failed.state.signal:
         return fail(record, failure_outcome(failed, facts.name))
-    if failed is None and not gone:
+    if failed is None and not lost:
         return (
-            succeed(record, "all workers have finished") if all(one.has_exited for one in workers) else None
+            succeed(record, "all workers have finished")
+            if all(worker.has_exited for worker in workers)
+            else None
         )
     if (
         failed is None
         and workers[0].has_exited
-        and all(one.has_exited or one.slot.node in gone for one in workers)
+        and all(worker.has_exited or worker.slot.node in lost for worker in workers)
     ):
         # The other workers had done their part, and rank 0 has the result.
-        return succeed(record, f"rank 0 has finished; {machine_names(gone, facts)} went away at the end")
-    return restart_or_fail(record, facts, gone, failed)
+        return succeed(record, f"rank 0 has finished; {machine_names(lost, facts)} went away at the end")
+    return restart_or_fail(record, facts, lost, failed)
 
 
 # restarting and stopping
@@ -245,10 +250,10 @@ def _reconcile_restarting(record: RunRecord, facts: ReconcileInput) -> RunRecord
     ready = [node for node in ready if facts.reports[node].stage in ("ready", "ended")]
     if len(ready) < len(left) and facts.since_s < _MAX_EXIT_S:
         return None
-    if len(ready) < facts.spec.min_nodes:
-        if facts.since_s < max(facts.spec.wait_s, _MAX_EXIT_S):
+    if len(ready) < facts.spec.options.min_nodes:
+        if facts.since_s < max(facts.spec.options.wait_s, _MAX_EXIT_S):
             return None
-        rest = f"{len(ready)} of at least {facts.spec.min_nodes} machines came back"
+        rest = f"{len(ready)} of at least {facts.spec.options.min_nodes} machines came back"
         return fail(record, RunOutcome(code=FAILED, sentence=f"{record.why}; {rest}"))
     return _start_generation(record, facts, ready, record.why)
 

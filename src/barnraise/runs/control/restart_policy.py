@@ -26,28 +26,28 @@ def apply_restart_policy(
     record: RunRecord, workers: Sequence[WorkerStatus], here: Collection[bytes]
 ) -> tuple[RunRecord, list[WorkerStatus]]:
     """Return the record with the failures that are restarted, and the failures that are not."""
-    others = any(one.slot.node in here and not one.has_exited for one in workers)
-    known, rest = list(record.restarted_failures), []
-    for one in workers:
-        if not one.failed or one.state is None or one.state.signal:
+    others = any(worker.slot.node in here and not worker.has_exited for worker in workers)
+    known, final = list(record.restarted_failures), []
+    for worker in workers:
+        if not worker.failed or worker.state is None or worker.state.signal:
             continue
-        kind = failure_kind(one.state)
-        has_joined_later = one.slot.start != record.first_generation
-        has_trained = one.state.trained or has_joined_later
+        kind = failure_kind(worker.state)
+        has_joined_later = worker.slot.start != record.first_generation
+        has_trained = worker.state.trained or has_joined_later
         if has_trained and kind in _FOLLOWS:
             continue
-        place = (one.slot.node, one.slot.local_rank)
+        place = (worker.slot.node, worker.slot.local_rank)
         is_new = all((other.node, other.local_rank) != place and other.kind != kind for other in known)
         if has_trained and is_new and others and kind != _NEVER and not record.finished:
             known.append(RestartedFailure(*place, kind))
         else:
-            rest.append(one)
-    return replace(record, restarted_failures=tuple(known)), rest
+            final.append(worker)
+    return replace(record, restarted_failures=tuple(known)), final
 
 
 def failure_kind(worker: WorkerState) -> str:
     """Return the name of the exception that a worker exited with; its exit code if it printed none."""
-    _, found, trace = worker.tail.rpartition(_TRACE)
-    lines = [line for line in trace.splitlines() if line and not line[0].isspace()] if found else []
+    _, separator, trace = worker.tail.rpartition(_TRACE)
+    lines = [line for line in trace.splitlines() if line and not line[0].isspace()] if separator else []
     name = lines[0].partition(":")[0].rpartition(".")[2].strip() if lines else ""
     return name[:_MAX_NAME_LENGTH] or f"code {worker.code}"

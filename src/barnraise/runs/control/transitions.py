@@ -34,7 +34,7 @@ def succeed(record: RunRecord, sentence: str) -> RunRecord:
 
 
 def restart_or_fail(
-    record: RunRecord, facts: ReconcileInput, gone: Sequence[bytes], failed: WorkerStatus | None
+    record: RunRecord, facts: ReconcileInput, lost: Sequence[bytes], failed: WorkerStatus | None
 ) -> RunRecord:
     """Restart after the loss of a machine or worker, or fail if no restart is left."""
     spec = facts.spec
@@ -42,15 +42,15 @@ def restart_or_fail(
         outcome = failure_outcome(failed, facts.name)
         why = outcome.sentence
     else:
-        why = f"{machine_names(gone, facts)} went away"
+        why = f"{machine_names(lost, facts)} went away"
         outcome = RunOutcome(code=FAILED, sentence=why)
     used = 0 if facts.since_s > SETTLED_S else record.restarts
-    if used >= spec.restarts:
+    if used >= spec.options.restarts:
         often = f" after {counted(used, 'restart')}" if used else ""
         return fail(record, replace(outcome, sentence=f"{why}{often}; no restart is left"))
-    if len([node for node in spec.nodes if node in facts.present]) < spec.min_nodes:
-        needed = "machine is" if spec.min_nodes == 1 else "machines are"
-        why = f"{why}; at least {spec.min_nodes} {needed} needed"
+    if len([node for node in spec.nodes if node in facts.present]) < spec.options.min_nodes:
+        needed = "machine is" if spec.options.min_nodes == 1 else "machines are"
+        why = f"{why}; at least {spec.options.min_nodes} {needed} needed"
     return replace(record, phase="restarting", restarts=used + 1, finished=False, why=why)
 
 

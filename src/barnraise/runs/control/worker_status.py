@@ -56,10 +56,10 @@ def reported_states(reports: Mapping[bytes, NodeReport]) -> dict[tuple[bytes, in
 def root_cause(failed: Sequence[WorkerStatus]) -> WorkerStatus | None:
     """Return the failure that the others follow from; not one that reports the loss of another rank."""
 
-    def order(one: WorkerStatus) -> tuple[bool, int, int]:
-        assert one.state is not None
-        follows = any(text in one.state.tail for text in _FOLLOWERS)
-        return follows, one.state.place, one.rank
+    def order(worker: WorkerStatus) -> tuple[bool, int, int]:
+        assert worker.state is not None
+        follows = any(text in worker.state.tail for text in _FOLLOWERS)
+        return follows, worker.state.place, worker.rank
 
     return min(failed, key=order, default=None)
 

@@ -108,7 +108,7 @@ class StepProfiler:
 
     def _exchange(self) -> list[MeasuredStep]:
         """Return the measurements of all workers; empty if the group failed."""
-        tally = next((one for one in (self._warm, self._last) if one.samples), self._cold)
+        tally = next((candidate for candidate in (self._warm, self._last) if candidate.samples), self._cold)
         # In its first step an optimizer creates its state.
         optimizers = max(1, len(self._session._optimizers))
         applied = self._optimizer_s[optimizers:] or self._optimizer_s
@@ -133,12 +133,12 @@ class StepProfiler:
         session = self._session
         if measured and session.is_main and session._model is not None:
             trained = session._reducer.parameters
-            known = {id(one) for one in trained}
-            others = [one for one in session._model.parameters() if id(one) not in known]
+            known = {id(parameter) for parameter in trained}
+            others = [parameter for parameter in session._model.parameters() if id(parameter) not in known]
             profile = StepProfile(
-                parameters=sum(one.numel() for one in trained),
+                parameters=sum(parameter.numel() for parameter in trained),
                 gradient_bytes=sum(flat.nbytes for flat in session._reducer.local.values()),
-                frozen_bytes=sum(one.nbytes for one in others),
+                frozen_bytes=sum(parameter.nbytes for parameter in others),
                 is_lora=any("lora_" in name for name, _ in session._model.named_parameters()),
                 batch=sum(unit.size for unit in self._microbatches),
                 unit=max(unit.size for unit in self._microbatches),

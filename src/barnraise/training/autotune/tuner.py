@@ -102,7 +102,7 @@ def choose(
     best = make_plans(cluster, model, profile, free, calibration).chosen
     text = _advice(plans.chosen, best)
     if levels != OPEN and len(plans.chosen.order) < len(cluster.members):
-        names = listed(sorted(one.name for one in cluster.members))
+        names = listed(sorted(member.name for member in cluster.members))
         text = f"no plan for {names} fits what --levels fixes: leave a part of it to auto"
     if text and mode == "exact":
         auto = make_plans(cluster, model, profile, msgspec.structs.replace(options, sync="auto"), calibration)
@@ -299,7 +299,7 @@ def cluster_of_group(
     together: dict[str, float] = {}
     for node, speed in zip(nodes, speeds, strict=True):
         together[node] = together.get(node, 0.0) + speed
-    facts = [one for one in graph.nodes if one.node in together]
+    facts = [machine for machine in graph.nodes if machine.node in together]
     if len(facts) < len(together):
         raise RunError(
             "not all machines of the group have been measured yet",

@@ -133,7 +133,7 @@ class MicroBatchLoader:
             self._order = (epoch, self.data_order.sample_order(epoch))
         order = self._order[1]
         places = [
-            [(int(order[at]), self._seed(epoch, at)) for at in range(one.first, one.last)] for one in units
+            [(int(order[at]), self._seed(epoch, at)) for at in range(unit.first, unit.last)] for unit in units
         ]
         if self.loader.num_workers == 0:
             collate: Callable[[list[Any]], Any] = self.loader.collate_fn

@@ -31,7 +31,8 @@ class GradientAccumulator:
         if self._is_mean:
             self._is_mean = False
             self._gradients = {
-                number: to_sum_dtype(one).mul_(self._weight) for number, one in self._gradients.items()
+                number: to_sum_dtype(gradient).mul_(self._weight)
+                for number, gradient in self._gradients.items()
             }
         for number, gradient in gradients:
             if number in self._gradients:

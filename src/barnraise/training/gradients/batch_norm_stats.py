@@ -116,7 +116,7 @@ class BatchNormStats:
         """Return this worker's statistics by micro-batch, zeros elsewhere, to be summed over workers."""
         table = torch.zeros(count, self.width, dtype=torch.float64)
         for number, stats in self.microbatches.items():
-            table[number] = torch.cat([one.reshape(-1).to(torch.float64).cpu() for one in stats])
+            table[number] = torch.cat([tensor.reshape(-1).to(torch.float64).cpu() for tensor in stats])
         return table
 
     def commit(self, table: torch.Tensor) -> None:

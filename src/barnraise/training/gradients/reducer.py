@@ -167,7 +167,9 @@ class GradientReducer:
 
     def save_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Save one optimizer's gradients now, because another optimizer's backward may overwrite them."""
-        known = [self._number_of[id(one)] for one in parameters if id(one) in self._number_of]
+        known = [
+            self._number_of[id(parameter)] for parameter in parameters if id(parameter) in self._number_of
+        ]
         for number in known:
             self._saved[number] = self._take_gradient(number)
 

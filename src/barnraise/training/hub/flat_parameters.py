@@ -58,7 +58,9 @@ def _exchanged_tensors(model: torch.nn.Module, reducer: GradientReducer) -> list
     """
     trained = {id(parameter) for parameter in reducer.parameters}
     tensors = tensors_of(model, keep_vars=True)
-    chosen = [(name, one) for name, one in tensors.items() if id(one) in trained or _is_statistic(one)]
+    chosen = [
+        (name, tensor) for name, tensor in tensors.items() if id(tensor) in trained or _is_statistic(tensor)
+    ]
     unique: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in chosen:
         unique.setdefault(id(tensor), (name, tensor))

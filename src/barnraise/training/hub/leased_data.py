@@ -86,7 +86,7 @@ class LeasedData(MicroBatchLoader):
         for epoch, first, last in sub_spans(self.lease.spans, self.offset, self._step_samples):
             start = epoch * self.data_order.samples
             microbatches += cut_micro_batches(start + first, start + last, size)
-        return tuple(one._replace(number=number) for number, one in enumerate(microbatches))
+        return tuple(microbatch._replace(number=number) for number, microbatch in enumerate(microbatches))
 
     def steps(self, step: int, period: int) -> int:
         """Return 0: schedulers follow the samples of all groups, not the steps of this one."""
@@ -100,9 +100,9 @@ class LeasedData(MicroBatchLoader):
 
     def batches(self, step: int, units: Sequence[MicroBatch]) -> Iterator[Any]:
         samples = self.data_order.samples
-        for epoch, some in groupby(units, lambda unit: unit.first // samples):
+        for epoch, group in groupby(units, lambda unit: unit.first // samples):
             start = epoch * samples
-            inside = [one._replace(first=one.first - start, last=one.last - start) for one in some]
+            inside = [unit._replace(first=unit.first - start, last=unit.last - start) for unit in group]
             yield from super().batches(epoch * len(self), inside)
 
     def seed_microbatch(self, step: int, unit: MicroBatch, part: int = 0) -> None:

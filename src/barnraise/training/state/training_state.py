@@ -56,9 +56,9 @@ class TrainingState:
         return flatten(
             {
                 "model": state_of(self.model),
-                "optimizers": [self._shared_state(one.state_dict()) for one in self.optimizers],
+                "optimizers": [self._shared_state(optimizer.state_dict()) for optimizer in self.optimizers],
                 "outer": None if self.outer is None else self.outer.state_dict(),
-                "schedulers": [_without_callables(one.state_dict()) for one in self.schedulers],
+                "schedulers": [_without_callables(scheduler.state_dict()) for scheduler in self.schedulers],
                 "tracked": {name: thing.state_dict() for name, thing in self.tracked.items()},
                 "done": done,
                 "epoch": self.epoch,
@@ -84,14 +84,14 @@ class TrainingState:
     def apply_sync(self, sync: Sync, *, is_alone: bool = False) -> None:
         """Use this `Sync` from the next step on. All workers do so at the same commit."""
         if self.sync.is_local and not sync.is_local and not is_alone:
-            for one in self.optimizers:
-                one.state.clear()  # it differs between workers
+            for optimizer in self.optimizers:
+                optimizer.state.clear()  # it differs between workers
         self.sync = sync
         if not sync.is_local:
             self.outer = None
             return
         if self.outer is None:
-            groups = [group["params"] for one in self.optimizers for group in one.param_groups]
+            groups = [group["params"] for optimizer in self.optimizers for group in optimizer.param_groups]
             trained = [parameter for group in groups for parameter in group if parameter.requires_grad]
             self.outer = torch.optim.SGD(trained, lr=sync.rate)
         for group in self.outer.param_groups:

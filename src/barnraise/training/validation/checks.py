@@ -17,14 +17,15 @@ def check_prepared(
     model: torch.nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]
 ) -> None:
     """Raise RunError for what cannot be exact, or would be missing in checkpoints and on joining workers."""
-    for one in optimizers:
-        if _needs_arguments(one):
+    for optimizer in optimizers:
+        if _needs_arguments(optimizer):
             raise RunError(
-                f"{type(one).__name__} computes the loss again in step(), but no worker has the whole batch",
+                f"{type(optimizer).__name__} computes the loss again in step(), "
+                "but no worker has the whole batch",
                 hint="Use an optimizer whose step() needs no closure, such as AdamW.",
             )
-    for one in schedulers:
-        _check_scheduler(one)
+    for scheduler in schedulers:
+        _check_scheduler(scheduler)
     _check_owners(model, optimizers)
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) and isinstance(
@@ -44,8 +45,8 @@ def parameters_of(optimizer: Optimizer) -> Iterator[torch.nn.Parameter]:
 
 def check_all_taken(model: torch.nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Raise RunError if a parameter still has a gradient, because it was not trained at `prepare`."""
-    for one in optimizers:
-        for parameter in parameters_of(one):
+    for optimizer in optimizers:
+        for parameter in parameters_of(optimizer):
             if parameter.grad is not None:
                 raise RunError(
                     f"{_name_of(parameter, model)} is trained, but was not when prepare was called",
@@ -70,20 +71,25 @@ def _check_scheduler(scheduler: Any) -> None:
 
 
 def _check_owners(model: torch.nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    held = {id(one) for one in model.state_dict(keep_vars=True).values()}
+    held = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     owners: dict[int, Optimizer] = {}
-    for one in optimizers:
-        unknown = [each for each in parameters_of(one) if each.requires_grad and id(each) not in held]
+    for optimizer in optimizers:
+        unknown = [
+            parameter
+            for parameter in parameters_of(optimizer)
+            if parameter.requires_grad and id(parameter) not in held
+        ]
         if unknown:
-            shapes = ", ".join(str(tuple(each.shape)) for each in unknown[:3])
+            shapes = ", ".join(str(tuple(parameter.shape)) for parameter in unknown[:3])
             raise RunError(
-                f"{type(one).__name__} trains parameters that are not in the model's state, of shape {shapes}"
-                f"{', ...' if len(unknown) > 3 else ''}: they would be neither saved nor sent to others",
+                f"{type(optimizer).__name__} trains parameters that are not in the model's state, "
+                f"of shape {shapes}{', ...' if len(unknown) > 3 else ''}: "
+                "they would be neither saved nor sent to others",
                 hint="Put everything that is trained into one module, for example torch.nn.ModuleDict("
                 "{'generator': g, 'discriminator': d}), and give prepare that.",
             )
-        for parameter in parameters_of(one):
-            if owners.setdefault(id(parameter), one) is not one:
+        for parameter in parameters_of(optimizer):
+            if owners.setdefault(id(parameter), optimizer) is not optimizer:
                 raise RunError(
                     f"{_name_of(parameter, model)} is in two optimizers",
                     hint="Give each parameter to one optimizer.",
@@ -91,7 +97,7 @@ def _check_owners(model: torch.nn.Module, optimizers: Sequence[Optimizer]) -> No
 
 
 def _name_of(parameter: torch.nn.Parameter, model: torch.nn.Module) -> str:
-    names = (name for name, one in state_of(model, keep_vars=True).items() if one is parameter)
+    names = (name for name, tensor in state_of(model, keep_vars=True).items() if tensor is parameter)
     return next(names, f"a parameter of shape {tuple(parameter.shape)}")
 
 
@@ -103,4 +109,6 @@ def _needs_arguments(thing: Any) -> bool:
         _, *required = inspect.signature(type(thing).step).parameters.values()
     except (AttributeError, TypeError, ValueError):  # there is no signature
         return False
-    return any(one.default is one.empty and one.kind not in variadic for one in required)
+    return any(
+        parameter.default is parameter.empty and parameter.kind not in variadic for parameter in required
+    )

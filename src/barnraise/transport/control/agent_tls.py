@@ -77,9 +77,9 @@ class AgentTls:
         """Return the agent at the other end of a finished handshake; raise HandshakeError if it is not
         trusted.
         """
-        found = tls.peer(session.object, run=AGENT_RUN, expect_node=expect)
-        self.check(found.node)
-        return found
+        identity = tls.peer(session.object, run=AGENT_RUN, expect_node=expect)
+        self.check(identity.node)
+        return identity
 
     def check(self, node: NodeId) -> None:
         """Raise HandshakeError if the node is not trusted now."""

@@ -1,6 +1,6 @@
 """Control connection between two agents: ordered messages both ways, under TLS, on an asyncio loop.
 
-`dial_agent` and `accept_agent` make them. Nothing here blocks, and the memory for waiting messages is
+`dial_unopened` and `accept_agent` make them. Nothing here blocks, and the memory for waiting messages is
 bounded.
 """
 
@@ -342,8 +342,8 @@ class ControlConnection:
     def _explain(self, error: ssl.SSLError) -> BarnraiseError:
         if self._opened.done():
             return ProtocolError(f"{self} sent bytes that its TLS does not allow")
-        found = explain(error)
-        return HandshakeError(f"{self}: {found.message}", hint=found.hint)
+        explained = explain(error)
+        return HandshakeError(f"{self}: {explained.message}", hint=explained.hint)
 
     def _gone(self) -> BarnraiseError:
         if self._fault is not None:

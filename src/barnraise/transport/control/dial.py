@@ -45,9 +45,9 @@ __all__ = [
     "LIMITS",
     "AgentTls",
     "ControlConnection",
+    "DialOptions",
     "HandshakeLimits",
     "accept_agent",
-    "dial_agent",
     "dial_unopened",
     "was_refused",
 ]
@@ -71,45 +71,30 @@ def was_refused(error: BarnraiseError) -> bool:
     return isinstance(error.__cause__, ConnectionRefusedError)
 
 
-async def dial_agent(
-    address: str,
-    port: int,
-    *,
-    route: int,
-    target: bytes,
-    secret: bytes,
-    tls: AgentTls,
-    expect: NodeId | None,
-    timeout_s: float = HANDSHAKE_S,
-    on_message: OnMessage,
-    on_closed: OnClosed,
-) -> ControlConnection:
-    """Return an open connection.
+@dataclass(frozen=True)
+class DialOptions:
+    """Route, target, proof and patience of a dial.
+
+    ``expect``: the node that must answer; None for any trusted node.
+    """
+
+    route: int
+    target: bytes
+    secret: bytes
+    tls: AgentTls
+    expect: NodeId | None
+    timeout_s: float = HANDSHAKE_S
+
+
+async def dial_unopened(address: str, port: int, options: DialOptions) -> ControlConnection:
+    """Return a connection that can only be pinged, until its ``begin`` opens it for the other side.
 
     Raise TransportError (see `was_refused`) or HandshakeError with the address in its text. Register the
-    connection before you await anything else: messages may come on the loop's next turn.
+    connection before you await anything else after ``begin``: messages may come on the loop's next turn.
     """
-    link = await dial_unopened(
-        address, port, route=route, target=target, secret=secret, tls=tls, expect=expect, timeout_s=timeout_s
-    )
-    link.begin(on_message, on_closed)
-    return link
-
-
-async def dial_unopened(
-    address: str,
-    port: int,
-    *,
-    route: int,
-    target: bytes,
-    secret: bytes,
-    tls: AgentTls,
-    expect: NodeId | None,
-    timeout_s: float = HANDSHAKE_S,
-) -> ControlConnection:
-    """Return a connection that can only be pinged, until its ``begin`` opens it for the other side."""
+    tls, timeout_s = options.tls, options.timeout_s
     sockaddr, family = _numeric(address, port)
-    preface = Preface(target, os.urandom(16), route)
+    preface = Preface(options.target, os.urandom(16), options.route)
     step = _Step(show_address(address, port), timeout_s)
     link: ControlConnection | None = None
     connection = socket.socket(family, socket.SOCK_STREAM)
@@ -117,14 +102,14 @@ async def dial_unopened(
         with step.in_words():
             async with asyncio.timeout(timeout_s):
                 connection.setblocking(False)
-                _tune(connection, route)
+                _tune(connection, options.route)
                 await _connect(connection, sockaddr)
                 step.waits_for = "an answer to the preface"
-                answer = await _send_preface(connection, encode(preface, secret))
+                answer = await _send_preface(connection, encode(preface, options.secret))
                 step.waits_for = "the end of the TLS handshake"
                 session = tls.session(server_side=False)
                 await _handshake(connection, session)
-                peer = tls.peer(session, expect)
+                peer = tls.peer(session, options.expect)
                 link = ControlConnection(
                     ConnectionOpening(session, preface, answer.version, peer, address, port, True)
                 )
@@ -207,8 +192,8 @@ class _Step:
             waited = f"waited {self.timeout_s:g} s for {self.waits_for}"
             raise TransportError(f"{self.where} does not answer: {waited}") from error
         except ssl.SSLError as error:
-            found = explain(error)
-            raise HandshakeError(f"{self.where}: {found.message}", hint=found.hint) from error
+            explained = explain(error)
+            raise HandshakeError(f"{self.where}: {explained.message}", hint=explained.hint) from error
         except OSError as error:
             happened = "cannot be reached" if self.waits_for == _CONNECTION else "broke off"
             # asyncio puts its own words over the system's.
@@ -228,11 +213,11 @@ def _numeric(address: str, port: int) -> tuple[tuple[object, ...], int]:
     try:
         if len(address) > _LONGEST_ADDRESS:
             raise ValueError("too long")
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        entries = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, ValueError) as error:
         shown = address[:_LONGEST_ADDRESS]
         raise TransportError(f"{shown!r} is not an address", hint="Give the machine's IP address.") from error
-    family, _, _, _, sockaddr = found[0]
+    family, _, _, _, sockaddr = entries[0]
     return sockaddr, family
 
 

@@ -64,21 +64,21 @@ def peer(
     if certificate is None:
         raise HandshakeError("the peer showed no certificate")
     try:
-        found = read_worker(certificate)
+        identity = read_worker(certificate)
     except IdentityError as error:
         raise HandshakeError(f"the peer's certificate is not valid: {error.message}") from error
-    if found.run != run:
+    if identity.run != run:
         raise HandshakeError(
-            f"the peer is {found}, not of run {run!r}",
+            f"the peer is {identity}, not of run {run!r}",
             hint="Start the workers of one run with one and the same run name.",
         )
-    if expect_node is not None and found.node != expect_node:
-        raise HandshakeError(f"the peer is {found}, expected was node {expect_node.short}", hint=_STALE)
-    if expect_worker is not None and found.worker != expect_worker:
+    if expect_node is not None and identity.node != expect_node:
+        raise HandshakeError(f"the peer is {identity}, expected was node {expect_node.short}", hint=_STALE)
+    if expect_worker is not None and identity.worker != expect_worker:
         raise HandshakeError(
-            f"the peer is {found}, expected was worker {expect_worker.hex()[:8]}", hint=_STALE
+            f"the peer is {identity}, expected was worker {expect_worker.hex()[:8]}", hint=_STALE
         )
-    return found
+    return identity
 
 
 def write_openssl_conf(directory: Path) -> Path:

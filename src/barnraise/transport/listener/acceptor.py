@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from barnraise.core.errors import ProtocolError
+from barnraise.core.flow.replay_cache import KeyCheck, ReplayCache
 from barnraise.transport.addresses import show_address, source_of
 from barnraise.transport.listener.pending_connections import PendingConnections
 from barnraise.transport.listener.preface import (
@@ -21,7 +22,6 @@ from barnraise.transport.listener.preface import (
     ROUTE_PAIRING,
     KeyFor,
     Preface,
-    ReplayCache,
     parse,
 )
 
@@ -32,7 +32,8 @@ _MOST_NAMED_SOURCES = 256
 _ACCEPTS_IN_A_ROW = 64
 _OUT_OF_MEANS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _PAUSE_S = 0.1
-_PAIRING_NONCES = 1024
+_MAX_NONCES = 16384
+_MAX_PAIRING_NONCES = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -69,8 +70,10 @@ class ConnectionAcceptor:
         self._socket = port_socket
         self._key_for = key_for
         self._deliver = deliver
-        self._replays = ReplayCache()
-        self._pairing_replays = ReplayCache(_PAIRING_NONCES)
+        # Only prefaces with a right MAC get here, so others cannot push a nonce out. The pairing route, whose
+        # secret may be public, has a cache of its own.
+        self._replays = ReplayCache[bytes](_MAX_NONCES, evict_when_full=True)
+        self._pairing_replays = ReplayCache[bytes](_MAX_PAIRING_NONCES, evict_when_full=True)
         self._pending = PendingConnections[_PendingPreface](
             total=MOST_WAITING, per_source=MOST_WAITING_PER_SOURCE
         )
@@ -141,7 +144,7 @@ class ConnectionAcceptor:
         try:
             preface = parse(bytes(pending.received), self._key_for)
             replays = self._pairing_replays if preface.route == ROUTE_PAIRING else self._replays
-            if not replays.is_new(preface.nonce):
+            if replays.add(preface.nonce) is not KeyCheck.NEW:
                 raise ProtocolError("the preface is a replay")
         except ProtocolError as error:
             self._dismiss(pending, error.message)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -156,31 +155,6 @@ def parse_answer(data: bytes) -> PrefaceAnswer:
     if not version and flags == _NO_VERSION:
         return PrefaceAnswer(0, refusal="there is no common protocol version")
     raise ProtocolError("the answer to the preface has a wrong form")
-
-
-class ReplayCache:
-    """Replay protection: nonces seen lately.
-
-    Only prefaces with a right MAC get here, so others cannot push a nonce out. The pairing route, whose
-    secret may be public, has a cache of its own.
-    """
-
-    def __init__(self, capacity: int = 16384) -> None:
-        self._order: deque[bytes] = deque(maxlen=capacity)
-        self._seen: set[bytes] = set()
-
-    def is_new(self, nonce: bytes) -> bool:
-        """Remember the nonce and return True; return False if it is known already."""
-        if nonce in self._seen:
-            return False
-        if len(self._order) == self._order.maxlen:
-            self._seen.discard(self._order[0])
-        self._order.append(nonce)
-        self._seen.add(nonce)
-        return True
-
-    def __len__(self) -> int:
-        return len(self._seen)
 
 
 def _mac(fields: bytes, secret: bytes) -> bytes:

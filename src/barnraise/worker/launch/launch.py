@@ -18,6 +18,7 @@ import msgspec
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import RequestDone, Told, decode_told, encode
 from barnraise.agent_client.log_tail import LogTail
+from barnraise.agent_client.run_options import MAX_TITLE, RunOptions, RunProgram, ScriptImports
 from barnraise.agent_client.run_requests import (
     FollowPosition,
     ResultsRequest,
@@ -95,27 +96,29 @@ def launch(
         write_atomically(Path(draft) / ARGUMENTS, contents)
         manifest = _pack(Path(draft), home, store, settings)
     question = StartRunRequest(
-        command=(SCRIPT,),
-        folder=store.put_manifest(manifest),
-        title=name or fn.__name__,
+        program=RunProgram(
+            command=(SCRIPT,), folder=store.put_manifest(manifest), needs=_needs(store, manifest)
+        ),
+        options=RunOptions(
+            title=name or fn.__name__[:MAX_TITLE],
+            per_node=per_node,
+            min_nodes=min_nodes,
+            wait_s=_seconds(wait),
+            restarts=restarts,
+            environment=env,  # type: ignore[arg-type]  # checked below
+            engine=engine,  # type: ignore[arg-type]
+        ),
         on=(on,) if isinstance(on, str) else tuple(on or ()),
-        per_node=per_node,
-        min_nodes=min_nodes,
-        wait_s=_seconds(wait),
-        restarts=restarts,
-        environment=env,  # type: ignore[arg-type]  # checked below
-        engine=engine,  # type: ignore[arg-type]
-        needs=_needs(store, manifest),
     )
     _check_question(question)
     view = _View(sys.stdout.write if show else None)
     agent = _Agent(settings, view.say)
-    started = agent.ask(question, RunStarted, question.wait_s + _ANSWER_S)
+    started = agent.ask(question, RunStarted, question.options.wait_s + _ANSWER_S)
     size, where = format_size(manifest.size), ", ".join(started.nodes)
     view.say(f"run {started.run} of {fn.__name__} ({size}) on {where}")
     row = _watch(agent, started.run, view, None if timeout is None else time.monotonic() + _seconds(timeout))
-    found = _bring(agent, store, row, (home or Path.cwd()) / RESULTS / row.run, view)
-    result: R = _result(store, row, found)
+    result_file = _bring(agent, store, row, (home or Path.cwd()) / RESULTS / row.run, view)
+    result: R = _result(store, row, result_file)
     view.say(f"run {row.run}: {row.sentence}")
     return result
 
@@ -165,11 +168,11 @@ def _pack(draft: Path, folder: Path | None, store: ArtifactStore, settings: Sett
     return both
 
 
-def _needs(store: ArtifactStore, manifest: FolderManifest) -> bytes:
+def _needs(store: ArtifactStore, manifest: FolderManifest) -> ScriptImports:
     needs = scan_imports(read_files(store, manifest, lambda path: path.endswith(".py")), SCRIPT)
     if needs.syntax is not None:
         raise RunEnvironmentError(needs.syntax, hint="Correct the file; nothing was sent or started.")
-    return msgspec.msgpack.encode(needs)
+    return needs
 
 
 def _check_question(question: StartRunRequest) -> None:
@@ -229,36 +232,36 @@ class _View:
     write: Callable[[str], object] | None
     version: int = 0
     following: LogTail = field(default_factory=LogTail)
-    said: set[str] = field(default_factory=set)
+    shown: set[str] = field(default_factory=set)
 
     def say(self, text: str) -> None:
-        if self.write is not None and text not in self.said:
-            self.said.add(text)
+        if self.write is not None and text not in self.shown:
+            self.shown.add(text)
             sys.stderr.write(f"barnraise: {text}\n")
             sys.stderr.flush()
 
-    def follow(self, told: WatchResponse | None) -> tuple[FollowPosition, ...]:
-        return () if told is None or not told.workers else self.following.wanted(told, [0])
+    def follow(self, response: WatchResponse | None) -> tuple[FollowPosition, ...]:
+        return () if response is None or not response.workers else self.following.wanted(response, [0])
 
-    def show(self, told: WatchResponse) -> None:
-        row = told.row
-        for line in (*told.findings, *told.notes):
+    def show(self, response: WatchResponse) -> None:
+        row = response.row
+        for line in (*response.findings, *response.notes):
             self.say(line)
         for name, why in row.left_out:
             self.say(f"{name} takes no part: {why}")
-        for part in told.parts if row.phase == "preparing" else ():
+        for part in response.parts if row.phase == "preparing" else ():
             if part.stage == "asks":
                 self.say(f"waiting for {part.name}, a guest: its user must run `barnraise accept {row.run}`")
             elif part.stage == "building":
                 self.say(f"{part.name}: {part.words or part.stage}")
-        for _, line in self.following.heard(told):
+        for _, line in self.following.heard(response):
             self._print(line)
         if row.version != self.version and row.phase not in ("preparing", "ended"):
             self.say(row.sentence)
         self.version = row.version
 
-    def is_done(self, told: WatchResponse) -> bool:
-        return told.row.phase == "ended" and self.following.is_complete(told)
+    def is_done(self, response: WatchResponse) -> bool:
+        return response.row.phase == "ended" and self.following.is_complete(response)
 
     def _print(self, line: str) -> None:
         if self.write is not None:
@@ -268,15 +271,16 @@ class _View:
 
 def _watch(agent: _Agent, run: str, view: _View, deadline: float | None) -> RunRow:
     """Watch until the run stops. If the caller leaves early, stop the run: its result would be lost."""
-    told: WatchResponse | None = None
+    response: WatchResponse | None = None
     try:
-        while told is None or not view.is_done(told):
-            question = WatchRequest(run=run, version=view.version, follow=view.follow(told), wait_s=1.0)
-            told = agent.patiently(question, WatchResponse)
-            view.show(told)
-            if deadline is not None and time.monotonic() > deadline and told.row.phase != "ended":
+        while response is None or not view.is_done(response):
+            question = WatchRequest(run=run, version=view.version, follow=view.follow(response), wait_s=1.0)
+            response = agent.patiently(question, WatchResponse)
+            view.show(response)
+            if deadline is not None and time.monotonic() > deadline and response.row.phase != "ended":
                 raise RunError(
-                    f"run {run} did not end in the time it was given, and was stopped: {told.row.sentence}",
+                    f"run {run} did not end in the time it was given, and was stopped: "
+                    f"{response.row.sentence}",
                     hint=f"Give it a longer timeout; what it said so far: barnraise logs {run}",
                 )
     except BaseException:
@@ -284,7 +288,7 @@ def _watch(agent: _Agent, run: str, view: _View, deadline: float | None) -> RunR
         with suppress(BarnraiseError):
             agent.ask(StopRunRequest(run), RequestDone)
         raise
-    return told.row
+    return response.row
 
 
 # after it has ended
@@ -293,11 +297,11 @@ def _watch(agent: _Agent, run: str, view: _View, deadline: float | None) -> RunR
 def _bring(agent: _Agent, store: ArtifactStore, row: RunRow, target: Path, view: _View) -> FileEntry | None:
     """Rank 0's result in the store; the other files that it wrote go into ``target``."""
     try:
-        told = agent.ask(ResultsRequest(row.run), ResultsResponse, _RESULTS_S)
-        manifest = store.manifest(told.manifest) if told.manifest else None
+        response = agent.ask(ResultsRequest(row.run), ResultsResponse, _RESULTS_S)
+        manifest = store.manifest(response.manifest) if response.manifest else None
         if manifest is None:
-            if told.sentence:
-                view.say(told.sentence)
+            if response.sentence:
+                view.say(response.sentence)
             return None
         others = [entry for entry in manifest.files if entry.path != RESULT]
         if others:
@@ -311,19 +315,19 @@ def _bring(agent: _Agent, store: ArtifactStore, row: RunRow, target: Path, view:
         return None
 
 
-def _result(store: ArtifactStore, row: RunRow, found: FileEntry | None) -> Any:
+def _result(store: ArtifactStore, row: RunRow, result_file: FileEntry | None) -> Any:
     if row.code != 0:
-        who = f"rank {row.failed_rank} on {row.failed_on}" if row.failed_on else "the first failure"
-        words = f"\n--- last words of {who}\n{row.tail.rstrip()}\n---" if row.tail else ""
+        worker = f"rank {row.failed_rank} on {row.failed_on}" if row.failed_on else "the first failure"
+        words = f"\n--- last words of {worker}\n{row.tail.rstrip()}\n---" if row.tail else ""
         raise RunError(
             f"run {row.run}: {row.sentence}{words}", hint=f"All its output: barnraise logs {row.run} --all"
         )
-    if found is None:
+    if result_file is None:
         raise RunError(
             f"run {row.run} ended without a result of rank 0",
             hint=f"A function must return, not exit; see its output: barnraise logs {row.run}",
         )
     with tempfile.TemporaryDirectory(prefix="barnraise-") as draft:
-        store.unpack(make_manifest([found]), Path(draft) / "result")
+        store.unpack(make_manifest([result_file]), Path(draft) / "result")
         (value,) = decode_values((Path(draft) / "result" / RESULT).read_bytes())
     return value

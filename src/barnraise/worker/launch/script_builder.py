@@ -66,22 +66,22 @@ class _Parts:
     def take_root(self) -> None:
         """Write the function last, after everything that it calls, because a reader starts at the end."""
         name = self.root.__name__
-        found = _definition_of(self.given, self.root)
-        for used in sorted(found.now) + sorted(found.later - {name}):
-            self._take(used, found)
-        self._take_soft(found)
-        self.written.setdefault(name, found)
-        for each in self.written.values():
-            self._submodules(each)
+        definition = _definition_of(self.given, self.root)
+        for used in sorted(definition.now) + sorted(definition.later - {name}):
+            self._take(used, definition)
+        self._take_soft(definition)
+        self.written.setdefault(name, definition)
+        for written in self.written.values():
+            self._submodules(written)
 
-    def _write(self, found: SourceDefinition) -> None:
+    def _write(self, definition: SourceDefinition) -> None:
         """Write a definition after everything that it needs at once; the rest may follow."""
-        for used in sorted(found.now):
-            self._take(used, found)
-        self.written.setdefault(found.name, found)
-        for used in sorted(found.later):
-            self._take(used, found)
-        self._take_soft(found)
+        for used in sorted(definition.now):
+            self._take(used, definition)
+        self.written.setdefault(definition.name, definition)
+        for used in sorted(definition.later):
+            self._take(used, definition)
+        self._take_soft(definition)
 
     def _take(self, name: str, user: SourceDefinition) -> None:
         if name in self.begun or name in _OF_EVERY_MODULE:
@@ -130,19 +130,20 @@ class _Parts:
         self.imports[name] = f"from {home} import {actual}" + ("" if actual == name else f" as {name}")
         return True
 
-    def _take_definition(self, name: str, value: object, found: SourceDefinition) -> None:
-        if found.name != name:
-            other = self.root.__globals__.get(found.name, value)
+    def _take_definition(self, name: str, value: object, definition: SourceDefinition) -> None:
+        if definition.name != name:
+            other = self.root.__globals__.get(definition.name, value)
             if other is not value:
                 raise RunError(
-                    f"{name} is another name of {found.name}, and {found.name} means something else now",
+                    f"{name} is another name of {definition.name}, "
+                    f"and {definition.name} means something else now",
                     hint=f"Define {name} under its own name.",
                 )
-            self.aliases[name] = found.name
-            if found.name in self.begun:
+            self.aliases[name] = definition.name
+            if definition.name in self.begun:
                 return
-            self.begun.add(found.name)
-        self._write(found)
+            self.begun.add(definition.name)
+        self._write(definition)
 
     def _take_value(self, name: str, value: object, user: SourceDefinition) -> None:
         if not is_data(value):
@@ -153,9 +154,9 @@ class _Parts:
             )
         self.constants[name] = value
 
-    def _take_soft(self, found: SourceDefinition) -> None:
+    def _take_soft(self, definition: SourceDefinition) -> None:
         """Collect names in annotations if possible; no function needs them to run."""
-        for name in sorted(found.annotations):
+        for name in sorted(definition.annotations):
             if is_data(self.root.__globals__.get(name, None)):
                 continue
             trial = replace(
@@ -167,15 +168,15 @@ class _Parts:
                 begun=set(self.begun),
             )
             try:
-                trial._take(name, found)
+                trial._take(name, definition)
             except RunError:
                 continue
             self.imports, self.constants, self.written = trial.imports, trial.constants, trial.written
             self.aliases, self.begun = trial.aliases, trial.begun
 
-    def _submodules(self, found: SourceDefinition) -> None:
+    def _submodules(self, definition: SourceDefinition) -> None:
         """Import submodules as well: ``import xml.dom`` binds only ``xml``."""
-        for dotted in sorted(found.dotted):
+        for dotted in sorted(definition.dotted):
             name, *steps = dotted.split(".")
             value = self.root.__globals__.get(name)
             if not isinstance(value, ModuleType) or value.__name__ != name or name not in self.imports:
@@ -240,13 +241,13 @@ def _definition_of(value: object, inner: FunctionType) -> SourceDefinition:
             hint=f"Pass {' and '.join(free)} as {'arguments' if len(free) > 1 else 'an argument'}, or define "
             f"{name} at the top of the file or cell (a decorator must use functools.wraps).",
         )
-    found = function_definition(inner)
-    if inner is not value and not found.decorated:
+    definition = function_definition(inner)
+    if inner is not value and not definition.decorated:
         raise RunError(
             f"{name} was wrapped after it was defined, which its source does not show",
             hint="Write the wrapper as a decorator above its def.",
         )
-    return found
+    return definition
 
 
 def _home(value: Any, name: str, but: set[str]) -> str | None:
@@ -256,14 +257,14 @@ def _home(value: Any, name: str, but: set[str]) -> str | None:
     stated = stated if isinstance(stated, str) and stated in sys.modules and stated not in but else None
     if stated is not None and vars(sys.modules[stated]).get(own) is value:
         return stated
-    found = [
+    homes = [
         module_name
         for module_name, module in list(sys.modules.items())
         if module_name not in but
         and any(getattr(module, "__dict__", {}).get(known) is value for known in {own, name})
     ]
     # Public ones first, then short ones.
-    return min(found, key=lambda one: ("._" in f".{one}", one.count("."), one), default=None)
+    return min(homes, key=lambda home: ("._" in f".{home}", home.count("."), home), default=None)
 
 
 def _is_there(home: str, folder: Path | None) -> bool:
@@ -294,11 +295,11 @@ def _is_installed(root: Path) -> bool:
 
 def _linked(place: Path) -> set[Path]:
     """Return the folders of packages that were installed in editable mode."""
-    found = set()
+    folders = set()
     for file in place.glob("*.pth"):
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        found |= {Path(line).resolve() for line in lines if line and not line.startswith("import")}
-    return found
+        folders |= {Path(line).resolve() for line in lines if line and not line.startswith("import")}
+    return folders
 
 
 def _is_lambda(value: object) -> bool:
@@ -331,8 +332,8 @@ def _text(parts: _Parts, name: str) -> str:
         lines.append("# Plain data, as it was when the function was launched.")
         lines += [f'{each} = {ours}.constant("{each}", beside=__file__)' for each in parts.constants]
         lines.append("")
-    for found in parts.written.values():
-        lines += ["", f"# From {found.place}.", found.text]
-        lines += [f"{alias} = {own}\n" for alias, own in parts.aliases.items() if own == found.name]
+    for definition in parts.written.values():
+        lines += ["", f"# From {definition.place}.", definition.text]
+        lines += [f"{alias} = {own}\n" for alias, own in parts.aliases.items() if own == definition.name]
     lines += ["", 'if __name__ == "__main__":', f"    {ours}.main({name}, beside=__file__)", ""]
     return "\n".join(lines)

@@ -206,15 +206,15 @@ def _places(cls: type) -> list[str]:
 def _fits(node: ast.ClassDef, cls: type) -> bool:
     """Tell whether the body has the same fields: an older cell may hold another class of that name."""
     noted = {
-        one.target.id
-        for one in node.body
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+        statement.target.id
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
     }
     given = {
         target.id
-        for one in node.body
-        if isinstance(one, ast.Assign)
-        for target in one.targets
+        for statement in node.body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
         if isinstance(target, ast.Name)
     }
     return noted == set(vars(cls).get("__annotations__", {})) and all(hasattr(cls, name) for name in given)

@@ -49,9 +49,9 @@ def test_settle_kept_provisional_checkpoints_become_normal(tmp_path: Path) -> No
     local.settle(RUN, SIGNERS, counts=True)
     assert set(local.held(RUN, SIGNERS)) == {HeldCheckpoint(RUN, step, True, 1) for step in (50, 70, 90)}
     assert all(local.is_whole(RUN, step, SIGNERS) for step in (50, 70, 90))
-    found = Checkpoints(local.folder(RUN), RUN, Notary()).newest()  # type: ignore[arg-type]
-    assert found is not None
-    assert (found[0].step, found[0].provisional) == (90, False)
+    newest = Checkpoints(local.folder(RUN), RUN, Notary()).newest()  # type: ignore[arg-type]
+    assert newest is not None
+    assert (newest[0].step, newest[0].provisional) == (90, False)
     assert sorted(os.listdir(local.folder(RUN) / "step-00000090")) == [
         "manifest.json",
         "seal.json",
@@ -89,8 +89,8 @@ def test_latest_while_draft_is_renamed_finds_all(tmp_path: Path, monkeypatch: py
     def look(folder: Path) -> Iterator[list[os.DirEntry[str]]]:
         draft = folder / ".draft-00000095"
         draft.mkdir()
-        with scandir(folder) as found:
-            entries = list(found)
+        with scandir(folder) as listing:
+            entries = list(listing)
         draft.rename(folder / "step-00000095")
         yield entries
 

@@ -18,6 +18,7 @@ from barnraise.agent.checkpoints.replicator import CheckpointReplicator
 from barnraise.agent.checkpoints.service import CheckpointService
 from barnraise.agent.runs import messages
 from barnraise.agent.runs.registry import RunRegistry
+from barnraise.agent_client.run_options import RunProgram
 from barnraise.agent_client.run_requests import (
     FetchCheckpointRequest,
     FetchCheckpointResponse,
@@ -82,7 +83,7 @@ class Agent:
         return self.cluster.log
 
     def allow(self, run: str) -> None:
-        for manifest in self.registry.runs[run].spec.manifests:
+        for manifest in self.registry.runs[run].spec.program.manifests:
             self.host.artifacts.allow(manifest, self.service.grants.readers(manifest))
 
     def name_of(self, node: NodeId) -> str:
@@ -95,10 +96,10 @@ class Agent:
 
     def send_bulk(self, node: NodeId, message: bytes) -> None:
         def deliver() -> None:
-            other = next(one for one in self.cluster.agents if one.me == node)
+            other = next(agent for agent in self.cluster.agents if agent.me == node)
             if other.is_up and self.is_up:
-                told: Any = messages.decode(memoryview(message)[1:])
-                other.service.received(self.me, told)
+                decoded: Any = messages.decode(memoryview(message)[1:])
+                other.service.received(self.me, decoded)
 
         asyncio.get_running_loop().call_soon(deliver)
 
@@ -139,8 +140,8 @@ class Agent:
 
     def steps(self) -> list[int]:
         folder = self.place_of(0).parent
-        found = [folder_step(path.name) for path in folder.iterdir()] if folder.is_dir() else []
-        return sorted(step for step in found if step is not None)  # a draft is none
+        steps = [folder_step(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+        return sorted(step for step in steps if step is not None)  # a draft is none
 
     def stored(self) -> int:
         """Objects and lists that its store has."""
@@ -148,13 +149,13 @@ class Agent:
         return len(list(store.objects.glob("??/*"))) + len(list(store.manifests.iterdir()))
 
     async def bring(self, step: int) -> None:
-        told = await self.service.answer(FetchCheckpointRequest(RUN, step, 60.0))
-        assert told == FetchCheckpointResponse(True, told.done_bytes, told.all_bytes)  # type: ignore[union-attr]
+        response = await self.service.answer(FetchCheckpointRequest(RUN, step, 60.0))
+        assert response == FetchCheckpointResponse(True, response.done_bytes, response.all_bytes)  # type: ignore[union-attr]
 
     async def newest(self, *passing_over: tuple[str, int]) -> NewestCheckpointResponse:
-        told = await self.service.answer(NewestCheckpointRequest(RUN, False, passing_over))
-        assert isinstance(told, NewestCheckpointResponse)
-        return told
+        response = await self.service.answer(NewestCheckpointRequest(RUN, False, passing_over))
+        assert isinstance(response, NewestCheckpointResponse)
+        return response
 
 
 class Cluster:
@@ -177,8 +178,7 @@ class Cluster:
             run=RUN,
             by=self.keys[0].id.raw,
             at=0.0,
-            command=("train.py",),
-            folder=packed.id,
+            program=RunProgram(command=("train.py",), folder=packed.id),
             nodes=tuple(self.keys[place].id.raw for place in nodes),
         )
         slots = tuple(WorkerSlot(self.keys[place].id.raw, 0, "cpu", 1) for place in nodes)
@@ -369,12 +369,12 @@ def test_sign_only_for_members_of_current_group(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path)
         first, second, *_ = cluster.agents
-        told = await first.service.answer(SignRequest(RUN, 0, 1, 10, bytes(32)))
-        assert isinstance(told, SignResponse)
-        assert CheckpointSignature(told.node, told.signature) == sign(first.key, RUN, 10, bytes(32))
-        for asked in (SignRequest(RUN, 0, 2, 10, bytes(32)), SignRequest("train-xyz", 0, 1, 10, bytes(32))):
+        response = await first.service.answer(SignRequest(RUN, 0, 1, 10, bytes(32)))
+        assert isinstance(response, SignResponse)
+        assert CheckpointSignature(response.node, response.signature) == sign(first.key, RUN, 10, bytes(32))
+        for request in (SignRequest(RUN, 0, 2, 10, bytes(32)), SignRequest("train-xyz", 0, 1, 10, bytes(32))):
             with pytest.raises(RunError, match="only members of run"):
-                await first.service.answer(asked)
+                await first.service.answer(request)
         with pytest.raises(RunError, match="only members of run"):
             await second.service.answer(SignRequest(RUN, 0, 1, 10, bytes(32)))
 
@@ -387,12 +387,12 @@ def test_request_fails_at_once_when_connection_is_lost(tmp_path: Path) -> None:
         first, second, *_ = cluster.agents
         first.saves(10)
         first.service.received = lambda node, message: None  # type: ignore[method-assign]
-        asked = asyncio.create_task(second.newest())
+        request = asyncio.create_task(second.newest())
         while first.me not in {node for node, _ in second.service._calls._waiting}:
             await asyncio.sleep(0.01)
         begin = asyncio.get_running_loop().time()
         second.service.link_down(first.me)
-        assert await asked == NewestCheckpointResponse()
+        assert await request == NewestCheckpointResponse()
         assert asyncio.get_running_loop().time() - begin < 30, "not the whole patience"
 
     run(test)

@@ -163,7 +163,7 @@ class FakeEngine:
         name = given("--name")[0]
         variables = [word if "=" in word else f"{word}={environment[word]}" for word in given("--env")]
         fixed = [f"PATH={self._image}:/usr/bin:/bin", f"PYTHONPATH={SOURCE}"]
-        label = next(one for one in given("--label") if one.startswith("barnraise.state="))
+        label = next(word for word in given("--label") if word.startswith("barnraise.state="))
         steps = _mounts(label.partition("=")[2], given("--volume"))
         inside = shlex.join(["exec", "env", "-i", *fixed, *variables, *command])
         steps += [f"cd {shlex.quote(given('--workdir')[0])}", inside]

@@ -76,6 +76,6 @@ def test_commands_run_on_loop_without_subprocess_support(engine: FakeEngine, tmp
         with pytest.raises(NotImplementedError):
             runner.run(asyncio.create_subprocess_exec("true"))
         assert runner.run(packages_of(Path(sys.executable), ["json"])).package("json") is not None
-        said: list[str] = []
-        assert runner.run(run_build_command(("echo", "a"), tmp_path, os.environ, said.append)) == (0, ["a"])
-        assert said == ["a"]
+        lines: list[str] = []
+        assert runner.run(run_build_command(("echo", "a"), tmp_path, os.environ, lines.append)) == (0, ["a"])
+        assert lines == ["a"]

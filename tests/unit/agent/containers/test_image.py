@@ -28,7 +28,7 @@ def test_check_arguments_rejects_relative_path_or_colon() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "lines", "words", "mend"),
+    ("code", "lines", "words", "fix"),
     [
         (
             1,
@@ -49,10 +49,10 @@ def test_check_arguments_rejects_relative_path_or_colon() -> None:
         (0, [HERE, "agent absent"], "does not reach this machine's agent", "--container"),
     ],
 )
-def test_check_result_unusable_image_raises(code: int, lines: list[str], words: str, mend: str) -> None:
+def test_check_result_unusable_image_raises(code: int, lines: list[str], words: str, fix: str) -> None:
     with pytest.raises(RunEnvironmentError, match=re.escape(words)) as raised:
         check_result(IMAGE, code, lines)
-    assert mend in raised.value.hint
+    assert fix in raised.value.hint
 
 
 def test_check_result_usable_image_passes() -> None:

@@ -127,13 +127,13 @@ def test_run_command_real_docker_client_parses_it(tmp_path: Path) -> None:
     ],
 )
 def test_translate_exit_code_above_128_is_signal(code: int, expected: tuple[int | None, int | None]) -> None:
-    told = translate_exit(WorkerExited(0, code, None, 0.0, b""))
-    assert (told.code, told.signal) == expected
+    event = translate_exit(WorkerExited(0, code, None, 0.0, b""))
+    assert (event.code, event.signal) == expected
     killed = WorkerExited(0, None, 9, 0.0, b"")
     assert translate_exit(killed) == killed
 
 
-def ready(state: Path, image: str = IMAGE, told: list[str] | None = None) -> None:
+def ready(state: Path, image: str = IMAGE, progress: list[str] | None = None) -> None:
     home = state / "runs" / "r"
     (home / "folder").mkdir(parents=True, exist_ok=True)
     asyncio.run(
@@ -145,7 +145,7 @@ def ready(state: Path, image: str = IMAGE, told: list[str] | None = None) -> Non
             data={},
             variables={},
             gpus=False,
-            on_progress=(told if told is not None else []).append,
+            on_progress=(progress if progress is not None else []).append,
         )
     )
 
@@ -175,9 +175,9 @@ def test_choose_engine_docker_not_running_uses_podman(
 
 def test_prepare_missing_image_is_pulled_or_raises(engine: FakeEngine, tmp_path: Path) -> None:
     engine.answer = (f"{HERE}\nagent answers", 0)
-    told: list[str] = []
-    ready(tmp_path, "me/other:2", told)
-    assert told[:2] == ["pulling the image me/other:2", "Pulling from me/other:2"]
+    progress: list[str] = []
+    ready(tmp_path, "me/other:2", progress)
+    assert progress[:2] == ["pulling the image me/other:2", "Pulling from me/other:2"]
     assert len(engine.of("pull")) == 1
     ready(tmp_path, "me/other:2")
     assert len(engine.of("pull")) == 1
@@ -246,9 +246,9 @@ class LoneAgent:
                 command, env=self.environment, cwd=folder, capture_output=True, text=True, timeout=100
             )
         except subprocess.TimeoutExpired as error:
-            asked = "\n".join(map(shlex.join, self.engine.calls))
+            commands = "\n".join(map(shlex.join, self.engine.calls))
             raise AssertionError(
-                f"no end of {words}\n{error.stdout!r}\n{error.stderr!r}\n{asked}\n{self.log_tail()}"
+                f"no end of {words}\n{error.stdout!r}\n{error.stderr!r}\n{commands}\n{self.log_tail()}"
             ) from None
 
     def log_tail(self) -> str:

@@ -37,9 +37,9 @@ def test_prefix_of_netmask_and_invalid() -> None:
 
 
 def test_own_interfaces_include_loopback() -> None:
-    found = {interface.address: interface for interface in collect.own_interfaces()}
-    assert found["127.0.0.1"].kind == "loopback"
-    assert found["127.0.0.1"].prefix == 8
+    interfaces = {interface.address: interface for interface in collect.own_interfaces()}
+    assert interfaces["127.0.0.1"].kind == "loopback"
+    assert interfaces["127.0.0.1"].prefix == 8
 
 
 def test_stall_events_are_parsed_from_log() -> None:
@@ -50,8 +50,8 @@ def test_stall_events_are_parsed_from_log() -> None:
     member = MembershipNode(me, founded(first(key.id.raw, bytes(16), len(log))), log, random.Random(1), 0.0)
     member.tick(0.1)
     notes = [effect.text for effect in member.tick(9.1) if isinstance(effect, LogNote)]
-    found = [match for note in notes if (match := collect._ASLEEP.search(note))]
-    assert [float(match[1]) for match in found] == [9.0]
+    matches = [match for note in notes if (match := collect._ASLEEP.search(note))]
+    assert [float(match[1]) for match in matches] == [9.0]
 
 
 @pytest.fixture
@@ -132,35 +132,38 @@ def test_check_finds_cloned_machine(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_patient")
 def test_check_two_agents_before_and_after_one_stops(tmp_path: Path) -> None:
     async def main() -> None:
-        one, two = Patient(settings(tmp_path / "1")), Patient(settings(tmp_path / "2"))
-        await one.start()
-        await two.start()
-        one.rename("one")
-        two.rename("two")
+        first, second = Patient(settings(tmp_path / "1")), Patient(settings(tmp_path / "2"))
+        await first.start()
+        await second.start()
+        first.rename("one")
+        second.rename("two")
         try:
-            alone = await examine(one)
+            alone = await examine(first)
             assert set(alone) == {"discovery", "cloned-key", "quorum", "stalls"}
-            code = str(one.pairing.open_code("owner").secret)
-            await join(two, JoinClusterRequest(code, at=f"127.0.0.1:{one.listener.port}"))
+            code = str(first.pairing.open_code("owner").secret)
+            await join(second, JoinClusterRequest(code, at=f"127.0.0.1:{first.listener.port}"))
             await until(
-                lambda: one.connections.get(two.me) is not None and one.member.view.of(two.me.raw) is not None
+                lambda: (
+                    first.connections.get(second.me) is not None
+                    and first.member.view.of(second.me.raw) is not None
+                )
             )
-            together = await examine(one)
+            together = await examine(first)
             (reach,) = together["reach"]
             assert (reach.state, reach.peer) == ("ok", "two")
             assert reach.sentence.startswith("both directions")
             assert {row.state for row in together["versions"] + together["clock"]} == {"ok"}
             assert together["cloned-key"][0].state == "ok"
             assert together["quorum"][0].state == "ok"
-            # As a process that has ended: nobody is let in any more while it stops.
-            two.connections.accept = lambda *call: call[0].close()  # type: ignore[method-assign]
-            await two.stop()
-            await until(lambda: one.connections.get(two.me) is None)
-            missed = await examine(one)
+            # It accepts no more connections while it stops, like a process that has exited.
+            second.connections.accept = lambda *call: call[0].close()  # type: ignore[method-assign]
+            await second.stop()
+            await until(lambda: first.connections.get(second.me) is None)
+            missed = await examine(first)
             assert missed["reach"][0].state == "warn"
             assert "no agent listens there" in missed["reach"][0].sentence
         finally:
-            await one.stop()
+            await first.stop()
 
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
         runner.run(asyncio.wait_for(main(), 180))

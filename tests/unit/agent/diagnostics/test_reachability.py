@@ -90,7 +90,7 @@ def test_limiter_per_node_and_total() -> None:
         if gate.enter(node, 5.0) is None:
             gate.leave()
             admitted += 1
-    assert admitted == 15, "twenty in ten seconds, whoever asks"
+    assert admitted == 15, "twenty in ten seconds, for all nodes together"
     assert gate.enter(nodes[5], 20.0) is None
 
 
@@ -159,14 +159,14 @@ def with_two_machines(
                 await new.listener.start()
                 street.machines.append(new)
                 machines.append(new)
-            one, two = machines
-            one.friends.add(two.node)
-            two.friends.add(one.node)
-            one.knows(two)
-            two.knows(one)
-            one.to[two.node] = await one.dial(two)
-            two.to[one.node] = await asyncio.wait_for(two.links.get(), 60)
-            await asyncio.wait_for(body(one, two), 120)
+            first, second = machines
+            first.friends.add(second.node)
+            second.friends.add(first.node)
+            first.knows(second)
+            second.knows(first)
+            first.to[second.node] = await first.dial(second)
+            second.to[first.node] = await asyncio.wait_for(second.links.get(), 60)
+            await asyncio.wait_for(body(first, second), 120)
             for machine in machines:
                 await machine.prober.close()
         finally:
@@ -178,31 +178,31 @@ def with_two_machines(
 
 @pytest.mark.usefixtures("_patient")
 def test_dial_proves_identity_and_leaves_no_connection(tmp_path: Path) -> None:
-    async def body(one: ProbedMachine, two: ProbedMachine) -> None:
-        (result,) = await one.prober.dial_node(two.node)
+    async def body(first: ProbedMachine, second: ProbedMachine) -> None:
+        (result,) = await first.prober.dial_node(second.node)
         assert result.outcome == "answered"
-        assert (result.node, result.incarnation) == (two.node.raw, two.incarnation)
+        assert (result.node, result.incarnation) == (second.node.raw, second.incarnation)
         assert result.rtt_ms > 0
-        stranger = await one.prober.dial("127.0.0.1", two.listener.port, one.word, None)
-        assert stranger.node == two.node.raw
-        await asyncio.wait_for(two.refusals.get(), 60)
-        assert two.links.empty(), "it was never opened"
+        stranger = await first.prober.dial("127.0.0.1", second.listener.port, first.word, None)
+        assert stranger.node == second.node.raw
+        await asyncio.wait_for(second.refusals.get(), 60)
+        assert second.links.empty(), "it was never opened"
 
     with_two_machines(tmp_path, body)
 
 
 @pytest.mark.usefixtures("_patient")
 def test_dial_closed_port_or_wrong_machine(tmp_path: Path) -> None:
-    async def body(one: ProbedMachine, two: ProbedMachine) -> None:
+    async def body(first: ProbedMachine, second: ProbedMachine) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        one.knows(two, port=port)
-        (result,) = await one.prober.dial_node(two.node)
+        first.knows(second, port=port)
+        (result,) = await first.prober.dial_node(second.node)
         assert result.outcome == "refused"
         assert str(port) in result.words
-        wrong = await one.prober.dial("127.0.0.1", one.listener.port, one.word, two.node)
+        wrong = await first.prober.dial("127.0.0.1", first.listener.port, first.word, second.node)
         assert wrong.outcome == "other"
-        assert await one.prober.dial_node(NodeKey.generate().id) == (), "no address to dial"
+        assert await first.prober.dial_node(NodeKey.generate().id) == (), "no address to dial"
 
     with_two_machines(tmp_path, body)
 
@@ -211,44 +211,44 @@ def test_dial_closed_port_or_wrong_machine(tmp_path: Path) -> None:
 def test_dial_back_to_known_address_and_rate_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability, "_EACH_S", 60.0)
 
-    async def body(one: ProbedMachine, two: ProbedMachine) -> None:
-        told = await one.prober.request_dial_back(two.node)
-        assert isinstance(told, DialBackReply)
-        assert [result.outcome for result in told.results] == ["answered"]
-        assert told.results[0].incarnation == one.incarnation
-        assert await one.prober.request_dial_back(two.node) == "asked again too soon"
+    async def body(first: ProbedMachine, second: ProbedMachine) -> None:
+        reply = await first.prober.request_dial_back(second.node)
+        assert isinstance(reply, DialBackReply)
+        assert [result.outcome for result in reply.results] == ["answered"]
+        assert reply.results[0].incarnation == first.incarnation
+        assert await first.prober.request_dial_back(second.node) == "asked again too soon"
 
     with_two_machines(tmp_path, body)
 
 
 @pytest.mark.usefixtures("_patient")
 def test_dial_back_failure_returns_reason(tmp_path: Path) -> None:
-    async def body(one: ProbedMachine, two: ProbedMachine) -> None:
+    async def body(first: ProbedMachine, second: ProbedMachine) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        two.knows(one, port=port)
-        told = await one.prober.request_dial_back(two.node)
-        assert isinstance(told, DialBackReply)
-        assert told.results[0].outcome == "refused"
-        del one.at[two.node]
-        assert await two.prober.request_dial_back(one.node) == "it knows no address of this machine"
-        del two.to[one.node]
-        assert await two.prober.request_dial_back(one.node) == "there is no connection to ask over"
+        second.knows(first, port=port)
+        reply = await first.prober.request_dial_back(second.node)
+        assert isinstance(reply, DialBackReply)
+        assert reply.results[0].outcome == "refused"
+        del first.at[second.node]
+        assert await second.prober.request_dial_back(first.node) == "it knows no address of this machine"
+        del second.to[first.node]
+        assert await second.prober.request_dial_back(first.node) == "there is no connection to ask over"
 
     with_two_machines(tmp_path, body)
 
 
 @pytest.mark.usefixtures("_patient")
 def test_dial_back_unrequested_reply_is_dropped(tmp_path: Path) -> None:
-    async def body(one: ProbedMachine, two: ProbedMachine) -> None:
-        link = two.to[one.node]
+    async def body(first: ProbedMachine, second: ProbedMachine) -> None:
+        link = second.to[first.node]
         for serial in range(1000, 1050):
             link.send(encode_dial_back(DialBackReply(serial, (GOOD,), 1.0)))
-        told = await one.prober.request_dial_back(two.node)
-        assert isinstance(told, DialBackReply)
-        assert told.results[0].incarnation == one.incarnation
+        reply = await first.prober.request_dial_back(second.node)
+        assert isinstance(reply, DialBackReply)
+        assert reply.results[0].incarnation == first.incarnation
         link.send(protocol.SURVEY + b"\xff\xff")
-        await until(lambda: one.to[two.node].closed is not None)
-        assert "cannot be read" in (one.to[two.node].closed or "")
+        await until(lambda: first.to[second.node].closed is not None)
+        assert "cannot be read" in (first.to[second.node].closed or "")
 
     with_two_machines(tmp_path, body)

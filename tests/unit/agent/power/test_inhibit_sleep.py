@@ -100,13 +100,13 @@ def test_tool_for_macos_and_linux() -> None:
 
 
 def test_awake_by_thread_two_requests_are_independent() -> None:
-    said: dict[int, list[int]] = {}
+    flags_by_thread: dict[int, list[int]] = {}
 
     def state(flags: int) -> int:
-        said.setdefault(threading.get_ident(), []).append(flags)
+        flags_by_thread.setdefault(threading.get_ident(), []).append(flags)
         return 1
 
     with inhibit_sleep._awake_by_thread(state), inhibit_sleep._awake_by_thread(state):
         pass
-    assert list(said.values()) == [[0x80000001, 0x80000000]] * 2
-    assert threading.get_ident() not in said
+    assert list(flags_by_thread.values()) == [[0x80000001, 0x80000000]] * 2
+    assert threading.get_ident() not in flags_by_thread

@@ -29,21 +29,21 @@ open(sys.argv[1], "a").write("let go ")
 
 
 def test_watch_sleep_calls_back_before_and_after(tmp_path: Path) -> None:
-    told: list[str] = []
+    events: list[str] = []
     trail = tmp_path / "trail"
 
     async def asleep() -> None:
-        told.append("asleep, " + trail.read_text())
+        events.append("asleep, " + trail.read_text())
 
     async def awake() -> None:
-        told.append("awake")
+        events.append("awake")
 
     async def run() -> None:
         monitor = [sys.executable, "-c", _MONITOR, str(trail)]
         await watch_sleep(asleep, awake, monitor, [sys.executable, "-c", _HOLD, str(trail)])
 
     asyncio.run(asyncio.wait_for(run(), 90))
-    assert told == ["asleep, held ", "awake"]
+    assert events == ["asleep, held ", "awake"]
 
 
 def test_watch_sleep_without_tools_returns() -> None:

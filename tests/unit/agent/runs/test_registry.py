@@ -33,21 +33,21 @@ class FakeContext:
 
 @pytest.mark.parametrize("role", ["owner", "guest"])
 def test_apply_report_of_guest_is_sanitized(role: str) -> None:
-    said = WorkerState(0, "running", wait_reason="\x1b[2J", pauses=(A,), pauses_in=1, pauses_why="\x1b[2J")
+    sent = WorkerState(0, "running", wait_reason="\x1b[2J", pauses=(A,), pauses_in=1, pauses_why="\x1b[2J")
 
     async def taken() -> WorkerState:
         context: Any = FakeContext(role)
         registry = RunRegistry(context)
         assert registry.apply(sign_spec(order(), KEY))
-        registry.apply_report(NodeId(B), report("running", said))
+        registry.apply_report(NodeId(B), report("running", sent))
         return registry.runs["train-abcd"].reports[B].workers[0]
 
-    found = asyncio.run(taken())
+    received = asyncio.run(taken())
     if role == "owner":
-        assert found == said
+        assert received == sent
     else:
-        assert (found.pauses, found.pauses_in, found.pauses_why) == ((), 0, "")
-        assert "\x1b" not in found.wait_reason
+        assert (received.pauses, received.pauses_in, received.pauses_why) == ((), 0, "")
+        assert "\x1b" not in received.wait_reason
 
 
 def _take(sender: bytes | None, key: NodeKey, role: str) -> tuple[bool, list[str]]:

@@ -124,7 +124,7 @@ def test_workers_die_with_killed_supervisor_without_cleanup(tmp_path: Path) -> N
     _end(agent)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells who stopped")
+@pytest.mark.skipif(sys.platform != "linux", reason="it finds stopped processes in /proc")
 def test_kill_orphans_of_earlier_agent(tmp_path: Path) -> None:
     agent, (supervisor, *workers) = _agent(tmp_path, _with_daemon(tmp_path))
     os.kill(supervisor, signal.SIGSTOP)  # so that it cannot clean up
@@ -132,9 +132,9 @@ def test_kill_orphans_of_earlier_agent(tmp_path: Path) -> None:
     daemons = _daemons(tmp_path)
     for pid in (supervisor, *workers, *daemons):
         assert is_alive(pid)
-    (found,) = kill_orphans(tmp_path / "records")
-    assert (found.run, found.generation) == ("run-1", 3)
-    assert 3 <= found.killed <= 5  # once the supervisor is dead, the kernel may be faster with its workers
+    (orphans,) = kill_orphans(tmp_path / "records")
+    assert (orphans.run, orphans.generation) == ("run-1", 3)
+    assert 3 <= orphans.killed <= 5  # once the supervisor is dead, the kernel may be faster with its workers
     for pid in (supervisor, *workers, *daemons):
         assert is_gone_within(pid, 60)
     assert list((tmp_path / "records").iterdir()) == []

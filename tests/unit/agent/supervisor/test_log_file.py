@@ -32,31 +32,31 @@ def _on_disk(path: Path) -> int:
 
 @settings(max_examples=80, deadline=None)
 @given(
-    most=st.integers(4, 200),
+    max_bytes=st.integers(4, 200),
     writes=st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=25),
     offset=st.integers(-5, 3000),
     wanted=st.integers(0, 300),
 )
 def test_log_keeps_last_bytes_at_their_offsets(
-    most: int, writes: list[tuple[int, bool]], offset: int, wanted: int
+    max_bytes: int, writes: list[tuple[int, bool]], offset: int, wanted: int
 ) -> None:
     with tempfile.TemporaryDirectory() as home:
         path = Path(home, "rank-0.log")
-        writer = LogWriter(path, most)
+        writer = LogWriter(path, max_bytes)
         total = 0
         for count, reopened in writes:
             writer.write(_said(count, total))
             total += count
-            assert _on_disk(path) <= most
+            assert _on_disk(path) <= max_bytes
             if reopened:
                 writer.close()
-                writer = LogWriter(path, most)
+                writer = LogWriter(path, max_bytes)
                 assert writer.end == total
         writer.close()
         kept = read_log(path, 0, 1 << 20)
         assert kept.data == _said(total - kept.start, kept.start)
         assert kept.end == total
-        assert total - kept.start >= min(total, most - most // 4 - 3)
+        assert total - kept.start >= min(total, max_bytes - max_bytes // 4 - 3)
         part = read_log(path, offset, wanted)
         assert part.end == total
         if wanted == 0:
@@ -70,19 +70,20 @@ def test_log_keeps_last_bytes_at_their_offsets(
 
 @settings(max_examples=80, deadline=None)
 @given(
-    writes=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2)), max_size=30), most=st.integers(8, 200)
+    writes=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2)), max_size=30),
+    max_bytes=st.integers(8, 200),
 )
-def test_log_bytes_lost_to_full_disk_are_gap(writes: list[tuple[int, int]], most: int) -> None:
+def test_log_bytes_lost_to_full_disk_are_gap(writes: list[tuple[int, int]], max_bytes: int) -> None:
     """0: the disk is well; 1: it takes half and is full; 2: it takes nothing, or no file can be made."""
     with tempfile.TemporaryDirectory() as home:
         path = Path(home, "rank-0.log")
         now = 0.0
-        writer = LogWriter(path, most, clock=lambda: now)
-        said = b""
+        writer = LogWriter(path, max_bytes, clock=lambda: now)
+        written = b""
         for count, trouble in writes:
             now += 2.0
-            data = _said(count, len(said))
-            said += data
+            data = _said(count, len(written))
+            written += data
             with mock.patch(
                 "os.write", _full_after(count // 2 if trouble == 1 else 0) if trouble else os.write
             ):
@@ -91,19 +92,19 @@ def test_log_bytes_lost_to_full_disk_are_gap(writes: list[tuple[int, int]], most
                         writer.write(data)
                 else:
                     writer.write(data)
-            assert writer.end == len(said)
-            assert _on_disk(path) <= most
+            assert writer.end == len(written)
+            assert _on_disk(path) <= max_bytes
         writer.close()
         offset = 0
         while True:
             part = read_log(path, offset, 1 << 20)
-            assert part.data == said[part.start : part.start + len(part.data)]
+            assert part.data == written[part.start : part.start + len(part.data)]
             if not part.data:
                 break
             offset = part.start + len(part.data)
         if writes and writes[-1][1] == 0:
-            assert part.end == len(said)
-            assert said.endswith(read_log(path, len(said) - 1, 10).data)
+            assert part.end == len(written)
+            assert written.endswith(read_log(path, len(written) - 1, 10).data)
 
 
 def _full_after(room: int):  # type: ignore[no-untyped-def]

@@ -15,6 +15,7 @@ import pytest
 
 from barnraise.agent.runs.supervisor_client import read_log
 from barnraise.agent.supervisor.messages import (
+    MARK_VARIABLE,
     MAX_TAIL_BYTES,
     QUIET,
     AllExited,
@@ -204,11 +205,11 @@ while True:
     if ahead > 0.01:
         time.sleep(ahead)
 """
-    most = 4 << 20
+    max_bytes = 4 << 20
 
     async def run() -> None:
         group = await Supervised.start(
-            launch(tmp_path, worker(tmp_path, program), log_bytes=most, grace_s=600)
+            launch(tmp_path, worker(tmp_path, program), log_bytes=max_bytes, grace_s=600)
         )
         largest = 0
 
@@ -227,7 +228,7 @@ while True:
         await group.supervisor.stop()
         await group.wait_exit()
         assert time.monotonic() - asked_at < 60, "not for the ten minutes of its grace"
-        assert largest <= most
+        assert largest <= max_bytes
         assert len(group.exited(0).tail) == MAX_TAIL_BYTES
 
     asyncio.run(run())
@@ -400,7 +401,7 @@ print(sorted(set(os.environ) - {"LC_CTYPE"}))
             "['0', '1', '2'] 4",
             "True True",
             "'' True",
-            "['BARNRAISE_WARDEN', 'PYTHONUNBUFFERED']",
+            f"['{MARK_VARIABLE}', 'PYTHONUNBUFFERED']",
         ]
 
     asyncio.run(run())

@@ -30,7 +30,7 @@ def make(folder: Path, files: dict[str, str]) -> Path:
 
 
 def shipped(folder: Path, *, everything: bool = False) -> set[str]:
-    return {found.path for found in walk(folder, everything=everything)}
+    return {file.path for file in walk(folder, everything=everything)}
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_ignore_rules_of_repository_above_apply(tmp_path: Path) -> None:
     make(tmp_path, {"r/.git/HEAD": "", "r/.gitignore": "*.pt\nscratch/\n", "r/exp/.gitignore": "*.npy"})
     folder = make(tmp_path / "r" / "exp" / "one", {"a.py": "", "m.pt": "", "x.npy": "", "scratch/x": ""})
     assert shipped(folder) == {"a.py"}
-    # A folder that is itself left out by git was still meant by whoever typed the command in it.
+    # A command typed inside a folder that git ignores still ships that folder.
     scratch = make(tmp_path / "r" / "scratch", {"a.py": "", "m.pt": ""})
     assert shipped(scratch) == {"a.py", "m.pt"}
 

@@ -68,20 +68,20 @@ def test_path_that_all_machines_can_hold_is_usable(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [("a.py", "A.py"), ("é", "e\u0301"), ("straße", "STRASSE"), ("d/x", "D/y"), ("a", "a/b"), ("A", "a/b")],
 )
-def test_names_that_collide_somewhere(one: str, other: str) -> None:
-    (problem,) = name_problems([one, other])
-    assert repr(one.split("/")[0])[1:-1] in problem or repr(other)[1:-1] in problem
+def test_names_that_collide_somewhere(first: str, second: str) -> None:
+    (problem,) = name_problems([first, second])
+    assert repr(first.split("/")[0])[1:-1] in problem or repr(second)[1:-1] in problem
 
 
 @settings(deadline=None)
 @given(st.text(max_size=8), st.text(max_size=8))
-def test_folded_form_is_stable(one: str, other: str) -> None:
-    assert folded(folded(one)) == folded(one)
-    if one.casefold() == other.casefold():
-        assert folded(one) == folded(other)
+def test_folded_form_is_stable(first: str, second: str) -> None:
+    assert folded(folded(first)) == folded(first)
+    if first.casefold() == second.casefold():
+        assert folded(first) == folded(second)
 
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
@@ -105,7 +105,7 @@ def test_decoded_manifest_equals_encoded_and_is_safe(files: list[FileEntry]) -> 
     else:
         assert decoded == manifest
         assert encode_manifest(decoded) == data
-        assert all(one.path < other.path for one, other in pairwise(decoded.files))
+        assert all(earlier.path < later.path for earlier, later in pairwise(decoded.files))
 
 
 _MANIFEST = FolderManifest((FileEntry("a", 1, False, (ONE,)), FileEntry("b/c", 0, True, ())))
@@ -114,7 +114,9 @@ _MANIFEST = FolderManifest((FileEntry("a", 1, False, (ONE,)), FileEntry("b/c", 0
 @settings(deadline=None)
 @given(st.binary(max_size=200) | changed([encode_manifest(_MANIFEST)]))
 def test_manifest_with_changed_bytes_is_read_or_rejected(data: bytes) -> None:
-    if read_or_refused(data, lambda one: decode_manifest(one, LIMITS), encode_manifest, ShippingError):
+    if read_or_refused(
+        data, lambda encoded: decode_manifest(encoded, LIMITS), encode_manifest, ShippingError
+    ):
         paths = [entry.path for entry in decode_manifest(data, LIMITS).files]
         assert paths == sorted(set(paths))
         assert not any(map(why_unusable, paths))
@@ -170,10 +172,10 @@ def test_too_many_files_are_counted() -> None:
 
 
 def test_object_hash_is_independent_of_file_name() -> None:
-    one, other = entry("a"), FileEntry("b", 1, True, (ONE,))
-    assert one.object == other.object
-    assert one.object != entry("a", 2).object
-    assert list(make_manifest([other, one, entry("c", 0, ())]).objects().values()) == [one]
+    first, second = entry("a"), FileEntry("b", 1, True, (ONE,))
+    assert first.object == second.object
+    assert first.object != entry("a", 2).object
+    assert list(make_manifest([second, first, entry("c", 0, ())]).objects().values()) == [first]
 
 
 def test_transfer_messages_are_bounded() -> None:

@@ -182,7 +182,7 @@ def test_unpack_that_fails_leaves_nothing(
     with pytest.raises(ShippingError, match="'b' is missing or damaged"):
         store.unpack(FolderManifest((good, bad)), target)
     assert not target.exists()
-    # Damaged on the disk: noticed, removed, and so it is sent anew.
+    # Damage on the disk is detected; the object is removed and counts as missing.
     path = store.object_path(good.object)
     os.chmod(path, 0o600)
     path.write_bytes(bytes(100))
@@ -257,13 +257,13 @@ def test_collect_keeps_last_used(store: ArtifactStore, tmp_path: Path) -> None:
     half = entry_of(content(2 * PIECE, 8))
     store.write_piece(half, 0, content(2 * PIECE, 8)[:PIECE])
     assert collect(store, 0, set()).objects == 0  # all of it is new
-    age(store, {one.id: number for number, one in enumerate(packs)})
+    age(store, {packed.id: number for number, packed in enumerate(packs)})
     dropped = collect(store, 1100, {packs[0].id})
     assert dropped.objects == 2 + 1 + 1  # two contents, the unnamed one, and the half one
     assert store.missing(packs[0].manifest) == {}
-    for gone in packs[1:]:
-        assert store.manifest(gone.id) is None
-        assert len(store.missing(gone.manifest)) == 1
+    for dropped_pack in packs[1:]:
+        assert store.manifest(dropped_pack.id) is None
+        assert len(store.missing(dropped_pack.manifest)) == 1
     assert [path.name for path in store.data.iterdir()] == [packs[0].id.hex()]
     assert store.missing(FolderManifest((half,))) == {half.object: [0, 1]}
 

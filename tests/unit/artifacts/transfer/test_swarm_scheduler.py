@@ -48,35 +48,35 @@ class World:
         self.sources = [node(100 + number) for number in range(sources)]
         self.receivers = [node(number) for number in range(receivers)]
         everything = {piece.name for piece in pieces}
-        self.has = {one: set(everything) for one in self.sources} | {
-            one: set[PieceName]() for one in self.receivers
+        self.has = {source: set(everything) for source in self.sources} | {
+            receiver: set[PieceName]() for receiver in self.receivers
         }
         self.cut: set[frozenset[NodeId]] = set()
         self.on_way: list[tuple[NodeId, NodeId, object]] = []
         self.held: dict[tuple[NodeId, NodeId], set[PieceName]] = {}
         self.sent: Counter[PieceName] = Counter()
         self.states = {
-            one: SwarmScheduler(
-                one, self.sources, self.receivers, pieces, everything, [*self.sources, *self.receivers]
+            receiver: SwarmScheduler(
+                receiver, self.sources, self.receivers, pieces, everything, [*self.sources, *self.receivers]
             )
-            for one in self.receivers
+            for receiver in self.receivers
         }
-        self.everybody(SwarmTick())
+        self.tell_all(SwarmTick())
 
-    def everybody(self, event: swarm_scheduler.Event) -> None:
-        for one in self.receivers:
-            self.tell(one, event)
+    def tell_all(self, event: swarm_scheduler.Event) -> None:
+        for receiver in self.receivers:
+            self.tell(receiver, event)
 
-    def tell(self, one: NodeId, event: swarm_scheduler.Event) -> None:
-        state = self.states[one]
+    def tell(self, receiver: NodeId, event: swarm_scheduler.Event) -> None:
+        state = self.states[receiver]
         for ask in state.handle(event, self.now):
-            assert ask.node != one
+            assert ask.node != receiver
             assert len(set(ask.names)) == len(ask.names)
-            assert not set(ask.names) & self.has[one]
-            self.post(one, ask.node, ask)
+            assert not set(ask.names) & self.has[receiver]
+            self.post(receiver, ask.node, ask)
         for other, peer in state._peers.items():
-            assert peer.asked_bytes == sum(self.pieces[number].size for number in peer.asked), other
-            assert peer.asked_bytes <= swarm_scheduler.WINDOW or len(peer.asked) == 1
+            assert peer.requested_bytes == sum(self.pieces[number].size for number in peer.requested), other
+            assert peer.requested_bytes <= swarm_scheduler.WINDOW or len(peer.requested) == 1
 
     def post(self, sender: NodeId, to: NodeId, message: object) -> None:
         if frozenset((sender, to)) not in self.cut:
@@ -88,7 +88,7 @@ class World:
         # In order on each link, in any order among links.
         links = list(dict.fromkeys((sender, to) for sender, to, _ in self.on_way))
         chosen = self.chance.choice(links)
-        place = next(place for place, one in enumerate(self.on_way) if one[:2] == chosen)
+        place = next(place for place, queued in enumerate(self.on_way) if queued[:2] == chosen)
         sender, to, message = self.on_way.pop(place)
         if isinstance(message, AskPeer):
             self.answer(to, sender, message)
@@ -121,23 +121,23 @@ class World:
         if up == (pair not in self.cut):
             return
         self.cut ^= {pair}
-        self.on_way = [one for one in self.on_way if frozenset(one[:2]) != pair]
-        for one, other in ((a, b), (b, a)):
-            self.held.pop((one, other), None)
-            if one in self.states:
-                self.tell(one, PeerUp(other) if up else PeerDown(other))
+        self.on_way = [queued for queued in self.on_way if frozenset(queued[:2]) != pair]
+        for end, other_end in ((a, b), (b, a)):
+            self.held.pop((end, other_end), None)
+            if end in self.states:
+                self.tell(end, PeerUp(other_end) if up else PeerDown(other_end))
 
-    def settle(self, most_s: float = 600.0) -> None:
+    def settle(self, max_s: float = 600.0) -> None:
         """Deliver all messages, with ticks whenever none is on the way."""
-        end = self.now + most_s
+        end = self.now + max_s
         while not all(state.done for state in self.states.values()):
             if not self.step():
-                assert self.now < end, {one: state.left for one, state in self.states.items()}
+                assert self.now < end, {receiver: state.left for receiver, state in self.states.items()}
                 self.now += 1.0
                 for holder, client in list(self.held):
                     if client in self.states and self.held[holder, client]:
                         self.tell(client, PiecePromised(holder))
-                self.everybody(SwarmTick())
+                self.tell_all(SwarmTick())
 
 
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 60), st.randoms(use_true_random=False))
@@ -163,12 +163,12 @@ def test_every_piece_arrives_despite_lost_links(
             world.step()
         if chance.random() < 0.2:
             world.now += chance.random() * 40
-            world.everybody(SwarmTick())
+            world.tell_all(SwarmTick())
         a, b = chance.sample(nodes, 2)
         world.link(a, b, up=chance.random() < 0.4)
-    # One source lives and comes back; everything else stays as it is.
-    for one in world.receivers:
-        world.link(world.sources[0], one, up=True)
+    # One source becomes reachable again; all other links stay as they are.
+    for receiver in world.receivers:
+        world.link(world.sources[0], receiver, up=True)
     world.settle()
 
 
@@ -176,8 +176,8 @@ def test_every_piece_arrives_despite_lost_links(
 @settings(max_examples=60, deadline=None)
 def test_complete_receiver_replaces_lost_source(receivers: int, count: int, chance: random.Random) -> None:
     world = World(1, receivers, some_pieces(count, chance), chance)
-    for one in world.receivers:
-        world.link(world.sources[0], one, up=False)
+    for receiver in world.receivers:
+        world.link(world.sources[0], receiver, up=False)
     rich = world.receivers[-1]
     world.has[rich] = {piece.name for piece in world.pieces}
     world.tell(rich, PieceReceived(world.sources[0], sorted(world.has[rich])))
@@ -191,15 +191,15 @@ def test_silent_peer_is_replaced_by_another() -> None:
     names = {piece.name for piece in pieces}
     me, other, source = node(1), node(2), node(100)
     state = SwarmScheduler(me, [source], [me, other], pieces, names, [other, source])
-    asked = {ask.node: set(ask.names) for ask in state.handle(SwarmTick(), 0.0)}
-    assert asked.keys() == {other, source}
+    requests = {ask.node: set(ask.names) for ask in state.handle(SwarmTick(), 0.0)}
+    assert requests.keys() == {other, source}
     assert set(state.waits_for()) == {other, source}
-    while waiting := [pieces[number].name for number in state._peers[source].asked]:
+    while waiting := [pieces[number].name for number in state._peers[source].requested]:
         state.handle(PieceReceived(source, waiting), 1.0)
     again = state.handle(SwarmTick(), 31.0)
     assert {ask.node for ask in again} == {source}
-    # A late answer of the silent one is still of use, and it is asked again.
-    assert state.wants(other, sorted(asked[other])[0])
+    # A late answer of the silent peer is accepted, and the peer is asked again.
+    assert state.wants(other, sorted(requests[other])[0])
 
 
 def test_peer_with_wrong_hash_is_never_asked_again() -> None:
@@ -220,12 +220,12 @@ def test_peer_that_declines_is_asked_after_backoff() -> None:
     pieces = [PieceSized(PieceName(number.to_bytes(32, "big"), 0), PIECE) for number in range(40)]
     me, idle, source = node(1), node(2), node(100)
     state = SwarmScheduler(me, [source], [me, idle], pieces, {piece.name for piece in pieces}, [idle, source])
-    (asked,) = [ask for ask in state.handle(SwarmTick(), 0.0) if ask.node == idle]
-    state.handle(PieceRefused(idle, asked.names), 3.0)
+    (request,) = [ask for ask in state.handle(SwarmTick(), 0.0) if ask.node == idle]
+    state.handle(PieceRefused(idle, request.names), 3.0)
     total = 0
     while not state.done and total < 100:
         total += 1
-        waiting = [state._pieces[number].name for number in state._peers[source].asked]
+        waiting = [state._pieces[number].name for number in state._peers[source].requested]
         for ask in state.handle(PieceReceived(source, waiting), 3.0):
             assert ask.node == source
     assert state.done

@@ -80,9 +80,9 @@ def test_hanging_torch_is_reported_in_a_sentence(monkeypatch: pytest.MonkeyPatch
         raise subprocess.TimeoutExpired("python", 1)
 
     monkeypatch.setattr(subprocess, "run", run)
-    found = probe()
-    assert isinstance(found, str)
-    assert "took more than" in found
+    result = probe()
+    assert isinstance(result, str)
+    assert "took more than" in result
 
 
 @pytest.mark.parametrize(("version", "code"), [("2.13.0+cpu", 0), ("2.15.0", 1)])
@@ -107,6 +107,6 @@ def test_no_torch_at_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_installed_torch_answers_probe() -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
-    found = probe()
-    assert isinstance(found, TorchProbe), found
-    assert "cpu" in found.devices
+    result = probe()
+    assert isinstance(result, TorchProbe), result
+    assert "cpu" in result.devices

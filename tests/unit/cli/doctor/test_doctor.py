@@ -91,7 +91,11 @@ CASES: list[Case] = [
     (lambda: machine_checks.key(KeyFacts("/s/node.key", mode=0o100600)), "ok", "this user alone"),
     (lambda: machine_checks.key(KeyFacts("/s/node.key", exists=False)), "ok", "no node key yet"),
     (lambda: machine_checks.key(KeyFacts("/s/node.key", mode=0o100644)), "fail", "mode 0644"),
-    (lambda: machine_checks.key(KeyFacts("/s/node.key", mode=0o100600, mine=False)), "fail", "another user"),
+    (
+        lambda: machine_checks.key(KeyFacts("/s/node.key", mode=0o100600, is_own=False)),
+        "fail",
+        "another user",
+    ),
     (
         lambda: machine_checks.cloned_key(KeyFacts("/s/node.key", made_s=NOW_S, machine_made_s=1e9)),
         "ok",
@@ -185,7 +189,7 @@ def test_each_check_both_ways(check: Callable[[], CheckRow | None], state: str, 
     assert row is not None
     assert row.state == state
     assert words in row.sentence
-    assert bool(row.mend) == (state != "ok") or row.name == "local-network", "whatever is wrong has a mend"
+    assert bool(row.fix) == (state != "ok") or row.name == "local-network", "every problem has a fix"
     assert row.name in CHECKS
 
 
@@ -218,11 +222,11 @@ def test_hub_with_private_address_is_a_warning() -> None:
     assert (home.state, home.name, home.peer) == ("warn", "hub", "friends")
     assert f"only machines of this network reach {HOME}, https://[fd00::2]:52480" in home.sentence
     for word in ("forward", "tunnel", "server", "--address https://", "docs/friends.md"):
-        assert word in home.mend
+        assert word in home.fix
     for address in ("http://127.0.0.1:52480", "https://localhost:52480", "https://[::1]:52480"):
         (alone,) = judge(address)
         assert alone.sentence == f"only this machine itself reaches {address} (the hub of friends)"
-        assert "barnraise hub up --plain --address" in alone.mend
+        assert "barnraise hub up --plain --address" in alone.fix
     assert judge(HOME, OUTSIDE) == []
     assert judge("https://8.8.8.8:52480") == judge("https://[2606:4700::1]") == []
     assert judge("https://100.64.0.7")[0].state == "warn", "an address that a provider shares among homes"
@@ -238,7 +242,7 @@ def test_clock_skew_of_hub_is_reported() -> None:
         assert reached.state == "ok"
         assert (clock.state, clock.name) == ("warn", "hub")
         assert f"the clock of the hub of friends is {words} this machine's" in clock.sentence
-        assert "timedatectl" in clock.mend
+        assert "timedatectl" in clock.fix
     assert (
         len(network_checks.hub(one_hub(HubAddressFacts(OUTSIDE, answers=True, ahead_s=-119.0)), "linux")) == 1
     )
@@ -246,8 +250,8 @@ def test_clock_skew_of_hub_is_reported() -> None:
 
 @pytest.mark.parametrize("system", ["linux", "macos", "windows"])
 def test_firewall_is_judged_by_its_effect(system: str) -> None:
-    def judge(*found: FirewallFacts, came_in: tuple[str, ...] = ()) -> list[CheckRow]:
-        return network_checks.firewall(found, 6000, system, came_in)
+    def judge(*facts: FirewallFacts, came_in: tuple[str, ...] = ()) -> list[CheckRow]:
+        return network_checks.firewall(facts, 6000, system, came_in)
 
     assert [row.state for row in judge()] == ["ok"]
     assert [row.state for row in judge(FirewallFacts("ufw", True))] == ["ok"]
@@ -257,9 +261,9 @@ def test_firewall_is_judged_by_its_effect(system: str) -> None:
     (blocked,) = judge(FirewallFacts("ufw", False))
     assert blocked.state == "fail"
     assert "6000" in blocked.sentence
-    assert blocked.mend == "sudo ufw allow 6000/tcp"
+    assert blocked.fix == "sudo ufw allow 6000/tcp"
     (other,) = judge(FirewallFacts("another", False))
-    assert other.mend.startswith("Here: ")
+    assert other.fix.startswith("Here: ")
     (proven,) = judge(FirewallFacts("ufw", None), came_in=("mac-studio",))
     assert proven.state == "ok"
     assert "mac-studio" in proven.sentence
@@ -417,19 +421,19 @@ def test_bridges_of_macos() -> None:
 
 
 @given(st.text(), st.text(), st.integers(1, 65535))
-def test_no_text_of_the_system_can_harm(one: str, other: str, port: int) -> None:
-    parsers.torch_built_for(one)
-    parsers.nvidia_cards(one)
-    parsers.filesystem_of(one, [(other, "x")])
-    parsers.ufw_lets_in(one, port)
-    parsers.firewalld_lets_in(one, port)
-    parsers.nft_lets_in(one, port)
-    parsers.macos_firewall(one, other, one)
-    parsers.logind_idle_s([one, f"IdleAction={other}"])
-    parsers.gnome_idle_s(one, other)
-    parsers.pmset_idle_s(one)
-    parsers.powercfg_idle_s(one)
-    parsers.macos_bridges(f"bridge0: flags={one}", {})
+def test_no_text_of_the_system_can_harm(text: str, other: str, port: int) -> None:
+    parsers.torch_built_for(text)
+    parsers.nvidia_cards(text)
+    parsers.filesystem_of(text, [(other, "x")])
+    parsers.ufw_lets_in(text, port)
+    parsers.firewalld_lets_in(text, port)
+    parsers.nft_lets_in(text, port)
+    parsers.macos_firewall(text, other, text)
+    parsers.logind_idle_s([text, f"IdleAction={other}"])
+    parsers.gnome_idle_s(text, other)
+    parsers.pmset_idle_s(text)
+    parsers.powercfg_idle_s(text)
+    parsers.macos_bridges(f"bridge0: flags={text}", {})
 
 
 json_values = st.recursive(
@@ -493,11 +497,11 @@ def test_key_file_facts_are_collected(tmp_path: Path) -> None:
     assert not collect.key(tmp_path, "ext4", tmp_path).exists
     key = write(tmp_path / "node.key", "secret")
     key.chmod(0o640)
-    found = collect.key(tmp_path, "ext4", tmp_path)
-    assert found.mode is not None
-    assert found.mode & 0o777 == 0o640
-    assert found.mine
-    assert machine_checks.key(found).state == "fail"
+    key_facts = collect.key(tmp_path, "ext4", tmp_path)
+    assert key_facts.mode is not None
+    assert key_facts.mode & 0o777 == 0o640
+    assert key_facts.is_own
+    assert machine_checks.key(key_facts).state == "fail"
     write(tmp_path / "etc/machine-id", "x")
     os.utime(key, (1e9, 1e9))
     cloned = machine_checks.cloned_key(collect.key(tmp_path, "ext4", tmp_path))
@@ -509,9 +513,9 @@ def test_key_file_facts_are_collected(tmp_path: Path) -> None:
 
 
 def test_disk_facts_of_real_directory_are_collected(tmp_path: Path) -> None:
-    found = collect.disk(tmp_path)
-    assert found.free_bytes is not None
-    assert not found.remote
+    disk_facts = collect.disk(tmp_path)
+    assert disk_facts.free_bytes is not None
+    assert not disk_facts.remote
 
 
 def test_port_is_free_ours_or_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -707,11 +711,11 @@ def test_doctor_as_json_has_every_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(monkeypatch, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"] is True
-    assert told["version"] == __version__
-    assert {row["name"] for row in told["rows"]} >= {"python", "torch", "disk", "port", "firewall"}
-    assert "reach" in told["left_out"][0]["names"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is True
+    assert report["version"] == __version__
+    assert {row["name"] for row in report["rows"]} >= {"python", "torch", "disk", "port", "firewall"}
+    assert "reach" in report["left_out"][0]["names"]
 
 
 @pytest.mark.usefixtures("calm")
@@ -740,8 +744,8 @@ def test_hubs_are_shown_where_there_are_some(
 ) -> None:
     assert command(monkeypatch) == 0
     assert "hub" not in capsys.readouterr().out.split()
-    found = [one_hub(HubAddressFacts(HOME, words=SILENT), kept=True, up=True)]
-    monkeypatch.setattr(hub_checks, "hubs", lambda settings: found)
+    facts = [one_hub(HubAddressFacts(HOME, words=SILENT), kept=True, up=True)]
+    monkeypatch.setattr(hub_checks, "hubs", lambda settings: facts)
     assert command(monkeypatch) == 1
     out = capsys.readouterr().out
     assert re.search("^FAIL  hub +the hub of friends is up here, but does not answer", out, re.MULTILINE)

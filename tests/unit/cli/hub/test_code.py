@@ -23,9 +23,9 @@ def test_one_argument_cannot_look_like_two() -> None:
 
 
 def test_nothing_that_the_hub_sends_commands_the_terminal() -> None:
-    said = shown(offered("\x1b[2J\rpython harmless.py", entry="tr\u202eain.py"))
-    assert "\n  python 'tr?ain.py' '?[2J?python harmless.py'\n" in said
-    assert all(line.isprintable() for line in said.split("\n"))
+    text = shown(offered("\x1b[2J\rpython harmless.py", entry="tr\u202eain.py"))
+    assert "\n  python 'tr?ain.py' '?[2J?python harmless.py'\n" in text
+    assert all(line.isprintable() for line in text.split("\n"))
 
 
 def test_code_sources_are_shown_before_consent() -> None:

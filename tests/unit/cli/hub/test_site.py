@@ -105,25 +105,25 @@ class Fireside:
         self.until(lambda: self._members() == 2, "both are in one view")
 
     def _members(self) -> int:
-        told = self.nodes[0].ask(StatusRequest(), StatusResponse, 5.0)
-        return sum(row.seniority is not None for row in told.nodes)
+        status = self.nodes[0].ask(StatusRequest(), StatusResponse, 5.0)
+        return sum(row.seniority is not None for row in status.nodes)
 
     def type(self, name: str, environment: dict[str, str], *words: str) -> subprocess.Popen[bytes]:
-        with open(self.room / f"{name}.said", "wb") as said:
+        with open(self.room / f"{name}.said", "wb") as output:
             command = [sys.executable, "-m", "barnraise.cli.main", *words]
             started = subprocess.Popen(
                 command,
                 cwd=self.project,
                 env={**environment, "OMP_NUM_THREADS": "1"},
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 stdin=subprocess.DEVNULL,
             )
         self.running.append(started)
         return started
 
     def hub(self) -> str:
-        """Begins it, with the host's own machine as a member; the invite."""
+        """Start the hub, with the host's own machine as a member, and return the invite."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}
         environment = {**kept, "BARNRAISE_CONFIG": str(self.room / "config.toml")}
         environment["BARNRAISE_STATE_DIRECTORY"] = str(self.room / "host")
@@ -132,9 +132,9 @@ class Fireside:
         place = ("--plain", "--host", "127.0.0.1", "--port", port, "--address", f"http://127.0.0.1:{port}")
         self.type("hub", environment, "hub", "up", *place, "--round", "5s", "train.py", str(self.room))
         self.until(lambda: "barnraise-invite:" in self.said("hub"), "the hub prints an invite")
-        found = re.search(r"barnraise-invite:\S+", self.said("hub"))
-        assert found is not None
-        return found[0]
+        invite = re.search(r"barnraise-invite:\S+", self.said("hub"))
+        assert invite is not None
+        return invite[0]
 
     def site(self, invite: str) -> subprocess.Popen[bytes]:
         words = ("join", "--invite", invite, "--site", "--yes", "--name", "home")
@@ -153,7 +153,7 @@ class Fireside:
         """The home, and the host's own machine."""
         log = HubLog(self.room / "host" / "hub" / "train")
         try:
-            return {one.role: one for one in log.read().members.values()}
+            return {member.role: member for member in log.read().members.values()}
         finally:
             log.close()
 
@@ -168,37 +168,41 @@ class Fireside:
 
     def commits(self) -> list[Commit]:
         path = self.room / "trace"
-        found = []
+        commits = []
         for line in path.read_text().splitlines() if path.exists() else ():
             head, _, computed = line.partition("[")
             _, done, _, rank, world, digest, pid, of = head.split()
-            units = tuple(int(one) for one in computed.strip(" ]").split(", ") if one)
-            found.append(Commit(int(done), int(rank), int(world), digest, int(pid), int(of), units))
-        return found
+            units = tuple(int(number) for number in computed.strip(" ]").split(", ") if number)
+            commits.append(Commit(int(done), int(rank), int(world), digest, int(pid), int(of), units))
+        return commits
 
     def pid_of(self, rank: int) -> int:
-        return next(one.pid for one in reversed(self.commits()) if one.rank == rank and one.world == 2)
+        return next(
+            commit.pid for commit in reversed(self.commits()) if commit.rank == rank and commit.world == 2
+        )
 
     def both_train(self) -> bool:
-        return any(one.world == 2 for one in self.commits()[-4:])
+        return any(commit.world == 2 for commit in self.commits()[-4:])
 
     def until(self, is_so: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
         begin = time.monotonic()
         while not is_so():
-            names = [one.stem for one in self.room.glob("*.said")]
+            names = [file.stem for file in self.room.glob("*.said")]
             words = "\n---\n".join(f"{name}: {self.said(name)[-3000:]}" for name in names)
-            assert all(one.poll() is None for one in self.running), f"somebody has ended: {what}\n{words}"
+            assert all(process.poll() is None for process in self.running), (
+                f"a process has exited: {what}\n{words}"
+            )
             assert time.monotonic() - begin < seconds, f"not within {seconds:g} s: {what}\n{words}"
             time.sleep(0.1)
 
     def close(self) -> None:
-        for one in reversed(self.running):
-            if one.poll() is None:
-                one.send_signal(signal.SIGINT)
+        for process in reversed(self.running):
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    one.wait(60)
-            one.kill()
-            one.wait()
+                    process.wait(60)
+            process.kill()
+            process.wait()
         for node in self.nodes:
             node.end()
 
@@ -206,11 +210,11 @@ class Fireside:
 @pytest.fixture
 def fireside() -> Iterator[Fireside]:
     with tempfile.TemporaryDirectory(prefix="by-", ignore_cleanup_errors=True) as name:
-        found = Fireside(Path(name))
+        scene = Fireside(Path(name))
         try:
-            yield found
+            yield scene
         finally:
-            found.close()
+            scene.close()
 
 
 def test_site_counts_as_one_member_after_any_death(fireside: Fireside) -> None:
@@ -223,9 +227,9 @@ def test_site_counts_as_one_member_after_any_death(fireside: Fireside) -> None:
     os.kill(fireside.pid_of(1), signal.SIGKILL)
     fireside.until_rounds(2)
     fireside.until(fireside.both_train, "the killed worker is back")
-    os.kill(fireside.pid_of(0), signal.SIGKILL)  # who speaks to the hub
+    os.kill(fireside.pid_of(0), signal.SIGKILL)  # rank 0 exchanges updates with the hub
     fireside.until_rounds(2)
-    fireside.until(fireside.both_train, "the one who spoke is back")
+    fireside.until(fireside.both_train, "the worker that spoke with the hub is back")
     fireside.until_rounds(1)
 
     fireside.leave(site)
@@ -236,10 +240,10 @@ def test_site_counts_as_one_member_after_any_death(fireside: Fireside) -> None:
     assert home.name == "home"
     assert members["owner"].accepted > 0
     assert not home.quarantine
-    # Whatever was under way at the end is the only lease that may not count.
+    # Only the lease that was under way at the end may be missing.
     assert home.samples in (counted, counted + _last_lease(fireside.room / "places"))
 
-    # The same line again; and everybody dies at once: what they had is at the hub.
+    # Start the site again, and kill both workers at once: the hub has their state.
     (fireside.room / "trace").unlink()
     site = fireside.site(invite)
     fireside.until(fireside.both_train, "both machines train again")
@@ -253,23 +257,23 @@ def test_site_counts_as_one_member_after_any_death(fireside: Fireside) -> None:
 def _check_commits(commits: list[Commit]) -> None:
     """All members hold the same after each commit; each of its units was computed by one of them."""
     by_step: dict[int, list[Commit]] = {}
-    for one in commits:
-        by_step.setdefault(one.done, []).append(one)
+    for commit in commits:
+        by_step.setdefault(commit.done, []).append(commit)
     for done, some in by_step.items():
-        assert len({one.digest for one in some}) == 1, done
-        units = [unit for one in some for unit in one.units]
+        assert len({commit.digest for commit in some}) == 1, done
+        units = [unit for commit in some for unit in commit.units]
         assert len(units) == len(set(units)), done
         if len(some) == some[0].world:
             assert sorted(units) == list(range(some[0].of)), done
-    assert any(len([one for one in some if one.units]) == 2 for some in by_step.values())
+    assert any(len([commit for commit in some if commit.units]) == 2 for some in by_step.values())
 
 
 def _lines(path: Path) -> list[tuple[str, int, int]]:
-    found: list[tuple[str, int, int]] = []
+    lines: list[tuple[str, int, int]] = []
     for line in path.read_text().splitlines():
         name, place, leased = line.split()
-        found.append((name, int(place), int(leased)))
-    return found
+        lines.append((name, int(place), int(leased)))
+    return lines
 
 
 def _trained(path: Path) -> int:
@@ -277,7 +281,7 @@ def _trained(path: Path) -> int:
     names = list(dict.fromkeys(name for name, _, _ in _lines(path)))
     total = 0
     for name in names[:-1]:
-        places = sorted({(place, leased) for one, place, leased in _lines(path) if one == name})
+        places = sorted({(place, leased) for lease, place, leased in _lines(path) if lease == name})
         assert {leased for _, leased in places} == {places[0][1]}
         assert places[-1][0] == places[-1][1], "every sample of the lease was trained"
         total += places[0][1]

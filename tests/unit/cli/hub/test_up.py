@@ -126,8 +126,8 @@ def test_owner_pardons_and_expels_members(whose: str, capsys: pytest.CaptureFixt
     settings = load_settings()
     directory = top_folder(settings) / "fireside"
     own = hub_key(directory)
-    mine = member_key(machine_key(settings), own.id)
-    owners = {"this machine's": mine, "another's": NodeKey.generate(), "the hub's": own}
+    own_key = member_key(machine_key(settings), own.id)
+    owners = {"this machine's": own_key, "another's": NodeKey.generate(), "the hub's": own}
     create_hub(directory, "fireside", owners[whose].id, RoundConfig())
     ann, bob = (
         MemberRecord(
@@ -144,10 +144,10 @@ def test_owner_pardons_and_expels_members(whose: str, capsys: pytest.CaptureFixt
     try:
         assert pardon(member="ann", name="") == 0
         assert "ann may take part again" in capsys.readouterr().err
-        with pytest.raises(HubError, match="nobody of fireside"):
+        with pytest.raises(HubError, match="no member of fireside"):
             pardon(member="carol", name="")
-        found = log.read().members
-        assert (found[ann.node].quarantine, found[bob.node].quarantine) == ("", "too large")
+        members = log.read().members
+        assert (members[ann.node].quarantine, members[bob.node].quarantine) == ("", "too large")
         assert expel(member=ann.node[:9], name="") == 0
         assert "expelled this machine" in log.read().members[ann.node].quarantine
         with pytest.raises(HubError, match="cannot be expelled"):
@@ -185,18 +185,18 @@ def test_abandoned_work_does_not_block_the_command() -> None:
             await asyncio.wait_for(work, 0.05)
 
     async def both() -> tuple[int, BaseException | int]:
-        found = await asyncio.gather(
+        results = await asyncio.gather(
             start_in_thread(lambda: 1), start_in_thread(lambda: 1 // 0), return_exceptions=True
         )
-        assert isinstance(found[0], int)
-        return found[0], found[1]
+        assert isinstance(results[0], int)
+        return results[0], results[1]
 
     began = time.monotonic()
     asyncio.run(given_up())
     assert time.monotonic() - began < 60
     ends.set()
-    one, error = asyncio.run(both())
-    assert one == 1
+    result, error = asyncio.run(both())
+    assert result == 1
     assert isinstance(error, ZeroDivisionError)
 
 
@@ -237,8 +237,8 @@ def test_machine_cannot_join_a_run_twice() -> None:
         _check_free(settings, invite)
         seat = MemberCredentials(addresses=invite.addresses, hub=invite.hub, key=bytes(32), run="fireside")
         write_credentials(seat, place / SEAT)
-        with pytest.raises(HubError, match="trains in fireside already") as found:
+        with pytest.raises(HubError, match="trains in fireside already") as error:
             _check_free(settings, invite)
-        assert "--no-train" in found.value.hint
+        assert "--no-train" in error.value.hint
         _check_free(settings, other)
     _check_free(settings, invite)

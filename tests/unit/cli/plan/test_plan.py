@@ -119,7 +119,7 @@ def test_machine_names_cannot_break_the_picture() -> None:
     chosen = msgspec.structs.replace(answer.ranking.chosen, name="<b>&\x1b[31m" + "x" * 300)
     ranking = msgspec.structs.replace(answer.ranking, plans=(chosen,), chosen=chosen, best_alone=chosen)
     text = picture(msgspec.structs.replace(answer, ranking=ranking))
-    names = [one.text or "" for one in ElementTree.fromstring(text).iter(f"{SVG}text")]
+    names = [element.text or "" for element in ElementTree.fromstring(text).iter(f"{SVG}text")]
     assert any(name.startswith("<b>&?[31m") for name in names)
     assert max(map(len, names)) < 160
 
@@ -144,11 +144,11 @@ def test_json_is_one_object_with_everything(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "plan", "--parameters", "1B", "--sync", "auto", *IMAGINED, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["model"]["parameters"] == 10**9
-    assert found["sync"] == "auto"
-    assert found["ranking"]["chosen"] in found["ranking"]["plans"]
-    assert {"what", "times", "sentence"} == set(found["advice"][0])
+    report = json.loads(capsys.readouterr().out)
+    assert report["model"]["parameters"] == 10**9
+    assert report["sync"] == "auto"
+    assert report["ranking"]["chosen"] in report["ranking"]["plans"]
+    assert {"what", "times", "sentence"} == set(report["advice"][0])
 
 
 def test_levels_are_read(
@@ -162,7 +162,7 @@ def test_levels_are_read(
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "hint"),
+    ("words", "problem", "hint"),
     [
         (["--parameters", "many"], "--parameters 'many'", "--parameters 124M"),
         (["--parameters", "0"], "--parameters '0'", "--parameters 124M"),
@@ -190,13 +190,13 @@ def test_wrong_words_end_in_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
-    said: str,
+    problem: str,
     hint: str,
 ) -> None:
     assert run(monkeypatch, "plan", *words) == 1
     sentence, arrow, action = capsys.readouterr().err.partition("  -> ")
     assert arrow
-    assert said in sentence
+    assert problem in sentence
     assert hint in action
 
 
@@ -289,10 +289,10 @@ def test_this_machines_speed_tells_that_of_the_others(
 ) -> None:
     words = ("--parameters", "1M", "--seconds-per-sample", "10ms", "--json")
     assert run(monkeypatch, "plan", *words) == 0
-    found = json.loads(capsys.readouterr().out)
-    speeds = {one["name"]: one["samples_per_s"] for one in found["machines"]}
+    report = json.loads(capsys.readouterr().out)
+    speeds = {machine["name"]: machine["samples_per_s"] for machine in report["machines"]}
     assert speeds == pytest.approx({"mac": 100.0, "pc": 50.0})
-    assert any("pi is left out" in note for note in found["ranking"]["notes"])
+    assert any("pi is left out" in note for note in report["ranking"]["notes"])
     assert run(monkeypatch, "plan", *words, "--on", "pc") == 0
     (alone,) = json.loads(capsys.readouterr().out)["machines"]
     assert (alone["name"], alone["samples_per_s"]) == ("pc", pytest.approx(50.0))
@@ -339,16 +339,16 @@ def test_profile_gives_machine_speeds_and_calibrates(
         steps_s=(2.0, 1.0, 0.4, 0.4, 0.4, 0.4),
     )
     assert planning.run_measured(profile, on=(), wishes=PlanOptions(as_json=True)) == 0
-    found = json.loads(capsys.readouterr().out)
-    speeds = {one["name"]: one["samples_per_s"] for one in found["machines"]}
+    report = json.loads(capsys.readouterr().out)
+    speeds = {machine["name"]: machine["samples_per_s"] for machine in report["machines"]}
     assert speeds == pytest.approx({"mac": 160.0, "pc": 80.0, "pi": 20.0})
-    assert (found["model"]["wire_bytes"], found["profile"]["unit"]) == (8.0, 4)
-    assert found["measured_step_s"] == 0.4
-    assert found["is_calibrated"]
+    assert (report["model"]["wire_bytes"], report["profile"]["unit"]) == (8.0, 4)
+    assert report["measured_step_s"] == 0.4
+    assert report["is_calibrated"]
     everybody = next(
-        plan for plan in found["ranking"]["plans"] if len(plan["parts"]) == 3 and plan["is_exact"]
+        plan for plan in report["ranking"]["plans"] if len(plan["parts"]) == 3 and plan["is_exact"]
     )
-    assert abs(everybody["step_s"] - 0.4) < abs(found["predicted_step_s"] - 0.4)
-    notes = " ".join(found["ranking"]["notes"])
+    assert abs(everybody["step_s"] - 0.4) < abs(report["predicted_step_s"] - 0.4)
+    notes = " ".join(report["ranking"]["notes"])
     assert "Of pi only the first step was measured" in notes
     assert "The link between mac and pi was not measured" in notes

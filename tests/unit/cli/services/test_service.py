@@ -123,24 +123,27 @@ def test_systemd_itself_accepts_the_unit(tmp_path: Path) -> None:
 def test_systemd_is_installed_shown_and_removed(tmp_path: Path) -> None:
     manager, system = linux(tmp_path, is_active=(0, "active\n"), is_enabled=(0, "enabled\n"))
     assert not manager.status().installed
-    told = manager.install(UNIX)
+    installed = manager.install(UNIX)
     file = tmp_path / "systemd" / "user" / "barnraise.service"
     assert file.read_text() == systemd.render(UNIX)
-    assert told.wrote == (str(file),)
-    assert told.ran == (
+    assert installed.wrote == (str(file),)
+    assert installed.ran == (
         "systemctl --user daemon-reload",
         "systemctl --user enable --now barnraise.service",
     )
-    assert told.undo == "barnraise service remove"
-    assert "loginctl enable-linger anna" in told.hints[0]
+    assert installed.undo == "barnraise service remove"
+    assert "loginctl enable-linger anna" in installed.hints[0]
     assert not any("enable-linger" in command for command in system.ran), "offered, never run silently"
     shown = manager.status()
     assert shown.installed
     assert shown.running
-    gone = manager.remove()
+    removed = manager.remove()
     assert not file.exists()
-    assert gone.deleted == (str(file),)
-    assert gone.ran == ("systemctl --user disable --now barnraise.service", "systemctl --user daemon-reload")
+    assert removed.deleted == (str(file),)
+    assert removed.ran == (
+        "systemctl --user disable --now barnraise.service",
+        "systemctl --user daemon-reload",
+    )
     assert not manager.status().installed
 
 
@@ -152,11 +155,11 @@ def test_no_word_of_linger_where_it_is_on(tmp_path: Path) -> None:
 def test_failed_service_is_installed_but_not_running(tmp_path: Path) -> None:
     manager, _ = linux(tmp_path, is_active=(3, "failed\n"), is_enabled=(0, "enabled\n"))
     manager.install(UNIX)
-    told = manager.status()
-    assert told.installed
-    assert not told.running
-    assert "failed" in told.sentence
-    assert "journalctl" in told.hints[0]
+    status = manager.status()
+    assert status.installed
+    assert not status.running
+    assert "failed" in status.sentence
+    assert "journalctl" in status.hints[0]
 
 
 @pytest.mark.parametrize(
@@ -208,14 +211,14 @@ def test_launchd_is_installed_shown_and_removed(tmp_path: Path) -> None:
     printed = "gui/501/barnraise.agent = {\n\tactive count = 1\n\tstate = running\n\n\tprogram = x\n}\n"
     system = System(print=(0, printed))
     manager = Launchd(system, tmp_path, 501)
-    told = manager.install(UNIX)
+    installed = manager.install(UNIX)
     file = tmp_path / "Library" / "LaunchAgents" / "barnraise.agent.plist"
     assert file.read_bytes() == launchd.render(UNIX)
-    assert told.ran == (
+    assert installed.ran == (
         "launchctl enable gui/501/barnraise.agent",
         f"launchctl bootstrap gui/501 {file}",
     )
-    assert "Local Network" in told.hints[0]
+    assert "Local Network" in installed.hints[0]
     assert manager.status().running
     system.answers["print"] = (0, printed.replace("running", "not running"))
     assert not manager.status().running
@@ -237,11 +240,14 @@ def test_windows_task_is_installed_shown_and_removed(tmp_path: Path) -> None:
     system = System(query=(1, "ERROR"), powershell=(0, "4\r\n"))
     manager = LogonTask(system, tmp_path, r"HOME\anna", "python.exe")
     assert not manager.status().installed
-    told = manager.install(WINDOWS)
+    installed = manager.install(WINDOWS)
     file = tmp_path / "barnraise-task.xml"
     text = file.read_bytes().decode("utf-16").replace("\r\n", "\n")
     assert text == windows.render(WINDOWS, r"HOME\anna")
-    assert [command.split()[:2] for command in told.ran] == [["schtasks", "/Create"], ["schtasks", "/Run"]]
+    assert [command.split()[:2] for command in installed.ran] == [
+        ["schtasks", "/Create"],
+        ["schtasks", "/Run"],
+    ]
     system.answers["query"] = (0, "")
     assert manager.status().running
     system.answers["powershell"] = (0, "3\r\n")
@@ -273,7 +279,7 @@ def test_only_our_settings_are_kept_and_paths_become_whole(tmp_path: Path) -> No
         "BARNRAISE_NETWORK_PORT": "6000",
         "BARNRAISE_STATE_DIRECTORY": "state",
         "BARNRAISE_CONFIG": str(tmp_path / "c.toml"),
-        "BARNRAISE_TEST_TOKEN": "of somebody else",
+        "BARNRAISE_TEST_TOKEN": "of another program",
     }
     assert service.kept_environment(environ, tmp_path) == (
         ("BARNRAISE_CONFIG", str(tmp_path / "c.toml")),
@@ -363,7 +369,9 @@ def test_restart_loop_waits_longer_after_each_failure() -> None:
         return next(codes)
 
     assert restart_loop.keep(start, sleep=pauses.append, now=lambda: clock[0]) == 0
-    assert pauses == [2.0, 4.0, 2.0, 4.0], "one that ran well for a while begins anew"
+    assert pauses == [2.0, 4.0, 2.0, 4.0], (
+        "an agent that ran well for a while starts again with a short pause"
+    )
     assert [restart_loop.pause(count) for count in (1, 5, 6, 1000)] == [2.0, 32.0, 60.0, 60.0]
 
 

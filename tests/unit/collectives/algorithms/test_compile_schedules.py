@@ -112,8 +112,8 @@ def expect_same(
             ]
         elif kind is OperationKind.GATHER and rank == root:
             for a in range(world):
-                mine = before[a][lo:hi] if a == root else before[a]
-                assert after[rank][bounds[a] : bounds[a + 1]] == mine
+                expected = before[a][lo:hi] if a == root else before[a]
+                assert after[rank][bounds[a] : bounds[a + 1]] == expected
         elif kind is OperationKind.SCATTER and rank != root:
             assert after[rank] == before[root][lo:hi]
         elif kind is OperationKind.SCATTER:
@@ -211,8 +211,8 @@ def test_barrier_completes_after_all_ranks_entered(world: int) -> None:
     for rank, schedule in enumerate(schedules):
         heard = [("apply", rank, number) for number in range(len(schedule.receives))]
         for other in set(range(world)) - {rank}:
-            came = [("read", other, number) for number in range(rounds)]
-            assert any(before(sign, event) for sign in came for event in heard)
+            reads = [("read", other, number) for number in range(rounds)]
+            assert any(before(read, event) for read in reads for event in heard)
     Simulation(schedules, [[] for _ in schedules], operator.add, 3).run()
 
 

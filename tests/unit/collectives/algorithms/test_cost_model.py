@@ -93,11 +93,11 @@ def test_merge_tables_is_independent_of_order(
 ) -> None:
     shuffled = list(rows)
     random.Random(seed).shuffle(shuffled)
-    one, other = merge_tables(rows), merge_tables(iter(shuffled))
-    assert one == other
-    assert merge_tables([one, *rows]) == one
-    over_the_wire = msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=CostTable)
-    assert choose("all_reduce", nbytes, world, one) == choose("all_reduce", nbytes, world, over_the_wire)
+    merged, merged_shuffled = merge_tables(rows), merge_tables(iter(shuffled))
+    assert merged == merged_shuffled
+    assert merge_tables([merged, *rows]) == merged
+    over_the_wire = msgspec.msgpack.decode(msgspec.msgpack.encode(merged), type=CostTable)
+    assert choose("all_reduce", nbytes, world, merged) == choose("all_reduce", nbytes, world, over_the_wire)
 
 
 def test_merge_tables_keeps_largest_costs() -> None:

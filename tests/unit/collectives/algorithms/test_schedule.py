@@ -51,16 +51,16 @@ def test_chunk_bounds_cover_all_bytes_in_whole_items(items: int, parts: int, ite
 )
 def test_segments_cover_all_bytes_within_limit(start: int, items: int, item: int, segment: int) -> None:
     lo, hi = start * item, (start + items) * item
-    found = segments(lo, hi, item, segment)
-    assert [cell for part in found for cell in range(*part)] == list(range(lo, hi))
-    assert all(0 < stop - begin <= segment and (begin - lo) % item == 0 for begin, stop in found)
-    moved = [(begin - lo, stop - lo) for begin, stop in found]
+    pieces = segments(lo, hi, item, segment)
+    assert [cell for part in pieces for cell in range(*part)] == list(range(lo, hi))
+    assert all(0 < stop - begin <= segment and (begin - lo) % item == 0 for begin, stop in pieces)
+    moved = [(begin - lo, stop - lo) for begin, stop in pieces]
     assert moved == list(segments(0, hi - lo, item, segment)), (
-        "both ends must cut alike wherever the bytes lie"
+        "both ends must cut alike at any offset of the bytes"
     )
     if segment >= 64:
-        assert all((begin - lo) % 64 == 0 for begin, _ in found)
-        assert len(found) <= -(-(hi - lo) // (segment // 64 * 64))
+        assert all((begin - lo) % 64 == 0 for begin, _ in pieces)
+        assert len(pieces) <= -(-(hi - lo) // (segment // 64 * 64))
 
 
 def test_segments_are_near_equal() -> None:

@@ -85,8 +85,8 @@ FLOODS: dict[str, Flood] = {
     ),
     "probes": lambda s, n: (FrameHeader(FrameKind.PROBE, first=0, second=1), b""),
     "probe results": lambda s, n: (FrameHeader(FrameKind.PROBED), bytes(16)),
-    "data for nobody": lambda s, n: (FrameHeader(FrameKind.DATA, group=9, sequence=n), bytes(4096)),
-    "failures of nothing": lambda s, n: (FrameHeader(FrameKind.FAIL, group=9), b"x" * 30_000),
+    "data of an unknown group": lambda s, n: (FrameHeader(FrameKind.DATA, group=9, sequence=n), bytes(4096)),
+    "failures of an unknown group": lambda s, n: (FrameHeader(FrameKind.FAIL, group=9), b"x" * 30_000),
 }
 
 
@@ -217,11 +217,11 @@ def test_join_with_wrong_rank_fails_only_that_group() -> None:
 
 def test_early_joins_of_one_peer_do_not_evict_anothers() -> None:
     session = Session(5)
-    theirs, mine = session.links[1], session.links[0]
+    friend_link, victim_link = session.links[1], session.links[0]
     body = msgspec.msgpack.encode(JoinBody(2, "soon", 1, 2, b""))
-    theirs.send(FrameHeader(FrameKind.JOIN, group=1234), body)
-    theirs.flush()
-    mine.receive()
+    friend_link.send(FrameHeader(FrameKind.JOIN, group=1234), body)
+    friend_link.flush()
+    victim_link.receive()
     for number in range(1000):
         say(session, *FLOODS["joins"](session, number + 5000))
     assert 1234 in session.victim.engine._early_joins._stored[FRIEND]
@@ -230,10 +230,10 @@ def test_early_joins_of_one_peer_do_not_evict_anothers() -> None:
 # handshakes
 
 
-def meet(said: bytes, make: Callable[[socket.socket], handshakes.Steps]) -> BaseException:
+def meet(received: bytes, make: Callable[[socket.socket], handshakes.Steps]) -> BaseException:
     ours, theirs = socket.socketpair()
     with theirs:
-        theirs.sendall(said)
+        theirs.sendall(received)
         theirs.shutdown(socket.SHUT_WR)
         steps = make(ours)
         try:
@@ -245,7 +245,7 @@ def meet(said: bytes, make: Callable[[socket.socket], handshakes.Steps]) -> Base
         except StopIteration as finished:
             finished.value.socket.close()
             return finished
-    raise AssertionError("it waits for ever")
+    raise AssertionError("the handshake does not end")
 
 
 def in_the_clear(worker: bytes) -> HandshakeSecurity:
@@ -256,7 +256,7 @@ KNOCK = IncomingConnection(bytes(16), "192.0.2.1", 1, 1, True)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "received",
     [
         b"",
         b"x" * 47,
@@ -267,14 +267,14 @@ KNOCK = IncomingConnection(bytes(16), "192.0.2.1", 1, 1, True)
         FrameHeader(FrameKind.HELLO, 16).encode() + bytes(3),
     ],
 )
-def test_connection_without_hello_is_rejected(said: bytes) -> None:
-    error = meet(said, lambda sock: handshakes.accept(sock, KNOCK, in_the_clear(b"W" * 16)))
+def test_connection_without_hello_is_rejected(received: bytes) -> None:
+    error = meet(received, lambda sock: handshakes.accept(sock, KNOCK, in_the_clear(b"W" * 16)))
     assert isinstance(error, HandshakeError | ProtocolError)
 
 
 def test_connection_with_own_worker_id_is_rejected() -> None:
-    said = FrameHeader(FrameKind.HELLO, 16).encode() + b"W" * 16
-    error = meet(said, lambda sock: handshakes.accept(sock, KNOCK, in_the_clear(b"W" * 16)))
+    hello = FrameHeader(FrameKind.HELLO, 16).encode() + b"W" * 16
+    error = meet(hello, lambda sock: handshakes.accept(sock, KNOCK, in_the_clear(b"W" * 16)))
     assert isinstance(error, HandshakeError)
     assert "claims to be this worker" in error.message
 

@@ -34,8 +34,8 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
 
 
 def bodies(*types: str) -> list[Any]:
-    found = [vector for vector in VECTORS["bodies"] if vector["type"] in types]
-    return [pytest.param(vector, id=f"{vector['type']}: {vector['name']}") for vector in found]
+    vectors = [vector for vector in VECTORS["bodies"] if vector["type"] in types]
+    return [pytest.param(vector, id=f"{vector['type']}: {vector['name']}") for vector in vectors]
 
 
 @pytest.mark.parametrize("vector", bodies(*STRUCTS))
@@ -70,15 +70,15 @@ def test_offers_match_wire_vectors(vector: dict[str, Any]) -> None:
     from barnraise.collectives.messages import SendTo
     from barnraise.transport.links.frames import FrameHeader, FrameKind
 
-    size, said = vector["fields"]["size"], []
+    size, sent = vector["fields"]["size"], []
     point_to_point = PointToPoint(
-        1, lambda *what: said.append(what), lambda *what: None, lambda *what: None, lambda text: None
+        1, lambda *what: sent.append(what), lambda *what: None, lambda *what: None, lambda text: None
     )
     point_to_point.send(SendTo(1, 1, 3, 9, 1, 0, 0, size, 1.0), memoryview(b""), 0.0)
-    assert said == [
+    assert sent == [
         (3, FrameHeader(FrameKind.OFFER, group=1, first=9, second=1), bytes.fromhex(vector["bytes"]))
     ]
-    said.clear()
+    sent.clear()
     point_to_point.frame(
         2, FrameHeader(FrameKind.OFFER, 8, 1, 0, 9, 1), memoryview(bytes.fromhex(vector["bytes"]))
     )
@@ -88,15 +88,17 @@ def test_offers_match_wire_vectors(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize("vector", VECTORS["hello"], ids=lambda vector: vector["name"])
 def test_hello_matches_wire_vectors(vector: dict[str, Any]) -> None:
     wire, worker = bytes.fromhex(vector["bytes"]), bytes.fromhex(vector["worker"])
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
-        mine.setblocking(False)
-        other = os.urandom(16)
-        said = _finish(
-            handshakes._hello(mine, _security(worker), vector["stream"]), theirs, wire[:32] + other
+    own_socket, peer_socket = socket.socketpair()
+    with own_socket, peer_socket:
+        own_socket.setblocking(False)
+        peer_worker = os.urandom(16)
+        peer_hello = _finish(
+            handshakes._hello(own_socket, _security(worker), vector["stream"]),
+            peer_socket,
+            wire[:32] + peer_worker,
         )
-        assert theirs.recv(1000) == wire
-        assert said == (other, vector["stream"])
+        assert peer_socket.recv(1000) == wire
+        assert peer_hello == (peer_worker, vector["stream"])
 
 
 def _security(worker: bytes) -> HandshakeSecurity:

@@ -7,17 +7,17 @@ import pytest
 from barnraise.collectives.comm_process import group as group_module
 from barnraise.collectives.comm_process.runner import _POOLED_BYTES, Runner
 from barnraise.collectives.messages import OperationSpec
+from tests.sim.engine_simulation import GroupHandle, Machine, Simulation
 from tests.sim.operations import Collective, Message
 from tests.sim.plans import Plan
-from tests.sim.world import Machine, Side, Simulation
 
 
-def opened(world: int, seed: int = 1) -> tuple[Simulation, list[tuple[Machine, Side]]]:
+def opened(world: int, seed: int = 1) -> tuple[Simulation, list[tuple[Machine, GroupHandle]]]:
     sim = Simulation(seed, world)
     plan = Plan(sim, "all", sim.machines, [])
     plan.launch()
     sim.settle()
-    return sim, [(machine, plan.sides[machine]) for machine in sim.machines]
+    return sim, [(machine, plan.handles[machine]) for machine in sim.machines]
 
 
 def broadcast(size: int, segment: int, world: int) -> Collective:

@@ -168,20 +168,20 @@ def test_gather_and_scatter_chunk_sizes_match_on_all_ranks(elements: int) -> Non
 
 @pytest.mark.usefixtures("small_chunks")
 def test_all_gather_and_broadcast_move_every_byte() -> None:
-    mine = torch.arange(11, dtype=torch.int16)
+    source = torch.arange(11, dtype=torch.int16)
     outputs = [torch.zeros(11, dtype=torch.int16), torch.zeros(2, 11, dtype=torch.int16).t()[:, 1]]
-    call = movement.all_gather(outputs, mine, outputs, 1, 2)
+    call = movement.all_gather(outputs, source, outputs, 1, 2)
     memory = _stage(call)
     for chunk, view in zip(call.chunks, memory, strict=True):
         view[: chunk.sizes[0]] = view[chunk.sizes[0] :]
     _settle(call, memory)
-    assert outputs[0].tolist() == outputs[1].tolist() == mine.tolist()
-    sent = _stage(movement.broadcast(mine * 2, 0, 0))
+    assert outputs[0].tolist() == outputs[1].tolist() == source.tolist()
+    sent = _stage(movement.broadcast(source * 2, 0, 0))
     received = torch.zeros(22, dtype=torch.int16)[::2]
     _settle(movement.broadcast(received, 0, 1), sent)
-    assert received.tolist() == (mine * 2).tolist()
+    assert received.tolist() == (source * 2).tolist()
     with pytest.raises(OperationMismatch):
-        movement.all_gather(outputs, mine[:3], outputs, 1, 2)
+        movement.all_gather(outputs, source[:3], outputs, 1, 2)
 
 
 def test_all_to_all_keeps_its_own_block_and_uneven_splits() -> None:

@@ -65,12 +65,12 @@ def test_average_of_integers_drops_the_fraction(name: str) -> None:
 @pytest.mark.parametrize("name", ["float16", "float8_e4m3fn", "float8_e5m2"])
 def test_average_of_narrow_floats_divides_before_the_sum(name: str) -> None:
     dtype = getattr(torch, name)
-    most = torch.finfo(dtype).max
-    values = torch.full((3,), most).to(dtype)
+    max_value = torch.finfo(dtype).max
+    values = torch.full((3,), max_value).to(dtype)
     staged = torch.zeros(3, dtype=dtype)
     reduction = _of(dist.ReduceOp.AVG, name, 2)
     reduction.fill(staged, values)
-    assert staged.float().tolist() == [most / 2] * 3
+    assert staged.float().tolist() == [max_value / 2] * 3
 
 
 def test_premul_sum_accepts_number_or_one_element_tensor() -> None:

@@ -57,10 +57,12 @@ def test_allocated_ranges_never_overlap(steps: list[tuple[bool, int]]) -> None:
                 taken.append(block)
         elif taken:
             blocks.free(taken.pop(number % len(taken)))
-        for one in taken:
-            for other in taken:
-                apart = one.offset + one.size <= other.offset or other.offset + other.size <= one.offset
-                assert one is other or one.segment != other.segment or apart
+        for first in taken:
+            for second in taken:
+                apart = (
+                    first.offset + first.size <= second.offset or second.offset + second.size <= first.offset
+                )
+                assert first is second or first.segment != second.segment or apart
     for block in taken:
         blocks.free(block)
     assert sorted(blocks.idle_segments()) == [0, 1]

@@ -91,11 +91,11 @@ def launch(
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    told = "".join(
+    report = "".join(
         f"rank {rank} ended with {process.returncode}:\n{out[-1500:]}\n{errors[-3000:]}\n"
         for rank, (process, (out, errors)) in enumerate(zip(processes, outputs, strict=True))
     )
-    assert all(process.returncode == 0 for process in processes), told
+    assert all(process.returncode == 0 for process in processes), report
     return outputs
 
 
@@ -167,19 +167,19 @@ for _ in range(2):
     half = dist.split_group(split_ranks=[[0, 3], [1, 2]])
     quarter = dist.split_group(half, split_ranks=[[0], [1]])
     groups = [None, pair, across, mesh.get_group("dp"), mesh.get_group("tp"), half, quarter]
-    said = []
+    labels = []
     for group in groups:
-        one = torch.ones(1)
-        dist.all_reduce(one, group=group)
-        said.append(f"{dist.get_backend(group)}:{int(one)}")
-    print(*said, flush=True)
+        total = torch.ones(1)
+        dist.all_reduce(total, group=group)
+        labels.append(f"{dist.get_backend(group)}:{int(total)}")
+    print(*labels, flush=True)
     dist.destroy_process_group()
 address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 store = TCPStore(*address, dist.get_world_size() if dist.is_initialized() else 4, rank == 0)
-store.add("came", 1)
+store.add("joined", 1)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
 dist.destroy_process_group()
-print("came", store.get("came").decode())
+print("joined", store.get("joined").decode())
 dist.init_process_group("gloo", init_method="tcp://{}:{}".format(*address), rank=rank, world_size=4)
 dist.barrier()
 local = TCPStore("127.0.0.1", 0, 1, True)
@@ -195,9 +195,9 @@ def test_groups_get_their_backend_with_any_address(agent: Path, tmp_path: Path) 
     outputs = _run(agent, tmp_path, GROUPS, "0,0,1,1")
     line = "barnraise:4 gloo:2 barnraise:2 barnraise:2 gloo:2 barnraise:2 gloo:1"
     for out, _ in outputs:
-        assert out.splitlines() == [line, line, "came 4", "own v"]
-    told = [line for line in outputs[0][1].splitlines() if line.startswith("barnraise:")]
-    assert [line.split(" uses ")[0] for line in told] == [
+        assert out.splitlines() == [line, line, "joined 4", "own v"]
+    notices = [line for line in outputs[0][1].splitlines() if line.startswith("barnraise:")]
+    assert [line.split(" uses ")[0] for line in notices] == [
         "barnraise: the group of 4 ranks on 2 machines",
         "barnraise: the group of 2 ranks on 2 machines",
     ]
@@ -206,8 +206,8 @@ def test_groups_get_their_backend_with_any_address(agent: Path, tmp_path: Path) 
 ASKING = """
 import os
 rank = int(os.environ["RANK"])
-asked = "nccl" if rank == 1 and "DIFFERENT" in os.environ else os.environ["ASKED"] or None
-dist.init_process_group(asked)
+requested = "nccl" if rank == 1 and "DIFFERENT" in os.environ else os.environ["REQUESTED"] or None
+dist.init_process_group(requested)
 total = torch.ones(1)
 dist.all_reduce(total)
 print(dist.get_backend(), int(total))
@@ -217,7 +217,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("machines", "asked", "variables", "backend", "said"),
+    ("machines", "requested", "variables", "backend", "notice"),
     [
         ("0,1", "gloo", {"BARNRAISE_ENGINE": "gloo"}, "gloo", "forced with --engine; it sends plaintext"),
         ("0,1", "gloo", {"BARNRAISE_FABRIC": "trusted"}, "gloo", "is trusted; it sends plaintext"),
@@ -232,15 +232,15 @@ def test_requested_backend_maps_to_chosen_backend(
     agent: Path,
     tmp_path: Path,
     machines: str,
-    asked: str,
+    requested: str,
     variables: dict[str, str],
     backend: str,
-    said: str,
+    notice: str,
 ) -> None:
-    outputs = _run(agent, tmp_path, ASKING, machines, ASKED=asked, **variables)
+    outputs = _run(agent, tmp_path, ASKING, machines, REQUESTED=requested, **variables)
     assert [out.split() for out, _ in outputs] == [[backend, "2"]] * 2
-    assert said in outputs[0][1]
-    assert bool(said) == ("barnraise:" in outputs[0][1])
+    assert notice in outputs[0][1]
+    assert bool(notice) == ("barnraise:" in outputs[0][1])
 
 
 ALONE = """

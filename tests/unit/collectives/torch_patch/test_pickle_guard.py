@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import barnraise
+from barnraise.agent_client.run_options import RunProgram
 from barnraise.core.errors import ConfigError
 from barnraise.identity import NodeKey
 from barnraise.runs.participants import VARIABLE, Participants
@@ -31,9 +32,8 @@ def test_unknown_node_is_not_an_owner() -> None:
 
 
 def test_worker_environment_names_guests() -> None:
-    order = RunSpec(
-        run="r", by=OWNERS[0], at=0, command=("t.py",), folder=b"", nodes=(*OWNERS, GUEST), variables=()
-    )
+    program = RunProgram(command=("t.py",), folder=b"")
+    order = RunSpec(run="r", by=OWNERS[0], at=0, program=program, nodes=(*OWNERS, GUEST))
     key = NodeKey.generate()
     record = RunRecord(order=b"", signature=key.sign(b""), slots=(WorkerSlot(OWNERS[0], 0, "cpu"),))
 

@@ -33,15 +33,17 @@ def one_step(codec: Codec, feedback: ErrorFeedback, step: int, values: torch.Ten
 @pytest.mark.parametrize("name", LOSSY)
 def test_mean_over_many_steps_converges_to_input(name: str) -> None:
     codec, feedback, right = codec_of(name), ErrorFeedback(), gradient().reshape(-1).double()
-    found, alone, gaps = torch.zeros_like(right), torch.zeros_like(right), []
+    total, uncorrected_total, gaps = torch.zeros_like(right), torch.zeros_like(right), []
     for step in range(200):
-        found += one_step(codec, feedback, step, gradient())
-        alone += codec.decode(codec.encode(gradient(), CodecRound("w", step)), 2000, CodecRound("w", step))
+        total += one_step(codec, feedback, step, gradient())
+        uncorrected_total += codec.decode(
+            codec.encode(gradient(), CodecRound("w", step)), 2000, CodecRound("w", step)
+        )
         if step + 1 in (50, 200):
-            gaps.append(float((found / (step + 1) - right).norm() / right.norm()))
-    without = float((alone / 200 - right).norm() / right.norm())
+            gaps.append(float((total / (step + 1) - right).norm() / right.norm()))
+    uncorrected_gap = float((uncorrected_total / 200 - right).norm() / right.norm())
     assert gaps[1] < gaps[0] / 2.5  # it falls as one over the number of steps
-    assert gaps[1] < without / 5
+    assert gaps[1] < uncorrected_gap / 5
 
 
 def test_payload_plus_residual_equals_input() -> None:

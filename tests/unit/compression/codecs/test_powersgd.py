@@ -23,9 +23,12 @@ def test_split_factors_only_large_matrices() -> None:
         FeedbackPart("w", (64, 64)),
     ]
     split = PowerSGD(rank=2).split([*parts, FeedbackPart("none", (0, 5)), FeedbackPart("number", ())])
-    assert [(one.name, one.rows, one.columns) for one in split.matrices] == [("conv", 32, 72), ("w", 64, 64)]
+    assert [(matrix.name, matrix.rows, matrix.columns) for matrix in split.matrices] == [
+        ("conv", 32, 72),
+        ("w", 64, 64),
+    ]
     covered = sorted(
-        [(one.first, one.last) for one in split.matrices] + [(s.start, s.stop) for s in split.spans]
+        [(matrix.first, matrix.last) for matrix in split.matrices] + [(s.start, s.stop) for s in split.spans]
     )
     assert [first for first, _ in covered] == [0, 2304, 2336, 2372, 6468, 6468]
     assert covered[-1] == (6468, 6469)
@@ -38,13 +41,13 @@ def test_columns_are_orthonormal_or_zero(seed: int, rows: int, rank: int, expone
     columns = torch.randn(rows, rank, generator=source) * 10**exponent
     if rank > 2:
         columns[:, 1] = 2 * columns[:, 0]
-    found = orthonormal(columns).double()
-    products = found.t() @ found
+    basis = orthonormal(columns).double()
+    products = basis.t() @ basis
     is_there = products.diagonal() > 0.5
     assert torch.allclose(products, torch.diag(is_there.double()), atol=2e-5)
     # What is left spans all that was there.
     scaled = columns.double() / columns.abs().max()
-    assert float((scaled - found @ (found.t() @ scaled)).abs().max()) < 1e-4
+    assert float((scaled - basis @ (basis.t() @ scaled)).abs().max()) < 1e-4
 
 
 def test_orthonormal_of_zeros_is_zero() -> None:
@@ -56,8 +59,8 @@ def test_sum_rows_has_fixed_order() -> None:
         values = torch.randn(rows, 5, generator=torch.Generator().manual_seed(rows))
         assert torch.allclose(sum_rows(values.clone()), values.sum(0), atol=1e-5)
     assert sum_rows(torch.zeros(0, 5)).tolist() == [0.0] * 5
-    one = torch.tensor([[1e8], [1.0], [-1e8], [1.0]])
-    assert float(sum_rows(one.clone())) == 2.0  # (1e8 - 1e8) + (1 + 1), where left to right gives 1
+    column = torch.tensor([[1e8], [1.0], [-1e8], [1.0]])
+    assert float(sum_rows(column.clone())) == 2.0  # (1e8 - 1e8) + (1 + 1), where left to right gives 1
 
 
 def test_restore_computes_low_rank_product() -> None:
@@ -73,14 +76,14 @@ def test_lost_columns_are_drawn_again() -> None:
     fresh = power.factor(MATRIX, 0)
     assert torch.allclose(fresh.t() @ fresh, torch.eye(3), atol=1e-5)
     power.keep({"w": torch.zeros(40, 3)})
-    found = power.factor(MATRIX, 1)
-    assert torch.allclose(found.t() @ found, torch.eye(3), atol=1e-5)
+    factor = power.factor(MATRIX, 1)
+    assert torch.allclose(factor.t() @ factor, torch.eye(3), atol=1e-5)
     half = torch.zeros(40, 3)
     half[0, 1] = 5.0
     power.keep({"w": half})
-    found = power.factor(MATRIX, 2)
-    assert torch.allclose(found.t() @ found, torch.eye(3), atol=1e-5)
-    assert bool((found[0].abs() > 0.99).any())  # what was known is kept
+    factor = power.factor(MATRIX, 2)
+    assert torch.allclose(factor.t() @ factor, torch.eye(3), atol=1e-5)
+    assert bool((factor[0].abs() > 0.99).any())  # what was known is kept
 
 
 def test_state_dict_round_trip_and_validation() -> None:

@@ -6,21 +6,21 @@ from barnraise.core.flow.retry import ReportedBackoff
 
 
 def test_reported_backoff_sleeps_longer_each_time_and_reports() -> None:
-    now, slept, said = [0.0], list[float](), list[str]()
+    now, slept, messages = [0.0], list[float](), list[str]()
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         now[0] += seconds
 
-    waiting = ReportedBackoff("the hub", said.append, sleep, lambda: now[0])
+    waiting = ReportedBackoff("the hub", messages.append, sleep, lambda: now[0])
     for _ in range(8):
         waiting.pause("it is \x1b[2Jasleep")
     assert all(
         low <= wait <= 2 * low for wait, low in zip(slept, (0.25, 0.5, 1, 2, 4, 8, 10, 10), strict=True)
     )
-    assert said
-    assert said[0].startswith("waiting for 1")
-    assert said[0].endswith(" s for the hub: it is ?[2Jasleep")
+    assert messages
+    assert messages[0].startswith("waiting for 1")
+    assert messages[0].endswith(" s for the hub: it is ?[2Jasleep")
 
 
 def test_reported_backoff_sleeps_at_least_min() -> None:

@@ -51,8 +51,8 @@ def test_means_equal_flowers(case: dict[str, object], tmp_path: Path) -> None:
     trimmed = case["trimmed_mean"]
     assert isinstance(trimmed, dict)
     for trim, expected in trimmed.items():
-        found = trimmed_mean(updates, [1.0] * len(updates), float(trim))
-        numpy.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
+        mean_without_extremes = trimmed_mean(updates, [1.0] * len(updates), float(trim))
+        numpy.testing.assert_allclose(mean_without_extremes, expected, rtol=1e-5, atol=1e-8)
     form = VectorForm(updates.shape[1], 1024, "fp32", 0)
     files = _files(tmp_path, list(updates), form)
     inputs = [MergeInput(file, weight) for file, weight in zip(files, samples, strict=True)]
@@ -61,8 +61,8 @@ def test_means_equal_flowers(case: dict[str, object], tmp_path: Path) -> None:
 
 def test_trimmed_mean_weighs_remaining_values() -> None:
     rows = torch.tensor([[1.0, 9.0], [2.0, 8.0], [4.0, 7.0], [1e9, -1e9]])
-    found = trimmed_mean(rows, [1.0, 1.0, 3.0, 3.0], 0.25)
-    assert found.tolist() == [(2 + 3 * 4) / 4, (8 + 3 * 7) / 4]
+    mean = trimmed_mean(rows, [1.0, 1.0, 3.0, 3.0], 0.25)
+    assert mean.tolist() == [(2 + 3 * 4) / 4, (8 + 3 * 7) / 4]
     assert trimmed_mean(rows[:1], [5.0], 0.25).tolist() == [1.0, 9.0]
     assert cap_weights([1.0, 1.0, 100.0]) == [1.0, 1.0, 3.0]
 
@@ -71,10 +71,10 @@ def test_mean_weight_of_one_member_is_capped(tmp_path: Path) -> None:
     form = VectorForm(4, 1024, "fp32", 0)
     files = _files(tmp_path, [torch.ones(4), torch.ones(4), torch.ones(4), -torch.ones(4)], form)
     weights = (10.0, 30.0, 40.0, 1e9)
-    found = merge_chunk(
+    merged = merge_chunk(
         [MergeInput(file, weight) for file, weight in zip(files, weights, strict=True)], 0, None
     )
-    numpy.testing.assert_allclose(found, [(80.0 - 300.0) / 380.0] * 4, rtol=1e-6)
+    numpy.testing.assert_allclose(merged, [(80.0 - 300.0) / 380.0] * 4, rtol=1e-6)
     usual = merge_chunk([MergeInput(files[0], 10.0), MergeInput(files[3], 100.0)], 0, None)
     numpy.testing.assert_allclose(usual, [-90.0 / 110.0] * 4, rtol=1e-6)
 
@@ -106,10 +106,10 @@ def test_outer_step_equals_torch_sgd_with_error_feedback(tmp_path: Path) -> None
 def test_measure_returns_norm_and_sketch(tmp_path: Path) -> None:
     torch.manual_seed(3)
     form = VectorForm(20_000, 4096, "fp32", 0)
-    one, other = torch.randn(20_000), torch.randn(20_000)
-    files = _files(tmp_path, [one, other, one + 0.01 * other], form)
+    first, second = torch.randn(20_000), torch.randn(20_000)
+    files = _files(tmp_path, [first, second, first + 0.01 * second], form)
     figures = [measure(tmp_path / f"update-{number}", form) for number in range(len(files))]
-    assert figures[0].norm == pytest.approx(float(one.norm()), rel=1e-5)
+    assert figures[0].norm == pytest.approx(float(first.norm()), rel=1e-5)
     sketches = [numpy.frombuffer(figure.sketch, dtype="<f4") for figure in figures]
 
     def cosine(a: int, b: int) -> float:

@@ -72,8 +72,8 @@ def test_held_out_check_refuses_worse_model_and_failure_is_not_blamed(
         ann.join(invite, "ann")
         eve.join(invite, "eve")
         owner.push_base(torch.zeros(LAYOUT.numel), COURSE)
-        for one in (ann, eve):
-            one.pull(tmp_path)
+        for friend in (ann, eve):
+            friend.pull(tmp_path)
         good = -0.1 * torch.rand(LAYOUT.numel)  # an update is what is subtracted
 
         lease = eve.lease()
@@ -82,24 +82,24 @@ def test_held_out_check_refuses_worse_model_and_failure_is_not_blamed(
         assert refused.value.status == 422
         assert "the loss on the hub's own samples is" in refused.value.problem.message
 
-        mine = ann.lease()
+        lease_of_ann = ann.lease()
         (check.parent / "broken").touch()
         with pytest.raises(Refused, match="untried") as untried:
-            ann.push(mine, good)
+            ann.push(lease_of_ann, good)
         assert untried.value.status == 503
         assert "no samples today" not in untried.value.problem.message, "the owner's words are for the owner"
         assert "no samples today" in hub.said()
         assert untried.value.problem.retry_s > 0
         (check.parent / "broken").unlink()
-        assert ann.push(mine, good).accepted
+        assert ann.push(lease_of_ann, good).accepted
 
         page = plainly(hub.address).text
         assert "held-out" in page
-        assert "untried" not in page, "which is nobody's fault"
+        assert "untried" not in page, "a failed check is not counted against a member"
         assert "the owner's own words" in hub.said(), "and not among the answers"
     finally:
-        for one in (owner, ann, eve):
-            one.close()
+        for friend in (owner, ann, eve):
+            friend.close()
 
 
 @pytest.mark.parametrize(

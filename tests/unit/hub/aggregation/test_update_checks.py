@@ -61,7 +61,7 @@ def test_large_norms_are_clipped_then_refused() -> None:
     clipped = judge_norm(8.0, median, TERMS)
     assert (clipped.kind, clipped.scale) == ("", 0.75)
     assert judge_norm(20.1, median, TERMS).kind == "norm"
-    assert judge_norm(1e9, None, TERMS) == UpdateVerdict(), "of two nobody knows who is right"
+    assert judge_norm(1e9, None, TERMS) == UpdateVerdict(), "two norms do not show which is right"
 
 
 def test_running_median_only_clips_and_is_learned_again() -> None:
@@ -79,10 +79,14 @@ def test_running_median_only_clips_and_is_learned_again() -> None:
 def test_round_with_all_norms_grown_is_accepted() -> None:
     arrivals = [_arrival(f"n{number}", _honest(), norm=100.0 + number) for number in range(5)]
     assert judge_round(arrivals, frozenset(), TERMS) == {}
-    cut = [msgspec.structs.replace(one, scale=scale) for one in arrivals for scale in (0.5, 0.1)]
-    assert judge_round(cut[::2], frozenset(), TERMS) == {}, "less than by the running median alone"
-    assert {one.scale for one in judge_round(cut[1::2], frozenset(), TERMS).values()} == {0.1 * 10 / 3}
-    assert {one.scale for one in judge_round(cut[1:4:2], frozenset(), TERMS).values()} == {0.1}, "two alone"
+    clipped = [msgspec.structs.replace(arrival, scale=scale) for arrival in arrivals for scale in (0.5, 0.1)]
+    assert judge_round(clipped[::2], frozenset(), TERMS) == {}, "less than by the running median alone"
+    assert {verdict.scale for verdict in judge_round(clipped[1::2], frozenset(), TERMS).values()} == {
+        0.1 * 10 / 3
+    }
+    assert {verdict.scale for verdict in judge_round(clipped[1:4:2], frozenset(), TERMS).values()} == {0.1}, (
+        "two alone"
+    )
     arrivals.append(_arrival("large", _honest(), norm=5000.0))
     assert judge_round(arrivals, frozenset(), TERMS)["large"].kind == "norm"
 
@@ -103,9 +107,9 @@ def test_strangers_are_judged_by_other_updates_of_round() -> None:
     arrivals = [_arrival(f"n{number}", _honest()) for number in range(15)]
     arrivals += [_arrival(f"flip{number}", -_honest()) for number in range(3)]
     arrivals += [_arrival("random", RANDOM.normal(size=SKETCH)), _arrival("large", _honest(), norm=100.0)]
-    everybody = frozenset(one.update.node for one in arrivals)
-    verdicts = judge_round(arrivals, everybody, TERMS)
-    assert {name: one.kind for name, one in verdicts.items()} == {
+    all_nodes = frozenset(arrival.update.node for arrival in arrivals)
+    verdicts = judge_round(arrivals, all_nodes, TERMS)
+    assert {name: verdict.kind for name, verdict in verdicts.items()} == {
         **{f"flip{number}": "unlike" for number in range(3)},
         "random": "unlike",
         "large": "norm",
@@ -118,7 +122,7 @@ def test_strangers_are_judged_by_other_updates_of_round() -> None:
 
 def test_round_without_agreed_direction_keeps_all_updates() -> None:
     arrivals = [_arrival(f"n{number}", RANDOM.normal(size=SKETCH)) for number in range(10)]
-    assert judge_round(arrivals, frozenset(one.update.node for one in arrivals), TERMS) == {}
+    assert judge_round(arrivals, frozenset(arrival.update.node for arrival in arrivals), TERMS) == {}
 
 
 NORMS = {"friend": 1.5, "owner": 1.0, "eve": 1e6, "mallory": 1e6}
@@ -140,10 +144,12 @@ def test_stranger_without_known_median_is_clipped_to_friend(
 ) -> None:
     arrivals = [_arrival(name, DIRECTION, NORMS[name]) for name in here.split()]
     verdicts = judge_round(arrivals, frozenset(strangers.split()), TERMS)
-    found = {name: verdicts.get(name, UpdateVerdict()) for name in here.split()}
-    counted = {name: NORMS[name] * one.scale for name, one in found.items() if not one.kind}
+    verdict_by_name = {name: verdicts.get(name, UpdateVerdict()) for name in here.split()}
+    counted = {
+        name: NORMS[name] * verdict.scale for name, verdict in verdict_by_name.items() if not verdict.kind
+    }
     assert counted == pytest.approx(counts)
-    assert not {one.kind for one in found.values()} - {"", "norm", "incomparable"}
+    assert not {verdict.kind for verdict in verdict_by_name.values()} - {"", "norm", "incomparable"}
 
 
 @pytest.mark.parametrize("order", ["small large eve", "eve large small", "large eve small"])
@@ -179,9 +185,11 @@ def test_stranger_norms_are_learned_only_if_confirmed() -> None:
     arrivals = [_arrival(name, DIRECTION, 4.0) for name in ("ann", "bob", "eve")]
     parts = [_part("ann", 1.0), _part("eve", 0.5)]
     assert confirmed_norms(arrivals, parts, frozenset({"eve"})) == {"eve": 2.0}
-    assert confirmed_norms(arrivals[1:], parts[1:], frozenset({"eve"})) == {}, "of two nobody knows"
+    assert confirmed_norms(arrivals[1:], parts[1:], frozenset({"eve"})) == {}, (
+        "two norms do not show which is right"
+    )
     seen = replace_norms([_seen("eve", DIRECTION, 0.0)], {"eve": 2.0})
-    assert [one.norm for one in seen] == [2.0]
+    assert [update.norm for update in seen] == [2.0]
 
 
 def _part(name: str, scale: float) -> Contribution:
@@ -201,7 +209,10 @@ def test_regions_and_direct_members_in_one_round_all_count(regions: int, leaves:
     sizes = [200, 500, 1000][:regions] + [1] * leaves
     arrivals = [_arrival(f"n{place}", DIRECTION, norm(size), size) for place, size in enumerate(sizes)]
     assert judge_round(arrivals, frozenset(), TERMS) == {}
-    seen = [msgspec.structs.replace(_seen("a", DIRECTION, one.norm), merged=one.merged) for one in arrivals]
+    seen = [
+        msgspec.structs.replace(_seen("a", DIRECTION, arrival.norm), merged=arrival.merged)
+        for arrival in arrivals
+    ]
     for size in (1, 500):
         usual = median_norm(seen, size)
         assert clip_scale(norm(size), usual, TERMS) == 1.0

@@ -51,9 +51,9 @@ def test_first_stranger_waits_for_update_to_compare_with(tmp_path: Path) -> None
         await _push(scene, eve, 1e6)
         await asyncio.sleep(1.0)
         assert scene.hub.version == 0
-        said = (await scene.hub.head(0, 0.0)).waits_for
-        assert "nothing to compare" in said
-        assert "`barnraise invite`" in said
+        reason = (await scene.hub.head(0, 0.0)).waits_for
+        assert "nothing to compare" in reason
+        assert "`barnraise invite`" in reason
         assert "nothing to compare" in render(scene.hub)
         await _push(scene, ann, 0.01)
         await _until_version(scene, 1)
@@ -77,11 +77,11 @@ def test_three_strangers_start_without_friend_and_two_continue(tmp_path: Path) -
         assert scene.hub.version == 0
         log = HubLog(scene.directory)
         kept = restore_state(log.read(), scene.hub.founding, 0.0, is_region=False)
-        assert [one.of_stranger for one in kept.waiting.values()] == [True, True]
+        assert [update.of_stranger for update in kept.waiting.values()] == [True, True]
         await _push(scene, eve, 1e6)
         await _until_version(scene, 1)
         assert _moved(scene) < 4 * 0.01 * LAYOUT.numel**0.5
-        assert [one.kind for one in scene.hub.refusals] == ["norm"]
+        assert [refusal.kind for refusal in scene.hub.refusals] == ["norm"]
         await _push(scene, ann, 0.01)
         await asyncio.sleep(0.5)
         assert scene.hub.version == 1, "two norms are not enough"

@@ -54,14 +54,14 @@ def denied(request: httpx.Request, answer: Callable[[], httpx.Response]) -> http
 
 
 def changed(request: httpx.Request, answer: Callable[[], httpx.Response]) -> httpx.Response:
-    found = answer()
-    return httpx.Response(found.status_code, content=b"?" + found.content[1:], headers=found.headers)
+    response = answer()
+    return httpx.Response(response.status_code, content=b"?" + response.content[1:], headers=response.headers)
 
 
 def longer(request: httpx.Request, answer: Callable[[], httpx.Response]) -> httpx.Response:
-    found = answer()
-    kept = {name: value for name, value in found.headers.items() if name != "content-length"}
-    return httpx.Response(found.status_code, content=found.content + b"?", headers=kept)
+    response = answer()
+    kept = {name: value for name, value in response.headers.items() if name != "content-length"}
+    return httpx.Response(response.status_code, content=response.content + b"?", headers=kept)
 
 
 class FakeHub:
@@ -122,8 +122,8 @@ class FakeHub:
 
     def _signed(self, headers: dict[str, str], status: int, message: msgspec.Struct) -> httpx.Response:
         body = encode_message(message)
-        asked = request_signature(headers) or ""
-        signed = sign_response(self.key, status, body, asked, time.time()) if self.signs else {}
+        signature = request_signature(headers) or ""
+        signed = sign_response(self.key, status, body, signature, time.time()) if self.signs else {}
         return httpx.Response(status, content=body, headers=signed)
 
     # what a hub does
@@ -163,13 +163,13 @@ class FakeHub:
             course=self.course,
         )
 
-    def _lease(self, asked: LeaseRequest) -> Lease:
+    def _lease(self, request: LeaseRequest) -> Lease:
         number = len(self.updates)
         if number >= self.rounds:
             raise HubRefused(410, "finished", "the run is over")
         return Lease(
             id=f"{number:032x}",
-            version=asked.version,
+            version=request.version,
             spans=(SampleSpan(0, 8 * number, 8 * number + 8),),
             steps=1,
             seconds=30,

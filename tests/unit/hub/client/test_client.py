@@ -137,19 +137,19 @@ def test_hub_below_proxy_path_gets_requests_there(hub: FakeHub) -> None:
 
 
 def test_retries_outlast_crash_and_report_wait(hub: FakeHub) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     hub.faults = [no_connection, proxys_page, lost_answer, None]
-    client_of(hub, say=said.append).ask_with_retries("GET", "/v1/run", RunDescription)
+    client_of(hub, say=messages.append).ask_with_retries("GET", "/v1/run", RunDescription)
     assert len(hub.requests) == 4
     now = [0.0]
     waiting = ReportedBackoff(
-        "the hub at X", said.append, lambda s: now.__setitem__(0, now[0] + s), lambda: now[0]
+        "the hub at X", messages.append, lambda s: now.__setitem__(0, now[0] + s), lambda: now[0]
     )
     for _ in range(12):
         waiting.pause("it is asleep")
-    assert said
-    assert "for the hub at X: it is asleep" in said[0]
-    assert len(said) <= 1 + now[0] / 60
+    assert messages
+    assert "for the hub at X: it is asleep" in messages[0]
+    assert len(messages) <= 1 + now[0] / 60
 
 
 def test_retries_with_busy_hub_time_out(hub: FakeHub) -> None:
@@ -172,14 +172,14 @@ def test_hub_messages_are_sanitized_for_terminal(hub: FakeHub) -> None:
     with pytest.raises(HubRefused) as caught:
         client_of(hub).ask_with_retries("POST", "/v1/leases", RunDescription)
     assert (caught.value.message, caught.value.hint) == ("no?[2J?barnraise: all is well", "a?b")
-    said: list[str] = []
+    messages: list[str] = []
     now = [0.0]
     waiting = ReportedBackoff(
-        "the others", said.append, lambda s: now.__setitem__(0, now[0] + s), lambda: now[0]
+        "the others", messages.append, lambda s: now.__setitem__(0, now[0] + s), lambda: now[0]
     )
     for _ in range(12):
-        waiting.pause("\x1b]0;for nobody\x07")
-    assert said[0].endswith("for the others: ?]0;for nobody?")
+        waiting.pause("\x1b]0;a title\x07")
+    assert messages[0].endswith("for the others: ?]0;a title?")
 
 
 # rounds
@@ -257,13 +257,13 @@ def test_member_of_round_without_version_trains_again(
     def head(after: str | None) -> VersionHead:
         nonlocal heads
         heads += 1
-        assert heads < 10, "it waits for ever"
+        assert heads < 10, "it waits without end"
         return VersionHead(version=0, steps=())
 
-    def lend(asked: LeaseRequest) -> Lease:
+    def lend(request: LeaseRequest) -> Lease:
         if waiting:
             raise waiting.pop()
-        return lease(asked)
+        return lease(request)
 
     monkeypatch.setattr(hub, "_head", head)
     monkeypatch.setattr(hub, "_lease", lend)
@@ -314,18 +314,18 @@ def test_second_process_of_member_resumes_lease_that_counts_once(
     begun, change = torch.zeros(LAYOUT.numel), torch.ones(LAYOUT.numel)
     lease = first.start(LAYOUT, COURSE, begun)
     assert lease is not None
-    mine, theirs = begun.clone(), begun.clone()
-    following = first.exchange(change, mine, samples=8, loss=None, speed=1.0)
-    assert float(mine.max()) < 0
-    # It dies before anybody hears of it; another one of its site was trained just as far.
+    own_state, other_state = begun.clone(), begun.clone()
+    following = first.exchange(change, own_state, samples=8, loss=None, speed=1.0)
+    assert float(own_state.max()) < 0
+    # The first process dies without a message. The second one of the site has trained equally far.
     second.resume(LAYOUT, COURSE, lease)
     hub.refuse = [(409, Problem(kind="lease-over", message="the lease of this update has ended", hint="."))]
-    assert second.exchange(change, theirs, samples=8, loss=None, speed=1.0) == following
-    assert torch.equal(mine, theirs)
+    assert second.exchange(change, other_state, samples=8, loss=None, speed=1.0) == following
+    assert torch.equal(own_state, other_state)
     assert len(hub.updates) == 1
     assert "was already delivered or has ended" in caplog.text
-    # From now on it speaks.
-    second.exchange(change, theirs, samples=8, loss=None, speed=1.0)
+    # From now on the second process sends the updates.
+    second.exchange(change, other_state, samples=8, loss=None, speed=1.0)
     assert len(hub.updates) == 2
 
 
@@ -384,18 +384,18 @@ def test_blob_spoiled_at_one_address_is_fetched_from_another(
             return fault(request, lambda: hub._answer(request))
         return hub._answer(request)
 
-    addresses, said = ["http://one.test", "http://two.test"], []
+    addresses, pauses = ["http://one.test", "http://two.test"], []
     client = HubClient(
         addresses,
         hub.key.id,
         NodeKey.generate(),
         transport=httpx.MockTransport(handle),
-        sleep=lambda seconds: said.append(seconds),
+        sleep=lambda seconds: pauses.append(seconds),
     )
     state = torch.zeros(LAYOUT.numel)
     Contributor(client, tmp_path, metered=lambda: False).start(LAYOUT, COURSE, state)
     assert torch.equal(state, torch.full((LAYOUT.numel,), 7.0))
-    assert len(said) == 1
+    assert len(pauses) == 1
     assert client.address == "http://two.test"
 
 
@@ -403,16 +403,16 @@ def test_blob_spoiled_at_one_address_is_fetched_from_another(
 
 
 def test_machine_has_one_key_per_hub_and_script_gets_only_that(tmp_path: Path) -> None:
-    machine, one, two = NodeKey.generate(), NodeKey.generate().id, NodeKey.generate().id
-    assert member_key(machine, one).id == member_key(machine, one).id
-    assert len({member_key(machine, one).id, member_key(machine, two).id, machine.id}) == 3
-    secret = member_secret(machine, one)
+    machine, first_hub, second_hub = NodeKey.generate(), NodeKey.generate().id, NodeKey.generate().id
+    assert member_key(machine, first_hub).id == member_key(machine, first_hub).id
+    assert len({member_key(machine, first_hub).id, member_key(machine, second_hub).id, machine.id}) == 3
+    secret = member_secret(machine, first_hub)
     seat = MemberCredentials(
-        addresses=("http://hub.test",), hub=one.raw, key=secret, run="test", folder=str(tmp_path)
+        addresses=("http://hub.test",), hub=first_hub.raw, key=secret, run="test", folder=str(tmp_path)
     )
     write_credentials(seat, tmp_path / "seat")
-    found = read_credentials(tmp_path / "seat")
-    assert found.member_key.id == member_key(machine, one).id
+    credentials = read_credentials(tmp_path / "seat")
+    assert credentials.member_key.id == member_key(machine, first_hub).id
     assert (tmp_path / "seat").stat().st_mode & 0o077 == 0
     with pytest.raises(HubError, match="cannot be read"):
         read_credentials(tmp_path / "none")

@@ -1,5 +1,4 @@
-"""A proxy that changes what it carries, between a real hub and a real member: the client notices and reports
-it."""
+"""A proxy between a real hub and a real member changes the messages; the client detects the change."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ COURSE = HubDataOrder(samples=1000, batch=10, seed=7)
 
 
 @dataclass(frozen=True)
-class Asked:
+class SentRequest:
     method: str
     target: str
     headers: dict[str, str]
@@ -41,7 +40,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answered:
+class SentResponse:
     status: int
     headers: dict[str, str]
     body: bytes
@@ -51,8 +50,8 @@ class Answered:
 class Evil:
     """Manipulations of the proxy, until they are changed."""
 
-    request: Callable[[Asked], Asked] = field(default=lambda asked: asked)
-    answer: Callable[[Answered], Answered] = field(default=lambda answered: answered)
+    request: Callable[[SentRequest], SentRequest] = field(default=lambda request: request)
+    answer: Callable[[SentResponse], SentResponse] = field(default=lambda answered: answered)
     times: int = 1  # that each request is sent to the hub
 
 
@@ -67,13 +66,13 @@ class Proxy(ThreadingHTTPServer):
         self.address = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
-    def carry(self, asked: Asked) -> Answered:
-        asked = self.evil.request(asked)
+    def carry(self, request: SentRequest) -> SentResponse:
+        request = self.evil.request(request)
         for _ in range(self.evil.times):
             line = http.client.HTTPConnection("127.0.0.1", self.hub_port, timeout=60)
-            line.request(asked.method, asked.target, asked.body or None, asked.headers)
-            heard = line.getresponse()
-            answered = Answered(heard.status, dict(heard.getheaders()), heard.read())
+            line.request(request.method, request.target, request.body or None, request.headers)
+            response = line.getresponse()
+            answered = SentResponse(response.status, dict(response.getheaders()), response.read())
             line.close()
         self.carried += 1
         return self.evil.answer(answered)
@@ -87,7 +86,7 @@ class _Carrier(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length", "0")))
         ours = ("content-length", "connection")
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ours}
-        answered = self.server.carry(Asked(self.command, self.path, headers, body))
+        answered = self.server.carry(SentRequest(self.command, self.path, headers, body))
         self.send_response_only(answered.status)
         for name, value in answered.headers.items():
             if name.lower() not in ours:
@@ -144,12 +143,25 @@ def _changed(headers: dict[str, str], name: str, value: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("evil", "words"),
     [
-        (Evil(answer=lambda it: replace(it, body=it.body.replace(b"fireside", b"evilside"))), "in transit"),
-        (Evil(answer=lambda it: replace(it, body=b"")), "was changed in transit"),
-        (Evil(answer=lambda it: replace(it, status=201)), "not signed with the key of the invite"),
-        (Evil(answer=lambda it: replace(it, headers={})), "the hub did not sign the response"),
-        (Evil(answer=lambda it: Answered(502, {}, b"<h1>Bad Gateway</h1>")), "cannot reach the hub"),
-        (Evil(answer=lambda it: Answered(413, {}, b"")), "client_max_body_size"),
+        (
+            Evil(
+                answer=lambda response: replace(
+                    response, body=response.body.replace(b"fireside", b"evilside")
+                )
+            ),
+            "in transit",
+        ),
+        (Evil(answer=lambda response: replace(response, body=b"")), "was changed in transit"),
+        (
+            Evil(answer=lambda response: replace(response, status=201)),
+            "not signed with the key of the invite",
+        ),
+        (Evil(answer=lambda response: replace(response, headers={})), "the hub did not sign the response"),
+        (
+            Evil(answer=lambda response: SentResponse(502, {}, b"<h1>Bad Gateway</h1>")),
+            "cannot reach the hub",
+        ),
+        (Evil(answer=lambda response: SentResponse(413, {}, b"")), "client_max_body_size"),
     ],
 )
 def test_changed_response_is_rejected(member: HubClient, proxy: Proxy, evil: Evil, words: str) -> None:
@@ -163,10 +175,18 @@ def test_changed_response_is_rejected(member: HubClient, proxy: Proxy, evil: Evi
 @pytest.mark.parametrize(
     ("evil", "words"),
     [
-        (Evil(lambda it: replace(it, body=it.body + b" ")), "the body is not the one that was signed"),
-        (Evil(lambda it: replace(it, target=f"{it.target}?wait=1")), "does not belong to the request"),
         (
-            Evil(lambda it: replace(it, headers=_changed(it.headers, "barnraise-hub", "A" * 69))),
+            Evil(lambda request: replace(request, body=request.body + b" ")),
+            "the body is not the one that was signed",
+        ),
+        (
+            Evil(lambda request: replace(request, target=f"{request.target}?wait=1")),
+            "does not belong to the request",
+        ),
+        (
+            Evil(
+                lambda request: replace(request, headers=_changed(request.headers, "barnraise-hub", "A" * 69))
+            ),
             "meant for another hub",
         ),
         (Evil(times=2), "was received before"),
@@ -186,9 +206,9 @@ def test_changed_request_is_reported_with_address(
 def test_repeated_request_is_signed_again(member: HubClient, proxy: Proxy) -> None:
     """A proxy that lost its connection to the hub may repeat a request that the hub has handled."""
 
-    def only_now(asked: Asked) -> Asked:
+    def only_now(request: SentRequest) -> SentRequest:
         proxy.evil.times = 2 if proxy.carried == carried else 1
-        return asked
+        return request
 
     carried = proxy.carried
     proxy.evil = Evil(only_now)
@@ -198,7 +218,7 @@ def test_repeated_request_is_signed_again(member: HubClient, proxy: Proxy) -> No
 
 def test_other_address_is_used_if_one_is_tampered(hub: HubProcess, proxy: Proxy) -> None:
     invite = hub.invite()
-    proxy.evil = Evil(lambda it: replace(it, body=it.body + b" "))
+    proxy.evil = Evil(lambda request: replace(request, body=request.body + b" "))
     client = HubClient([proxy.address, hub.address], invite.hub_id, NodeKey.generate())
     joined = client.ask("POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name="bob"))
     assert joined.role == "friend"
@@ -208,7 +228,9 @@ def test_other_address_is_used_if_one_is_tampered(hub: HubProcess, proxy: Proxy)
 
 def test_changed_blob_is_refused_by_name(member: HubClient, proxy: Proxy, tmp_path: Path) -> None:
     step = member.ask("GET", "/v1/head", VersionHead).steps[0]
-    proxy.evil = Evil(answer=lambda it: replace(it, body=it.body[:-1] + bytes([it.body[-1] ^ 1])))
+    proxy.evil = Evil(
+        answer=lambda response: replace(response, body=response.body[:-1] + bytes([response.body[-1] ^ 1]))
+    )
     with pytest.raises(HubError, match="sent wrong content") as caught:
         member.fetch(step.sha256, tmp_path / "base", size=step.size)
     assert proxy.address in caught.value.message

@@ -77,14 +77,14 @@ def test_response_has_total_deadline(
 
 @pytest.mark.parametrize("at_once", [b"HTTP/1.1 200 OK\r\nx-long: ", HEAD, HEAD + bytes(300_000)])
 def test_slow_blob_is_reported_and_fetched_elsewhere(tmp_path: Path, at_once: bytes) -> None:
-    key, said = NodeKey.generate(), []
+    key, tried_addresses = NodeKey.generate(), []
 
     class Enough(Exception):
         pass
 
     def sleep(seconds: float) -> None:
-        said.append(client.address)
-        if len(said) == 2:
+        tried_addresses.append(client.address)
+        if len(tried_addresses) == 2:
             raise Enough
 
     with _dripping(at_once) as first, _dripping(at_once) as second:
@@ -94,7 +94,7 @@ def test_slow_blob_is_reported_and_fetched_elsewhere(tmp_path: Path, at_once: by
         with pytest.raises(Enough):
             client.fetch("0" * 64, tmp_path / "blob", size=1_000_000)
         assert time.monotonic() - begin < 40.0
-        assert said == addresses
+        assert tried_addresses == addresses
         client.close()
 
 

@@ -20,26 +20,26 @@ SIZE = 3 * PIECE_BYTES
 
 
 class SlowLine(HubClient):
-    """Transport that drops requests with more than ``most`` bytes."""
+    """Transport that drops requests with more than ``max_bytes`` bytes."""
 
-    def __init__(self, most: int, why: HubError, pace: UplinkLimiter) -> None:
+    def __init__(self, max_bytes: int, why: HubError, pace: UplinkLimiter) -> None:
         key = NodeKey.generate()
         super().__init__(["http://hub.test"], key.id, key, pace=pace)
-        self.most, self.why = most, why
+        self.max_bytes, self.why = max_bytes, why
         self.arrived = bytearray()
         self.pieces: list[int] = []
         self.comes_back_after = SIZE
 
-    def waiting(self, whom: str = "") -> ReportedBackoff:
-        return ReportedBackoff(whom, lambda _: None, lambda _: None)
+    def waiting(self, peer: str = "") -> ReportedBackoff:
+        return ReportedBackoff(peer, lambda _: None, lambda _: None)
 
     def ask(self, method: str, path: str, kind: object, body: object = b"", **more: object) -> HubProgress:  # type: ignore[override]
         if isinstance(body, bytes):
             self.pieces.append(len(body))
             assert len(self.pieces) < 2000
             if len(self.pieces) > self.comes_back_after:
-                self.most = SIZE
-            if len(body) > self.most:
+                self.max_bytes = SIZE
+            if len(body) > self.max_bytes:
                 raise self.why
             self.arrived += body
         done = len(self.arrived) == SIZE
@@ -78,10 +78,10 @@ def test_upload_checks_policy_again_after_waiting(tmp_path: Path) -> None:
     """Quiet hours may have started by then, or the connection may have changed."""
     line = SlowLine(0, _away(httpx.ConnectError("refused")), UplinkLimiter(0.0))
     line.comes_back_after = 3
-    asked: list[int] = []
-    line.wait_for_policy = lambda: asked.append(len(line.pieces))
+    piece_counts: list[int] = []
+    line.wait_for_policy = lambda: piece_counts.append(len(line.pieces))
     assert _pushed(tmp_path, line).accepted
-    assert asked[:5] == [0, 1, 2, 3, 4]
+    assert piece_counts[:5] == [0, 1, 2, 3, 4]
 
 
 def _pushed(folder: Path, line: SlowLine) -> HubProgress:
@@ -89,6 +89,6 @@ def _pushed(folder: Path, line: SlowLine) -> HubProgress:
     path = folder / "update"
     path.write_bytes(data)
     declaration = UpdateDeclaration(sha256=hashlib.sha256(data).hexdigest(), size=SIZE, lease="0" * 32)
-    found = push(line, declaration, path)
+    progress = push(line, declaration, path)
     assert line.arrived == data
-    return found
+    return progress

@@ -94,12 +94,12 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def take(link: str, draft: Path, hub: str = "127.0.0.1", size: int = len(DATA)) -> tuple[bool, list[str]]:
-    said: list[str] = []
+    messages: list[str] = []
     origin = origin_of(link)
     assert origin is not None
-    line = BucketDownloader(origin, said.append)
+    line = BucketDownloader(origin, messages.append)
     try:
-        return line.download(StoreLink(link, hub), NAME, draft, size), said
+        return line.download(StoreLink(link, hub), NAME, draft, size), messages
     finally:
         line.close()
 
@@ -141,9 +141,9 @@ def test_origin_has_scheme_host_and_port(url: str, origin: str | None) -> None:
     ],
 )
 def test_link_must_name_accepted_origin_and_blob(link: str, why: str) -> None:
-    found = refusal_reason(link, STORE, NAME)
-    assert why in found
-    assert bool(why) == bool(found)
+    reason = refusal_reason(link, STORE, NAME)
+    assert why in reason
+    assert bool(why) == bool(reason)
 
 
 @pytest.mark.parametrize(
@@ -173,12 +173,14 @@ def test_network_of_address_is_classified(address: str, place: str) -> None:
 
 
 def test_hub_redirects_into_network_only_from_inside() -> None:
-    found = ("127.0.0.1", "192.168.1.1", "169.254.169.254", "8.8.8.8")
-    assert allowed_addresses(found, "machine", "https") == ("127.0.0.1", "192.168.1.1", "8.8.8.8")
-    assert allowed_addresses(found, "network", "https") == ("192.168.1.1", "8.8.8.8")
-    assert allowed_addresses(found, "internet", "https") == ("8.8.8.8",)
-    assert allowed_addresses(found, "nowhere", "https") == ("8.8.8.8",)
-    assert allowed_addresses(found, "machine", "http") == ("127.0.0.1",), "without TLS on this machine only"
+    addresses = ("127.0.0.1", "192.168.1.1", "169.254.169.254", "8.8.8.8")
+    assert allowed_addresses(addresses, "machine", "https") == ("127.0.0.1", "192.168.1.1", "8.8.8.8")
+    assert allowed_addresses(addresses, "network", "https") == ("192.168.1.1", "8.8.8.8")
+    assert allowed_addresses(addresses, "internet", "https") == ("8.8.8.8",)
+    assert allowed_addresses(addresses, "nowhere", "https") == ("8.8.8.8",)
+    assert allowed_addresses(addresses, "machine", "http") == ("127.0.0.1",), (
+        "without TLS on this machine only"
+    )
 
 
 # what is done
@@ -196,18 +198,18 @@ def test_store_gets_plain_request_only(servers: list[Server], tmp_path: Path) ->
 def test_remote_hub_cannot_redirect_to_this_machine(servers: list[Server], tmp_path: Path, hub: str) -> None:
     servers.append(store := Server())
     for host in ("127.0.0.1", "localhost"):
-        taken, said = take(store.link(host), tmp_path / "draft", hub)
+        taken, messages = take(store.link(host), tmp_path / "draft", hub)
         assert not taken
-        assert "an address that this hub may not lead to" in said[0]
+        assert "an address that this hub may not lead to" in messages[0]
     assert store.connections == 0
 
 
 def test_redirect_of_store_is_not_followed(servers: list[Server], tmp_path: Path) -> None:
     servers.append(other := Server())
     servers.append(store := Server(status=302, location=other.link()))
-    taken, said = take(store.link(), tmp_path / "draft")
+    taken, messages = take(store.link(), tmp_path / "draft")
     assert not taken
-    assert "it answered 302" in said[0]
+    assert "it answered 302" in messages[0]
     assert other.connections == 0
 
 
@@ -215,15 +217,15 @@ def test_store_name_is_resolved_once_and_address_is_used(
     servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers.append(store := Server())
-    asked, really = [], socket.getaddrinfo
+    resolved_hosts, really = [], socket.getaddrinfo
 
     def look_up(host: Any, *more: Any, **named: Any) -> Any:
-        asked.append(host)
+        resolved_hosts.append(host)
         return really("127.0.0.1" if host == "store.example" else host, *more, **named)
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     assert take(store.link("store.example"), tmp_path / "draft") == (True, [])
-    assert asked.count("store.example") == 1
+    assert resolved_hosts.count("store.example") == 1
     assert store.heard[0][1]["host"] == f"store.example:{store.server_port}"
 
 
@@ -242,16 +244,16 @@ def test_store_needs_valid_certificate_for_name(
         "getaddrinfo",
         lambda host, *more, **n: really("127.0.0.1" if host == "store.example" else host, *more, **n),
     )
-    taken, said = take(store.link("store.example", "https"), tmp_path / "draft")
-    assert taken == is_taken, said
+    taken, messages = take(store.link("store.example", "https"), tmp_path / "draft")
+    assert taken == is_taken, messages
     assert bool(store.heard) == is_taken
 
 
 def test_store_response_larger_than_blob_is_refused(servers: list[Server], tmp_path: Path) -> None:
     servers.append(store := Server(DATA + bytes(1 << 20)))
-    taken, said = take(store.link(), tmp_path / "draft")
+    taken, messages = take(store.link(), tmp_path / "draft")
     assert not taken
-    assert "more than the blob has" in said[0]
+    assert "more than the blob has" in messages[0]
     assert not (tmp_path / "draft").exists()
 
 
@@ -281,12 +283,12 @@ class Leading(FakeHub):
 
 
 def fetched(hub: Leading, room: Path, store: str | None) -> list[str]:
-    said: list[str] = []
+    messages: list[str] = []
     client = HubClient(
         ["http://hub.test"],
         hub.key.id,
         NodeKey.generate(),
-        say=said.append,
+        say=messages.append,
         store=store,
         transport=hub.transport,
         sleep=lambda seconds: None,
@@ -295,14 +297,14 @@ def fetched(hub: Leading, room: Path, store: str | None) -> list[str]:
         client.fetch(NAME, room / f"fetched{turn}", size=len(DATA))
         assert (room / f"fetched{turn}").read_bytes() == DATA
     client.close()
-    return said
+    return messages
 
 
 def test_refused_redirect_falls_back_to_hub(servers: list[Server], tmp_path: Path) -> None:
     servers.append(victim := Server())
     hub = Leading(tmp_path, victim.link())
-    (said,) = fetched(hub, tmp_path, STORE)
-    assert "another place than the one that was accepted; blobs come from the hub" in said
+    (message,) = fetched(hub, tmp_path, STORE)
+    assert "another place than the one that was accepted; blobs come from the hub" in message
     assert hub.offers == [STORE, None, None]
     assert victim.connections == 0
 

@@ -43,7 +43,7 @@ def s3_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Process]:
 def s3(s3_process: S3Process, monkeypatch: pytest.MonkeyPatch) -> S3Process:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    s3_process.begin_anew()
+    s3_process.reset()
     return s3_process
 
 
@@ -103,7 +103,7 @@ class HubWithStore:
 
     def check_said(self, whys: list[str]) -> None:
         """Compare the messages since the last call."""
-        assert [why for why, one in zip(whys, self.said, strict=True) if why not in one] == []
+        assert [why for why, message in zip(whys, self.said, strict=True) if why not in message] == []
         self.said.clear()
 
     def await_led(self, hub: HubProcess, name: str) -> str:
@@ -135,9 +135,11 @@ def test_members_download_committed_blobs_from_store(scene: HubWithStore) -> Non
     assert path.startswith(f"/{BUCKET}/some/folder/{scene.invite.hub_id}/")
     assert headers == {
         *("HTTP_HOST", "HTTP_ACCEPT", "HTTP_ACCEPT_ENCODING", "HTTP_CONNECTION", "HTTP_USER_AGENT")
-    }, "who asks says nothing about itself"
+    }, "a download tells the store nothing about the member"
     url = f"{scene.hub.address}/v1/blobs/{scene.shared()[0]}"
-    assert plainly(url).content == scene.blob(scene.shared()[0]), "who does not say so is not led away"
+    assert plainly(url).content == scene.blob(scene.shared()[0]), (
+        "a client without the header is not redirected"
+    )
     link = scene.await_led(scene.hub, scene.shared()[0])
     led = plainly(url, headers={STORE_HEADER: scene.s3.endpoint})
     assert (led.status_code, led.headers["cache-control"]) == (307, "no-store")

@@ -169,8 +169,8 @@ def test_hub_keeps_round_after_clock_jump(scene: Scene) -> None:
     again = scene.lease()
     assert again.id == lease.id
     assert 0 < again.void_s < lease.void_s, "a lease's time is not the clock's"
-    (said,) = scene.said
-    assert said.startswith("this machine's clock is 5 h behind the hub's: ")
+    (message,) = scene.said
+    assert message.startswith("this machine's clock is 5 h behind the hub's: ")
 
     headers = scene.heard()
     scene.clock.set(-5 * HOUR)
@@ -234,13 +234,13 @@ def test_member_delivers_after_clock_jump_and_reports_it(scene: Scene, jump: int
         lease = member.stdout.readline().strip()
         clock.set(jump)
         time.sleep(4.0)
-        told = json.loads(member.communicate("go on\n", timeout=120)[0])
+        output = json.loads(member.communicate("go on\n", timeout=120)[0])
     finally:
         member.kill()
         member.wait()
-    assert told["accepted"]
-    (said,) = told["said"]
-    assert f"this machine's clock jumped {words}" in said
+    assert output["accepted"]
+    (message,) = output["said"]
+    assert f"this machine's clock jumped {words}" in message
     assert scene.ann.head(0, 30.0).version == 1
     log = HubLog(scene.hub.directory)
     assert [part.lease for part in log.contributions(1)] == [lease]

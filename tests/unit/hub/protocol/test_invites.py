@@ -40,10 +40,10 @@ def test_invite_with_wrong_character_is_refused(place: int, letter: str) -> None
     if "".join(changed.split()) == text:
         return
     try:
-        found = read_invite(changed)
+        invite = read_invite(changed)
     except HubError:
         return
-    assert found == INVITE, "base64 has spare bits at its end"
+    assert invite == INVITE, "base64 has spare bits at its end"
 
 
 @given(st.text(max_size=300))

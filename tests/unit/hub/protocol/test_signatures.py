@@ -50,12 +50,12 @@ def test_reference_library_verifies_our_signatures() -> None:
     request = SimpleNamespace(
         method="POST", url="https://any.example/v1/leases?after=3&wait=5", headers=headers
     )
-    (found,) = verifier.verify(request, max_age=None, body=b"hello")
-    assert found.parameters["keyid"] == str(MEMBER.id)
+    (verified,) = verifier.verify(request, max_age=None, body=b"hello")
+    assert verified.parameters["keyid"] == str(MEMBER.id)
     answer = sign_response(HUB, 409, b"no", request_signature(headers) or "", NOW)
     response = SimpleNamespace(status_code=409, headers=answer, request=request)
-    (found,) = verifier.verify(response, max_age=None, body=b"no")
-    assert found.parameters["keyid"] == str(HUB.id)
+    (verified,) = verifier.verify(response, max_age=None, body=b"no")
+    assert verified.parameters["keyid"] == str(HUB.id)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_digest_of_another_body_is_refused() -> None:
 
 def test_foreign_or_changed_responses_are_refused() -> None:
     headers = _request()
-    asked = request_signature(headers) or ""
-    good = sign_response(HUB, 200, b"fine", asked, NOW)
-    impostor = sign_response(NodeKey.generate(), 200, b"fine", asked, NOW)
+    signature = request_signature(headers) or ""
+    good = sign_response(HUB, 200, b"fine", signature, NOW)
+    impostor = sign_response(NodeKey.generate(), 200, b"fine", signature, NOW)
     for answer, status, body, request in (
         (impostor, 200, b"fine", headers),
         (good, 201, b"fine", headers),
@@ -120,7 +120,7 @@ def test_restarted_hub_rejects_earlier_signatures() -> None:
 
 
 def test_nonce_cache_is_bounded() -> None:
-    nonces = NonceCache(most=1)
+    nonces = NonceCache(capacity=1)
     signed = verify_request("POST", "/v1/leases", "after=3&wait=5", _request(), HUB.id)
     nonces.accept(signed, NOW, 0.0)
     with pytest.raises(HubRefused) as caught:

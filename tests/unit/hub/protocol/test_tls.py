@@ -34,6 +34,6 @@ def test_slow_hub_times_out_instead_of_failing_verification(silent: int) -> None
 
 def test_hub_behind_proxy_needs_no_direct_connection(silent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-    found = context_for("127.0.0.1", silent, NodeKey.generate().id, 0.2)
-    assert not isinstance(found, PinnedContext)
-    assert found.verify_mode == ssl.CERT_REQUIRED
+    context = context_for("127.0.0.1", silent, NodeKey.generate().id, 0.2)
+    assert not isinstance(context, PinnedContext)
+    assert context.verify_mode == ssl.CERT_REQUIRED

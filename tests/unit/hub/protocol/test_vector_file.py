@@ -38,14 +38,14 @@ def test_encoded_vector_is_read_again(codec: str, numel: int, tmp_path: Path) ->
     flat, residual = torch.randn(numel), torch.zeros(numel)
     path = _file(tmp_path, flat, form, residual)
     assert path.stat().st_size <= form.max_bytes
-    found = torch.zeros(numel)
-    add_vector(path, form, found)
-    assert torch.allclose(found + residual, flat, atol=1e-6), "what is missing is in the residual"
+    decoded = torch.zeros(numel)
+    add_vector(path, form, decoded)
+    assert torch.allclose(decoded + residual, flat, atol=1e-6), "what is missing is in the residual"
     if codec == "fp32":
-        assert torch.equal(found, flat)
-    add_vector(path, form, found, is_base=True)
+        assert torch.equal(decoded, flat)
+    add_vector(path, form, decoded, is_base=True)
     file = VectorFile(path, form)
-    assert torch.equal(torch.cat([file.chunk(index) for index in range(form.count)]), found)
+    assert torch.equal(torch.cat([file.chunk(index) for index in range(form.count)]), decoded)
 
 
 def test_vector_files_of_other_form_are_refused(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ STRANGERS = ("barnraise-invite:s1",)
 OFFER = RegionOffer(friends=FRIENDS, strangers=STRANGERS)
 
 
-def _told(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[str, ...]:
-    return invites_for(regions, newcomer, role, now)[1]
+def _told(regions: Regions, member: str, role: Role, now: float) -> tuple[str, ...]:
+    return invites_for(regions, member, role, now)[1]
 
 
 def test_region_offer_expires_unless_repeated() -> None:
@@ -62,11 +62,11 @@ def test_new_member_gets_invite_of_its_role() -> None:
 
 def test_new_member_gets_one_invite_per_region() -> None:
     regions: Regions = add_offer({}, "a", OFFER, 0.0)
-    told = []
-    for newcomer in ("ann", "ben", "ann", "cem", "ann"):
-        regions, found = invites_for(regions, newcomer, "friend", 1.0)
-        told.append(found)
-    assert told == [FRIENDS[:1], FRIENDS[1:], FRIENDS[:1], (), FRIENDS[:1]]
+    all_invites = []
+    for member in ("ann", "ben", "ann", "cem", "ann"):
+        regions, invites = invites_for(regions, member, "friend", 1.0)
+        all_invites.append(invites)
+    assert all_invites == [FRIENDS[:1], FRIENDS[1:], FRIENDS[:1], (), FRIENDS[:1]]
     fresh = RegionOffer(friends=(FRIENDS[1], "barnraise-invite:f3"), strangers=())
     regions = add_offer(regions, "a", fresh, 2.0)
     assert _told(regions, "cem", "friend", 3.0) == ("barnraise-invite:f3",)
@@ -139,8 +139,8 @@ class Tree:
         self.key = key or NodeKey.generate()
         invite = self.parent.invite(role)
         with contextlib.closing(self.connect(invite)) as client:
-            asked = JoinRequest(token=invite.token_text, name="ann")
-            yield invite, client.ask("POST", "/v1/members", JoinResponse, asked)
+            request = JoinRequest(token=invite.token_text, name="ann")
+            yield invite, client.ask("POST", "/v1/members", JoinResponse, request)
 
     def regions_for(self, role: Role, key: NodeKey | None = None) -> tuple[str, ...]:
         with self.joined(role, key) as (_, joined):
@@ -175,7 +175,7 @@ def test_new_members_are_placed_by_distance_and_seats(tree: Tree) -> None:
         time.sleep(0.5)
     near, far = (region.invite().hub_id for region in tree.regions)
     assert tree.settled() == near
-    assert tree.settled() == tree.parent.invite().hub_id, "nobody else gets the invite of its only seat"
+    assert tree.settled() == tree.parent.invite().hub_id, "the invite of the only seat is given once"
     with tree.joined() as (invite, joined):
         assert joined.regions == ()
         broken = ("barnraise-invite:x", invite_text(tree.regions[1].invite()))

@@ -32,11 +32,13 @@ def test_region_declares_number_of_merged_updates() -> None:
         for merged in (1, 1, 40)
     ]
     lease = Lease(id="0" * 32, version=3, spans=(SampleSpan(0, 0, 15),), steps=1, seconds=1.0, void_s=1.0)
-    found = declare_update(VersionStep("delta", 3, "a" * 64, 7, "int8"), lease, parts)
-    assert (found.merged, found.samples) == (42, 15)
-    plain = msgspec.to_builtins(found)
+    declaration = declare_update(VersionStep("delta", 3, "a" * 64, 7, "int8"), lease, parts)
+    assert (declaration.merged, declaration.samples) == (42, 15)
+    plain = msgspec.to_builtins(declaration)
     del plain["merged"]
-    assert msgspec.convert(plain, UpdateDeclaration).merged == 1, "as whoever knows nothing of it says it"
+    assert msgspec.convert(plain, UpdateDeclaration).merged == 1, (
+        "a declaration without the field means one update"
+    )
 
 
 def test_direct_member_counts_beside_two_regions(tmp_path: Path) -> None:
@@ -99,8 +101,8 @@ def test_region_pushes_one_update_to_parent(tmp_path: Path) -> None:
         first = direct.lease()  # or the region may do all the work alone
         leased = threading.Event()
         threads = [
-            threading.Thread(target=_train, args=(one, tmp_path, until, leased), daemon=True)
-            for one in (*leaves, direct)
+            threading.Thread(target=_train, args=(friend, tmp_path, until, leased), daemon=True)
+            for friend in (*leaves, direct)
         ]
         for thread in threads[:-1]:
             thread.start()
@@ -121,10 +123,10 @@ def test_region_pushes_one_update_to_parent(tmp_path: Path) -> None:
         for friend in friends:
             friend.close()
     log = HubLog(parent.directory)
-    parts = [part for one in log.read().versions for part in log.contributions(one.number)]
+    parts = [part for version in log.read().versions for part in log.contributions(version.number)]
     log.close()
     places = [place for part in parts for span in part.spans for place in range(span.first, span.last)]
-    assert sorted(places) == list(range(COURSE.samples)), "each sample once, at whichever level"
+    assert sorted(places) == list(range(COURSE.samples)), "each sample once, at either level"
     assert len({part.node for part in parts}) == 2, "the parent sees one member for the whole region"
 
 
@@ -169,21 +171,21 @@ def test_all_members_of_region_get_samples(tmp_path: Path) -> None:
         for friend in (owner, *leaves):
             friend.close()
     log = HubLog(parent.directory)
-    assert [(one.members, one.samples) for one in log.read().versions] == [(0, 0), (2, 160)]
+    assert [(version.members, version.samples) for version in log.read().versions] == [(0, 0), (2, 160)]
     log.close()
 
 
 def _leases(leaves: list[Friend], until: float) -> list[Lease]:
     """Take the leases of all members at once, before any of them has pushed."""
-    found: dict[int, Lease] = {}
-    while len(found) < len(leaves):
-        assert time.monotonic() < until, f"{len(found)} of {len(leaves)} have a lease"
+    leases: dict[int, Lease] = {}
+    while len(leases) < len(leaves):
+        assert time.monotonic() < until, f"{len(leases)} of {len(leaves)} have a lease"
         for number, leaf in enumerate(leaves):
-            if number not in found:
+            if number not in leases:
                 with contextlib.suppress(Refused):
-                    found[number] = leaf.lease()
+                    leases[number] = leaf.lease()
         time.sleep(0.2)
-    return [found[number] for number in range(len(leaves))]
+    return [leases[number] for number in range(len(leaves))]
 
 
 def _wait_for_base(friend: Friend, until: float) -> None:

@@ -45,16 +45,16 @@ _LEASES = st.lists(st.tuples(_SOME, st.sampled_from("abcde"), st.none() | _SOME,
 def test_persistent_map_versions_never_change(changes: list[tuple[int, int, int | None]]) -> None:
     versions: list[tuple[PersistentMap[int, int], dict[int, int]]] = [(PersistentMap(), {})]
     for place, key, value in changes:
-        book, copy = versions[place % len(versions)]
+        table, copy = versions[place % len(versions)]
         if value is None:
-            after = {one: other for one, other in copy.items() if one != key}
-            versions.append((book.without([key]), after))
+            after = {old_key: old_value for old_key, old_value in copy.items() if old_key != key}
+            versions.append((table.without([key]), after))
         else:
-            versions.append((book.put(key, value), {**copy, key: value}))
-    for book, copy in versions:
-        assert book == copy
-        assert len(book) == len(copy)
-        assert sorted(book.items()) == sorted(copy.items())
+            versions.append((table.put(key, value), {**copy, key: value}))
+    for table, copy in versions:
+        assert table == copy
+        assert len(table) == len(copy)
+        assert sorted(table.items()) == sorted(copy.items())
 
 
 def lent(name: str, overdue: float, void: float) -> ActiveLease:
@@ -67,24 +67,24 @@ def test_leases_become_overdue_and_void_in_time(
 ) -> None:
     versions: list[tuple[LeaseTable, dict[str, ActiveLease]]] = [(LeaseTable(), {})]
     for place, name, overdue, more in changes:
-        book, copy = versions[place % len(versions)]
+        table, copy = versions[place % len(versions)]
         if overdue is None:
-            after = {one: other for one, other in copy.items() if one != name}
-            versions.append((book.without([name]), after))
+            after = {old_name: old_lease for old_name, old_lease in copy.items() if old_name != name}
+            versions.append((table.without([name]), after))
         else:
             lease = lent(name, overdue, overdue + more)
-            versions.append((book.put(name, lease), {**copy, name: lease}))
+            versions.append((table.put(name, lease), {**copy, name: lease}))
         for now in moments:
-            book, copy = versions[(place * 7 + now) % len(versions)]
-            assert book.expected(now) == sum(one.overdue > now for one in copy.values())
-            gone = {one.id for one in copy.values() if one.void <= now}
-            assert {one.id for one in book.expired(now)} == gone
-            assert {one.id for one in book.expired(now)} == gone, "asking changes nothing"
-            coming = [one.void for one in copy.values()]
-            coming += [one.overdue for one in copy.values() if one.overdue > now]
-            assert book.next_deadline(now) == min(coming, default=None)
-            for one in copy.values():
-                assert book.of_member(one.node) == one
+            table, copy = versions[(place * 7 + now) % len(versions)]
+            assert table.expected(now) == sum(active.overdue > now for active in copy.values())
+            expired = {active.id for active in copy.values() if active.void <= now}
+            assert {active.id for active in table.expired(now)} == expired
+            assert {active.id for active in table.expired(now)} == expired, "asking changes nothing"
+            deadlines = [active.void for active in copy.values()]
+            deadlines += [active.overdue for active in copy.values() if active.overdue > now]
+            assert table.next_deadline(now) == min(deadlines, default=None)
+            for active in copy.values():
+                assert table.of_member(active.node) == active
 
 
 def test_median_without_excludes_own_value() -> None:
@@ -104,8 +104,8 @@ def round_s(members: int) -> float:
     begin = time.process_time()
     for version in range(2):
         leases, now = [], 100.0 * version
-        for one in range(members):
-            decision = decide(state, LeaseRequested(f"n{one}", f"{version}.{one}", version, 2.0), now)
+        for member in range(members):
+            decision = decide(state, LeaseRequested(f"n{member}", f"{version}.{member}", version, 2.0), now)
             state = decision.state
             leases += [effect.lease for effect in decision.effects if isinstance(effect, GrantLease)]
         for lease in leases:
@@ -126,13 +126,13 @@ def test_decision_cost_per_member_is_constant() -> None:
 
 
 def test_subtract_spans_returns_rest() -> None:
-    spans = [SampleSpan(0, 10 * one, 10 * one + 10) for one in range(2000)]
-    taken = [SampleSpan(0, 10 * one + 2, 10 * one + 5) for one in range(2000)]
+    spans = [SampleSpan(0, 10 * index, 10 * index + 10) for index in range(2000)]
+    taken = [SampleSpan(0, 10 * index + 2, 10 * index + 5) for index in range(2000)]
     rest = subtract_spans(spans, taken)
     assert least_cpu_s(lambda: subtract_spans(spans, taken), 3) < 1.0, "each with each would be four million"
     assert rest is not None
-    assert sum(one.size for one in rest) == 2000 * 7
-    # What lies side by side is one, whoever cut it: a region tells its members' spans so.
+    assert sum(span.size for span in rest) == 2000 * 7
+    # Adjacent spans count as a single span, because a region declares the spans of its members side by side.
     assert subtract_spans([SampleSpan(0, 0, 4), SampleSpan(0, 4, 9)], [SampleSpan(0, 2, 6)]) == [
         SampleSpan(0, 0, 2),
         SampleSpan(0, 6, 9),
@@ -146,23 +146,23 @@ def test_subtract_spans_returns_rest() -> None:
 def test_region_of_thousands_declares_spans_in_one_message(leaves: int) -> None:
     parts = [
         Contribution(
-            node=f"n{one}",
-            lease=f"{one:032x}",
+            node=f"n{leaf}",
+            lease=f"{leaf:032x}",
             samples=30,
-            spans=(SampleSpan(0, 30 * one, 30 * one + 30),),
+            spans=(SampleSpan(0, 30 * leaf, 30 * leaf + 30),),
             behind=0,
             weight=30.0,
             scale=1.0,
-            sha256=f"{one:064x}",
+            sha256=f"{leaf:064x}",
         )
-        for one in reversed(range(leaves))
+        for leaf in reversed(range(leaves))
     ]
     lease = Lease(
         id="0" * 32, version=3, spans=(SampleSpan(0, 0, 30 * leaves),), steps=1, seconds=1.0, void_s=1.0
     )
-    told = declare_update(VersionStep("delta", 3, "0" * 64, 10, "int8"), lease, parts)
-    assert decode_message(UpdateDeclaration, encode_message(told)) == told
-    assert (told.samples, told.trained) == (30 * leaves, lease.spans)
+    declaration = declare_update(VersionStep("delta", 3, "0" * 64, 10, "int8"), lease, parts)
+    assert decode_message(UpdateDeclaration, encode_message(declaration)) == declaration
+    assert (declaration.samples, declaration.trained) == (30 * leaves, lease.spans)
 
 
 def test_subtract_spans_refuses_negative_spans() -> None:

@@ -47,17 +47,17 @@ class Table:
 
     def lease(self, node: str, now: float, rate: float = 0.0) -> GrantLease | RefuseRequest:
         self.number += 1
-        asked = LeaseRequested(node, f"lease-{self.number}", self.state.version or 0, rate)
-        self.state, effects, _ = decide(self.state, asked, now)
-        (found,) = [one for one in effects if isinstance(one, GrantLease | RefuseRequest)]
-        return found
+        request = LeaseRequested(node, f"lease-{self.number}", self.state.version or 0, rate)
+        self.state, effects, _ = decide(self.state, request, now)
+        (reply,) = [effect for effect in effects if isinstance(effect, GrantLease | RefuseRequest)]
+        return reply
 
     def deliver(
         self, lent: GrantLease | RefuseRequest, now: float, samples: int | None = None
     ) -> tuple[object, ...]:
         assert isinstance(lent, GrantLease)
-        one = lent.lease
-        update = PendingUpdate(f"u-{one.id}", one.node, one.id, one.version, samples or one.samples)
+        lease = lent.lease
+        update = PendingUpdate(f"u-{lease.id}", lease.node, lease.id, lease.version, samples or lease.samples)
         self.state, effects, _ = decide(self.state, UpdateAccepted(update), now)
         return effects
 
@@ -70,7 +70,7 @@ class Table:
 
 
 def _closes(effects: tuple[object, ...]) -> bool:
-    return any(isinstance(one, MergeRound) for one in effects)
+    return any(isinstance(effect, MergeRound) for effect in effects)
 
 
 def test_lease_before_base_is_refused() -> None:
@@ -249,7 +249,7 @@ def test_pool_never_loses_or_doubles_sample(sizes: list[int]) -> None:
     rest, _ = take_samples(pool, course, 1000)
     held.append(rest)
     seen = Counter(
-        (one.epoch, place) for some in held for one in some for place in range(one.first, one.last)
+        (span.epoch, place) for spans in held for span in spans for place in range(span.first, span.last)
     )
     assert len(seen) == 37 * 3
     assert set(seen.values()) == {1}
@@ -269,29 +269,32 @@ def test_each_sample_counts_once_after_any_events(script: list[tuple[str, int, f
         places = [(s.epoch, p) for s in lent.lease.spans for p in range(s.first, s.last)]
         counted.update(places[:samples])
 
-    for word, who, later in script:
+    for word, member, later in script:
         now += later
         if word == "ask":
-            found = table.lease(f"n{who}", now)
-            if isinstance(found, GrantLease):
-                out.setdefault(who, []).append(found)
-        elif word in ("deliver", "part") and out.get(who):
-            lent = out[who].pop()
+            reply = table.lease(f"n{member}", now)
+            if isinstance(reply, GrantLease):
+                out.setdefault(member, []).append(reply)
+        elif word in ("deliver", "part") and out.get(member):
+            lent = out[member].pop()
             samples = lent.lease.samples if word == "deliver" else max(1, lent.lease.samples // 2)
-            if any(isinstance(one, QueueUpdate) for one in table.deliver(lent, now, samples)):
+            if any(isinstance(effect, QueueUpdate) for effect in table.deliver(lent, now, samples)):
                 note(lent, samples)
         elif word == "commit" and table.state.closing:
             table.commit(now)
         elif word == "fail" and table.state.closing:
             table.state = decide(table.state, MergeFailed(table.state.closing), now).state
         elif word == "leave":
-            table.state = decide(table.state, LeaseAbandoned(f"n{who}"), now).state
+            table.state = decide(table.state, LeaseAbandoned(f"n{member}"), now).state
         else:
             table.tick(now)
     assert set(counted.values()) <= {1}
     free = Counter((s.epoch, p) for s in table.state.pool.returned for p in range(s.first, s.last))
     lent_now = Counter(
-        (s.epoch, p) for one in table.state.lent.values() for s in one.spans for p in range(s.first, s.last)
+        (s.epoch, p)
+        for lease in table.state.lent.values()
+        for s in lease.spans
+        for p in range(s.first, s.last)
     )
     together = counted + free + lent_now
     assert set(together.values()) <= {1}
@@ -349,7 +352,7 @@ def test_region_shares_samples_among_all_requests() -> None:
     assert table.state.wishes == {"a": 10, "b": 10, "c": 5}
     table.state = decide(table.state, SamplesSupplied((SampleSpan(0, 0, 20),)), 1.0).state
     lent = [table.lease(node, 1.0) for node in "abc"]
-    assert [one.lease.samples for one in lent if isinstance(one, GrantLease)] == [8, 8, 4]
+    assert [grant.lease.samples for grant in lent if isinstance(grant, GrantLease)] == [8, 8, 4]
     assert isinstance(table.lease("late", 1.0), RefuseRequest)
     assert table.state.wishes == {"a": 10, "b": 10, "c": 10, "late": 10}, "for the next time"
     table.state = decide(table.state, SamplesSupplied((SampleSpan(0, 20, 60),)), 2.0).state
@@ -362,7 +365,7 @@ def test_update_may_name_its_samples() -> None:
     table = Table(course=HubDataOrder(samples=100, batch=5))
     lent = table.lease("a", 0.0)
     assert isinstance(lent, GrantLease)
-    one = lent.lease
+    lease = lent.lease
     for spans, expected in (
         (
             (SampleSpan(0, 2, 4), SampleSpan(0, 6, 9)),
@@ -372,7 +375,7 @@ def test_update_may_name_its_samples() -> None:
         ((SampleSpan(0, 8, 13),), None),
         ((SampleSpan(1, 0, 5),), None),
     ):
-        update = PendingUpdate("u", "a", one.id, 0, 5, spans)
+        update = PendingUpdate("u", "a", lease.id, 0, 5, spans)
         state, effects, _ = decide(table.state, UpdateAccepted(update), 1.0)
         if expected is None:
             assert isinstance(effects[0], RefuseRequest)
@@ -390,7 +393,7 @@ def test_fast_member_does_not_make_versions_alone() -> None:
     assert not _closes(table.deliver(alone, 10.2))
     assert next_deadline(table.state, 10.2) == 15.0
     others = [table.lease(name, 11.0, rate=1.0) for name in "ab"]
-    assert not _closes(table.tick(15.0)), "they are there: it waits for them as for everybody"
+    assert not _closes(table.tick(15.0)), "they have leases now, so the round waits for them"
     table.deliver(others[0], 16.0)
     assert _closes(table.deliver(others[1], 16.5))
 
@@ -424,8 +427,8 @@ def test_claimed_speed_is_limited_by_median_of_others() -> None:
         large = table.lease("m", now, rate=1e12)
         assert isinstance(large, GrantLease)
         sizes.append(large.lease.samples)
-        for one in (large, *lent):
-            table.deliver(one, now + 4.0)
+        for grant in (large, *lent):
+            table.deliver(grant, now + 4.0)
         table.commit(now + 10.0)
         now += 10.0
     assert sizes == [10, 40, 160, 320, 320, 320, 320, 320]

@@ -68,7 +68,7 @@ def test_request_with_wrong_clock_gets_hub_time(scene: AttackedHub) -> None:
     answer = plainly(f"{scene.hub.address}/v1/run", headers=headers)
     assert (answer.status_code, answer.json()["kind"]) == (401, "clock")
     assert abs(answer.json()["time"] - time.time()) < 30
-    assert "signature" in answer.headers, "so that nobody else can set a member's clock"
+    assert "signature" in answer.headers, "so that only the hub can set a member's clock"
 
 
 def test_unsigned_body_is_refused(scene: AttackedHub) -> None:

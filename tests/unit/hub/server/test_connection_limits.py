@@ -55,7 +55,7 @@ def test_one_address_gets_many_but_not_all_connections() -> None:
     assert [doors.admit("203.0.113.5") for _ in range(5)] == ["crowded"] * 4 + ["out"]
     assert doors.admit("203.0.113.6") == "in"
     doors.release("203.0.113.5", "crowded")
-    assert doors.admit("203.0.113.5") == "crowded", "there is somebody to tell it again"
+    assert doors.admit("203.0.113.5") == "crowded", "a connection that gets the error is available again"
     doors.release("203.0.113.5", "in")
     assert doors.admit("203.0.113.5") == "in"
 
@@ -64,8 +64,8 @@ def test_local_proxy_is_limited_in_total_only() -> None:
     doors = ConnectionLimiter(20, of_one=5)
     assert [doors.admit("127.0.0.1") for _ in range(20)] == ["in"] * 20
     assert not doors.has_room
-    told = [doors.admit("127.0.0.1") for _ in range(100)]
-    assert told == ["full"] * 64 + ["out"] * 36
+    verdicts = [doors.admit("127.0.0.1") for _ in range(100)]
+    assert verdicts == ["full"] * 64 + ["out"] * 36
     for _ in range(20):
         doors.release("127.0.0.1", "in")
     assert doors.has_room
@@ -89,7 +89,9 @@ def test_excess_connections_of_address_get_error_and_others_connect(
         with contextlib.ExitStack() as held:
             for _ in range(3):
                 held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
-            answer, headers = ask(port, "127.0.0.1")  # who comes first is let in first
+            answer, headers = ask(
+                port, "127.0.0.1"
+            )  # the fourth connection, after the three that were accepted
             assert answer.status_code == 429
             verify_response(key.id, 429, answer.headers, answer.content, headers)
             problem = decode_message(Problem, answer.content)
@@ -123,8 +125,8 @@ def _serve(directory: Path, check: Callable[[int], None], key: NodeKey) -> None:
         async with running_hub(directory) as (_, app):
             config = uvicorn.Config(app, http=SlowClientProtocol, log_level="warning", lifespan="off")
 
-            def respond(asked: Mapping[str, str], error: HubRefused) -> Response:
-                return error_response(key, asked, error, time.time())
+            def respond(headers: Mapping[str, str], error: HubRefused) -> Response:
+                return error_response(key, headers, error, time.time())
 
             server = LimitedServer(config, ConnectionLimiter(20, of_one=3), HealthStatus(), respond)
             with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -176,8 +178,8 @@ def test_client_that_never_reads_is_disconnected(
                 part = line.recv(1 << 16)
                 assert part, "it was cut off"
                 arrived += len(part)
-            # However long that took: when something is taken, the time begins anew.
-            _until(lambda: all(clock.cancelled() for clock in list(clocks)), "nobody waits any more")
+            # The time limit restarts with each read, so a slow reader stays connected.
+            _until(lambda: all(clock.cancelled() for clock in list(clocks)), "no time limit is pending")
             assert not lost.is_set()
 
     _serve(tmp_path, check, hub_key(tmp_path))
@@ -204,20 +206,22 @@ def test_hub_raises_limit_of_open_files(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="there is no such limit")
 def test_full_hub_reports_it_and_recovers(tmp_path: Path) -> None:
     with _with_files(tmp_path, 200, 200) as hub, contextlib.ExitStack() as held:
-        most = connections_within(200, 8192)
-        assert f"permits only {most} connections" in hub.said()
+        max_connections = connections_within(200, 8192)
+        assert f"permits only {max_connections} connections" in hub.said()
         invite = hub.invite()
         friend = Friend(hub.address, invite.hub_id)
         held.callback(friend.close)
-        lines = [socket.create_connection(("127.0.0.1", hub.port), timeout=10) for _ in range(most)]
+        lines = [
+            socket.create_connection(("127.0.0.1", hub.port), timeout=10) for _ in range(max_connections)
+        ]
         with pytest.raises(Refused, match="503 busy: the hub has no free connections"):
             friend.join(invite)
-        assert hub.said().count(f"all {most} connections of this hub are in use") == 1
+        assert hub.said().count(f"all {max_connections} connections of this hub are in use") == 1
         for line in lines:
             line.close()
         _until(lambda: _joins(friend, invite), "there is room")
-        # It is said to the log when somebody comes in.
-        _until(lambda: _comes_in(hub) and "the hub accepts connections again" in hub.said(), "it says so")
+        # The hub logs it at the next accepted connection.
+        _until(lambda: _comes_in(hub) and "the hub accepts connections again" in hub.said(), "the log line")
 
 
 def _joins(friend: Friend, invite: Invite) -> bool:

@@ -72,7 +72,7 @@ def test_refused_update_keeps_needed_blob(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(hub.blobs, "adopt", adopt_late)
         with pytest.raises(HubRefused, match="lease"):
             await scene.send(eve, declared(second, data), data)
-        assert [one.sha256 for one in hub.arrivals.values()] == [hashlib.sha256(data).hexdigest()]
+        assert [update.sha256 for update in hub.arrivals.values()] == [hashlib.sha256(data).hexdigest()]
         assert hub.blobs.has(hashlib.sha256(data).hexdigest())
 
     play(tmp_path, story)
@@ -104,8 +104,8 @@ def test_update_refused_during_merge_is_removed_at_commit(
             await scene.send(eve, declared(second, late), late)
         assert hub.state.closing
         may_end.set()
-        gone = hub.blobs.path(hashlib.sha256(late).hexdigest())
-        await asyncio.wait_for(scene.until(lambda: hub.version == 1 and not gone.exists()), 30)
+        late_blob = hub.blobs.path(hashlib.sha256(late).hexdigest())
+        await asyncio.wait_for(scene.until(lambda: hub.version == 1 and not late_blob.exists()), 30)
 
     play(tmp_path, story)
 
@@ -157,15 +157,15 @@ def test_member_has_one_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_two_machines_of_site_do_not_cancel_uploads(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
-        home, lease, one = await scene.half_sent()
-        two, name = update(lease), (await scene.intake.declare(home, declared(lease, one))).id
+        home, lease, first = await scene.half_sent()
+        second, name = update(lease), (await scene.intake.declare(home, declared(lease, first))).id
         with pytest.raises(HubRefused, match="not finished") as busy:
-            await scene.intake.declare(home, declared(lease, two))
+            await scene.intake.declare(home, declared(lease, second))
         assert busy.value.status == 503, "it is asked again"
-        last = await scene.intake.append(home, name, len(one) - 1, one[-1:])
+        last = await scene.intake.append(home, name, len(first) - 1, first[-1:])
         assert last.accepted
         with pytest.raises(HubRefused) as late:
-            await scene.intake.declare(home, declared(lease, two))
+            await scene.intake.declare(home, declared(lease, second))
         assert late.value.status == 409
 
     play(tmp_path, story)
@@ -195,9 +195,9 @@ def test_update_with_layout_is_refused(tmp_path: Path) -> None:
 def test_single_use_invite_admits_one_of_many_at_once(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         token = create_invite(scene.directory, ADDRESS).token_text
-        came = await asyncio.gather(*(scene.join(token) for _ in range(20)), return_exceptions=True)
-        assert sum(isinstance(one, str) for one in came) == 1
-        assert {one.kind for one in came if isinstance(one, HubRefused)} == {"invite-used"}
+        results = await asyncio.gather(*(scene.join(token) for _ in range(20)), return_exceptions=True)
+        assert sum(isinstance(result, str) for result in results) == 1
+        assert {result.kind for result in results if isinstance(result, HubRefused)} == {"invite-used"}
 
     play(tmp_path, story)
 
@@ -235,10 +235,10 @@ def test_lease_that_expires_during_commit_stays_released(tmp_path: Path) -> None
         hub.now = lambda: later
         await hub._commit((), RoundResult((), (), {}))
         log = HubLog(scene.directory)
-        found = log.read()
+        restored = log.read()
         log.close()
         assert hub.state.pool.returned == lease.spans
-        assert not found.leases
+        assert not restored.leases
 
     play(tmp_path, story)
 
@@ -250,7 +250,7 @@ def test_covered_samples_are_right_without_old_versions(tmp_path: Path) -> None:
             await scene.round(ann)
         lease = await scene.lease(eve)
         covered = scene.hub.covered
-        assert covered == sum(one.samples for one in scene.hub.versions) == lease.covered > 0
+        assert covered == sum(version.samples for version in scene.hub.versions) == lease.covered > 0
         log = HubLog(scene.directory)
         log.transact([lambda log: log._base.execute("DELETE FROM version WHERE number < 2")])
         log.close()
@@ -271,10 +271,10 @@ def test_endless_pieces_delay_only_their_sender(tmp_path: Path) -> None:
         bad, good = await scene.lease(eve), await scene.lease(ann)
         junk, data = update(bad), update(good)
         async with scene.line() as line:
-            mine = (await scene.intake.declare(eve, declared(bad, junk))).id
-            asked = f"PATCH /v1/uploads/{mine}?offset=0"
+            upload_id = (await scene.intake.declare(eve, declared(bad, junk))).id
+            request_line = f"PATCH /v1/uploads/{upload_id}?offset=0"
             stuck = [
-                asyncio.create_task(scene.ask(line, scene.keys[eve], asked, junk, _trickle()))
+                asyncio.create_task(scene.ask(line, scene.keys[eve], request_line, junk, _trickle()))
                 for _ in range(20)
             ]
             await asyncio.sleep(0.2)
@@ -297,12 +297,16 @@ def test_piece_of_unknown_upload_is_refused_before_reading(tmp_path: Path) -> No
     async def story(scene: InProcessHub) -> None:
         eve = await scene.member()
         async with scene.line() as line:
-            asked = f"PATCH /v1/uploads/{'0' * 32}?offset=0"
-            answer = await asyncio.wait_for(scene.ask(line, scene.keys[eve], asked, b"x", _trickle()), 20)
+            request_line = f"PATCH /v1/uploads/{'0' * 32}?offset=0"
+            answer = await asyncio.wait_for(
+                scene.ask(line, scene.keys[eve], request_line, b"x", _trickle()), 20
+            )
             assert answer.status_code == 404
             for _ in range(TERMS.refusals):
                 await scene.hub.record_refusal(eve, "norm", "too large")
-            answer = await asyncio.wait_for(scene.ask(line, scene.keys[eve], asked, b"x", _trickle()), 20)
+            answer = await asyncio.wait_for(
+                scene.ask(line, scene.keys[eve], request_line, b"x", _trickle()), 20
+            )
             assert answer.status_code == 403
 
     play(tmp_path, story)
@@ -323,8 +327,8 @@ def test_unknown_nodes_use_bounded_memory(tmp_path: Path) -> None:
         scene.hub.now = lambda: 1000.0
         async with scene.line() as line:
             scene.reception._requests = RateLimit(1.0, 5.0)
-            asked = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(20)]
-            assert [answer.status_code for answer in asked] == [200] * 5 + [429] * 15
+            answers = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(20)]
+            assert [answer.status_code for answer in answers] == [200] * 5 + [429] * 15
             assert len(scene.reception._nonces._seen) == 5
 
     play(tmp_path, story)
@@ -340,15 +344,15 @@ def test_rate_limit_of_unknown_nodes_is_per_address(tmp_path: Path) -> None:
                 RateLimit(1.0, 3.0),
                 RateLimit(1.0, 8.0),
             )
-            asked = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(20)]
-            assert [answer.status_code for answer in asked] == [200] * 3 + [429] * 17
+            answers = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(20)]
+            assert [answer.status_code for answer in answers] == [200] * 3 + [429] * 17
         for address, status in (("2001:db8::2", 429), ("2001:db8:0:1::1", 200), ("203.0.113.7", 200)):
             async with scene.again(address) as line:
                 answer = await scene.ask(line, NodeKey.generate(), "GET /v1/run")
                 assert answer.status_code == status, address
-        async with scene.again("127.0.0.1") as line:  # a proxy, of whom somebody else counts
-            asked = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(5)]
-            assert [answer.status_code for answer in asked] == [200] * 3 + [429] * 2, "all together"
+        async with scene.again("127.0.0.1") as line:  # a local proxy: all its clients share the total limit
+            answers = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(5)]
+            assert [answer.status_code for answer in answers] == [200] * 3 + [429] * 2, "all together"
 
     play(tmp_path, story)
 
@@ -379,12 +383,12 @@ def test_uncounted_refusals_do_not_fill_page(tmp_path: Path) -> None:
                 await scene.intake.declare(eve, declared(invented, b"?"))
         with pytest.raises(HubRefused, match="another member's lease"):
             await scene.send(eve, declared(lease, b"?"), b"?")
-        assert [one.kind for one in scene.hub.refusals] == ["forged", "lease-over", "forged"]
+        assert [refusal.kind for refusal in scene.hub.refusals] == ["forged", "lease-over", "forged"]
         later = scene.hub.now() + 61.0
         scene.hub.now = lambda: later  # type: ignore[method-assign]
         with pytest.raises(HubRefused, match="has ended"):
             await scene.intake.declare(eve, declared(invented, b"?"))
-        assert [one.kind for one in scene.hub.refusals][3:] == ["lease-over"]
+        assert [refusal.kind for refusal in scene.hub.refusals][3:] == ["lease-over"]
 
     play(tmp_path, story)
 
@@ -396,7 +400,7 @@ def test_invented_invites_do_not_block_invited_members(tmp_path: Path) -> None:
         async with scene.line() as line:
             scene.reception._joins = RateLimit(1.0, 1.0)
             joins = [encode_message(JoinRequest(token=token, name="ann")) for token in tokens]
-            asked = [await scene.ask(line, NodeKey.generate(), "POST /v1/members", one) for one in joins]
-            assert [answer.status_code for answer in asked] == [403, 403, 200]
+            answers = [await scene.ask(line, NodeKey.generate(), "POST /v1/members", join) for join in joins]
+            assert [answer.status_code for answer in answers] == [403, 403, 200]
 
     play(tmp_path, story)

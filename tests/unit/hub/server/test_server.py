@@ -33,9 +33,9 @@ COURSE = HubDataOrder(samples=1000, batch=10, seed=7)
 
 @pytest.fixture
 def friends() -> Iterator[list[Friend]]:
-    found: list[Friend] = []
-    yield found
-    for friend in found:
+    members: list[Friend] = []
+    yield members
+    for friend in members:
         friend.close()
 
 
@@ -52,7 +52,7 @@ def hub(tmp_path: Path) -> Iterator[HubProcess]:
 def test_friends_reach_same_bits(hub: HubProcess, friends: list[Friend], tmp_path: Path) -> None:
     invite = hub.invite(uses=2)
     friends += [Friend(hub.address, invite.hub_id, key) for key in (hub.owner, None, None, None)]
-    owner, first, second, newcomer = friends
+    owner, first, second, late = friends
     assert first.join(invite, "ann").role == "friend"
     assert second.join(invite, "bob").description.layout is None
     with pytest.raises(Refused, match="no-base"):
@@ -68,21 +68,25 @@ def test_friends_reach_same_bits(hub: HubProcess, friends: list[Friend], tmp_pat
     second.pull(tmp_path)
     expected, velocity = base.clone(), torch.zeros_like(base)
     for number in range(1, 5):
-        mine, yours = first.lease(), second.lease()
-        assert mine.version == yours.version == number - 1
-        assert (mine.members, yours.members) == ((1 if number == 1 else 2), 2), "as in the round before"
+        first_lease, second_lease = first.lease(), second.lease()
+        assert first_lease.version == second_lease.version == number - 1
+        assert (first_lease.members, second_lease.members) == ((1 if number == 1 else 2), 2), (
+            "as in the round before"
+        )
         changes = [torch.randn(LAYOUT.numel) * 0.1 for _ in range(2)]
-        assert first.push(mine, changes[0]).weight == mine.samples
-        second.push(yours, changes[1])
+        assert first.push(first_lease, changes[0]).weight == first_lease.samples
+        second.push(second_lease, changes[1])
         assert first.pull(tmp_path).version == number
         second.pull(tmp_path)
         assert torch.equal(first.state, second.state)
-        gradient = (changes[0] * mine.samples + changes[1] * yours.samples) / (mine.samples + yours.samples)
+        gradient = (changes[0] * first_lease.samples + changes[1] * second_lease.samples) / (
+            first_lease.samples + second_lease.samples
+        )
         velocity = TERMS.momentum * velocity + gradient
         expected -= TERMS.rate * (gradient + TERMS.momentum * velocity)
         assert torch.allclose(first.state, expected, atol=0.01)
-    newcomer.pull(tmp_path)
-    assert torch.equal(newcomer.state, first.state), "a base on the way holds the same bits"
+    late.pull(tmp_path)
+    assert torch.equal(late.state, first.state), "a base on the way holds the same bits"
     assert export_model(hub.directory, tmp_path / "out") == first.version
     model = load_file(tmp_path / "out" / "model.safetensors")
     assert [tuple(model[entry.name].shape) for entry in LAYOUT.entries] == [(40, 128), (77,)]
@@ -180,17 +184,17 @@ def _check_key(port: int, hub: NodeId) -> None:
 
 def test_small_responses_are_sent_without_delay() -> None:
     async def scene() -> None:
-        found = asyncio.get_running_loop().create_future()
+        nodelay = asyncio.get_running_loop().create_future()
 
         def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             accepted = writer.get_extra_info("socket")
-            found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            nodelay.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
         listener = bind_listener(ListenOptions("127.0.0.1", 0))
         async with await asyncio.start_server(note, sock=listener):
             _, writer = await asyncio.open_connection(*listener.getsockname())
-            assert await found
+            assert await nodelay
             writer.close()
 
     asyncio.run(scene())

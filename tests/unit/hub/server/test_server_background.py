@@ -106,14 +106,14 @@ class Refusing:
         self.lease: Lease | None = Lease(
             id="0" * 32, version=0, spans=(SampleSpan(0, 0, 10),), steps=1, seconds=10.0, void_s=10.0
         )
-        self.asked = 0
+        self.calls = 0
 
     def push(self, declaration: UpdateDeclaration) -> None:
         raise HubRefused(422, "norm", "its norm is too large")
 
     def steps(self, after: int | None, wait: float = 0.0) -> tuple[VersionStep, ...]:
-        self.asked += 1
-        assert self.asked < 5, "nobody will deliver what it waits for"
+        self.calls += 1
+        assert self.calls < 5, "no member will deliver the version that it waits for"
         return ()
 
 
@@ -204,9 +204,11 @@ def test_client_without_request_is_disconnected(monkeypatch: pytest.MonkeyPatch)
             assert await asking[0].readline() == b"\r\n"
         asking[1].write(b"GET / HTTP/1.1\r\nhost: hub\r\n\r\n")
         async with asyncio.timeout(60):
-            assert b"204" in await asking[0].readline(), "who asked may ask again later"
+            assert b"204" in await asking[0].readline(), (
+                "a connection with an earlier request may send another later"
+            )
         async with asyncio.timeout(60):
-            with contextlib.suppress(ConnectionError):  # nor does whoever begins another one, byte by byte
+            with contextlib.suppress(ConnectionError):  # a request sent byte by byte is cut off
                 while not asking[0].at_eof():
                     asking[1].write(b"G")
                     await asyncio.sleep(0.1)
@@ -228,9 +230,9 @@ def test_new_region_leases_for_all_members(monkeypatch: pytest.MonkeyPatch) -> N
         asking = asyncio.create_task(region._wished_samples(cast(Hub, hub), is_first=True))
         await asyncio.sleep(0.02)
         hub.state.wishes = {"first": 5, "second": 7}
-        found = await asking
+        first_count = await asking
         hub.state.wishes = {"first": 5}
-        async with asyncio.timeout(0.05):  # after a round everybody has said it
-            return found, await region._wished_samples(cast(Hub, hub), is_first=False)
+        async with asyncio.timeout(0.05):  # after a round all members have sent their wishes
+            return first_count, await region._wished_samples(cast(Hub, hub), is_first=False)
 
     assert asyncio.run(gathered()) == (12, 5)

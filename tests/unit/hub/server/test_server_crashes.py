@@ -56,7 +56,7 @@ def test_killed_hub_resumes_without_loss(tmp_path: Path) -> None:
     heads.append(checked(hub, workers, known))
     assert heads == sorted(heads)
     refused = {kind for worker in workers for kind in worker.refused}
-    assert not refused & {"copy", "digest", "schema", "not-finite", "norm"}, "nobody did anything wrong"
+    assert not refused & {"copy", "digest", "schema", "not-finite", "norm"}, "all members were honest"
     hub.start()
     try:
         last = [Friend(hub.address, invite.hub_id), friends[0]]
@@ -65,7 +65,9 @@ def test_killed_hub_resumes_without_loss(tmp_path: Path) -> None:
         while last[0].version != last[1].version:  # a round that waited when it was killed is over meanwhile
             for friend in last:
                 friend.pull(tmp_path, wait=0)
-        assert torch.equal(last[0].state, last[1].state), "whoever was there all the time has the same bits"
+        assert torch.equal(last[0].state, last[1].state), (
+            "a member that was there all the time has the same bits"
+        )
     finally:
         hub.kill()
         for friend in (owner, *friends, last[0]):

@@ -76,11 +76,11 @@ class Typed:
         self._said = room / f"{name}.said"
         environment = {**os.environ, "BARNRAISE_STATE_DIRECTORY": str(room / name), "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = str(SOURCES)
-        with self._said.open("wb") as said:
+        with self._said.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "barnraise.cli.main", *words],
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=room / "project",
                 env=environment,
@@ -121,15 +121,17 @@ class HubBehindProxies:
     def rounds(self, name: str) -> int:
         log = HubLog(self.directory)
         try:
-            return sum(one.accepted for one in log.read().members.values() if one.name == name)
+            return sum(member.accepted for member in log.read().members.values() if member.name == name)
         finally:
             log.close()
 
     def until(self, is_so: Callable[[], bool], seconds: float, what: str, *typed: Typed) -> None:
         begin = time.monotonic()
         while not is_so():
-            words = "\n---\n".join(one.said()[-3000:] for one in (self.hub, *typed))
-            assert not any(one.has_ended() for one in (self.hub, *typed)), f"somebody ended: {what}\n{words}"
+            words = "\n---\n".join(process.said()[-3000:] for process in (self.hub, *typed))
+            assert not any(process.has_ended() for process in (self.hub, *typed)), (
+                f"a process has exited: {what}\n{words}"
+            )
             assert time.monotonic() - begin < seconds, f"not within {seconds:g} s: {what}\n{words}"
             time.sleep(0.1)
 

@@ -36,14 +36,14 @@ def _piece(client: httpx.AsyncClient, key: NodeKey, hub: NodeId, number: int) ->
 
 def test_large_pieces_wait_for_earlier_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A piece is in memory until it is in its file, so later pieces wait until then."""
-    here, most = 0, 0
+    pieces_in_memory, max_pieces = 0, 0
 
     async def append(self: UploadService, node: str, name: str, offset: int, data: bytes) -> HubProgress:
-        nonlocal here, most
-        here += 1
-        most = max(most, here)
+        nonlocal pieces_in_memory, max_pieces
+        pieces_in_memory += 1
+        max_pieces = max(max_pieces, pieces_in_memory)
         await asyncio.sleep(0.01)
-        here -= 1
+        pieces_in_memory -= 1
         return HubProgress(id=name, offset=len(data), size=PIECE_BYTES)
 
     async def scene() -> None:
@@ -61,7 +61,7 @@ def test_large_pieces_wait_for_earlier_responses(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(UploadService, "append", append)
     monkeypatch.setattr(UploadService, "note_piece", lambda *_: None)
     asyncio.run(scene())
-    assert 1 < most < MANY // 2
+    assert 1 < max_pieces < MANY // 2
 
 
 def _begin_to_join(hub: NodeId, port: int) -> socket.socket:
@@ -177,7 +177,7 @@ def test_eight_slow_members_do_not_stop_honest_one(tmp_path: Path, monkeypatch: 
         assert waited < 3 * FAIR_S, "it had two minutes to wait"
         give_up = time.monotonic() + 60
         while "HTTP/1.1 408" not in [answer for dawdler in dawdlers for answer in list(dawdler.answers)]:
-            assert time.monotonic() < give_up, "nobody was told to send less"
+            assert time.monotonic() < give_up, "no member was told to send less"
             time.sleep(0.05)
     finally:
         for dawdler in dawdlers:

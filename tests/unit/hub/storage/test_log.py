@@ -43,7 +43,7 @@ def test_version_is_committed_once_with_contributions(tmp_path: Path) -> None:
         log.transact([change(HubLog.delete_lease, "x"), change(HubLog.put_version, _version(0))])
     log.close()
     log = HubLog(tmp_path)
-    assert [one.number for one in log.read().versions] == [0]
+    assert [version.number for version in log.read().versions] == [0]
     assert log.contributions(0) == (part,)
     log.close()
 
@@ -130,12 +130,14 @@ def test_full_disk_is_reported(tmp_path: Path) -> None:
 def test_steps_after_lead_to_head() -> None:
     versions = [_version(number, base=number % 4 == 0) for number in range(10)]
     assert steps_after(versions, 9) == ()
-    assert [one.version for one in steps_after(versions, 7)] == [8, 9]
-    assert {one.kind for one in steps_after(versions, 7)} == {"delta"}
+    assert [step.version for step in steps_after(versions, 7)] == [8, 9]
+    assert {step.kind for step in steps_after(versions, 7)} == {"delta"}
     for after in (None, 2, 77):
         steps = steps_after(versions, after)
-        assert [(one.kind, one.version) for one in steps] == [("base", 8), ("delta", 9)]
-    assert [one.kind for one in steps_after(versions, 4)] == ["base", "delta"], "five deltas would be larger"
+        assert [(step.kind, step.version) for step in steps] == [("base", 8), ("delta", 9)]
+    assert [step.kind for step in steps_after(versions, 4)] == ["base", "delta"], (
+        "five deltas would be larger"
+    )
     named = named_blobs(versions)
     assert versions[9].momentum in named
     assert versions[8].momentum not in named
@@ -149,22 +151,26 @@ def test_replica_is_consistent_snapshot(tmp_path: Path, monkeypatch: pytest.Monk
     lease = ActiveLease("l", "a", 0, (SampleSpan(0, 0, 5),), 1.0, 0.0, 0.0)
     writer.transact([change(HubLog.put_version, _version(0, base=True)), change(HubLog.put_lease, lease)])
     grant = InviteGrant(token_hash="0" * 64, role="friend", uses=1, expires=9)
-    whole, tables = HubLog._all, []
+    read_all, tables = HubLog._all, []
 
     def committed_meanwhile(self: HubLog, table: str, order: str, kind: type) -> tuple[object, ...]:
         tables.append(table)
         if table == "version":
             changes = [change(HubLog.put_version, _version(1)), change(HubLog.delete_lease, "l")]
             writer.transact([*changes, change(HubLog.put_grant, grant)])
-        return whole(self, table, order, kind)
+        return read_all(self, table, order, kind)
 
     monkeypatch.setattr(HubLog, "_all", committed_meanwhile)
-    found = replica_of(log, None)
+    replica = replica_of(log, None)
     monkeypatch.undo()
     assert {"version", "grants"} <= set(tables)
-    assert [one.number for one in found.versions] == [0]
-    assert (found.leases, found.grants) == ((lease,), ())
+    assert [version.number for version in replica.versions] == [0]
+    assert (replica.leases, replica.grants) == ((lease,), ())
     after = replica_of(log, None)
-    assert ([one.number for one in after.versions], after.leases, after.grants) == ([0, 1], (), (grant,))
+    assert ([version.number for version in after.versions], after.leases, after.grants) == (
+        [0, 1],
+        (),
+        (grant,),
+    )
     log.close()
     writer.close()

@@ -45,21 +45,21 @@ def fitting(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
         name = schema["$ref"].rpartition("/")[2]
         return st.deferred(lambda: fitting(DESCRIBED["components"]["schemas"][name]))
     if "anyOf" in schema:
-        return st.one_of([fitting(one) for one in schema["anyOf"]])
+        return st.one_of([fitting(option) for option in schema["anyOf"]])
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     return _KINDS[schema["type"]](schema)
 
 
 def _object(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
-    properties = {name: fitting(one) for name, one in schema["properties"].items()}
+    properties = {name: fitting(property_schema) for name, property_schema in schema["properties"].items()}
     optional = {name: properties.pop(name) for name in [*properties] if name not in schema["required"]}
     return st.fixed_dictionaries(properties, optional=optional)
 
 
 def _array(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
     if "prefixItems" in schema:
-        return st.tuples(*[fitting(one) for one in schema["prefixItems"]])
+        return st.tuples(*[fitting(item) for item in schema["prefixItems"]])
     return st.lists(fitting(schema["items"]), min_size=schema.get("minItems", 0), max_size=4)
 
 
@@ -79,9 +79,9 @@ _KINDS: Mapping[str, Callable[[Mapping[str, Any]], st.SearchStrategy[Any]]] = {
     "array": _array,
     "string": _string,
     "number": _number,
-    "integer": lambda one: st.integers(one.get("minimum"), one.get("maximum")),
-    "boolean": lambda one: st.booleans(),
-    "null": lambda one: st.none(),
+    "integer": lambda schema: st.integers(schema.get("minimum"), schema.get("maximum")),
+    "boolean": lambda schema: st.booleans(),
+    "null": lambda schema: st.none(),
 }
 
 
@@ -90,7 +90,7 @@ def spoilt(draw: st.DrawFn, value: Any) -> Any:
     """Change or remove one thing in a value."""
     if isinstance(value, dict) and value and draw(st.booleans()):
         key = draw(st.sampled_from(sorted(value)))
-        rest = {name: one for name, one in value.items() if name != key}
+        rest = {name: kept for name, kept in value.items() if name != key}
         return rest if draw(st.booleans()) else rest | {key: draw(spoilt(value[key]))}
     if isinstance(value, list | tuple) and value and draw(st.booleans()):
         place = draw(st.integers(0, len(value) - 1))
@@ -99,17 +99,17 @@ def spoilt(draw: st.DrawFn, value: Any) -> Any:
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[str, str, dict[str, str], str, bytes]:
+def drawn_request(draw: st.DrawFn) -> tuple[str, str, dict[str, str], str, bytes]:
     """Draw a method, the described path, its parameters, the query and the body."""
     method, path = draw(st.sampled_from(ROUTES))
     route = DESCRIBED["paths"][path][method]
     names, query = {}, []
-    for one in route["parameters"]:
-        value = draw(fitting(one["schema"]) if draw(st.booleans()) else NONSENSE)
-        if one["in"] == "path":
-            names[one["name"]] = str(value)
+    for parameter in route["parameters"]:
+        value = draw(fitting(parameter["schema"]) if draw(st.booleans()) else NONSENSE)
+        if parameter["in"] == "path":
+            names[parameter["name"]] = str(value)
         elif draw(st.booleans()):
-            query.append(f"{one['name']}={quote(str(value), safe='')}")
+            query.append(f"{parameter['name']}={quote(str(value), safe='')}")
     content = route.get("requestBody", {}).get("content", {})
     if "application/json" not in content:
         some = content or draw(st.integers(0, 9)) == 0
@@ -132,11 +132,11 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedHub]:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(asked=asked(), who=st.sampled_from(["owner", "member", "stranger"]), known=st.booleans())
+@given(drawn=drawn_request(), signer=st.sampled_from(["owner", "member", "stranger"]), known=st.booleans())
 def test_every_route_follows_openapi_document(
-    scene: AttackedHub, asked: tuple[str, str, dict[str, str], str, bytes], who: str, known: bool
+    scene: AttackedHub, drawn: tuple[str, str, dict[str, str], str, bytes], signer: str, known: bool
 ) -> None:
-    method, path, names, query, body = asked
+    method, path, names, query, body = drawn
     keys = {"owner": scene.owner.key, "member": scene.ann.key, "stranger": NodeKey.generate()}
     if known and "node" in names:
         names["node"] = str(scene.ann.key.id)
@@ -144,22 +144,20 @@ def test_every_route_follows_openapi_document(
     for name, value in names.items():
         url = url.replace(f"{{{name}}}", quote(value, safe="") or "-")
     query = query.replace("wait=", "wait=0&x=")
-    headers = sign_request(keys[who], method.upper(), url, query, body, scene.ann.hub, time.time())
+    headers = sign_request(keys[signer], method.upper(), url, query, body, scene.ann.hub, time.time())
     answer = plainly(
         f"{scene.hub.address}{url}?{query}", method=method.upper(), headers=headers, content=body
     )
-    said = f"{method} {url}?{query} {body!r}: {answer.status_code} {answer.text[:500]}"
+    exchange = f"{method} {url}?{query} {body!r}: {answer.status_code} {answer.text[:500]}"
     SEEN[answer.status_code, method, path] += 1
-    assert str(answer.status_code) in DESCRIBED["paths"][path][method]["responses"], said
+    assert str(answer.status_code) in DESCRIBED["paths"][path][method]["responses"], exchange
     if answer.status_code >= 400:
         problem = decode_message(Problem, answer.content)
-        assert problem.message, said
-        if problem.kind not in (
-            "route",
-            "blob",
-        ):  # the first is nobody's; blobs prove themselves by their hash
+        assert problem.message, exchange
+        # The web server answers unknown routes, without the hub's key. A blob is verified by its hash.
+        if problem.kind not in ("route", "blob"):
             verify_response(scene.ann.hub, answer.status_code, answer.headers, answer.content, headers)
-    assert "Traceback" not in scene.hub.said(), said
+    assert "Traceback" not in scene.hub.said(), exchange
 
 
 def test_hub_works_after_fuzzing(scene: AttackedHub) -> None:

@@ -22,8 +22,11 @@ def _members(*samples: int) -> list[MemberRecord]:
 
 def _circles(picture: str) -> list[tuple[float, float, float]]:
     """Return position and radius of the members' circles."""
-    _, *found = ElementTree.fromstring(picture).iter(f"{_SVG}circle")
-    return [(float(one.attrib["cx"]), float(one.attrib["cy"]), float(one.attrib["r"])) for one in found]
+    _, *circles = ElementTree.fromstring(picture).iter(f"{_SVG}circle")
+    return [
+        (float(circle.attrib["cx"]), float(circle.attrib["cy"]), float(circle.attrib["r"]))
+        for circle in circles
+    ]
 
 
 def test_circle_area_is_share_of_samples() -> None:

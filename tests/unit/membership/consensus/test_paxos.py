@@ -116,11 +116,13 @@ def test_paxos_in_any_interleaving_chooses_one_value(count: int, steps: list[tup
             ballot = PaxosBallot(rounds, proposer)
             proposals[number] = PaxosProposal(start, ballot, _decision(start, bytes([rounds])), frozenset())
         proposal = proposals[number]
-        asked = PaxosAccept(proposal.ballot, proposal.decision) if proposal.accepting else proposal.prepare()
-        if isinstance(asked, PaxosAccept):
-            answer = answer_accept(records[acceptor], acceptor, asked)
+        request = (
+            PaxosAccept(proposal.ballot, proposal.decision) if proposal.accepting else proposal.prepare()
+        )
+        if isinstance(request, PaxosAccept):
+            answer = answer_accept(records[acceptor], acceptor, request)
         else:
-            answer = answer_prepare(records[acceptor], acceptor, asked)
+            answer = answer_prepare(records[acceptor], acceptor, request)
         if answer.record is not None:
             records[acceptor] = answer.record
         if isinstance(answer.reply, PaxosPromise):

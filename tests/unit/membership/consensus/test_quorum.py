@@ -15,7 +15,7 @@ def test_any_two_quorums_share_a_voter() -> None:
         groups = [set(group) for size in range(count + 1) for group in itertools.combinations(voters, size)]
         quorums = [group for group in groups if is_quorum(voters, group)]
         assert quorums
-        assert all(one & other for one in quorums for other in quorums)
+        assert all(first & second for first in quorums for second in quorums)
 
 
 def test_quorum_of_two_voters_is_senior_alone() -> None:

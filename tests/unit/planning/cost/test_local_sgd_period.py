@@ -72,27 +72,27 @@ workers = st.builds(
 @settings(max_examples=40, deadline=None)
 @given(workers, st.floats(0.5, 0.97))
 def test_smallest_period_reaches_the_target(workers: RoundWorkers, target: float) -> None:
-    found = smallest_period(workers, target, busy_times(workers.step_s))
-    for period in range(SHORTEST_PERIOD, found or LONGEST_PERIOD + 1):
+    smallest = smallest_period(workers, target, busy_times(workers.step_s))
+    for period in range(SHORTEST_PERIOD, smallest or LONGEST_PERIOD + 1):
         assert not is_enough(workers, period, target)
-    if found is not None:
-        assert is_enough(workers, found, target)
-        assert found >= min(needed_period(workers, target), found)
+    if smallest is not None:
+        assert is_enough(workers, smallest, target)
+        assert smallest >= min(needed_period(workers, target), smallest)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(0.01, 5.0), min_size=1, max_size=5), st.integers(1, 60))
 def test_busy_times_agree_with_the_split(steps: list[float], period: int) -> None:
-    found = round_of(RoundWorkers(steps, 0.0, 0.0, overlapped=False), period)
-    if found is not None:
-        assert busy_times(steps)[period - 1] == pytest.approx(found.busy_s)
-        assert found.busy_s >= found.ideal_s * (1 - 1e-12)
+    round_times = round_of(RoundWorkers(steps, 0.0, 0.0, overlapped=False), period)
+    if round_times is not None:
+        assert busy_times(steps)[period - 1] == pytest.approx(round_times.busy_s)
+        assert round_times.busy_s >= round_times.ideal_s * (1 - 1e-12)
 
 
 def _rounds(plan_options: PlanLimits, mbps: float, parameters: int, speeds: tuple[float, ...]) -> list[Plan]:
     plans = make_plans(mesh(speeds, mbps), ModelSize(parameters=parameters), PROFILE, plan_options).plans
-    everybody = [plan for plan in plans if plan.kind == "local_steps" and len(plan.parts) == len(speeds)]
-    return sorted(everybody, key=lambda plan: (not plan.is_overlapped, plan.codec))
+    all_machines = [plan for plan in plans if plan.kind == "local_steps" and len(plan.parts) == len(speeds)]
+    return sorted(all_machines, key=lambda plan: (not plan.is_overlapped, plan.codec))
 
 
 def test_codec_with_the_best_score_is_proposed() -> None:

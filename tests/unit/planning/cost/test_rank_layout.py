@@ -59,14 +59,14 @@ def test_ring_uses_the_fast_links() -> None:
 
 def test_sites_are_in_the_order_of_their_ring() -> None:
     def rate(a: str, b: str) -> float:
-        one, other = sorted(("abcdefgh".index(a) // 2, "abcdefgh".index(b) // 2))
-        if one == other:
+        first, second = sorted(("abcdefgh".index(a) // 2, "abcdefgh".index(b) // 2))
+        if first == second:
             return 940.0
-        return 5.0 if (one, other) in ((0, 1), (2, 3)) else 20.0
+        return 5.0 if (first, second) in ((0, 1), (2, 3)) else 20.0
 
-    found = ranks_by_site(_graph("abcdefgh", rate), list("abcdefgh")).sites
-    assert [site[0] // 2 for site in found] == [0, 3, 1, 2]
-    assert sorted(map(sorted, found)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    sites = ranks_by_site(_graph("abcdefgh", rate), list("abcdefgh")).sites
+    assert [site[0] // 2 for site in sites] == [0, 3, 1, 2]
+    assert sorted(map(sorted, sites)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_unmeasured_links_are_ignored() -> None:

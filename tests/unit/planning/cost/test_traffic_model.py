@@ -35,7 +35,7 @@ def _costs(numbers: random.Random, count: int, tables: int = 1) -> numpy.ndarray
 
 
 def _slowest(costs: numpy.ndarray, order: tuple[int, ...]) -> float:
-    return max(float(costs[order[place - 1], one]) for place, one in enumerate(order))
+    return max(float(costs[order[place - 1], machine]) for place, machine in enumerate(order))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -53,7 +53,7 @@ def test_rings_of_all_subsets_are_optimal_for_each_table() -> None:
     costs = _costs(random.Random(3), 5, tables=3)
     rings = RingTable(costs)
     for subset in range(1, 1 << 5):
-        members = tuple(one for one in range(5) if subset >> one & 1)
+        members = tuple(machine for machine in range(5) if subset >> machine & 1)
         if len(members) < 2:
             continue
         for table in range(3):
@@ -71,13 +71,13 @@ def test_ring_of_many_machines_avoids_slow_paths() -> None:
     order = ring_order(costs)
     assert count > MAX_EXACT
     assert sorted(order) == list(range(count))
-    assert sum(costs[order[place - 1], one] == 50.0 for place, one in enumerate(order)) == 2
+    assert sum(costs[order[place - 1], machine] == 50.0 for place, machine in enumerate(order)) == 2
     # A chain of fast paths hidden among slow ones is found by nearest neighbours and 2-opt.
     hidden = list(range(count))
     random.Random(1).shuffle(hidden)
     costs = numpy.full((count, count), 50.0)
-    for place, one in enumerate(hidden):
-        costs[hidden[place - 1], one] = costs[one, hidden[place - 1]] = 1.0
+    for place, machine in enumerate(hidden):
+        costs[hidden[place - 1], machine] = costs[machine, hidden[place - 1]] = 1.0
     assert _slowest(costs, ring_order(costs)) == 1.0
 
 
@@ -173,7 +173,7 @@ def test_sites_are_found_by_a_step_of_rate_or_of_latency() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(clusters(most=5), st.sampled_from([2.0, 64.0]))
+@given(clusters(max_machines=5), st.sampled_from([2.0, 64.0]))
 def test_uniformly_faster_network_has_the_same_sites(cluster, factor: float) -> None:  # type: ignore[no-untyped-def]
     paths = [
         NetworkPath(source=path.source, target=path.target, mbps=path.mbps * factor, latency_s=path.latency_s)
@@ -192,11 +192,11 @@ def test_split_samples_agrees_with_the_assignment_of_sessions(
     course = DataOrder(samples=batch, batch=batch, micro_batch_size=unit, seed=0)
     units = course.micro_batches(0)
     dealt = assign_micro_batches(units, {}, speeds)
-    sizes = [sum(units[one].size for one in mine) for mine in dealt]
-    mine = split_samples(batch, unit, speeds)
-    assert sum(mine) == batch
+    sizes = [sum(units[number].size for number in own_units) for own_units in dealt]
+    shares = split_samples(batch, unit, speeds)
+    assert sum(shares) == batch
     longest = max(size / speed for size, speed in zip(sizes, speeds, strict=True))
-    assert max(size / speed for size, speed in zip(mine, speeds, strict=True)) == pytest.approx(longest)
+    assert max(size / speed for size, speed in zip(shares, speeds, strict=True)) == pytest.approx(longest)
 
 
 @settings(max_examples=40, deadline=None)

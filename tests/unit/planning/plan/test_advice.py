@@ -28,17 +28,17 @@ from tests.unit.planning.clusters import MODEL, PROFILE, mesh
 
 def test_switch_advice_equals_a_new_plan() -> None:
     cluster = mesh([20] * 3, 940.0)
-    found = {one.sentence: one for one in advise(cluster, MODEL, PROFILE)}
-    (switch,) = [one for one in found.values() if "2.5 Gbit/s" in one.sentence]
+    suggestions = {suggestion.sentence: suggestion for suggestion in advise(cluster, MODEL, PROFILE)}
+    (switch,) = [suggestion for suggestion in suggestions.values() if "2.5 Gbit/s" in suggestion.sentence]
     before = make_plans(cluster, MODEL, PROFILE).chosen.samples_per_s
     after = make_plans(mesh([20] * 3, 2350.0), MODEL, PROFILE).chosen.samples_per_s
     assert switch.times == pytest.approx(after / before)
     assert switch.sentence == (
         f"A switch and ports of 2.5 Gbit/s would make this {after / before:.1f} times as fast."
     )
-    assert {one.what for one in found.values()} >= {"switch", "sync", "machine"}
-    assert all(one.times >= 1.05 for one in found.values())
-    sync = next(one for one in found.values() if one.what == "sync")
+    assert {suggestion.what for suggestion in suggestions.values()} >= {"switch", "sync", "machine"}
+    assert all(suggestion.times >= 1.05 for suggestion in suggestions.values())
+    sync = next(suggestion for suggestion in suggestions.values() if suggestion.what == "sync")
     assert "at an expected cost of" in sync.sentence
 
 
@@ -46,7 +46,9 @@ def test_cable_is_advised_for_a_wireless_machine() -> None:
     """m02 has 60 Mbit/s; a switch does nothing for it."""
     cluster = mesh([20] * 3, lambda a, b: 60.0 if b == 2 else 940.0)
     cable = next(
-        one for one in advise(cluster, ModelSize(parameters=20_000_000), PROFILE) if one.what == "cable"
+        suggestion
+        for suggestion in advise(cluster, ModelSize(parameters=20_000_000), PROFILE)
+        if suggestion.what == "cable"
     )
     assert cable.sentence.startswith("A cable of 1 Gbit/s to m02 would make this ")
 
@@ -54,20 +56,24 @@ def test_cable_is_advised_for_a_wireless_machine() -> None:
 def test_leaving_out_a_slow_machine_is_reported() -> None:
     cluster = mesh([100, 100, 50], lambda a, b: 20.0 if b == 2 else 10_000.0)
     profile = StepTimes(batch=256, unit=8)
-    (advice,) = [one for one in advise(cluster, MODEL, profile) if one.what == "leave_out"]
+    (advice,) = [
+        suggestion for suggestion in advise(cluster, MODEL, profile) if suggestion.what == "leave_out"
+    ]
     plans = [plan for plan in make_plans(cluster, MODEL, profile).plans if plan.is_exact]
-    everybody = next(plan for plan in plans if len(plan.parts) == 3)
+    all_machines = next(plan for plan in plans if len(plan.parts) == 3)
     alone = make_plans(without_machines(cluster, ["m02"]), MODEL, profile).chosen
-    assert advice.times == pytest.approx(alone.samples_per_s / everybody.samples_per_s)
+    assert advice.times == pytest.approx(alone.samples_per_s / all_machines.samples_per_s)
     assert advice.sentence.startswith("Without m02 it is ")
 
 
 def test_smaller_micro_batches_and_a_larger_batch_are_advised() -> None:
     """Eight micro-batches for three machines, one of them slower: the others wait."""
     profile = StepTimes(batch=256, travels="step")
-    found = {one.what: one for one in advise(mesh([30, 25, 20], 9400.0), MODEL, profile)}
-    assert "Micro-batches of 4 samples instead of 32" in found["units"].sentence
-    crowded = {one.what: one for one in advise(mesh([20] * 3, 300.0), MODEL, PROFILE)}
+    suggestions = {
+        suggestion.what: suggestion for suggestion in advise(mesh([30, 25, 20], 9400.0), MODEL, profile)
+    }
+    assert "Micro-batches of 4 samples instead of 32" in suggestions["units"].sentence
+    crowded = {suggestion.what: suggestion for suggestion in advise(mesh([20] * 3, 300.0), MODEL, PROFILE)}
     assert "A global batch of 512 instead of 256" in crowded["batch"].sentence
 
 

@@ -17,7 +17,7 @@ def _twice(**changes: float) -> Observation:
 
 
 @settings(max_examples=30, deadline=None)
-@given(clusters(most=3), models, profiles, st.floats(0.3, 15.0), st.sampled_from(["exact", "auto"]))
+@given(clusters(max_machines=3), models, profiles, st.floats(0.3, 15.0), st.sampled_from(["exact", "auto"]))
 def test_refitted_calibration_predicts_the_measured_step(cluster, model, profile, factor, sync) -> None:  # type: ignore[no-untyped-def]
     """Measure a plan under another factor, refit, and plan again: the figures agree."""
     options = PlanLimits(sync=sync)

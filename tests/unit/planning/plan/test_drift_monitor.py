@@ -78,8 +78,8 @@ def test_alternating_speeds_do_not_cause_flapping(length: int, expected: float) 
     steps = ([expected] * length + [2 * expected] * length) * (1200 // length)
     _, proposals = _run(DriftMonitor(expected_s=expected), steps)
     # Each rest is twice as long as the one before, up to the longest.
-    most = 2 + math.log2(1 + sum(steps) / FIRST_PAUSE_S) + sum(steps) / MAX_PAUSE_S
-    assert len(proposals) <= most
+    max_proposals = 2 + math.log2(1 + sum(steps) / FIRST_PAUSE_S) + sum(steps) / MAX_PAUSE_S
+    assert len(proposals) <= max_proposals
     for (first, _), (second, _) in pairwise(proposals):
         assert second - first >= FIRST_PAUSE_S
     if length < MIN_COMMITS:
@@ -96,13 +96,13 @@ def test_expected_step_resets_the_count() -> None:
 
 def test_reasons_name_the_measured_steps() -> None:
     state = DriftMonitor(expected_s=4.0)
-    said = []
+    reasons = []
     for number in range(11):
         state, _, reason = observe_step(state, 8.0, 8.0 * (number + 1))
-        said.append(reason)
-    assert said[3] == "4 steps in 24 s took longer; too few to make a new plan"
-    assert said[9] == "10 steps in 72 s took longer than the predicted 4 s: 8 s on average"
-    assert said[10] == "as expected (1.00 of the prediction)"
+        reasons.append(reason)
+    assert reasons[3] == "4 steps in 24 s took longer; too few to make a new plan"
+    assert reasons[9] == "10 steps in 72 s took longer than the predicted 4 s: 8 s on average"
+    assert reasons[10] == "as expected (1.00 of the prediction)"
     assert msgspec.json.decode(msgspec.json.encode(state), type=DriftMonitor) == state
 
 
@@ -135,8 +135,8 @@ def test_plan_is_kept_if_it_is_nearly_the_best() -> None:
 
 
 def test_plans_that_differ_only_in_shares_are_the_same() -> None:
-    one = make_plans(mesh([20, 20]), ModelSize(parameters=10_000_000), PROFILE).chosen
-    other = make_plans(mesh([20, 10]), ModelSize(parameters=10_000_000), PROFILE).chosen
-    assert one.parts != other.parts
-    assert is_same(one, other)
-    assert not is_same(one, make_plans(mesh([20, 20]), MODEL, StepTimes(batch=8)).chosen)
+    equal_speeds = make_plans(mesh([20, 20]), ModelSize(parameters=10_000_000), PROFILE).chosen
+    unequal_speeds = make_plans(mesh([20, 10]), ModelSize(parameters=10_000_000), PROFILE).chosen
+    assert equal_speeds.parts != unequal_speeds.parts
+    assert is_same(equal_speeds, unequal_speeds)
+    assert not is_same(equal_speeds, make_plans(mesh([20, 20]), MODEL, StepTimes(batch=8)).chosen)

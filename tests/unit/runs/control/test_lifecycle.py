@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import pytest
 from msgspec.structs import replace
 
+from barnraise.agent_client.run_options import RunOptions, RunProgram, ScriptImports
 from barnraise.environments.installed_packages import InstalledPackages, Package
-from barnraise.environments.script_imports import ScriptImports
 from barnraise.identity import NodeKey
 from barnraise.runs.control.lifecycle import (
     mark_provisional,
@@ -28,6 +29,8 @@ from barnraise.runs.record import (
     supersedes,
 )
 
+T = TypeVar("T", RunProgram, RunOptions)
+
 KEY = NodeKey.generate()
 A = KEY.id.raw
 B, C = bytes([1]) * 32, bytes([2]) * 32
@@ -35,6 +38,7 @@ NAMES = {A: "mac", B: "pc", C: "box"}
 
 
 def order(**options: object) -> RunSpec:
+    """Return a spec; fields of its program and its options may be given beside its own."""
     given: dict[str, object] = {
         "run": "train-abcd",
         "by": A,
@@ -42,8 +46,14 @@ def order(**options: object) -> RunSpec:
         "command": ("train.py",),
         "folder": bytes(32),
         "nodes": (A, B, C),
+        **options,
     }
-    return RunSpec(**{**given, **options})  # type: ignore[arg-type]
+
+    def take(kind: type[T]) -> T:
+        return kind(**{name: given.pop(name) for name in kind.__struct_fields__ if name in given})
+
+    program, chosen = take(RunProgram), take(RunOptions)
+    return RunSpec(program=program, options=chosen, **given)  # type: ignore[arg-type]
 
 
 def packages(*missing: str, torch: str = "2.13.0") -> InstalledPackages:
@@ -76,16 +86,16 @@ def report(
 
 
 def facts(
-    asked: RunSpec,
+    spec: RunSpec,
     reports: Mapping[bytes, NodeReport],
     here: Sequence[bytes] = (A, B, C),
     since_s: float = 0.0,
 ) -> ReconcileInput:
-    return ReconcileInput(asked, reports, here, since_s, lambda node: NAMES[node])
+    return ReconcileInput(spec, reports, here, since_s, lambda node: NAMES[node])
 
 
-def running(asked: RunSpec) -> RunRecord:
-    record = next_record(sign_spec(asked, KEY), facts(asked, {node: report() for node in asked.nodes}))
+def running(spec: RunSpec) -> RunRecord:
+    record = next_record(sign_spec(spec, KEY), facts(spec, {node: report() for node in spec.nodes}))
     assert record is not None
     assert record.phase == "running"
     return record
@@ -116,11 +126,11 @@ def test_spec_with_a_wrong_signature_is_rejected() -> None:
 
 
 def test_run_starts_when_all_machines_are_ready() -> None:
-    asked = order(per_node=2)
-    record = sign_spec(asked, KEY)
+    spec = order(per_node=2)
+    record = sign_spec(spec, KEY)
     reports = {A: report(), B: report(), C: report("fetching")}
-    assert next_record(record, facts(asked, reports)) is None
-    begun = next_record(record, facts(asked, {**reports, C: report()}))
+    assert next_record(record, facts(spec, reports)) is None
+    begun = next_record(record, facts(spec, {**reports, C: report()}))
     assert begun is not None
     assert (begun.phase, begun.generation, begun.version) == ("running", 1, 2)
     assert [(slot.node, slot.local_rank) for slot in begun.slots] == [
@@ -129,32 +139,32 @@ def test_run_starts_when_all_machines_are_ready() -> None:
 
 
 def test_slots_are_one_per_device() -> None:
-    asked = order(nodes=(A, B))
+    spec = order(nodes=(A, B))
     reports = {A: report(devices=("cuda:0", "cuda:1")), B: report(devices=("mps",))}
-    begun = next_record(sign_spec(asked, KEY), facts(asked, reports))
+    begun = next_record(sign_spec(spec, KEY), facts(spec, reports))
     assert begun is not None
     assert [slot.device for slot in begun.slots] == ["cuda:0", "cuda:1", "mps"]
 
 
 def test_absent_machines_are_waited_for_then_left_out() -> None:
-    asked = order(wait_s=30.0, min_nodes=2)
-    record = sign_spec(asked, KEY)
+    spec = order(wait_s=30.0, min_nodes=2)
+    record = sign_spec(spec, KEY)
     reports = {A: report(), B: report()}
-    assert next_record(record, facts(asked, reports, here=(A, B), since_s=29.0)) is None
-    begun = next_record(record, facts(asked, reports, here=(A, B), since_s=31.0))
+    assert next_record(record, facts(spec, reports, here=(A, B), since_s=29.0)) is None
+    begun = next_record(record, facts(spec, reports, here=(A, B), since_s=31.0))
     assert begun is not None
     assert begun.phase == "running"
-    assert [one.node for one in begun.left_out] == [C]
-    few = next_record(record, facts(asked, {A: report()}, here=(A,), since_s=31.0))
+    assert [machine.node for machine in begun.left_out] == [C]
+    few = next_record(record, facts(spec, {A: report()}, here=(A,), since_s=31.0))
     assert few is not None
     assert few.outcome is not None
     assert "1 of at least 2 machines came within 30 s: pc, box did not come" in few.outcome.sentence
 
 
 def test_missing_package_fails_the_run_with_machine_and_fix() -> None:
-    asked = order(needs=ScriptImports(required=("torch", "numpy")))
+    spec = order(needs=ScriptImports(required=("torch", "numpy")))
     reports = {A: report(), B: report(), C: report(packages=packages("numpy"))}
-    ended = next_record(sign_spec(asked, KEY), facts(asked, reports))
+    ended = next_record(sign_spec(spec, KEY), facts(spec, reports))
     assert ended is not None
     assert ended.phase == "ended"
     assert ended.outcome is not None
@@ -163,78 +173,78 @@ def test_missing_package_fails_the_run_with_machine_and_fix() -> None:
 
 
 def test_machine_without_the_device_is_left_out_and_named() -> None:
-    asked = order(needs=ScriptImports(required=("torch",), cuda="train.py line 3 asks for cuda"))
+    spec = order(needs=ScriptImports(required=("torch",), cuda="train.py line 3 asks for cuda"))
     reports = {A: report(devices=("cuda:0",)), B: report(devices=("cuda:0",)), C: report(devices=("mps",))}
-    begun = next_record(sign_spec(asked, KEY), facts(asked, reports))
+    begun = next_record(sign_spec(spec, KEY), facts(spec, reports))
     assert begun is not None
     assert begun.phase == "running"
     assert begun.nodes == (A, B)
-    assert [one.node for one in begun.left_out] == [C]
-    named = order(needs=asked.needs, named=True)
+    assert [machine.node for machine in begun.left_out] == [C]
+    named = order(needs=spec.program.needs, named=True)
     ended = next_record(sign_spec(named, KEY), facts(named, reports))
     assert ended is not None
     assert ended.phase == "ended"
 
 
 def test_run_succeeds_when_all_workers_have_finished() -> None:
-    asked = order()
-    record = running(asked)
+    spec = order()
+    record = running(spec)
     done = {
         node: at_work(record, node, end=WorkerState(rank, "ended")) for rank, node in enumerate((A, B, C))
     }
-    assert next_record(record, facts(asked, {**done, C: at_work(record, C)})) is None
-    ended = next_record(record, facts(asked, done))
+    assert next_record(record, facts(spec, {**done, C: at_work(record, C)})) is None
+    ended = next_record(record, facts(spec, done))
     assert ended is not None
     assert ended.outcome is not None
     assert (ended.phase, ended.outcome.code) == ("ended", 0)
 
 
 def test_worker_exception_fails_the_run_with_its_output() -> None:
-    asked = order()
-    record = running(asked)
+    spec = order()
+    record = running(spec)
     follower = WorkerState(0, "ended", 1, 0, "PeerLost: rank 1 is lost", 1)
     cause = WorkerState(1, "ended", 1, 0, "ValueError: negative loss", 5)
     reports = {A: at_work(record, A, x=follower), B: at_work(record, B, x=cause), C: at_work(record, C)}
-    stopping = next_record(record, facts(asked, reports))
+    stopping = next_record(record, facts(spec, reports))
     assert stopping is not None
     assert stopping.phase == "stopping"
     assert stopping.outcome is not None
     assert (stopping.outcome.rank, stopping.outcome.node) == (1, B)
     assert "ValueError" in stopping.outcome.tail
-    assert next_record(stopping, facts(asked, reports)) is None, "box still works"
+    assert next_record(stopping, facts(spec, reports)) is None, "box still works"
     done = {**reports, C: at_work(record, C, x=WorkerState(2, "ended", 0, 15))}
-    ended = next_record(stopping, facts(asked, done))
+    ended = next_record(stopping, facts(spec, done))
     assert ended is not None
     assert ended.phase == "ended"
     assert ended.outcome == stopping.outcome
 
 
 def test_lost_machine_restarts_the_run_on_the_others() -> None:
-    asked = order()
-    record = running(asked)
+    spec = order()
+    record = running(spec)
     reports = {node: at_work(record, node) for node in (A, B, C)}
-    restarting = next_record(record, facts(asked, reports, here=(B, C)))
+    restarting = next_record(record, facts(spec, reports, here=(B, C)))
     assert restarting is not None
     assert (restarting.phase, restarting.why) == ("restarting", "mac went away")
-    assert next_record(restarting, facts(asked, reports, here=(B, C), since_s=1.0)) is None
+    assert next_record(restarting, facts(spec, reports, here=(B, C), since_s=1.0)) is None
     idle = {B: report("ended"), C: report("ended")}
-    again = next_record(restarting, facts(asked, idle, here=(B, C), since_s=0.1))
+    again = next_record(restarting, facts(spec, idle, here=(B, C), since_s=0.1))
     assert again is not None
     assert (again.phase, again.generation, again.nodes) == ("running", 2, (B, C))
 
 
 def test_killed_worker_is_restarted_a_limited_number_of_times() -> None:
-    asked = order(restarts=2, nodes=(A,))
-    record = running(asked)
+    spec = order(restarts=2, nodes=(A,))
+    record = running(spec)
     starts = 1
     for _ in range(10):
         reports = {A: at_work(record, A, x=WorkerState(0, "ended", 0, 9, "last words"))}
-        after = next_record(record, facts(asked, reports))
+        after = next_record(record, facts(spec, reports))
         assert after is not None
         if after.phase == "stopping":
             break
         assert after.phase == "restarting"
-        next_one = next_record(after, facts(asked, {A: report("ended")}, since_s=60.0))
+        next_one = next_record(after, facts(spec, {A: report("ended")}, since_s=60.0))
         assert next_one is not None
         record, starts = next_one, starts + 1
     assert starts == 3
@@ -244,41 +254,39 @@ def test_killed_worker_is_restarted_a_limited_number_of_times() -> None:
 
 
 def test_restart_backoff_grows() -> None:
-    asked = order(nodes=(A,))
-    record = replace(running(asked), phase="restarting", restarts=3, why="rank 0 died")
-    assert next_record(record, facts(asked, {A: report("ended")}, since_s=1.9)) is None
-    assert next_record(record, facts(asked, {A: report("ended")}, since_s=2.1)) is not None
+    spec = order(nodes=(A,))
+    record = replace(running(spec), phase="restarting", restarts=3, why="rank 0 died")
+    assert next_record(record, facts(spec, {A: report("ended")}, since_s=1.9)) is None
+    assert next_record(record, facts(spec, {A: report("ended")}, since_s=2.1)) is not None
 
 
 def test_settled_generation_gets_its_restarts_back() -> None:
-    asked = order(restarts=1, nodes=(A,))
-    record = replace(running(asked), restarts=1)
+    spec = order(restarts=1, nodes=(A,))
+    record = replace(running(spec), restarts=1)
     reports = {A: at_work(record, A, x=WorkerState(0, "ended", 0, 9))}
-    soon = next_record(record, facts(asked, reports, since_s=5.0))
-    late = next_record(record, facts(asked, reports, since_s=700.0))
+    soon = next_record(record, facts(spec, reports, since_s=5.0))
+    late = next_record(record, facts(spec, reports, since_s=700.0))
     assert soon is not None
     assert late is not None
     assert (soon.phase, late.phase) == ("stopping", "restarting")
-    # It is written down: after a power cut nobody knows how long it had run.
+    # The record stores it, because after a power cut the running time is unknown.
     at_ease = {A: at_work(record, A)}
-    assert next_record(record, facts(asked, at_ease, since_s=5.0)) is None
-    again = next_record(record, facts(asked, at_ease, since_s=700.0))
+    assert next_record(record, facts(spec, at_ease, since_s=5.0)) is None
+    again = next_record(record, facts(spec, at_ease, since_s=700.0))
     assert again is not None
     assert (again.phase, again.restarts, again.version) == ("running", 0, record.version + 1)
-    assert next_record(again, facts(asked, at_ease, since_s=700.0)) is None
+    assert next_record(again, facts(spec, at_ease, since_s=700.0)) is None
 
 
 def test_run_fails_with_too_few_machines() -> None:
-    asked = order(min_nodes=3)
-    record = running(asked)
-    after = next_record(
-        record, facts(asked, {node: at_work(record, node) for node in (A, B, C)}, here=(A, B))
-    )
+    spec = order(min_nodes=3)
+    record = running(spec)
+    after = next_record(record, facts(spec, {node: at_work(record, node) for node in (A, B, C)}, here=(A, B)))
     assert after is not None
     assert (after.phase, after.why) == ("restarting", "box went away; at least 3 machines are needed")
     idle = {node: report("ended") for node in (A, B)}
-    assert next_record(after, facts(asked, idle, here=(A, B), since_s=25.0)) is None, "it may come back"
-    after = next_record(after, facts(asked, idle, here=(A, B), since_s=31.0))
+    assert next_record(after, facts(spec, idle, here=(A, B), since_s=25.0)) is None, "it may come back"
+    after = next_record(after, facts(spec, idle, here=(A, B), since_s=31.0))
     assert after is not None
     assert after.outcome is not None
     assert after.phase == "stopping"
@@ -287,14 +295,14 @@ def test_run_fails_with_too_few_machines() -> None:
 
 def test_run_waits_while_all_machines_are_away() -> None:
     """Two sleeping laptops, and a third machine that coordinates: the run continues when one wakes up."""
-    asked = order(nodes=(A, B))
-    record = running(asked)
-    asleep = next_record(record, facts(asked, {node: at_work(record, node) for node in (A, B)}, here=(C,)))
+    spec = order(nodes=(A, B))
+    record = running(spec)
+    asleep = next_record(record, facts(spec, {node: at_work(record, node) for node in (A, B)}, here=(C,)))
     assert asleep is not None
     assert (asleep.phase, asleep.why) == ("restarting", "mac, pc went away; at least 1 machine is needed")
-    gone = {node: at_work(record, node) for node in (A, B)}
-    assert next_record(asleep, facts(asked, gone, here=(C,), since_s=12 * 3600.0)) is None
-    back = next_record(asleep, facts(asked, {B: report("ended")}, here=(C, B), since_s=12 * 3600.0))
+    old_reports = {node: at_work(record, node) for node in (A, B)}
+    assert next_record(asleep, facts(spec, old_reports, here=(C,), since_s=12 * 3600.0)) is None
+    back = next_record(asleep, facts(spec, {B: report("ended")}, here=(C, B), since_s=12 * 3600.0))
     assert back is not None
     assert (back.phase, back.nodes) == ("running", (B,))
 
@@ -312,14 +320,14 @@ def test_stop_is_clean_at_first_and_hard_when_repeated() -> None:
 
 
 def test_machine_lost_after_the_end_does_not_fail_the_run() -> None:
-    asked = order()
-    record = running(asked)
+    spec = order()
+    record = running(spec)
     reports = {
         A: at_work(record, A, x=WorkerState(0, "ended")),
         B: at_work(record, B, x=WorkerState(1, "ended")),
         C: at_work(record, C),
     }
-    ended = next_record(record, facts(asked, reports, here=(A, B)))
+    ended = next_record(record, facts(spec, reports, here=(A, B)))
     assert ended is not None
     assert ended.outcome is not None
     assert (ended.phase, ended.outcome.code) == ("ended", 0)
@@ -327,15 +335,15 @@ def test_machine_lost_after_the_end_does_not_fail_the_run() -> None:
 
 
 def test_last_of_two_machines_continues_provisionally() -> None:
-    asked = order(nodes=(A, B))
-    record = running(asked)
+    spec = order(nodes=(A, B))
+    record = running(spec)
     assert reason_to_decide_alone(record, B, (A, B), missing=(A,), dead=()) is not None
     assert reason_to_decide_alone(record, A, (A, B), missing=(), dead=()) is not None
     assert reason_to_decide_alone(record, B, (A, B), missing=(), dead=()) is None, "mac comes first"
     assert reason_to_decide_alone(record, B, (A,), missing=(A,), dead=()) is None, (
         "mac has gone on without it"
     )
-    changed = next_record(record, facts(asked, {B: at_work(record, B)}, here=(B,)))
+    changed = next_record(record, facts(spec, {B: at_work(record, B)}, here=(B,)))
     assert changed is not None
     marked = mark_provisional(record, changed)
     assert marked.provisional == record.version
@@ -349,10 +357,10 @@ def test_minority_of_more_continues_only_if_the_others_are_down() -> None:
     assert reason_to_decide_alone(record, C, (A, B, C), missing=(A, B), dead=(A, B)) is not None
 
 
-def in_session(asked: RunSpec) -> RunRecord:
-    record = running(asked)
-    reports = {node: replace(at_work(record, node), elastic=True) for node in asked.nodes}
-    elastic = next_record(record, facts(asked, reports))
+def in_session(spec: RunSpec) -> RunRecord:
+    record = running(spec)
+    reports = {node: replace(at_work(record, node), elastic=True) for node in spec.nodes}
+    elastic = next_record(record, facts(spec, reports))
     assert elastic is not None
     assert elastic.elastic
     assert elastic.generation == record.generation
@@ -360,15 +368,15 @@ def in_session(asked: RunSpec) -> RunRecord:
 
 
 def test_session_continues_with_the_remaining_workers() -> None:
-    asked = order()
-    record = in_session(asked)
+    spec = order()
+    record = in_session(spec)
     dead = WorkerState(1, "ended", 0, 9)
     reports = {A: at_work(record, A), B: at_work(record, B, x=dead), C: at_work(record, C)}
-    after = next_record(record, facts(asked, reports))
+    after = next_record(record, facts(spec, reports))
     assert after is not None
     assert (after.phase, after.generation, after.nodes) == ("running", record.generation + 1, (A, C))
     assert after.slots == (record.slots[0], record.slots[2]), "the same workers"
-    assert next_record(after, facts(asked, reports)) is None
+    assert next_record(after, facts(spec, reports)) is None
 
 
 def with_joining_worker(record: RunRecord, state: WorkerState) -> dict[bytes, NodeReport]:
@@ -377,20 +385,20 @@ def with_joining_worker(record: RunRecord, state: WorkerState) -> dict[bytes, No
 
 
 def test_joining_worker_recovers_then_becomes_last_rank() -> None:
-    asked = order(nodes=(A, B))
-    record = in_session(asked)
+    spec = order(nodes=(A, B))
+    record = in_session(spec)
     new = WorkerState(0, "waiting", local_rank=0, start=7)
     reports = with_joining_worker(record, new)
-    nursing = next_record(record, facts(asked, reports))
-    assert nursing is not None
-    assert (nursing.generation, nursing.slots) == (record.generation, record.slots), "the others go on"
-    assert [slot.start for slot in nursing.joining] == [7]
-    assert nursing.recovery_attempt == nursing.version
-    assert nursing.why == "pc: receives the state while the others keep training"
-    assert next_record(nursing, facts(asked, reports)) is None
+    recovering = next_record(record, facts(spec, reports))
+    assert recovering is not None
+    assert (recovering.generation, recovering.slots) == (record.generation, record.slots), "the others go on"
+    assert [slot.start for slot in recovering.joining] == [7]
+    assert recovering.recovery_attempt == recovering.version
+    assert recovering.why == "pc: receives the state while the others keep training"
+    assert next_record(recovering, facts(spec, reports)) is None
     near = replace(new, state="near")
     reports = with_joining_worker(record, near)
-    after = next_record(nursing, facts(asked, reports))
+    after = next_record(recovering, facts(spec, reports))
     assert after is not None
     assert [slot.start for slot in after.slots] == [1, 1, 7]
     assert not after.joining
@@ -398,63 +406,63 @@ def test_joining_worker_recovers_then_becomes_last_rank() -> None:
 
 
 def test_failed_live_recovery_is_retried() -> None:
-    asked = order(nodes=(A, B))
-    record = in_session(asked)
+    spec = order(nodes=(A, B))
+    record = in_session(spec)
     new = WorkerState(0, "waiting", local_rank=0, start=7)
     reports = with_joining_worker(record, new)
-    first = next_record(record, facts(asked, reports))
+    first = next_record(record, facts(spec, reports))
     assert first is not None
     failed = replace(new, broken_generation=first.recovery_attempt)
     reports = with_joining_worker(record, failed)
-    assert next_record(first, facts(asked, reports, since_s=0.1)) is None, "not at once"
-    second = next_record(first, facts(asked, reports, since_s=1.0))
+    assert next_record(first, facts(spec, reports, since_s=0.1)) is None, "not at once"
+    second = next_record(first, facts(spec, reports, since_s=1.0))
     assert second is not None
     assert second.joining == first.joining
     assert second.recovery_attempt > first.recovery_attempt
-    assert next_record(second, facts(asked, reports, since_s=1.0)) is None
-    gone = {A: at_work(record, A), B: at_work(record, B)}
-    without = next_record(second, facts(asked, gone))
+    assert next_record(second, facts(spec, reports, since_s=1.0)) is None
+    without_joining = {A: at_work(record, A), B: at_work(record, B)}
+    without = next_record(second, facts(spec, without_joining))
     assert without is not None
     assert not without.joining
     died = {A: at_work(record, A, x=WorkerState(0, "ended", 0, 9)), B: reports[B]}
-    regrouped = next_record(second, facts(asked, died))
+    regrouped = next_record(second, facts(spec, died))
     assert regrouped is not None
-    assert regrouped.joining == first.joining, "by those who are left"
+    assert regrouped.joining == first.joining, "by the remaining workers"
     assert regrouped.recovery_attempt == regrouped.version
 
 
 def test_session_succeeds_when_the_last_worker_has_finished() -> None:
-    asked = order(nodes=(A, B))
-    record = in_session(asked)
-    one = {A: at_work(record, A, x=WorkerState(0, "ended")), B: at_work(record, B)}
-    alone = next_record(record, facts(asked, one))
+    spec = order(nodes=(A, B))
+    record = in_session(spec)
+    reports = {A: at_work(record, A, x=WorkerState(0, "ended")), B: at_work(record, B)}
+    alone = next_record(record, facts(spec, reports))
     assert alone is not None
-    assert alone.nodes == (B,), "who is left may still need a group"
-    done = {**one, B: at_work(record, B, x=WorkerState(1, "ended"))}
-    ended = next_record(alone, facts(asked, done))
+    assert alone.nodes == (B,), "the remaining worker may still need a group"
+    done = {**reports, B: at_work(record, B, x=WorkerState(1, "ended"))}
+    ended = next_record(alone, facts(spec, done))
     assert ended is not None
     assert ended.outcome is not None
     assert (ended.phase, ended.outcome.code) == ("ended", 0)
 
 
 def test_session_without_survivors_restarts() -> None:
-    asked = order(nodes=(A, B))
-    record = in_session(asked)
+    spec = order(nodes=(A, B))
+    record = in_session(spec)
     dead = {
         A: at_work(record, A, x=WorkerState(0, "ended", 0, 9)),
         B: at_work(record, B, x=WorkerState(1, "ended", 0, 9)),
     }
-    after = next_record(record, facts(asked, dead))
+    after = next_record(record, facts(spec, dead))
     assert after is not None
     assert after.phase == "restarting"
 
 
 def test_stopping_has_a_time_limit() -> None:
-    asked = order()
-    record = replace(running(asked), phase="stopping")
-    reports = {node: at_work(record, node) for node in asked.nodes}
-    assert next_record(record, facts(asked, reports, since_s=60.0)) is None
-    late = next_record(record, facts(asked, reports, since_s=1000.0))
+    spec = order()
+    record = replace(running(spec), phase="stopping")
+    reports = {node: at_work(record, node) for node in spec.nodes}
+    assert next_record(record, facts(spec, reports, since_s=60.0)) is None
+    late = next_record(record, facts(spec, reports, since_s=1000.0))
     assert late is not None
     assert late.phase == "ended"
 
@@ -464,110 +472,110 @@ def _waiting(record: RunRecord, rank: int, *blames: int) -> WorkerState:
 
 
 def test_group_that_broke_without_a_loss_is_formed_again() -> None:
-    asked = order(nodes=(A, B))
-    record = in_session(asked)
+    spec = order(nodes=(A, B))
+    record = in_session(spec)
     stuck = {
         A: at_work(record, A, x=_waiting(record, 0)),
         B: at_work(record, B, x=_waiting(record, 1)),
     }
-    assert next_record(record, facts(asked, stuck)._replace(stuck_s=1.0)) is None
-    again = next_record(record, facts(asked, stuck)._replace(stuck_s=4.0))
+    assert next_record(record, facts(spec, stuck)._replace(stuck_s=1.0)) is None
+    again = next_record(record, facts(spec, stuck)._replace(stuck_s=4.0))
     assert again is not None
     assert (again.generation, again.slots) == (record.generation + 1, record.slots)
-    one = {**stuck, B: at_work(record, B)}
-    late = facts(asked, one)._replace(stuck_s=9.0)
+    reports = {**stuck, B: at_work(record, B)}
+    late = facts(spec, reports)._replace(stuck_s=9.0)
     assert next_record(record, late) is None, "pc is in the middle of a step"
 
 
 def test_silent_worker_is_evicted_once_others_have_lost_it() -> None:
-    asked = order()
-    record = in_session(asked)
+    spec = order()
+    record = in_session(spec)
     reports = {
         A: at_work(record, A, x=_waiting(record, 0, 1)),
         B: at_work(record, B),
         C: at_work(record, C, x=_waiting(record, 2, 1)),
     }
-    assert next_record(record, facts(asked, reports)._replace(stuck_s=0.5)) is None, "it may just have died"
-    changed = next_record(record, facts(asked, reports)._replace(stuck_s=2.0))
+    assert next_record(record, facts(spec, reports)._replace(stuck_s=0.5)) is None, "it may just have died"
+    changed = next_record(record, facts(spec, reports)._replace(stuck_s=2.0))
     assert changed is not None
     assert changed.nodes == (A, C)
     assert changed.why == "generation 2: 2 workers, because the worker on pc does not respond"
 
 
 def test_junior_of_two_unreachable_machines_is_evicted_until_they_reach_each_other() -> None:
-    asked = order()
-    record = in_session(asked)
+    spec = order()
+    record = in_session(spec)
     reports = {node: at_work(record, node) for node in (A, B, C)}
     apart = {frozenset((B, C)): 1.0}
-    assert next_record(record, facts(asked, reports)._replace(unreachable_s=apart)) is None, "it may pass"
+    assert next_record(record, facts(spec, reports)._replace(unreachable_s=apart)) is None, "it may pass"
     apart = {frozenset((B, C)): 2.0}
-    parted = next_record(record, facts(asked, reports)._replace(unreachable_s=apart))
+    parted = next_record(record, facts(spec, reports)._replace(unreachable_s=apart))
     assert parted is not None
     assert parted.nodes == (A, B)
     assert parted.why.endswith("because box and pc cannot reach each other")
-    newcomer = WorkerState(0, "waiting", start=9)
-    waits = {**reports, C: report("running", newcomer, generation=parted.generation)}
-    assert next_record(parted, facts(asked, waits)._replace(unreachable_s=apart)) is None, "they still do not"
-    nursing = next_record(parted, facts(asked, waits))
-    assert nursing is not None
-    assert [slot.node for slot in nursing.joining] == [C]
+    joining = WorkerState(0, "waiting", start=9)
+    waits = {**reports, C: report("running", joining, generation=parted.generation)}
+    assert next_record(parted, facts(spec, waits)._replace(unreachable_s=apart)) is None, "they still do not"
+    recovering = next_record(parted, facts(spec, waits))
+    assert recovering is not None
+    assert [slot.node for slot in recovering.joining] == [C]
 
 
 def test_machine_that_most_cannot_reach_is_evicted() -> None:
-    asked = order()
-    record = in_session(asked)
+    spec = order()
+    record = in_session(spec)
     reports = {node: at_work(record, node) for node in (A, B, C)}
     apart = {frozenset((A, B)): 2.0, frozenset((A, C)): 2.0}
-    parted = next_record(record, facts(asked, reports)._replace(unreachable_s=apart))
+    parted = next_record(record, facts(spec, reports)._replace(unreachable_s=apart))
     assert parted is not None
     assert parted.nodes == (B, C)
 
 
 def test_complaints_about_an_older_group_are_ignored() -> None:
-    asked = order()
-    record = in_session(asked)
+    spec = order()
+    record = in_session(spec)
     old = WorkerState(0, "waiting", broken_generation=record.generation - 1, blames=(1,))
     reports = {A: at_work(record, A, x=old), B: at_work(record, B), C: at_work(record, C)}
-    assert next_record(record, facts(asked, reports)._replace(stuck_s=9.0)) is None
+    assert next_record(record, facts(spec, reports)._replace(stuck_s=9.0)) is None
 
 
 def test_stopped_worker_is_removed_unless_it_is_the_last() -> None:
-    asked = order(nodes=(A, B))
-    record = in_session(asked)
+    spec = order(nodes=(A, B))
+    record = in_session(spec)
     reports = {A: at_work(record, A), B: at_work(record, B, x=WorkerState(1, "stopped"))}
-    changed = next_record(record, facts(asked, reports))
+    changed = next_record(record, facts(spec, reports))
     assert changed is not None
     assert changed.nodes == (A,)
     assert changed.why == "generation 2: 1 worker, because pc has a stopped worker"
     both = {A: at_work(record, A, x=WorkerState(0, "stopped")), B: reports[B]}
-    assert next_record(record, facts(asked, both)) is None
+    assert next_record(record, facts(spec, both)) is None
 
 
 def test_results_are_taken_from_rank_0() -> None:
-    asked = order(nodes=(A, B))
-    record = in_session(asked)
-    one = {A: at_work(record, A, x=WorkerState(0, "ended")), B: at_work(record, B)}
-    alone = next_record(record, facts(asked, one))
+    spec = order(nodes=(A, B))
+    record = in_session(spec)
+    reports = {A: at_work(record, A, x=WorkerState(0, "ended")), B: at_work(record, B)}
+    alone = next_record(record, facts(spec, reports))
     assert alone is not None
     assert (alone.nodes, alone.results_at, alone.finished) == ((B,), A, True)
-    done = {**one, B: at_work(record, B, x=WorkerState(1, "ended"))}
-    ended = next_record(alone, facts(asked, done))
+    done = {**reports, B: at_work(record, B, x=WorkerState(1, "ended"))}
+    ended = next_record(alone, facts(spec, done))
     assert ended is not None
     assert (ended.phase, ended.results_at) == ("ended", A)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_results_are_taken_from_another_machine_if_rank_0_dies(at_once: bool) -> None:
-    asked = order(nodes=(A, B))
-    record = in_session(asked)
-    one = {A: at_work(record, A), B: at_work(record, B, x=WorkerState(1, "ended"))}
-    both = {**one, A: at_work(record, A, x=WorkerState(0, "ended", 0, 9))}
+    spec = order(nodes=(A, B))
+    record = in_session(spec)
+    reports = {A: at_work(record, A), B: at_work(record, B, x=WorkerState(1, "ended"))}
+    both = {**reports, A: at_work(record, A, x=WorkerState(0, "ended", 0, 9))}
     if not at_once:
-        alone = next_record(record, facts(asked, one))
+        alone = next_record(record, facts(spec, reports))
         assert alone is not None
         assert (alone.nodes, alone.finished) == ((A,), True)
         record = alone
-    ended = next_record(record, facts(asked, both))
+    ended = next_record(record, facts(spec, both))
     assert ended is not None
     assert ended.outcome is not None
     assert (ended.phase, ended.outcome.code, ended.results_at) == ("ended", 0, B)
@@ -576,52 +584,52 @@ def test_results_are_taken_from_another_machine_if_rank_0_dies(at_once: bool) ->
 
 def test_results_are_missing_if_no_writing_worker_succeeded() -> None:
     """One machine with two workers: the first is killed in run.save, the second writes nothing."""
-    asked = order(nodes=(A,), per_node=2)
-    record = in_session(asked)
+    spec = order(nodes=(A,), per_node=2)
+    record = in_session(spec)
     second = {A: at_work(record, A, x=WorkerState(1, "ended"))}
-    alone = next_record(record, facts(asked, second))
+    alone = next_record(record, facts(spec, second))
     assert alone is not None
     assert alone.finished
     killed = {A: at_work(record, A, x=WorkerState(1, "ended"), y=WorkerState(0, "ended", 0, 9))}
-    again = next_record(alone, facts(asked, killed))
+    again = next_record(alone, facts(spec, killed))
     assert again is not None
     assert (again.phase, again.finished, again.restarts) == ("restarting", False, 1)
 
 
 def test_results_are_taken_from_a_present_machine() -> None:
-    asked = order(nodes=(A, B))
-    record = in_session(asked)
+    spec = order(nodes=(A, B))
+    record = in_session(spec)
     done = {
         A: at_work(record, A, x=WorkerState(0, "ended")),
         B: at_work(record, B, x=WorkerState(1, "ended")),
     }
-    first = next_record(record, facts(asked, {**done, A: at_work(record, A)}))
+    first = next_record(record, facts(spec, {**done, A: at_work(record, A)}))
     assert first is not None
-    both = next_record(first, facts(asked, done))
+    both = next_record(first, facts(spec, done))
     assert both is not None
     assert (both.phase, both.results_at) == ("ended", A)
-    alone = next_record(replace(first, results_at=A), facts(asked, done, here=(B,)))
+    alone = next_record(replace(first, results_at=A), facts(spec, done, here=(B,)))
     assert alone is not None
     assert (alone.phase, alone.results_at) == ("ended", B)
 
 
 def test_single_stuck_worker_causes_a_new_group_after_a_minute() -> None:
-    asked = order(nodes=(A, B))
-    record = in_session(asked)
+    spec = order(nodes=(A, B))
+    record = in_session(spec)
     assert record.first_generation == record.generation
     stuck = {A: at_work(record, A, x=_waiting(record, 0)), B: at_work(record, B)}
-    assert next_record(record, facts(asked, stuck)._replace(stuck_s=30.0)) is None
-    again = next_record(record, facts(asked, stuck)._replace(stuck_s=61.0))
+    assert next_record(record, facts(spec, stuck)._replace(stuck_s=30.0)) is None
+    again = next_record(record, facts(spec, stuck)._replace(stuck_s=61.0))
     assert again is not None
     assert (again.generation, again.slots, again.first_generation) == (2, record.slots, 1)
 
 
 def test_machine_that_cannot_reach_the_controller_is_evicted_first() -> None:
-    asked = order()
-    record = in_session(asked)
+    spec = order()
+    record = in_session(spec)
     reports = {node: at_work(record, node) for node in (A, B, C)}
     apart = {frozenset((B, C)): 2.0}
-    parted = next_record(record, facts(asked, reports)._replace(unreachable_s=apart, controller=C))
+    parted = next_record(record, facts(spec, reports)._replace(unreachable_s=apart, controller=C))
     assert parted is not None
     assert parted.nodes == (A, C)
 

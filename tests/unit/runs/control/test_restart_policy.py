@@ -12,7 +12,7 @@ from tests.unit.runs.control.test_lifecycle import A, B, C, at_work, facts, in_s
 
 
 def trace(line: str) -> str:
-    return f'Traceback (most recent call last):\n  File "train.py", line 3\n    f()\n{line}\n  -> Mend.\n'
+    return f'Traceback (most recent call last):\n  File "train.py", line 3\n    f()\n{line}\n  -> Fix it.\n'
 
 
 def raised(
@@ -22,12 +22,12 @@ def raised(
 
 
 def after(record: RunRecord, *ends: WorkerState, since_s: float = 0.0) -> RunRecord | None:
-    asked = order()
+    spec = order()
     given = {record.slots[end.rank].node: end for end in ends}
     reports = {
         node: at_work(record, node, **({"x": given[node]} if node in given else {})) for node in record.nodes
     }
-    return next_record(record, facts(asked, reports, since_s=since_s))
+    return next_record(record, facts(spec, reports, since_s=since_s))
 
 
 def test_failed_worker_that_had_trained_is_removed_and_may_join_again() -> None:
@@ -63,7 +63,7 @@ def test_second_failure_of_a_slot_fails_the_run_unless_settled() -> None:
     assert twice.nodes == (C,), "another place, with another failure"
     third = after(twice, raised(0, "MemoryError"))
     assert third is not None
-    assert third.phase == "stopping", "nobody else trains"
+    assert third.phase == "stopping", "no other worker trains"
     settled = after(once, since_s=601.0)
     assert settled is not None
     assert settled.restarted_failures == ()
@@ -76,14 +76,14 @@ def test_second_failure_of_a_slot_fails_the_run_unless_settled() -> None:
 def test_equal_failures_of_two_workers_fail_the_run() -> None:
     """A sample that the script cannot read moves from one worker to the next."""
     record = in_session(order())
-    one = after(record, raised(0, "KeyError: 'label'"))
-    assert one is not None
-    assert one.phase == "running"
-    two = after(one, raised(0, "KeyError: 'label'"))
-    assert two is not None
-    assert two.phase == "stopping"
-    assert two.outcome is not None
-    assert "KeyError" in two.outcome.tail
+    first = after(record, raised(0, "KeyError: 'label'"))
+    assert first is not None
+    assert first.phase == "running"
+    second = after(first, raised(0, "KeyError: 'label'"))
+    assert second is not None
+    assert second.phase == "stopping"
+    assert second.outcome is not None
+    assert "KeyError" in second.outcome.tail
     both = after(record, raised(0, "KeyError: 'label'"), raised(1, "KeyError: 'label'"))
     assert both is not None
     assert both.phase == "stopping"

@@ -39,17 +39,17 @@ SPEEDS = [8.0] * 4
 
 
 def test_fast_links_stay_exact_without_advice() -> None:
-    found = choose(mesh(SPEEDS, 10_000.0), MODEL, PROFILE, "auto", Calibration())
-    assert found.sync == Sync()
-    assert found.advice == ""
+    choice = choose(mesh(SPEEDS, 10_000.0), MODEL, PROFILE, "auto", Calibration())
+    assert choice.sync == Sync()
+    assert choice.advice == ""
 
 
 def test_group_slower_than_one_machine_gets_advice() -> None:
-    found = choose(mesh([8.0, 9.0], 20.0), MODEL, PROFILE, "exact", Calibration())
-    assert found.sync == Sync(), "the mathematics changes with the user's word only"
-    assert found.advice.startswith("m01 alone would be ")
-    assert "barnraise run --on m01" in found.advice
-    assert "--sync auto" in found.advice
+    choice = choose(mesh([8.0, 9.0], 20.0), MODEL, PROFILE, "exact", Calibration())
+    assert choice.sync == Sync(), "the mathematics changes with the user's word only"
+    assert choice.advice.startswith("m01 alone would be ")
+    assert "barnraise run --on m01" in choice.advice
+    assert "--sync auto" in choice.advice
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
@@ -58,50 +58,60 @@ def test_machine_too_slow_for_microbatch_keeps_exact_steps(overlaps: bool) -> No
     cluster, profile = mesh([300.0, 500.0, 10.0], 50.0), StepTimes(batch=24, unit=3)
     small = ModelSize(parameters=478, wire_bytes=8.0)
     options = PlanLimits(is_given=True, is_flat=True, overlaps=overlaps)
-    found = make_plans(cluster, small, profile, options)
-    assert (found.chosen.kind, found.chosen.codec, len(found.chosen.order)) == ("every_step", "exact", 3)
-    assert [part.samples for part in found.chosen.parts if part.name == "m02"] == [0]
+    ranking = make_plans(cluster, small, profile, options)
+    assert (ranking.chosen.kind, ranking.chosen.codec, len(ranking.chosen.order)) == (
+        "every_step",
+        "exact",
+        3,
+    )
+    assert [part.samples for part in ranking.chosen.parts if part.name == "m02"] == [0]
     taken = choose(cluster, small, profile, "exact", Calibration(), overlaps=overlaps)
     assert taken.sync == Sync()
     large = choose(cluster, MODEL, profile, "exact", Calibration(), overlaps=overlaps)
-    assert large.advice.startswith("m01 alone would be"), "also with somebody who only adds"
-    slow = choose(cluster, small, profile, "exact", Calibration(), (found.chosen, 10 * found.chosen.step_s))
+    assert large.advice.startswith("m01 alone would be"), (
+        "also with a machine that only takes part in the all-reduce"
+    )
+    slow = choose(
+        cluster, small, profile, "exact", Calibration(), (ranking.chosen, 10 * ranking.chosen.step_s)
+    )
     assert slow.calibration.compute == 1.0, "what the group waits for is not its computing"
 
 
 def test_workers_on_one_machine_have_plan() -> None:
-    found = choose(mesh([8.0], 940.0), MODEL, PROFILE, "auto", Calibration(), workers=2)
-    assert (found.plan.kind, found.sync, found.advice) == ("alone", Sync(), "")
+    choice = choose(mesh([8.0], 940.0), MODEL, PROFILE, "auto", Calibration(), workers=2)
+    assert (choice.plan.kind, choice.sync, choice.advice) == ("alone", Sync(), "")
 
 
 def test_given_group_ignores_memory_limits() -> None:
     small = msgspec.structs.replace(mesh([8.0, 8.0], 10_000.0).members[1], memory_bytes=1 << 20)
     cluster = mesh([8.0, 8.0], 10_000.0)
     cluster = msgspec.structs.replace(cluster, members=(cluster.members[0], small))
-    found = choose(cluster, MODEL, PROFILE, "auto", Calibration())
-    assert len(found.plan.order) == 2
+    choice = choose(cluster, MODEL, PROFILE, "auto", Calibration())
+    assert len(choice.plan.order) == 2
 
 
 def test_machine_with_slow_link_is_named() -> None:
     cluster = mesh(SPEEDS, lambda a, b: 10.0 if b == 3 else 2500.0)
-    found = choose(cluster, MODEL, PROFILE, "exact", Calibration())
-    assert len(found.plan.order) == 4, "a group changes by the user's word"
-    assert "barnraise run --on m00,m01,m02" in found.advice
+    choice = choose(cluster, MODEL, PROFILE, "exact", Calibration())
+    assert len(choice.plan.order) == 4, "a group changes by the user's word"
+    assert "barnraise run --on m00,m01,m02" in choice.advice
 
 
 def lone_line(mbps: float, speeds: Sequence[float] = SPEEDS) -> PlanCluster:
     """Return a cluster in which only the last machine has a slow link."""
     last = len(speeds) - 1
     cluster = mesh(list(speeds), lambda a, b: mbps if last in (a, b) else 2500.0)
-    members = tuple(msgspec.structs.replace(one, node=one.name.encode().hex()) for one in cluster.members)
+    members = tuple(
+        msgspec.structs.replace(machine, node=machine.name.encode().hex()) for machine in cluster.members
+    )
     return msgspec.structs.replace(cluster, members=members)
 
 
 def test_machine_with_slow_link_is_paused_in_auto_mode() -> None:
-    found = choose(lone_line(1.0), MODEL, PROFILE, "auto", Calibration())
-    assert found.paused == (b"m03".hex(),)
-    assert found.pause_reason.startswith("m00, m01 and m02 are predicted to be ")
-    assert found.pause_reason.endswith("times as fast without it")
+    choice = choose(lone_line(1.0), MODEL, PROFILE, "auto", Calibration())
+    assert choice.paused == (b"m03".hex(),)
+    assert choice.pause_reason.startswith("m00, m01 and m02 are predicted to be ")
+    assert choice.pause_reason.endswith("times as fast without it")
     assert not choose(lone_line(1.0), MODEL, PROFILE, "exact", Calibration()).paused
     assert not choose(lone_line(2500.0), MODEL, PROFILE, "auto", Calibration()).paused
 
@@ -122,14 +132,14 @@ def test_pause_is_requested_for_observed_group_only(monkeypatch: pytest.MonkeyPa
     exact = make_plans(lone_line(1.0), MODEL, PROFILE, PlanLimits(is_given=True, is_flat=True)).chosen
     watched.commit(3, step_s=exact.step_s)
     assert [rested[0] for rested in watched.rested] == [b"m03".hex()]
-    assert not watched.requested_sync, "those who stay see for themselves"
+    assert not watched.requested_sync, "the remaining workers choose after the pause"
 
 
 def test_fixed_levels_are_respected() -> None:
     cluster = mesh(SPEEDS, 200.0)
     rounds = Levels(inside=Level(codec="bf16", period=6))
-    found = choose(cluster, MODEL, PROFILE, "auto", Calibration(), levels=rounds)
-    assert (found.sync.period, found.sync.codec) == (6, "bf16")
+    choice = choose(cluster, MODEL, PROFILE, "auto", Calibration(), levels=rounds)
+    assert (choice.sync.period, choice.sync.codec) == (6, "bf16")
     star = Levels(inside=Level(all_reduce="star"))
     fixed = choose(cluster, MODEL, PROFILE, "exact", Calibration(), levels=star)
     free = choose(cluster, MODEL, PROFILE, "exact", Calibration())
@@ -148,7 +158,7 @@ def test_plans_use_strategies_of_session() -> None:
     def ways(levels: Levels, *, exact: bool) -> set[str]:
         options = PlanLimits(sync="auto", is_given=True, is_flat=True, levels=levels)
         plans = make_plans(cluster, MODEL, PROFILE, options).plans
-        return {one.way for one in plans if len(one.order) == 4 and (one.codec == "exact") == exact}
+        return {plan.way for plan in plans if len(plan.order) == 4 and (plan.codec == "exact") == exact}
 
     assert "sites" in ways(Levels(), exact=True)
     assert ways(Levels(), exact=False) == {"sites"}
@@ -157,43 +167,43 @@ def test_plans_use_strategies_of_session() -> None:
     assert ways(ring, exact=False) == {"sites"}
     rounds = Levels(across=Level(codec="int8", period=8))
     assert ways(rounds.exact(), exact=True) == {"sites"}, "as its first steps are summed"
-    found = choose(cluster, MODEL, PROFILE, "auto", Calibration(), levels=rounds)
-    assert (found.sync.period, found.sync.codec) == (8, "int8")
+    choice = choose(cluster, MODEL, PROFILE, "auto", Calibration(), levels=rounds)
+    assert (choice.sync.period, choice.sync.codec) == (8, "int8")
 
 
 def test_levels_that_fit_no_plan_are_reported() -> None:
     impossible = Levels(inside=Level(codec="powersgd"))
-    found = choose(mesh(SPEEDS, 200.0), MODEL, PROFILE, "auto", Calibration(), levels=impossible)
+    choice = choose(mesh(SPEEDS, 200.0), MODEL, PROFILE, "auto", Calibration(), levels=impossible)
     assert (
         "no plan for m00, m01, m02 and m03 fits what --levels fixes: leave a part of it to auto"
-        in found.advice
+        in choice.advice
     )
-    assert found.sync == Sync()
+    assert choice.sync == Sync()
 
 
 @pytest.mark.parametrize("mbps", [200.0, 20.0])
 def test_slow_links_get_local_steps_that_run(mbps: float) -> None:
-    found = choose(mesh(SPEEDS, mbps), MODEL, PROFILE, "auto", Calibration())
-    assert found.sync.is_local
-    assert found.sync.is_encoded
-    assert found.sync.inner == 8
-    assert found.plan.is_overlapped
+    choice = choose(mesh(SPEEDS, mbps), MODEL, PROFILE, "auto", Calibration())
+    assert choice.sync.is_local
+    assert choice.sync.is_encoded
+    assert choice.sync.inner == 8
+    assert choice.plan.is_overlapped
     blocking = choose(mesh(SPEEDS, mbps), MODEL, PROFILE, "auto", Calibration(), overlaps=False)
     assert not blocking.plan.is_overlapped
-    assert blocking.sync.period > found.sync.period
-    assert len(found.plan.order) == 4
-    assert found.plan.utilisation >= 0.9
+    assert blocking.sync.period > choice.sync.period
+    assert len(choice.plan.order) == 4
+    assert choice.plan.utilisation >= 0.9
     slower = choose(mesh(SPEEDS, mbps / 4), MODEL, PROFILE, "auto", Calibration()).sync
-    assert slower.period > found.sync.period or slower.codec != found.sync.codec
+    assert slower.period > choice.sync.period or slower.codec != choice.sync.codec
 
 
 def test_sites_with_slow_link_get_codec() -> None:
     cluster = mesh(SPEEDS, lambda a, b: 940.0 if a // 2 == b // 2 else 20.0)
-    found = choose(cluster, MODEL, PROFILE, "auto", Calibration())
-    assert found.plan.way == "sites"
-    assert found.sync.is_encoded
-    assert found.sync.codec == found.plan.levels[1].codec
-    assert found.sync.inner == PROFILE.batch // 4, "each machine is a worker"
+    choice = choose(cluster, MODEL, PROFILE, "auto", Calibration())
+    assert choice.plan.way == "sites"
+    assert choice.sync.is_encoded
+    assert choice.sync.codec == choice.plan.levels[1].codec
+    assert choice.sync.inner == PROFILE.batch // 4, "each machine is a worker"
 
 
 def test_measured_step_calibrates_predictions() -> None:
@@ -296,12 +306,12 @@ def test_drift_from_prediction_triggers_planning(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(("gain", "changes"), [(0.9, False), (1.05, False), (1.2, True)])
 def test_slightly_better_plan_is_not_applied(gain: float, changes: bool) -> None:
     current = choose(mesh(SPEEDS, 200.0), MODEL, PROFILE, "auto", Calibration())
-    found = choose(mesh(SPEEDS, 20.0), MODEL, PROFILE, "auto", Calibration())
-    assert found.sync != current.sync
+    choice = choose(mesh(SPEEDS, 20.0), MODEL, PROFILE, "auto", Calibration())
+    assert choice.sync != current.sync
     plan = current.plan
-    step_s = gain * plan.score * plan.step_s / found.plan.score
-    after = _keep_unless_better(found, plan, step_s, current.sync)
-    assert (after.plan, after.sync) == ((found.plan, found.sync) if changes else (plan, current.sync))
+    step_s = gain * plan.score * plan.step_s / choice.plan.score
+    after = _keep_unless_better(choice, plan, step_s, current.sync)
+    assert (after.plan, after.sync) == ((choice.plan, choice.sync) if changes else (plan, current.sync))
 
 
 def test_unreachable_agent_stops_planning_not_training(

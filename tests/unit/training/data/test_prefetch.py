@@ -68,8 +68,8 @@ def test_loader_processes_start_once_and_read_same_data(tmp_path: Path, stay: bo
         timeout=60.0,
         worker_init_fn=partial(note_start, tmp_path),
     )
-    found, also_drawn, run = train(loader)
-    assert torch.equal(found, alone)
+    trained, also_drawn, run = train(loader)
+    assert torch.equal(trained, alone)
     assert drawn == also_drawn, "the script's own randomness is left alone"
     assert len(list(tmp_path.iterdir())) == (2 if stay else 2 * EPOCHS)
     made = run._data._prefetcher._loader
@@ -81,8 +81,8 @@ def test_unused_prefetched_batches_are_dropped() -> None:
     given_up = feeding.batches(0, [[(row, 0), (row, 1)] for row in range(8)])
     assert next(given_up)[0].tolist() == [0, 0]
     rows = [[(row, 5), (row, 6)] for row in (7, 3, 40)]
-    found = [(first.tolist(), second.tolist()) for first, second in feeding.batches(0, rows)]
-    assert found == [([row, row], [5, 6]) for row in (7, 3, 40)]
+    batches = [(first.tolist(), second.tolist()) for first, second in feeding.batches(0, rows)]
+    assert batches == [([row, row], [5, 6]) for row in (7, 3, 40)]
     assert list(feeding.batches(0, [])) == []
 
 

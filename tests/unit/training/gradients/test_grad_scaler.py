@@ -27,7 +27,7 @@ def _train(scaled: bool, poison: int | None = None) -> tuple[list[torch.Tensor],
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    return [one.detach() for one in model.parameters()], scaler.get_scale()
+    return [parameter.detach() for parameter in model.parameters()], scaler.get_scale()
 
 
 def test_scaled_training_equals_unscaled() -> None:
@@ -40,6 +40,6 @@ def test_scaled_training_equals_unscaled() -> None:
 @pytest.mark.parametrize("sample", [0, 17, 63])
 def test_infinite_gradient_skips_step_and_halves_scale(sample: int) -> None:
     parameters, scale = _train(scaled=True, poison=sample)
-    assert all(bool(torch.isfinite(one).all()) for one in parameters)
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in parameters)
     assert scale in (2.0**10, 2.0**9, 2.0**11)
     assert scale != 2.0**12

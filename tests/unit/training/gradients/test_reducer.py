@@ -68,10 +68,10 @@ def _step(early: bool, calls: int = 1) -> tuple[list[torch.Tensor], Twice]:
 
 
 def test_overlap_with_backward_gives_same_bits() -> None:
-    late, one = _step(early=False)
-    early, other = _step(early=True)
-    assert one.sizes == other.sizes, "the same buckets in the same order"
-    assert len(one.sizes) >= 3
+    late, late_group = _step(early=False)
+    early, early_group = _step(early=True)
+    assert late_group.sizes == early_group.sizes, "the same buckets in the same order"
+    assert len(late_group.sizes) >= 3
     assert all(torch.equal(a, b) for a, b in zip(late, early, strict=True))
 
 
@@ -96,8 +96,8 @@ def test_failure_during_backward_is_raised_at_step() -> None:
     reducer.all_reduce(group, NOTHING)
     _backward(model, 1)
     expected = [parameter.grad for parameter in model.parameters()]
-    found = _results(reducer)
-    assert all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True) if b is not None)
+    reduced = _results(reducer)
+    assert all(torch.allclose(a, b) for a, b in zip(reduced, expected, strict=True) if b is not None)
 
 
 def test_sending_time_within_backward_is_measured() -> None:
@@ -131,9 +131,9 @@ def test_parameters_of_several_dtypes_are_reduced() -> None:
     gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     reducer.add_microbatch(1.0)
     reducer.all_reduce(group, NOTHING)
-    found = _results(reducer)
-    assert [one.dtype for one in found] == [torch.float32] * 2 + [torch.float64] * 4
-    assert all(torch.equal(a, b) for a, b in zip(found, gradients, strict=True))
+    reduced = _results(reducer)
+    assert [gradient.dtype for gradient in reduced] == [torch.float32] * 2 + [torch.float64] * 4
+    assert all(torch.equal(a, b) for a, b in zip(reduced, gradients, strict=True))
     assert len(group.sizes) == 3, "a bucket for each kind, and the weight"
 
 
@@ -174,7 +174,10 @@ def test_accumulator_with_one_microbatch_makes_no_copy(clip: float | None) -> No
         assert own.write_grads(clip) == 3.0
         assert own.is_empty
         if clip is None and not halves:
-            assert all(one.grad is own for one, own in zip(model.parameters(), kept, strict=True))
+            assert all(
+                parameter.grad is gradient
+                for parameter, gradient in zip(model.parameters(), kept, strict=True)
+            )
         given.append([parameter.grad for parameter in model.parameters()])
     torch.testing.assert_close(*given)
 
@@ -182,20 +185,20 @@ def test_accumulator_with_one_microbatch_makes_no_copy(clip: float | None) -> No
 def test_accumulator_weighs_microbatches() -> None:
     model = _model()
     own = GradientAccumulator(GradientReducer(model.parameters()))
-    came = []
+    gradients = []
     for seed, weight in ((1, 3.0), (2, 1.0)):
         _backward(model, seed)
-        came.append(
+        gradients.append(
             [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
         )
         own.add_microbatch(weight)
     assert own.write_grads(None) == 4.0
-    wanted = [(3 * first + second) / 4 for first, second in zip(*came, strict=True)]
+    wanted = [(3 * first + second) / 4 for first, second in zip(*gradients, strict=True)]
     torch.testing.assert_close([parameter.grad for parameter in model.parameters()], wanted)
 
 
 def test_nan_gradients_without_weight_add_nothing() -> None:
-    found = []
+    runs = []
     for weights in ((2.0,), (2.0, 0.0)):
         model, group = _model(), Twice()
         reducer = GradientReducer(model.parameters())
@@ -205,8 +208,8 @@ def test_nan_gradients_without_weight_add_nothing() -> None:
                 parameter.grad = torch.full_like(parameter, float("nan"))
             reducer.add_microbatch(weight)
         reducer.all_reduce(group, NOTHING)
-        found.append(_results(reducer))
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        runs.append(_results(reducer))
+    assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])

@@ -56,7 +56,7 @@ def _plain(net: torch.nn.Module, rows: torch.Tensor, loss: Loss, **options: Any)
 
 
 def _state(net: torch.nn.Module) -> list[torch.Tensor]:
-    return [one.detach().clone() for one in net.parameters()]
+    return [parameter.detach().clone() for parameter in net.parameters()]
 
 
 def _seldom(net: torch.nn.Module, step: int, x: torch.Tensor) -> torch.Tensor:
@@ -76,8 +76,8 @@ def test_parameter_without_gradient_is_not_moved() -> None:
         _train(manager, net, rows, _seldom)
         return _state(net)
 
-    for found in [train(SingleWorkerManager()), *run_workers(2, train)]:
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for trained in [train(SingleWorkerManager()), *run_workers(2, train)]:
+        torch.testing.assert_close(trained, expected, rtol=0, atol=1e-12)
 
 
 def test_gradient_of_one_worker_counts_for_all() -> None:
@@ -98,9 +98,9 @@ def test_gradient_of_one_worker_counts_for_all() -> None:
 
     alone = copy.deepcopy(NETS)
     _train(SingleWorkerManager(), alone, rows, once)
-    for found in run_workers(2, train):
-        torch.testing.assert_close(found, _state(alone), rtol=0, atol=1e-12)
-        assert not torch.equal(found[2], NETS["second"].weight)  # type: ignore[arg-type]
+    for trained in run_workers(2, train):
+        torch.testing.assert_close(trained, _state(alone), rtol=0, atol=1e-12)
+        assert not torch.equal(trained[2], NETS["second"].weight)  # type: ignore[arg-type]
 
 
 def test_parameter_frozen_later_stays_and_can_be_unfrozen() -> None:
@@ -112,7 +112,7 @@ def test_parameter_frozen_later_stays_and_can_be_unfrozen() -> None:
         net["second"].requires_grad_(step != 2)
         if x is not None and len(seen) == step:
             seen.append(net["second"].weight.detach().clone())  # type: ignore[union-attr,operator]
-        return sum((one(x) - 1).square().mean() for one in net.values())  # type: ignore[return-value]
+        return sum((module(x) - 1).square().mean() for module in net.values())  # type: ignore[return-value]
 
     _train(SingleWorkerManager(), net, rows, loss)
     assert not torch.equal(seen[1], seen[2])
@@ -137,10 +137,10 @@ def test_gradient_layout_matches_parameter(fused: bool) -> None:
     torch.testing.assert_close(_state(ours), expected, rtol=0, atol=1e-12)
 
     parts = run._state.flatten(run.done)
-    newcomer, other = _session(SingleWorkerManager()), net()
+    joining, other = _session(SingleWorkerManager()), net()
     optimizer = _optimizer(other, fused=fused)
-    newcomer.prepare(other, optimizer, DataLoader(TensorDataset(rows), batch_size=BATCH))
-    newcomer._state.load(FlatState(parts.skeleton, [one.clone().contiguous() for one in parts.tensors]))
+    joining.prepare(other, optimizer, DataLoader(TensorDataset(rows), batch_size=BATCH))
+    joining._state.load(FlatState(parts.skeleton, [tensor.clone().contiguous() for tensor in parts.tensors]))
     for parameter, kept in optimizer.state.items():
         assert kept["exp_avg"].stride() == parameter.stride()
-    assert newcomer._state.flatten(run.done).skeleton == parts.skeleton
+    assert joining._state.flatten(run.done).skeleton == parts.skeleton

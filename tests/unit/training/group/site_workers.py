@@ -37,10 +37,10 @@ DIES_AT = 5
 
 
 def surveyed() -> TopologyGraph:
-    def rate(one: str, other: str) -> float:
-        if (one in "ab") == (other in "ab"):
+    def rate(source: str, target: str) -> float:
+        if (source in "ab") == (target in "ab"):
             return 940.0
-        return 21.0 if "a" in (one, other) else 19.0
+        return 21.0 if "a" in (source, target) else 19.0
 
     links = [LinkFacts(a=a, b=b, rtt_s=0.001, mbps=rate(a, b)) for a, b in combinations(MACHINES, 2)]
     return build_graph([NodeFacts(node=name, name=f"m{name}") for name in MACHINES], links)
@@ -86,9 +86,9 @@ def noting(crossed: list[list[int]]) -> Callable[..., Any]:
     real = group_module.sum_over
 
     def noted(*given: Any, **more: Any) -> Any:
-        found = real(*given, **more)
-        crossed.append([len(more["sites"]), found.crossed])
-        return found
+        result = real(*given, **more)
+        crossed.append([len(more["sites"]), result.crossed])
+        return result
 
     return noted
 
@@ -105,14 +105,14 @@ def die_in_the_middle() -> None:
     sites_module._ChunkReduction.send_sums = send_sums  # type: ignore[method-assign]
 
 
-def found_of(one: Training, crossed: list[list[int]], manager: FileGroupManager) -> dict[str, Any]:
-    compression, reducer = one.run._step_loop._compression, one.run._step_loop._reducer
+def results_of(training: Training, crossed: list[list[int]], manager: FileGroupManager) -> dict[str, Any]:
+    compression, reducer = training.run._step_loop._compression, training.run._step_loop._reducer
     own = compression._feedback.state_dict()["residuals"]
     pooled = compression.sum_residuals(manager.group, reducer.feedback_parts())
     return {
-        "hashes": one.hashes,
-        "counts": one.counts,
-        "parameters": one.flat.tolist(),
+        "hashes": training.hashes,
+        "counts": training.counts,
+        "parameters": training.flat.tolist(),
         "crossed": crossed,
         "generation": manager.generation,
         "own": torch.cat([own[name] for name in sorted(own)]).tolist(),
@@ -122,25 +122,25 @@ def found_of(one: Training, crossed: list[list[int]], manager: FileGroupManager)
 
 def member(machine: str, room: Path) -> None:
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     crossed: list[list[int]] = []
     group_module.sum_over = noting(crossed)  # type: ignore[assignment]
     ahead = FileGroupManager(machine, room, [MACHINES])
-    found["rounds"] = found_of(Training(ahead, Sync(period=3, codec="int4")).train(3), crossed[:], ahead)
+    results["rounds"] = results_of(Training(ahead, Sync(period=3, codec="int4")).train(3), crossed[:], ahead)
     ahead.leave()
     crossed.clear()
     os.environ["BARNRAISE_COLLECTIVES_STRATEGY"] = "ring"
     flat = FileGroupManager(machine, room, ["bacd"])
-    found["ring"] = found_of(Training(flat, Sync(codec="int8")).train(1), crossed[:], flat)
+    results["ring"] = results_of(Training(flat, Sync(codec="int8")).train(1), crossed[:], flat)
     flat.leave()
     crossed.clear()
     del os.environ["BARNRAISE_COLLECTIVES_STRATEGY"]
     if machine == "a":
         die_in_the_middle()
     broken = FileGroupManager(machine, room, ["".join(reversed(MACHINES)), "dcb"])
-    found["broken"] = found_of(Training(broken, Sync(codec="int8")).train(2), crossed, broken)
+    results["broken"] = results_of(Training(broken, Sync(codec="int8")).train(2), crossed, broken)
     broken.leave()
-    (room / f"{machine}.json").write_text(json.dumps(found))
+    (room / f"{machine}.json").write_text(json.dumps(results))
 
 
 def main() -> int:

@@ -35,8 +35,8 @@ from barnraise.training.recovery.live_recovery import StateDonor
 waits = threading.Event()
 
 
-class Board:
-    "Of a cluster in which the newcomer does not come."
+class AbsentPeerStore:
+    "Store of a cluster in which the joining worker never appears."
 
     def __init__(self, connect, scope, timeout_s):
         self.scope = scope
@@ -48,7 +48,7 @@ class Board:
         waits.set()
         for _ in range(int(timeout_s * 1000)):
             time.sleep(0.001)
-        raise OperationTimeout("nobody came", late=())
+        raise OperationTimeout("no worker joined", late=())
 
     def missing(self, keys, timeout_s):
         return tuple(keys)
@@ -57,7 +57,7 @@ class Board:
         pass
 
 
-manager_module.KvClient = Board
+manager_module.KvClient = AbsentPeerStore
 manager = AgentGroupManager(WorkerId("run-1", 0, 1, Path(sys.argv[1]), "aa"))
 manager._agent.generation = 1
 manager._agent.response = GroupResponse(
@@ -95,19 +95,19 @@ def test_session_at_exit_closes_group_manager(monkeypatch: pytest.MonkeyPatch) -
 
 def test_status_reports_are_sent_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step must not wait for many requests."""
-    told: list[tuple[bool, str]] = []
+    reports: list[tuple[bool, str]] = []
     monkeypatch.setattr(AgentGroupClient, "_poll", lambda self: None)
     client = AgentGroupClient(WorkerId("run-1", 0, 1, tmp_path, "aa"), lambda: None)
 
     def send_status() -> None:
-        asked = client._request(0, 0.0)
-        told.append((asked.trained, asked.words))
+        request = client._request(0, 0.0)
+        reports.append((request.trained, request.words))
 
     monkeypatch.setattr(client, "_send_status", send_status)
     for words in ("pc", "pc", "x" * 500, ""):
         client.report_waiting(words)
         client.report_trained()
-    assert told == [(False, "pc"), (True, "pc"), (True, "x" * MOST_WORDS), (True, "")]
+    assert reports == [(False, "pc"), (True, "pc"), (True, "x" * MOST_WORDS), (True, "")]
 
 
 def test_pause_request_is_valid_for_one_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,9 +116,9 @@ def test_pause_request_is_valid_for_one_generation(tmp_path: Path, monkeypatch: 
     client.generation = 3
     monkeypatch.setattr(client, "_send_status", lambda: None)
     client.request_pause(["ab" * 32], "its line is slow " * 100)
-    asked = client._request(0, 0.0)
-    assert (asked.generation, asked.rests) == (3, (b"\xab" * 32,))
-    assert asked.rests_why.startswith("its line is slow")
-    assert len(asked.rests_why) <= MOST_WORDS
+    request = client._request(0, 0.0)
+    assert (request.generation, request.rests) == (3, (b"\xab" * 32,))
+    assert request.rests_why.startswith("its line is slow")
+    assert len(request.rests_why) <= MOST_WORDS
     client.generation = 4
     assert (client._request(0, 0.0).rests, client._request(0, 0.0).rests_why) == ((), "")

@@ -92,9 +92,9 @@ class Line:
         return self._next()
 
     def _next(self) -> LeasedWork:
-        found = self.hub.tasks[len(self.hub.handed)]
-        self.has = found.token
-        return found
+        work = self.hub.tasks[len(self.hub.handed)]
+        self.has = work.token
+        return work
 
 
 class Home:
@@ -148,33 +148,33 @@ def test_lease_positions_are_cut_into_steps() -> None:
     assert sub_spans(spans, 10, 5) == ()
     for size in range(1, 11):
         steps = [sub_spans(spans, place, size) for place in range(0, 10, size)]
-        places = [(one.epoch, at) for step in steps for one in step for at in range(one.first, one.last)]
-        assert places == [(one.epoch, at) for one in spans for at in range(one.first, one.last)]
+        places = [(span.epoch, at) for step in steps for span in step for at in range(span.first, span.last)]
+        assert places == [(span.epoch, at) for span in spans for at in range(span.first, span.last)]
 
 
 def test_machines_of_site_share_each_lease() -> None:
     hub = FakeHub()
     lines = [hub.line() for _ in range(3)]
     homes = run_workers(3, lambda worker: Home(worker, lines[worker.rank]))
-    assert sorted(one for home in homes for one in home.seen) == leased(homes[0]), "each sample once"
+    assert sorted(sample for home in homes for sample in home.seen) == leased(homes[0]), "each sample once"
     assert all(home.seen for home in homes)
     assert homes[0].hashes == homes[1].hashes == homes[2].hashes
-    assert [one.samples for one in hub.handed] == [32, 32, 24]
-    assert [one.loss is not None and one.loss > 0 for one in hub.handed] == [True] * 3
+    assert [update.samples for update in hub.handed] == [32, 32, 24]
+    assert [update.loss is not None and update.loss > 0 for update in hub.handed] == [True] * 3
     assert [line.spoke for line in lines] == [["begin", "exchange", "exchange", "exchange"], [], []]
 
 
 @pytest.mark.parametrize("norms", [True, False])
 def test_update_of_site_equals_update_of_one_machine(norms: bool) -> None:
     alone, together_with = FakeHub(), FakeHub()
-    one = Home(SingleWorkerManager(), alone.line(), norms=norms)
+    single = Home(SingleWorkerManager(), alone.line(), norms=norms)
     line = together_with.line()
     homes = run_workers(3, lambda worker: Home(worker, None if worker.rank else line, norms=norms))
-    assert sorted(one.seen) == leased(one)
-    assert homes[0].scheduler.last_epoch == one.scheduler.last_epoch == 64 // BATCH
-    for mine, theirs in zip(alone.handed, together_with.handed, strict=True):
-        torch.testing.assert_close(theirs.change, mine.change, rtol=0, atol=1e-6)
-        assert float(mine.change.abs().max()) > 1e-3
+    assert sorted(single.seen) == leased(single)
+    assert homes[0].scheduler.last_epoch == single.scheduler.last_epoch == 64 // BATCH
+    for single_update, site_update in zip(alone.handed, together_with.handed, strict=True):
+        torch.testing.assert_close(site_update.change, single_update.change, rtol=0, atol=1e-6)
+        assert float(single_update.change.abs().max()) > 1e-3
 
 
 def test_first_capable_machine_talks_to_hub() -> None:
@@ -201,9 +201,9 @@ def test_machine_failing_to_talk_is_replaced_by_next() -> None:
 
 
 def test_site_without_hub_package_reports_install_hint() -> None:
-    with pytest.raises(RunError, match="none of the remaining machines") as found:
+    with pytest.raises(RunError, match="none of the remaining machines") as caught:
         run_workers(2, lambda worker: Home(worker, None))
-    assert "[hub]" in found.value.hint
+    assert "[hub]" in caught.value.hint
 
 
 @pytest.mark.parametrize(("norms", "count"), [(True, 4), (False, 8)])
@@ -211,7 +211,7 @@ def test_step_of_site_is_split_finely_without_batch_norms(norms: bool, count: in
     home = Home(SingleWorkerManager(), FakeHub((*TASKS[:1], OVER)).line(), norms=norms, epochs=0)
     units = home.run._data.microbatches(0)  # type: ignore[union-attr]
     assert len(units) == count
-    assert sum(one.size for one in units) == BATCH // 2
+    assert sum(unit.size for unit in units) == BATCH // 2
 
 
 class Coming(ThreadWorker):
@@ -242,7 +242,7 @@ def test_joining_worker_does_not_wait_for_hub() -> None:
     homes = run_workers(2, member)
     assert homes[0].run._manager.met == 2  # type: ignore[attr-defined]
     assert line.spoke == ["begin", "exchange", "exchange", "exchange"], "it is asked once"
-    assert [one.samples for one in hub.handed] == [32, 32, 24]
+    assert [update.samples for update in hub.handed] == [32, 32, 24]
     assert homes[0].hashes == homes[1].hashes
 
 
@@ -269,7 +269,7 @@ class Cut(ThreadWorker):
     def join_next_group(self, error: CollectiveError | None) -> None:
         self.met += 1
         self._exchange.barrier.wait()
-        if self.met > 1:  # whoever spoke is not the first any more
+        if self.met > 1:  # the worker that asked the hub is not rank 0 any more
             self.rank = (self.rank + 1) % self.world
 
 
@@ -287,9 +287,9 @@ def test_lease_counts_once_at_any_group_failure() -> None:
 
         homes = run_workers(2, member)
         spoke.add(tuple(bool(line.spoke) for line in lines))
-        assert [one.samples for one in hub.handed] == [32, 32, 24], at
+        assert [update.samples for update in hub.handed] == [32, 32, 24], at
         assert homes[0].hashes[-1] == homes[1].hashes[-1], at
-        for mine, theirs in zip(calm.handed, hub.handed, strict=True):
-            torch.testing.assert_close(theirs.change, mine.change, rtol=0, atol=1e-6)
+        for expected_update, update in zip(calm.handed, hub.handed, strict=True):
+            torch.testing.assert_close(update.change, expected_update.change, rtol=0, atol=1e-6)
         torch.testing.assert_close(homes[0].net.state_dict(), expected.net.state_dict(), rtol=0, atol=1e-5)
     assert (True, True) in spoke

@@ -58,7 +58,7 @@ class Friend:
     def train(self, epochs: int = 2) -> Friend:
         loader = DataLoader(self.data, batch_size=BATCH, shuffle=True)
         _, _, batches, _ = self.run.prepare(self.net, self.optimizer, loader, self.scheduler)
-        self.first = {name: one.clone() for name, one in self.net.state_dict().items()}
+        self.first = {name: value.clone() for name, value in self.net.state_dict().items()}
         for _ in self.run.epochs(epochs):
             self.seen.append([])
             for x, y, places in batches:

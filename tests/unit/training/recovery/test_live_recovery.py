@@ -70,11 +70,11 @@ class FakeRank:
         try:
             self.group.words[self.rank] = message
             self.group.barrier.wait(90)
-            said = [self.group.words[rank] for rank in range(self.world)]
+            messages = [self.group.words[rank] for rank in range(self.world)]
             self.group.barrier.wait(90)
         except threading.BrokenBarrierError:
             raise PeerLost(0, "it is gone") from None
-        return said
+        return messages
 
     def send_async(self, tensor: torch.Tensor, to: int) -> Done:
         if self._dies_after is not None and self.group.sent[self.rank] >= self._dies_after:

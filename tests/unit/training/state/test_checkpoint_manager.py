@@ -60,7 +60,11 @@ class Machine:
     ) -> NewestCheckpointResponse:
         away = self.cluster.absent()
         absent = tuple(node.hex()[:2] for node in awaiting if node in away)
-        known = [one for one in self.cluster.held if (one.run, one.step) not in passing_over]
+        known = [
+            checkpoint
+            for checkpoint in self.cluster.held
+            if (checkpoint.run, checkpoint.step) not in passing_over
+        ]
         best = newest_checkpoint(known, [RUN, EARLIER])
         if best is None:
             return NewestCheckpointResponse(absent=absent)
@@ -70,7 +74,7 @@ class Machine:
 
     def fetch(self, run: str, step: int) -> None:
         if step in self.cannot:
-            raise RunError("nobody has it any more")
+            raise RunError("no machine has it any more")
         self.cluster.brought.append((run, step))
         name = f"step-{step:08}"
         shutil.copytree(self.cluster.folder / run / name, self.home / run / name, dirs_exist_ok=True)
@@ -104,9 +108,9 @@ class Group:
             def all_gather_bytes(self, message: bytes) -> list[bytes]:
                 group.words[rank] = message
                 group.barrier.wait()
-                said = list(group.words)
+                messages = list(group.words)
                 group.barrier.wait()
-                return said
+                return messages
 
         return Manager()
 
@@ -141,7 +145,7 @@ class Yard:
     def begin(self, generation: int = 2) -> list[tuple[int, int, int]]:
         """Return for each worker: the rank that starts, its steps, and what this worker loaded."""
         group = Group(len(self.machines))
-        found: list[tuple[int, int, int]] = [(-1, -1, -1)] * group.size
+        outcomes: list[tuple[int, int, int]] = [(-1, -1, -1)] * group.size
 
         def run(rank: int) -> None:
             own = tuple(self.own(rank, name) for name in self.runs)
@@ -150,7 +154,7 @@ class Yard:
             )
             state: Any = State()
             first, done = saving.restore(group.member(rank, generation), state)
-            found[rank] = first, done, state.loaded
+            outcomes[rank] = first, done, state.loaded
 
         threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(group.size)]
         for thread in threads:
@@ -158,7 +162,7 @@ class Yard:
         for thread in threads:
             thread.join(90)
         self.waits = group.waits
-        return found
+        return outcomes
 
 
 def test_local_checkpoint_is_not_fetched(tmp_path: Path) -> None:
@@ -239,7 +243,7 @@ def test_holders_of_newer_checkpoint_are_waited_for(
         return ()
 
     yard.cluster.absent = absent
-    assert {found[1] for found in yard.begin()} == {60}
+    assert {outcome[1] for outcome in yard.begin()} == {60}
     assert "for aa: the checkpoint of step 60 is there" in caplog.text
     assert (yard.waits[0], yard.waits[-1]) == ("aa, with the checkpoint of step 60", "")
 
@@ -261,7 +265,7 @@ def test_later_generation_beats_higher_step(tmp_path: Path, quick: list[float]) 
     yard = Yard(tmp_path, 3, RUN)
     save(yard.own(0, RUN), 60, generation=2)
     save(yard.own(1, RUN), 40, generation=5)
-    assert {found[:2] for found in yard.begin(generation=7)} == {(1, 40)}
+    assert {outcome[:2] for outcome in yard.begin(generation=7)} == {(1, 40)}
     away = Yard(tmp_path / "away", 1, RUN)
     save(away.own(0, RUN), 60, generation=2)
     away.cluster.has(RUN, 40, generation=5)
@@ -320,16 +324,16 @@ def test_damaged_note_makes_restore_wait(
     yard = Yard(tmp_path, 2, RUN)
     yard.machines[1].home.mkdir(parents=True)
     yard.note(1).write_bytes(b"")
-    come = threading.Lock()
+    switched_on = threading.Lock()
 
     def absent() -> Collection[bytes]:
-        with come:
+        with switched_on:
             if len(quick) > 5 and not yard.cluster.held:
                 yard.cluster.has(RUN, 60)
         return ()
 
     yard.cluster.absent = absent
-    assert {found[1] for found in yard.begin()} == {60}
+    assert {outcome[1] for outcome in yard.begin()} == {60}
     assert "for the machines that saved it (their note" in caplog.text
 
 

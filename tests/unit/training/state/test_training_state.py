@@ -16,21 +16,29 @@ from barnraise.training.state.training_state import TrainingState
 Make = Callable[[torch.optim.Optimizer], Any]
 
 SCHEDULERS: dict[str, Make] = {
-    "lambda": lambda one: lr_scheduler.LambdaLR(one, lambda step: min(1.0, (step + 1) / 10)),
-    "numpy": lambda one: lr_scheduler.LambdaLR(one, lambda step: numpy.cos(step / 20)),
-    "multiplicative": lambda one: lr_scheduler.MultiplicativeLR(one, lambda step: 0.9),
-    "step": lambda one: lr_scheduler.StepLR(one, 3, 0.5),
-    "one cycle": lambda one: lr_scheduler.OneCycleLR(one, max_lr=0.1, total_steps=30),
-    "cosine": lambda one: lr_scheduler.CosineAnnealingLR(one, 20),
-    "restarts": lambda one: lr_scheduler.CosineAnnealingWarmRestarts(one, 5),
-    "cyclic": lambda one: lr_scheduler.CyclicLR(one, 0.01, 0.1, step_size_up=4, cycle_momentum=False),
-    "sequential": lambda one: lr_scheduler.SequentialLR(
-        one,
-        [lr_scheduler.LambdaLR(one, lambda step: (step + 1) / 4), lr_scheduler.ExponentialLR(one, 0.9)],
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10)),
+    "numpy": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: numpy.cos(step / 20)),
+    "multiplicative": lambda optimizer: lr_scheduler.MultiplicativeLR(optimizer, lambda step: 0.9),
+    "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 3, 0.5),
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=30),
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 20),
+    "restarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 5),
+    "cyclic": lambda optimizer: lr_scheduler.CyclicLR(
+        optimizer, 0.01, 0.1, step_size_up=4, cycle_momentum=False
+    ),
+    "sequential": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 4),
+            lr_scheduler.ExponentialLR(optimizer, 0.9),
+        ],
         [4],
     ),
-    "chained": lambda one: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.LambdaLR(one, lambda step: 1 / (step + 1)), lr_scheduler.ExponentialLR(one, 0.9)]
+    "chained": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [
+            lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1)),
+            lr_scheduler.ExponentialLR(optimizer, 0.9),
+        ]
     ),
 }
 
@@ -55,12 +63,14 @@ class Trained:
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_loaded_state_keeps_learning_rates(name: str) -> None:
-    one, other = Trained(SCHEDULERS[name]), Trained(SCHEDULERS[name])
-    one.train(7)
-    parts = one.state.flatten(7)
-    assert other.state.load(FlatState(parts.skeleton, [tensor.clone() for tensor in parts.tensors])) == 7
-    assert other.train(6) == one.train(6)
-    assert all(torch.equal(a, b) for a, b in zip(one.net.parameters(), other.net.parameters(), strict=True))
+    source, target = Trained(SCHEDULERS[name]), Trained(SCHEDULERS[name])
+    source.train(7)
+    parts = source.state.flatten(7)
+    assert target.state.load(FlatState(parts.skeleton, [tensor.clone() for tensor in parts.tensors])) == 7
+    assert target.train(6) == source.train(6)
+    assert all(
+        torch.equal(a, b) for a, b in zip(source.net.parameters(), target.net.parameters(), strict=True)
+    )
 
 
 class Average:
@@ -89,6 +99,6 @@ def test_window_digest_covers_whole_model_over_steps() -> None:
     sketches = [state.fingerprint(step, is_full=False) for step in range(16)]
     with torch.no_grad():
         net.weight[0, -1] += 1.0
-    assert sum(one != state.window_digest(step) for step, one in enumerate(windows)) == 1
-    assert any(one != state.fingerprint(step, is_full=False) for step, one in enumerate(sketches))
+    assert sum(digest != state.window_digest(step) for step, digest in enumerate(windows)) == 1
+    assert any(sketch != state.fingerprint(step, is_full=False) for step, sketch in enumerate(sketches))
     assert sketches[0] == state.fingerprint(0, is_full=False)

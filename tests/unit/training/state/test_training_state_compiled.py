@@ -89,5 +89,5 @@ def test_compiled_and_plain_model_share_state(make: Any) -> None:
         assert late.run.state_digest() == half.run.state_digest()
         late.train()
         assert late.run.done == 4
-        for one, other in zip(late.net.parameters(), whole.net.parameters(), strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+        for actual, expected in zip(late.net.parameters(), whole.net.parameters(), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)

@@ -20,8 +20,8 @@ def _words(*units: set[int], samples: int = 8) -> list[bytes]:
 
 
 def test_votes_with_each_microbatch_once_are_accepted() -> None:
-    found = check_votes(_words({0, 2}, {1, 3}), step=3, microbatches=4, mixed=False)
-    assert [one.samples for one in found] == [8, 8]
+    votes = check_votes(_words({0, 2}, {1, 3}), step=3, microbatches=4, mixed=False)
+    assert [vote.samples for vote in votes] == [8, 8]
 
 
 @pytest.mark.parametrize("units", [[{0, 2}, {1}], [{0, 2}, {1, 2, 3}], [{0, 1}, {2, 3, 4}], [set(), set()]])
@@ -37,6 +37,6 @@ def test_votes_at_different_steps_are_rejected() -> None:
 
 @pytest.mark.parametrize("number", [-1, 4])
 def test_assignment_with_unknown_microbatch_is_rejected(number: int) -> None:
-    units = tuple(MicroBatch(one, one, one + 1) for one in range(4))
+    units = tuple(MicroBatch(index, index, index + 1) for index in range(4))
     with pytest.raises(ProtocolError, match="does not have"):
         assign_own(units, {1: frozenset({number})}, Throughput(), 2, 0)

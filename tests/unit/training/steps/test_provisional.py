@@ -24,8 +24,8 @@ def train(steps: ProvisionalSteps, first: int, last: int, *, alone: bool) -> Non
 
 
 def test_next_worker_reports_discarded_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(ProvisionalSteps, "_report", lambda self, worker, *words: told.append(words))
+    reported: list[tuple[int, int]] = []
+    monkeypatch.setattr(ProvisionalSteps, "_report", lambda self, worker, *words: reported.append(words))
     place = WorkerId("r", 0, 1, tmp_path, "aa")
     first = ProvisionalSteps(place, tmp_path)
     train(first, 1, 106, alone=False)
@@ -33,15 +33,15 @@ def test_next_worker_reports_discarded_steps(tmp_path: Path, monkeypatch: pytest
     settle_steps(tmp_path, counts=False)
     second = ProvisionalSteps(place, tmp_path)
     train(second, 151, 160, alone=False)
-    assert told == [(14, 150)]
+    assert reported == [(14, 150)]
 
 
 def test_second_provisional_period_is_counted_separately(tmp_path: Path) -> None:
-    one = ProvisionalSteps(WorkerId("r", 0, 1, tmp_path, "aa"), tmp_path)
-    train(one, 1, 5, alone=True)
+    steps = ProvisionalSteps(WorkerId("r", 0, 1, tmp_path, "aa"), tmp_path)
+    train(steps, 1, 5, alone=True)
     settle_steps(tmp_path, counts=True)
-    train(one, 6, 8, alone=False)
-    train(one, 9, 10, alone=True)
+    train(steps, 6, 8, alone=False)
+    train(steps, 9, 10, alone=True)
     settle_steps(tmp_path, counts=False)
     assert take_dropped(tmp_path) == 2
 

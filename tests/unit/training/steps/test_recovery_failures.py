@@ -33,12 +33,12 @@ class HalfHeard(ThreadWorker):
 
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
         self._check()
-        found = super().all_gather_bytes(message)
+        messages = super().all_gather_bytes(message)
         self.heard += 1
         if self.rank == 1 and self.heard in self.deaf_at:
             self._is_lost.set()
             raise CollectiveError("a line is cut")
-        return found
+        return messages
 
     def all_reduce_async(self, tensor: torch.Tensor) -> PendingCopy:
         self._check()
@@ -130,9 +130,9 @@ def test_damaged_state_is_sent_again_a_few_times(times: int) -> None:
         giver, taker = pool.submit(member, 0), pool.submit(member, 1)
     assert giver.exception() is None
     if times == 1:
-        found = taker.result()
-        assert found is not None
-        assert found.tensors[0].tolist() == list(range(NUMBERS))
+        state = taker.result()
+        assert state is not None
+        assert state.tensors[0].tolist() == list(range(NUMBERS))
         assert damaged == [1]
     else:
         with pytest.raises(RunError, match="3 times in a row"):

@@ -14,7 +14,7 @@ from barnraise.training.sync import Sync
 from tests.unit.training.test_local_sgd import Training
 from tests.unit.training.threaded_group import PendingCopy, SharedExchange, ThreadWorker, run_workers
 
-_sent: Counter[int] = Counter()  # numbers, by who got them
+_sent: Counter[int] = Counter()  # how many numbers each rank received
 _counting = threading.Lock()
 
 

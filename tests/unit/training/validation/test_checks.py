@@ -36,14 +36,14 @@ def _train(model: torch.nn.Module, optimizer: Any, batches: Any) -> None:
 
 def test_trained_parameter_outside_model_is_rejected() -> None:
     """It would be neither saved nor sent to joining workers."""
-    one, other = torch.nn.Linear(2, 1), torch.nn.Linear(1, 5)
-    said = _refused(one, [_sgd(*one.parameters()), _sgd(*other.parameters())])
-    assert "(5, 1), (5,)" in said
-    assert "ModuleDict" in said
+    model, outside = torch.nn.Linear(2, 1), torch.nn.Linear(1, 5)
+    message = _refused(model, [_sgd(*model.parameters()), _sgd(*outside.parameters())])
+    assert "(5, 1), (5,)" in message
+    assert "ModuleDict" in message
     weight = torch.nn.Parameter(torch.ones(7))
-    assert "of shape (7,)" in _refused(one, _sgd(*one.parameters(), weight))
-    both = torch.nn.ModuleList([one, other])
-    _prepare(both, [_sgd(*one.parameters()), _sgd(*other.parameters())])
+    assert "of shape (7,)" in _refused(model, _sgd(*model.parameters(), weight))
+    both = torch.nn.ModuleList([model, outside])
+    _prepare(both, [_sgd(*model.parameters()), _sgd(*outside.parameters())])
 
 
 def test_parameter_in_two_optimizers_is_rejected() -> None:
@@ -55,9 +55,9 @@ def test_steps_with_arguments_are_rejected() -> None:
     net = torch.nn.Linear(2, 1)
     assert "LBFGS" in _refused(net, torch.optim.LBFGS(net.parameters()))
     optimizer = _sgd(*net.parameters())
-    said = _refused(net, optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
-    assert "ReduceLROnPlateau" in said
-    assert "run.track" in said
+    message = _refused(net, optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+    assert "ReduceLROnPlateau" in message
+    assert "run.track" in message
     assert "DataLoader" in _refused(net, optimizer, DataLoader(ROWS))
 
 

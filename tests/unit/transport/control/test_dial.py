@@ -21,7 +21,13 @@ from barnraise.core.errors import HandshakeError, ProtocolError, TransportError
 from barnraise.identity import NodeKey, delegate
 from barnraise.transport.control import connection
 from barnraise.transport.control.agent_tls import AgentTls, HandshakeLimits
-from barnraise.transport.control.dial import AGENT_RUN, ControlConnection, dial_unopened, was_refused
+from barnraise.transport.control.dial import (
+    AGENT_RUN,
+    ControlConnection,
+    DialOptions,
+    dial_unopened,
+    was_refused,
+)
 from barnraise.transport.control.framing import ControlFrame, ControlFrameKind, encode_control, encode_opening
 from barnraise.transport.listener.preface import (
     ANSWER_BYTES,
@@ -115,8 +121,8 @@ async def test_message_behind_open_waits_for_owner(street: Street) -> None:
         link.send(b"first")
         owned = await right.links.get()  # put there before any message was
         assert right.messages.empty() or owned.peer.node == left.node
-        found, message = await right.messages.get()
-        assert (found, message) == (owned, b"first")
+        source_link, message = await right.messages.get()
+        assert (source_link, message) == (owned, b"first")
         link.close("next")
 
 
@@ -201,7 +207,7 @@ async def test_trust_is_checked_at_each_dial(street: Street) -> None:
 @on_a_street
 async def test_node_revoked_during_handshake_is_rejected(street: Street) -> None:
     left, right = await street.machine(), await street.machine()
-    link = await dial_unopened(**left.arguments(right))
+    link = await left.dial_unopened(right)
     right.friends.discard(left.node)
     link.begin(**left.callbacks())
     assert "not trusted any more" in (await right.refusals.get()).message
@@ -228,7 +234,7 @@ async def test_wrong_secret_gets_no_answer(street: Street) -> None:
     assert "cluster" in caught.value.hint
     assert right.links.empty()
     assert right.refusals.empty()
-    right.word = b"w" * 32  # secrets are asked anew as well
+    right.word = b"w" * 32  # the secret is read again for each connection
     await left.dial(right, secret=b"w" * 32)
 
 
@@ -257,9 +263,7 @@ def test_dial_rejects_host_names(address: str, tmp_path: Path) -> None:
     async def dial() -> None:
         tls = AgentTls(delegate(NodeKey.generate(), run=AGENT_RUN, worker=bytes(16)), tuple)
         with pytest.raises(TransportError, match="not an address") as caught:
-            await dial_unopened(
-                address, 1, route=ROUTE_AGENT, target=ANY_AGENT, secret=SECRET, tls=tls, expect=None
-            )
+            await dial_unopened(address, 1, DialOptions(ROUTE_AGENT, ANY_AGENT, SECRET, tls, expect=None))
         assert len(caught.value.message) < 400
 
     run(dial())
@@ -413,7 +417,7 @@ async def test_stalled_handshakes_are_bounded_in_number_and_time(street: Street)
 @on_a_street
 async def test_connection_that_never_opens_times_out(street: Street) -> None:
     left, right = await street.machine(), await street.machine()
-    link = await dial_unopened(**left.arguments(right))
+    link = await left.dial_unopened(right)
     pass_time(60)
     assert "waited 60 s for the opening" in (await right.refusals.get()).message
     await until(lambda: link.closed is not None)
@@ -628,8 +632,8 @@ async def test_many_links_at_once(street: Street) -> None:
         assert link.peer.node == others[int(message) // 5].node
         link.send(message)
     for number in range(len(links)):
-        found, message = await others[number // 5].messages.get()
-        assert links[int(message)] is found
+        source_link, message = await others[number // 5].messages.get()
+        assert links[int(message)] is source_link
     assert await asyncio.gather(*(link.ping(60) for link in links))
 
 

@@ -54,13 +54,13 @@ def test_openings_match_golden_vectors(vector: dict[str, int | str]) -> None:
 @given(st.lists(frames, max_size=8), st.integers(1, 40))
 def test_frames_decode_for_any_cuts(sent: list[ControlFrame], step: int) -> None:
     wire = b"".join(encode_control(*frame) for frame in sent)
-    parser, found = ControlFrames(LARGEST), []
+    parser, decoded = ControlFrames(LARGEST), []
     for start in range(0, len(wire), step):
         parser.feed(wire[start : start + step])
         while (frame := parser.next()) is not None:
-            found.append(frame)
+            decoded.append(frame)
         assert len(parser._buffer) < HEADER_BYTES + LARGEST
-    assert found == sent
+    assert decoded == sent
 
 
 @given(st.binary(max_size=300), st.integers(0, 3), st.integers(0, 2 * LARGEST))

@@ -180,12 +180,12 @@ def test_frame_lengths_are_bounded() -> None:
 @given(st.lists(st.tuples(st.binary(max_size=50), st.booleans()), max_size=5), st.integers(1, 20))
 def test_ipc_frames_decode_for_any_cuts(messages: list[tuple[bytes, bool]], step: int) -> None:
     wire = b"".join(encode_frame(message, has_socket=attached) for message, attached in messages)
-    frames, found = IpcFrameReader(), []
+    frames, decoded = IpcFrameReader(), []
     for start in range(0, len(wire), step):
         frames.feed(wire[start : start + step])
         while (frame := frames.next()) is not None:
-            found.append((frame.message, frame.has_socket))
-    assert found == messages
+            decoded.append((frame.message, frame.has_socket))
+    assert decoded == messages
 
 
 @given(st.binary(max_size=300))

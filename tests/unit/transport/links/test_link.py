@@ -63,13 +63,13 @@ actions = st.lists(
 
 @settings(deadline=None, max_examples=150)
 @given(actions)
-def test_writer_sends_whole_frames_in_order_for_any_calls(asked: list[object]) -> None:
+def test_writer_sends_whole_frames_in_order_for_any_calls(calls: list[object]) -> None:
     out, owner = writer()
     wire, number = b"", 0
     memory: dict[int, bytearray] = {}
     groups: dict[int, int] = {}
     forgotten: set[int] = set()
-    for action in asked:
+    for action in calls:
         if action is None:
             out.forget(1)
             for token, group in groups.items():

@@ -95,7 +95,7 @@ def test_queued_frames_of_forgotten_group_are_not_sent(
 ) -> None:
     sender, sender_reports, receiver, receiver_reports = ends
     sender.send(FrameHeader(FrameKind.DATA, group=7, first=0), payload(1), "first")
-    until(receiver_reports, "arriving")  # nobody reads on, so the rest waits
+    until(receiver_reports, "arriving")  # the receiver stops reading, so the rest waits
     sender.send(FrameHeader(FrameKind.DATA, group=9, first=1), payload(2), "dropped")
     sender.send(FrameHeader(FrameKind.DATA, group=8, first=2), payload(3), "kept")
     sender.forget(9)

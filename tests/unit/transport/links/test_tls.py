@@ -74,10 +74,10 @@ def credentials(node: NodeKey, worker: bytes, run: str = "mnist") -> WorkerCrede
 
 def shake(server: WorkerCredentials, client: WorkerCredentials, trusted: list[NodeId] = TRUSTED) -> None:
     def check(dialled: ssl.SSLSocket, accepted: ssl.SSLSocket) -> None:
-        found = peer(dialled, run="mnist", expect_worker=SERVER, expect_node=ALPHA.id)
-        assert (found.node, found.worker) == (ALPHA.id, SERVER)
-        found = peer(accepted, run="mnist", expect_worker=CLIENT, expect_node=BETA.id)
-        assert (found.node, found.worker) == (BETA.id, CLIENT)
+        identity = peer(dialled, run="mnist", expect_worker=SERVER, expect_node=ALPHA.id)
+        assert (identity.node, identity.worker) == (ALPHA.id, SERVER)
+        identity = peer(accepted, run="mnist", expect_worker=CLIENT, expect_node=BETA.id)
+        assert (identity.node, identity.worker) == (BETA.id, CLIENT)
         assert dialled.version() == accepted.version() == "TLSv1.3"
         assert not dialled.session_reused
 

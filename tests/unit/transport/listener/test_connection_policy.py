@@ -148,7 +148,7 @@ def test_other_routes_are_delivered_to_policy(house: Visited) -> None:
         (Preface(target, os.urandom(16), ROUTE_AGENT_BULK), SECRET),
         (Preface(offer, os.urandom(16), ROUTE_PAIRING), PAIRING_KEY),
     ]
-    dialled = [knock(house, *one, b"and more") for one in knocks]
+    dialled = [knock(house, preface, secret, b"and more") for preface, secret in knocks]
     wait_for(lambda: len(house.visitors) == 3)
     for (preface, connection, address), there in zip(
         sorted(house.visitors, key=lambda visitor: (visitor[0].route - 1) % 4), dialled, strict=True
@@ -157,7 +157,9 @@ def test_other_routes_are_delivered_to_policy(house: Visited) -> None:
         assert address == f"127.0.0.1:{connection.getpeername()[1]}"
         assert not connection.getblocking()
         assert connection.recv(100) == b"and more"
-        connection.sendall(b"welcome")  # the doorkeeper has closed its own copy: this one still works
+        connection.sendall(
+            b"welcome"
+        )  # the listener has closed its copy of the socket: this copy still works
         assert there.recv(100) == b"welcome"
         connection.close()
         assert there.recv(100) == b""
@@ -183,7 +185,7 @@ def test_pairing_nonces_do_not_evict_others(house: Visited) -> None:
     knock(house, first, SECRET).close()
     wait_for(lambda: house.visitors)
     for number in range(20_000):
-        keeper._pairing_replays.is_new(number.to_bytes(16, "little"))
+        keeper._pairing_replays.add(number.to_bytes(16, "little"))
     assert len(keeper._pairing_replays) <= 1024
     with knock(house, Preface(b"open offer".ljust(16), first.nonce, ROUTE_PAIRING), PAIRING_KEY):
         wait_for(lambda: len(house.visitors) == 2)
@@ -256,7 +258,7 @@ def test_policy_answers_requests_of_local_processes(house: Visited) -> None:
 
 
 def test_request_without_answer_times_out_and_is_cancelled(house: Visited) -> None:
-    while not house.questions:  # a slow listener may read it only when nobody waits any more
+    while not house.questions:  # a slow listener may read the request only after its timeout
         with ListenerClient.connect(house.directory) as client:
             with pytest.raises(AgentError, match=r"within 0\.2 s"):
                 client.ask(b"wait", 0.2)

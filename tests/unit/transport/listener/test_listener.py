@@ -274,7 +274,7 @@ def test_many_valid_connections_at_once_are_accepted(running: Running) -> None:
     is_busy, all_sent = threading.Event(), threading.Event()
     busy = threading.Thread(target=running.call, args=(lambda: (is_busy.set(), all_sent.wait(60)),))
     busy.start()
-    assert is_busy.wait(60)  # else those who have not knocked yet make room for others, and rightly so
+    assert is_busy.wait(60)  # else connections without a preface would be evicted, which is right
     dialled = [running.dial() for _ in range(100)]
     for connection in dialled:
         connection.sendall(knock_of(ticket))

@@ -23,9 +23,9 @@ def test_pending_connections_never_exceed_limits(events: list[tuple[int, bool]])
             room.enter(guest, source)
             present.append((guest, source))
         elif present:
-            gone = present.pop(number % len(present))[0]
-            room.leave(gone)
-            room.leave(gone)
+            removed = present.pop(number % len(present))[0]
+            room.leave(removed)
+            room.leave(removed)
         assert room.everyone() == [entry[0] for entry in present]
         assert len(room) <= 8
     for leaving in room.everyone():

@@ -21,7 +21,6 @@ from barnraise.transport.listener.preface import (
     KeyFor,
     Preface,
     PrefaceAnswer,
-    ReplayCache,
     encode,
     negotiate,
     parse,
@@ -146,12 +145,3 @@ def test_negotiate_returns_newest_common_version() -> None:
     assert negotiate(1, 1) == 1
     assert negotiate(1, 9) == 1
     assert negotiate(2, 9) is None
-
-
-def test_replay_cache_finds_replay_within_bounded_memory() -> None:
-    replays = ReplayCache(capacity=4)
-    nonces = [bytes([number]) * 16 for number in range(10)]
-    assert all(replays.is_new(nonce) for nonce in nonces)
-    assert len(replays) == 4
-    assert not any(replays.is_new(nonce) for nonce in nonces[6:])
-    assert replays.is_new(nonces[0])

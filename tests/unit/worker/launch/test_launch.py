@@ -39,31 +39,31 @@ def agent(state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def _runs(state: Path) -> tuple[RunRow, ...]:
     with ListenerClient.connect(state, timeout=60) as client:
-        told = decode_told(client.ask(encode(RunsRequest()), 60))
-    assert isinstance(told, RunsResponse)
-    return told.runs
+        response = decode_told(client.ask(encode(RunsRequest()), 60))
+    assert isinstance(response, RunsResponse)
+    return response.runs
 
 
 def summed(tensor: torch.Tensor, *, plus: float) -> dict[str, Any]:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    mine = tensor * SCALE + dist.get_rank() + plus
-    dist.all_reduce(mine)
-    print(f"rank {dist.get_rank()} has {mine.tolist()}")
-    found = {"sum": mine.to(torch.bfloat16), "ranks": dist.get_world_size(), "none": None}
+    total = tensor * SCALE + dist.get_rank() + plus
+    dist.all_reduce(total)
+    print(f"rank {dist.get_rank()} has {total.tolist()}")
+    result = {"sum": total.to(torch.bfloat16), "ranks": dist.get_world_size(), "none": None}
     dist.destroy_process_group()
-    return found
+    return result
 
 
 def test_ranks_share_tensors_and_rank_0_answers(agent: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = barnraise.launch(summed, torch.tensor([1.0, 2.0]), plus=0.5, per_node=2, timeout="100s")
-    assert torch.equal(found["sum"], torch.tensor([22.0, 42.0], dtype=torch.bfloat16))
-    assert (found["ranks"], found["none"]) == (2, None)
-    said = capsys.readouterr()
-    assert "rank 0 has [22.0, 42.0]" in said.out
-    assert "rank 1 has" not in said.out
-    assert "barnraise: run summed-" in said.err
+    result = barnraise.launch(summed, torch.tensor([1.0, 2.0]), plus=0.5, per_node=2, timeout="100s")
+    assert torch.equal(result["sum"], torch.tensor([22.0, 42.0], dtype=torch.bfloat16))
+    assert (result["ranks"], result["none"]) == (2, None)
+    output = capsys.readouterr()
+    assert "rank 0 has [22.0, 42.0]" in output.out
+    assert "rank 1 has" not in output.out
+    assert "barnraise: run summed-" in output.err
 
 
 def fails_on(rank: int) -> None:
@@ -106,11 +106,11 @@ def test_folder_is_sent_and_files_are_returned(agent: Path, tmp_path: Path) -> N
     home = tmp_path / "project"
     home.mkdir()
     (home / "own_data.py").write_text("WORD = 'word'\n")
-    found = barnraise.launch(writes_files, 3 << 20, folder=home, name="Files!", show=False, timeout=100)
-    assert found == b"word" * (3 << 20)
+    content = barnraise.launch(writes_files, 3 << 20, folder=home, name="Files!", show=False, timeout=100)
+    assert content == b"word" * (3 << 20)
     (run,) = (home / "barnraise-runs").iterdir()
     assert run.name.startswith("files-")
-    assert [str(one.relative_to(run)) for one in run.rglob("*") if one.is_file()] == [
+    assert [str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()] == [
         os.path.join("kept", "model.txt")
     ]
     assert not (home / "barnraise_launch.py").exists()

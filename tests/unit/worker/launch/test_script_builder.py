@@ -120,10 +120,10 @@ def everything(a: float, *, b: Missing | None = None) -> dict[str, object]:  # t
 
 
 def test_all_that_a_function_uses_comes_along(tmp_path: Path) -> None:
-    found = run_alone(everything, 2.0, folder=tmp_path)
+    result = run_alone(everything, 2.0, folder=tmp_path)
     expected = everything(2.0)
-    assert torch.equal(found.pop("relu"), expected.pop("relu"))  # type: ignore[arg-type]
-    assert found == expected
+    assert torch.equal(result.pop("relu"), expected.pop("relu"))  # type: ignore[arg-type]
+    assert result == expected
 
 
 def test_generated_script_is_readable() -> None:

@@ -35,19 +35,21 @@ def round_trip(value: object) -> Any:
     return back
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     """Equal in type, in value and bit by bit; a NaN equals a NaN."""
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(one, float):
-        return (one == other and math.copysign(1, one) == math.copysign(1, other)) or (one != one != other)
-    if isinstance(one, complex):
-        return same(one.real, other.real) and same(one.imag, other.imag)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return same(list(one.items()), list(other.items()))
-    return bool(one == other)
+    if isinstance(first, float):
+        return (first == second and math.copysign(1, first) == math.copysign(1, second)) or (
+            first != first != second
+        )
+    if isinstance(first, complex):
+        return same(first.real, second.real) and same(first.imag, second.imag)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, dict):
+        return same(list(first.items()), list(second.items()))
+    return bool(first == second)
 
 
 keys = st.recursive(

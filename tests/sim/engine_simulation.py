@@ -1,7 +1,7 @@
-"""Several engines in one process: links of few bytes, a scheduler of its own mind, a clock that we turn.
+"""Simulation of several communication engines: small links, a random scheduler and a fake clock.
 
-Every choice comes from one seed. Memory given to an operation is poisoned the moment the operation is
-reported as ended, so a byte written later, or sent later, is found.
+Every choice comes from one seed. The memory of an operation is poisoned when the operation is reported as
+ended. So the checks detect a byte that is written or sent later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.memory_link import MemoryLink, memory_pair
 from tests.sim.operations import Collective, Message, Region
 
 POISON = 0xDB
-_PATIENCE = 5  # rounds that the slowest worker lets pass between two commands
+_MAX_PAUSE = 5  # rounds that the slowest worker waits between two commands
 Command = OpenGroup | CloseGroup | AbortGroup | StartOperation | SendTo | ReceiveFrom
 
 
@@ -56,7 +56,7 @@ class Call:
 
 
 @dataclass(eq=False)
-class Side:
+class GroupHandle:
     """One rank's part in one group."""
 
     name: str
@@ -68,7 +68,7 @@ class Side:
 
 
 class Machine:
-    """Communication process of one worker, and the worker's side of the protocol."""
+    """Communication process of one worker, and the worker's part of the protocol."""
 
     def __init__(self, sim: Simulation, worker: bytes) -> None:
         self.sim = sim
@@ -76,12 +76,12 @@ class Machine:
         self.engine = CommEngine(worker, "run", 1, Clocks(), self)
         self.links: list[MemoryLink] = []
         self.calls: dict[int, Call] = {}
-        self.sides: dict[str, Side] = {}
-        self.requests: dict[int, Side] = {}
+        self.handles: dict[str, GroupHandle] = {}
+        self.requests: dict[int, GroupHandle] = {}
         self.alive = True
         self.frozen = False
 
-    # the engine's world
+    # the engine's environment
 
     def now(self) -> float:
         return self.sim.now
@@ -102,8 +102,8 @@ class Machine:
         assert self.alive
         assert not self.frozen
         if isinstance(message, GroupOpened):
-            side = self.requests.pop(message.request)
-            side.tag = message.group
+            handle = self.requests.pop(message.request)
+            handle.tag = message.group
         elif isinstance(message, GroupNotOpened):
             self.requests.pop(message.request).refused = message.failure
         elif isinstance(message, OperationFinished | OperationFailed):
@@ -118,30 +118,34 @@ class Machine:
         call.ended = message
         if isinstance(message, OperationFinished):
             for start, data in call.after:
-                found = bytes(call.memory[start : start + len(data)])
-                assert found == data, f"{call.what}: wrong bytes from {start}"
+                actual = bytes(call.memory[start : start + len(data)])
+                assert actual == data, f"{call.what}: wrong bytes from {start}"
             assert message.peer == call.source
         call.memory[:] = bytes([POISON]) * len(call.memory)
 
     # the worker's commands
 
-    def open(self, name: str, machines: list[Machine], generation: int, table: CostTable | None) -> Side:
-        side = Side(name, machines.index(self))
+    def open(
+        self, name: str, machines: list[Machine], generation: int, table: CostTable | None
+    ) -> GroupHandle:
+        handle = GroupHandle(name, machines.index(self))
         request = self.sim.number()
-        self.requests[request] = side
-        self.sides[name] = side
+        self.requests[request] = handle
+        self.handles[name] = handle
         members = tuple(GroupMember(machine.worker, 1, ("192.0.2.1",)) for machine in machines)
-        self.engine.command(OpenGroup(request, generation, name, side.rank, members, 60.0, table))
-        return side
+        self.engine.command(OpenGroup(request, generation, name, handle.rank, members, 60.0, table))
+        return handle
 
-    def start(self, side: Side, sequence: int, operation: Collective, timeout_s: float = 1000.0) -> Call:
-        rank = side.rank
-        what = f"{side.name}: rank {rank}: #{sequence} {operation.specification.describe()}"
-        call, number = self._call(side, what, operation.before[rank], operation.after[rank])
+    def start(
+        self, handle: GroupHandle, sequence: int, operation: Collective, timeout_s: float = 1000.0
+    ) -> Call:
+        rank = handle.rank
+        what = f"{handle.name}: rank {rank}: #{sequence} {operation.specification.describe()}"
+        call, number = self._call(handle, what, operation.before[rank], operation.after[rank])
         splits = operation.splits[rank] if operation.splits else None
         size = len(call.memory)
         self._command(
-            side,
+            handle,
             number,
             lambda tag: StartOperation(
                 number, tag, sequence, operation.specification, number, 0, size, timeout_s, splits
@@ -149,24 +153,24 @@ class Machine:
         )
         return call
 
-    def send(self, side: Side, message: Message, timeout_s: float = 1000.0) -> Call:
-        what = f"{side.name}: rank {side.rank}: send to {message.destination} tag {message.tag}"
-        call, number = self._call(side, what, message.data, ())
+    def send(self, handle: GroupHandle, message: Message, timeout_s: float = 1000.0) -> Call:
+        what = f"{handle.name}: rank {handle.rank}: send to {message.destination} tag {message.tag}"
+        call, number = self._call(handle, what, message.data, ())
         size, peer = len(message.data), message.destination
         self._command(
-            side,
+            handle,
             number,
             lambda tag: SendTo(number, tag, peer, message.tag, message.dtype, number, 0, size, timeout_s),
         )
         return call
 
-    def receive(self, side: Side, message: Message, timeout_s: float = 1000.0) -> Call:
-        what = f"{side.name}: rank {side.rank}: receive from {message.source} tag {message.tag}"
+    def receive(self, handle: GroupHandle, message: Message, timeout_s: float = 1000.0) -> Call:
+        what = f"{handle.name}: rank {handle.rank}: receive from {message.source} tag {message.tag}"
         size, peer = len(message.data), -1 if message.any_source else message.source
-        call, number = self._call(side, what, bytes(size), ((0, message.data),))
+        call, number = self._call(handle, what, bytes(size), ((0, message.data),))
         call.source = message.source
         self._command(
-            side,
+            handle,
             number,
             lambda tag: ReceiveFrom(
                 number, tag, peer, message.tag, message.dtype, number, 0, size, timeout_s
@@ -174,29 +178,31 @@ class Machine:
         )
         return call
 
-    def close(self, side: Side) -> None:
-        assert side.tag is not None
-        side.closed = True
-        self.engine.command(CloseGroup(side.tag))
+    def close(self, handle: GroupHandle) -> None:
+        assert handle.tag is not None
+        handle.closed = True
+        self.engine.command(CloseGroup(handle.tag))
 
-    def abort(self, side: Side) -> None:
-        assert side.tag is not None
-        self.engine.command(AbortGroup(side.tag, "tested"))
+    def abort(self, handle: GroupHandle) -> None:
+        assert handle.tag is not None
+        self.engine.command(AbortGroup(handle.tag, "tested"))
 
-    def _call(self, side: Side, what: str, memory: bytes, after: tuple[Region, ...]) -> tuple[Call, int]:
+    def _call(
+        self, handle: GroupHandle, what: str, memory: bytes, after: tuple[Region, ...]
+    ) -> tuple[Call, int]:
         number = self.sim.number()
-        call = Call(side.name, what, bytearray(memory), after)
+        call = Call(handle.name, what, bytearray(memory), after)
         self.calls[number] = call
-        side.calls.append(call)
+        handle.calls.append(call)
         return call, number
 
-    def _command(self, side: Side, number: int, command: Callable[[int], Command]) -> None:
-        assert side.tag is not None
-        self.engine.command(command(side.tag))
+    def _command(self, handle: GroupHandle, number: int, command: Callable[[int], Command]) -> None:
+        assert handle.tag is not None
+        self.engine.command(command(handle.tag))
 
 
 class Simulation:
-    """The machines, their links, and what happens next."""
+    """Machines, their links and the pending events."""
 
     def __init__(self, seed: int, world: int) -> None:
         self.random = Random(seed)
@@ -221,11 +227,11 @@ class Simulation:
 
     # events
 
-    def settle(self, most: int = 400_000, until: Callable[[], bool] | None = None) -> None:
-        """Let things happen in random order until nothing can, or ``until`` says so."""
+    def settle(self, max_events: int = 400_000, until: Callable[[], bool] | None = None) -> None:
+        """Run possible events in random order until there are none, or until ``until`` returns True."""
         idle = 0
-        while idle < (_PATIENCE + 2 if self.actions else 2):
-            assert self.events < most, "it never ends"
+        while idle < (_MAX_PAUSE + 2 if self.actions else 2):
+            assert self.events < max_events, "the simulation does not stop"
             moved = False
             todo = self._possible()
             self.random.shuffle(todo)
@@ -238,7 +244,7 @@ class Simulation:
             idle = 0 if moved else idle + 1
 
     def advance(self, seconds: float, step: float = 0.25) -> None:
-        """Turn the clock, with ticks as the mover's loop has them, and let everything happen in between."""
+        """Turn the clock, with ticks as in the communication process, and run all events in between."""
         end = self.now + seconds
         while self.now < end:
             self.now += step
@@ -247,17 +253,17 @@ class Simulation:
                 self._reap(machine)
             self.settle()
 
-    def give(self, machine: Machine, side: Side, commands: list[Callable[[], object]]) -> None:
-        """The worker gives these commands in this order once the group is open, each at some moment."""
-        pause, turn = self.random.randrange(1, _PATIENCE + 1), 0
+    def give(self, machine: Machine, handle: GroupHandle, commands: list[Callable[[], object]]) -> None:
+        """Give these commands to the engine in order, once the group is open, each at a random moment."""
+        pause, turn = self.random.randrange(1, _MAX_PAUSE + 1), 0
         left = list(reversed(commands))
 
         def action() -> bool:
             nonlocal turn
             turn += 1
-            if left and side.tag is not None and turn % pause == 0:
+            if left and handle.tag is not None and turn % pause == 0:
                 left.pop()()
-            return not left or side.refused is not None or side.closed
+            return not left or handle.refused is not None or handle.closed
 
         self.actions.append((machine, action))
 
@@ -284,7 +290,7 @@ class Simulation:
         return todo
 
     def _act(self, machine: Machine, action: Callable[[], bool]) -> bool:
-        """An action returns True when it is done for good."""
+        """Run an action, which returns True when it is complete."""
         if machine.alive and not machine.frozen:
             if (machine, action) not in self.actions or not action():
                 return False
@@ -311,7 +317,7 @@ class Simulation:
     def _reap(self, machine: Machine) -> None:
         for link in [link for link in machine.links if link.closed is not None]:
             machine.links.remove(link)
-            link.close("gone")
+            link.close("closed")
             machine.engine.link_down(link)
 
     def _connect(self, dialler: Machine, worker: bytes) -> bool:
@@ -320,15 +326,15 @@ class Simulation:
         other = self.by_worker.get(worker)
         if other is None or not other.alive:
             self.dials.remove((dialler, worker))
-            dialler.engine.unreachable(worker, "nobody answers")
+            dialler.engine.unreachable(worker, "no response")
             self._reap(dialler)
             return True
         if other.frozen:
             return False
         self.dials.remove((dialler, worker))
         capacity = max(33, int(self.capacity * self.random.uniform(0.3, 1.5)))
-        mine, theirs = memory_pair(dialler.engine, other.engine, capacity)
-        for machine, link, peer in ((dialler, mine, other), (other, theirs, dialler)):
+        own_link, peer_link = memory_pair(dialler.engine, other.engine, capacity)
+        for machine, link, peer in ((dialler, own_link, other), (other, peer_link, dialler)):
             machine.links.append(link)
             machine.engine.link_up(peer.worker, link)
         return True
@@ -336,7 +342,7 @@ class Simulation:
     # checks
 
     def check_memory(self) -> None:
-        """Nothing was written to memory after its operation had been reported as ended."""
+        """Check that no memory was written after its operation was reported as ended."""
         for machine in self.machines:
             if not machine.alive:
                 continue

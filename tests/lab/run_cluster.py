@@ -1,4 +1,4 @@
-"""Two owners with a run at work, a guest, and an attacker with keys of both kinds: for attacks on runs."""
+"""A cluster with a run of two owners, a guest, and an attacker with the keys of a guest and an owner."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from barnraise.runs.record import RunRecord, decode_record
 from benchmarks.agents.machines import REPOSITORY, Machines
 from benchmarks.agents.runs import CommandLine, write_folder
 from lab import Lab
-from tests.lab.besieged import MOST_GROWTH, MOST_LINES, PORT, Running
+from tests.lab.attacked_cluster import MAX_GROWTH, MAX_LINES, PORT, RunningAttack
 
 OWNERS = (0, 1)
-GUEST = 2  # an honest one, with an agent
-EVERYBODY = range(3)
-LIVES = """\
+GUEST = 2  # honest, with an agent
+ALL_MACHINES = range(3)
+HEARTBEAT_SCRIPT = """\
 import os, time
 place = os.path.join(os.environ["MARKS"], os.environ["RANK"])
 with open(place + "-pids", "a") as pids:
@@ -46,27 +46,27 @@ while True:
 """
 
 
-class Yard:
-    """Two owners' agents with a run, a guest's agent, and a host with keys of a guest and of an owner."""
+class RunCluster:
+    """Agents of two owners with a run, an agent of a guest, and an attacker's host with two keys."""
 
     def __init__(self, lab: Lab, machines: Machines) -> None:
         self.machines, self.line = machines, CommandLine(machines)
-        self.room = machines.state(0).parent
-        self.marks, self.canary = self.room / "marks", self.room / "canary"
+        self.directory = machines.state(0).parent
+        self.marks, self.canary = self.directory / "marks", self.directory / "canary"
         self.marks.mkdir()
-        self.tool = str(self.room / "tool")
-        served = json.dumps({"path": self.tool, "seconds": 3600})
-        command = [sys.executable, "-P", "-m", "benchmarks.attacks.runs", "serve", served]
+        self.attack_server = str(self.directory / "tool")
+        arguments = json.dumps({"path": self.attack_server, "seconds": 3600})
+        command = [sys.executable, "-P", "-m", "benchmarks.attacks.runs", "serve", arguments]
         lab.hosts[3].start(command, env=machines.environment(0), cwd=REPOSITORY)
-        machines.until(lambda: os.path.exists(self.tool), 90.0, "the tool is ready")
+        machines.until(lambda: os.path.exists(self.attack_server), 90.0, "the tool is ready")
         self.addresses = [host.address for host in lab.hosts[:3]]
-        self.guest, self.owner = str(self.room / "guest"), str(self.room / "owner")
+        self.guest, self.owner = str(self.directory / "guest"), str(self.directory / "owner")
         self.guest_id = self._join("guest", self.guest, "mallory")
         self.owner_id = self._join("owner", self.owner, "trudy")
-        write_folder(self.room / "bystander", LIVES)
-        self.run = self.begin("h0,h1", self.room / "bystander", "--restarts", "1000")
+        write_folder(self.directory / "bystander", HEARTBEAT_SCRIPT)
+        self.run = self.start_run("h0,h1", self.directory / "bystander", "--restarts", "1000")
         self.generation = 1
-        machines.until(lambda: self.alive() == 2, 90.0, "the run of the two owners is at work")
+        machines.until(lambda: self.live_workers() == 2, 90.0, "the run of the two owners is running")
 
     def _join(self, role: Role, keep: str, name: str) -> str:
         code = self.machines.ask(0, PairRequest(role), OfferResponse).code
@@ -75,32 +75,32 @@ class Yard:
         return str(joined["node"])
 
     def attack(self, name: str, /, **arguments: Any) -> dict[str, Any]:
-        return self.end(self.start(name, **arguments))
+        return self.await_result(self.start(name, **arguments))
 
-    def start(self, name: str, /, **arguments: Any) -> Running:
-        return Running(self.tool, name, arguments)
+    def start(self, name: str, /, **arguments: Any) -> RunningAttack:
+        return RunningAttack(self.attack_server, name, arguments)
 
-    def end(self, running: Running) -> dict[str, Any]:
-        """Return the result of an attack; the owners answer meanwhile."""
+    def await_result(self, running: RunningAttack) -> dict[str, Any]:
+        """Return the result of an attack; the owners respond meanwhile."""
         while (result := running.result()) is None:
             for place in OWNERS:
                 self.machines.status(place)
         return result
 
-    # what there is
+    # state of the cluster
 
     @property
     def agents(self) -> list[tuple[str, int, str]]:
-        nodes = [node.raw.hex() for node in self.log().members][:2]
+        nodes = [node.raw.hex() for node in self.trust_log().members][:2]
         return [(address, PORT, node) for address, node in zip(self.addresses, nodes, strict=False)]
 
-    def log(self, place: int = 0) -> TrustLog:
+    def trust_log(self, place: int = 0) -> TrustLog:
         rows = self.rows(place, "SELECT entry FROM trust ORDER BY place")
         return TrustLog.read(decode_entry(row[0]) for row in rows)
 
     def record(self, run: str, place: int = 0) -> RunRecord:
-        found = dict(self.rows(place, "SELECT name, record FROM run"))
-        return decode_record(found[run])
+        records = dict(self.rows(place, "SELECT name, record FROM run"))
+        return decode_record(records[run])
 
     def rows(self, place: int, query: str) -> list[Any]:
         base = sqlite3.connect(f"file:{self.machines.state(place) / 'cluster.db'}?mode=ro", uri=True)
@@ -110,10 +110,10 @@ class Yard:
     def watch(self, run: str, place: int = 0, **more: Any) -> WatchResponse:
         return self.machines.ask(place, WatchRequest(run=run, wait_s=0, **more), WatchResponse)
 
-    def said(self, run: str, rank: int) -> str:
+    def output(self, run: str, rank: int) -> str:
         """Return the output of this worker, as far as its machine has answered."""
         return "".join(
-            one.data.decode() for one in self.watch(run, follow=(FollowPosition(rank, 1, 0),)).heard
+            chunk.data.decode() for chunk in self.watch(run, follow=(FollowPosition(rank, 1, 0),)).heard
         )
 
     def phase(self, run: str, place: int = 0) -> str:
@@ -122,62 +122,67 @@ class Yard:
     def runs(self, place: int) -> list[str]:
         return [row.run for row in self.machines.ask(place, RunsRequest(), RunsResponse).runs]
 
-    def words(self, place: int, since: int = 0) -> list[str]:
+    def log_lines(self, place: int, since: int = 0) -> list[str]:
         return self.machines.words(place).splitlines()[since:]
 
-    def begin(self, on: str, folder: Path, *more: str) -> str:
-        """An owner's own run; its name."""
+    def start_run(self, on: str, folder: Path, *more: str) -> str:
+        """Start a run of the first owner and return its name."""
         words = ("run", "--detach", "--on", on, "--set", f"MARKS={self.marks}", *more, "train.py")
         done = self.line.run(0, *words, folder=folder)
         assert done.returncode == 0, done.stderr
         return done.stdout.split()[-1]
 
-    def alive(self) -> int:
+    def live_workers(self) -> int:
         """Return the number of workers of the bystanders' run that wrote in the last seconds."""
         times = [self.marks / str(rank) for rank in range(2)]
         return sum(path.exists() and time.time() - path.stat().st_mtime < 3.0 for path in times)
 
-    # what must not change
+    # checks
 
     @contextlib.contextmanager
-    def undisturbed(self, *, growth: int = MOST_GROWTH, lines: int = MOST_LINES) -> Iterator[None]:
-        """The same agents go on, and so does the run; nobody's disk has anything new."""
+    def undisturbed(self, *, growth: int = MAX_GROWTH, lines: int = MAX_LINES) -> Iterator[None]:
+        """Check that the agents and the run continue, and that no file was written."""
         self._settle()
-        agents = [psutil.Process(self.machines.process(place).pid) for place in EVERYBODY]
+        agents = [psutil.Process(self.machines.process(place).pid) for place in ALL_MACHINES]
         sizes = [agent.memory_info().rss for agent in agents]
-        said = [len(self.words(place)) for place in EVERYBODY]
-        entries = len(self.log())
+        line_counts = [len(self.log_lines(place)) for place in ALL_MACHINES]
+        entries = len(self.trust_log())
         yield
         self._settle()
         for place, agent in enumerate(agents):
-            shown = "\n".join(self.words(place, said[place])[-40:])
-            assert agent.is_running(), f"the agent of h{place} has ended:\n{shown}"
+            shown = "\n".join(self.log_lines(place, line_counts[place])[-40:])
+            assert agent.is_running(), f"the agent of h{place} has stopped:\n{shown}"
             assert "Traceback" not in shown, shown
-            assert "\x1b" not in shown, "what a member wrote commands a terminal"
-            assert len(self.words(place, said[place])) <= lines, shown
+            assert "\x1b" not in shown, "text of a member has terminal escapes"
+            assert len(self.log_lines(place, line_counts[place])) <= lines, shown
             grown = agent.memory_info().rss - sizes[place]
             assert grown < growth, f"h{place} holds {grown / 2**20:.1f} MB more"
-        assert len(self.log()) == entries
-        assert not self.canary.exists(), "it was executed"
-        assert not self.strays(), "it was written outside the store"
-        self.bystanders_go_on()
+        assert len(self.trust_log()) == entries
+        assert not self.canary.exists(), "code of the attacker was executed"
+        assert not self.stray_files(), "a file was written outside the store"
+        self.check_run_continues()
 
-    def bystanders_go_on(self) -> None:
+    def check_run_continues(self) -> None:
         row = self.watch(self.run).row
         assert (row.phase, row.generation) == ("running", self.generation), row
-        self.machines.until(lambda: self.alive() == 2, 60.0, "the run goes on")
+        self.machines.until(lambda: self.live_workers() == 2, 60.0, "the run continues")
         started = [(self.marks / f"{rank}-pids").read_text().split() for rank in range(2)]
-        assert [len(pids) for pids in started] == [self.generation] * 2, "a worker was started anew"
+        assert [len(pids) for pids in started] == [self.generation] * 2, "a worker was restarted"
 
-    def strays(self) -> list[Path]:
-        """Files that an attacker's list names, anywhere that such a name could lead to."""
-        tops = [self.room, Path("/tmp"), Path("/"), *(self.machines.state(place) for place in EVERYBODY)]
-        tops += [self.machines.state(place) / "runs" for place in EVERYBODY]
+    def stray_files(self) -> list[Path]:
+        """Return the files that an attacker's list names, in every folder where they could land."""
+        tops = [
+            self.directory,
+            Path("/tmp"),
+            Path("/"),
+            *(self.machines.state(place) for place in ALL_MACHINES),
+        ]
+        tops += [self.machines.state(place) / "runs" for place in ALL_MACHINES]
         return [path for top in tops for name in ("x", "C:", "..\\..\\x") if (path := top / name).exists()]
 
-    def settle_again(self) -> None:
+    def restore(self) -> None:
         self._settle()
-        self.machines.until(lambda: self.alive() == 2, 90.0, "the run goes on again")
+        self.machines.until(lambda: self.live_workers() == 2, 90.0, "the run continues again")
         self.generation = self.watch(self.run).row.generation
 
     def _settle(self) -> None:
@@ -185,10 +190,10 @@ class Yard:
 
     def _agree(self) -> bool:
         try:
-            told = [self.machines.status(place) for place in EVERYBODY]
+            statuses = [self.machines.status(place) for place in ALL_MACHINES]
         except BarnraiseError:
             return False
-        here = [{row.name for row in one.nodes if row.seniority is not None} for one in told]
-        return len({(one.branch, one.view) for one in told}) == 1 and all(
+        here = [{row.name for row in status.nodes if row.seniority is not None} for status in statuses]
+        return len({(status.branch, status.view) for status in statuses}) == 1 and all(
             names == {"h0", "h1", "h2"} for names in here
         )
