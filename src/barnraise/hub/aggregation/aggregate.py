@@ -109,21 +109,21 @@ def trimmed_mean(rows: torch.Tensor, weights: Sequence[float], trim: float) -> t
 
 def cap_weights(weights: Sequence[float], times: float = _MOST_WEIGHT) -> list[float]:
     """Cap the weights at a multiple of the median weight."""
-    middle = sorted(weights)[(len(weights) - 1) // 2]
-    return [min(one, times * middle) for one in weights]
+    median = sorted(weights)[(len(weights) - 1) // 2]
+    return [min(weight, times * median) for weight in weights]
 
 
 def merge_chunk(inputs: Sequence[MergeInput], index: int, trim: float | None) -> torch.Tensor:
     """Return the mean of one chunk over all updates. ``trim`` is None if only friends take part."""
     if trim is None:
-        weights = cap_weights([one.weight for one in inputs], _MOST_AMONG_FRIENDS)
+        weights = cap_weights([merge_input.weight for merge_input in inputs], _MOST_AMONG_FRIENDS)
         rows = (
-            (one.file.chunk(index).mul_(one.scale), weight)
-            for one, weight in zip(inputs, weights, strict=True)
+            (merge_input.file.chunk(index).mul_(merge_input.scale), weight)
+            for merge_input, weight in zip(inputs, weights, strict=True)
         )
         return weighted_mean(rows, inputs[0].file.form.chunk_size(index))
-    stacked = torch.stack([one.file.chunk(index).mul_(one.scale) for one in inputs])
-    return trimmed_mean(stacked, [one.weight for one in inputs], trim)
+    stacked = torch.stack([merge_input.file.chunk(index).mul_(merge_input.scale) for merge_input in inputs])
+    return trimmed_mean(stacked, [merge_input.weight for merge_input in inputs], trim)
 
 
 def take_outer_step(
@@ -188,8 +188,8 @@ def map_in_order(pool: Executor, work: Callable[[int], T], count: int) -> Iterat
                 waiting.append(pool.submit(work, index + ahead))
             yield result
     finally:
-        for one in waiting:
-            one.cancel()
+        for future in waiting:
+            future.cancel()
 
 
 def _read_chunk(path: Path | None, form: VectorForm, index: int) -> torch.Tensor:

@@ -33,7 +33,7 @@ def main(script: Path, model: Path) -> int:
     threading.Thread(target=_listen, args=(wanted,), daemon=True).start()
     try:
         loss = _load_loss(script)
-    except Exception as error:  # noqa: BLE001  # it is the owner's code: whatever it raises is told
+    except Exception as error:  # noqa: BLE001  # the owner's code may raise any exception
         answers.write(_line(HeldOutResult(failed=f"{type(error).__name__}: {error}")))
         return 1
     answers.write(_line(HeldOutResult()))
@@ -68,10 +68,10 @@ def _evaluate(loss: Loss, model: Path) -> HeldOutResult:
     """Return the loss of the model, or the reason why there is none."""
     try:
         with torch.no_grad():
-            found = float(loss(load_file(model)))  # type: ignore[arg-type]  # whatever it gives is a number or told
+            value = float(loss(load_file(model)))  # type: ignore[arg-type]  # a result that is not a number becomes an error
     except Exception as error:  # noqa: BLE001
         return HeldOutResult(failed=f"{type(error).__name__}: {error}")
-    return HeldOutResult(loss=found if math.isfinite(found) else None)
+    return HeldOutResult(loss=value if math.isfinite(value) else None)
 
 
 def _line(answer: HeldOutResult) -> bytes:

@@ -78,7 +78,7 @@ class OuterStep:
             time=closed.time,
             rule=rule,
             members=len(parts),
-            samples=sum(one.samples for one in parts),
+            samples=sum(part.samples for part in parts),
             loss=mean_loss(parts),
         )
         return RoundResult((version,), parts, refused)
@@ -88,41 +88,41 @@ class OuterStep:
     ) -> tuple[list[MergeInput], tuple[Contribution, ...], dict[str, UpdateVerdict]]:
         """Return the updates to merge with their weights, their contributions, and the refused updates."""
         verdicts = judge_round(closed.arrivals, closed.strangers, self._terms, closed.seen)
-        refused = {name: one for name, one in verdicts.items() if one.kind}
+        refused = {name: verdict for name, verdict in verdicts.items() if verdict.kind}
         inputs, parts = [], []
-        for one in closed.arrivals:
-            update = one.update
+        for arrival in closed.arrivals:
+            update = arrival.update
             if update.id in refused:
                 continue
             scale = verdicts[update.id].scale if update.id in verdicts else 1.0
             behind = closed.head.number - update.version
             weight = update.samples * staleness_weight(behind)
             form = self._form(self._terms.codec, update.version)
-            inputs.append(MergeInput(VectorFile(self._blobs.path(one.sha256), form), weight, scale))
+            inputs.append(MergeInput(VectorFile(self._blobs.path(arrival.sha256), form), weight, scale))
             parts.append(
                 Contribution(
                     node=update.node,
                     lease=update.lease,
                     samples=update.samples,
-                    spans=one.spans,
+                    spans=arrival.spans,
                     behind=behind,
                     weight=weight,
                     scale=scale,
-                    sha256=one.sha256,
-                    loss=one.loss,
-                    merged=one.merged,
+                    sha256=arrival.sha256,
+                    loss=arrival.loss,
+                    merged=arrival.merged,
                 )
             )
         return inputs, tuple(parts), refused
 
     def trim_fraction(self, closed: ClosedRound, parts: Sequence[Contribution]) -> float | None:
         """Return the fraction that `merge_chunk` trims on each side; None if no stranger takes part."""
-        return self._terms.trim if any(one.node in closed.strangers for one in parts) else None
+        return self._terms.trim if any(part.node in closed.strangers for part in parts) else None
 
     def _new_base(self, number: int, chain: Sequence[CommittedRound], last: VersionStep) -> VersionStep:
         base = chain[0].base
         assert base is not None
-        steps = [one.step for one in chain[1:]] + [last]
+        steps = [version.step for version in chain[1:]] + [last]
         return write_base(
             self._blobs,
             self._form(self._terms.base_codec, number),
@@ -143,9 +143,9 @@ class OuterStep:
 
 def mean_loss(parts: Sequence[Contribution]) -> float | None:
     """Return the mean of the reported losses, weighted by samples; None if there is none."""
-    said = [(one.samples, one.loss) for one in parts if one.loss is not None]
-    total = sum(samples for samples, _ in said)
-    return sum(samples * loss for samples, loss in said) / total if total else None
+    reported = [(part.samples, part.loss) for part in parts if part.loss is not None]
+    total = sum(samples for samples, _ in reported)
+    return sum(samples * loss for samples, loss in reported) / total if total else None
 
 
 def first_version(base: VersionStep, time: float) -> CommittedRound:

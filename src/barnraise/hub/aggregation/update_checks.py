@@ -54,12 +54,12 @@ class UpdateVerdict(NamedTuple):
 
 def median_norm(seen: Sequence[UpdateFingerprint], merged: int = 1) -> float | None:
     """Return the running median norm, for a mean of ``merged`` updates; None while too few are known."""
-    known = [one for one in seen if one.norm > 0][-_WINDOW:]
+    known = [fingerprint for fingerprint in seen if fingerprint.norm > 0][-_WINDOW:]
     return _median(known, merged)
 
 
 def _median(others: Sequence[AcceptedUpdate | UpdateFingerprint], merged: int) -> float | None:
-    norms = [_max_norm(one, merged) for one in others]
+    norms = [_max_norm(other, merged) for other in others]
     return statistics.median(norms) if len(norms) >= LEAST_NORMS else None
 
 
@@ -68,18 +68,18 @@ def _max_norm(other: AcceptedUpdate | UpdateFingerprint, merged: int) -> float:
     return other.norm * math.sqrt(max(1.0, other.merged / merged))
 
 
-def trusted_merge_count(role: Role, said: int, samples: int) -> int:
+def trusted_merge_count(role: Role, claimed: int, samples: int) -> int:
     """Return how many updates an update was merged from.
 
     A stranger's claim would only loosen the check, so it counts as one.
     """
-    return 1 if role == "stranger" else max(1, min(said, samples))
+    return 1 if role == "stranger" else max(1, min(claimed, samples))
 
 
 def clip_scale(norm: float, median: float | None, terms: RoundConfig) -> float:
     """Return the factor that clips an update. Both norms are per square root of a sample."""
-    most = terms.clip_over * median if median else norm
-    return most / norm if norm > most else 1.0
+    max_norm = terms.clip_over * median if median else norm
+    return max_norm / norm if norm > max_norm else 1.0
 
 
 def learned_norm(norm: float, median: float | None, terms: RoundConfig) -> float:
@@ -90,8 +90,10 @@ def learned_norm(norm: float, median: float | None, terms: RoundConfig) -> float
 def judge_norm(norm: float, median: float | None, terms: RoundConfig) -> UpdateVerdict:
     """Judge an update by the median norm of its round."""
     if median and norm > terms.refuse_over * median:
-        said = f"its norm is {norm / median:.3g} times the round's median, the limit is {terms.refuse_over:g}"
-        return UpdateVerdict("norm", said, 0.0)
+        reason = (
+            f"its norm is {norm / median:.3g} times the round's median, the limit is {terms.refuse_over:g}"
+        )
+        return UpdateVerdict("norm", reason, 0.0)
     return UpdateVerdict(scale=clip_scale(norm, median, terms))
 
 
@@ -100,10 +102,14 @@ def judge_copy(node: str, sha256: str, sketch: bytes, earlier: Sequence[UpdateFi
 
     Sketches of small models cannot tell copies from agreement.
     """
-    if any(one.sha256 == sha256 for one in earlier):
+    if any(fingerprint.sha256 == sha256 for fingerprint in earlier):
         return UpdateVerdict("copy", "the same bytes were sent before")
     own = read_sketch(sketch)
-    others = [one.sketch for one in earlier if one.node != node and len(one.sketch) == len(sketch)]
+    others = [
+        fingerprint.sketch
+        for fingerprint in earlier
+        if fingerprint.node != node and len(fingerprint.sketch) == len(sketch)
+    ]
     if own is None or not others:
         return UpdateVerdict()
     table = numpy.frombuffer(b"".join(others), dtype="<f4").reshape(len(others), -1)
@@ -140,28 +146,30 @@ def judge_round(
 
     Only strangers are judged by direction, and only if enough other updates agree on one.
     """
-    kinds = {one.merged for one in arrivals}
-    medians = {merged: _median(arrivals, merged) for merged in kinds}
-    usual = {merged: median_norm(seen, merged) for merged in kinds}
-    friends = [one for one in arrivals if one.update.node not in strangers]
-    found: dict[str, UpdateVerdict] = {}
-    for one in arrivals:
-        verdict = _judge_size(one, medians[one.merged], terms)
-        if one.update.node in strangers:
-            verdict = _judge_stranger(one, verdict, medians[one.merged], usual[one.merged], friends, terms)
+    merge_counts = {arrival.merged for arrival in arrivals}
+    medians = {merged: _median(arrivals, merged) for merged in merge_counts}
+    usual = {merged: median_norm(seen, merged) for merged in merge_counts}
+    friends = [arrival for arrival in arrivals if arrival.update.node not in strangers]
+    verdicts: dict[str, UpdateVerdict] = {}
+    for arrival in arrivals:
+        verdict = _judge_size(arrival, medians[arrival.merged], terms)
+        if arrival.update.node in strangers:
+            verdict = _judge_stranger(
+                arrival, verdict, medians[arrival.merged], usual[arrival.merged], friends, terms
+            )
         if verdict.kind or verdict.scale != 1.0:
-            found[one.update.id] = verdict
-    return found | _judge_directions(arrivals, strangers)
+            verdicts[arrival.update.id] = verdict
+    return verdicts | _judge_directions(arrivals, strangers)
 
 
-def _judge_size(one: AcceptedUpdate, median: float | None, terms: RoundConfig) -> UpdateVerdict:
-    by_before = one.scale if median is None else one.scale * terms.refuse_over / terms.clip_over
-    verdict = judge_norm(one.norm, median, terms)
+def _judge_size(arrival: AcceptedUpdate, median: float | None, terms: RoundConfig) -> UpdateVerdict:
+    by_before = arrival.scale if median is None else arrival.scale * terms.refuse_over / terms.clip_over
+    verdict = judge_norm(arrival.norm, median, terms)
     return verdict._replace(scale=min(verdict.scale, by_before))
 
 
 def _judge_stranger(
-    one: AcceptedUpdate,
+    arrival: AcceptedUpdate,
     verdict: UpdateVerdict,
     median: float | None,
     usual: float | None,
@@ -173,14 +181,18 @@ def _judge_stranger(
     Without one, use a friend's update or the median of the round. Alone, the update is refused.
     """
     if usual is not None:
-        most = usual * (terms.clip_over if median is None else terms.refuse_over)
+        max_norm = usual * (terms.clip_over if median is None else terms.refuse_over)
     elif friends:
-        most = min(_max_norm(other, one.merged) for other in friends)
+        max_norm = min(_max_norm(other, arrival.merged) for other in friends)
     elif median is not None:
         return verdict
     else:
         return UpdateVerdict("incomparable", "there is no other update yet to compare its norm with", 0.0)
-    return verdict._replace(scale=min(verdict.scale, most / one.norm)) if one.norm > most else verdict
+    return (
+        verdict._replace(scale=min(verdict.scale, max_norm / arrival.norm))
+        if arrival.norm > max_norm
+        else verdict
+    )
 
 
 def confirmed_norms(
@@ -192,35 +204,38 @@ def confirmed_norms(
     """
     if len(arrivals) < LEAST_NORMS:
         return {}
-    norms = {one.sha256: one.norm for one in arrivals}
-    return {one.sha256: norms[one.sha256] * one.scale for one in parts if one.node in strangers}
+    norms = {arrival.sha256: arrival.norm for arrival in arrivals}
+    return {part.sha256: norms[part.sha256] * part.scale for part in parts if part.node in strangers}
 
 
 def replace_norms(seen: Iterable[UpdateFingerprint], norms: Mapping[str, float]) -> list[UpdateFingerprint]:
     """Return the fingerprints with the norms of ``norms``, by hash."""
     return [
-        msgspec.structs.replace(one, norm=norms[one.sha256]) if one.sha256 in norms else one for one in seen
+        msgspec.structs.replace(fingerprint, norm=norms[fingerprint.sha256])
+        if fingerprint.sha256 in norms
+        else fingerprint
+        for fingerprint in seen
     ]
 
 
 def _judge_directions(
     arrivals: Sequence[AcceptedUpdate], strangers: frozenset[str]
 ) -> dict[str, UpdateVerdict]:
-    found: dict[str, UpdateVerdict] = {}
-    sketches = {one.update.id: read_sketch(one.sketch) for one in arrivals}
-    known = {name: _unit(one) for name, one in sketches.items() if one is not None}
-    if len(known) < _LEAST_VOTES or not strangers:
-        return found
-    middle = _unit(numpy.median(numpy.stack(list(known.values())), axis=0))
-    angles = {name: float(one @ middle) for name, one in known.items()}
+    verdicts: dict[str, UpdateVerdict] = {}
+    sketches = {arrival.update.id: read_sketch(arrival.sketch) for arrival in arrivals}
+    directions = {name: _unit(sketch) for name, sketch in sketches.items() if sketch is not None}
+    if len(directions) < _LEAST_VOTES or not strangers:
+        return verdicts
+    middle = _unit(numpy.median(numpy.stack(list(directions.values())), axis=0))
+    angles = {name: float(direction @ middle) for name, direction in directions.items()}
     agreed = statistics.median(angles.values())
-    for one in arrivals:
-        angle = angles.get(one.update.id, agreed)
-        if one.update.node in strangers and agreed > _AGREED and angle < _UNLIKE * agreed:
+    for arrival in arrivals:
+        angle = angles.get(arrival.update.id, agreed)
+        if arrival.update.node in strangers and agreed > _AGREED and angle < _UNLIKE * agreed:
             way = "points against" if angle < -_UNLIKE * agreed else "is unrelated to"
-            said = f"it {way} the other updates of its round (cosine {angle:.2f}, the others' {agreed:.2f})"
-            found[one.update.id] = UpdateVerdict("unlike", said, 0.0)
-    return found
+            reason = f"it {way} the other updates of its round (cosine {angle:.2f}, the others' {agreed:.2f})"
+            verdicts[arrival.update.id] = UpdateVerdict("unlike", reason, 0.0)
+    return verdicts
 
 
 def after_refusal(member: MemberRecord, kind: str, reason: str, terms: RoundConfig) -> MemberRecord:
@@ -265,4 +280,4 @@ def member_names(members: Mapping[str, MemberRecord]) -> dict[str, str]:
 
 
 def stranger_nodes(members: Mapping[str, MemberRecord]) -> frozenset[str]:
-    return frozenset(node for node, one in members.items() if one.role == "stranger")
+    return frozenset(node for node, member in members.items() if member.role == "stranger")

@@ -53,13 +53,13 @@ class QuietHours(msgspec.Struct, frozen=True):
         """
         if not text.strip():
             return None
-        found = _SPAN.fullmatch(text.strip())
-        if found is None or found.groups()[:2] == found.groups()[2:]:
+        match = _SPAN.fullmatch(text.strip())
+        if match is None or match.groups()[:2] == match.groups()[2:]:
             raise ConfigError(
                 f"the quiet hours {text!r} are no span of a day",
                 hint="Write them as in contributing.quiet_hours = '22:30-07:00', or leave them empty.",
             )
-        hour, minute, last_hour, last_minute = (int(group) for group in found.groups())
+        hour, minute, last_hour, last_minute = (int(group) for group in match.groups())
         return cls(time(hour, minute), time(last_hour, last_minute))
 
     def left_s(self, now: datetime) -> float:
@@ -159,9 +159,11 @@ def is_metered(platform: str = sys.platform, ask: Asked | None = None) -> bool:
 
     Systems that cannot tell (macOS, no NetworkManager) count as unmetered.
     """
-    asked = ask or _answer
+    run_command = ask or _answer
     if platform == "linux":
-        lines = asked(["nmcli", "-t", "-f", "GENERAL.STATE,GENERAL.METERED", "device", "show"]).splitlines()
+        lines = run_command(
+            ["nmcli", "-t", "-f", "GENERAL.STATE,GENERAL.METERED", "device", "show"]
+        ).splitlines()
         is_up = False
         for line in lines:
             name, _, value = line.partition(":")
@@ -171,7 +173,7 @@ def is_metered(platform: str = sys.platform, ask: Asked | None = None) -> bool:
                 return True
         return False
     if platform == "win32":
-        words = asked(["powershell", "-NoProfile", "-Command", _WINDOWS_QUESTION]).split()
+        words = run_command(["powershell", "-NoProfile", "-Command", _WINDOWS_QUESTION]).split()
         return bool(words) and words[-1] in ("Fixed", "Variable")
     return False
 

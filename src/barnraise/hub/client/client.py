@@ -175,7 +175,7 @@ class HubClient:
             except HubAway as error:
                 away = away or error
                 continue
-            self._addresses.sort(key=lambda one: one != address)
+            self._addresses.sort(key=lambda other: other != address)
             return _decode_response(kind, answer)
         assert away is not None
         raise away
@@ -236,14 +236,16 @@ class HubClient:
         for attempt in range(2):
             url = httpx.URL(f"{address}{path}", params=dict(query) if query else None)
             target = url.raw_path.decode("ascii")
-            line, _, asked = target.partition("?")
+            url_path, _, query_text = target.partition("?")
             # A hub below a path of a proxy's is asked there, but signs what reaches it.
-            own = line.removeprefix(httpx.URL(address).path.rstrip("/"))
+            signed_path = url_path.removeprefix(httpx.URL(address).path.rstrip("/"))
             now = self._wall() + self._offset
-            headers = sign_request(self._key, method, own, asked, data, self._hub, now)
-            status, found, body = self._exchange(address, method, url, headers, data, timeout_s)
+            headers = sign_request(self._key, method, signed_path, query_text, data, self._hub, now)
+            status, response_headers, body = self._exchange(address, method, url, headers, data, timeout_s)
             try:
-                self.ahead_s = verify_response(self._hub, status, found, body, headers) - self._wall()
+                self.ahead_s = (
+                    verify_response(self._hub, status, response_headers, body, headers) - self._wall()
+                )
             except HubError as error:
                 raise HubAway(
                     _foreign_response(address, status, error.message),
@@ -297,13 +299,13 @@ class HubClient:
     ) -> tuple[int, dict[str, str], bytes]:
         content = self._throttle(data) if data else None
         sizes = {"content-length": str(len(data))} if data else {}
-        line, deadline = self._http_client(address), self._deadlines[address]
+        http_client, deadline = self._http_client(address), self._deadlines[address]
         slowest = min(_SLOWEST_SENT_BYTES_S, self._pace.bytes_in(1.0) or _SLOWEST_SENT_BYTES_S)
         in_all_s = self._connect_s + timeout_s + len(data) / slowest
         try:
             with (
                 deadline.within(in_all_s),
-                line.stream(
+                http_client.stream(
                     method,
                     url,
                     headers={**headers, **sizes},
@@ -312,14 +314,14 @@ class HubClient:
                     extensions={"trace": deadline.trace},
                 ) as response,
             ):
-                found = bytearray()
+                received = bytearray()
                 for part in response.iter_bytes(_READ_BYTES):
-                    found += part
-                    if len(found) > MOST_MESSAGE_BYTES:
+                    received += part
+                    if len(received) > MOST_MESSAGE_BYTES:
                         raise HubAway(f"{url.host} sends more than an answer may have")
-                self.received_bytes += len(found)
+                self.received_bytes += len(received)
                 plain = {name.lower(): value for name, value in response.headers.items()}
-                return response.status_code, plain, bytes(found)
+                return response.status_code, plain, bytes(received)
         except (httpx.HTTPError, HandshakeError) as error:
             self._disconnect(address)
             raise _unreached(url, error) from error
@@ -336,12 +338,14 @@ class HubClient:
 
     # blobs
 
-    def fetch(self, sha256: str, target: Path, *, size: int | None = None, most: int | None = None) -> None:
-        """Download a blob to a file, of exactly ``size`` bytes or of ``most`` bytes at most.
+    def fetch(
+        self, sha256: str, target: Path, *, size: int | None = None, max_bytes: int | None = None
+    ) -> None:
+        """Download a blob to a file, of exactly ``size`` bytes or of at most ``max_bytes`` bytes.
 
         A partial download is resumed. Raise HubError if the content does not match the hash.
         """
-        bound = size if size is not None else most
+        bound = size if size is not None else max_bytes
         assert bound is not None, "a download needs a limit"
         draft = target.with_name(f"{target.name}.part")
         try:
@@ -379,10 +383,10 @@ class HubClient:
     def _rotate_addresses(self) -> None:
         self._addresses.append(self._addresses.pop(0))
 
-    def fetch_bytes(self, sha256: str, most: int, folder: Path) -> bytes:
+    def fetch_bytes(self, sha256: str, max_bytes: int, folder: Path) -> bytes:
         """Download a small blob of unknown size and return its bytes."""
         target = folder / sha256
-        self.fetch(sha256, target, most=most)
+        self.fetch(sha256, target, max_bytes=max_bytes)
         data = target.read_bytes()
         target.unlink()
         return data

@@ -156,9 +156,9 @@ class Contributor:
         waiting = self._client.backoff("the hub's owner, whose model the run begins with")
         while True:
             waiting.pause("it is not there yet")
-            found = self._client.ask_with_retries("GET", "/v1/run", RunDescription)
-            if found.layout is not None:
-                return found
+            description = self._client.ask_with_retries("GET", "/v1/run", RunDescription)
+            if description.layout is not None:
+                return description
 
     # the chain
 
@@ -260,19 +260,20 @@ class Contributor:
 
 def _compare(description: RunDescription, layout: VectorLayout, course: HubDataOrder) -> None:
     """Raise RunError unless this machine's model and data order are those of the hub."""
-    theirs, mine = description.layout, layout
+    hub_layout, own_layout = description.layout, layout
     hint = "Run the files of the invite unchanged, with the versions of packages that the hub's owner has."
-    assert theirs is not None
-    for one, other in zip(theirs.entries, mine.entries, strict=False):
-        if one != other:
+    assert hub_layout is not None
+    for hub_entry, own_entry in zip(hub_layout.entries, own_layout.entries, strict=False):
+        if hub_entry != own_entry:
             raise RunError(
-                f"the hub's model has {printable(one.name)} {list(one.shape)} {one.dtype} where this one has "
-                f"{other.name} {list(other.shape)} {other.dtype}",
+                f"the hub's model has {printable(hub_entry.name)} {list(hub_entry.shape)} {hub_entry.dtype} "
+                f"where this one has {own_entry.name} {list(own_entry.shape)} {own_entry.dtype}",
                 hint=hint,
             )
-    if len(theirs.entries) != len(mine.entries):
+    if len(hub_layout.entries) != len(own_layout.entries):
         raise RunError(
-            f"the hub's model has {len(theirs.entries)} tensors, this one {len(mine.entries)}", hint=hint
+            f"the hub's model has {len(hub_layout.entries)} tensors, this one {len(own_layout.entries)}",
+            hint=hint,
         )
     if description.course != course:
         raise RunError(

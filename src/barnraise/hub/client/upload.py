@@ -26,7 +26,7 @@ def push(client: HubClient, declaration: UpdateDeclaration, path: Path) -> HubPr
     """
     waiting = client.backoff()
     progress: HubProgress | None = None
-    digests, most = 0, client.piece_bytes
+    digests, max_bytes = 0, client.piece_bytes
     with path.open("rb") as file:
         while True:
             client.wait_for_policy()
@@ -36,20 +36,20 @@ def push(client: HubClient, declaration: UpdateDeclaration, path: Path) -> HubPr
                 if progress.accepted:
                     return progress
                 file.seek(progress.offset)
-                piece = file.read(min(most, progress.piece))
+                piece = file.read(min(max_bytes, progress.piece))
                 where = f"/v1/uploads/{progress.id}"
                 progress = client.ask("PATCH", where, HubProgress, piece, query={"offset": progress.offset})
                 waiting = client.backoff()
             except HubAway as error:
                 if progress is not None and isinstance(error.__cause__, _TOO_SLOW):
-                    most = _smaller(most)
+                    max_bytes = _smaller(max_bytes)
                 progress = None
                 waiting.pause(error.message)
             except HubRefused as error:
                 progress = None
                 digests += error.kind == "digest"
                 if error.kind == "slow":
-                    most = _smaller(most)
+                    max_bytes = _smaller(max_bytes)
                 again = error.kind in _ASK_AGAIN or error.status in _BUSY
                 if not again or digests > _MOST_DIGESTS:
                     raise

@@ -19,7 +19,7 @@ from barnraise.hub.protocol.messages import CodeDescription, decode_message
 from barnraise.hub.storage.blobs import BlobStore
 
 MOST_CODE_BYTES = 4 << 20
-ASK_THE_SENDER = "Ask the person who sent the invite; the hub may be of another Barnraise version."
+ASK_THE_SENDER = "Ask the sender of the invite; the hub may run another Barnraise version."
 _NO_ROOM = "Free some space there; what is here already is kept, and it goes on by itself."
 
 
@@ -32,24 +32,24 @@ class BlobFetcher:
     def __init__(self, client: HubClient, blobs: BlobStore, folder: Path, limits: FolderLimits) -> None:
         self._client, self._blobs, self._folder, self._limits = client, blobs, folder, limits
 
-    def fetch(self, name: str, *, size: int | None = None, most: int | None = None) -> None:
+    def fetch(self, name: str, *, size: int | None = None, max_bytes: int | None = None) -> None:
         """Fetch a blob as `HubClient.fetch` does, unless it is here.
 
         Raise ShippingError if the disk has no room.
         """
         if self._blobs.has(name):
             return
-        check_room(self._folder, size or most or 0, _NO_ROOM)
+        check_room(self._folder, size or max_bytes or 0, _NO_ROOM)
         target = self._folder / f"blob-{name}"
-        self._client.fetch(name, target, size=size, most=most)
+        self._client.fetch(name, target, size=size, max_bytes=max_bytes)
         sync_path(target)
         self._blobs.adopt(target, name)
 
     def fetch_code(self, name: str) -> tuple[str, ...]:
         """Fetch all blobs of a run's code and return their names."""
-        self.fetch(name, most=MOST_CODE_BYTES)
+        self.fetch(name, max_bytes=MOST_CODE_BYTES)
         code = decode_message(CodeDescription, self._blobs.path(name).read_bytes())
-        self.fetch(code.manifest, most=MOST_ENCODED)
+        self.fetch(code.manifest, max_bytes=MOST_ENCODED)
         files = files_of(code, self._blobs.path(code.manifest).read_bytes(), self._limits)
         for sha256, entry in zip(code.contents, files.objects().values(), strict=True):
             self.fetch(sha256, size=entry.size)

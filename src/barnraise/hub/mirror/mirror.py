@@ -57,9 +57,9 @@ def read_handover(text: str, signers: Sequence[NodeId]) -> Handover:
     """Parse and verify a handover. Raise HubError unless one of these signers signed it."""
     try:
         data = base64.b64decode(text.strip().removeprefix(PREFIX), altchars=b"-_", validate=True)
-        signature, told = data[:_SIGNATURE], data[_SIGNATURE:]
-        if any(verify_signature(one, signature, PREFIX.encode() + told) for one in signers):
-            return decode(_decoder, told, "the handover cannot be read")
+        signature, payload = data[:_SIGNATURE], data[_SIGNATURE:]
+        if any(verify_signature(signer, signature, PREFIX.encode() + payload) for signer in signers):
+            return decode(_decoder, payload, "the handover cannot be read")
     except (ValueError, ProtocolError) as error:
         raise HubError("this is not a handover of a hub", hint=_COPY_AGAIN) from error
     raise HubError("neither the owner of the run nor its hub has signed this", hint=_COPY_AGAIN)
@@ -98,7 +98,12 @@ class HubMirror:
         layout = read_fact(replica.facts, "layout", VectorLayout)
         # What the outer optimizer remembers is flat float32; the log names the sizes of all else.
         flat = 0 if layout is None else 4 * layout.numel
-        sizes = {step.sha256: step.size for one in known for step in (one.step, one.base) if step is not None}
+        sizes = {
+            step.sha256: step.size
+            for version in known
+            for step in (version.step, version.base)
+            if step is not None
+        }
         needed = named_blobs(known)
         for name in sorted(needed):
             self._fetcher.fetch(name, size=sizes.get(name, flat))
@@ -116,11 +121,11 @@ class HubMirror:
         changes: Changes = [change(HubLog.set_fact, name, value) for name, value in replica.facts.items()]
         changes.append(change(HubLog.set_fact, FOLLOWS, self._hub.raw))
         changes.append(HubLog.clear_for_replica)
-        changes += [change(HubLog.put_member, one) for one in replica.members]
-        changes += [change(HubLog.put_grant, one) for one in replica.grants]
-        changes += [change(HubLog.put_lease, one) for one in replica.leases]
-        changes += [change(HubLog.put_seen, one) for one in replica.seen]
-        changes += [change(HubLog.put_version, one) for one in replica.versions]
+        changes += [change(HubLog.put_member, member) for member in replica.members]
+        changes += [change(HubLog.put_grant, grant) for grant in replica.grants]
+        changes += [change(HubLog.put_lease, lease) for lease in replica.leases]
+        changes += [change(HubLog.put_seen, fingerprint) for fingerprint in replica.seen]
+        changes += [change(HubLog.put_version, version) for version in replica.versions]
         self._log.transact(changes)
 
 
@@ -134,8 +139,8 @@ def take_over(directory: Path, word: str) -> None:
         founding, follows = read_fact(facts, FOUNDING, HubFounding), facts.get(FOLLOWS)
         if founding is None or follows is None:
             raise HubError(f"there is no mirror in {directory}", hint="Run `barnraise hub follow` first.")
-        said = read_handover(word, (NodeId.parse(founding.owner), NodeId(follows)))
-        if (said.hub, said.successor) != (follows, hub_key(directory).id.raw):
+        handover = read_handover(word, (NodeId.parse(founding.owner), NodeId(follows)))
+        if (handover.hub, handover.successor) != (follows, hub_key(directory).id.raw):
             raise HubError("the handover names other hubs", hint=_COPY_AGAIN)
         log = HubLog(directory)
         try:

@@ -147,7 +147,7 @@ def _has_proxy() -> bool:
 def _resolved(url: httpx.URL) -> list[str]:
     port = url.port or (443 if url.scheme == "https" else 80)
     try:
-        found = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise StoreAway("its name leads nowhere") from error
-    return list(dict.fromkeys(str(one[4][0]) for one in found))
+    return list(dict.fromkeys(str(info[4][0]) for info in infos))

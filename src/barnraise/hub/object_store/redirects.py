@@ -23,14 +23,14 @@ Where = Literal["machine", "network", "internet", "nowhere"]
 def origin_of(url: str) -> str | None:
     """Return scheme, host and port of a URL, without the default port; None if it has no such origin."""
     try:
-        found = httpx.URL(url)
+        parsed = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):
         return None
-    if found.scheme not in _PORTS or not found.host or found.userinfo:
+    if parsed.scheme not in _PORTS or not parsed.host or parsed.userinfo:
         return None
-    host = f"[{found.host}]" if ":" in found.host else found.host
-    port = "" if found.port in (None, _PORTS[found.scheme]) else f":{found.port}"
-    return f"{found.scheme}://{host}{port}"
+    host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
+    port = "" if parsed.port in (None, _PORTS[parsed.scheme]) else f":{parsed.port}"
+    return f"{parsed.scheme}://{host}{port}"
 
 
 def refusal_reason(link: str, accepted: str, sha256: str) -> str:
@@ -47,21 +47,21 @@ def refusal_reason(link: str, accepted: str, sha256: str) -> str:
 def network_of(address: str) -> Where:
     """Return the network that an address belongs to, also if it is embedded in an IPv6 address."""
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return "nowhere"
-    if isinstance(found, ipaddress.IPv6Address):
-        found = found.ipv4_mapped or found.sixtofour or _behind_nat64(found) or found
-    if found.is_loopback:
+    if isinstance(ip, ipaddress.IPv6Address):
+        ip = ip.ipv4_mapped or ip.sixtofour or _behind_nat64(ip) or ip
+    if ip.is_loopback:
         return "machine"
-    if found.is_link_local or found.is_multicast or found.is_unspecified or found.is_reserved:
+    if ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip.is_reserved:
         return "nowhere"
-    return "internet" if found.is_global else "network"
+    return "internet" if ip.is_global else "network"
 
 
-def allowed_addresses(found: Iterable[str], hub: Where, scheme: str) -> tuple[str, ...]:
+def allowed_addresses(addresses: Iterable[str], hub: Where, scheme: str) -> tuple[str, ...]:
     """Return the addresses of a store that a hub in the network ``hub`` may redirect to, in their order."""
-    return tuple(address for address in found if _may_lead(hub, network_of(address), scheme))
+    return tuple(address for address in addresses if _may_lead(hub, network_of(address), scheme))
 
 
 def _may_lead(hub: Where, store: Where, scheme: str) -> bool:
@@ -76,5 +76,5 @@ def _may_lead(hub: Where, store: Where, scheme: str) -> bool:
     return store in allowed[hub]
 
 
-def _behind_nat64(found: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    return ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else None
+def _behind_nat64(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None

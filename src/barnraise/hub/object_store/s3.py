@@ -42,14 +42,14 @@ def parse_bucket_url(store: str, endpoint: str = "") -> BucketUrl:
 
     Raise HubError if it is invalid, or if the S3 library is missing.
     """
-    found = _STORE.fullmatch(store)
-    if found is None:
+    match = _STORE.fullmatch(store)
+    if match is None:
         raise HubError(f"{store!r} names no bucket", hint="Write it as in: --store s3://bucket/folder")
     if endpoint:
         _origin(endpoint)
     if find_spec("botocore") is None:
         raise HubError("what an object store needs is not installed here", hint=install_hint("hub", "s3"))
-    return BucketUrl(found[1], (found[2] or "").strip("/"), endpoint or None)
+    return BucketUrl(match[1], (match[2] or "").strip("/"), endpoint or None)
 
 
 class S3Bucket:
@@ -68,9 +68,9 @@ class S3Bucket:
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._folder
             )
-            listed = {one["Key"]: one["Size"] for page in pages for one in page.get("Contents", ())}
-        found = {key.removeprefix(self._folder): size for key, size in listed.items()}
-        return {name: size for name, size in found.items() if _NAME.fullmatch(name)}
+            listed = {item["Key"]: item["Size"] for page in pages for item in page.get("Contents", ())}
+        sizes = {key.removeprefix(self._folder): size for key, size in listed.items()}
+        return {name: size for name, size in sizes.items() if _NAME.fullmatch(name)}
 
     def put(self, name: str, path: Path) -> None:
         """Upload a file completely or not at all.
@@ -87,10 +87,10 @@ class S3Bucket:
     def link(self, name: str) -> str:
         """Return a presigned URL, valid for `LINK_S` seconds. It contains the key's id, not its secret."""
         with _translated():
-            found = _link(self._client, self._at(name))
-        if origin_of(found) != self.origin:  # the library follows a bucket to its region, members do not
+            url = _link(self._client, self._at(name))
+        if origin_of(url) != self.origin:  # the library follows a bucket to its region, members do not
             raise StoreAway("the bucket is in another region", hint="Set AWS_DEFAULT_REGION to that region.")
-        return found
+        return url
 
     def _at(self, name: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._folder + name}
@@ -130,19 +130,19 @@ def _link(client: Any, place: dict[str, str]) -> str:
 
 def _origin(url: str) -> str:
     """Return the origin of a URL. Raise HubError if there is none, or if it is not private."""
-    found = origin_of(url)
-    if found is None:
+    origin = origin_of(url)
+    if origin is None:
         raise HubError(
             "the store's endpoint is no address",
             hint="Write it as in: --store-endpoint https://s3.example.org",
         )
-    host = urlsplit(found).hostname or ""
-    if not found.startswith("https:") and host != "localhost" and network_of(host) != "machine":
+    host = urlsplit(origin).hostname or ""
+    if not origin.startswith("https:") and host != "localhost" and network_of(host) != "machine":
         raise HubError(
             f"a store without TLS may not be at {host}",
             hint="Give an https:// endpoint; http:// is for a store on this machine.",
         )
-    return found
+    return origin
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ class RoundConfig(msgspec.Struct, frozen=True, kw_only=True):
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.6
     round_s: Annotated[float, Meta(ge=0.05, le=86_400)] = 30.0  # of inner training that a lease is cut for
     grace: Annotated[float, Meta(ge=0, le=4)] = 0.25  # of round_s, after the quorum is there
-    slack_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0  # for a member's line, whatever its speed
+    slack_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0  # for a member's network, in addition to the grace
     quorum: Annotated[float, Meta(gt=0, le=1)] = 0.6
     stale_limit: Annotated[int, Meta(ge=0, le=64)] = 2  # versions behind
     first_batches: Annotated[int, Meta(ge=1, le=1 << 20)] = 4  # for a member of unknown speed
@@ -254,9 +254,9 @@ def decode_message(kind: type[T], data: bytes) -> T:
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
-    found = decode(decoder, data, f"this is not a message of kind {kind.__name__}")
-    assert isinstance(found, kind)
-    return found
+    message = decode(decoder, data, f"this is not a message of kind {kind.__name__}")
+    assert isinstance(message, kind)
+    return message
 
 
 def check_layout(layout: VectorLayout) -> None:

@@ -68,8 +68,8 @@ def verify_request(
     """
     if headers.get(HUB_HEADER) != str(hub):
         raise HubRefused(401, "wrong-hub", "the request is meant for another hub", hint=SAME_VERSION_HINT)
-    found, digest, signature = _read(_REQUEST_INPUT, headers)
-    parameters, created, nonce, keyid = found
+    fields, digest, signature = _read(_REQUEST_INPUT, headers)
+    parameters, created, nonce, keyid = fields
     base = _request_base(method, path, query, headers["content-digest"], headers[HUB_HEADER], parameters)
     node = _node(keyid)
     if node is None or not verify_signature(node, base64.b64decode(signature[1:-1]), base):
@@ -79,12 +79,12 @@ def verify_request(
     return SignedMessage(node, int(created), nonce, digest, signature)
 
 
-def sign_response(key: NodeKey, status: int, body: bytes, asked: str, now: float) -> dict[str, str]:
-    """Return the signature headers of a response. ``asked``: the request's signature."""
+def sign_response(key: NodeKey, status: int, body: bytes, request_sig: str, now: float) -> dict[str, str]:
+    """Return the signature headers of a response. ``request_sig``: the request's signature."""
     digest = content_digest(body)
     parameters = _parameters(_RESPONSE_PARTS, key, now)
     return {"content-digest": digest} | _signed(
-        key, parameters, _response_base(status, digest, asked, parameters)
+        key, parameters, _response_base(status, digest, request_sig, parameters)
     )
 
 
@@ -93,12 +93,12 @@ def verify_response(
 ) -> float:
     """Return the hub's time. Raise HubError unless this hub signed this response to this request."""
     try:
-        found, digest, signature = _read(_RESPONSE_INPUT, headers)
+        fields, digest, signature = _read(_RESPONSE_INPUT, headers)
     except HubRefused as error:
         raise HubError(f"the hub did not sign the response: {error.message}", hint=_WRONG_KEY) from error
-    parameters, created, _, keyid = found
-    asked = request_signature(request_headers)
-    base = _response_base(status, headers["content-digest"], asked or "", parameters)
+    parameters, created, _, keyid = fields
+    request_sig = request_signature(request_headers)
+    base = _response_base(status, headers["content-digest"], request_sig or "", parameters)
     if keyid != str(hub) or not verify_signature(hub, base64.b64decode(signature[1:-1]), base):
         raise HubError("the response is not signed with the key of the invite", hint=_WRONG_KEY)
     if hashlib.sha256(body).digest() != digest:
@@ -113,8 +113,8 @@ def request_signature(headers: Mapping[str, str]) -> str | None:
 
     None if there is none.
     """
-    found = _SIGNATURE.fullmatch(headers.get("signature", ""))
-    return found[1] if found else None
+    match = _SIGNATURE.fullmatch(headers.get("signature", ""))
+    return match[1] if match else None
 
 
 def _read(form: re.Pattern[str], headers: Mapping[str, str]) -> tuple[tuple[str, ...], bytes, str]:
@@ -143,9 +143,9 @@ def _request_base(method: str, path: str, query: str, digest: str, hub: str, par
     ).encode()
 
 
-def _response_base(status: int, digest: str, asked: str, parameters: str) -> bytes:
+def _response_base(status: int, digest: str, request_sig: str, parameters: str) -> bytes:
     return (
-        f'"@status": {status}\n"content-digest": {digest}\n"signature";req;key="{_LABEL}": {asked}\n'
+        f'"@status": {status}\n"content-digest": {digest}\n"signature";req;key="{_LABEL}": {request_sig}\n'
         f'"@signature-params": {parameters}'
     ).encode()
 
@@ -164,4 +164,4 @@ def _node(text: str) -> NodeId | None:
 
 
 SAME_VERSION_HINT = "Install the same Barnraise version as the hub's, then try again."
-_WRONG_KEY = "Ask the person who sent the invite for a new one; do not use this address."
+_WRONG_KEY = "Ask the sender of the invite for a new one; do not use this address."

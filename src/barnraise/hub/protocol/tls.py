@@ -29,7 +29,7 @@ _FILE = "hub.crt"
 # The key authorizes, not the dates. A clock that was never set must not prevent connections.
 _FIRST = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _LAST = datetime.datetime(2200, 1, 1, tzinfo=datetime.UTC)
-NEW_INVITE = "Ask the person who sent the invite for a new one; do not use this address."
+NEW_INVITE = "Ask the sender of the invite for a new one; do not use this address."
 
 
 def server_context(directory: Path, key: NodeKey) -> ssl.SSLContext:

@@ -33,26 +33,28 @@ Regions = Mapping[str, RegionCapacity]  # by their nodes
 def add_offer(regions: Regions, node: str, offer: RegionOffer, now: float) -> dict[str, RegionCapacity]:
     """Add a region's offer and drop the expired ones."""
     given = regions[node].given if node in regions else {}
-    others = {one: known for one, known in regions.items() if known.until > now and one != node}
+    others = {other: known for other, known in regions.items() if known.until > now and other != node}
     return {node: RegionCapacity(offer, now + _LASTS_S, given), **others}
 
 
-def invites_for(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[Regions, tuple[str, ...]]:
+def invites_for(regions: Regions, member: str, role: Role, now: float) -> tuple[Regions, tuple[str, ...]]:
     """Return one invite of each region for a new member. Owners, mirrors and regions get none."""
     if role not in ("friend", "stranger"):
         return regions, ()
-    after, told = dict(regions), list[str]()
+    after, invites = dict(regions), list[str]()
     for node, known in regions.items():
         offered = known.offer.friends if role == "friend" else known.offer.strangers
         used = set(known.given.values())
-        invite = known.given.get(newcomer) or next((one for one in offered if one not in used), None)
-        if known.until > now and invite is not None and len(told) < MOST_REGIONS:
-            told.append(invite)
-            after[node] = known._replace(given={**known.given, newcomer: invite})
-    return after, tuple(told)
+        invite = known.given.get(member) or next(
+            (candidate for candidate in offered if candidate not in used), None
+        )
+        if known.until > now and invite is not None and len(invites) < MOST_REGIONS:
+            invites.append(invite)
+            after[node] = known._replace(given={**known.given, member: invite})
+    return after, tuple(invites)
 
 
 def nearest_regions(own_s: float, reached: Sequence[tuple[T, float]]) -> list[tuple[T, float]]:
     """Return the regions by round trip, nearest first, without those that are much farther than the hub."""
-    near = [one for one in reached if one[1] <= own_s + DETOUR_S]
-    return sorted(near, key=lambda one: one[1])
+    near = [region for region in reached if region[1] <= own_s + DETOUR_S]
+    return sorted(near, key=lambda region: region[1])

@@ -177,10 +177,10 @@ def declare_update(step: VersionStep, lease: Lease, parts: Sequence[Contribution
         size=step.size,
         lease=lease.id,
         version=lease.version,
-        samples=sum(one.samples for one in parts),
-        trained=merge_spans(span for one in parts for span in one.spans),
+        samples=sum(part.samples for part in parts),
+        trained=merge_spans(span for part in parts for span in part.spans),
         loss=mean_loss(parts),
-        merged=sum(one.merged for one in parts),
+        merged=sum(part.merged for part in parts),
     )
 
 
@@ -193,16 +193,16 @@ def versions_from_steps(
     parent: ParentHub, steps: Sequence[VersionStep], base_every: int, time: float
 ) -> list[CommittedRound]:
     """Return the parent's steps as versions of the region, with a base where the parent has one."""
-    found = []
+    versions = []
     for step in steps:
         base = step if step.kind == "base" else None
         if base is None and step.version % base_every == 0:
-            whole = parent.steps(None)
-            base = whole[0] if whole and whole[0].version == step.version else None
-        found.append(
+            full_steps = parent.steps(None)
+            base = full_steps[0] if full_steps and full_steps[0].version == step.version else None
+        versions.append(
             CommittedRound(number=step.version, step=step, base=base, time=time, rule="the parent's version")
         )
-    return found
+    return versions
 
 
 def create_region(

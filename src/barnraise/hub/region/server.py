@@ -47,7 +47,7 @@ _OFFERED_S = 86400.0
 class MemberSeats(NamedTuple):
     """Number of the parent's new members that a region accepts, and its addresses."""
 
-    most: int
+    max_members: int
     addresses: tuple[str, ...]
 
 
@@ -124,13 +124,13 @@ class RegionOffers:
         """Return the unused invites, topped up with new ones. Blocks."""
         for role, known in self._open.items():
             known[:] = usable_invites(self._directory, known, clock)
-            for _ in range(min(MOST_OFFERED, self._seats.most - taken) - len(known)):
+            for _ in range(min(MOST_OFFERED, self._seats.max_members - taken) - len(known)):
                 known.append(
                     create_invite(self._directory, self._seats.addresses, role=role, valid_s=_OFFERED_S)
                 )
         return RegionOffer(
-            friends=tuple(invite_text(one) for one in self._open["friend"]),
-            strangers=tuple(invite_text(one) for one in self._open["stranger"]),
+            friends=tuple(invite_text(invite) for invite in self._open["friend"]),
+            strangers=tuple(invite_text(invite) for invite in self._open["stranger"]),
         )
 
 

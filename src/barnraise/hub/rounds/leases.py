@@ -10,8 +10,8 @@ import msgspec
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
 from barnraise.hub.rounds.sample_pool import first_samples, subtract_spans
 
-MAX_LEASE_ROUNDS = 3  # rounds that a lease is cut for, whatever speed is claimed
-_GROWTH = 4  # times the samples of the last lease at most: a claimed speed is believed by and by
+MAX_LEASE_ROUNDS = 3  # most rounds that a lease may last, at any claimed speed
+_GROWTH = 4  # largest factor from one lease to the next, because a claimed speed may be wrong
 _MOST_TIMES = 32  # the samples that the middle one of the others manages: a large machine among small ones
 LEAST_NORMS = 3  # of updates, that tell what size is usual
 
@@ -49,7 +49,7 @@ def can_be_compared(waiting: Collection[PendingUpdate], known: int) -> bool:
     """Tell whether there is a measure for strangers' updates: known norms, a friend's update, or enough of
     them."""
     is_enough = known >= LEAST_NORMS or len(waiting) >= LEAST_NORMS
-    return is_enough or any(not one.of_stranger for one in waiting)
+    return is_enough or any(not update.of_stranger for update in waiting)
 
 
 def renew(lease: ActiveLease, terms: RoundConfig, now: float) -> ActiveLease:
@@ -79,11 +79,11 @@ def lease_size(terms: RoundConfig, course: HubDataOrder, rate: float, usual: int
     ``usual``: samples of the member's last update, or 0. ``middle``: median of the other members.
     """
     first = terms.first_batches * course.batch
-    most = _GROWTH * usual if usual else first
+    max_samples = _GROWTH * usual if usual else first
     if middle:
-        most = min(most, _MOST_TIMES * middle)
+        max_samples = min(max_samples, _MOST_TIMES * middle)
     wanted = rate * terms.round_s if rate else usual or first
-    return round_to_batch(course, min(wanted, most))
+    return round_to_batch(course, min(wanted, max_samples))
 
 
 def median_without(standing: Sequence[int], own: int) -> int:

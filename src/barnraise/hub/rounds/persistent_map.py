@@ -53,11 +53,11 @@ class PersistentMap(Mapping[K, V]):
 
     def without(self, keys: Iterable[K]) -> Self:
         """Return a map without these keys."""
-        found = self
+        result = self
         for key in keys:
-            if key in found:
-                found = found._changed(key, None)
-        return found
+            if key in result:
+                result = result._changed(key, None)
+        return result
 
     @staticmethod
     def _new_shared() -> _SharedDict[K, V]:
@@ -160,22 +160,22 @@ class _LeaseIndex(_SharedDict[str, ActiveLease]):
 
     def expired(self, now: float) -> list[ActiveLease]:
         """Return the void leases; they stay in the index until they are removed."""
-        found: dict[str, ActiveLease] = {}
+        void_leases: dict[str, ActiveLease] = {}
         self.advance(now)
         while self.voids and self.voids[0][0] <= now:
             moment, key = heapq.heappop(self.voids)
             if self._is_void(moment, key):
-                found[key] = self.all[key]
-        for key, lease in found.items():  # they stay until they are removed
+                void_leases[key] = self.all[key]
+        for key, lease in void_leases.items():  # they stay until they are removed
             heapq.heappush(self.voids, (lease.void, key))
-        return list(found.values())
+        return list(void_leases.values())
 
     def _is_void(self, moment: float, key: str) -> bool:
         return key in self.all and self.all[key].void == moment
 
     def _rebuild(self, now: float) -> None:
-        self.voids = [(one.void, key) for key, one in self.all.items()]
-        self.expected = {key for key, one in self.all.items() if one.overdue > now}
+        self.voids = [(lease.void, key) for key, lease in self.all.items()]
+        self.expected = {key for key, lease in self.all.items() if lease.overdue > now}
         self.overdues = [(self.all[key].overdue, key) for key in self.expected]
         heapq.heapify(self.voids)
         heapq.heapify(self.overdues)

@@ -11,35 +11,37 @@ from barnraise.hub.storage.create import HubFounding
 from barnraise.hub.storage.log import HubSnapshot, read_fact
 
 
-def restore_state(found: HubSnapshot, founding: HubFounding, now: float, *, is_region: bool) -> RoundState:
+def restore_state(snapshot: HubSnapshot, founding: HubFounding, now: float, *, is_region: bool) -> RoundState:
     """Return the state that the log describes. Every lease gets its whole time again."""
-    course = read_fact(found.facts, "course", HubDataOrder)
+    course = read_fact(snapshot.facts, "course", HubDataOrder)
     if is_region and course is not None:  # its parent leases them again
         pool = SamplePool(course.samples * course.epochs)
     else:
-        pool = read_fact(found.facts, "pool", SamplePool) or SamplePool()
+        pool = read_fact(snapshot.facts, "pool", SamplePool) or SamplePool()
     return RoundState(
         terms=founding.terms,
         course=course,
-        version=found.versions[-1].number if found.versions else None,
+        version=snapshot.versions[-1].number if snapshot.versions else None,
         pool=pool,
-        lent=LeaseTable({one.id: renew(one, founding.terms, now) for one in found.leases}),
-        waiting=PersistentMap({one.update.id: one.update for one in found.arrivals}),
-        delivered=PersistentMap({one.update.node: one.update.id for one in found.arrivals}),
+        lent=LeaseTable({lease.id: renew(lease, founding.terms, now) for lease in snapshot.leases}),
+        waiting=PersistentMap({arrival.update.id: arrival.update for arrival in snapshot.arrivals}),
+        delivered=PersistentMap({arrival.update.node: arrival.update.id for arrival in snapshot.arrivals}),
         is_region=is_region,
-        usual=PersistentMap({node: one.usual for node, one in found.members.items() if one.usual}),
+        usual=PersistentMap(
+            {node: member.usual for node, member in snapshot.members.items() if member.usual}
+        ),
         since=now,
-        known=sum(one.norm > 0 for one in found.seen),
+        known=sum(fingerprint.norm > 0 for fingerprint in snapshot.seen),
     )
 
 
-def covered_samples(found: HubSnapshot, state: RoundState) -> int:
+def covered_samples(snapshot: HubSnapshot, state: RoundState) -> int:
     """Return the number of samples in committed versions.
 
     A hub that took over does not know the first versions, so it subtracts free, leased and pending samples.
     """
     if state.is_region:
-        return sum(one.samples for one in found.versions)
+        return sum(version.samples for version in snapshot.versions)
     free = sum(span.size for span in state.pool.returned)
-    lent = sum(one.samples for one in state.lent.values())
-    return state.pool.cursor - free - lent - sum(one.samples for one in state.waiting.values())
+    lent = sum(lease.samples for lease in state.lent.values())
+    return state.pool.cursor - free - lent - sum(update.samples for update in state.waiting.values())

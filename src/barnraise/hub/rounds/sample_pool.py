@@ -47,31 +47,31 @@ def return_samples(pool: SamplePool, spans: Sequence[SampleSpan]) -> SamplePool:
     """Return the pool with these spans, sorted and joined."""
     return (
         SamplePool(pool.cursor, merge_spans((*pool.returned, *spans)))
-        if any(one.size for one in spans)
+        if any(span.size for span in spans)
         else pool
     )
 
 
 def merge_spans(spans: Iterable[SampleSpan]) -> tuple[SampleSpan, ...]:
     """Return the spans sorted, with adjacent ones joined."""
-    found: list[SampleSpan] = []
+    merged: list[SampleSpan] = []
     for span in sorted(spans):
-        if found and found[-1].epoch == span.epoch and found[-1].last == span.first:
-            found[-1] = SampleSpan(span.epoch, found[-1].first, span.last)
+        if merged and merged[-1].epoch == span.epoch and merged[-1].last == span.first:
+            merged[-1] = SampleSpan(span.epoch, merged[-1].first, span.last)
         elif span.size:
-            found.append(span)
-    return tuple(found)
+            merged.append(span)
+    return tuple(merged)
 
 
 def first_samples(spans: Sequence[SampleSpan], samples: int) -> tuple[SampleSpan, ...]:
     """Return the first ``samples`` samples of the spans."""
-    found, _ = take_samples(SamplePool(0, tuple(spans)), _NOTHING, samples)
-    return found
+    taken, _ = take_samples(SamplePool(0, tuple(spans)), _NOTHING, samples)
+    return taken
 
 
 def subtract_spans(spans: Sequence[SampleSpan], taken: Sequence[SampleSpan]) -> list[SampleSpan] | None:
     """Return the spans without those taken. Return None if others were taken, or a sample twice."""
-    if any(one.size <= 0 for one in taken):  # or two of them elsewhere could make up for each other
+    if any(span.size <= 0 for span in taken):  # or two of them elsewhere could make up for each other
         return None
     rest: list[SampleSpan] = []
     cuts = sorted(taken)
@@ -85,8 +85,8 @@ def subtract_spans(spans: Sequence[SampleSpan], taken: Sequence[SampleSpan]) -> 
             rest.append(SampleSpan(span.epoch, at, cut.first))
             at = cut.last
         rest.append(SampleSpan(span.epoch, at, span.last))
-    total = sum(one.size for one in (*rest, *taken))
-    return rest if total == sum(one.size for one in spans) else None
+    total = sum(span.size for span in (*rest, *taken))
+    return rest if total == sum(span.size for span in spans) else None
 
 
 def has_samples(pool: SamplePool, course: HubDataOrder) -> bool:

@@ -63,7 +63,7 @@ class RoundState(msgspec.Struct, frozen=True, kw_only=True):
     )  # members whose updates are pending or being merged
     quorum_at: float | None = None
     since: float = 0.0  # when the round began
-    asked: PersistentMap[str, float] = _new(PersistentMap)  # time of each member's last request for a lease
+    requested_at: PersistentMap[str, float] = _new(PersistentMap)  # last request for a lease, by member
     awaited: PersistentMap[str, float] = _new(
         PersistentMap
     )  # active members that have no lease of this round yet
@@ -229,39 +229,41 @@ class RoundDecision(NamedTuple):
 
 def decide(state: RoundState, event: Event, now: float) -> RoundDecision:
     """Decide about an event. Void leases are released first."""
-    gone = _expire_leases(state, now)
-    state = gone.state
+    expiry = _expire_leases(state, now)
+    state = expiry.state
     if isinstance(event, RunFounded):
-        found = _set_base(state, event.course)
+        decision = _set_base(state, event.course)
     elif isinstance(event, ParentFinished):
-        found = RoundDecision(_replace(state, is_region=False), (), "the run is over")
+        decision = RoundDecision(_replace(state, is_region=False), (), "the run is over")
     elif isinstance(event, SamplesSupplied):
-        found = _supply_samples(state, event.spans, now)
+        decision = _supply_samples(state, event.spans, now)
     elif isinstance(event, LeaseRequested):
-        found = _request_lease(state, event, now)
+        decision = _request_lease(state, event, now)
     elif isinstance(event, UpdateAccepted):
-        found = _accept_update(state, event)
+        decision = _accept_update(state, event)
     elif isinstance(event, UploadProgressed):
-        found = _extend_lease(state, event, now)
+        decision = _extend_lease(state, event, now)
     elif isinstance(event, LeaseAbandoned):
         own, node = state.lent.of_member(event.node), (event.node,)
-        gone_away = _replace(state, asked=state.asked.without(node), awaited=state.awaited.without(node))
-        found = _release_leases(gone_away, () if own is None else (own,), "its member gave it up")
+        without_member = _replace(
+            state, requested_at=state.requested_at.without(node), awaited=state.awaited.without(node)
+        )
+        decision = _release_leases(without_member, () if own is None else (own,), "its member gave it up")
     elif isinstance(event, UpdateDropped):
-        found = RoundDecision(_replace(state, pool=return_samples(state.pool, event.spans)), (), "")
+        decision = RoundDecision(_replace(state, pool=return_samples(state.pool, event.spans)), (), "")
     elif isinstance(event, RoundCommitted):
-        found = _commit(_replace(state, known=state.known + event.known), event.version, now)
+        decision = _commit(_replace(state, known=state.known + event.known), event.version, now)
     elif isinstance(event, MergeFailed) and event.updates == state.closing:
-        again = PersistentMap({one.id: one for one in state.closing} | dict(state.waiting))
-        found = RoundDecision(
+        again = PersistentMap({update.id: update for update in state.closing} | dict(state.waiting))
+        decision = RoundDecision(
             _replace(state, closing=(), waiting=again), (), "the merge failed and is repeated"
         )
     else:
-        found = RoundDecision(state, (), "")
-    closed_now = _close_round(found.state, now)
-    reasons = [one for one in (gone.reason, found.reason, closed_now.reason) if one]
+        decision = RoundDecision(state, (), "")
+    closed_now = _close_round(decision.state, now)
+    reasons = [reason for reason in (expiry.reason, decision.reason, closed_now.reason) if reason]
     return RoundDecision(
-        closed_now.state, gone.effects + found.effects + closed_now.effects, "; ".join(reasons)
+        closed_now.state, expiry.effects + decision.effects + closed_now.effects, "; ".join(reasons)
     )
 
 
@@ -285,11 +287,11 @@ def _request_lease(state: RoundState, event: LeaseRequested, now: float) -> Roun
     course, version = state.course, state.version
     if course is None or version is None:
         return RoundDecision(state, (NO_BASE,), NO_BASE.message)
-    was_around = event.node in state.asked
-    state = _replace(state, asked=state.asked.put(event.node, now))
+    was_around = event.node in state.requested_at
+    state = _replace(state, requested_at=state.requested_at.put(event.node, now))
     if event.version != version:
-        said = f"version {event.version} was asked for, the head is {version}"
-        return _refused(state, "behind", said, "Pull the head, then ask again.")
+        message = f"version {event.version} was asked for, the head is {version}"
+        return _refused(state, "behind", message, "Pull the head, then ask again.")
     if event.node in state.delivered:
         return _refused(state, "delivered", "this round already has an update of this member", _NEXT, 1.0)
     usual = state.usual.get(event.node, 0)
@@ -351,7 +353,7 @@ def _commit(state: RoundState, version: int, now: float) -> RoundDecision:
         delivered=here,
         quorum_at=None,
         since=now,
-        asked=PersistentMap(around),
+        requested_at=PersistentMap(around),
         awaited=PersistentMap(
             {
                 node: when
@@ -365,7 +367,7 @@ def _commit(state: RoundState, version: int, now: float) -> RoundDecision:
 
 
 def _nodes_of(updates: Iterable[PendingUpdate]) -> PersistentMap[str, str]:
-    return PersistentMap({one.node: one.id for one in updates})
+    return PersistentMap({update.node: update.id for update in updates})
 
 
 def _supply_samples(state: RoundState, spans: tuple[SampleSpan, ...], now: float) -> RoundDecision:
@@ -398,8 +400,8 @@ def lease_for(state: RoundState, update: PendingUpdate) -> ActiveLease | RefuseR
     if lease is None or lease.node != update.node:
         return RefuseRequest("lease-over", "the lease of this update has ended", BEGIN_AGAIN)
     if update.version != lease.version or not 0 < update.samples <= lease.samples:
-        said = f"the lease is for {lease.samples} samples from version {lease.version}"
-        return RefuseRequest("lease-differs", said, BEGIN_AGAIN)
+        message = f"the lease is for {lease.samples} samples from version {lease.version}"
+        return RefuseRequest("lease-differs", message, BEGIN_AGAIN)
     if untrained_spans(lease, update) is None:
         return RefuseRequest("lease-differs", "the update covers samples outside its lease", BEGIN_AGAIN)
     return lease
@@ -413,8 +415,8 @@ def _accept_update(state: RoundState, event: UpdateAccepted) -> RoundDecision:
     late = versions_behind(state, update.version)
     if late > state.terms.stale_limit:
         returned = _release_leases(state, (lease,), "its update is too far behind")
-        said = f"the update is {late} versions behind, at most {state.terms.stale_limit} are allowed"
-        refuse = RefuseRequest("stale", said, BEGIN_AGAIN)
+        message = f"the update is {late} versions behind, at most {state.terms.stale_limit} are allowed"
+        refuse = RefuseRequest("stale", message, BEGIN_AGAIN)
         return RoundDecision(returned.state, (*returned.effects, refuse), returned.reason)
     after = _replace(
         state,
@@ -444,21 +446,25 @@ def _extend_lease(state: RoundState, event: UploadProgressed, now: float) -> Rou
 
 
 def _expire_leases(state: RoundState, now: float) -> RoundDecision:
-    gone = tuple(state.lent.expired(now))
-    return _release_leases(state, gone, "its update did not arrive") if gone else RoundDecision(state, (), "")
+    expired = tuple(state.lent.expired(now))
+    return (
+        _release_leases(state, expired, "its update did not arrive")
+        if expired
+        else RoundDecision(state, (), "")
+    )
 
 
 def _release_leases(state: RoundState, leases: tuple[ActiveLease, ...], why: str) -> RoundDecision:
-    pool = return_samples(state.pool, [span for one in leases for span in one.spans])
-    after = _replace(state, pool=pool, lent=state.lent.without(one.id for one in leases))
-    reason = "; ".join(f"{one.samples} samples of {one.node[:9]} return: {why}" for one in leases)
-    return RoundDecision(after, tuple(ReleaseLease(one.id) for one in leases), reason)
+    pool = return_samples(state.pool, [span for lease in leases for span in lease.spans])
+    after = _replace(state, pool=pool, lent=state.lent.without(lease.id for lease in leases))
+    reason = "; ".join(f"{lease.samples} samples of {lease.node[:9]} return: {why}" for lease in leases)
+    return RoundDecision(after, tuple(ReleaseLease(lease.id) for lease in leases), reason)
 
 
 def _active_members(state: RoundState, now: float) -> dict[str, float]:
     """Return the members that asked for a lease during the last rounds, and when."""
     longest = MAX_LEASE_ROUNDS * state.terms.round_s + state.terms.slack_s
-    return {node: when for node, when in state.asked.items() if now - when <= longest}
+    return {node: when for node, when in state.requested_at.items() if now - when <= longest}
 
 
 def _expected_members(state: RoundState, now: float) -> int:

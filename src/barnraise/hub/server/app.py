@@ -103,10 +103,12 @@ class HubApp:
     def routes(self) -> list[Route]:
         """Return the routes: public ones, and those for members unless the hub is a mirror."""
 
-        def route(path: str, method: str, handler: Handler, most: int, *, is_open: bool = False) -> Route:
+        def route(
+            path: str, method: str, handler: Handler, max_bytes: int, *, is_open: bool = False
+        ) -> Route:
             async def serve(request: Request) -> Response:
                 began = self._hub.now()
-                answer = await self._serve(request, handler, most, is_open)
+                answer = await self._serve(request, handler, max_bytes, is_open)
                 if "wait=" not in request.url.query:
                     size = int(request.headers.get("content-length", "0")) if answer.status_code == 200 else 0
                     name = f"{method} {path}"
@@ -139,12 +141,12 @@ class HubApp:
             route("/v1/uploads/{upload}", "PATCH", self._append, PIECE_BYTES),
         ]
 
-    async def _serve(self, request: Request, handler: Handler, most: int, is_open: bool) -> Response:
+    async def _serve(self, request: Request, handler: Handler, max_bytes: int, is_open: bool) -> Response:
         """Run a handler and turn any outcome into a response; sign it if the request was signed."""
         try:
             async with contextlib.AsyncExitStack() as held:
-                said = await self._verify(request, most, is_open, held)
-                status, body = 200, encode_message(await handler(request, said))
+                verified = await self._verify(request, max_bytes, is_open, held)
+                status, body = 200, encode_message(await handler(request, verified))
         except HubRefused as error:
             if error.kind == "disk":
                 trouble = HealthWarning(error.message, error.hint, self._hub.now() + _SHOWN_S)
@@ -164,7 +166,7 @@ class HubApp:
         return signed_response(self._key, request.headers, status, body, self._time())
 
     async def _verify(
-        self, request: Request, most: int, is_open: bool, held: contextlib.AsyncExitStack
+        self, request: Request, max_bytes: int, is_open: bool, held: contextlib.AsyncExitStack
     ) -> VerifiedRequest:
         """Check signature, replay and rate limits, then read the body. Raise HubRefused if a check fails."""
         if is_open and "signature" not in request.headers:
@@ -179,24 +181,24 @@ class HubApp:
             if place:  # a limit per source leaves capacity for other sources
                 self._limit(self._strangers, place)
             self._limit(self._requests, "strangers")
-            most = min(most, _SMALL)
+            max_bytes = min(max_bytes, _SMALL)
         self._nonces.accept(signed, self._time(), self._hub.now())
         self._hub.signed.note(signed.created)
         if is_member:  # after the replay check: a replay must not use up the member's rate limit
             self._limit(self._requests, node)
         if node != self._hub.founding.owner:  # only the owner sends a layout
-            most = min(most, PIECE_BYTES)
-        return VerifiedRequest(node, await self._body(request, signed, most, held))
+            max_bytes = min(max_bytes, PIECE_BYTES)
+        return VerifiedRequest(node, await self._body(request, signed, max_bytes, held))
 
     def _limit(self, allowance: RateLimit, name: str) -> None:
         """Raise HubRefused (429) if this source has used up its rate limit."""
         wait = allowance.take(name, self._hub.now())
         if wait > 0:
-            said = "this machine sent too many requests"
-            raise HubRefused(429, "rate", said, hint=_LATER, retry_s=wait)
+            message = "this machine sent too many requests"
+            raise HubRefused(429, "rate", message, hint=_LATER, retry_s=wait)
 
     async def _body(
-        self, request: Request, signed: SignedMessage, most: int, held: contextlib.AsyncExitStack
+        self, request: Request, signed: SignedMessage, max_bytes: int, held: contextlib.AsyncExitStack
     ) -> bytes:
         """Read the body and compare it with the signed digest.
 
@@ -204,15 +206,15 @@ class HubApp:
         sent.
         """
         length = request.headers.get("content-length", "0")
-        if not length.isascii() or not length.isdigit() or len(length) > 15 or int(length) > most:
-            raise HubRefused(413, "length", f"the body may have at most {most} bytes", hint=_LESS)
+        if not length.isascii() or not length.isdigit() or len(length) > 15 or int(length) > max_bytes:
+            raise HubRefused(413, "length", f"the body may have at most {max_bytes} bytes", hint=_LESS)
         body = b""
-        is_large = most > _SMALL and (int(length) > _SMALL or "transfer-encoding" in request.headers)
+        is_large = max_bytes > _SMALL and (int(length) > _SMALL or "transfer-encoding" in request.headers)
         if is_large:
             await self._take_slot(request, str(signed.node), held)
-        if most:
+        if max_bytes:
             async with self._slots.reading(has_slot=is_large):
-                body = await _read_body(request, most)
+                body = await _read_body(request, max_bytes)
         if hashlib.sha256(body).digest() != signed.digest:
             raise HubRefused(401, "digest", "the body is not the one that was signed", hint="Send it again.")
         return body
@@ -226,75 +228,77 @@ class HubApp:
 
     # The routes.
 
-    async def _run(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
+    async def _run(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         return self._hub.description()
 
-    async def _head(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
+    async def _head(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         after = _number(request, "after", 1 << 40)
         wait = _number(request, "wait", _LONGEST_WAIT_S) or 0.0
         return await self._hub.head(None if after is None else int(after), wait)
 
-    async def _join(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
-        message = decode_message(JoinRequest, said.body)
+    async def _join(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
+        message = decode_message(JoinRequest, verified.body)
         if self._hub.has_invited(message.token):  # invented tokens do not use up the limit
             self._limit(self._joins, "all")
-        joined = await self._hub.join(said.node, message)
+        joined = await self._hub.join(verified.node, message)
         members = self._hub.members
-        if members[said.node].quarantine:
+        if members[verified.node].quarantine:
             return joined
-        standing = {node: one for node, one in self._regions.items() if not members[node].quarantine}
-        self._regions, regions = invites_for(standing, said.node, joined.role, self._hub.now())
+        standing = {
+            node: capacity for node, capacity in self._regions.items() if not members[node].quarantine
+        }
+        self._regions, regions = invites_for(standing, verified.node, joined.role, self._hub.now())
         return msgspec.structs.replace(joined, regions=regions)
 
-    async def _offer(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
-        if self._hub.member(said.node).role != "region":
+    async def _offer(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
+        if self._hub.member(verified.node).role != "region":
             raise HubRefused(403, "role", "this member was not invited as a region", hint=_REGION)
-        offer = decode_message(RegionOffer, said.body)
+        offer = decode_message(RegionOffer, verified.body)
         for text in (*offer.friends, *offer.strangers):
             read_invite(text)
-        self._regions = add_offer(self._regions, said.node, offer, self._hub.now())
+        self._regions = add_offer(self._regions, verified.node, offer, self._hub.now())
         return self._hub.description()
 
-    async def _pardon(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
-        self._check_owner(said)
+    async def _pardon(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
+        self._check_owner(verified)
         await self._hub.pardon(str(request.path_params["node"]))
         return self._hub.description()
 
-    async def _expel(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
-        self._check_owner(said)
+    async def _expel(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
+        self._check_owner(verified)
         await self._hub.expel(str(request.path_params["node"]))
         return self._hub.description()
 
-    def _check_owner(self, said: VerifiedRequest) -> None:
+    def _check_owner(self, verified: VerifiedRequest) -> None:
         # The hub's key is accepted, too: a region or a mirror that took over has no other owner at hand.
         """Raise HubRefused (403) unless the run's owner or the holder of the hub's key asks."""
-        if said.node not in (self._hub.founding.owner, str(self._hub.id)):
+        if verified.node not in (self._hub.founding.owner, str(self._hub.id)):
             raise HubRefused(403, "role", "only the owner may do this", hint="Ask the owner of the hub.")
 
-    async def _replica(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
+    async def _replica(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         after = _number(request, "after", 1 << 40)
-        return self._hub.replica(said.node, None if after is None else int(after))
+        return self._hub.replica(verified.node, None if after is None else int(after))
 
-    async def _leave(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
-        await self._hub.leave(said.node)
+    async def _leave(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
+        await self._hub.leave(verified.node)
         return self._hub.description()
 
-    async def _lease(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
-        return await self._hub.lease(said.node, decode_message(LeaseRequest, said.body))
+    async def _lease(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
+        return await self._hub.lease(verified.node, decode_message(LeaseRequest, verified.body))
 
-    async def _declare(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
-        return await self._uploads.declare(said.node, decode_message(UpdateDeclaration, said.body))
+    async def _declare(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
+        return await self._uploads.declare(verified.node, decode_message(UpdateDeclaration, verified.body))
 
-    async def _progress(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
-        return self._uploads.progress(said.node, _upload_name(request))
+    async def _progress(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
+        return self._uploads.progress(verified.node, _upload_name(request))
 
-    async def _append(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
+    async def _append(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         offset = _number(request, "offset", 1 << 44)
         if offset is None:
             raise HubRefused(
                 422, "message", "the offset of the piece is missing", hint="PATCH .../{id}?offset=N"
             )
-        return await self._uploads.append(said.node, _upload_name(request), int(offset), said.body)
+        return await self._uploads.append(verified.node, _upload_name(request), int(offset), verified.body)
 
     async def _blob(self, request: Request) -> Response:
         """Serve a blob, or redirect to the object store if the client accepts that.
@@ -364,19 +368,21 @@ def make_app(reception: HubApp) -> Starlette:
 
 
 def signed_response(
-    key: NodeKey, asked: Mapping[str, str], status: int, body: bytes, time: float
+    key: NodeKey, request_headers: Mapping[str, str], status: int, body: bytes, time: float
 ) -> Response:
-    """Make a JSON response; sign it if the request, whose headers are ``asked``, was signed."""
+    """Make a JSON response; sign it if the request was signed."""
     headers = {"content-type": "application/json", "cache-control": "no-store"}
-    signature = request_signature(asked)
+    signature = request_signature(request_headers)
     if signature is not None:
         headers |= sign_response(key, status, body, signature, time)
     return Response(body, status, headers)
 
 
-def error_response(key: NodeKey, asked: Mapping[str, str], error: HubRefused, time: float) -> Response:
+def error_response(
+    key: NodeKey, request_headers: Mapping[str, str], error: HubRefused, time: float
+) -> Response:
     """Make the response that reports a rejection."""
-    return signed_response(key, asked, error.status, encode_message(problem_of(error, time)), time)
+    return signed_response(key, request_headers, error.status, encode_message(problem_of(error, time)), time)
 
 
 def problem_of(error: HubRefused, time: float) -> Problem:
@@ -392,18 +398,18 @@ def problem_of(error: HubRefused, time: float) -> Problem:
     )
 
 
-async def _read_body(request: Request, most: int) -> bytes:
+async def _read_body(request: Request, max_bytes: int) -> bytes:
     """Read the body of a request. Raise HubRefused (413) if it exceeds the limit."""
     pieces, size = [], 0
     async for piece in request.stream():
         size += len(piece)
-        if size > most:
-            raise HubRefused(413, "length", f"the body may have at most {most} bytes", hint=_LESS)
+        if size > max_bytes:
+            raise HubRefused(413, "length", f"the body may have at most {max_bytes} bytes", hint=_LESS)
         pieces.append(piece)
     return b"".join(pieces)
 
 
-def _number(request: Request, name: str, most: float) -> float | None:
+def _number(request: Request, name: str, max_value: float) -> float | None:
     """Return a non-negative number of the query; None if it is missing.
 
     Raise HubRefused (422) if it is invalid or given twice.
@@ -415,8 +421,8 @@ def _number(request: Request, name: str, most: float) -> float | None:
         value = float(given[0]) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,6})?", given[0]) else math.nan
     except ValueError:
         value = math.nan
-    if len(given) > 1 or not 0 <= value <= most:
-        raise HubRefused(422, "message", f"{name} must be one number from 0 to {most:g}", hint=_SEE)
+    if len(given) > 1 or not 0 <= value <= max_value:
+        raise HubRefused(422, "message", f"{name} must be one number from 0 to {max_value:g}", hint=_SEE)
     return value
 
 

@@ -31,10 +31,10 @@ MOST = 8192
 _FIRST_REQUEST_S = 30.0
 _HANDSHAKE_S = 20.0
 _UNREAD_S = 120.0  # as long as a member has for a piece; a kernel tells of slow readers only now and then
-_TOLD_OF_ONE, _TOLD = 4, 64  # excess clients that still get an error response
+_REJECTED_PER_SOURCE, _REJECTED = 4, 64  # excess clients that still get an error response
 _PAUSE_S, _SHOWN_S = 0.5, 60.0  # after the system refused to accept
 _MOST_FILES = 65_536
-_MOST_FILES_MACOS = 10_240  # the most there, whatever the hard limit says
+_MOST_FILES_MACOS = 10_240  # the limit of macOS, even if the hard limit is higher
 _RESERVED_FILES = 128  # for the log, libraries, uploads
 Verdict = Literal["in", "crowded", "full", "out"]
 Respond = Callable[[Mapping[str, str], HubRefused], Response]  # from the headers of the request
@@ -43,12 +43,12 @@ Respond = Callable[[Mapping[str, str], HubRefused], Response]  # from the header
 class ConnectionLimiter:
     """Counts of open connections, in total and per source. Pure."""
 
-    def __init__(self, most: int, of_one: int | None = None) -> None:
+    def __init__(self, max_connections: int, of_one: int | None = None) -> None:
         # A school may be behind one address; still, no address alone takes all places.
-        self.most = most
-        self.of_one = of_one or max(most // 8, min(256, -(-most // 2)))
-        self._here: Counter[str] = Counter()
-        self._told: Counter[str] = Counter()
+        self.max_connections = max_connections
+        self.of_one = of_one or max(max_connections // 8, min(256, -(-max_connections // 2)))
+        self._accepted: Counter[str] = Counter()
+        self._rejected: Counter[str] = Counter()
 
     def admit(self, address: str) -> Verdict:
         """Decide about a new connection.
@@ -57,21 +57,21 @@ class ConnectionLimiter:
         """
         place = source_of(address)
         verdict: Verdict = "in"
-        if self._here.total() >= self.most:
+        if self._accepted.total() >= self.max_connections:
             verdict = "full"
-        elif place and self._here[place] >= self.of_one:
+        elif place and self._accepted[place] >= self.of_one:
             verdict = "crowded"
         if verdict == "in":
-            self._here[place] += 1
-        elif self._told.total() >= _TOLD or (place and self._told[place] >= _TOLD_OF_ONE):
+            self._accepted[place] += 1
+        elif self._rejected.total() >= _REJECTED or (place and self._rejected[place] >= _REJECTED_PER_SOURCE):
             return "out"
         else:
-            self._told[place] += 1
+            self._rejected[place] += 1
         return verdict
 
     def release(self, address: str, verdict: Verdict) -> None:
         """Forget a closed connection that got this verdict."""
-        counts, place = self._here if verdict == "in" else self._told, source_of(address)
+        counts, place = self._accepted if verdict == "in" else self._rejected, source_of(address)
         counts[place] -= 1
         if not counts[place]:
             del counts[place]
@@ -79,7 +79,7 @@ class ConnectionLimiter:
     @property
     def has_room(self) -> bool:
         """Tell whether fewer than 90 % of all connections are taken."""
-        return self._here.total() < 0.9 * self.most
+        return self._accepted.total() < 0.9 * self.max_connections
 
 
 def source_of(address: str) -> str:
@@ -88,14 +88,14 @@ def source_of(address: str) -> str:
     Empty for this machine.
     """
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
-    if found.is_loopback:
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    if ip.is_loopback:
         return ""
-    return str(found) if found.version == 4 else str(ipaddress.ip_network((found, 64), strict=False))
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
 
 
 class SlowClientProtocol(H11Protocol):
@@ -180,7 +180,7 @@ class LimitedServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
-        self._accepting = [asyncio.create_task(self._accept(one)) for one in sockets or ()]
+        self._accepting = [asyncio.create_task(self._accept(listener)) for listener in sockets or ()]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in (*self._accepting, *self._handling):
@@ -231,7 +231,7 @@ class LimitedServer(uvicorn.Server):
 
     def _report(self, verdict: Verdict) -> None:
         if verdict == "full":
-            words = f"all {self._limiter.most} connections of this hub are in use"
+            words = f"all {self._limiter.max_connections} connections of this hub are in use"
             self._health.warn("connections", HealthWarning(words, _FEWER))
         elif self._limiter.has_room:
             self._health.resolve("connections", "the hub accepts connections again")
@@ -254,9 +254,9 @@ _FEWER = (
 _FULL = HubRefused(503, "busy", "the hub has no free connections", hint="Try again later.", retry_s=10.0)
 
 
-def _crowded(most: int) -> HubRefused:
-    said = f"this address already has {most} connections, which is the limit"
-    return HubRefused(429, "rate", said, hint="Close some of them, or try again later.", retry_s=10.0)
+def _crowded(max_connections: int) -> HubRefused:
+    message = f"this address already has {max_connections} connections, which is the limit"
+    return HubRefused(429, "rate", message, hint="Close some of them, or try again later.", retry_s=10.0)
 
 
 def raise_file_limit() -> int | None:
@@ -279,9 +279,9 @@ def raise_file_limit() -> int | None:
     return None if soft == unlimited else soft
 
 
-def connections_within(files: int | None, most: int) -> int:
+def connections_within(files: int | None, max_connections: int) -> int:
     """Return the number of connections that leave enough open files for other uses.
 
     Each connection may read a blob at the same time.
     """
-    return most if files is None else max(1, min(most, (files - _RESERVED_FILES) // 2))
+    return max_connections if files is None else max(1, min(max_connections, (files - _RESERVED_FILES) // 2))

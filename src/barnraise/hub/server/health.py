@@ -101,7 +101,7 @@ class HealthStatus:
 
     def current(self) -> list[HealthWarning]:
         """Return the warnings that have not expired."""
-        return [one for one in self._known.values() if self._lasts(one)]
+        return [warning for warning in self._known.values() if self._lasts(warning)]
 
     def _lasts(self, trouble: HealthWarning | None) -> bool:
         return trouble is not None and (trouble.until is None or self._now() < trouble.until)

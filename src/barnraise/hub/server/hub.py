@@ -224,7 +224,7 @@ class Hub:
         decision = await self.step(
             state_machine.LeaseRequested(node, name, message.version, message.samples_per_s)
         )
-        lent = next((one.lease for one in decision.effects if isinstance(one, GrantLease)), None)
+        lent = next((effect.lease for effect in decision.effects if isinstance(effect, GrantLease)), None)
         assert lent is not None
         assert self.state.course is not None
         return Lease(
@@ -253,7 +253,7 @@ class Hub:
 
     def needed_blobs(self) -> set[str]:
         """Return the blobs of the versions, of the run's code and of pending updates."""
-        return self.own_blobs() | {one.sha256 for one in self.arrivals.values()}
+        return self.own_blobs() | {arrival.sha256 for arrival in self.arrivals.values()}
 
     def own_blobs(self) -> set[str]:
         """Return the blobs that no member may upload: those of the versions and the run's code."""
@@ -284,7 +284,7 @@ class Hub:
         before = self.state.pool
         decision = decide(self.state, event, self.now())
         self.state = decision.state
-        refusal = next((one for one in decision.effects if isinstance(one, RefuseRequest)), None)
+        refusal = next((effect for effect in decision.effects if isinstance(effect, RefuseRequest)), None)
         todo: Changes = [] if refusal else list(changes or [])
         todo += changes_of(decision.effects)
         for effect in decision.effects:
@@ -333,7 +333,7 @@ class Hub:
     ) -> None:
         """Append versions that another hub made. Their blobs must be here."""
         facts = [change(HubLog.set_fact, "layout", layout), change(HubLog.set_fact, "course", course)]
-        await self.write([*facts, *(change(HubLog.put_version, one) for one in versions)])
+        await self.write([*facts, *(change(HubLog.put_version, version) for version in versions)])
         before = named_blobs(self.versions)
         self.versions += versions
         self.layout = layout
@@ -391,12 +391,12 @@ class Hub:
         epoch = self._epoch
         try:
             finisher = await self.aggregator()
-            arrivals = tuple(self.arrivals[one.id] for one in close.updates)
+            arrivals = tuple(self.arrivals[update.id] for update in close.updates)
             merged = await asyncio.to_thread(finisher.merge, self._closed_round(arrivals))
             if self._epoch == epoch:
                 await self._commit(arrivals, merged)
             self._merge_backoff.reset()
-        except Exception as error:  # noqa: BLE001  # whatever it is, the round must not hang
+        except Exception as error:  # noqa: BLE001  # the round must not hang after any error
             wait_s = self._merge_backoff.next_wait()
             logger.error("merging the round failed, retrying in %.1f s: %s", wait_s, error)
             await asyncio.sleep(wait_s)
@@ -415,11 +415,11 @@ class Hub:
         """Commit a merged round in one transaction: the version, its contributions and the end of its
         updates."""
         versions, refused = merged.versions, merged.refused
-        spans = tuple(span for one in arrivals if one.update.id in refused for span in one.spans)
+        spans = tuple(span for arrival in arrivals if arrival.update.id in refused for span in arrival.spans)
         decision = decide(self.state, state_machine.UpdateDropped(spans), self.now())
         self.state = decision.state
         changes = changes_of(decision.effects)  # of leases that end at this very moment
-        changes += [change(HubLog.delete_arrival, one.update.id) for one in arrivals]
+        changes += [change(HubLog.delete_arrival, arrival.update.id) for arrival in arrivals]
         changes.append(change(HubLog.put_pool, self.state.pool))
         norms = update_checks.confirmed_norms(
             arrivals, merged.contributions, update_checks.stranger_nodes(self.members)
@@ -434,20 +434,20 @@ class Hub:
         self.seen = update_checks.replace_norms(self.seen, norms)
         self.covered += sum(version.samples for version in versions)
         number = self.versions[-1].number
-        for one in arrivals:
-            del self.arrivals[one.update.id]
+        for arrival in arrivals:
+            del self.arrivals[arrival.update.id]
         await self.step(state_machine.RoundCommitted(number, len(norms)))
         self._changed.announce()
         for version in versions:
             self.on_commit(version)
             logger.info("version %d: %d updates, %d samples", number, version.members, version.samples)
-        for one in arrivals:
-            if one.update.id in refused:
-                verdict = refused[one.update.id]
-                await self.refuse_update(one.update.node, verdict.kind, verdict.reason)
-        gone = before | {one.sha256 for one in arrivals} | self._discarded | merged.spent
+        for arrival in arrivals:
+            if arrival.update.id in refused:
+                verdict = refused[arrival.update.id]
+                await self.refuse_update(arrival.update.node, verdict.kind, verdict.reason)
+        outdated = before | {arrival.sha256 for arrival in arrivals} | self._discarded | merged.spent
         self._discarded.clear()
-        await asyncio.to_thread(self.blobs.remove_all, gone - self.needed_blobs())
+        await asyncio.to_thread(self.blobs.remove_all, outdated - self.needed_blobs())
 
     async def _tick(self) -> None:
         await self._tick_once()
@@ -487,21 +487,21 @@ class Hub:
 
     def reload(self) -> None:
         """Load the state from the log. Every lease gets its whole time again."""
-        found = self._reader.read()
-        founding = read_fact(found.facts, "founding", HubFounding)
+        snapshot = self._reader.read()
+        founding = read_fact(snapshot.facts, "founding", HubFounding)
         if founding is None:
             raise HubError(f"there is no hub in {self.directory}", hint="Create one with `barnraise hub up`.")
         self.founding = founding
-        self.signed.restore(found.facts)
-        self.is_mirror = FOLLOWS in found.facts and SUCCEEDS not in found.facts
-        self.layout = read_fact(found.facts, "layout", VectorLayout)
-        self.versions = list(found.versions)
-        self.members = dict(found.members)
-        self.arrivals = {one.update.id: one for one in found.arrivals}
-        self.refusals = list(found.refusals)
-        self.seen = list(found.seen)
-        self.state = restore_state(found, founding, self.now(), is_region=self._is_region)
-        self.covered = covered_samples(found, self.state)
+        self.signed.restore(snapshot.facts)
+        self.is_mirror = FOLLOWS in snapshot.facts and SUCCEEDS not in snapshot.facts
+        self.layout = read_fact(snapshot.facts, "layout", VectorLayout)
+        self.versions = list(snapshot.versions)
+        self.members = dict(snapshot.members)
+        self.arrivals = {arrival.update.id: arrival for arrival in snapshot.arrivals}
+        self.refusals = list(snapshot.refusals)
+        self.seen = list(snapshot.seen)
+        self.state = restore_state(snapshot, founding, self.now(), is_region=self._is_region)
+        self.covered = covered_samples(snapshot, self.state)
         self._epoch += 1
         self._changed.announce()
 

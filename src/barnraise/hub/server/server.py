@@ -151,15 +151,15 @@ async def serve_app(
         context = server_context(directory, hub_key(directory))
         config.ssl_context_factory = lambda *_: context
     doors = ConnectionLimiter(connections_within(raise_file_limit(), MOST))
-    if doors.most < _FEW:
+    if doors.max_connections < _FEW:
         logger.warning(
             "the limit of open files permits only %d connections: raise `ulimit -Hn`",
-            doors.most,
+            doors.max_connections,
         )
     key = hub_key(directory)
 
-    def respond(asked: Mapping[str, str], error: HubRefused) -> Response:
-        return error_response(key, asked, error, hub.clock())
+    def respond(request_headers: Mapping[str, str], error: HubRefused) -> Response:
+        return error_response(key, request_headers, error, hub.clock())
 
     server = LimitedServer(config, doors, hub.health, respond)
     _listen(listening, listener)

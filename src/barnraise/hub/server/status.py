@@ -51,18 +51,18 @@ def describe_wait(state: RoundState, names: Mapping[str, str], now: float) -> st
             "for one of a friend or the owner: invite a friend (`barnraise invite`), or train on the hub "
             "(`barnraise hub up` without `--no-train`)"
         )
-    late = [one for one in state.lent.values() if now < one.overdue]
-    if not late:
+    awaited = [lease for lease in state.lent.values() if now < lease.overdue]
+    if not awaited:
         return "waits for a member to take a lease"
-    first = heapq.nsmallest(5, late, key=lambda one: one.overdue)
-    held = [format_duration(round(held_s(one, state.terms, now))) for one in first]
-    some = ", ".join(
-        f"{names.get(one.node, one.node[:9])} (training for {long})"
-        for one, long in zip(first, held, strict=True)
+    first = heapq.nsmallest(5, awaited, key=lambda lease: lease.overdue)
+    durations = [format_duration(round(held_s(lease, state.terms, now))) for lease in first]
+    listed = ", ".join(
+        f"{names.get(lease.node, lease.node[:9])} (training for {duration})"
+        for lease, duration in zip(first, durations, strict=True)
     )
-    more = f" and {len(late) - 5} more" if len(late) > 5 else ""
-    until = format_duration(max(0.0, max(one.overdue for one in late) - now))
-    return f"{counted(len(state.waiting), 'update')} received; waits for {some}{more}, {until} at most"
+    more = f" and {len(awaited) - 5} more" if len(awaited) > 5 else ""
+    until = format_duration(max(0.0, max(lease.overdue for lease in awaited) - now))
+    return f"{counted(len(state.waiting), 'update')} received; waits for {listed}{more}, {until} at most"
 
 
 class RoundWaits:

@@ -95,10 +95,13 @@ class UploadService:
     async def declare(self, node: str, declared: UpdateDeclaration) -> HubProgress:
         """Start or resume an upload. Raise HubRefused if its update could not count."""
         name = _name(node, declared)
-        found = self._uploads.get(name)
-        if found is not None and found.done is not None:
-            return found.done
-        if any(one.lease == declared.lease and one.sha256 == declared.sha256 for one in self._hub.seen):
+        existing = self._uploads.get(name)
+        if existing is not None and existing.done is not None:
+            return existing.done
+        if any(
+            fingerprint.lease == declared.lease and fingerprint.sha256 == declared.sha256
+            for fingerprint in self._hub.seen
+        ):
             # It counts already: the response was lost, and the hub has restarted since.
             return HubProgress(id=name, offset=declared.size, size=declared.size, accepted=True)
         if declared.kind == "base":
@@ -135,8 +138,8 @@ class UploadService:
                 return upload.done
             here, size = upload.offset(), upload.declared.size
             if offset > here or offset + len(data) > size or len(data) > PIECE_BYTES:
-                said = f"a piece of {len(data)} bytes at {offset} does not continue {here} of {size} bytes"
-                raise HubRefused(409, "offset", said, hint="Continue at the returned offset.", offset=here)
+                message = f"a piece of {len(data)} bytes at {offset} does not continue {here} of {size} bytes"
+                raise HubRefused(409, "offset", message, hint="Continue at the returned offset.", offset=here)
             if upload.declared.lease is not None:
                 arrived = max(here, offset + len(data))
                 await self._hub.step(state_machine.UploadProgressed(upload.declared.lease, arrived))
@@ -144,8 +147,8 @@ class UploadService:
             try:
                 await asyncio.to_thread(_append, upload.path, fresh, offset + len(data) == size)
             except OSError as error:
-                said = f"the hub's disk failed: {error.strerror or error}"
-                raise HubRefused(503, "disk", said, hint=FREE_SPACE_HINT, retry_s=5.0) from error
+                message = f"the hub's disk failed: {error.strerror or error}"
+                raise HubRefused(503, "disk", message, hint=FREE_SPACE_HINT, retry_s=5.0) from error
             if upload.offset() == size:
                 await self._finish(name, upload)
             return _progress(name, upload)
@@ -154,8 +157,8 @@ class UploadService:
         declared = upload.declared
         try:
             if await asyncio.to_thread(hash_file, upload.path) != declared.sha256:
-                said = "the uploaded file does not have the declared hash"
-                raise HubRefused(422, "digest", said, hint="Declare it and send it again.")
+                message = "the uploaded file does not have the declared hash"
+                raise HubRefused(422, "digest", message, hint="Declare it and send it again.")
             if declared.kind == "base":
                 upload.done = await self._accept_base(name, upload)
             else:
@@ -286,15 +289,17 @@ class UploadService:
             raise lent.error()
         if declared.sha256 in self._hub.own_blobs():
             await self._refuse(node, "copy", "the run already contains these bytes")
-        most = (await self._hub.aggregator()).max_update_bytes()
-        if declared.size > most:
-            await self._refuse(node, "size", f"it has {declared.size} bytes, at most {most} are allowed", 413)
+        max_bytes = (await self._hub.aggregator()).max_update_bytes()
+        if declared.size > max_bytes:
+            await self._refuse(
+                node, "size", f"it has {declared.size} bytes, at most {max_bytes} are allowed", 413
+            )
 
     def _find(self, node: str, name: str) -> _Upload:
-        found = self._uploads.get(name)
-        if found is None or found.node != node:
+        upload = self._uploads.get(name)
+        if upload is None or upload.node != node:
             raise _no_upload()
-        return found
+        return upload
 
     def _is_fresh(self, upload: _Upload, lease: str | None) -> bool:
         """Return True while the upload for the same lease is active.
@@ -310,23 +315,23 @@ class UploadService:
 
         Return the files to remove, including those from before a restart.
         """
-        before = self._latest.get(node, name)
-        found = self._uploads.get(before)
-        if found is not None and (found.lock.locked() or self._is_fresh(found, lease)):
-            said = "the previous upload of this member is not finished"
-            raise HubRefused(503, "busy", said, hint="Try again in a second.", retry_s=1.0)
-        self._uploads.pop(before, None)
+        previous_name = self._latest.get(node, name)
+        previous = self._uploads.get(previous_name)
+        if previous is not None and (previous.lock.locked() or self._is_fresh(previous, lease)):
+            message = "the previous upload of this member is not finished"
+            raise HubRefused(503, "busy", message, hint="Try again in a second.", retry_s=1.0)
+        self._uploads.pop(previous_name, None)
         self._latest[node] = name
-        return {before, *self._older.pop(_owned(node), ())} - {name}
+        return {previous_name, *self._older.pop(_owned(node), ())} - {name}
 
     def _remove(self, names: set[str]) -> None:
-        for one in names:
-            (self._directory / one).unlink(missing_ok=True)
+        for name in names:
+            (self._directory / name).unlink(missing_ok=True)
 
 
 def _name(node: str, declared: UpdateDeclaration) -> str:
-    told = f"{declared.kind} {declared.lease} {declared.sha256} {declared.size}"
-    return _owned(node) + hashlib.sha256(told.encode()).hexdigest()[:16]
+    identity = f"{declared.kind} {declared.lease} {declared.sha256} {declared.size}"
+    return _owned(node) + hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 def _no_upload() -> HubRefused:

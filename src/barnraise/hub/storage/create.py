@@ -140,11 +140,11 @@ def usable_invites(directory: Path, invites: Sequence[Invite], clock: float) -> 
     """Return the invites that can be used for at least another hour."""
     log = HubLog(directory)
     try:
-        grants = [log.grant(hash_token(one.token_text)) for one in invites]
+        grants = [log.grant(hash_token(invite.token_text)) for invite in invites]
     finally:
         log.close()
     pairs = zip(invites, grants, strict=True)
-    return [one for one, grant in pairs if grant and grant.uses and grant.expires > clock + 3600.0]
+    return [invite for invite, grant in pairs if grant and grant.uses and grant.expires > clock + 3600.0]
 
 
 def _founding(log: HubLog, directory: Path) -> HubFounding:

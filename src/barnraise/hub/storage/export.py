@@ -23,21 +23,21 @@ _TRIES = 5  # a hub that runs may commit meanwhile, and drop what was just named
 def export_model(directory: Path, target: Path) -> int:
     """Write the newest version completely or not at all, and return its number. The hub may be running."""
     for _ in range(_TRIES):
-        found = _read(directory)
+        snapshot = _read(directory)
         founding, layout = (
-            read_fact(found.facts, FOUNDING, HubFounding),
-            read_fact(found.facts, "layout", VectorLayout),
+            read_fact(snapshot.facts, FOUNDING, HubFounding),
+            read_fact(snapshot.facts, "layout", VectorLayout),
         )
-        if founding is None or layout is None or not found.versions:
+        if founding is None or layout is None or not snapshot.versions:
             raise HubError(
                 f"the run in {directory} has no model yet",
                 hint="Start it with `barnraise hub up`, and see `barnraise hub status`.",
             )
         try:
-            flat = newest_state(hub_blobs(directory), found.versions, founding.terms, layout)
+            flat = newest_state(hub_blobs(directory), snapshot.versions, founding.terms, layout)
         except FileNotFoundError:
             continue
-        number = found.versions[-1].number
+        number = snapshot.versions[-1].number
         write_state(layout, flat, target, {"run": founding.name, "version": str(number)})
         return number
     raise HubError(

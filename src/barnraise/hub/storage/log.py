@@ -197,16 +197,16 @@ class HubLog:
     def read_with_grants(self) -> tuple[HubSnapshot, tuple[InviteGrant, ...]]:
         try:
             with self._read_transaction():
-                found = HubSnapshot(
+                snapshot = HubSnapshot(
                     facts=dict(self._base.execute("SELECT name, record FROM fact").fetchall()),
-                    members={one.node: one for one in self._all("member", "name", MemberRecord)},
+                    members={member.node: member for member in self._all("member", "name", MemberRecord)},
                     leases=self._all("lease", "name", ActiveLease),
                     arrivals=self._all("arrived", "name", AcceptedUpdate),
                     versions=self._all("version", "number", CommittedRound),
                     refusals=self._all("refusal", "place", RefusedUpdate),
                     seen=self._all("seen", "place", UpdateFingerprint),
                 )
-                return found, self._all("grants", "name", InviteGrant)
+                return snapshot, self._all("grants", "name", InviteGrant)
         except (sqlite3.Error, msgspec.DecodeError) as error:
             raise broken(error) from error
 
@@ -276,11 +276,11 @@ class HubLog:
     def _put(self, table: str, name: str, record: bytes) -> None:
         self._base.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (name, record))
 
-    def _append(self, table: str, record: msgspec.Struct, most: int) -> None:
+    def _append(self, table: str, record: msgspec.Struct, max_records: int) -> None:
         place = self._base.execute(
             f"INSERT INTO {table} (record) VALUES (?)", (_encoder.encode(record),)
         ).lastrowid
-        self._base.execute(f"DELETE FROM {table} WHERE place <= ?", ((place or 0) - most,))
+        self._base.execute(f"DELETE FROM {table} WHERE place <= ?", ((place or 0) - max_records,))
 
     def _all(self, table: str, order: str, kind: type[T]) -> tuple[T, ...]:
         rows = self._base.execute(f"SELECT record FROM {table} ORDER BY {order}").fetchall()
@@ -338,7 +338,7 @@ class HubLogWriter:
             batch = [first]
             while not self._queue.empty():
                 batch.append(self._queue.get())
-            waiting = [one for one in batch if one is not None]
+            waiting = [write for write in batch if write is not None]
             if waiting:
                 self._write(waiting)
             if None in batch:
@@ -373,14 +373,14 @@ def change(method: Callable[..., None], *arguments: Any) -> Callable[[HubLog], N
 
 def changes_of(effects: Iterable[Effect]) -> Changes:
     """Return the changes for the effects of a decision, without its pool."""
-    found: Changes = []
+    changes: Changes = []
     for effect in effects:
         if isinstance(effect, GrantLease):
-            found.append(change(HubLog.put_lease, effect.lease))
+            changes.append(change(HubLog.put_lease, effect.lease))
         elif isinstance(effect, ReleaseLease):
-            found.append(change(HubLog.delete_lease, effect.lease))
+            changes.append(change(HubLog.delete_lease, effect.lease))
         elif isinstance(effect, DropUpdate):
-            found.append(change(HubLog.delete_arrival, effect.update))
+            changes.append(change(HubLog.delete_arrival, effect.update))
         elif isinstance(effect, QueueUpdate):
-            found.append(change(HubLog.delete_lease, effect.update.lease))
-    return found
+            changes.append(change(HubLog.delete_lease, effect.update.lease))
+    return changes

@@ -40,21 +40,21 @@ def steps_after(versions: Sequence[CommittedRound], after: int | None) -> tuple[
     base_place = last_base(versions)
     base = versions[base_place].base
     assert base is not None
-    anew = (base, *(one.step for one in versions[base_place + 1 :]))
+    from_base = (base, *(version.step for version in versions[base_place + 1 :]))
     kept = versions[kept_from(versions) :]
     first = kept[0].number
     if after is None or not first <= after < head:
-        return anew
-    deltas = tuple(one.step for one in kept if one.number > after)
-    return deltas if sum(one.size for one in deltas) <= sum(one.size for one in anew) else anew
+        return from_base
+    deltas = tuple(version.step for version in kept if version.number > after)
+    return deltas if sum(step.size for step in deltas) <= sum(step.size for step in from_base) else from_base
 
 
 def named_blobs(versions: Sequence[CommittedRound]) -> set[str]:
     """Return the blobs that the versions still need."""
     names: set[str] = set()
     if versions:
-        for one in versions[kept_from(versions) :]:
-            names |= {one.step.sha256, (one.base or one.step).sha256}
+        for version in versions[kept_from(versions) :]:
+            names |= {version.step.sha256, (version.base or version.step).sha256}
         head = versions[-1]
         names |= {name for name in (head.momentum, head.feedback) if name is not None}
     return names
@@ -64,24 +64,28 @@ def shared_blobs(versions: Sequence[CommittedRound], code: Set[str]) -> list[str
     """Return the blobs that members fetch, newest first. The outer optimizer's state is for mirrors only."""
     names = []
     if versions:
-        for one in reversed(versions[kept_from(versions) :]):
-            names += [one.step.sha256, *([one.base.sha256] if one.base is not None else [])]
+        for version in reversed(versions[kept_from(versions) :]):
+            names += [version.step.sha256, *([version.base.sha256] if version.base is not None else [])]
     return list(dict.fromkeys([*names, *sorted(code)]))
 
 
 def replica_of(log: HubLog, after: int | None) -> LogReplica:
     """Return the replica for a mirror. Pending updates become leases, so that their samples return."""
-    found, grants = log.read_with_grants()
-    first = kept_from(found.versions) if found.versions else 0
+    snapshot, grants = log.read_with_grants()
+    first = kept_from(snapshot.versions) if snapshot.versions else 0
     waiting = [
-        ActiveLease(one.update.lease, one.update.node, one.update.version, one.spans, 1.0, 0.0, 0.0)
-        for one in found.arrivals
+        ActiveLease(
+            arrival.update.lease, arrival.update.node, arrival.update.version, arrival.spans, 1.0, 0.0, 0.0
+        )
+        for arrival in snapshot.arrivals
     ]
     return LogReplica(
-        facts={name: found.facts[name] for name in _REPLICATED if name in found.facts},
-        members=tuple(found.members.values()),
+        facts={name: snapshot.facts[name] for name in _REPLICATED if name in snapshot.facts},
+        members=tuple(snapshot.members.values()),
         grants=grants,
-        leases=(*found.leases, *waiting),
-        versions=tuple(one for one in found.versions[first:] if after is None or one.number > after),
-        seen=found.seen,
+        leases=(*snapshot.leases, *waiting),
+        versions=tuple(
+            version for version in snapshot.versions[first:] if after is None or version.number > after
+        ),
+        seen=snapshot.seen,
     )

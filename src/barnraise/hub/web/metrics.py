@@ -48,7 +48,7 @@ class HubMetrics:
             "members": ("Members that joined.", lambda: float(len(hub.members))),
             "quarantined": (
                 "Members in quarantine.",
-                lambda: float(sum(bool(one.quarantine) for one in hub.members.values())),
+                lambda: float(sum(bool(member.quarantine) for member in hub.members.values())),
             ),
             "leases": ("Active leases.", lambda: float(len(hub.state.lent))),
             "waiting": ("Pending updates.", lambda: float(len(hub.state.waiting))),

@@ -88,7 +88,12 @@ _STATUSES = {
 
 def openapi_document() -> dict[str, Any]:
     """Return the OpenAPI document of the hub's routes."""
-    types = [one for operation in OPERATIONS for one in (operation.answer, operation.body) if one is not None]
+    types = [
+        message_type
+        for operation in OPERATIONS
+        for message_type in (operation.answer, operation.body)
+        if message_type is not None
+    ]
     _, schemas = msgspec.json.schema_components(
         [*dict.fromkeys(types), Problem], ref_template="#/components/schemas/{name}"
     )
@@ -103,22 +108,24 @@ def openapi_document() -> dict[str, Any]:
     }
 
 
-def _operation(one: ApiOperation) -> dict[str, Any]:
-    names = [name for name in _NAMES if f"{{{name}}}" in one.path]
+def _operation(operation: ApiOperation) -> dict[str, Any]:
+    names = [name for name in _NAMES if f"{{{name}}}" in operation.path]
     places = [{"name": name, "in": "path", "required": True, "schema": _NAMES[name]} for name in names]
-    places += [{"name": name, "in": "query", "required": False, "schema": _NUMBER} for name in one.query]
-    found: dict[str, Any] = {
-        "summary": one.says,
+    places += [
+        {"name": name, "in": "query", "required": False, "schema": _NUMBER} for name in operation.query
+    ]
+    document: dict[str, Any] = {
+        "summary": operation.says,
         "parameters": places,
-        "responses": {"200": {"description": one.says, "content": _content(one.answer)}},
+        "responses": {"200": {"description": operation.says, "content": _content(operation.answer)}},
     }
-    if one.is_bytes and one.answer is None:
-        found["responses"]["307"] = {"description": _ELSEWHERE}
+    if operation.is_bytes and operation.answer is None:
+        document["responses"]["307"] = {"description": _ELSEWHERE}
     problems = {"content": _content(Problem)}
-    found["responses"] |= {status: {"description": text} | problems for status, text in _STATUSES.items()}
-    if one.body is not None or (one.is_bytes and one.answer is not None):
-        found["requestBody"] = {"required": True, "content": _content(one.body)}
-    return found
+    document["responses"] |= {status: {"description": text} | problems for status, text in _STATUSES.items()}
+    if operation.body is not None or (operation.is_bytes and operation.answer is not None):
+        document["requestBody"] = {"required": True, "content": _content(operation.body)}
+    return document
 
 
 def _content(kind: type[msgspec.Struct] | None) -> dict[str, Any]:

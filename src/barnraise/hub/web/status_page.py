@@ -40,18 +40,18 @@ def render(hub: Hub) -> str:
     name, now = escape(hub.founding.name), hub.clock()
     versions = hub.versions
     head = versions[-1].number if versions else None
-    samples = sum(one.samples for one in versions)
+    samples = sum(version.samples for version in versions)
     waits = hub.waits.text(hub.state, hub.members, hub.now())
     state = "finished" if hub.state.is_finished else waits
-    active = {one.node for one in hub.state.lent.values()}
+    active = {lease.node for lease in hub.state.lent.values()}
     begin = "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=15>"
     title = f"<meta name=viewport content='width=device-width'><title>{name}</title><style>{_STYLE}</style>"
-    who = f"{counted(len(hub.members), 'member')}, {len(active)} training now"
-    said = f"Version {'–' if head is None else head} · {counted(samples, 'sample')} · {who}"
+    member_counts = f"{counted(len(hub.members), 'member')}, {len(active)} training now"
+    summary = f"Version {'–' if head is None else head} · {counted(samples, 'sample')} · {member_counts}"
     parts = [
         begin + title,
-        f"<h1>{name}</h1><p>{said}<br><small>{escape(state)}</small></p>",
-        *(_warning(one) for one in hub.health.current()),
+        f"<h1>{name}</h1><p>{summary}<br><small>{escape(state)}</small></p>",
+        *(_warning(warning) for warning in hub.health.current()),
         _chart(versions),
         _member_map(hub, active),
         _members(hub, active),
@@ -68,7 +68,7 @@ def _warning(trouble: HealthWarning) -> str:
 
 def _chart(versions: Sequence[CommittedRound]) -> str:
     """Draw the losses that members reported, by version."""
-    points = [(one.number, one.loss) for one in versions if one.loss is not None]
+    points = [(version.number, version.loss) for version in versions if version.loss is not None]
     if len(points) < 2:
         return ""
     step = max(1, len(points) // _WIDTH)
@@ -92,11 +92,11 @@ def _chart(versions: Sequence[CommittedRound]) -> str:
 
 
 def _member_map(hub: Hub, active: set[str]) -> str:
-    members = [one for one in _largest(hub) if one.role != "mirror"]
+    members = [member for member in _largest(hub) if member.role != "mirror"]
     if len(members) < 2:
         return ""
-    said = "<small>Larger circle: more samples. Green: training now. Thick line: a region.</small>"
-    return f"<h2>Members</h2>{draw_members(members, active)}{said}"
+    legend = "<small>Larger circle: more samples. Green: training now. Thick line: a region.</small>"
+    return f"<h2>Members</h2>{draw_members(members, active)}{legend}"
 
 
 def draw_members(members: Sequence[MemberRecord], active: Collection[str]) -> str:
@@ -104,25 +104,25 @@ def draw_members(members: Sequence[MemberRecord], active: Collection[str]) -> st
 
     The hub does not know where a member is. The area of its circle is its share of the samples.
     """
-    whole = sum(one.samples for one in members)
-    room = math.pi * _RADIUS_Y / max(1, len(members))  # half of the way to the next one
+    total_samples = sum(member.samples for member in members)
+    spacing = math.pi * _RADIUS_Y / max(1, len(members))  # half of the way to the next one
     lines, circles = [], []
-    for place, one in enumerate(members):
+    for place, member in enumerate(members):
         angle = 2 * math.pi * place / len(members) - math.pi / 2
         x = _MAP_WIDTH / 2 + _RADIUS_X * math.cos(angle)
         y = _MAP_HEIGHT / 2 + _RADIUS_Y * math.sin(angle)
-        share = one.samples / whole if whole else 0.0
-        radius = max(_SMALLEST, min(_LARGEST, room) * math.sqrt(share))
-        is_region = one.role == "region"
-        colour = "#c33" if one.quarantine else "#3a7" if one.node in active else "#999"
-        name = escape(one.name[:_LONGEST_NAME], quote=True)
+        share = member.samples / total_samples if total_samples else 0.0
+        radius = max(_SMALLEST, min(_LARGEST, spacing) * math.sqrt(share))
+        is_region = member.role == "region"
+        colour = "#c33" if member.quarantine else "#3a7" if member.node in active else "#999"
+        name = escape(member.name[:_LONGEST_NAME], quote=True)
         lines.append(
             f"<line x1='{_MAP_WIDTH / 2:.0f}' y1='{_MAP_HEIGHT / 2:.0f}' x2='{x:.1f}' y2='{y:.1f}' "
             f"stroke='{colour}' stroke-width='{3 if is_region else 1}' stroke-opacity='.4' />"
         )
         circles.append(
             f"<circle cx='{x:.1f}' cy='{y:.1f}' r='{radius:.1f}' fill='{colour}'>"
-            f"<title>{name}: {one.samples:,} samples</title></circle>"
+            f"<title>{name}: {member.samples:,} samples</title></circle>"
         )
         if len(members) <= _NAMED:
             anchor = "start" if math.cos(angle) >= 0 else "end"
@@ -132,26 +132,26 @@ def draw_members(members: Sequence[MemberRecord], active: Collection[str]) -> st
                 f"fill='currentColor'>{name}</text>"
             )
     hub = f"<circle cx='{_MAP_WIDTH / 2:.0f}' cy='{_MAP_HEIGHT / 2:.0f}' r='6' fill='currentColor' />"
-    said = f"{len(members)} members around the hub"
+    label = f"{len(members)} members around the hub"
     return (
-        f"<svg viewBox='0 0 {_MAP_WIDTH} {_MAP_HEIGHT}' role='img' aria-label='{said}' xmlns='http://www.w3.org/2000/svg'>"
+        f"<svg viewBox='0 0 {_MAP_WIDTH} {_MAP_HEIGHT}' role='img' aria-label='{label}' xmlns='http://www.w3.org/2000/svg'>"
         f"{''.join(lines)}{hub}{''.join(circles)}</svg>"
     )
 
 
 def _largest(hub: Hub) -> list[MemberRecord]:
-    return sorted(hub.members.values(), key=lambda one: -one.samples)[:_MEMBERS_SHOWN]
+    return sorted(hub.members.values(), key=lambda member: -member.samples)[:_MEMBERS_SHOWN]
 
 
 def _members(hub: Hub, active: set[str]) -> str:
     rows = []
-    for one in _largest(hub):
-        doing = "training" if one.node in active else ""
-        if one.quarantine:
-            doing = f"<span class=bad>quarantine: {escape(one.quarantine)}</span>"
+    for member in _largest(hub):
+        doing = "training" if member.node in active else ""
+        if member.quarantine:
+            doing = f"<span class=bad>quarantine: {escape(member.quarantine)}</span>"
         rows.append(
-            f"<tr><td>{escape(one.name)} <small>{escape(one.node[:9])}</small><td>{one.role}"
-            f"<td class=n>{one.samples:,}<td class=n>{one.accepted:,}<td>{doing}"
+            f"<tr><td>{escape(member.name)} <small>{escape(member.node[:9])}</small><td>{member.role}"
+            f"<td class=n>{member.samples:,}<td class=n>{member.accepted:,}<td>{doing}"
         )
     head = "<tr><th>Member<th>Role<th class=n>Samples<th class=n>Updates<th>"
     return f"<h2>Contributors</h2><table>{head}{''.join(rows)}</table>"
@@ -159,10 +159,10 @@ def _members(hub: Hub, active: set[str]) -> str:
 
 def _versions(versions: Sequence[CommittedRound], now: float) -> str:
     rows = [
-        f"<tr><td class=n>{one.number}<td>{_ago(one.time, now)}<td class=n>{one.members}"
-        f"<td class=n>{one.samples:,}"
-        f"<td class=n>{'–' if one.loss is None else f'{one.loss:.4g}'}<td>{escape(one.rule)}"
-        for one in reversed(versions)
+        f"<tr><td class=n>{version.number}<td>{_ago(version.time, now)}<td class=n>{version.members}"
+        f"<td class=n>{version.samples:,}"
+        f"<td class=n>{'–' if version.loss is None else f'{version.loss:.4g}'}<td>{escape(version.rule)}"
+        for version in reversed(versions)
     ]
     head = "<tr><th class=n>Version<th>When<th class=n>Updates<th class=n>Samples<th class=n>Loss<th>Rule"
     return f"<h2>Versions</h2><table>{head}{''.join(rows)}</table>"
@@ -173,9 +173,9 @@ def _refusals(hub: Hub, now: float) -> str:
         return ""
     names = member_names(hub.members)
     rows = [
-        f"<tr><td>{_ago(one.time, now)}<td>{escape(names.get(one.node, one.node[:9]))}"
-        f"<td class=bad>{escape(one.kind)}<td>{escape(one.reason)}"
-        for one in reversed(hub.refusals[-_REFUSALS_SHOWN:])
+        f"<tr><td>{_ago(refusal.time, now)}<td>{escape(names.get(refusal.node, refusal.node[:9]))}"
+        f"<td class=bad>{escape(refusal.kind)}<td>{escape(refusal.reason)}"
+        for refusal in reversed(hub.refusals[-_REFUSALS_SHOWN:])
     ]
     head = "<tr><th>When<th>Member<th>Kind<th>Reason"
     return f"<h2>Refused updates</h2><table>{head}{''.join(rows)}</table>"
