@@ -108,7 +108,7 @@ def ask_all(ranks: Sequence[Rank], do: str, /, *, timeout: float = 120.0, **argu
 
 
 class Fleet:
-    """Nurseries on some hosts and the ranks forked from them."""
+    """Fork servers on some hosts, and the ranks forked from them."""
 
     def __init__(
         self, hosts: Sequence[Host], directory: Path, environments: Sequence[Mapping[str, str]]
@@ -118,12 +118,12 @@ class Fleet:
         self._environments = environments
         self._fork_servers: list[JsonSocket] = []
         self._ranks: list[Rank] = []
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._path = directory / f"driver-{secrets.token_hex(3)}.sock"
 
     def __enter__(self) -> Fleet:
-        self._door.bind(str(self._path))
-        self._door.listen(64)
+        self._listener.bind(str(self._path))
+        self._listener.listen(64)
         for index, (host, environment) in enumerate(zip(self.hosts, self._environments, strict=True)):
             argv: list[str | Path] = [sys.executable, "-m", "benchmarks.ranks.process"]
             argv += [self._path, str(index), self.log(index), host.address]
@@ -148,7 +148,7 @@ class Fleet:
             rank.end()
         for fork_server in self._fork_servers:
             fork_server.close()
-        self._door.close()
+        self._listener.close()
         self._path.unlink(missing_ok=True)
 
     def log(self, host: int) -> Path:
@@ -169,9 +169,9 @@ class Fleet:
         self._ranks.remove(rank)
 
     def _accept(self, timeout: float) -> tuple[dict[str, Any], JsonSocket]:
-        self._door.settimeout(timeout)
+        self._listener.settimeout(timeout)
         try:
-            stream, _ = self._door.accept()
+            stream, _ = self._listener.accept()
             connection = JsonSocket(stream)
             hello = connection.receive(timeout)
         except TimeoutError as error:
