@@ -33,7 +33,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Bar:
-    """Something measured, perhaps with what was predicted of it."""
+    """A measured value, perhaps with its prediction."""
 
     name: str
     value: float

@@ -16,7 +16,7 @@ _SHOWN = 4000
 
 
 class CommandFailed(subprocess.CalledProcessError):
-    """A command in a host ended badly; the message shows the end of what it printed."""
+    """A command in a host failed; the message shows the end of its output."""
 
     def __str__(self) -> str:
         printed = "".join(part or "" for part in (self.stdout, self.stderr))

@@ -13,7 +13,7 @@ _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 class LabError(RuntimeError):
-    """The lab could not do what was asked."""
+    """A request that the lab cannot fulfil."""
 
 
 def why_unavailable() -> str | None:

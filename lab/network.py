@@ -17,7 +17,7 @@ from lab.forwarding import Conditions, Forwarder
 from lab.hosts import Host
 from lab.namespaces import LabError, allow_cubic, configure, ip, limit, nft, why_unavailable
 
-_MOST_HOSTS = 250
+_MAX_HOSTS = 250
 _HOST_SETTINGS = {"ipv4/tcp_congestion_control": "cubic"}
 _SWITCH_SETTINGS = {"ipv6/conf/all/disable_ipv6": "1", "ipv6/conf/default/disable_ipv6": "1"}
 # Without snooping, multicast reaches every port at once, as on a plain switch.
@@ -216,8 +216,8 @@ class Lab:
 
     def _add_hosts(self, segment: _Segment, names: Sequence[str]) -> list[Host]:
         state = self._open_state()
-        if segment.taken + len(names) > _MOST_HOSTS:
-            raise LabError(f"A switch of the lab has {_MOST_HOSTS} ports. Ask for fewer hosts.")
+        if segment.taken + len(names) > _MAX_HOSTS:
+            raise LabError(f"A switch of the lab has {_MAX_HOSTS} ports. Ask for fewer hosts.")
         added = []
         for name in names:
             port, segment.taken = segment.taken, segment.taken + 1

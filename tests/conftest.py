@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,10 @@ settings.register_profile("steady", _PATIENT, derandomize=True)
 settings.register_profile("deep", _PATIENT, print_blob=True)
 
 _TIERS = ("fast", "gate", "deep")
+
+# A shell starts background jobs with SIGINT ignored, and every process of a test would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,7 +11,7 @@ _LONGEST_LINE = 400  # bytes
 
 
 class Commit:
-    """One member's line: when, which step, in which group, what it held, which units it had computed."""
+    """One line of a commit trace: a member's time, step, group, digest and computed units."""
 
     def __init__(self, line: str) -> None:
         head, _, units = line.partition("[")

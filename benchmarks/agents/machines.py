@@ -38,12 +38,12 @@ _PATIENCE = 3.0  # a machine whose cores others use is slow, not wrong
 
 
 class Machines:
-    """One agent a host, each with a state directory of its own that outlives it."""
+    """One agent on each host, with a state directory that outlives the agent."""
 
     def __init__(self, hosts: Iterable[Host]) -> None:
         self.hosts = list(hosts)
         # A short path: the local socket's name must fit into 107 bytes.
-        self._room = tempfile.TemporaryDirectory(prefix="by-m-")
+        self._directory = tempfile.TemporaryDirectory(prefix="by-m-")
         self.agents: list[LabProcess | None] = [None] * len(self.hosts)
         self.own: list[dict[str, str]] = [{} for _ in self.hosts]  # for the environment of one host
         self.extra: dict[str, str] = {}  # more for the environment of everything that is started
@@ -59,10 +59,10 @@ class Machines:
     ) -> None:
         for place in range(len(self.hosts)):
             self.kill(place)
-        self._room.cleanup()
+        self._directory.cleanup()
 
     def state(self, place: int) -> Path:
-        return Path(self._room.name) / str(place)
+        return Path(self._directory.name) / str(place)
 
     def environment(self, place: int) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}

@@ -34,7 +34,7 @@ _SMALL_DISK = "24m"
 
 @dataclass(frozen=True)
 class Case:
-    """A script that goes wrong, and what must be said about it."""
+    """A script that fails, and the expected messages about it."""
 
     title: str
     script: str
@@ -102,11 +102,11 @@ CASES = (
 def two_machines() -> Iterator[tuple[CommandLine, Path]]:
     """Start a cluster of two machines, where the first has a package that the second lacks."""
     with (
-        tempfile.TemporaryDirectory(prefix="by-f-") as room,
+        tempfile.TemporaryDirectory(prefix="by-f-") as directory,
         Lab(hosts=2) as lab,
         Machines(lab.hosts) as machines,
     ):
-        only = Path(room) / "only"
+        only = Path(directory) / "only"
         only.mkdir()
         (only / "only_on_the_mac.py").write_text("")
         for place, name in enumerate(NAMES):
@@ -115,12 +115,12 @@ def two_machines() -> Iterator[tuple[CommandLine, Path]]:
             machines.rename(place, name)
         machines.pair(0, 1)
         machines.until(lambda: machines.agree(range(2)), 60.0, "both agree")
-        yield CommandLine(machines), Path(room)
+        yield CommandLine(machines), Path(directory)
 
 
-def play(line: CommandLine, room: Path, case: Case) -> tuple[int, str]:
+def play(line: CommandLine, directory: Path, case: Case) -> tuple[int, str]:
     """Run one case and return the exit code and the whole output."""
-    folder = room / f"project{len(list(room.iterdir()))}"
+    folder = directory / f"project{len(list(directory.iterdir()))}"
     write_folder(folder, case.script)
     with _small_disk(line.machines, case.fills_disk):
         running = line.start(0, "run", *case.options, "train.py", folder=folder)
@@ -188,9 +188,9 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     texts = []
-    with two_machines() as (line, room):
+    with two_machines() as (line, directory):
         for case in CASES:
-            code, seen = play(line, room, case)
+            code, seen = play(line, directory, case)
             texts.append(shown(case, seen))
             print(texts[-1], f"(exit code {code})", flush=True)
     if options.write:

@@ -108,7 +108,7 @@ class Session:
 
 
 class Window:
-    """A command at work, of which each line is shown once."""
+    """A running command; each line of its output is shown once."""
 
     def __init__(self, session: Session, process: LabProcess) -> None:
         self._session = session
@@ -146,7 +146,7 @@ class Window:
 
 
 class Recording(NamedTuple):
-    """The whole file as it would be now, and how often agents say that they were stopped meanwhile."""
+    """The recorded file, and how many stalls the agents logged meanwhile."""
 
     text: str
     stalls: int
@@ -202,11 +202,11 @@ def record_cluster() -> Recording:
 def record_readme() -> Recording:
     """Return the README with the current output of its commands."""
     with (
-        tempfile.TemporaryDirectory(prefix="by-t-") as room,
+        tempfile.TemporaryDirectory(prefix="by-t-") as directory,
         Lab(hosts=3) as lab,
         Machines(lab.hosts) as machines,
     ):
-        folder = Path(room) / "spiral"
+        folder = Path(directory) / "spiral"
         folder.mkdir()
         shutil.copy(TRAIN, folder)
         machines.extra["OMP_NUM_THREADS"] = "1"  # the hosts share the cores of one machine

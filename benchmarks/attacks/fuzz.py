@@ -148,8 +148,8 @@ def handshake_cases(random: Random) -> None:
         if random.random() < 0.7:
             theirs.shutdown(socket.SHUT_WR)
         with theirs:
-            knock = IncomingConnection(bytes(16), "192.0.2.1", 1, 1, plaintext)
-            _drive(accept(ours, knock, _SECURITIES[plaintext]))
+            incoming = IncomingConnection(bytes(16), "192.0.2.1", 1, 1, plaintext)
+            _drive(accept(ours, incoming, _SECURITIES[plaintext]))
 
 
 def _drive(steps: Steps) -> None:

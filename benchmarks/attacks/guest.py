@@ -58,7 +58,7 @@ Lie = Callable[[], dict[str, Any]]
 
 
 class Guest:
-    """A guest without an agent: it beats as one of ours would, except for what it lies about."""
+    """A guest without an agent: it sends correct heartbeats, except for the fields that it forges."""
 
     def __init__(self, keep: str, agents: Agents) -> None:
         self.key = NodeKey.load_or_create(Path(keep) / "key")

@@ -35,12 +35,12 @@ from tests.memory_link import memory_pair
 VICTIM, FRIEND, HOSTILE = b"V" * 16, b"F" * 16, b"H" * 16
 RUN = "run"
 _SIZE = 40_000
-_MOST_WAITING = 4 << 20  # control frames that may wait for a peer which does not read
+_MAX_WAITING = 4 << 20  # control frames that may wait for a peer which does not read
 _EDGES = (0, 1, 2, 3, 31, 32, 33, 255, 2**31, 2**32 - 1, 2**60, 2**63, 2**64 - 1)
 
 
 class Worker:
-    """One engine and the little that it needs of a worker."""
+    """One communication engine, with a minimal worker."""
 
     def __init__(self, name: bytes) -> None:
         self.clock = 1000.0
@@ -70,7 +70,7 @@ class Worker:
 
 
 class Sink:
-    """The hostile end takes nothing."""
+    """Receiver of the hostile end, which ignores every frame."""
 
     def target(self, link: object, header: FrameHeader) -> memoryview | None:
         return None
@@ -110,7 +110,7 @@ class Session:
         """
         for _ in range(frames):
             self._frame()
-            assert self.hostile.writer.control_bytes < _MOST_WAITING, "answers pile up"
+            assert self.hostile.writer.control_bytes < _MAX_WAITING, "answers pile up"
             assert self.links[0].closed is None, f"the friend's link was closed: {self.links[0].closed}"
             if self.hostile.closed is not None:
                 self.closed_links += 1

@@ -220,7 +220,7 @@ async def garbage(agents: Sequence[Sequence[Any]], secret: str, times: int) -> R
     for _ in range(times):
         fresh = encode(Preface(ANY_AGENT, os.urandom(16), ROUTE_AGENT), known)
         forged = encode(Preface(ANY_AGENT, os.urandom(16), ROUTE_AGENT), os.urandom(32))
-        at_the_door = [
+        rejected_input = [
             b"",
             chance.randbytes(PREFACE_BYTES),
             chance.randbytes(100_000),
@@ -230,24 +230,24 @@ async def garbage(agents: Sequence[Sequence[Any]], secret: str, times: int) -> R
             fresh[:12] + b"\x09" + fresh[13:],
             encode(Preface(os.urandom(16), os.urandom(16), ROUTE_PAIRING), PAIRING_KEY),
         ]
-        behind_it = [
+        accepted_prefaces = [
             fresh + chance.randbytes(2000),
             encode(Preface(ANY_AGENT, os.urandom(16), 3), known) + b"\x16\x03\x03\x40\x01" + bytes(16385),
             encode(Preface(ANY_AGENT, os.urandom(16), 2), known) + struct.pack("<I", 2**31) + bytes(64),
             encode(Preface(ANY_AGENT, os.urandom(16), 2, plaintext=True), known) + bytes(64),
             encode(Preface(ANY_AGENT, os.urandom(16), 2, version_min=9, version_max=9), known),
         ]
-        doors = [(host, port, words) for host, port in agents for words in at_the_door]
-        heard = await asyncio.gather(*(say(*door, seconds=0.5) for door in doors))
+        attempts = [(host, port, words) for host, port in agents for words in rejected_input]
+        heard = await asyncio.gather(*(say(*attempt, seconds=0.5) for attempt in attempts))
         answered += sum(map(bool, heard))
-        doors = [(host, port, words) for host, port in agents for words in behind_it]
-        await asyncio.gather(*(say(*door, seconds=0.5) for door in doors))
-    return {"answered_at_the_door": answered}
+        attempts = [(host, port, words) for host, port in agents for words in accepted_prefaces]
+        await asyncio.gather(*(say(*attempt, seconds=0.5) for attempt in attempts))
+    return {"answered_without_preface": answered}
 
 
 @attack
 async def flood(host: str, port: int, silent: int, half: int, seconds: float, max_open: int) -> Result:
-    """Open many connections that send nothing, or half a preface; soon at most ``most`` stay open."""
+    """Open many connections that send nothing, or half a preface; soon at most ``max_open`` stay open."""
     more_descriptors()
     READY.get()()
     begin = time.monotonic()
@@ -282,8 +282,8 @@ async def crowd(host: str, port: int, number: int, people: int, seconds: float) 
         nonlocal visits
         while time.monotonic() < end:
             visits += 1
-            knock = encode(Preface(offer_tag(number), os.urandom(16), ROUTE_PAIRING), PAIRING_KEY)
-            await say(host, port, knock, seconds=5.0)
+            preface = encode(Preface(offer_tag(number), os.urandom(16), ROUTE_PAIRING), PAIRING_KEY)
+            await say(host, port, preface, seconds=5.0)
             await asyncio.sleep(0.5)
 
     async def tell() -> None:

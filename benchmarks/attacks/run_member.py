@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class RunMember(Guest):
-    """A member without an agent, on all routes; it keeps what agents tell it of runs and files."""
+    """A member without an agent, on all routes; it stores the received records, reports and files."""
 
     def __init__(self, keep: str, agents: Agents) -> None:
         super().__init__(keep, agents)

@@ -39,13 +39,13 @@ def main() -> int:
     print(environment_line())
     rows = []
     with (
-        tempfile.TemporaryDirectory(prefix="by-ship-") as room,
+        tempfile.TemporaryDirectory(prefix="by-ship-") as directory,
         Lab(hosts=HOSTS, rate="1gbit") as lab,
         Machines(lab.hosts) as machines,
     ):
         machines.form()
         for number in range(2 if options.quick else 5):
-            rows.append(_once(machines, Path(room), number))
+            rows.append(_once(machines, Path(directory), number))
             print(table(["seconds", "sent over size", "CPU seconds"], [rows[-1]]), flush=True)
     seconds = statistics.median(row[0] for row in rows)
     ideal = SIZE * 8 / RATE_BITS
@@ -61,8 +61,8 @@ def main() -> int:
     return 0
 
 
-def _once(machines: Machines, room: Path, number: int) -> tuple[float, float, float]:
-    data, project = room / f"data{number}", room / f"project{number}"
+def _once(machines: Machines, directory: Path, number: int) -> tuple[float, float, float]:
+    data, project = directory / f"data{number}", directory / f"project{number}"
     data.mkdir()
     for part in range(SIZE // FILE):
         (data / f"part{part:03}.bin").write_bytes(os.urandom(FILE))

@@ -46,14 +46,14 @@ def main() -> int:
     rounds = 3 if options.quick else 9
     print(environment_line())
     with (
-        tempfile.TemporaryDirectory(prefix="by-run-") as room,
+        tempfile.TemporaryDirectory(prefix="by-run-") as directory,
         Lab(hosts=HOSTS, rate="1gbit") as lab,
         Machines(lab.hosts) as machines,
     ):
         machines.form()
         # Agents measure their links once after they have met; that traffic is not a run's.
         machines.until(lambda: machines.are_links_measured(6), 300.0, "links are measured")
-        bench = Bench(machines, Path(room))
+        bench = Bench(machines, Path(directory))
         firsts, seconds, sent = bench.starts(rounds)
         ours, theirs = bench.against_torchrun(rounds)
     rows = [
@@ -83,10 +83,10 @@ def _spread(values: list[float]) -> list[float]:
 class Bench:
     """One formed cluster and its folders."""
 
-    def __init__(self, machines: Machines, room: Path) -> None:
+    def __init__(self, machines: Machines, directory: Path) -> None:
         self._machines = machines
         self._line = CommandLine(machines)
-        self._room = room
+        self._directory = directory
         self._serial = 0
 
     def starts(self, rounds: int) -> tuple[list[float], list[float], list[int]]:
@@ -95,7 +95,7 @@ class Bench:
         """
         firsts, seconds, sent = [], [], []
         for number in range(rounds):
-            folder = self._room / f"project{number}"
+            folder = self._directory / f"project{number}"
             write_folder(folder, f"{MARK}# {number}\n", files=FILES)
             for path in (folder / "parts").iterdir():
                 path.write_text(f"{path.read_text()}# {number}\n")
@@ -125,7 +125,7 @@ class Bench:
         return counts
 
     def against_torchrun(self, rounds: int) -> tuple[list[float], list[float]]:
-        folder = self._room / "unmodified"
+        folder = self._directory / "unmodified"
         write_folder(folder, FIRST_REDUCE)
         ours, theirs = [], []
         for _ in range(rounds):
@@ -144,7 +144,7 @@ class Bench:
 
     def _marks(self) -> Path:
         self._serial += 1
-        marks = self._room / f"marks{self._serial}"
+        marks = self._directory / f"marks{self._serial}"
         shutil.rmtree(marks, ignore_errors=True)
         marks.mkdir()
         return marks

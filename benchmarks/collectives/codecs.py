@@ -211,33 +211,33 @@ def codecs_alone(gradients: Sequence[Gradient], rounds: int) -> dict[str, dict[s
 def all_reduces(gradients: Sequence[Gradient], rates: Sequence[str], quick: bool) -> dict[str, Any]:
     """Measure the median seconds by rate and contender, and the CPU seconds of all hosts together."""
     results: dict[str, Any] = {}
-    with working_directory() as room, Lab(hosts=HOSTS, rate=rates[0]) as lab:
+    with working_directory() as directory, Lab(hosts=HOSTS, rate=rates[0]) as lab:
         save_file(
             {
                 f"{number}/{name}": tensor
                 for number in range(HOSTS)
                 for name, tensor in gradients[number].items()
             },
-            room / "gradients.safetensors",
+            directory / "gradients.safetensors",
         )
-        members = _start_members(lab, room)
+        members = _start_members(lab, directory)
         for number, rate in enumerate(rates):
             for host in lab.hosts:
                 lab.set_rate(host, rate)
             rounds = {"1gbit": 5, "200mbit": 3}.get(rate, 1) * (1 if quick else 3)
-            _put(room / f"go-{number}", json.dumps({"rounds": rounds}))
-            paths = [room / f"done-{number}-{rank}" for rank in range(HOSTS)]
+            _put(directory / f"go-{number}", json.dumps({"rounds": rounds}))
+            paths = [directory / f"done-{number}-{rank}" for rank in range(HOSTS)]
             _await(paths, members, WAIT_S * rounds)
             results[rate] = _shown(rate, [json.loads(path.read_text()) for path in paths])
-        _put(room / f"go-{len(rates)}", "{}")
+        _put(directory / f"go-{len(rates)}", "{}")
         for member in members:
             member.wait(60)
     return results
 
 
-def _start_members(lab: Lab, room: Path) -> list[LabProcess]:
+def _start_members(lab: Lab, directory: Path) -> list[LabProcess]:
     started = []
-    own = identities(room, [host.address for host in lab.hosts])
+    own = identities(directory, [host.address for host in lab.hosts])
     for rank, (host, identity) in enumerate(zip(lab.hosts, own, strict=True)):
         words = [
             sys.executable,
@@ -245,8 +245,8 @@ def _start_members(lab: Lab, room: Path) -> list[LabProcess]:
             "benchmarks.collectives.codecs",
             "--member",
             str(rank),
-            "--room",
-            str(room),
+            "--directory",
+            str(directory),
         ]
         words += ["--first", lab.hosts[0].address]
         environment = PROCESS_ENVIRONMENT | identity | {"GLOO_SOCKET_IFNAME": "eth0"}
@@ -354,7 +354,7 @@ def contenders(parts: Sequence[FeedbackPart]) -> Iterator[tuple[str, Operation]]
         yield name, by_codec(name)
 
 
-def member(rank: int, room: Path, first: str) -> None:
+def member(rank: int, directory: Path, first: str) -> None:
     from barnraise.collectives.torch_patch.autoload import register
 
     register()
@@ -366,7 +366,7 @@ def member(rank: int, room: Path, first: str) -> None:
         world_size=HOSTS,
         timeout=timedelta(seconds=WAIT_S),
     )
-    stored = load_file(room / "gradients.safetensors")
+    stored = load_file(directory / "gradients.safetensors")
     flats = []
     for number in range(HOSTS):
         prefix = f"{number}/"
@@ -378,14 +378,14 @@ def member(rank: int, room: Path, first: str) -> None:
     right = torch.stack(flats).sum(0)
     number = 0
     while True:
-        go = room / f"go-{number}"
+        go = directory / f"go-{number}"
         while not go.exists():
             time.sleep(0.05)
         order = json.loads(go.read_text())
         if not order:
             break
         answer = one_rate(flats[rank], right, list(contenders(parts)), order["rounds"])
-        _put(room / f"done-{number}-{rank}", json.dumps(answer))
+        _put(directory / f"done-{number}-{rank}", json.dumps(answer))
         number += 1
     dist.destroy_process_group()
 
@@ -420,11 +420,11 @@ def main() -> int:
     parser.add_argument("--only", choices=["codecs", "lab"])
     parser.add_argument("--rates", default=",".join(RATES))
     parser.add_argument("--member", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--room", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--first", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.member is not None:
-        member(options.member, options.room, options.first)
+        member(options.member, options.directory, options.first)
         return 0
     prepare_driver()
     print(environment_line())

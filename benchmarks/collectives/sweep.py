@@ -64,7 +64,7 @@ class Point:
 
 
 @dataclass
-class Field:
+class ActiveContenders:
     """Contenders that are still worth running as sizes grow."""
 
     names: list[str]
@@ -115,7 +115,7 @@ def run(engines: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
 
 def one_network(rank_set: RankSet, rate: str, delay: str, options: argparse.Namespace) -> list[Point]:
     names = [contender.name for contender in rank_set.contenders]
-    running, points, expected = Field(list(names)), [], 0.1
+    running, points, expected = ActiveContenders(list(names)), [], 0.1
     for size in SIZES:
         if expected > options.longest:
             print(

@@ -107,9 +107,9 @@ class Measured(NamedTuple):
 class Bench:
     """A formed cluster on one network."""
 
-    def __init__(self, machines: Machines, room: Path) -> None:
+    def __init__(self, machines: Machines, directory: Path) -> None:
         self._machines, self._line = machines, CommandLine(machines)
-        self._folder = room / "project"
+        self._folder = directory / "project"
         shutil.copytree(PROGRAMS, self._folder)
 
     def cluster(self, speed: float) -> PlanCluster:
@@ -237,26 +237,26 @@ def measure(bench: Bench) -> Measured:
 def on_network(network: Network) -> Measured:
     delay = f"{network.delay_ms}ms"
     with (
-        tempfile.TemporaryDirectory(prefix="by-plans-") as room,
+        tempfile.TemporaryDirectory(prefix="by-plans-") as directory,
         Lab(hosts=network.hosts, rate=f"{network.mbps}mbit", delay=delay) as lab,
         Machines(lab.hosts) as machines,
     ):
         machines.form()
-        return measure(Bench(machines, Path(room)))
+        return measure(Bench(machines, Path(directory)))
 
 
 def quality(syncs: Sequence[str], seeds: int, batches: int) -> dict[str, list[dict[str, Any]]]:
     """Return the figures of a training, by synchronization mode and seed."""
     results: dict[str, list[dict[str, Any]]] = {sync: [] for sync in syncs}
     with (
-        tempfile.TemporaryDirectory(prefix="by-plans-") as room,
+        tempfile.TemporaryDirectory(prefix="by-plans-") as directory,
         Lab(hosts=1) as lab,
         Machines(lab.hosts) as machines,
     ):
         machines.launch(0)
         machines.await_answer(0)
         machines.rename(0, "h0")
-        bench = Bench(machines, Path(room))
+        bench = Bench(machines, Path(directory))
         for seed, sync in itertools.product(range(seeds), syncs):
             given = {"SYNC": sync, "SEED": str(seed), "BATCHES": str(batches)}
             figures = bench.run("characters.py", "h0", "--per-node", "4", **given)

@@ -59,7 +59,7 @@ class ThisMachine:
         return Popen([str(word) for word in argv], env={**os.environ, **(env or {})})
 
 
-class Line:
+class JsonLines:
     """JSON lines over a stream socket, with deadlines."""
 
     def __init__(self, stream: socket.socket) -> None:
@@ -93,7 +93,7 @@ class Rank:
     label: str
     host: int
     pid: int
-    line: Line
+    line: JsonLines
 
     def tell(self, do: str, **arguments: Any) -> None:
         try:
@@ -135,7 +135,7 @@ def ask_all(ranks: Sequence[Rank], do: str, /, *, timeout: float = 120.0, **argu
 
 
 class Fleet:
-    """Nurseries on some hosts and the ranks forked from them."""
+    """Fork servers on some hosts, and the ranks forked from them."""
 
     def __init__(
         self, hosts: Sequence[Host], directory: Path, environments: Sequence[Mapping[str, str]]
@@ -143,19 +143,19 @@ class Fleet:
         self.hosts = hosts
         self.directory = directory
         self._environments = environments
-        self._fork_servers: list[Line] = []
+        self._fork_servers: list[JsonLines] = []
         self._ranks: list[Rank] = []
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._path = directory / f"driver-{secrets.token_hex(3)}.sock"
 
     def __enter__(self) -> Fleet:
-        self._door.bind(str(self._path))
-        self._door.listen(64)
+        self._listener.bind(str(self._path))
+        self._listener.listen(64)
         for index, (host, environment) in enumerate(zip(self.hosts, self._environments, strict=True)):
             argv: list[str | Path] = [sys.executable, "-m", "benchmarks.ranks.process"]
             argv += [self._path, str(index), self.log(index), host.address]
             host.start(argv, env=PROCESS_ENVIRONMENT | dict(environment))
-        waiting: dict[int, Line] = {}
+        waiting: dict[int, JsonLines] = {}
         while len(waiting) < len(self.hosts):
             hello, line = self._accept(START_SECONDS)
             waiting[hello["fork_server"]] = line
@@ -175,7 +175,7 @@ class Fleet:
             rank.end()
         for fork_server in self._fork_servers:
             fork_server.close()
-        self._door.close()
+        self._listener.close()
         self._path.unlink(missing_ok=True)
 
     def log(self, host: int) -> Path:
@@ -195,11 +195,11 @@ class Fleet:
         rank.end()
         self._ranks.remove(rank)
 
-    def _accept(self, timeout: float) -> tuple[dict[str, Any], Line]:
-        self._door.settimeout(timeout)
+    def _accept(self, timeout: float) -> tuple[dict[str, Any], JsonLines]:
+        self._listener.settimeout(timeout)
         try:
-            stream, _ = self._door.accept()
-            line = Line(stream)
+            stream, _ = self._listener.accept()
+            line = JsonLines(stream)
             hello = line.receive(timeout)
         except TimeoutError as error:
             raise RankError(f"a process did not start in {timeout:.0f} s") from error

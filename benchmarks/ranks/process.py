@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.nn.parallel import DistributedDataParallel  # noqa: F401  (imported once, before the forks)
 
 from benchmarks.ranks import faults, measure
-from benchmarks.ranks.hosts import Line
+from benchmarks.ranks.hosts import JsonLines
 
 PR_SET_PDEATHSIG = 1
 GROUP_SECONDS = 60.0
@@ -119,7 +119,7 @@ def commands(worker: Worker) -> dict[str, Command]:
     }
 
 
-def serve(line: Line) -> None:
+def serve(line: JsonLines) -> None:
     """Execute commands and send answers until the driver closes the connection."""
     known = commands(Worker())
     while True:
@@ -132,10 +132,10 @@ def serve(line: Line) -> None:
             line.send({"error": traceback.format_exc()})
 
 
-def _connect(path: str, hello: Mapping[str, Any]) -> Line:
+def _connect(path: str, hello: Mapping[str, Any]) -> JsonLines:
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.connect(path)
-    line = Line(stream)
+    line = JsonLines(stream)
     line.send(hello)
     return line
 

@@ -51,12 +51,12 @@ SLOWS_AT = 20
 class Bench:
     """One formed cluster and its folder."""
 
-    def __init__(self, machines: Machines, room: Path) -> None:
+    def __init__(self, machines: Machines, directory: Path) -> None:
         self._machines = machines
         self._line = CommandLine(machines)
-        self._folder = room / "project"
+        self._folder = directory / "project"
         shutil.copytree(PROGRAMS, self._folder)
-        self._room = room
+        self._directory = directory
 
     def steps(self, rounds: int) -> dict[str, list[float]]:
         """Take medians of step times, by way, in turns; in each round another way is first."""
@@ -94,7 +94,7 @@ class Bench:
 
     def heal(self) -> tuple[float, float, float]:
         """Return the share of the line, the longest pause in steps, and the seconds until recovery."""
-        trace = self._room / "heal"
+        trace = self._directory / "heal"
         words = ["--set", f"BARNRAISE_TRACE_COMMITS={trace}", "--set", f"STATE_MB={STATE_MB}"]
         words += ["--set", f"STEP_S={STEP_S}", "--on", "h0,h1,h2", "--all"]
         running = self._line.start(0, "run", *words, "heavy.py", folder=self._folder)
@@ -176,14 +176,14 @@ def main() -> int:
     figures: dict[str, Any] = {}
     print(environment_line())
     with (
-        tempfile.TemporaryDirectory(prefix="by-session-") as room,
+        tempfile.TemporaryDirectory(prefix="by-session-") as directory,
         Lab(hosts=HOSTS, rate="1gbit") as lab,
         Machines(lab.hosts) as machines,
     ):
         machines.own = [{"SLOWNESS": str(slowness)} for slowness in SLOWNESS]
         machines.form()
         machines.until(lambda: _is_measured(machines), 300.0, "the agents have measured what they measure")
-        bench = Bench(machines, Path(room))
+        bench = Bench(machines, Path(directory))
         if options.only in (None, "steps"):
             figures |= _compared(bench.steps(5 if options.quick else 9))
         if options.only in (None, "unequal"):

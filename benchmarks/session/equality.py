@@ -68,13 +68,13 @@ class Outcome:
 class Bench:
     """One formed cluster and its folder."""
 
-    def __init__(self, machines: Machines, room: Path, seed: int) -> None:
+    def __init__(self, machines: Machines, directory: Path, seed: int) -> None:
         self._machines = machines
         self._line = CommandLine(machines)
-        self._room = room
+        self._directory = directory
         self._serial = 0
         self._chance = random.Random(seed)
-        self._folder = room / "project"
+        self._folder = directory / "project"
         self._folder.mkdir()
         shutil.copy(PROGRAM, self._folder / "train.py")
 
@@ -123,7 +123,7 @@ class Bench:
 
     def _next(self, name: str) -> Path:
         self._serial += 1
-        return self._room / f"{name}{self._serial}"
+        return self._directory / f"{name}{self._serial}"
 
 
 def main() -> int:
@@ -137,12 +137,12 @@ def main() -> int:
     rows: list[list[object]] = []
     print(environment_line())
     with (
-        tempfile.TemporaryDirectory(prefix="by-equal-") as room,
+        tempfile.TemporaryDirectory(prefix="by-equal-") as directory,
         Lab(hosts=HOSTS) as lab,
         Machines(lab.hosts) as machines,
     ):
         machines.form()
-        bench = Bench(machines, Path(room), options.seed)
+        bench = Bench(machines, Path(directory), options.seed)
         for model, optimizer in cases:
             given = {"MODEL": model, "OPTIMIZER": optimizer, "EPOCHS": "20"}
             alone = bench.alone(given)

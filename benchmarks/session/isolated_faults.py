@@ -42,14 +42,14 @@ _RETURNS_S = 120.0
 
 
 class Faults:
-    """A run that does not end by itself, on every host."""
+    """An endless run on every host, and the faults that hit it."""
 
-    def __init__(self, lab: Lab, machines: Machines, room: Path, chance: random.Random) -> None:
+    def __init__(self, lab: Lab, machines: Machines, directory: Path, chance: random.Random) -> None:
         self._lab = lab
         self._machines = machines
         self._chance = chance
-        self.trace = room / "trace"
-        self._folder = room / "project"
+        self.trace = directory / "trace"
+        self._folder = directory / "project"
         self._folder.mkdir()
         shutil.copy(PROGRAM, self._folder / "train.py")
         self.line = CommandLine(machines)
@@ -222,12 +222,12 @@ def main() -> int:
     print(environment_line())
     figures: dict[str, Any] = {}
     with (
-        tempfile.TemporaryDirectory(prefix="by-iso-") as room,
+        tempfile.TemporaryDirectory(prefix="by-iso-") as directory,
         Lab(hosts=HOSTS) as lab,
         Machines(lab.hosts) as machines,
     ):
         machines.form()
-        faults = Faults(lab, machines, Path(room), chance)
+        faults = Faults(lab, machines, Path(directory), chance)
         for name in options.only.split(","):
             fault, quick = KINDS[name]
             times = options.times or (quick if options.quick else 4 * quick)

@@ -49,7 +49,7 @@ class Way(NamedTuple):
 
 
 class Sum:
-    """Over the workers, in a codec's form."""
+    """Sum over the workers, encoded by a codec."""
 
     def __init__(self, codec: Codec | None) -> None:
         self._codec = codec

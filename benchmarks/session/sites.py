@@ -50,13 +50,13 @@ def predicted(cluster: PlanCluster, way: str, codec: str) -> float:
 def measure(hosts: int, codec: str) -> list[SiteResult]:
     measured = []
     with (
-        tempfile.TemporaryDirectory(prefix="by-sites-") as room,
+        tempfile.TemporaryDirectory(prefix="by-sites-") as directory,
         Lab(hosts=2 * hosts, rate="1gbit", shaped=True) as lab,
         Machines(lab.hosts) as machines,
     ):
         lab.set_trunk(lab.hosts[:hosts], lab.hosts[hosts:], f"{TRUNK_MBPS}mbit", f"{TRUNK_MS}ms")
         machines.form()
-        bench = Bench(machines, Path(room))
+        bench = Bench(machines, Path(directory))
         graph = bench.graph()
         nodes = [facts.node for facts in graph.nodes]
         cluster = cluster_of_group(

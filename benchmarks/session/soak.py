@@ -41,20 +41,22 @@ HOSTS = 5
 UNITS = 8
 PROGRAM = REPOSITORY / "tests" / "lab" / "session_program.py"
 _GOES_ON_S = 60.0
-_LEAST_MEMBERS = 3
+_MIN_MEMBERS = 3
 KINDS = ("kill_worker",) * 2 + ("kill_agent", "kill_coordinator", "stop_coordinator", "cut", "cut_one_way")
 GOALS_S = {"kill_to_commit_s_p95": 2.0, "coordinator_pause_s_p95": 5.0}
 _NOTICED_S = 6.0  # a fault that has changed no group after so long changes none
 
 
 class Soak:
-    """One run, and what is done to it."""
+    """One run, and the faults that are injected into it."""
 
-    def __init__(self, lab: Lab, machines: Machines, room: Path, seed: int, kinds: Sequence[str]) -> None:
+    def __init__(
+        self, lab: Lab, machines: Machines, directory: Path, seed: int, kinds: Sequence[str]
+    ) -> None:
         self._lab = lab
         self._kinds = kinds
         self._machines = machines
-        self._trace = room / "trace"
+        self._trace = directory / "trace"
         self._chance = random.Random(seed)
         self._cuts: list[tuple[int, int]] = []
         self._stopped: list[int] = []
@@ -62,8 +64,8 @@ class Soak:
         self.next_commit_s: list[float] = []  # after a killed worker
         self.pauses_s: dict[str, list[float]] = {}  # the longest after each other fault
 
-    def start(self, room: Path, period: int, codec: str) -> None:
-        folder = room / "project"
+    def start(self, directory: Path, period: int, codec: str) -> None:
+        folder = directory / "project"
         folder.mkdir()
         shutil.copy(PROGRAM, folder / "train.py")
         given = {
@@ -100,11 +102,11 @@ class Soak:
         deadline = time.monotonic() + _GOES_ON_S
         while time.monotonic() < deadline:
             last = last_commits(self._trace, 1)[-1]
-            if last.world >= _LEAST_MEMBERS and time.time() - last.at < 1.0:
+            if last.world >= _MIN_MEMBERS and time.time() - last.at < 1.0:
                 return
             time.sleep(0.05)
         self._explain()
-        raise SystemExit(f"fewer than {_LEAST_MEMBERS} members trained for {_GOES_ON_S:g} s")
+        raise SystemExit(f"fewer than {_MIN_MEMBERS} members trained for {_GOES_ON_S:g} s")
 
     def kill_worker(self) -> bool:
         members = {commit.pid for commit in last_commits(self._trace, HOSTS * 2)}
@@ -241,13 +243,13 @@ def main() -> int:
     minutes = options.minutes or (10.0 if options.quick else 480.0)
     print(environment_line())
     with (
-        tempfile.TemporaryDirectory(prefix="by-soak-") as room,
+        tempfile.TemporaryDirectory(prefix="by-soak-") as directory,
         Lab(hosts=HOSTS) as lab,
         Machines(lab.hosts) as machines,
     ):
         machines.form()
-        soak = Soak(lab, machines, Path(room), options.seed, options.only)
-        soak.start(Path(room), options.period, options.codec)
+        soak = Soak(lab, machines, Path(directory), options.seed, options.only)
+        soak.start(Path(directory), options.period, options.codec)
         end = time.monotonic() + minutes * 60
         try:
             while time.monotonic() < end and sum(soak.faults.values()) < options.faults:

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from tests.arch.source_tree import ROOT, SOURCE
 
-MOST_MODULES = 12
-MOST_WORDS = 25
-FEWEST_WORDS = 4
+MAX_MODULES = 12
+MAX_WORDS = 25
+MIN_WORDS = 4
 PACKAGE = SOURCE / "barnraise"
 
 # Two classes may share a name only for a reason that is written here.
@@ -167,7 +167,7 @@ def _docstring_findings(file: Path) -> Iterator[Finding]:
         place = f"{file.relative_to(ROOT)}:{line}"
         first = _sentences(text)[0] if _sentences(text) else ""
         words = _words(first)
-        if len(words) < FEWEST_WORDS and not isinstance(node, ast.Module):
+        if len(words) < MIN_WORDS and not isinstance(node, ast.Module):
             yield Finding("too short", place, first)
         if words and words[0].lower() in BAD_STARTS:
             yield Finding("bad start", place, first)
@@ -181,7 +181,7 @@ def _docstring_findings(file: Path) -> Iterator[Finding]:
             if f" {phrase} " in f" {' '.join(lowered)} ":
                 yield Finding("banned phrase", place, f"{phrase}: {first}")
         for sentence in _sentences(text):
-            if len(_words(sentence)) > MOST_WORDS:
+            if len(_words(sentence)) > MAX_WORDS:
                 yield Finding("long sentence", place, f"{len(_words(sentence))} words: {sentence}")
 
 
@@ -236,7 +236,7 @@ def folder_findings(roots: tuple[Path, ...] = (PACKAGE, ROOT / "benchmarks")) ->
     return [
         Finding("full folder", str(folder.relative_to(ROOT)), f"{count} modules")
         for folder, count in sorted(counts.items())
-        if count > MOST_MODULES
+        if count > MAX_MODULES
     ]
 
 

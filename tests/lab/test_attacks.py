@@ -163,7 +163,7 @@ def test_garbage_gets_no_answer(cluster: AttackedCluster) -> None:
         result = cluster.attack(
             "garbage", agents=cluster.endpoints, secret=cluster.trust_log().secret.hex(), times=6
         )
-        assert result["answered_at_the_door"] == 0
+        assert result["answered_without_preface"] == 0
     for place in OWNERS:
         named = cluster.await_log_lines(place, f"rejected {cluster.stranger.address}")
         assert 1 <= len(named) <= 3, "one line for each kind of rejection"

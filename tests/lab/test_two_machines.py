@@ -133,7 +133,7 @@ def test_either_machine_lost_training_continues(training: Path, machines: Machin
     machines.start(victim)
     machines.until(lambda: bool(_by(training, 2, last.at)), 90.0, "both train again")
     assert _by(training, 2, last.at)[0].step > last.step, "what was trained meanwhile is history"
-    assert "is dropped" not in machines.words(1 - victim)[log_length:]
+    assert "were discarded" not in machines.words(1 - victim)[log_length:]
     _check(training)
 
 
@@ -160,7 +160,7 @@ def test_cut_between_two_machines_is_resolved_without_loss(
         return [commit for commit in _by(training, 2, apart) if commit.rank == 0]
 
     machines.until(lambda: bool(together()), 90.0, "they train together again")
-    machines.until(lambda: "is dropped" in machines.words(1 - first)[log_length:], 90.0, "it is said")
+    machines.until(lambda: "were discarded" in machines.words(1 - first)[log_length:], 90.0, "it is said")
     elder = together()[0]
     kept = [commit.step for commit in _by(training, 1, begin) if commit.pid == elder.pid]
     assert elder.step == max(kept) + 1, "the first member is the one whose history counts"

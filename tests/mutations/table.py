@@ -54,7 +54,7 @@ MEMBERSHIP = (
     ),
     Mutation(
         "one-witness-of-a-death",
-        "if count >= max(2, most) or (count == 1 and node in mine and not askable):",
+        "if count >= max(2, majority) or (count == 1 and node in own and not askable):",
         "if count >= 1:",
         ("membership/test_failure_detector.py",),
     ),
@@ -95,17 +95,17 @@ IDENTITY = (
 
 TRANSPORT = (
     Mutation(
-        "tls-any-run", "    if found.run != run:\n", "    if False:\n", ("transport/links/test_tls.py",)
+        "tls-any-run", "    if identity.run != run:\n", "    if False:\n", ("transport/links/test_tls.py",)
     ),
     Mutation(
         "tls-any-node",
-        "if expect_node is not None and found.node != expect_node:",
+        "if expect_node is not None and identity.node != expect_node:",
         "if False:",
         ("transport/links/test_tls.py",),
     ),
     Mutation(
         "tls-any-worker",
-        "if expect_worker is not None and found.worker != expect_worker:",
+        "if expect_worker is not None and identity.worker != expect_worker:",
         "if False:",
         ("transport/links/test_tls.py",),
     ),
@@ -164,7 +164,10 @@ RUNS = (
         ("runs/test_commit.py",),
     ),
     Mutation(
-        "commit-over-two-steps", "if most != least + 1:", "if most < least + 1:", ("runs/test_commit.py",)
+        "commit-over-two-steps",
+        "if max_done != min_done + 1:",
+        "if max_done < min_done + 1:",
+        ("runs/test_commit.py",),
     ),
     Mutation(
         "commit-of-a-unit-twice",
@@ -174,14 +177,14 @@ RUNS = (
     ),
     Mutation(
         "commit-not-held-by-another",
-        "if any(state.done == least and not state.held for _, state in old) or len(digests) != 1:",
+        "if any(state.done == min_done and not state.held for _, state in old) or len(digests) != 1:",
         "if len(digests) > 1:",
         ("runs/test_commit.py",),
     ),
     Mutation(
         "commit-held-as-two-results",
-        "if any(state.done == least and not state.held for _, state in old) or len(digests) != 1:",
-        "if any(state.done == least and not state.held for _, state in old):",
+        "if any(state.done == min_done and not state.held for _, state in old) or len(digests) != 1:",
+        "if any(state.done == min_done and not state.held for _, state in old):",
         ("runs/test_commit.py",),
     ),
     Mutation(

@@ -184,13 +184,13 @@ class RequestDone(msgspec.Struct, frozen=True, tag="done"):
     secret: str = ""
 
 
-class CheckRow(msgspec.Struct, frozen=True, rename={"fix": "mend"}):
+class CheckRow(msgspec.Struct, frozen=True):
     """One check of the doctor: fine, or a problem with its fix."""
 
     name: str
     state: Literal["ok", "warn", "fail"]
     sentence: str
-    fix: str = ""
+    mend: str = ""
     peer: str = ""
 
 

@@ -94,10 +94,12 @@ class GroupRequest(msgspec.Struct, frozen=True, tag="circle?"):
     start: Annotated[int, Meta(ge=0, le=1 << 40)]
     version: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 5.0
-    generation: Annotated[int, Meta(ge=0, le=1 << 40)] = 0  # its last group; a newcomer's last nursery
+    generation: Annotated[int, Meta(ge=0, le=1 << 40)] = (
+        0  # its last group; while joining, its last recovery attempt
+    )
     stuck: bool = False  # that group has broken, and it waits for another
     blames: Annotated[tuple[Annotated[int, Meta(ge=0, le=1024)], ...], Meta(max_length=64)] = ()
-    near: bool = False  # a newcomer that has followed the others so far that it could be let in
+    near: bool = False  # a joining worker whose state is recent enough to be admitted
     trained: bool = False  # it has committed a step
     words: Annotated[str, Meta(max_length=MOST_WORDS)] = ""  # for what it waits
     rests: Annotated[tuple[Node, ...], Meta(max_length=256)] = ()  # machines that its group would do without
@@ -282,10 +284,10 @@ class GroupResponse(msgspec.Struct, frozen=True, kw_only=True, tag="circle"):
     world: int
     provisional: bool
     beginning: bool  # none of its workers was in a group before
-    finished: bool  # a member has ended well: there is nothing left to join
-    broken: bool  # somebody of the worker's last group is no member any more
-    nursery: int = 0  # the newest attempt to heal newcomers; for those who are none, whether they are meant
-    nursed: int = 0  # how many newcomers; a newcomer's ``rank`` is its place among them
+    finished: bool  # a member has finished: there is nothing left to join
+    broken: bool  # a worker of this worker's last group is no longer a member
+    nursery: int = 0  # newest recovery attempt; 0 if no worker joins, or without this worker
+    nursed: int = 0  # number of joining workers; a joining worker's ``rank`` is its place among them
     sentence: str
 
 
@@ -313,7 +315,7 @@ class NewestCheckpointResponse(msgspec.Struct, frozen=True, tag="newest"):
     agreed: bool = False
     machines: tuple[str, ...] = ()
     sharded: int = 0
-    absent: tuple[str, ...] = ()  # of those who are awaited
+    absent: tuple[str, ...] = ()  # awaited machines that are not in reach
     generation: int = 0  # in which it was saved
 
 

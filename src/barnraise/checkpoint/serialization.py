@@ -77,8 +77,19 @@ def digest(parts: FlatState) -> bytes:
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a tensor, without a copy if it is contiguous and on the CPU."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # A single number may have any stride, and torch looks at bytes only where that is 1.
+    flat = plain.as_strided((plain.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def tensor_from_bytes(content: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """Return a new tensor with the given bytes. Raise ProtocolError if they do not have its size."""
+    if len(content) != math.prod(shape) * dtype.itemsize:
+        raise ProtocolError("the bytes of a tensor do not have its size")
+    flat = torch.empty(len(content), dtype=torch.uint8)  # memory of torch's own, aligned as it likes
+    flat.numpy()[:] = numpy.frombuffer(content, numpy.uint8)
+    return flat.view(dtype).reshape(tuple(shape))
 
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:
@@ -166,12 +177,9 @@ def decode_tensor(data: bytes) -> torch.Tensor:
     """Decode another worker's tensor. Raise ProtocolError if size and shape do not match."""
     encoded = decode(_encoded_tensors, data, "a gathered tensor cannot be read")
     forms = shapes(encoded.skeleton)
-    if len(forms) != 1 or len(encoded.content) != math.prod(forms[0][1]) * forms[0][0].itemsize:
-        raise ProtocolError("a gathered message is not one tensor of the announced size")
-    dtype, shape = forms[0]
-    if not encoded.content:
-        return torch.zeros(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(encoded.content), dtype=dtype).reshape(shape)
+    if len(forms) != 1:
+        raise ProtocolError("a gathered message is not one tensor")
+    return tensor_from_bytes(encoded.content, *forms[0])
 
 
 _encoded_tensors = msgspec.msgpack.Decoder(_EncodedTensor)

@@ -256,7 +256,7 @@ def _logs(run: str, rank: int, all: bool, follow: bool) -> int:
     """Print what the workers of RUN said."""
     from barnraise.cli.runs import runs
 
-    return runs.logs(run=run, rank=rank, everybody=all, follow=follow)
+    return runs.logs(run=run, rank=rank, all_ranks=all, follow=follow)
 
 
 @app.command("stop")
@@ -277,7 +277,7 @@ def _attach(run: str, all: bool) -> int:
     """Watch RUN as if it had been started here. Ctrl-C leaves it running."""
     from barnraise.cli.runs import runs
 
-    return runs.attach(run=run, everybody=all)
+    return runs.attach(run=run, all_ranks=all)
 
 
 @app.command("resume")
@@ -289,7 +289,7 @@ def _resume(run: str, on: tuple[str, ...], all: bool, detach: bool) -> int:
     """Go on with RUN, which has ended. It begins at the newest whole checkpoint of its session."""
     from barnraise.cli.runs import resume
 
-    return resume.resume(run, on=_names(on), everybody=all, detach=detach)
+    return resume.resume(run, on=_names(on), all_ranks=all, detach=detach)
 
 
 @app.command("export")

@@ -194,8 +194,8 @@ def test_unasked_messages_are_protocol_errors() -> None:
     with pytest.raises(ProtocolError):
         client.receive()
     assert kept.recv(1) == b""  # the socket that came with nonsense was closed
-    for thing in (kept, client, listener):
-        thing.close()
+    for resource in (kept, client, listener):
+        resource.close()
 
 
 def test_listener_does_not_import_torch() -> None:

@@ -45,7 +45,7 @@ def test_dropped_steps_are_returned_once(capsys: pytest.CaptureFixture[str]) -> 
         run="r", title="", command=("t.py",), by="h0", at=0, phase="running", generation=1, version=1,
         sentence="", machines=("h0",), left_out=(),
     )  # fmt: skip
-    view = RunView(everybody=False)
+    view = RunView(all_ranks=False)
     for _ in range(2):
         view.print_heard(WatchResponse(row=row, parts=(), workers=(), notes=(sentence,)))
     assert capsys.readouterr().err.count(sentence) == 1

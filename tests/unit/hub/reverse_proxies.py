@@ -58,10 +58,10 @@ class Nginx:
         made = make_certificates()
         for name, data in zip((self.root.name, "fullchain.pem", "privkey.pem"), made, strict=True):
             (room / name).write_bytes(data)
-        whole = example("friends.md", "proxy_pass")
-        (plain,) = re.findall(r"^    location / \{.*?^    \}\n", whole, re.M | re.S)
-        hidden = whole.replace(plain, example("hub.md", "proxy_pass"))
-        servers = [self._server(whole, hub, open_port), self._server(hidden, hub, hidden_port)]
+        nginx_example = example("friends.md", "proxy_pass")
+        (plain,) = re.findall(r"^    location / \{.*?^    \}\n", nginx_example, re.M | re.S)
+        hidden = nginx_example.replace(plain, example("hub.md", "proxy_pass"))
+        servers = [self._server(nginx_example, hub, open_port), self._server(hidden, hub, hidden_port)]
         kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         folders = "\n".join(f"{kind}_temp_path {room}/{kind};" for kind in kinds)
         user = "user root;\n" if os.geteuid() == 0 else ""  # or it may not enter the test's own folder

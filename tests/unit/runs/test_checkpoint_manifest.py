@@ -112,9 +112,9 @@ def test_own_checkpoints_come_before_those_of_the_resumed_run() -> None:
 def test_copies_are_sent_one_by_one_until_there_are_enough(holders: set[int], copies: int) -> None:
     """All holders agree on the sender, no machine gets a copy twice, and the copying ends."""
     have = {bytes([number]) for number in holders}
-    everybody = [bytes([number]) for number in range(10)]
+    all_nodes = [bytes([number]) for number in range(10)]
     while True:
-        given = [node for me in have if (node := next_copy_target(me, have, everybody, copies)) is not None]
+        given = [node for me in have if (node := next_copy_target(me, have, all_nodes, copies)) is not None]
         if not given:
             break
         assert len(given) == 1

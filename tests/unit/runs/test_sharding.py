@@ -33,12 +33,12 @@ def test_epoch_covers_every_sample_once(data_order: DataOrder, epoch: int) -> No
             assert batch.last <= data_order.samples, "a slice would hide samples that do not exist"
             covered += range(batch.first, batch.last)
         assert not data_order.drop_last or covered[-1] + 1 == (within + 1) * data_order.batch
-    whole = (
+    count_covered = (
         data_order.samples - data_order.samples % data_order.batch
         if data_order.drop_last
         else data_order.samples
     )
-    assert covered == list(range(whole))
+    assert covered == list(range(count_covered))
 
 
 @given(data_orders, st.integers(0, 20), st.integers(1, 9))

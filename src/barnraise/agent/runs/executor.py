@@ -18,7 +18,13 @@ from barnraise.agent.containers.image import PYTHON
 from barnraise.agent.containers.run import RunContainers, prepare_containers
 from barnraise.agent.context import AgentContext
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
-from barnraise.agent.runs.worker_group import WorkerGroup, WorkerGroupConfig, guests_of, run_directory
+from barnraise.agent.runs.worker_group import (
+    WorkerGroup,
+    WorkerGroupConfig,
+    guests_of,
+    run_directory,
+    run_folder,
+)
 from barnraise.agent_client.run_requests import GroupRequest
 from barnraise.artifacts import (
     ArtifactStore,
@@ -94,7 +100,7 @@ class RunExecutor:
     @property
     def folder(self) -> Path:
         """Return the working folder of the workers."""
-        return self.home / "folder"
+        return run_folder(self.home)
 
     @property
     def _devices(self) -> tuple[str, ...]:
@@ -312,8 +318,6 @@ class RunExecutor:
         machine = self._context.machine_of(self._context.me)
         config = WorkerGroupConfig(
             spec=self.entry.spec,
-            home=self.home,
-            folder=self.folder,
             state=self._context.directory,
             settings=self._context.settings,
             python=self._python,

@@ -34,8 +34,6 @@ class WorkerGroupConfig(NamedTuple):
     """Settings that all workers of one run on this machine share."""
 
     spec: RunSpec
-    home: Path
-    folder: Path
     state: Path
     settings: Settings
     python: Path
@@ -43,6 +41,10 @@ class WorkerGroupConfig(NamedTuple):
     data: Mapping[str, str]
     cores: int
     guests: Mapping[bytes, str]  # guests among the run's machines, with their names
+
+    @property
+    def home(self) -> Path:
+        return run_directory(self.state, self.spec.run)
 
 
 class WorkerGroup:
@@ -224,7 +226,7 @@ class WorkerGroup:
             rank=rank,
             local_rank=slot.local_rank,
             command=(str(config.python), *config.spec.program.command),
-            directory=str(config.folder),
+            directory=str(run_folder(config.home)),
             environment=environment,
             log=str(log_path(config.home, self.start, slot.local_rank)),
         )
@@ -281,6 +283,11 @@ def log_path(home: Path, start: int, local_rank: int) -> Path:
 def run_directory(state: Path, run: str) -> Path:
     """Return the directory of a run."""
     return state / "runs" / run
+
+
+def run_folder(home: Path) -> Path:
+    """Return the working folder of the workers in the directory of their run."""
+    return home / "folder"
 
 
 def remove_run(state: Path, run: str) -> None:

@@ -40,7 +40,7 @@ def train_site(seated: JoinedHub, settings: Settings, *, keep: Path | None, quie
     write_credentials(seated.seat, seated.room / SEAT)  # as long as this command runs
     store = ArtifactStore(store_directory(state_directory(settings)))
     run = _start(seated, store, settings, quiet=quiet)
-    row = watch(run, everybody=False, stops=True)
+    row = watch(run, all_ranks=False, stops=True)
     _leave(seated.seat)  # only now: while any machine of the site trained, the lease was in use
     if keep is not None:
         bring_results(run, store, keep)

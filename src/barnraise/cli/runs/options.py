@@ -73,7 +73,10 @@ def run_options(command: Command) -> Command:
                 help="The network between the machines is yours alone: plaintext engines may cross it.",
             ),
             click.option(
-                "--restarts", type=int, default=3, help="Starts after deaths that are nobody's fault."
+                "--restarts",
+                type=int,
+                default=3,
+                help="Restarts after failures that the script did not cause.",
             ),
             click.option(
                 "--set",

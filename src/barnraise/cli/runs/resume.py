@@ -33,7 +33,7 @@ _RESUME_S = 600.0  # what the run was started with may have to come first
 _BRING_S = 10.0
 
 
-def resume(run: str, *, on: tuple[str, ...], everybody: bool, detach: bool) -> int:
+def resume(run: str, *, on: tuple[str, ...], all_ranks: bool, detach: bool) -> int:
     """Start the same command again on the machines that are online, from the newest complete checkpoint in
     reach.
     """
@@ -43,7 +43,7 @@ def resume(run: str, *, on: tuple[str, ...], everybody: bool, detach: bool) -> i
     if detach:
         click.echo(started.run)
         return 0
-    row = watch(started.run, everybody=everybody, stops=True)
+    row = watch(started.run, all_ranks=all_ranks, stops=True)
     store = ArtifactStore(store_directory(state_directory(load_settings())))
     return conclude(row, store, Path.cwd())
 
@@ -70,31 +70,31 @@ def _bring_newest(row: RunRow) -> None:
     passed: list[tuple[str, int]] = []
     why = "no machine that is here has a checkpoint of it"
     while (
-        found := ask(NewestCheckpointRequest(row.run, passing_over=tuple(passed)), NewestCheckpointResponse)
+        newest := ask(NewestCheckpointRequest(row.run, passing_over=tuple(passed)), NewestCheckpointResponse)
     ).run:
         try:
-            _bring(found)
+            _bring(newest)
         except (RunError, ShippingError) as error:
             why = error.message
             click.echo(f"barnraise: {why}", err=True)
-            passed.append((found.run, found.step))
+            passed.append((newest.run, newest.step))
         else:
             return
-    if found.sharded:
+    if newest.sharded:
         raise RunError(
-            f"run {row.run} has sharded checkpoints only (the newest of step {found.sharded}, with parts on "
-            f"{', '.join(found.machines)}), and export does not put their parts together",
+            f"run {row.run} has sharded checkpoints only (the newest of step {newest.sharded}, with parts on "
+            f"{', '.join(newest.machines)}), and export does not put their parts together",
             hint=f"Let the script write its whole model at its end (see docs/sharded.md), and go on with the "
             f"run: barnraise resume {row.run}",
         )
     raise _cannot(row, why)
 
 
-def _bring(found: NewestCheckpointResponse) -> None:
-    question = FetchCheckpointRequest(found.run, found.step, _BRING_S)
-    while not (told := ask(question, FetchCheckpointResponse, timeout_s=3 * _BRING_S)).here:
-        size = f"{format_size(told.done_bytes)} of {format_size(told.all_bytes)}"
-        click.echo(f"barnraise: step {found.step} comes from {', '.join(found.machines)}: {size}", err=True)
+def _bring(newest: NewestCheckpointResponse) -> None:
+    question = FetchCheckpointRequest(newest.run, newest.step, _BRING_S)
+    while not (response := ask(question, FetchCheckpointResponse, timeout_s=3 * _BRING_S)).here:
+        size = f"{format_size(response.done_bytes)} of {format_size(response.all_bytes)}"
+        click.echo(f"barnraise: step {newest.step} comes from {', '.join(newest.machines)}: {size}", err=True)
 
 
 def _cannot(row: RunRow, why: str) -> RunError:

@@ -88,10 +88,10 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
         click.echo(started.run)
         return 0
     if options.dry_run:
-        row = watch(started.run, everybody=options.all_output, stops=True, echo=partial(click.echo, err=True))
+        row = watch(started.run, all_ranks=options.all_output, stops=True, echo=partial(click.echo, err=True))
         code = say_end(row)
         return code or run_measured(_profile(row, store), on=options.on, wishes=options.wishes)
-    row = watch(started.run, everybody=options.all_output, stops=True)
+    row = watch(started.run, all_ranks=options.all_output, stops=True)
     return conclude(row, store, folder)
 
 
@@ -118,12 +118,12 @@ def say_end(row: RunRow) -> int:
 
 def bring_results(run: str, store: ArtifactStore, target: Path) -> None:
     """Fetch the files that rank 0 wrote."""
-    told = ask(ResultsRequest(run), ResultsResponse, timeout_s=600.0, offer_start=False)
-    if not told.manifest:
-        if told.sentence:
-            click.echo(f"barnraise: {told.sentence}", err=True)
+    response = ask(ResultsRequest(run), ResultsResponse, timeout_s=600.0, offer_start=False)
+    if not response.manifest:
+        if response.sentence:
+            click.echo(f"barnraise: {response.sentence}", err=True)
         return
-    count = unpack_into(store, told.manifest, target)
+    count = unpack_into(store, response.manifest, target)
     where = os.path.relpath(target)
     click.echo(f"barnraise: {counted(count, 'file')} written by the script: {where}", err=True)
 
@@ -161,13 +161,13 @@ def _check_session(store: ArtifactStore, manifest: FolderManifest, script: str) 
 
 def _profile(row: RunRow, store: ArtifactStore) -> StepProfile:
     """Read the measurements of rank 0; all other files of the dry run are ignored."""
-    told = ask(ResultsRequest(row.run), ResultsResponse, timeout_s=600.0, offer_start=False)
-    manifest = store.manifest(told.manifest) if told.manifest else None
-    found = read_files(store, manifest, lambda path: path == PROFILE_FILE) if manifest is not None else {}
-    if PROFILE_FILE not in found:
-        why = f": {told.sentence}" if told.sentence else ""
+    response = ask(ResultsRequest(row.run), ResultsResponse, timeout_s=600.0, offer_start=False)
+    manifest = store.manifest(response.manifest) if response.manifest else None
+    files = read_files(store, manifest, lambda path: path == PROFILE_FILE) if manifest is not None else {}
+    if PROFILE_FILE not in files:
+        why = f": {response.sentence}" if response.sentence else ""
         raise RunError(f"the script ended before two steps of a session were measured{why}", hint=_BY_SIZE)
-    return decode_profile(found[PROFILE_FILE])
+    return decode_profile(files[PROFILE_FILE])
 
 
 def _command(script: str, arguments: Sequence[str], folder: Path | None) -> tuple[Path, list[str]]:

@@ -32,52 +32,55 @@ _AWAY_S = 60.0  # how long this machine's agent may be silent before the view gi
 class RunView:
     """View of one run that remembers what it printed, so that nothing is printed twice."""
 
-    everybody: bool
+    all_ranks: bool
     echo: Callable[[str], None] = click.echo
     version: int = 0
-    said: set[str] = field(default_factory=set)
-    last_said: str = ""
+    shown: set[str] = field(default_factory=set)
+    last_shown: str = ""
     following: LogTail = field(default_factory=LogTail)
     shown_progress: float = field(default_factory=time.monotonic)
 
-    def follow(self, told: WatchResponse | None) -> tuple[FollowPosition, ...]:
+    def follow(self, response: WatchResponse | None) -> tuple[FollowPosition, ...]:
         """Return what to ask for next: the output of rank 0, or of every rank."""
-        if told is None or not told.workers:
+        if response is None or not response.workers:
             return ()
         return self.following.wanted(
-            told, [worker.rank for worker in told.workers] if self.everybody else [0]
+            response, [worker.rank for worker in response.workers] if self.all_ranks else [0]
         )
 
-    def show(self, told: WatchResponse) -> None:
-        self._show_progress(told)
-        for line in told.findings if told.workers else ():
+    def show(self, response: WatchResponse) -> None:
+        self._show_progress(response)
+        for line in response.findings if response.workers else ():
             self.say(line)
-        for name, why in told.row.left_out:
+        for name, why in response.row.left_out:
             self.say(f"{name} takes no part: {why}")
-        self.print_heard(told)
-        if told.row.version != self.version:
-            self.version = told.row.version
-            if told.row.phase not in ("preparing", "ended"):
-                words = told.row.sentence
-                self.say(words if told.row.phase == "running" else f"{told.row.phase}: {words}", again=True)
+        self.print_heard(response)
+        if response.row.version != self.version:
+            self.version = response.row.version
+            if response.row.phase not in ("preparing", "ended"):
+                words = response.row.sentence
+                self.say(
+                    words if response.row.phase == "running" else f"{response.row.phase}: {words}", again=True
+                )
 
-    def print_heard(self, told: WatchResponse) -> None:
-        for note in told.notes:
+    def print_heard(self, response: WatchResponse) -> None:
+        for note in response.notes:
             self.say(note)
-        names = {worker.rank: worker for worker in told.workers}
-        for rank, line in self.following.heard(told):
+        names = {worker.rank: worker for worker in response.workers}
+        for rank, line in self.following.heard(response):
             self._print_line(names.get(rank), len(names), line)
 
-    def _show_progress(self, told: WatchResponse) -> None:
-        if told.row.phase != "preparing" or time.monotonic() - self.shown_progress < 2.0:
+    def _show_progress(self, response: WatchResponse) -> None:
+        if response.row.phase != "preparing" or time.monotonic() - self.shown_progress < 2.0:
             return
-        for part in told.parts:
+        for part in response.parts:
             if part.stage == "fetching" and part.all_bytes > (4 << 20):
                 share = f"{format_size(part.done_bytes)} of {format_size(part.all_bytes)}"
                 self.say(f"{part.name} receives {share}")
             elif part.stage == "asks":
                 self.say(
-                    f"waiting for {part.name}, a guest: its user must run `barnraise accept {told.row.run}`"
+                    f"waiting for {part.name}, a guest: "
+                    f"its user must run `barnraise accept {response.row.run}`"
                 )
             elif part.stage in ("building", "fetching", "waiting"):
                 self.say(f"{part.name}: {part.words or part.stage}")
@@ -85,38 +88,38 @@ class RunView:
 
     def say(self, text: str, *, again: bool = False) -> None:
         """Print a line on stderr, so that the script's own output stays clean."""
-        if (again and text != self.last_said) or text not in self.said:
-            self.said.add(text)
-            self.last_said = text
+        if (again and text != self.last_shown) or text not in self.shown:
+            self.shown.add(text)
+            self.last_shown = text
             click.echo(click.style(f"barnraise: {text}", dim=True), err=True)
 
     def _print_line(self, worker: WorkerRow | None, count: int, line: str) -> None:
         if worker is None or count == 1:
             self.echo(line)
             return
-        label = f"{worker.name}:{worker.rank}" if self.everybody else worker.name
+        label = f"{worker.name}:{worker.rank}" if self.all_ranks else worker.name
         colour = _COLOURS[worker.rank % len(_COLOURS)]
         self.echo(f"{click.style(label, fg=colour)} {line}")
 
 
-def watch(run: str, *, everybody: bool, stops: bool, echo: Callable[[str], None] = click.echo) -> RunRow:
+def watch(run: str, *, all_ranks: bool, stops: bool, echo: Callable[[str], None] = click.echo) -> RunRow:
     """Watch a run until it stops. With ``stops``, Ctrl-C stops the run, twice kills it; else it only
     detaches.
     """
-    view = RunView(everybody, echo)
-    told: WatchResponse | None = None
-    interrupts, told_of, away_since = 0, 0, 0.0
+    view = RunView(all_ranks, echo)
+    response: WatchResponse | None = None
+    interrupts, reported_interrupts, away_since = 0, 0, 0.0
     while True:
         try:
             try:
-                if interrupts > told_of:
+                if interrupts > reported_interrupts:
                     ask(StopRunRequest(run, hard=interrupts > 1), RequestDone, offer_start=False)
-                    told_of = interrupts
-                told = _ask(run, view, told)
+                    reported_interrupts = interrupts
+                response = _ask(run, view, response)
                 away_since = 0.0
-                view.show(told)
-                if told.row.phase == "ended" and view.following.is_complete(told):
-                    return told.row
+                view.show(response)
+                if response.row.phase == "ended" and view.following.is_complete(response):
+                    return response.row
             except AgentError as error:
                 away_since = away_since or time.monotonic()
                 if time.monotonic() - away_since > _AWAY_S:
@@ -135,7 +138,7 @@ def watch(run: str, *, everybody: bool, stops: bool, echo: Callable[[str], None]
             click.echo(f"\nbarnraise: {words}", err=True)
 
 
-def _ask(run: str, view: RunView, told: WatchResponse | None) -> WatchResponse:
-    version = told.row.version if told is not None else 0
-    question = WatchRequest(run=run, version=version, follow=view.follow(told), live=True, wait_s=_WAIT_S)
+def _ask(run: str, view: RunView, response: WatchResponse | None) -> WatchResponse:
+    version = response.row.version if response is not None else 0
+    question = WatchRequest(run=run, version=version, follow=view.follow(response), live=True, wait_s=_WAIT_S)
     return ask(question, WatchResponse, offer_start=False)

@@ -33,11 +33,11 @@ _SHOWN = 20
 def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
     """List the runs, one line each, or show one run in full."""
     if run is not None:
-        told = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
+        response = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
         if as_json:
-            print_json(told)
+            print_json(response)
         else:
-            click.echo(describe(told))
+            click.echo(describe(response))
         return 0
     listed = ask(RunsRequest(), RunsResponse)
     if as_json:
@@ -58,19 +58,20 @@ def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
     return 0
 
 
-def logs(*, run: str, rank: int, everybody: bool, follow: bool) -> int:
+def logs(*, run: str, rank: int, all_ranks: bool, follow: bool) -> int:
     """Print the output of the workers so far; with ``follow``, until the run stops."""
-    view = RunView(everybody)
-    told = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
-    ranks = [worker.rank for worker in told.workers] if everybody else [rank]
+    view = RunView(all_ranks)
+    response = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
+    ranks = [worker.rank for worker in response.workers] if all_ranks else [rank]
     while True:
-        asked = view.following.wanted(told, ranks)
+        positions = view.following.wanted(response, ranks)
         wait_s = 1.0 if follow else 0.0
-        told = ask(
-            WatchRequest(run=run, version=told.row.version, follow=asked, wait_s=wait_s), WatchResponse
+        response = ask(
+            WatchRequest(run=run, version=response.row.version, follow=positions, wait_s=wait_s),
+            WatchResponse,
         )
-        view.print_heard(told)
-        if all(heard.whole for heard in told.heard) and (not follow or told.row.phase == "ended"):
+        view.print_heard(response)
+        if all(heard.whole for heard in response.heard) and (not follow or response.row.phase == "ended"):
             return 0
 
 
@@ -83,55 +84,57 @@ def stop(*, run: str, hard: bool, as_json: bool) -> int:
     return 0
 
 
-def attach(*, run: str, everybody: bool) -> int:
+def attach(*, run: str, all_ranks: bool) -> int:
     """Watch a run that goes on after Ctrl-C."""
-    row = watch(run, everybody=everybody, stops=False)
+    row = watch(run, all_ranks=all_ranks, stops=False)
     store = ArtifactStore(store_directory(state_directory(load_settings())))
     return running.conclude(row, store, Path.cwd())
 
 
 def accept(*, run: str, yes: bool, refuse: bool, as_json: bool) -> int:
     """Show the sender, the files and the command of a run, then ask."""
-    told = ask(AcceptRunRequest(run, no=refuse), AcceptRunResponse, timeout_s=120.0)
+    response = ask(AcceptRunRequest(run, no=refuse), AcceptRunResponse, timeout_s=120.0)
     if as_json and not yes:
-        print_json(told)
+        print_json(response)
         return 0
-    if refuse or told.accepted:
-        click.echo(told.sentence)
+    if refuse or response.accepted:
+        click.echo(response.sentence)
         return 0
     if not as_json:
-        click.echo(f"{told.by} asks this machine to take part in run {run}.")
-        click.echo(f"It would run, as you: python {' '.join(told.command)}")
-        click.echo(f"with these {len(told.files)} files ({format_size(told.bytes)}):")
-        for name in told.files[:40]:
+        click.echo(f"{response.by} asks this machine to take part in run {run}.")
+        click.echo(f"It would run, as you: python {' '.join(response.command)}")
+        click.echo(f"with these {len(response.files)} files ({format_size(response.bytes)}):")
+        for name in response.files[:40]:
             click.echo(f"  {name}")
-        if len(told.files) > 40:
-            click.echo(f"  ... and {len(told.files) - 40} more")
-        click.echo("This is no sandbox: the program can do here whatever you can do.")
+        if len(response.files) > 40:
+            click.echo(f"  ... and {len(response.files) - 40} more")
+        click.echo("This is no sandbox: the program can do here all that you can do.")
     if not yes and not (sys.stdin.isatty() and click.confirm("Let it run?", default=False)):
         click.echo("Nothing was accepted.")
         return 1
-    told = ask(AcceptRunRequest(run, yes=True), AcceptRunResponse, timeout_s=120.0)
+    response = ask(AcceptRunRequest(run, yes=True), AcceptRunResponse, timeout_s=120.0)
     if as_json:
-        print_json(told)
+        print_json(response)
     else:
-        click.echo(told.sentence)
+        click.echo(response.sentence)
     return 0
 
 
-def describe(told: WatchResponse) -> str:
-    row = told.row
+def describe(response: WatchResponse) -> str:
+    row = response.row
     lines = [f"run {row.run}: {_state(row)}, {row.sentence}"]
     lines.append(f"python {' '.join(row.command)}   started on {row.by}, {_ago(row.at)}")
     if row.restarts:
         lines.append(f"generation {row.generation}, {row.restarts} restarts used")
     lines += [f"{name} takes no part: {why}" for name, why in row.left_out]
-    lines += list(told.findings)
-    if told.workers:
-        workers = [(str(one.rank), one.name, one.device, _worker(one)) for one in told.workers]
+    lines += list(response.findings)
+    if response.workers:
+        workers = [
+            (str(worker.rank), worker.name, worker.device, _worker(worker)) for worker in response.workers
+        ]
         lines += ["", table([("rank", "machine", "device", "state"), *workers])]
     else:
-        parts = [(part.name, part.stage, part.words) for part in told.parts]
+        parts = [(part.name, part.stage, part.words) for part in response.parts]
         lines += ["", table([("machine", "state", ""), *parts])]
     if row.tail and row.code:
         lines += ["", f"last words of rank {row.failed_rank} on {row.failed_on}:", row.tail.rstrip()]

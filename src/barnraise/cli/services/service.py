@@ -33,9 +33,9 @@ def install(*, as_json: bool) -> int:
     run = runner(_DEADLINE_S)
     directory = state_directory(load_settings())
     manager = manager_here(run, directory)
-    told = manager.status()
-    if not told.installed:
-        _check_nobody_runs(directory)
+    service_status = manager.status()
+    if not service_status.installed:
+        _check_no_agent_runs(directory)
         check_importable(run, sys.executable)
     launch = ServiceLaunch(
         python=sys.executable,
@@ -55,9 +55,9 @@ def remove(*, as_json: bool) -> int:
 
 def status(*, as_json: bool) -> int:
     """Exit code 0 if it is installed and runs, else 3."""
-    told = manager_here(runner(_DEADLINE_S), state_directory(load_settings())).status()
-    _show(told, as_json)
-    return 0 if told.installed and told.running else 3
+    service_status = manager_here(runner(_DEADLINE_S), state_directory(load_settings())).status()
+    _show(service_status, as_json)
+    return 0 if service_status.installed and service_status.running else 3
 
 
 def manager_here(run: Run, state: Path, platform: str = sys.platform) -> ServiceManager:
@@ -104,19 +104,19 @@ def check_importable(run: Run, python: str) -> None:
         )
 
 
-def describe(told: ServiceStatus) -> str:
+def describe(service_status: ServiceStatus) -> str:
     """Describe exactly what was written and run, and how to undo it."""
-    lines = [f"{told.system}: {told.sentence}"]
-    lines += [f"  wrote    {path}" for path in told.wrote]
-    lines += [f"  ran      {command}" for command in told.ran]
-    lines += [f"  deleted  {path}" for path in told.deleted]
-    lines += [f"  undo     {told.undo}"] if told.undo else []
-    if not (told.wrote or told.deleted) and told.installed:
-        lines.append(f"  file     {told.file}")
-    return "\n".join([*lines, *told.hints])
+    lines = [f"{service_status.system}: {service_status.sentence}"]
+    lines += [f"  wrote    {path}" for path in service_status.wrote]
+    lines += [f"  ran      {command}" for command in service_status.ran]
+    lines += [f"  deleted  {path}" for path in service_status.deleted]
+    lines += [f"  undo     {service_status.undo}"] if service_status.undo else []
+    if not (service_status.wrote or service_status.deleted) and service_status.installed:
+        lines.append(f"  file     {service_status.file}")
+    return "\n".join([*lines, *service_status.hints])
 
 
-def _check_nobody_runs(directory: Path) -> None:
+def _check_no_agent_runs(directory: Path) -> None:
     standing = standing_of(directory)
     if standing is not None:
         what = "an agent" if standing.agent else "a listener without an agent"
@@ -128,5 +128,7 @@ def _check_nobody_runs(directory: Path) -> None:
         )
 
 
-def _show(told: ServiceStatus, as_json: bool) -> None:
-    click.echo(json.dumps(msgspec.to_builtins(told), indent=2) if as_json else describe(told))
+def _show(service_status: ServiceStatus, as_json: bool) -> None:
+    click.echo(
+        json.dumps(msgspec.to_builtins(service_status), indent=2) if as_json else describe(service_status)
+    )

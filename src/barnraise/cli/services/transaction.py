@@ -62,7 +62,7 @@ class InstallTransaction:
 def installed_already(path: Path) -> AgentError:
     return AgentError(
         f"the service is installed already: {path}",
-        hint="See it: barnraise service status. To make it anew: barnraise service remove, then install.",
+        hint="See it: barnraise service status. To replace it: barnraise service remove, then install.",
     )
 
 

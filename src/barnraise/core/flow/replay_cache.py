@@ -22,7 +22,7 @@ class ReplayCache(Generic[Key]):
     """Bounded memory of keys that must not count twice.
 
     ``ttl_s``: seconds for which a key is remembered; None for as long as there is space.
-    ``evict_when_full``: True to forget the oldest key, which may let an old replay pass; False to reject the
+    ``evict_when_full``: True to forget the oldest key, which may let an old replay pass. False to reject the
     new key, so that no replay passes within ``ttl_s``.
     """
 

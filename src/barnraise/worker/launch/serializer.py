@@ -161,6 +161,8 @@ class _Writer:
         return self._beside(["array", value.dtype.str, list(value.shape), order], content)
 
     def _torch(self, value: Any) -> object:
+        from barnraise.checkpoint.serialization import tensor_bytes  # it imports torch
+
         torch = _torch()
         if isinstance(value, torch.dtype):
             return ["dtype", _name(value)]
@@ -176,12 +178,11 @@ class _Writer:
         plain = value.detach().cpu().resolve_conj().resolve_neg()
         if not plain.permute(order).is_contiguous():
             order = list(range(plain.dim()))
-        # A single number may have any stride, and torch looks at bytes only where that is 1.
-        flat = plain.permute(order).contiguous().as_strided((plain.numel(),), (1,))
-        content = flat.view(torch.uint8).numpy().data if flat.numel() else b""
         kind = "tensor" if type(value) is torch.Tensor else "parameter"
         learns = value.requires_grad and value.is_leaf
-        return self._beside([kind, _name(value.dtype), list(value.shape), order, learns], content)
+        return self._beside(
+            [kind, _name(value.dtype), list(value.shape), order, learns], tensor_bytes(plain.permute(order))
+        )
 
     def _beside(self, tree: list[object], content: Content) -> object:
         self.contents.append(content)
@@ -256,11 +257,11 @@ class _Reader:
     def _tensor(self, kind: str, name: str, shape: list[int], order: list[int], learns: bool) -> Any:
         import torch
 
+        from barnraise.checkpoint.serialization import tensor_from_bytes
+
         dtype = _dtype(name)
         data = self._content(prod(shape) * dtype.itemsize)
-        flat = torch.empty(len(data), dtype=torch.uint8)  # memory of torch's own, aligned as it likes
-        flat.numpy()[:] = np.frombuffer(data, np.uint8)
-        stored = flat.view(dtype).reshape([shape[axis] for axis in _places(order, shape)])
+        stored = tensor_from_bytes(data, dtype, [shape[axis] for axis in _places(order, shape)])
         tensor = stored.permute(_inverse(order))
         return torch.nn.Parameter(tensor, learns) if kind == "parameter" else tensor.requires_grad_(learns)
 
@@ -313,10 +314,10 @@ def _name(value: object) -> str:
 def _dtype(name: str) -> Any:
     import torch
 
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise ValueError(f"this torch has no type {name[:40]!r}")
-    return found
+    return dtype
 
 
 def _plain_dtype(text: str) -> np.dtype[Any]:

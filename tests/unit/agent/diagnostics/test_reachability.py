@@ -31,21 +31,25 @@ from barnraise.core.errors import ProtocolError, TransportError
 from barnraise.identity import NodeId, NodeKey
 from barnraise.transport.control.dial import ControlConnection
 from barnraise.transport.listener import acceptor
+from tests.unit.changed_bytes import changed, read_or_refused
 from tests.unit.transport.listening_machines import Machine, Street
 
 GOOD = DialResult("192.168.1.7", "answered", rtt_ms=0.4)
 SILENT = DialResult("192.168.1.7", "silent", "192.168.1.7:52416 does not answer")
 
 
-def test_dial_back_messages_round_trip() -> None:
-    for message in (
-        DialBackRequest(7),
-        DialBackReply(7, (GOOD, SILENT), 1.8e9),
-        DialBackReply(7, (), 0.0, "busy"),
-    ):
-        data = encode_dial_back(message)
-        assert data[:1] == protocol.SURVEY
-        assert decode_dial_back(data[1:]) == message
+MESSAGES = (
+    DialBackRequest(7),
+    DialBackReply(7, (GOOD, SILENT), 1.8e9),
+    DialBackReply(7, (), 0.0, "busy"),
+)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_dial_back_messages_round_trip(message: DialBackRequest | DialBackReply) -> None:
+    data = encode_dial_back(message)
+    assert data[:1] == protocol.SURVEY
+    assert decode_dial_back(data[1:]) == message
 
 
 @pytest.mark.parametrize(
@@ -67,12 +71,9 @@ def test_dial_back_messages_out_of_bounds_raise(message: DialBackRequest | DialB
         decode_dial_back(encode_dial_back(message)[1:])
 
 
-@given(st.binary(max_size=200))
-def test_decode_dial_back_any_bytes_only_protocol_error(data: bytes) -> None:
-    try:
-        decode_dial_back(data)
-    except ProtocolError:
-        pass
+@given(st.binary(max_size=200) | changed([encode_dial_back(message)[1:] for message in MESSAGES]))
+def test_decode_dial_back_changed_bytes_give_message_or_protocol_error(data: bytes) -> None:
+    read_or_refused(data, decode_dial_back, lambda message: encode_dial_back(message)[1:], ProtocolError)
 
 
 def test_limiter_per_node_and_total() -> None:

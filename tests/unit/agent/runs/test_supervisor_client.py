@@ -95,7 +95,7 @@ def test_killed_supervisor_takes_workers_along_and_each_exit_is_reported(tmp_pat
             launch(tmp_path, worker(tmp_path, program), worker(tmp_path, "print('early')", 1))
         )
         await group.until(lambda group: group.all(WorkerExited))
-        await wait_for_output(tmp_path / "rank-0.log", b"ready")
+        await wait_for_output(tmp_path / "rank-0.log", b"ready\n")
         os.kill(group.supervisor.pid, signal.SIGKILL)
         await group.wait_exit()
         assert is_gone_within(group.pid(0), 60)

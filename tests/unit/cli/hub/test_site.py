@@ -259,13 +259,15 @@ def _check_commits(commits: list[Commit]) -> None:
     by_step: dict[int, list[Commit]] = {}
     for commit in commits:
         by_step.setdefault(commit.done, []).append(commit)
-    for done, some in by_step.items():
-        assert len({commit.digest for commit in some}) == 1, done
-        units = [unit for commit in some for unit in commit.units]
+    for done, step_commits in by_step.items():
+        assert len({commit.digest for commit in step_commits}) == 1, done
+        units = [unit for commit in step_commits for unit in commit.units]
         assert len(units) == len(set(units)), done
-        if len(some) == some[0].world:
-            assert sorted(units) == list(range(some[0].of)), done
-    assert any(len([commit for commit in some if commit.units]) == 2 for some in by_step.values())
+        if len(step_commits) == step_commits[0].world:
+            assert sorted(units) == list(range(step_commits[0].of)), done
+    assert any(
+        len([commit for commit in step_commits if commit.units]) == 2 for step_commits in by_step.values()
+    )
 
 
 def _lines(path: Path) -> list[tuple[str, int, int]]:

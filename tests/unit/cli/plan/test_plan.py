@@ -32,7 +32,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(autouse=True)
-def nobody_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(tmp_path / "state"))
     monkeypatch.setenv("COLUMNS", "100")
 
@@ -345,10 +345,10 @@ def test_profile_gives_machine_speeds_and_calibrates(
     assert (report["model"]["wire_bytes"], report["profile"]["unit"]) == (8.0, 4)
     assert report["measured_step_s"] == 0.4
     assert report["is_calibrated"]
-    everybody = next(
+    plan_of_all = next(
         plan for plan in report["ranking"]["plans"] if len(plan["parts"]) == 3 and plan["is_exact"]
     )
-    assert abs(everybody["step_s"] - 0.4) < abs(report["predicted_step_s"] - 0.4)
+    assert abs(plan_of_all["step_s"] - 0.4) < abs(report["predicted_step_s"] - 0.4)
     notes = " ".join(report["ranking"]["notes"])
     assert "Of pi only the first step was measured" in notes
     assert "The link between mac and pi was not measured" in notes

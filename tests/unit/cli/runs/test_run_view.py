@@ -34,7 +34,7 @@ def test_second_control_c_counts_during_the_first(
         return told("ended")
 
     monkeypatch.setattr(run_view, "ask", ask)
-    assert run_view.watch("r", everybody=False, stops=True).phase == "ended"
+    assert run_view.watch("r", all_ranks=False, stops=True).phase == "ended"
     assert stops == [False, True]
     assert "ending it at once" in capsys.readouterr().err
 
@@ -55,5 +55,5 @@ def test_absent_agent_receives_stop_later(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(run_view, "ask", ask)
     monkeypatch.setattr(run_view.time, "sleep", lambda seconds: None)
-    assert run_view.watch("r", everybody=False, stops=True).phase == "ended"
+    assert run_view.watch("r", all_ranks=False, stops=True).phase == "ended"
     assert tries == 2

@@ -180,7 +180,7 @@ class FakeHub:
 
     def _head(self, after: str | None) -> VersionHead:
         steps = [step for step in self.steps if after is None or step.version > int(after)]
-        return VersionHead(version=self.steps[-1].version, steps=tuple(steps), waits_for="somebody")
+        return VersionHead(version=self.steps[-1].version, steps=tuple(steps), waits_for="another member")
 
     def _progress(self) -> HubProgress:
         assert self.declared is not None

@@ -345,8 +345,8 @@ def test_blob_download_resumes_after_break(hub: FakeHub, tmp_path: Path) -> None
     hub.blobs[name] = data
 
     def half(request: Any, answer: Any) -> Any:
-        whole = answer()
-        return type(whole)(whole.status_code, content=whole.content[:100_000])
+        response = answer()
+        return type(response)(response.status_code, content=response.content[:100_000])
 
     hub.faults = [half, half, None]
     client_of(hub).fetch(name, tmp_path / "blob", size=len(data))

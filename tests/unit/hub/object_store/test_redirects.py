@@ -217,11 +217,11 @@ def test_store_name_is_resolved_once_and_address_is_used(
     servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers.append(store := Server())
-    resolved_hosts, really = [], socket.getaddrinfo
+    resolved_hosts, getaddrinfo = [], socket.getaddrinfo
 
     def look_up(host: Any, *more: Any, **named: Any) -> Any:
         resolved_hosts.append(host)
-        return really("127.0.0.1" if host == "store.example" else host, *more, **named)
+        return getaddrinfo("127.0.0.1" if host == "store.example" else host, *more, **named)
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     assert take(store.link("store.example"), tmp_path / "draft") == (True, [])
@@ -238,11 +238,11 @@ def test_store_needs_valid_certificate_for_name(
     context.load_cert_chain(*_certificate(named, tmp_path))
     store.socket = context.wrap_socket(store.socket, server_side=True)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
-    really = socket.getaddrinfo
+    getaddrinfo = socket.getaddrinfo
     monkeypatch.setattr(
         socket,
         "getaddrinfo",
-        lambda host, *more, **n: really("127.0.0.1" if host == "store.example" else host, *more, **n),
+        lambda host, *more, **n: getaddrinfo("127.0.0.1" if host == "store.example" else host, *more, **n),
     )
     taken, messages = take(store.link("store.example", "https"), tmp_path / "draft")
     assert taken == is_taken, messages

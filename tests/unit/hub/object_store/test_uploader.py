@@ -259,14 +259,14 @@ def test_wrong_part_from_store_is_not_resumed(scene: HubWithStore) -> None:
 def test_store_without_permission_does_not_stop_rounds(
     tmp_path: Path, s3: S3Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-somebody-else")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-another-program")
     scene = HubWithStore(tmp_path, s3)
     try:
         scene.train()
         until(lambda: "it answered SignatureDoesNotMatch" in scene.hub.said(), "the hub's word")
         scene.fetch_base(scene.client())
         assert scene.said == []
-        assert "of-somebody-else" not in scene.hub.said()
+        assert "of-another-program" not in scene.hub.said()
     finally:
         scene.close()
 

@@ -356,9 +356,9 @@ def test_region_shares_samples_among_all_requests() -> None:
     assert isinstance(table.lease("late", 1.0), RefuseRequest)
     assert table.state.wishes == {"a": 10, "b": 10, "c": 10, "late": 10}, "for the next time"
     table.state = decide(table.state, SamplesSupplied((SampleSpan(0, 20, 60),)), 2.0).state
-    whole = table.lease("a", 2.0)
-    assert isinstance(whole, GrantLease)
-    assert whole.lease.samples == 10, "there is enough for all"
+    full_grant = table.lease("a", 2.0)
+    assert isinstance(full_grant, GrantLease)
+    assert full_grant.lease.samples == 10, "there is enough for all"
 
 
 def test_update_may_name_its_samples() -> None:

@@ -213,12 +213,12 @@ def test_header_manipulation_is_refused(scene: AttackedHub) -> None:
 def test_blobs_are_cacheable_and_support_ranges(scene: AttackedHub) -> None:
     head = scene.ann.ask("GET", "/v1/head", VersionHead)
     url = f"{scene.hub.address}/v1/blobs/{head.steps[0].sha256}"
-    whole = plainly(url)
-    assert whole.headers["etag"] == f'"{head.steps[0].sha256}"'
-    assert "immutable" in whole.headers["cache-control"]
+    full_response = plainly(url)
+    assert full_response.headers["etag"] == f'"{head.steps[0].sha256}"'
+    assert "immutable" in full_response.headers["cache-control"]
     part = plainly(url, headers={"range": "bytes=100-199"})
-    assert (part.status_code, part.content) == (206, whole.content[100:200])
-    assert plainly(url, headers={"if-none-match": whole.headers["etag"]}).status_code == 304
+    assert (part.status_code, part.content) == (206, full_response.content[100:200])
+    assert plainly(url, headers={"if-none-match": full_response.headers["etag"]}).status_code == 304
 
 
 def test_page_shows_contributors_and_refusals(scene: AttackedHub) -> None:

@@ -50,26 +50,26 @@ def test_source_of_address_groups_ipv6_network() -> None:
 def test_one_address_gets_many_but_not_all_connections() -> None:
     assert ConnectionLimiter(8192).of_one == 1024
     assert ConnectionLimiter(600).of_one == 256
-    doors = ConnectionLimiter(20, of_one=5)
-    assert [doors.admit("203.0.113.5") for _ in range(5)] == ["in"] * 5
-    assert [doors.admit("203.0.113.5") for _ in range(5)] == ["crowded"] * 4 + ["out"]
-    assert doors.admit("203.0.113.6") == "in"
-    doors.release("203.0.113.5", "crowded")
-    assert doors.admit("203.0.113.5") == "crowded", "a connection that gets the error is available again"
-    doors.release("203.0.113.5", "in")
-    assert doors.admit("203.0.113.5") == "in"
+    limiter = ConnectionLimiter(20, of_one=5)
+    assert [limiter.admit("203.0.113.5") for _ in range(5)] == ["in"] * 5
+    assert [limiter.admit("203.0.113.5") for _ in range(5)] == ["crowded"] * 4 + ["out"]
+    assert limiter.admit("203.0.113.6") == "in"
+    limiter.release("203.0.113.5", "crowded")
+    assert limiter.admit("203.0.113.5") == "crowded", "a connection that gets the error is available again"
+    limiter.release("203.0.113.5", "in")
+    assert limiter.admit("203.0.113.5") == "in"
 
 
 def test_local_proxy_is_limited_in_total_only() -> None:
-    doors = ConnectionLimiter(20, of_one=5)
-    assert [doors.admit("127.0.0.1") for _ in range(20)] == ["in"] * 20
-    assert not doors.has_room
-    verdicts = [doors.admit("127.0.0.1") for _ in range(100)]
+    limiter = ConnectionLimiter(20, of_one=5)
+    assert [limiter.admit("127.0.0.1") for _ in range(20)] == ["in"] * 20
+    assert not limiter.has_room
+    verdicts = [limiter.admit("127.0.0.1") for _ in range(100)]
     assert verdicts == ["full"] * 64 + ["out"] * 36
     for _ in range(20):
-        doors.release("127.0.0.1", "in")
-    assert doors.has_room
-    assert doors.admit("203.0.113.5") == "in"
+        limiter.release("127.0.0.1", "in")
+    assert limiter.has_room
+    assert limiter.admit("203.0.113.5") == "in"
 
 
 def test_connection_limit_leaves_open_files() -> None:

@@ -101,19 +101,23 @@ def test_waiting_member_shortens_oldest_deadline() -> None:
         return "read"
 
     async def scene() -> None:
-        places, some, all_ = UploadSlots(at_once=2, of_one=1, fair_s=0.2), asyncio.Event(), asyncio.Event()
-        all_.set()
-        first, second = (asyncio.create_task(slow(places, name, some)) for name in "ab")
-        while len(places._reading) < 2:
+        slots, second_sent, sent = (
+            UploadSlots(at_once=2, of_one=1, fair_s=0.2),
+            asyncio.Event(),
+            asyncio.Event(),
+        )
+        sent.set()
+        first, second = (asyncio.create_task(slow(slots, name, second_sent)) for name in "ab")
+        while len(slots._reading) < 2:
             await asyncio.sleep(0)
-        assert await slow(places, "c", all_) == "read"
-        assert await first == "slow", "one waited, so one went"
+        assert await slow(slots, "c", sent) == "read"
+        assert await first == "slow", "a member waited, so the oldest upload was cut off"
         assert not second.done()
-        some.set()
+        second_sent.set()
         assert await second == "read"
         later = asyncio.Event()
         asyncio.get_running_loop().call_later(0.4, later.set)
-        assert await slow(places, "d", later) == "read", "alone there is time"
+        assert await slow(slots, "d", later) == "read", "no other member waits, so it is not cut off"
 
     asyncio.run(scene())
 

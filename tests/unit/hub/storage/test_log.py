@@ -22,8 +22,10 @@ from barnraise.hub.storage.versions import named_blobs, replica_of, steps_after
 
 def _version(number: int, *, base: bool = False) -> CommittedRound:
     step = VersionStep("base" if not number else "delta", number, f"{number:064x}", 10, "int8")
-    whole = VersionStep("base", number, f"{1000 + number:064x}", 25, "fp32") if base else None
-    return CommittedRound(number=number, step=step, base=whole, momentum=f"{2000 + number:064x}", samples=5)
+    base_step = VersionStep("base", number, f"{1000 + number:064x}", 25, "fp32") if base else None
+    return CommittedRound(
+        number=number, step=step, base=base_step, momentum=f"{2000 + number:064x}", samples=5
+    )
 
 
 def test_version_is_committed_once_with_contributions(tmp_path: Path) -> None:

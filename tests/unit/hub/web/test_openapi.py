@@ -112,8 +112,8 @@ def drawn_request(draw: st.DrawFn) -> tuple[str, str, dict[str, str], str, bytes
             query.append(f"{parameter['name']}={quote(str(value), safe='')}")
     content = route.get("requestBody", {}).get("content", {})
     if "application/json" not in content:
-        some = content or draw(st.integers(0, 9)) == 0
-        return method, path, names, "&".join(query), draw(st.binary(max_size=200)) if some else b""
+        has_body = content or draw(st.integers(0, 9)) == 0
+        return method, path, names, "&".join(query), draw(st.binary(max_size=200)) if has_body else b""
     value = draw(fitting(content["application/json"]["schema"]))
     if draw(st.booleans()):
         value = draw(spoilt(value))
