@@ -63,47 +63,47 @@ def rounds_and_kill(options: Options) -> dict[str, Any]:
     """Run a whole round with a large state, then send SIGKILL to the SuperLink in the middle of the next
     round.
     """
-    found: dict[str, Any] = {"clients": options.nodes, "state_mb": options.megabytes}
+    result: dict[str, Any] = {"clients": options.nodes, "state_mb": options.megabytes}
     with flower(options.python, options.nodes) as (side, hosts), Memory([side.link_host, hosts[0]]) as memory:
         begin = time.monotonic()
-        found["link_up_s"] = side.start_link()
+        result["link_up_s"] = side.start_link()
         side.start_nodes(hosts)
-        found["all_nodes_up_s"] = time.monotonic() - begin
+        result["all_nodes_up_s"] = time.monotonic() - begin
         before = traffic(hosts[0])
         # One client takes longer, so that the kill falls into the round.
         trace = side.run(clients=options.nodes, rounds=3, megabytes=options.megabytes, late_s=12.0)
         try:
             wait_for(lambda: len(trace.rounds()) > 1, _ROUND_S, "the first round")
         except TimeoutError as error:
-            return found | {"first_round": str(error), "peak_rss_mb": dict(memory.peak)}
+            return result | {"first_round": str(error), "peak_rss_mb": dict(memory.peak)}
         first = trace.rounds()
-        found["round_s"] = first[1]["at"] - first[0]["at"]
+        result["round_s"] = first[1]["at"] - first[0]["at"]
         replies = side.said("Push replies")
-        found["client_bytes_down_up"] = [b - a for a, b in zip(before, traffic(hosts[0]), strict=True)]
-        found["database_mb"] = sum(one.stat().st_size for one in side.directory.glob("state.db*")) / 1e6
+        result["client_bytes_down_up"] = [b - a for a, b in zip(before, traffic(hosts[0]), strict=True)]
+        result["database_mb"] = sum(file.stat().st_size for file in side.directory.glob("state.db*")) / 1e6
         wait_for(lambda: side.said("Push replies") > replies, _ROUND_S, "a reply of the second round")
         time.sleep(2.0)
-        found |= kill(side, trace)
-        found["peak_rss_mb"] = dict(memory.peak)
-    return found
+        result |= kill(side, trace)
+        result["peak_rss_mb"] = dict(memory.peak)
+    return result
 
 
 def kill(side: Flower, trace: Trace) -> dict[str, Any]:
     known, app = len(trace.rounds()), trace.rounds()[-1]["pid"]
     side.kill_link()
     time.sleep(1.0)
-    found: dict[str, Any] = {"restart_s": side.start_link()}
+    result: dict[str, Any] = {"restart_s": side.start_link()}
     begin, deadline = time.monotonic(), time.monotonic() + 100.0
     while time.monotonic() < deadline and len(trace.rounds()) == known:
         time.sleep(1.0)
-    found["round_resumed"] = len(trace.rounds()) > known
-    found["seconds_to_next_round"] = time.monotonic() - begin if found["round_resumed"] else None
-    found["serverapp_survived"] = Path(f"/proc/{app}").exists() and trace.rounds()[-1]["pid"] == app
-    found["status_after_kill"] = side.status(trace.run)
-    found["nodes_that_ended"] = sum(node.poll() is not None for node in side.nodes)
-    found["nodes_known_again"] = side.said("Activated node_id")
+    result["round_resumed"] = len(trace.rounds()) > known
+    result["seconds_to_next_round"] = time.monotonic() - begin if result["round_resumed"] else None
+    result["serverapp_survived"] = Path(f"/proc/{app}").exists() and trace.rounds()[-1]["pid"] == app
+    result["status_after_kill"] = side.status(trace.run)
+    result["nodes_that_ended"] = sum(node.poll() is not None for node in side.nodes)
+    result["nodes_known_again"] = side.said("Activated node_id")
     words = [node.output().strip().splitlines()[-1][-160:] for node in side.nodes[:1]]
-    return found | {"a_node_said": words}
+    return result | {"a_node_said": words}
 
 
 def answers(options: Options) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def answers(options: Options) -> dict[str, Any]:
 
     Five clients are the fewest of which a fifth can be trimmed.
     """
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     tries: dict[str, dict[str, object]] = {
         "late_beyond_timeout": {"late_s": 120.0, "timeout": 80.0, "rounds": 2},
         "nan": {"update": "nan"},
@@ -125,12 +125,16 @@ def answers(options: Options) -> dict[str, Any]:
             trace = side.run(**{"clients": 5, "rounds": 1, **settings})
             wanted = 1 + int(str(settings.get("rounds", 1)))
             try:
-                wait_for(lambda one=trace, many=wanted: len(one.rounds()) >= many, 300.0, "its rounds")  # type: ignore[misc]
+                wait_for(
+                    lambda trace=trace, wanted=wanted: len(trace.rounds()) >= wanted,  # type: ignore[misc]
+                    300.0,
+                    "its rounds",
+                )
             except TimeoutError:
                 pass
-            found[name] = _summary(side, trace)
-            print(f"{time.strftime('%X')} {name}: {found[name]}", flush=True)
-    return found
+            results[name] = _summary(side, trace)
+            print(f"{time.strftime('%X')} {name}: {results[name]}", flush=True)
+    return results
 
 
 def _summary(side: Flower, trace: Trace) -> dict[str, Any]:
@@ -147,19 +151,23 @@ def swarm(options: Options) -> dict[str, Any]:
     """Run many nodes without ClientApps, with 1 MB each, to measure the load that the SuperLink itself
     sustains.
     """
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for nodes in options.swarm:
         with flower(options.python, 1) as (side, (host,)), Memory([side.link_host]) as memory:
             side.start_link()
             argv: list[str | Path] = [options.python, SWARM, side.address, str(nodes), "2", "300"]
             crowd = host.start(argv, env=side.environment("swarm"))
-            wait_for(lambda one=crowd: "ready" in one.output() or one.poll() is not None, 230.0, "the swarm")  # type: ignore[misc]
+            wait_for(
+                lambda crowd=crowd: "ready" in crowd.output() or crowd.poll() is not None,  # type: ignore[misc]
+                230.0,
+                "the swarm",
+            )
             trace = side.run(clients=nodes, rounds=2, megabytes=1.0)
             crowd.wait(400.0)
             time.sleep(10.0)  # the last merge
             seen = json.loads(crowd.output().strip().splitlines()[-1])
             rounds = trace.rounds()
-            found[str(nodes)] = {
+            results[str(nodes)] = {
                 "registered": seen["registered"],
                 "lost": seen["lost"],
                 "why_lost": seen["why_lost"],
@@ -168,11 +176,11 @@ def swarm(options: Options) -> dict[str, Any]:
                 "pulls": _spread(seen["pulls"]),
                 "pushes": _spread(seen["pushes"]),
                 "peak_rss_mb": dict(memory.peak),
-                "database_mb": sum(one.stat().st_size for one in side.directory.glob("state.db*")) / 1e6,
+                "database_mb": sum(file.stat().st_size for file in side.directory.glob("state.db*")) / 1e6,
                 "signed_headers_are_reusable": seen["signed_headers_are_reusable"],
             }
-            print(f"{time.strftime('%X')} swarm of {nodes}: {found[str(nodes)]}", flush=True)
-    return found
+            print(f"{time.strftime('%X')} swarm of {nodes}: {results[str(nodes)]}", flush=True)
+    return results
 
 
 def _spread(values: list[float]) -> dict[str, float]:
@@ -185,9 +193,9 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 def installed(options: Options) -> dict[str, Any]:
     """Return the number of packages besides pip and setuptools, and their size on disk."""
-    asked = [str(options.python), "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"]
-    listed = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
-    names = [one["name"] for one in listed if one["name"] not in ("pip", "setuptools")]
+    command = [str(options.python), "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"]
+    listed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    names = [package["name"] for package in listed if package["name"] not in ("pip", "setuptools")]
     folder = next((options.python.parent.parent / "lib").glob("python*")) / "site-packages"
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
     tools = sum(path.stat().st_size for path in options.python.parent.iterdir() if path.is_file()) / 1e6
@@ -197,8 +205,8 @@ def installed(options: Options) -> dict[str, Any]:
 def merges(options: Options) -> dict[str, Any]:
     """Run Flower's merge rules on bad updates, without a network."""
     done = subprocess.run([options.python, MERGES], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
 
 
 PARTS: dict[str, Callable[[Options], dict[str, Any]]] = {

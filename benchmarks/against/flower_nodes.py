@@ -97,16 +97,16 @@ class Flower:
             cwd=self.directory,
             timeout=120.0,
         )
-        found = re.search(r"started run (\d+)", done.stdout)
-        trace.run = found.group(1) if found else done.stdout + done.stderr
+        match = re.search(r"started run (\d+)", done.stdout)
+        trace.run = match.group(1) if match else done.stdout + done.stderr
         return trace
 
     def status(self, run: str) -> str:
-        asked: list[str | Path] = [self.bin / "flwr", "ls", "lab", "--run-id", run, "--format", "json"]
+        command: list[str | Path] = [self.bin / "flwr", "ls", "lab", "--run-id", run, "--format", "json"]
         environment, folder = self.environment("user"), self.directory
-        done = self.link_host.run(asked, env=environment, cwd=folder, timeout=120.0, check=False)
-        found = re.search(r'"status":\s*"([^"]+)"', done.stdout)
-        return found.group(1) if found else (done.stdout + done.stderr).strip()[-200:]
+        done = self.link_host.run(command, env=environment, cwd=folder, timeout=120.0, check=False)
+        match = re.search(r'"status":\s*"([^"]+)"', done.stdout)
+        return match.group(1) if match else (done.stdout + done.stderr).strip()[-200:]
 
     def kill_link(self) -> None:
         """Kill only the SuperLink's process, and leave its SuperExec and ServerApp running."""

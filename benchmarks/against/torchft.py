@@ -116,17 +116,17 @@ def _is_settled(commits: Sequence[Commit]) -> bool:
     last = commits[-1]
     if last.world != HOSTS or time.time() - last.at > _SETTLED_S:
         return False
-    return last.at - min(one.at for one in _of_last_group(commits)) > _SETTLED_S
+    return last.at - min(commit.at for commit in _of_last_group(commits)) > _SETTLED_S
 
 
 def _of_last_group(commits: Sequence[Commit]) -> list[Commit]:
     number = commits[-1].generation
-    return list(takewhile(lambda one: one.generation == number, reversed(commits)))
+    return list(takewhile(lambda commit: commit.generation == number, reversed(commits)))
 
 
 def cause(side: Side, fault: Callable[[list[int]], None]) -> Caused:
     before = settle(side)
-    held_by = sorted({one.pid for one in _of_last_group(side.trace.commits())})
+    held_by = sorted({commit.pid for commit in _of_last_group(side.trace.commits())})
     begin = time.time()
     fault(held_by)
     return Caused(side.trace, before, held_by, begin)
@@ -140,13 +140,13 @@ def await_outcome(fault: Caused, longest_s: float) -> Outcome:
 
 def outcome(fault: Caused, longest_s: float) -> Outcome | None:
     """Return the outcome of a fault, or None if the outcome is not known yet."""
-    for one in fault.trace.since(fault.begin):
-        is_later_group = one.generation > fault.before.generation
-        if (is_later_group or one.at > fault.any_group_from) and one.step >= fault.before.step:
-            return Outcome(one.at - fault.begin)
+    for commit in fault.trace.since(fault.begin):
+        is_later_group = commit.generation > fault.before.generation
+        if (is_later_group or commit.at > fault.any_group_from) and commit.step >= fault.before.step:
+            return Outcome(commit.at - fault.begin)
     took = time.time() - fault.begin
     if not any(_is_running(pid) for pid in fault.held_by):
-        return Outcome(None, took)  # whatever begins now begins with nothing
+        return Outcome(None, took)  # workers that start now have no state
     return Outcome(None) if took > longest_s else None
 
 
@@ -163,24 +163,24 @@ def without_faults(side: Side, seconds: float) -> dict[str, float]:
     begin, used = time.time(), _cpu_s(side)
     time.sleep(seconds)
     added = sum(value - used.get(pid, 0.0) for pid, value in _cpu_s(side).items())
-    steps = len({one.step for one in side.trace.since(begin)})
+    steps = len({commit.step for commit in side.trace.since(begin)})
     return {"steps_per_s": steps / seconds, "cpu_ms_per_step": 1000 * added / steps}
 
 
 def _cpu_s(side: Side) -> dict[int, float]:
     times = {pid: psutil.Process(pid).cpu_times() for host in side.hosts for pid in host.pids()}
-    return {pid: one.user + one.system for pid, one in times.items()}
+    return {pid: cpu_times.user + cpu_times.system for pid, cpu_times in times.items()}
 
 
 def judged(side: Side, since: float) -> dict[str, int]:
     """Count lost and doubled samples and unequal states since a moment at which all four trained together."""
-    found = judge(side.trace.since(since), UNITS)
+    verdict = judge(side.trace.since(since), UNITS)
     return {
-        "samples": found.steps * UNITS * _UNIT_SAMPLES,
-        "samples_lost": found.units_lost * _UNIT_SAMPLES,
-        "samples_doubled": found.units_doubled * _UNIT_SAMPLES,
-        "steps": found.steps,
-        "steps_with_unequal_state": found.hash_violations,
+        "samples": verdict.steps * UNITS * _UNIT_SAMPLES,
+        "samples_lost": verdict.units_lost * _UNIT_SAMPLES,
+        "samples_doubled": verdict.units_doubled * _UNIT_SAMPLES,
+        "steps": verdict.steps,
+        "steps_with_unequal_state": verdict.hash_violations,
     }
 
 
@@ -270,28 +270,28 @@ def measure_default(python: Path, amount: Amount) -> dict[str, Any]:
             _sort_out(waiting, ended, amount.longest_s)
             time.sleep(_POLL_S)
     names = dict.fromkeys(name for name, _, _ in plans)
-    return {name: _summary([found for other, found in ended if other == name]) for name in names}
+    return {name: _summary([result for other, result in ended if other == name]) for name in names}
 
 
 def _sort_out(waiting: list[Waiting], ended: list[tuple[str, Outcome]], longest_s: float) -> None:
     """Stop the clusters whose outcome is known, so that the next cluster has the cores to itself."""
-    for one in tuple(waiting):
-        name, fault, cluster = one
+    for entry in tuple(waiting):
+        name, fault, cluster = entry
         if (known := outcome(fault, longest_s)) is not None:
             print(f"{time.strftime('%X')} torchft, {name}: {known}", flush=True)
             ended.append((name, known))
-            waiting.remove(one)
+            waiting.remove(entry)
             cluster.close()
 
 
-def _summary(several: Sequence[Outcome]) -> dict[str, Any]:
-    took = sorted(math.inf if one.commit_s is None else one.commit_s for one in several)
+def _summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    took = sorted(math.inf if result.commit_s is None else result.commit_s for result in outcomes)
     middle, worst = statistics.median(took), took[-1]
     return {
-        "seconds": [one.commit_s for one in several],
+        "seconds": [result.commit_s for result in outcomes],
         "median_s": middle if middle < math.inf else None,
         "worst_s": worst if worst < math.inf else None,
-        "all_ended_s": [one.ended_s for one in several if one.ended_s is not None],
+        "all_ended_s": [result.ended_s for result in outcomes if result.ended_s is not None],
     }
 
 

@@ -51,8 +51,8 @@ class Trace:
 
     def since(self, moment: float) -> list[Commit]:
         """Return the commits after this moment, in the order in which they were written."""
-        late = takewhile(lambda one: one.at > moment - 1.0, reversed(self.commits()))
-        return [one for one in late if one.at > moment][::-1]
+        late = takewhile(lambda commit: commit.at > moment - 1.0, reversed(self.commits()))
+        return [commit for commit in late if commit.at > moment][::-1]
 
 
 class Ours:

@@ -40,7 +40,7 @@ from barnraise.hub.protocol.messages import (
 from barnraise.hub.protocol.vector_file import VectorForm, add_vector
 from barnraise.hub.storage.log import HubLog
 from barnraise.identity.keys import NodeKey
-from benchmarks.hub.emulated_members import Leaf, Round, found, play_round
+from benchmarks.hub.emulated_members import Leaf, Round, create_run, play_round
 from benchmarks.hub.process import HubProcess
 from benchmarks.hub.training_members import KINDS, Task, Worker, await_all
 from benchmarks.ranks.hosts import prepare_driver, tail, working_directory
@@ -80,7 +80,7 @@ def crowd(size: int, rounds: int, plain: bool, role: Any = "friend") -> dict[str
 
 async def _crowd(hub: HubProcess, size: int, rounds: int, role: Any) -> dict[str, Any]:
     owner = Leaf(hub.invite("owner"), "owner", hub.owner)
-    description = await found(owner, _MEGABYTE)
+    description = await create_run(owner, _MEGABYTE)
     invite = hub.invite(role, size)
     leaves = [Leaf(invite, f"leaf {number}") for number in range(size)]
     return await _play(leaves, description, rounds, [hub])
@@ -95,16 +95,16 @@ def tree(size: int, regions: int, rounds: int, plain: bool) -> dict[str, Any]:
     with working_directory() as room, ExitStack() as stack:
         hub = stack.enter_context(HubProcess(room / "hub", terms, plain=plain))
         owner = Leaf(hub.invite("owner"), "owner", hub.owner)
-        description = asyncio.run(found(owner, _MEGABYTE))
-        several = []
+        description = asyncio.run(create_run(owner, _MEGABYTE))
+        region_hubs = []
         for number in range(regions):
             parent = hub.invite("friend")
             region = HubProcess(room / f"region{number}", None, plain=plain, parent=parent)
-            several.append(stack.enter_context(region))
-        invites = [region.invite("friend", size) for region in several]
+            region_hubs.append(stack.enter_context(region))
+        invites = [region.invite("friend", size) for region in region_hubs]
         leaves = [Leaf(invites[number % regions], f"leaf {number}") for number in range(size)]
-        figures = asyncio.run(_play(leaves, description, rounds, [hub, *several]))
-        peaks = {"hub_peak_mb": hub.peak_mb, "region_peak_mb": max(one.peak_mb for one in several)}
+        figures = asyncio.run(_play(leaves, description, rounds, [hub, *region_hubs]))
+        peaks = {"hub_peak_mb": hub.peak_mb, "region_peak_mb": max(region.peak_mb for region in region_hubs)}
         return figures | peaks | {"regions": regions}
 
 
@@ -131,18 +131,18 @@ def _figures(leaves: Sequence[Leaf], played: Sequence[Round]) -> dict[str, Any]:
     rounds = len(played)
     traffic = sum(leaf.wire.sent + leaf.wire.received for leaf in leaves)
     refused: dict[str, int] = {}
-    for one in played:
-        for kind, count in one.refused.items():
+    for played_round in played:
+        for kind, count in played_round.refused.items():
             refused[kind] = refused.get(kind, 0) + count
     return {
         "members": len(leaves),
         "rounds": rounds,
-        "round_s": statistics.mean(one.seconds for one in played),
-        "lease_s": statistics.mean(one.lease_s for one in played),
-        "push_s": statistics.mean(one.push_s for one in played),
-        "commit_and_pull_s": statistics.mean(one.commit_and_pull_s for one in played),
-        "updates_counted": sum(one.counted for one in played),
-        "updates_lost": len(leaves) * rounds - sum(one.counted for one in played),
+        "round_s": statistics.mean(played_round.seconds for played_round in played),
+        "lease_s": statistics.mean(played_round.lease_s for played_round in played),
+        "push_s": statistics.mean(played_round.push_s for played_round in played),
+        "commit_and_pull_s": statistics.mean(played_round.commit_and_pull_s for played_round in played),
+        "updates_counted": sum(played_round.counted for played_round in played),
+        "updates_lost": len(leaves) * rounds - sum(played_round.counted for played_round in played),
         "refused": refused,
         "push_p50_s": _part(pushes, 0.5),
         "push_p99_s": _part(pushes, 0.99),
@@ -254,7 +254,7 @@ def _check_log(directory: Path, witness: Witness) -> dict[str, Any]:
     """Check the final log: each announced version is there unchanged, and no sample counted twice."""
     log = HubLog(directory)
     try:
-        versions = {one.number: one for one in log.read().versions}
+        versions = {version.number: version for version in log.read().versions}
         parts = [part for number in versions for part in log.contributions(number)]
     finally:
         log.close()
@@ -265,7 +265,9 @@ def _check_log(directory: Path, witness: Witness) -> dict[str, Any]:
     ]
     spans = sorted(span for part in parts for span in part.spans)
     doubled = sum(
-        max(0, one.last - other.first) for one, other in pairwise(spans) if one.epoch == other.epoch
+        max(0, earlier.last - later.first)
+        for earlier, later in pairwise(spans)
+        if earlier.epoch == later.epoch
     )
     leases = [part.lease for part in parts]
     return {
@@ -333,15 +335,15 @@ def train(hostile: Sequence[tuple[str, ...]], samples: int) -> dict[str, Any]:
         content = log.read()
         log.close()
     kinds: dict[str, int] = {}
-    for one in content.refusals:
-        kinds[one.kind] = kinds.get(one.kind, 0) + 1
+    for refusal in content.refusals:
+        kinds[refusal.kind] = kinds.get(refusal.kind, 0) + 1
     return {
         "loss": task.held_out_loss(state),
         "version": version,
-        "samples": sum(one.samples for one in content.versions),
+        "samples": sum(committed.samples for committed in content.versions),
         "seconds": took,
         "refused": kinds,
-        "quarantined": sum(bool(one.quarantine) for one in content.members.values()),
+        "quarantined": sum(bool(member.quarantine) for member in content.members.values()),
         "honest_quarantined": sum(not worker.kinds and bool(worker.ended_by) for worker in workers),
     }
 
@@ -374,16 +376,16 @@ def hostile(samples: int, repeats: int) -> dict[str, Any]:
         for runs, some in ((clean, kinds[:0]), (attacked, kinds[:_HOSTILE])):
             runs.append(train(some, samples))
             print(f"{time.strftime('%X')} {len(some)} hostile: {runs[-1]}", flush=True)
-    losses = [one["loss"] for one in clean]
+    losses = [run["loss"] for run in clean]
     mean = statistics.mean(losses)
     return {
         "clean_losses": losses,
-        "hostile_losses": [one["loss"] for one in attacked],
-        "hostile_loss_gap": statistics.mean(one["loss"] for one in attacked) / mean - 1,
+        "hostile_losses": [run["loss"] for run in attacked],
+        "hostile_loss_gap": statistics.mean(run["loss"] for run in attacked) / mean - 1,
         "clean_loss_spread": (max(losses) - min(losses)) / mean,
-        "hostile_refused": [one["refused"] for one in attacked],
-        "hostile_quarantined": [one["quarantined"] for one in attacked],
-        "honest_quarantined": sum(one["honest_quarantined"] for one in (*clean, *attacked)),
+        "hostile_refused": [run["refused"] for run in attacked],
+        "hostile_quarantined": [run["quarantined"] for run in attacked],
+        "honest_quarantined": sum(run["honest_quarantined"] for run in (*clean, *attacked)),
     }
 
 
@@ -400,8 +402,8 @@ def main() -> int:
     options = parser.parse_args()
     prepare_driver()
     torch.set_num_threads(1)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     amount = QUICK if options.quick else FULL
     amount = amount._replace(kills=options.kills or amount.kills, rounds=options.rounds or amount.rounds)
     amount = amount._replace(sizes=tuple(options.sizes or amount.sizes))
@@ -428,21 +430,22 @@ def load(amount: Amount, plain: bool) -> dict[str, Any]:
         by_size[size] = crowd(size, amount.rounds, plain)
         print(f"{time.strftime('%X')} {size} members: {by_size[size]}", flush=True)
     names = list(by_size[amount.sizes[0]])
-    rows = [[name, *(one[name] for one in by_size.values() if name != "refused")] for name in names]
+    rows = [[name, *(result[name] for result in by_size.values() if name != "refused")] for name in names]
     print(table(["", *map(str, amount.sizes)], [row for row in rows if row[0] != "refused"]))
-    least, most = amount.sizes[0], amount.sizes[-1]
+    smallest, largest = amount.sizes[0], amount.sizes[-1]
     return {
-        "nodes": most,
-        "rounds_per_min": 60 / by_size[most]["round_s"],
-        "push_p50_s": by_size[most]["push_p50_s"],
-        "push_p99_s": by_size[most]["push_p99_s"],
-        "pull_p50_s": by_size[most]["pull_p50_s"],
-        "pull_p99_s": by_size[most]["pull_p99_s"],
-        f"leaf_bytes_{most}_over_{least}": by_size[most]["leaf_bytes"] / by_size[least]["leaf_bytes"],
-        "updates_lost": sum(one["updates_lost"] for one in by_size.values()),
-        f"hub_rss_mb_{most}": by_size[most]["hub_peak_mb"],
-        f"hub_rss_mb_{least}": by_size[least]["hub_peak_mb"],
-        "flat": {str(size): one for size, one in by_size.items()},
+        "nodes": largest,
+        "rounds_per_min": 60 / by_size[largest]["round_s"],
+        "push_p50_s": by_size[largest]["push_p50_s"],
+        "push_p99_s": by_size[largest]["push_p99_s"],
+        "pull_p50_s": by_size[largest]["pull_p50_s"],
+        "pull_p99_s": by_size[largest]["pull_p99_s"],
+        f"leaf_bytes_{largest}_over_{smallest}": by_size[largest]["leaf_bytes"]
+        / by_size[smallest]["leaf_bytes"],
+        "updates_lost": sum(result["updates_lost"] for result in by_size.values()),
+        f"hub_rss_mb_{largest}": by_size[largest]["hub_peak_mb"],
+        f"hub_rss_mb_{smallest}": by_size[smallest]["hub_peak_mb"],
+        "flat": {str(size): result for size, result in by_size.items()},
     }
 
 

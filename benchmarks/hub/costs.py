@@ -28,7 +28,7 @@ from barnraise.hub.protocol.messages import RoundConfig, SampleSpan, VersionStep
 from barnraise.hub.protocol.vector_file import VectorFile, VectorForm
 from barnraise.hub.storage.log import CommittedRound as Version
 from barnraise.hub.storage.log import Contribution, HubLog, change
-from benchmarks.hub.emulated_members import Leaf, Payloads, Round, found, play_round
+from benchmarks.hub.emulated_members import Leaf, Payloads, Round, create_run, play_round
 from benchmarks.hub.process import UNVERIFIED, HubProcess
 from benchmarks.ranks.hosts import working_directory
 from benchmarks.simulation.hub.hub import Costs, Sizes
@@ -58,7 +58,7 @@ class Played(NamedTuple):
     leaf_bytes: float  # in a round
     peak_mb: float
     handshake_s: float
-    others: float  # cores that whatever else runs on the machine took meanwhile
+    others: float  # cores that other processes of the machine used meanwhile
 
 
 def play(members: int, regions: int, rounds: int, numel: int = LARGE) -> Played:
@@ -66,19 +66,21 @@ def play(members: int, regions: int, rounds: int, numel: int = LARGE) -> Played:
     terms = msgspec.structs.replace(_TERMS, first_batches=4 * members) if regions else _TERMS
     with working_directory() as room, ExitStack() as stack:
         hub = stack.enter_context(HubProcess(room / "hub", terms))
-        description = asyncio.run(found(Leaf(hub.invite("owner"), "owner", hub.owner), numel))
-        several = [
+        description = asyncio.run(create_run(Leaf(hub.invite("owner"), "owner", hub.owner), numel))
+        region_hubs = [
             stack.enter_context(HubProcess(room / f"region{number}", None, parent=hub.invite("friend")))
             for number in range(regions)
         ]
-        invites = [one.invite("friend", members) for one in several or [hub]]
+        invites = [entry_hub.invite("friend", members) for entry_hub in region_hubs or [hub]]
         leaves = [Leaf(invites[number % len(invites)], f"leaf {number}") for number in range(members)]
-        hubs = [hub, *several]
+        hubs = [hub, *region_hubs]
         marks: list[tuple[float, float, float]] = []
 
         def mark() -> None:
-            busy = [one.busy_s() for one in hubs]
-            marks.append((sum(one[0] for one in busy), sum(one[1] for one in busy), time.process_time()))
+            busy = [hub_process.busy_s() for hub_process in hubs]
+            marks.append(
+                (sum(times[0] for times in busy), sum(times[1] for times in busy), time.process_time())
+            )
 
         machine: list[Machine] = []
 
@@ -90,27 +92,29 @@ def play(members: int, regions: int, rounds: int, numel: int = LARGE) -> Played:
             for leaf in leaves:
                 leaf.wire.sent = leaf.wire.received = 0
             machine.append(_machine(hubs))
-            played += [await play_round(leaves, description, numel, one + 1, mark) for one in range(rounds)]
+            played += [
+                await play_round(leaves, description, numel, number + 1, mark) for number in range(rounds)
+            ]
             machine.append(_machine(hubs))
             for leaf in leaves:
                 leaf.wire.close()
             return played[1:]
 
         played = asyncio.run(rounds_of_all())
-        assert all(one.counted == members for one in played), "every update counts"
+        assert all(played_round.counted == members for played_round in played), "every update counts"
         traffic = sum(leaf.wire.sent + leaf.wire.received for leaf in leaves)
         handshake_s = 0.0 if regions else _handshake_s(hub)
-        peak_mb = max(one.peak_mb for one in hubs)
+        peak_mb = max(hub_process.peak_mb for hub_process in hubs)
     seconds = {
-        "ask": statistics.median(one.lease_s for one in played),
-        "push": statistics.median(one.push_s for one in played),
-        "pull": statistics.median(one.commit_and_pull_s for one in played),
+        "ask": statistics.median(played_round.lease_s for played_round in played),
+        "push": statistics.median(played_round.push_s for played_round in played),
+        "pull": statistics.median(played_round.commit_and_pull_s for played_round in played),
     }
     return Played(
         members,
         regions,
         numel / 1e6,
-        statistics.median(one.seconds for one in played),
+        statistics.median(played_round.seconds for played_round in played),
         seconds,
         _by_phase(marks, members * rounds),
         traffic / members / rounds,
@@ -122,7 +126,7 @@ def play(members: int, regions: int, rounds: int, numel: int = LARGE) -> Played:
 
 class Machine(NamedTuple):
     at: float
-    busy_s: float  # of all cores, whatever they did
+    busy_s: float  # of all cores, for any process
     own_s: float  # of the hubs and this process
 
 
@@ -141,7 +145,7 @@ def _by_phase(marks: Sequence[tuple[float, float, float]], times: int) -> dict[s
     """Sum the marks, which come in pairs before and after each phase, by phase."""
     spent = {}
     for place, phase in enumerate(_PHASES):
-        pairs = [(marks[one], marks[one + 1]) for one in range(2 * place, len(marks), 6)]
+        pairs = [(marks[index], marks[index + 1]) for index in range(2 * place, len(marks), 6)]
         sums = (sum(late[which] - early[which] for early, late in pairs) / times for which in range(3))
         spent[phase] = Spent(*sums)
     return spent
@@ -181,13 +185,13 @@ def merge_mb_s(updates: int = 16) -> float:
 def sync_s(times: int = 30) -> float:
     """Return the median seconds of a sync of a small file."""
     with working_directory() as room, (room / "synced").open("wb", buffering=0) as file:
-        found = []
+        durations = []
         for _ in range(times):
             file.write(bytes(4096))
             begin = time.perf_counter()
             sync(file.fileno())
-            found.append(time.perf_counter() - begin)
-    return statistics.median(found)
+            durations.append(time.perf_counter() - begin)
+    return statistics.median(durations)
 
 
 _TRIM = """
@@ -225,7 +229,7 @@ def logged(updates: int = 2000) -> Logged:
         versions = 5
         for number in range(versions):
             step = VersionStep("delta", number, f"{number:064x}", 1, "int8")
-            parts = [_contribution(number, one) for one in range(updates)]
+            parts = [_contribution(number, index) for index in range(updates)]
             log.transact([change(HubLog.put_version, Version(number=number, step=step), parts)])
         log.close()
         grown = (_size(room) - before) / versions / updates
@@ -237,18 +241,18 @@ def logged(updates: int = 2000) -> Logged:
     return Logged(grown, read_s)
 
 
-def _contribution(number: int, one: int) -> Contribution:
+def _contribution(number: int, index: int) -> Contribution:
     node = "-".join(["ABCDEFG"] * 8) + "ABCDEF"
-    first = 300 * one
+    first = 300 * index
     return Contribution(
         node=node,
-        lease=f"{number * 10_000 + one:032x}",
+        lease=f"{number * 10_000 + index:032x}",
         samples=300,
         spans=(SampleSpan(0, first, first + 300),),
         behind=0,
         weight=300.0,
         scale=1.0,
-        sha256=f"{number * 10_000 + one:064x}",
+        sha256=f"{number * 10_000 + index:064x}",
         loss=2.0,
     )
 
@@ -264,9 +268,9 @@ def costs_of(
 
     def split(phase: str, which: int) -> tuple[float, float]:
         """Return the seconds for each member, and for each megabyte."""
-        most, least = large.spent[phase][which], small.spent[phase][which]
-        slope = max(0.0, (most - least) / (large.megabytes - small.megabytes))
-        return max(0.0, most - slope * large.megabytes), slope
+        large_s, small_s = large.spent[phase][which], small.spent[phase][which]
+        slope = max(0.0, (large_s - small_s) / (large.megabytes - small.megabytes))
+        return max(0.0, large_s - slope * large.megabytes), slope
 
     push_s, push_mb_s = split("push", 0)
     admit_s, admit_mb_s = split("push", 1)

@@ -92,12 +92,14 @@ class Wire:
         self.sent += len(head) + len(body)
         begin = await reader.readuntil(b"\r\n\r\n")
         first, *rest = begin.decode("latin-1").split("\r\n")
-        found = {name.strip().lower(): value.strip() for name, _, value in (x.partition(":") for x in rest)}
-        content = await reader.readexactly(int(found.get("content-length", "0")))
+        response_headers = {
+            name.strip().lower(): value.strip() for name, _, value in (x.partition(":") for x in rest)
+        }
+        content = await reader.readexactly(int(response_headers.get("content-length", "0")))
         self.received += len(begin) + len(content)
-        if found.get("connection") == "close":
+        if response_headers.get("connection") == "close":
             self.close()
-        return Answer(int(first.split()[1]), found, content)
+        return Answer(int(first.split()[1]), response_headers, content)
 
     def close(self) -> None:
         if self._streams is not None:
@@ -153,10 +155,10 @@ class Leaf:
 
     async def join(self) -> RunDescription:
         """Join the hub, and retry when the hub's rate limit for new members says so."""
-        asked = JoinRequest(token=self.invite.token_text, name=self.name)
+        request = JoinRequest(token=self.invite.token_text, name=self.name)
         while True:
             try:
-                return (await self.ask("POST", "/v1/members", JoinResponse, asked)).description
+                return (await self.ask("POST", "/v1/members", JoinResponse, request)).description
             except HubRefused as error:
                 if error.status != 429:
                     raise
@@ -211,7 +213,7 @@ def layout_of(numel: int) -> VectorLayout:
     return VectorLayout((VectorEntry("w", (numel,), "float32"),))
 
 
-async def found(owner: Leaf, numel: int, batch: int = 32) -> RunDescription:
+async def create_run(owner: Leaf, numel: int, batch: int = 32) -> RunDescription:
     """Join as the owner and push the base."""
     description = await owner.join()
     layout, terms = layout_of(numel), description.terms

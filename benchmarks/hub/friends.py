@@ -76,11 +76,11 @@ class Written(NamedTuple):
 
     def firsts(self) -> dict[str, float]:
         """Return the time at which each friend's first update became part of a version."""
-        found: dict[str, float] = {}
+        first_times: dict[str, float] = {}
         for version in self.versions:
             for part in self.parts[version.number]:
-                found.setdefault(self.names[part.node], version.time)
-        return found
+                first_times.setdefault(self.names[part.node], version.time)
+        return first_times
 
     @property
     def samples(self) -> int:
@@ -112,9 +112,9 @@ class Village:
         words = ("--name", RUN, "--address", address, "--round", round_time, "--no-train", SCRIPT)
         hub = self.type(host, "hub", "hub", "up", *words)
         self.until(lambda: "barnraise-invite:" in hub.output(), 200.0, "the hub prints an invite", [hub])
-        found = re.search(r"barnraise-invite:\S+", hub.output())
-        assert found is not None
-        return found[0]
+        match = re.search(r"barnraise-invite:\S+", hub.output())
+        assert match is not None
+        return match[0]
 
     def invite_friends(self, invite: str) -> list[Friend]:
         """Start all friends at once with this invite."""
@@ -138,20 +138,22 @@ class Village:
         names = {node: member.name for node, member in content.members.items()}
         return Written(tuple(content.versions), parts, names)
 
-    def until(self, is_so: Callable[[], bool], seconds: float, what: str, said: Sequence[LabProcess]) -> None:
+    def until(
+        self, is_so: Callable[[], bool], seconds: float, what: str, processes: Sequence[LabProcess]
+    ) -> None:
         begin = time.monotonic()
         while not is_so():
-            if time.monotonic() - begin > seconds or any(one.returncode for one in said):
-                words = "\n---\n".join(one.output()[-2000:] for one in said)
+            if time.monotonic() - begin > seconds or any(process.returncode for process in processes):
+                words = "\n---\n".join(process.output()[-2000:] for process in processes)
                 raise SystemExit(f"a process ended, or timed out after {seconds:g} s: {what}\n{words}")
             time.sleep(0.5)
 
     def close(self) -> None:
-        for one in self._started:
-            one.signal(signal.SIGINT)
-        for one in self._started:
+        for process in self._started:
+            process.signal(signal.SIGINT)
+        for process in self._started:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                one.wait(20)
+                process.wait(20)
 
 
 def project(room: Path) -> Path:
@@ -172,7 +174,7 @@ def reachable_ports(host: Host) -> int:
     text = host.run(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout
     rows = [line.split() for line in text.splitlines()]
     addresses = [row[1].partition(":")[0] for row in rows if len(row) > 3 and row[3] == "0A"]
-    return sum(one not in ("0100007F", "00000000000000000000000001000000") for one in addresses)
+    return sum(address not in ("0100007F", "00000000000000000000000001000000") for address in addresses)
 
 
 def train_together(batches: int, round_time: str, seed: int) -> dict[str, Any]:
@@ -193,7 +195,10 @@ def train_together(batches: int, round_time: str, seed: int) -> dict[str, Any]:
             )
             ports = [reachable_ports(friend.host) for friend in friends]
             village.until(
-                lambda: all(one.poll() is not None for one in processes), LONGEST_S, "all end", processes
+                lambda: all(process.poll() is not None for process in processes),
+                LONGEST_S,
+                "all end",
+                processes,
             )
             return print_figures(village.read(), friends) | {"inbound_ports": sum(ports)}
         finally:
@@ -216,23 +221,27 @@ def print_figures(written: Written, friends: Sequence[Friend]) -> dict[str, Any]
     ends = {friend.name: friend.figures() for friend in friends}
     rows = [
         [
-            f"{name}, {one.home.up_mbps} Mbit/s, {one.home.delay_ms} ms",
-            one.sample_s,
-            firsts[name] - one.asked_at,
+            f"{name}, {friend.home.up_mbps} Mbit/s, {friend.home.delay_ms} ms",
+            friend.sample_s,
+            firsts[name] - friend.asked_at,
             counts[name],
             statistics.median(sorted(ends[name]["pauses"])[-counts[name] :]),
             statistics.mean(sorted(ends[name]["pauses"])[: -counts[name]]),
             busy[name] / wall,
         ]
-        for name, one in by_name.items()
+        for name, friend in by_name.items()
     ]
     head = ["friend", "sample s", "first round s", "rounds", "exchange s", "between units s", "utilisation"]
     print(table(head, rows))
     lengths = [later.time - earlier.time for earlier, later in itertools.pairwise(rounds)]
     late = sum(part.behind > 0 for version in rounds for part in written.parts[version.number])
-    losses = [one["loss"] for one in ends.values() if one["done"] == max(x["done"] for x in ends.values())]
+    losses = [
+        figures["loss"]
+        for figures in ends.values()
+        if figures["done"] == max(x["done"] for x in ends.values())
+    ]
     return {
-        "join_to_first_round_s_worst": max(firsts[one.name] - one.asked_at for one in friends),
+        "join_to_first_round_s_worst": max(firsts[friend.name] - friend.asked_at for friend in friends),
         "utilisation": sum(busy.values()) / len(friends) / wall,
         "rounds": len(written.versions) - 1,
         "round_s": statistics.median(lengths),

@@ -27,7 +27,7 @@ from benchmarks.ranks.hosts import PROCESS_ENVIRONMENT, tail
 
 SERVES_S = 120.0
 _WATCH_S = 0.2
-# Whoever asks here verifies the hub's signatures, or only wants to know whether somebody answers.
+# Without verification: callers verify the hub's signatures, or only check that the hub responds.
 UNVERIFIED = ssl.create_default_context()
 UNVERIFIED.check_hostname = False
 UNVERIFIED.verify_mode = ssl.CERT_NONE
@@ -122,7 +122,10 @@ class HubProcess:
             return 0.0
         try:
             own = psutil.Process(self._process.pid)
-            return float(sum(one.memory_info().rss for one in (own, *own.children(recursive=True)))) / 1e6
+            return (
+                float(sum(process.memory_info().rss for process in (own, *own.children(recursive=True))))
+                / 1e6
+            )
         except psutil.Error:
             return 0.0
 

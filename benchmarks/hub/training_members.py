@@ -68,7 +68,10 @@ class Task:
         self.labels = (scores + noise).argmax(dim=1)
         self.seed = seed
         model = self.model()
-        entries = [VectorEntry(name, tuple(one.shape), "float32") for name, one in model.named_parameters()]
+        entries = [
+            VectorEntry(name, tuple(parameter.shape), "float32")
+            for name, parameter in model.named_parameters()
+        ]
         self.layout = VectorLayout(tuple(entries))
         self.course = HubDataOrder(samples=_TRAIN, batch=_BATCH, seed=seed, epochs=1 << 10)
 
@@ -200,8 +203,8 @@ class Worker(threading.Thread):
             self.client.close()
 
     def _work(self) -> None:
-        asked = JoinRequest(token=self._invite.token_text, name=self.name)
-        self.client.ask_with_retries("POST", "/v1/members", JoinResponse, asked)
+        request = JoinRequest(token=self._invite.token_text, name=self.name)
+        self.client.ask_with_retries("POST", "/v1/members", JoinResponse, request)
         lease = self.contributor.start(self.task.layout, self.task.course, self.state)
         if self._start is not None:
             self._start.wait(_START_S)
@@ -219,7 +222,7 @@ class Worker(threading.Thread):
                 speed=SPEED,
             )
             if not self.kinds:
-                self.seen[:] = [change]  # as if somebody had listened: only what has arrived can be copied
+                self.seen[:] = [change]  # a copying member can only know updates that have arrived
         self.contributor.leave()
 
 

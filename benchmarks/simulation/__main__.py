@@ -105,7 +105,7 @@ def on_four_hosts(mbps: int, sync: str, batches: int, machine: Machine) -> Figur
 
 
 def compare(measured: Measurement) -> list[Compared]:
-    known = {(one["mbps"], one["sync"]): one["step_s"] for one in measured.sessions}
+    known = {(session["mbps"], session["sync"]): session["step_s"] for session in measured.sessions}
     machine = fitted(known, measured.codecs())
     return [
         Compared(
@@ -150,7 +150,7 @@ def left_to_the_planner(mbps: int) -> tuple[Figures, float]:
     training = train(world, COURSE, PARAMETERS, Costs())
     with chosen_while_training(training, MODEL, PROFILE, "auto", graph_of(world)):
         run(training, 400)
-    changed = next(one.at for one in training.commits if one.sync != Sync())
+    changed = next(commit.at for commit in training.commits if commit.sync != Sync())
     return figures(training.commits, SAMPLE_S * BATCH / HOSTS), changed
 
 
@@ -161,8 +161,8 @@ def measure(path: Path) -> None:
     from lab import Lab
 
     sessions, mb_per_s = known_in(path)
-    known = {(one["mbps"], one["sync"]) for one in sessions}
-    missing = [one for one in LAB if one[:2] not in known]
+    known = {(session["mbps"], session["sync"]) for session in sessions}
+    missing = [case for case in LAB if case[:2] not in known]
     for mbps in dict.fromkeys(mbps for mbps, _, _ in missing):
         with (
             tempfile.TemporaryDirectory(prefix="by-sim-") as room,
@@ -172,15 +172,15 @@ def measure(path: Path) -> None:
             machines.form()
             bench = Bench(machines, Path(room))
             bench.graph()  # while links are measured nothing else travels on them
-            mb_per_s = mb_per_s or {one.name: one.mb_per_s or 0.0 for one in bench.codecs(LOSSY)}
+            mb_per_s = mb_per_s or {codec.name: codec.mb_per_s or 0.0 for codec in bench.codecs(LOSSY)}
             for sync, batches in [(sync, batches) for rate, sync, batches in missing if rate == mbps]:
                 where = environment_line()
-                hosts = ",".join(f"h{one}" for one in range(HOSTS))
-                got = bench.run("planned.py", hosts, SYNC=sync, BATCHES=str(batches), UNIT=str(UNIT))
-                sessions.append({"mbps": mbps, "sync": sync, "environment": where, **got})
-                print(f"{mbps} Mbit/s, {sync}: {got['step_s']:.3f} s a batch", flush=True)
-                found = {"codecs_mb_per_s": mb_per_s, "measured": sessions}
-                path.write_text(json.dumps(found, indent=1) + "\n")
+                hosts = ",".join(f"h{number}" for number in range(HOSTS))
+                result = bench.run("planned.py", hosts, SYNC=sync, BATCHES=str(batches), UNIT=str(UNIT))
+                sessions.append({"mbps": mbps, "sync": sync, "environment": where, **result})
+                print(f"{mbps} Mbit/s, {sync}: {result['step_s']:.3f} s a batch", flush=True)
+                content = {"codecs_mb_per_s": mb_per_s, "measured": sessions}
+                path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 class Measurement(NamedTuple):
@@ -190,32 +190,42 @@ class Measurement(NamedTuple):
     mb_per_s: dict[str, float]
 
     def codecs(self) -> tuple[PlanCodec, ...]:
-        return tuple(replace(one, mb_per_s=self.mb_per_s.get(one.name, one.mb_per_s)) for one in LOSSY)
+        return tuple(
+            replace(codec, mb_per_s=self.mb_per_s.get(codec.name, codec.mb_per_s)) for codec in LOSSY
+        )
 
 
 def known_in(path: Path) -> Measurement:
-    found = json.loads(path.read_text()) if path.exists() else {}
-    return Measurement(found.get("measured", []), found.get("codecs_mb_per_s", {}))
+    content = json.loads(path.read_text()) if path.exists() else {}
+    return Measurement(content.get("measured", []), content.get("codecs_mb_per_s", {}))
 
 
 def single_sums(dots: list[Dot]) -> dict[str, Any]:
     """Compare single sums of the strategies that the session would use on lines of up to 100 Mbit/s."""
-    sums = list(swept(SWEEP))
+    all_reduces = list(swept(SWEEP))
     rows = [
-        [f"{one.mbps:g} Mbit/s, {one.delay_ms:g} ms", one.size, one.strategy, "auto" if one.is_auto else ""]
-        + [f"{seconds:.3f}" for seconds in (one.simulated_s, one.measured_s, one.off)]
-        for one in sums
+        [
+            f"{all_reduce.mbps:g} Mbit/s, {all_reduce.delay_ms:g} ms",
+            all_reduce.size,
+            all_reduce.strategy,
+            "auto" if all_reduce.is_auto else "",
+        ]
+        + [f"{seconds:.3f}" for seconds in (all_reduce.simulated_s, all_reduce.measured_s, all_reduce.off)]
+        for all_reduce in all_reduces
     ]
     print(
         table(["a sum, 4 hosts", "bytes", "strategy", "", "simulated s", "measured s", "off"], rows),
         flush=True,
     )
-    dots += [Dot(one.measured_s, one.simulated_s, "taken" if one.is_auto else "other") for one in sums]
-    taken = [one.off for one in sums if one.is_auto]
+    dots += [
+        Dot(all_reduce.measured_s, all_reduce.simulated_s, "taken" if all_reduce.is_auto else "other")
+        for all_reduce in all_reduces
+    ]
+    errors = [all_reduce.off for all_reduce in all_reduces if all_reduce.is_auto]
     return {
-        "sum_error_median": statistics.median(taken),
-        "sum_error_worst": max(taken),
-        "sum_error_median_all": statistics.median(one.off for one in sums),
+        "sum_error_median": statistics.median(errors),
+        "sum_error_worst": max(errors),
+        "sum_error_median_all": statistics.median(all_reduce.off for all_reduce in all_reduces),
     }
 
 
@@ -239,7 +249,7 @@ class Thousand:
         self.batch = SAMPLES_EACH * sites * machines
         self.world, self.training = self._new()
         self.trainings: list[Training] = []
-        self.found: list[Many] = []
+        self.phases: list[Many] = []
 
     def _new(self) -> tuple[World, Training]:
         world = homes(self.sites, self.machines, seed=1)
@@ -318,26 +328,28 @@ class Thousand:
         self._until(commits)
         pairs = zip(self.world.wires, before, strict=True)
         carried = tuple(wire.carried - already for wire, already in pairs)
-        made = self.training.commits[-commits:]
+        commits_made = self.training.commits[-commits:]
         elapsed = self.world.clock.now - begin
-        step_s = elapsed / sum(one.batches for one in made)
+        step_s = elapsed / sum(commit.batches for commit in commits_made)
         busy_s = self.batch / sum(self.world.speeds.values())
-        found = Figures(step_s, busy_s / step_s, made[-1].sync)
+        measured = Figures(step_s, busy_s / step_s, commits_made[-1].sync)
         deaths = churn.deaths if churn else 0
-        self.found.append(Many(name, predicted_s, found, commits, elapsed, carried, deaths))
+        self.phases.append(Many(name, predicted_s, measured, commits, elapsed, carried, deaths))
         link, share = fullest(self.world.wires, carried, elapsed)
-        most = carried[self.world.wires.index(link)] / commits / 1e6
+        megabytes = carried[self.world.wires.index(link)] / commits / 1e6
         print(
-            f"{name}: {step_s:.1f} s a batch, computing {found.utilisation:.0%}; {link.name} "
-            f"({link.rate * 8e-6:.0f} Mbit/s) carries {most:.0f} MB for each commit and is busy {share:.0%}; "
-            f"{deaths} deaths",
+            f"{name}: {step_s:.1f} s a batch, computing {measured.utilisation:.0%}; {link.name} "
+            f"({link.rate * 8e-6:.0f} Mbit/s) carries {megabytes:.0f} MB for each commit "
+            f"and is busy {share:.0%}; {deaths} deaths",
             flush=True,
         )
 
     def figures(self) -> dict[str, Any]:
-        planned, exact, apart, rounds, long_rounds = self.found[:5]
+        planned, exact, apart, rounds, long_rounds = self.phases[:5]
         ledgers = [training.ledger for training in self.trainings]
-        again = [one.ledger.computed - one.ledger.once - one.in_hand for one in self.trainings]
+        recomputed = [
+            training.ledger.computed - training.ledger.once - training.in_hand for training in self.trainings
+        ]
         link, share = fullest(self.world.wires, exact.carried, exact.elapsed_s)
         return {
             "nodes": len(self.world.speeds),
@@ -354,11 +366,11 @@ class Thousand:
             "limits": link.name,
             "limit_mbps": link.rate * 8e-6,
             "limit_busy": share,
-            **{f"{one.name}: s a step": one.figures.step_s for one in self.found[5:]},
-            "deaths": sum(one.deaths for one in self.found),
+            **{f"{phase.name}: s a step": phase.figures.step_s for phase in self.phases[5:]},
+            "deaths": sum(phase.deaths for phase in self.phases),
             "units_lost": sum(ledger.lost for ledger in ledgers),
             "units_doubled": sum(ledger.doubled for ledger in ledgers),
-            "units_computed_again": sum(again),
+            "units_computed_again": sum(recomputed),
         }
 
 
@@ -388,7 +400,7 @@ def main() -> int:
         thousand.begin()
         thousand.with_deaths(24 * 3600.0, 2 if options.quick else 10)
         result |= thousand.figures()
-        bars = [Bar(one.name, one.figures.step_s, one.figures.busy_s) for one in thousand.found]
+        bars = [Bar(phase.name, phase.figures.step_s, phase.figures.busy_s) for phase in thousand.phases]
     if options.only != "homes":
         result |= four_hosts(known_in(options.against), dots)
     if options.picture and dots and bars:
@@ -400,37 +412,39 @@ def main() -> int:
 def four_hosts(measured: Measurement, dots: list[Dot]) -> dict[str, Any]:
     compared = compare(measured)
     dots += [
-        Dot(one.measured_s, one.simulated.step_s, "session") for one in compared if one.measured_s is not None
+        Dot(case.measured_s, case.simulated.step_s, "session")
+        for case in compared
+        if case.measured_s is not None
     ]
     rows = [
         [
-            f"{one.mbps} Mbit/s",
-            one.sync,
-            one.planned_s,
-            one.simulated.step_s,
-            one.measured_s,
-            one.off,
-            one.simulated.utilisation,
+            f"{case.mbps} Mbit/s",
+            case.sync,
+            case.planned_s,
+            case.simulated.step_s,
+            case.measured_s,
+            case.off,
+            case.simulated.utilisation,
         ]
-        for one in compared
+        for case in compared
     ]
     print(
         table(["4 hosts", "way", "planned s", "simulated s", "measured s", "off", "utilisation"], rows),
         flush=True,
     )
     result: dict[str, Any] = {}
-    for mbps in dict.fromkeys(one.mbps for one in compared):
-        found, at = left_to_the_planner(mbps)
+    for mbps in dict.fromkeys(case.mbps for case in compared):
+        planned, at = left_to_the_planner(mbps)
         print(
-            f"{mbps} Mbit/s, left to the planner: {found.sync.describe()} after {at:.0f} s; "
-            f"{found.step_s:.3f} s a batch",
+            f"{mbps} Mbit/s, left to the planner: {planned.sync.describe()} after {at:.0f} s; "
+            f"{planned.step_s:.3f} s a batch",
             flush=True,
         )
-        result[f"auto_step_s_{mbps}mbit"] = found.step_s
+        result[f"auto_step_s_{mbps}mbit"] = planned.step_s
     result |= single_sums(dots)
-    off = [one.off for one in compared if one.off is not None]
-    if off:
-        result |= {"lab_error_median": statistics.median(off), "lab_error_worst": max(off)}
+    errors = [case.off for case in compared if case.off is not None]
+    if errors:
+        result |= {"lab_error_median": statistics.median(errors), "lab_error_worst": max(errors)}
     return result
 
 

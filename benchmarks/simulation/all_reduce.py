@@ -26,7 +26,7 @@ from benchmarks.simulation.network import Network
 from benchmarks.simulation.operations import Operation, compiled
 
 _FLOAT = 4
-MANY = 64  # members of whom not every message is simulated
+MANY = 64  # members; in larger groups, not every message is simulated
 
 
 class Links(NamedTuple):
@@ -149,8 +149,8 @@ class CodedSum(Summing):
             self._shares: list[Operation] = []
         else:
             spans = [min(CHUNK_NUMBERS, numbers - first) for first in range(0, numbers, CHUNK_NUMBERS)]
-            shards = [max(part.stop - part.start for part in cut(one, world, codec.grain)) for one in spans]
-            sizes = [codec.payload_bytes(one) for one in shards]
+            shards = [max(part.stop - part.start for part in cut(span, world, codec.grain)) for span in spans]
+            sizes = [codec.payload_bytes(shard) for shard in shards]
             self._shares = [
                 self._operation(_all_to_all(size, world), partial(self._owned, number))
                 for number, size in enumerate(sizes)
@@ -192,7 +192,7 @@ def make_sum(
 
 def seconds_of(codec: str, codecs: Sequence[Known], numbers: int) -> float:
     """Return the seconds to encode and decode this many numbers."""
-    known = next(one for one in codecs if one.name == codec)
+    known = next(codec_facts for codec_facts in codecs if codec_facts.name == codec)
     return 0.0 if known.mb_per_s is None else numbers * _FLOAT / known.mb_per_s / 1e6
 
 

@@ -38,7 +38,7 @@ def sync_named(text: str) -> Sync:
     if text == "exact":
         return Sync()
     period, _, codec = text.partition(":")
-    known = next((one for one in LOSSY if one.name == codec), LOSSY[0])
+    known = next((candidate for candidate in LOSSY if candidate.name == codec), LOSSY[0])
     outer = outer_rule(known, int(period), is_lora=False)
     return Sync(period=int(period), codec=codec, rate=outer.learning_rate, momentum=outer.momentum)
 
@@ -52,7 +52,7 @@ def train(world: World, course: DataOrder, numbers: int, costs: Costs, sync: Syn
 
 def run(training: Training, batches: int) -> None:
     training.begin()
-    training.clock.run_until(lambda: sum(one.batches for one in training.commits) >= batches)
+    training.clock.run_until(lambda: sum(commit.batches for commit in training.commits) >= batches)
 
 
 def figures(commits: Sequence[Committed], busy_s: float) -> Figures:
@@ -61,9 +61,9 @@ def figures(commits: Sequence[Committed], busy_s: float) -> Figures:
     ``busy_s``: seconds of a batch if no member ever waited.
     """
     last = commits[-1].sync
-    settled = [one for one in commits if one.sync == last]
+    settled = [commit for commit in commits if commit.sync == last]
     counted = settled[1:] if len(settled) > 1 else settled
-    seconds = sum(one.seconds for one in counted) / sum(one.batches for one in counted)
+    seconds = sum(commit.seconds for commit in counted) / sum(commit.batches for commit in counted)
     return Figures(seconds, busy_s / seconds, last)
 
 
@@ -100,13 +100,13 @@ def chosen_while_training(
 
     def note(made: Committed) -> None:
         speeds = tuple(training.pace.speeds) if training.pace.is_known else ()
-        machines = tuple(nodes[one] for one in training.members)
+        machines = tuple(nodes[member] for member in training.members)
         chooser.observe(
             GroupSample(training.generation, training.sync, speeds, machines, made.seconds / made.batches)
         )
 
     training.on_commit.append(note)
-    # Codecs are as fast on simulated machines as the planner believes at first, whatever this one does.
+    # Simulated machines have the codec speeds that the planner assumes at first, not this machine's.
     with (
         mock.patch.object(tuner, "time", SimpleNamespace(monotonic=lambda: training.clock.now)),
         mock.patch.object(tuner, "measure_codecs", lambda codecs: codecs),
@@ -120,7 +120,7 @@ def graph_of(world: World) -> TopologyGraph:
     names = [member.name for member in world.cluster.members]
     by_name = dict(zip(names, ids, strict=True))
     return build_graph(
-        (NodeFacts(node=one, name=name) for one, name in zip(ids, names, strict=True)),
+        (NodeFacts(node=node, name=name) for node, name in zip(ids, names, strict=True)),
         (
             LinkFacts(
                 a=by_name[path.source],

@@ -38,8 +38,10 @@ class Way(NamedTuple):
 class _Stream:
     def __init__(self, way: Way) -> None:
         self.way = way
-        # What it could use of each link, since its others are not faster.
-        self.most = {link: min(one.rate for one in way.links if one is not link) for link in way.links}
+        # Most bytes/s that the stream can use of each link, because its other links are not faster.
+        self.max_rates = {
+            link: min(other.rate for other in way.links if other is not link) for link in way.links
+        }
         self.shares: dict[Link, float] = {}
         self.waiting: deque[tuple[float, Callable[[], None]]] = deque()
         self.left = 0.0  # bytes of the message that is being sent
@@ -139,7 +141,7 @@ class Network:
                 stream.left -= stream.rate * (self._clock.now - stream.since)
                 stream.rate, stream.since = rate, self._clock.now
                 self._await_end(stream)
-        for stream in (one for link in links for one in link.streams):
+        for stream in (stream for link in links for stream in link.streams):
             if not stream.rate:  # it has just begun, with the shares that it had before
                 stream.rate = min(stream.shares.values())
                 self._await_end(stream)
@@ -168,9 +170,9 @@ def fair_shares(link: Link) -> dict[_Stream, float]:
     if len(link.streams) < 2:
         return dict.fromkeys(link.streams, link.rate)
     spare, left = link.rate, len(link.streams)
-    found: dict[_Stream, float] = {}
-    for stream in sorted(link.streams, key=lambda one: one.most[link]):
-        found[stream] = min(stream.most[link], spare / left)
-        spare -= found[stream]
+    shares: dict[_Stream, float] = {}
+    for stream in sorted(link.streams, key=lambda candidate: candidate.max_rates[link]):
+        shares[stream] = min(stream.max_rates[link], spare / left)
+        spare -= shares[stream]
         left -= 1
-    return found
+    return shares

@@ -52,10 +52,10 @@ def lab_world(hosts: int, mbps: float, delay_ms: float, speed: float) -> World:
     clock = FakeClock()
     rate, delay = mbps * PAYLOAD, delay_ms / 1e3 + SOFTWARE_S
     rate *= FAR_SHARE if delay > FAR else 1.0
-    ups = [Link(f"from h{one}", rate) for one in range(hosts)]
-    downs = [Link(f"to h{one}", rate) for one in range(hosts)]
+    ups = [Link(f"from h{host}", rate) for host in range(hosts)]
+    downs = [Link(f"to h{host}", rate) for host in range(hosts)]
     network = Network(clock, lambda a, b: Way((ups[a], downs[b]), delay))
-    names = [f"h{one}" for one in range(hosts)]
+    names = [f"h{host}" for host in range(hosts)]
     cluster = build_cluster(
         (PlannedMachine(name=name, samples_per_s=speed) for name in names),
         (NetworkPath(source=a, target=b, mbps=rate, latency_s=delay) for a in names for b in names if a != b),
@@ -76,8 +76,8 @@ def homes(
     count = sites * machines
     ups = [Link(f"up of site {site}", rate) for site, rate in enumerate(rates)]
     downs = [Link(f"down of site {site}", given.down_over_up * rate) for site, rate in enumerate(rates)]
-    out = [Link(f"from machine {one}", given.lan_mbps) for one in range(count)]
-    into = [Link(f"to machine {one}", given.lan_mbps) for one in range(count)]
+    out = [Link(f"from machine {machine}", given.lan_mbps) for machine in range(count)]
+    into = [Link(f"to machine {machine}", given.lan_mbps) for machine in range(count)]
 
     def way(a: int, b: int) -> Way:
         here, there = a // machines, b // machines
@@ -85,14 +85,14 @@ def homes(
             return Way((out[a], into[b]), given.lan_delay_s + SOFTWARE_S)
         return Way((out[a], ups[here], downs[there], into[b]), delays[here] + delays[there] + SOFTWARE_S)
 
-    speeds = {one: speed * rng.lognormvariate(0.0, spread) for one in range(count)}
+    speeds = {machine: speed * rng.lognormvariate(0.0, spread) for machine in range(count)}
     groups = tuple(tuple(range(site * machines, (site + 1) * machines)) for site in range(sites))
     table = CostTable.measured(2 * max(delays), 1 / (min(rates) * _MBIT))
     cluster = build_cluster(
         (
             PlannedMachine(
                 name=f"site {site:02}",
-                samples_per_s=sum(speeds[one] for one in group),
+                samples_per_s=sum(speeds[machine] for machine in group),
                 up_mbps=rates[site],
                 down_mbps=given.down_over_up * rates[site],
             )
@@ -138,7 +138,7 @@ class Churn:
     def _heal(self, machine: int) -> None:
         site = next((site for site in self._world.links.sites if machine in site), ())
         members = self._training.members
-        near = [one for one in site if one in members and one != machine] or members
+        near = [other for other in site if other in members and other != machine] or members
         donor = self._rng.choice(near)
         owner = ("heal", machine, self.deaths)
         self._world.network.send(owner, donor, machine, self._state_bytes, partial(self._come, machine))

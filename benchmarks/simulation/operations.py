@@ -34,51 +34,51 @@ class Operation:
         self._ranks = [_Rank(program) for program in programs]
 
     def begin(self, rank: int) -> None:
-        one = self._ranks[rank]
-        one.has_begun = True
-        for number in one.program.ready_sends:
-            self._send(rank, one, number)
-        for number in sorted(one.arrived):
-            if number in one.arrived and not one.receive_waits[number]:
-                self._apply(rank, one, number)
-        self._end(rank, one)
+        state = self._ranks[rank]
+        state.has_begun = True
+        for number in state.program.ready_sends:
+            self._send(rank, state, number)
+        for number in sorted(state.arrived):
+            if number in state.arrived and not state.receive_waits[number]:
+                self._apply(rank, state, number)
+        self._end(rank, state)
 
-    def _send(self, rank: int, one: _Rank, number: int) -> None:
-        send = one.program.steps.sends[number]
+    def _send(self, rank: int, state: _Rank, number: int) -> None:
+        send = state.program.steps.sends[number]
         arrived = partial(self._arrive, send.peer, rank)
         self._network.send(self._owner, self._hosts[rank], self._hosts[send.peer], send.hi - send.lo, arrived)
-        for other in one.program.read_unlocks[number]:
-            self._unlock(rank, one, other)
+        for other in state.program.read_unlocks[number]:
+            self._unlock(rank, state, other)
 
     def _arrive(self, rank: int, sender: int) -> None:
-        one, other = self._ranks[rank], self._ranks[sender]
-        number = one.program.receives_from[sender][one.heard.get(sender, 0)]
-        one.heard[sender] = one.heard.get(sender, 0) + 1
-        one.arrived.add(number)
-        other.unsent -= 1
-        if one.has_begun and not one.receive_waits[number]:
-            self._apply(rank, one, number)
-        self._end(rank, one)
-        self._end(sender, other)
+        receiver_state, sender_state = self._ranks[rank], self._ranks[sender]
+        number = receiver_state.program.receives_from[sender][receiver_state.heard.get(sender, 0)]
+        receiver_state.heard[sender] = receiver_state.heard.get(sender, 0) + 1
+        receiver_state.arrived.add(number)
+        sender_state.unsent -= 1
+        if receiver_state.has_begun and not receiver_state.receive_waits[number]:
+            self._apply(rank, receiver_state, number)
+        self._end(rank, receiver_state)
+        self._end(sender, sender_state)
 
-    def _unlock(self, rank: int, one: _Rank, number: int) -> None:
-        one.receive_waits[number] -= 1
-        if not one.receive_waits[number] and number in one.arrived and one.has_begun:
-            self._apply(rank, one, number)
+    def _unlock(self, rank: int, state: _Rank, number: int) -> None:
+        state.receive_waits[number] -= 1
+        if not state.receive_waits[number] and number in state.arrived and state.has_begun:
+            self._apply(rank, state, number)
 
-    def _apply(self, rank: int, one: _Rank, number: int) -> None:
-        one.arrived.discard(number)
-        one.unapplied -= 1
-        for send in one.program.send_unlocks[number]:
-            one.send_waits[send] -= 1
-            if not one.send_waits[send]:
-                self._send(rank, one, send)
-        for receive in one.program.receive_unlocks[number]:
-            self._unlock(rank, one, receive)
+    def _apply(self, rank: int, state: _Rank, number: int) -> None:
+        state.arrived.discard(number)
+        state.unapplied -= 1
+        for send in state.program.send_unlocks[number]:
+            state.send_waits[send] -= 1
+            if not state.send_waits[send]:
+                self._send(rank, state, send)
+        for receive in state.program.receive_unlocks[number]:
+            self._unlock(rank, state, receive)
 
-    def _end(self, rank: int, one: _Rank) -> None:
-        if one.has_begun and not one.unsent and not one.unapplied and not one.has_ended:
-            one.has_ended = True
+    def _end(self, rank: int, state: _Rank) -> None:
+        if state.has_begun and not state.unsent and not state.unapplied and not state.has_ended:
+            state.has_ended = True
             self._done(rank)
 
 

@@ -65,7 +65,7 @@ class StepSum:
         self._pending_steps: dict[int, PendingStep] = {}
         self._speeds: dict[int, float] = {}
         self._samples = sum(unit.size for unit in units)
-        self._said: dict[int, bytes] = {}
+        self._encoded_votes: dict[int, bytes] = {}
         self._words: list[CommitVote] = []
         clock, network, links, owner, members = setting
         self._sum = make_sum(sync, clock, network, owner, members, self._hold, links, numbers)
@@ -83,10 +83,12 @@ class StepSum:
 
     def say(self, rank: int, newest: int) -> None:
         """Send the commit vote of this member: it holds the result."""
-        mine = coverage_sum(self.parts[self._setting.members[rank]])
+        own_microbatches = coverage_sum(self.parts[self._setting.members[rank]])
         speed = self._speeds[rank]
-        word = CommitVote(self.step, self.digest, newest, speed, {}, samples=self._samples, microbatches=mine)
-        self._said[rank] = msgspec.msgpack.encode(word)
+        word = CommitVote(
+            self.step, self.digest, newest, speed, {}, samples=self._samples, microbatches=own_microbatches
+        )
+        self._encoded_votes[rank] = msgspec.msgpack.encode(word)
 
     def _hold(self, rank: int) -> None:
         if self._pending_steps[rank].has_failed:
@@ -94,7 +96,7 @@ class StepSum:
         self._held(self, rank)
         if self._gathering is not None:
             self._gathering.begin(rank)
-        elif len(self._said) == len(self._setting.members):
+        elif len(self._encoded_votes) == len(self._setting.members):
             _, network, _, owner, members = self._setting
             network.exchange(owner, members, _WORD_BYTES, self._land_all)
 
@@ -111,6 +113,6 @@ class StepSum:
     def _read(self) -> list[CommitVote]:
         """Return the votes as every member reads them; raise RunError unless each unit was in one part."""
         if not self._words:
-            said = [self._said[rank] for rank in range(len(self._setting.members))]
-            self._words = check_votes(said, step=self.step, microbatches=len(self.units), mixed=False)
+            votes = [self._encoded_votes[rank] for rank in range(len(self._setting.members))]
+            self._words = check_votes(votes, step=self.step, microbatches=len(self.units), mixed=False)
         return self._words

@@ -136,8 +136,8 @@ class Training:
         self._machines = {machine: _Member(machine) for machine in speeds}
         self._group: list[_Member] = []  # by rank
         self._ranks: dict[int, int] = {}
-        self._comers = set(speeds)  # who will be in the next group, if they live
-        self._came: set[int] = set()  # who waits for it
+        self._next_members = set(speeds)  # machines of the next group, unless they die before
+        self._arrived: set[int] = set()  # machines that wait for the next group
         self._states = {0: _State()}  # by commits; the last two
         self._sums: dict[int, StepSum] = {}  # by step, in this group
         self._dealt: dict[int, Assignment] = {}  # the same
@@ -153,12 +153,12 @@ class Training:
     @property
     def holders(self) -> set[int]:
         """Return the machines that hold the result of the current step."""
-        return {one.machine for one in self._group if one.at_hand.result_digest}
+        return {member.machine for member in self._group if member.at_hand.result_digest}
 
     @property
     def in_hand(self) -> int:
         """Count the units that living members have computed and that no commit has counted yet."""
-        hands = [(one.at_hand, one.done == self._done) for one in self._living()]
+        hands = [(member.at_hand, member.done == self._done) for member in self._living()]
         return sum(len(hand.ahead) + len(hand.completed) * is_newest for hand, is_newest in hands)
 
     @property
@@ -173,51 +173,51 @@ class Training:
 
     def die(self, machine: int) -> None:
         self._machines[machine].is_alive = False
-        self._comers.discard(machine)
+        self._next_members.discard(machine)
         if machine in self.members:
             self.clock.later(self.costs.notice_s, partial(self._break, self.generation))
 
     def come(self, machine: int) -> None:
         """Add a machine that recovered beside the others; it joins the group after a commit."""
         self._machines[machine] = _Member(machine)
-        self._comers.add(machine)
+        self._next_members.add(machine)
 
     def rest(self, machine: int) -> None:
         """Remove a machine from the group after a commit."""
-        self._comers.discard(machine)
+        self._next_members.discard(machine)
 
     def _break(self, generation: int) -> None:
         if generation != self.generation:
             return
         self._is_broken = True
         self._seal()
-        self._form_when_all_came()
+        self._form_when_all_arrived()
 
     def _seal(self) -> None:
         """Drop all messages of this group, also those on their way."""
         self.network.drop(self._owner)
-        for one in self._group:
-            if one.pending_step is not None and not one.pending_step.has_ended:
-                one.pending_step.has_failed = True
-                self._wake(one)
+        for member in self._group:
+            if member.pending_step is not None and not member.pending_step.has_ended:
+                member.pending_step.has_failed = True
+                self._wake(member)
 
     @property
     def _owner(self) -> tuple[str, int]:
         return ("sum", self.generation)
 
     def _living(self) -> list[_Member]:
-        return [one for one in self._group if one.is_alive]
+        return [member for member in self._group if member.is_alive]
 
     # groups
 
-    def _meet(self, one: _Member) -> None:
-        one.at_hand.leave_group()
-        self._came.add(one.machine)
-        self._form_when_all_came()
+    def _meet(self, member: _Member) -> None:
+        member.at_hand.leave_group()
+        self._arrived.add(member.machine)
+        self._form_when_all_arrived()
 
-    def _form_when_all_came(self) -> None:
+    def _form_when_all_arrived(self) -> None:
         """Start to form the new group once all living members have arrived, also those that compute."""
-        if not self._is_meeting and all(one.machine in self._came for one in self._living()):
+        if not self._is_meeting and all(member.machine in self._arrived for member in self._living()):
             self._is_meeting = True
             self.clock.later(self.costs.meet_s, self._form)
 
@@ -225,28 +225,30 @@ class Training:
         self._seal()
         self.generation += 1
         self._is_broken = self._is_meeting = False
-        self._came = set()
-        self.members = sorted(self._comers)
+        self._arrived = set()
+        self.members = sorted(self._next_members)
         self._ranks = {machine: rank for rank, machine in enumerate(self.members)}
         self._group = [self._machines[machine] for machine in self.members]
-        if self._done and all(one.is_fresh for one in self._group):
-            raise RuntimeError("everybody who had the state is gone; checkpoints are not simulated")
-        verdict = decide_commit([one.word(self._done) for one in self._group])
-        for one in self._group:
-            if verdict.apply and not one.is_fresh and one.done < verdict.done:
-                self._apply(one, (), _nothing)
+        if self._done and all(member.is_fresh for member in self._group):
+            raise RuntimeError("all machines with the state are dead; checkpoints are not simulated")
+        verdict = decide_commit([member.word(self._done) for member in self._group])
+        for member in self._group:
+            if verdict.apply and not member.is_fresh and member.done < verdict.done:
+                self._apply(member, (), _nothing)
         self.pace.start_group(verdict.speeds)
         self._sums, self._dealt = {}, {}
-        for rank, one in enumerate(self._group):
-            self._take_up(one, rank, verdict)
-        for one in self._group:
-            self._go_on(one)
+        for rank, member in enumerate(self._group):
+            self._take_up(member, rank, verdict)
+        for member in self._group:
+            self._go_on(member)
 
-    def _take_up(self, one: _Member, rank: int, verdict: CommitDecision) -> None:
-        one.is_fresh, one.done, one.at_hand.result_digest = False, verdict.done, b""
-        one.at_hand.resume_from(verdict, rank)
-        units = self._units(self._states[one.done])
-        one.at_hand.start_step(units, dict(enumerate(verdict.claimed)), partial(self._deal, one.done, rank))
+    def _take_up(self, member: _Member, rank: int, verdict: CommitDecision) -> None:
+        member.is_fresh, member.done, member.at_hand.result_digest = False, verdict.done, b""
+        member.at_hand.resume_from(verdict, rank)
+        units = self._units(self._states[member.done])
+        member.at_hand.start_step(
+            units, dict(enumerate(verdict.claimed)), partial(self._deal, member.done, rank)
+        )
 
     # units
 
@@ -262,54 +264,56 @@ class Training:
             self._dealt[step], _ = assign_all(units, claimed, self.pace, world, _remembered_lease)
         return [units[number] for number in self._dealt[step][rank]]
 
-    def _go_on(self, one: _Member) -> None:
+    def _go_on(self, member: _Member) -> None:
         """Continue like `Session.microbatches`: compute the next unit, or finish the step."""
-        if not one.at_hand.pending:
-            self._finish(one)
+        if not member.at_hand.pending:
+            self._finish(member)
             return
-        unit = one.at_hand.pending[0]
-        seconds = unit.size / self.speeds[one.machine] + self.costs.unit_s
-        self.clock.later(seconds, partial(self._computed, one, unit, seconds))
+        unit = member.at_hand.pending[0]
+        seconds = unit.size / self.speeds[member.machine] + self.costs.unit_s
+        self.clock.later(seconds, partial(self._computed, member, unit, seconds))
 
-    def _computed(self, one: _Member, unit: MicroBatch, seconds: float) -> None:
-        if not one.is_alive:
+    def _computed(self, member: _Member, unit: MicroBatch, seconds: float) -> None:
+        if not member.is_alive:
             return
         self.ledger.computed += 1
-        self.ledger.ahead += one.at_hand.is_ahead
-        one.at_hand.add_microbatch(unit.number)
+        self.ledger.ahead += member.at_hand.is_ahead
+        member.at_hand.add_microbatch(unit.number)
         self._computing_s += seconds
-        one.busy_s += seconds
-        one.samples += unit.size
-        if one.at_hand.is_due(has_arrived=one.pending_step is not None and one.pending_step.has_ended):
-            self._finish(one)
+        member.busy_s += seconds
+        member.samples += unit.size
+        if member.at_hand.is_due(
+            has_arrived=member.pending_step is not None and member.pending_step.has_ended
+        ):
+            self._finish(member)
         else:
-            self._go_on(one)
+            self._go_on(member)
 
     # steps
 
-    def _finish(self, one: _Member) -> None:
+    def _finish(self, member: _Member) -> None:
         """Finish a step like `StepLoop.finish_step` does."""
-        if one.pending_step is None:
-            self._depart(one)
+        if member.pending_step is None:
+            self._depart(member)
         else:
-            self._await(one, one.pending_step)
+            self._await(member, member.pending_step)
 
-    def _depart(self, one: _Member) -> None:
-        state, rank = self._states[one.done], self._ranks[one.machine]
-        one.pending_step = pending_step = PendingStep()
+    def _depart(self, member: _Member) -> None:
+        state, rank = self._states[member.done], self._ranks[member.machine]
+        member.pending_step = pending_step = PendingStep()
         if self._is_broken:
             pending_step.has_failed = True
         else:
-            step_sum = self._sum_of(one, state.sync)
+            step_sum = self._sum_of(member, state.sync)
             if rank == 0 and self.wanted is not None and self.pace.is_known:
                 step_sum.wish = self.wanted.with_inner_batch(self.course.batch, len(self.members))
-            step_sum.begin(rank, pending_step, frozenset(one.at_hand.completed), one.speed)
+            step_sum.begin(rank, pending_step, frozenset(member.at_hand.completed), member.speed)
         following = self._after(state)
         if self._may_go_ahead(state, following):
-            one.at_hand.start_next_step(self._units(following), partial(self._deal, one.done + 1, rank))
-            self._go_on(one)
+            member.at_hand.start_next_step(self._units(following), partial(self._deal, member.done + 1, rank))
+            self._go_on(member)
         else:
-            self._await(one, pending_step)
+            self._await(member, pending_step)
 
     def _may_go_ahead(self, state: _State, following: _State) -> bool:
         is_possible = may_overlap(world=len(self.members), sync=state.sync, coming=state.coming)
@@ -321,60 +325,60 @@ class Training:
         covered = state.covered + self.course.steps_in_round(state.covered, state.sync.period)
         return _State(covered, due or state.sync, coming)
 
-    def _sum_of(self, one: _Member, sync: Sync) -> StepSum:
+    def _sum_of(self, member: _Member, sync: Sync) -> StepSum:
         """Return the sum of the current step; the first member that is ready creates it."""
-        if one.done not in self._sums:
+        if member.done not in self._sums:
             setting = Setting(self.clock, self.network, self.links, self._owner, self.members)
-            units = one.at_hand.microbatches
-            self._sums[one.done] = StepSum(
-                setting, one.done, units, sync, self.numbers, self._hold, self._landed
+            units = member.at_hand.microbatches
+            self._sums[member.done] = StepSum(
+                setting, member.done, units, sync, self.numbers, self._hold, self._landed
             )
-        return self._sums[one.done]
+        return self._sums[member.done]
 
     def _hold(self, step_sum: StepSum, rank: int) -> None:
-        one = self._group[rank]
-        one.at_hand.result_digest = step_sum.digest
-        newest = self.generation + (set(self.members) != self._comers)
+        member = self._group[rank]
+        member.at_hand.result_digest = step_sum.digest
+        newest = self.generation + (set(self.members) != self._next_members)
         step_sum.say(rank, newest)
 
     def _landed(self, rank: int) -> None:
         self._wake(self._group[rank])
 
-    def _await(self, one: _Member, pending_step: PendingStep) -> None:
-        one.is_waiting = True
+    def _await(self, member: _Member, pending_step: PendingStep) -> None:
+        member.is_waiting = True
         if pending_step.has_ended:
-            self._wake(one)
+            self._wake(member)
 
-    def _wake(self, one: _Member) -> None:
+    def _wake(self, member: _Member) -> None:
         """Wake a member whose pending step has ended; a computing member notices after its unit."""
-        if one.is_waiting and one.is_alive and one.pending_step is not None:
-            self._complete(one, one.pending_step)
+        if member.is_waiting and member.is_alive and member.pending_step is not None:
+            self._complete(member, member.pending_step)
 
-    def _complete(self, one: _Member, pending_step: PendingStep) -> None:
+    def _complete(self, member: _Member, pending_step: PendingStep) -> None:
         """Complete the pending step like `StepLoop.wait_in_flight` does."""
-        one.pending_step, one.is_waiting = None, False
+        member.pending_step, member.is_waiting = None, False
         if pending_step.has_failed:
-            self._meet(one)
+            self._meet(member)
             return
-        rank = self._ranks[one.machine]
-        self._apply(one, pending_step.words, partial(self._deal, one.done + 1, rank))
-        one.reported_speed, one.busy_s, one.samples = pending_step.words[rank].speed, 0.0, 0
-        self.clock.later(self.costs.commit_s, partial(self._follow_up, one, pending_step.words))
+        rank = self._ranks[member.machine]
+        self._apply(member, pending_step.words, partial(self._deal, member.done + 1, rank))
+        member.reported_speed, member.busy_s, member.samples = pending_step.words[rank].speed, 0.0, 0
+        self.clock.later(self.costs.commit_s, partial(self._follow_up, member, pending_step.words))
 
-    def _follow_up(self, one: _Member, words: Sequence[CommitVote]) -> None:
-        if not one.is_alive:
+    def _follow_up(self, member: _Member, words: Sequence[CommitVote]) -> None:
+        if not member.is_alive:
             return
         if is_newer_group_known(words, self.generation):
-            self._meet(one)
+            self._meet(member)
         else:
-            self._go_on(one)
+            self._go_on(member)
 
-    def _apply(self, one: _Member, words: Sequence[CommitVote], deal: Assign) -> None:
+    def _apply(self, member: _Member, words: Sequence[CommitVote], deal: Assign) -> None:
         """Apply the result of the step. ``words``: received votes; empty if the group failed before that."""
-        if one.done + 1 not in self._states:
-            self._count(self._sums[one.done], words)
-        one.done += 1
-        one.at_hand.commit(partial(self._units, self._states[one.done]), deal)
+        if member.done + 1 not in self._states:
+            self._count(self._sums[member.done], words)
+        member.done += 1
+        member.at_hand.commit(partial(self._units, self._states[member.done]), deal)
 
     def _count(self, step_sum: StepSum, words: Sequence[CommitVote]) -> None:
         """Count the step as committed, which the first member that applies it does."""

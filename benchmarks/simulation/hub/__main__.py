@@ -97,21 +97,21 @@ def measure(rounds: int) -> Measured:
     costs, crowd, sizes = costs_of(large, small, merge_mb_s(), sync_s())
     print("\nMeasured, for each of 40 members in a round (milliseconds of a core):")
     rows = [
-        [f"{phase}, {one.megabytes:g} MB", *(1e3 * value for value in one.spent[phase])]
-        for one in (large, small)
-        for phase in one.spent
+        [f"{phase}, {played.megabytes:g} MB", *(1e3 * value for value in played.spent[phase])]
+        for played in (large, small)
+        for phase in played.spent
     ]
     print(table(["", "event loop", "threads", "the crowd"], rows), flush=True)
     spent = {name: round(1e3 * value, 3) for name, value in costs._asdict().items()}
     print(f"so it is simulated with (ms): {spent}", flush=True)
-    found = Measured(costs, crowd, sizes, large, trim_mb(), logged())
+    measured = Measured(costs, crowd, sizes, large, trim_mb(), logged())
     print(
         f"a leaf's round is {large.leaf_bytes / 1e6:.3f} MB; the hub's peak is {large.peak_mb:.0f} MB; "
-        f"a trimmed mean takes {found.trim_mb:.2f} MB for each update and core; the log grows by "
-        f"{found.log.update_bytes:.0f} bytes for each update",
+        f"a trimmed mean takes {measured.trim_mb:.2f} MB for each update and core; the log grows by "
+        f"{measured.log.update_bytes:.0f} bytes for each update",
         flush=True,
     )
-    return found
+    return measured
 
 
 def check(measured: Measured, rounds: int) -> dict[str, float]:
@@ -124,21 +124,21 @@ def check(measured: Measured, rounds: int) -> dict[str, float]:
     for real in (measured.played, play(15, 0, rounds), play(80, 0, rounds), play(40, 2, rounds)):
         members, regions = real.members, real.regions
         speed = max(0.1, 1 - real.others / cores)  # what others use, the crowd and its hubs do not have
-        costs = Costs(*(one / speed for one in measured.costs))
-        crowd = CrowdCosts(*(one / speed for one in measured.crowd))
-        middle = statistics.median(
+        costs = Costs(*(cost / speed for cost in measured.costs))
+        crowd = CrowdCosts(*(cost / speed for cost in measured.crowd))
+        simulated_s = statistics.median(
             crowd_round_s(members, regions, rounds, costs, crowd, measured.sizes, cores)
         )
         name = f"{members} in {regions} regions" if regions else f"{members} flat"
-        errors[name] = middle / real.round_s - 1
-        rows.append([name, real.round_s, middle, f"{100 * errors[name]:+.0f} %", real.others])
-    print("\nA round of all, nobody training (seconds):")
+        errors[name] = simulated_s / real.round_s - 1
+        rows.append([name, real.round_s, simulated_s, f"{100 * errors[name]:+.0f} %", real.others])
+    print("\nA round of all members without training (seconds):")
     print(table(["members", "measured", "simulated", "off", "cores that others used"], rows), flush=True)
     return errors
 
 
 def simulate(shapes: Sequence[Shape], measured: Measured, rounds: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    summaries: dict[str, Any] = {}
     rows = []
     gc.disable()  # there is nothing to find among millions of objects
     for shape in shapes:
@@ -147,13 +147,13 @@ def simulate(shapes: Sequence[Shape], measured: Measured, rounds: int) -> dict[s
             shape.leaves, shape.regions, measured.costs, SERVER, measured.sizes, Crowd(), seed=shape.leaves
         )
         figures = look(world, rounds if shape.leaves < 100_000 else 1)  # a minute of a core for each
-        one = _summary(shape, figures, measured)
-        found[f"{shape.leaves} in {shape.name}"] = one | {"simulated_in_s": time.monotonic() - begin}
-        rows.append(_row(shape, figures, one))
-        print(f"{time.strftime('%X')} {shape.leaves} leaves, hubs {shape.name}: {one}", flush=True)
+        summary = _summary(shape, figures, measured)
+        summaries[f"{shape.leaves} in {shape.name}"] = summary | {"simulated_in_s": time.monotonic() - begin}
+        rows.append(_row(shape, figures, summary))
+        print(f"{time.strftime('%X')} {shape.leaves} leaves, hubs {shape.name}: {summary}", flush=True)
     print("\nSimulated: leaves train 60 s of a round, speeds and lines 10 times apart, 5 % vanish in each:")
     print(table(_HEAD, rows), flush=True)
-    return found
+    return summaries
 
 
 _HEAD = [
@@ -173,27 +173,27 @@ _HEAD = [
 ]
 
 
-def _row(shape: Shape, figures: Figures, one: dict[str, Any]) -> list[Any]:
+def _row(shape: Shape, figures: Figures, summary: dict[str, Any]) -> list[Any]:
     worst = max(range(len(figures.loads)), key=lambda level: figures.hub_in_mb[level])
     return [
         f"{shape.leaves}, {shape.name}",
         "/".join(map(str, figures.fan_in)),
-        one["rounds_per_min"],
+        summary["rounds_per_min"],
         f"{100 * figures.utilisation:.0f} %",
-        one["leaf_mb"],
+        summary["leaf_mb"],
         f"{figures.hub_in_mb[worst]:.0f}, {figures.hub_out_mb[worst]:.0f}",
         figures.hub_cpu_s[worst],
-        f"{one['hub_mb']:.0f} ({one['hub_mb_trimmed']:.0f})",
-        one["limits"],
-        f"{100 * one['busy']:.0f} %",
-        f"{100 * one['late']:.1f} %",
-        f"{100 * one['lost']:.1f} %",
-        one["servers"],
+        f"{summary['hub_mb']:.0f} ({summary['hub_mb_trimmed']:.0f})",
+        summary["limits"],
+        f"{100 * summary['busy']:.0f} %",
+        f"{100 * summary['late']:.1f} %",
+        f"{100 * summary['lost']:.1f} %",
+        summary["servers"],
     ]
 
 
 def _summary(shape: Shape, figures: Figures, measured: Measured) -> dict[str, Any]:
-    limits, busy = max((load.fullest() for load in figures.loads), key=lambda one: one[1])
+    limits, busy = max((load.fullest() for load in figures.loads), key=lambda load: load[1])
     tried = figures.counted + sum(figures.refused.values())
     fan_in = max(figures.fan_in)
     hub_mb = measured.played.peak_mb + _CONNECTION_MB * max(0, fan_in - measured.played.members)
@@ -248,8 +248,8 @@ def decisions(members: int) -> float:
     state = decide(RoundState(terms=RoundConfig(round_s=60.0)), RunFounded(COURSE), 0.0).state
     begin = time.process_time()
     leases = []
-    for one in range(members):
-        decision = decide(state, LeaseRequested(f"leaf-{one}", f"{one:032x}", 0, 2.0), 0.0)
+    for number in range(members):
+        decision = decide(state, LeaseRequested(f"leaf-{number}", f"{number:032x}", 0, 2.0), 0.0)
         state = decision.state
         leases += [effect.lease for effect in decision.effects if isinstance(effect, GrantLease)]
     for lease in leases:
@@ -262,18 +262,20 @@ def decisions(members: int) -> float:
     return 1e6 * (time.process_time() - begin) / members
 
 
-def scale(measured: Measured, most: int) -> dict[str, Any]:
+def scale(measured: Measured, max_members: int) -> dict[str, Any]:
     """Measure single parts of a hub with many members."""
-    costs = {members: decisions(members) for members in (1000, 10_000, most)}
+    costs = {members: decisions(members) for members in (1000, 10_000, max_members)}
     listing = ", ".join(f"{cost:.0f} of {members}" for members, cost in costs.items())
     print(f"\nDecisions of a round, microseconds for each member: {listing}")
-    back = {members: herd(members, measured.costs.handshake_s, 10.0) for members in (100, 1000, CONNECTIONS)}
+    reconnections = {
+        members: herd(members, measured.costs.handshake_s, 10.0) for members in (100, 1000, CONNECTIONS)
+    }
     warm = {
         shape.name: warm_up(shape.leaves, shape.regions, measured.costs, measured.sizes) for shape in _NEW
     }
     listing = ", ".join(f"{rounds} with hubs {name}" for name, rounds in warm.items())
     print(f"rounds until a new run is in full swing: {listing}")
-    for members, (seconds, tries) in back.items():
+    for members, (seconds, tries) in reconnections.items():
         print(
             f"a hub that was away for 10 s has its {members} members again after {seconds:.1f} s, "
             f"{tries:.2f} handshakes each",
@@ -282,8 +284,8 @@ def scale(measured: Measured, most: int) -> dict[str, Any]:
     return {
         "decision_us": {str(members): cost for members, cost in costs.items()},
         "warm_up_rounds": warm,
-        "herd_s": {str(members): one[0] for members, one in back.items()},
-        "herd_handshakes": {str(members): one[1] for members, one in back.items()},
+        "herd_s": {str(members): reconnection[0] for members, reconnection in reconnections.items()},
+        "herd_handshakes": {str(members): reconnection[1] for members, reconnection in reconnections.items()},
     }
 
 
@@ -296,8 +298,8 @@ def main() -> int:
     )
     options = parser.parse_args()
     prepare_driver()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     print(environment_line(), flush=True)
     begin = time.monotonic()
     measured = measure(3 if options.quick else 6)
@@ -305,24 +307,24 @@ def main() -> int:
     shapes: Sequence[Shape] = QUICK if options.quick else FULL
     if options.leaves:
         shapes = (Shape(options.leaves, tuple(options.regions)),)
-    found = simulate(shapes, measured, 2 if options.quick else 3)
+    summaries = simulate(shapes, measured, 2 if options.quick else 3)
     parts = scale(measured, 20_000 if options.quick else 100_000)
     last_line(
         {
             "nodes": max(shape.leaves for shape in shapes),
             "simulated_off": errors,
             "simulated_off_worst": max(map(abs, errors.values())),
-            "leaf_mb_most_over_least": max(one["leaf_mb"] for one in found.values())
-            / min(one["leaf_mb"] for one in found.values()),
+            "leaf_mb_most_over_least": max(summary["leaf_mb"] for summary in summaries.values())
+            / min(summary["leaf_mb"] for summary in summaries.values()),
             **parts,
-            "trees": found,
+            "trees": summaries,
             "costs_ms": {name: 1e3 * value for name, value in measured.costs._asdict().items()},
             "trim_mb": measured.trim_mb,
             "log_update_bytes": measured.log.update_bytes,
             "seconds": time.monotonic() - begin,
         }
     )
-    return 1 if any(one["samples_counted_twice"] for one in found.values()) else 0
+    return 1 if any(summary["samples_counted_twice"] for summary in summaries.values()) else 0
 
 
 if __name__ == "__main__":

@@ -193,7 +193,7 @@ class SimulatedHub:
             return
         late = versions_behind(self.state, update.version)
         decision = self.step(UpdateAccepted(update), self._contribution(update, lent, late))
-        refused = next((one for one in decision.effects if isinstance(one, RefuseRequest)), None)
+        refused = next((effect for effect in decision.effects if isinstance(effect, RefuseRequest)), None)
         if refused is not None:
             self.arrivals.pop(update.id)
             self._leave(refused, reach, answer)
@@ -275,7 +275,7 @@ class SimulatedHub:
             self.step(ClockTick())
 
     def _merge(self, updates: tuple[PendingUpdate, ...]) -> None:
-        parts = [self.arrivals.pop(one.id) for one in updates]
+        parts = [self.arrivals.pop(update.id) for update in updates]
         seconds = self.costs.merge_mb_s * self.sizes.update / 1e6 * len(parts)
         self.cpu.spread(seconds, partial(self.finish, parts))
 
@@ -286,7 +286,7 @@ class SimulatedHub:
     def commit(self, parts: list[Contribution], version: int) -> None:
         self.parts += parts
         if parts:
-            closed = Closed(self.clock.now, len(parts), sum(one.samples for one in parts))
+            closed = Closed(self.clock.now, len(parts), sum(part.samples for part in parts))
             self.tally.rounds.append(closed)
             self.tally.samples += closed.samples
         self.step(RoundCommitted(version))

@@ -66,19 +66,19 @@ class Leaf:
         self.questions += 1
         self.hub.ask(self.name, self.version, self.speed, self.reach.delay_s, self._answered)
 
-    def _answered(self, found: ActiveLease | RefuseRequest) -> None:
-        if isinstance(found, ActiveLease):
-            self.lease, self.pauses = found, None
-            self._train(found)
-        elif found.kind == "delivered":
+    def _answered(self, reply: ActiveLease | RefuseRequest) -> None:
+        if isinstance(reply, ActiveLease):
+            self.lease, self.pauses = reply, None
+            self._train(reply)
+        elif reply.kind == "delivered":
             self._look(_POLL_S)
-        elif found.kind == "behind":
+        elif reply.kind == "behind":
             self._look(0.0)
-        elif found.kind != "finished":
+        elif reply.kind != "finished":
             if self.pauses is None:
                 clock = self.hub.clock
                 self.pauses = ReportedBackoff("samples", _silent, self._sleep, lambda: clock.now)
-            self.pauses.pause(found.message, found.retry_s)
+            self.pauses.pause(reply.message, reply.retry_s)
 
     def _sleep(self, seconds: float) -> None:
         self.hub.clock.later(seconds, partial(self._look, 0.0))
@@ -173,15 +173,15 @@ class Region(SimulatedHub):
         else:
             self.begin()
 
-    def _leased(self, found: ActiveLease | RefuseRequest) -> None:
-        if isinstance(found, ActiveLease):
-            self.lease, self._watched = found, self.version
-            self.step(SamplesSupplied(found.spans))
-            self.clock.later(max(0.0, found.void - self.clock.now), partial(self._give_up, found))
-        elif found.kind == "finished":
+    def _leased(self, reply: ActiveLease | RefuseRequest) -> None:
+        if isinstance(reply, ActiveLease):
+            self.lease, self._watched = reply, self.version
+            self.step(SamplesSupplied(reply.spans))
+            self.clock.later(max(0.0, reply.void - self.clock.now), partial(self._give_up, reply))
+        elif reply.kind == "finished":
             self.step(ParentFinished())
         else:
-            self.clock.later(max(found.retry_s, 0.1), self.begin)
+            self.clock.later(max(reply.retry_s, 0.1), self.begin)
 
     def _give_up(self, lease: ActiveLease) -> None:
         if self.lease is lease and self._watched is not None:
@@ -212,11 +212,13 @@ class Region(SimulatedHub):
         )
         step = VersionStep("delta", lease.version, f"{self.version:064x}", self.sizes.update, "int8")
         try:
-            said = decode_message(UpdateDeclaration, encode_message(declare_update(step, own, parts)))
+            declaration = decode_message(UpdateDeclaration, encode_message(declare_update(step, own, parts)))
         except ProtocolError:
             return None
         name = f"{lease.id}-{self.name}"
-        return PendingUpdate(name, self.name, lease.id, said.version, said.samples, said.trained)
+        return PendingUpdate(
+            name, self.name, lease.id, declaration.version, declaration.samples, declaration.trained
+        )
 
     def _passed(self, parts: list[Contribution], refused: RefuseRequest | None) -> None:
         if refused is None:
@@ -226,9 +228,9 @@ class Region(SimulatedHub):
             self.parent.head(self.version, _POLL_S, partial(self._nothing, parts))
 
     def _await(self, parts: list[Contribution]) -> None:
-        self.parent.head(self.version, _POLL_S, partial(self._came, parts))
+        self.parent.head(self.version, _POLL_S, partial(self._receive_head, parts))
 
-    def _came(self, parts: list[Contribution], version: int | None) -> None:
+    def _receive_head(self, parts: list[Contribution], version: int | None) -> None:
         if version is None:
             self._await(parts)
         else:

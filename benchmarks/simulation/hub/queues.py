@@ -43,7 +43,7 @@ class Processor:
 
     def _work(self, earliest: float, seconds: float, then: Then) -> float:
         begin = max(self._clock.now, earliest, min(self._free))
-        # The core that was busy until just before, so that the others stay free for whoever could use them.
+        # The core that became free last, so that the other cores stay free for earlier work.
         core = self._free.index(max(free for free in self._free if free <= begin))
         self._free[core] = end = begin + seconds
         self.busy_s += seconds

@@ -75,21 +75,30 @@ def tree(
         above = levels[-1]
         levels.append(
             [
-                Region(clock, f"r{level}.{one}", above[one % len(above)], _RACK, COURSE, costs, server, sizes)
-                for one in range(count)
+                Region(
+                    clock,
+                    f"r{level}.{number}",
+                    above[number % len(above)],
+                    _RACK,
+                    COURSE,
+                    costs,
+                    server,
+                    sizes,
+                )
+                for number in range(count)
             ]
         )
     habits = Habits(source, crowd.vanish, crowd.away_s)
-    found = [_leaf(levels[-1][one % len(levels[-1])], one, crowd, habits) for one in range(leaves)]
+    members = [_leaf(levels[-1][number % len(levels[-1])], number, crowd, habits) for number in range(leaves)]
     for hub in (hub for level in levels for hub in level):
         hub.found()
     if not is_new:
-        _begin_with_what_is_usual(levels, found)
-    for leaf in found:
+        _begin_with_what_is_usual(levels, members)
+    for leaf in members:
         clock.later(source.uniform(0.0, _LATECOMERS_S), leaf.ask)
     for region in (hub for level in levels for hub in level if isinstance(hub, Region)):
         region.begin()
-    return World(clock, tuple(tuple(level) for level in levels), tuple(found), habits)
+    return World(clock, tuple(tuple(level) for level in levels), tuple(members), habits)
 
 
 def _leaf(hub: SimulatedHub, number: int, crowd: Crowd, habits: Habits) -> Leaf:
@@ -129,7 +138,7 @@ class Load(NamedTuple):
             "the line out": self.line_out,
             "places for bodies": self.places,
         }
-        return max(named.items(), key=lambda one: one[1])
+        return max(named.items(), key=lambda item: item[1])
 
 
 class Figures(NamedTuple):
@@ -210,16 +219,16 @@ def _figures(world: World, before: _Marks, after: _Marks) -> Figures:
     cores = world.root.server.cores
     loads, into, out, cpu, place = [], [], [], [], 0
     for level in world.levels:
-        own = spent[place : place + len(level)]
+        level_usage = spent[place : place + len(level)]
         place += len(level)
-        busiest = max(own, key=lambda one: one[1])
-        loop, busy, taken, given, held = (one / seconds for one in busiest)
+        busiest = max(level_usage, key=lambda usage: usage[1])
+        loop, busy, taken, given, held = (amount / seconds for amount in busiest)
         loads.append(Load(loop, busy / cores, taken / rate, given / rate, held))
         into.append(busiest[2] / rounds / 1e6)
         out.append(busiest[3] / rounds / 1e6)
         cpu.append(busiest[1] / rounds)
     members = [len({*hub.state.usual}) for level in world.levels for hub in level]
-    starts = [sum(len(level) for level in world.levels[:one]) for one in range(len(world.levels) + 1)]
+    starts = [sum(len(level) for level in world.levels[:depth]) for depth in range(len(world.levels) + 1)]
     return Figures(
         seconds=seconds,
         rounds=after.version - before.version,
@@ -234,8 +243,8 @@ def _figures(world: World, before: _Marks, after: _Marks) -> Figures:
         hub_in_mb=tuple(into),
         hub_out_mb=tuple(out),
         hub_cpu_s=tuple(cpu),
-        cores_busy=sum(one[1] for one in spent) / seconds,
-        mbps_busy=sum(max(one[2], one[3]) for one in spent) / seconds * 8e-6,
+        cores_busy=sum(usage[1] for usage in spent) / seconds,
+        mbps_busy=sum(max(usage[2], usage[3]) for usage in spent) / seconds * 8e-6,
         fan_in=tuple(max(members[a:b]) for a, b in pairwise(starts)),
         doubled=doubled(world.root),
     )
@@ -244,15 +253,19 @@ def _figures(world: World, before: _Marks, after: _Marks) -> Figures:
 def doubled(hub: SimulatedHub) -> int:
     """Count the samples that appear twice in the chain."""
     spans = sorted(span for part in hub.parts for span in part.spans)
-    return sum(max(0, one.last - other.first) for one, other in pairwise(spans) if one.epoch == other.epoch)
+    return sum(
+        max(0, earlier.last - later.first)
+        for earlier, later in pairwise(spans)
+        if earlier.epoch == later.epoch
+    )
 
 
 def warm_up(leaves: int, regions: Sequence[int], costs: Costs, sizes: Sizes, rounds: int = 12) -> int:
     """Return the round of a new run that first has nine tenths of the samples of the fullest round."""
     world = tree(leaves, regions, costs, Server(), sizes, Crowd(vanish=0.0), 1, is_new=True)
     look(world, rounds)
-    samples = [one.samples for one in world.root.tally.rounds]
-    return next(place for place, one in enumerate(samples, 1) if one >= 0.9 * max(samples))
+    samples = [closed.samples for closed in world.root.tally.rounds]
+    return next(place for place, count in enumerate(samples, 1) if count >= 0.9 * max(samples))
 
 
 # The crowd that is measured.
@@ -275,12 +288,12 @@ class Member:
         self.version = 0
 
     def ask(self, done: Callable[[], None]) -> None:
-        asked = partial(self.hub.ask, self.name, self.version, 2.0, 0.0, partial(self._answered, done))
-        self._crowd.loop(self._costs.ask_s, asked)
+        send_request = partial(self.hub.ask, self.name, self.version, 2.0, 0.0, partial(self._answered, done))
+        self._crowd.loop(self._costs.ask_s, send_request)
 
-    def _answered(self, done: Callable[[], None], found: ActiveLease | RefuseRequest) -> None:
-        if isinstance(found, ActiveLease):
-            self._lease = found
+    def _answered(self, done: Callable[[], None], reply: ActiveLease | RefuseRequest) -> None:
+        if isinstance(reply, ActiveLease):
+            self._lease = reply
             done()
         else:
             self.hub.clock.later(random.uniform(0.5, 1.5), partial(self.ask, done))
@@ -316,8 +329,8 @@ def crowd_round_s(
     server = Server(cores=cores, mbps=1e6)
     root = SimulatedHub(clock, "hub", terms, COURSE, costs, server, sizes)
     hubs: list[SimulatedHub] = [
-        Region(clock, f"region {one}", root, _LOOPBACK, COURSE, costs, server, sizes)
-        for one in range(regions)
+        Region(clock, f"region {number}", root, _LOOPBACK, COURSE, costs, server, sizes)
+        for number in range(regions)
     ] or [root]
     for hub in dict.fromkeys((root, *hubs)):
         hub.cpu = Processor(clock, shared)
@@ -326,14 +339,16 @@ def crowd_round_s(
         if isinstance(hub, Region):
             hub.begin()
     process = Processor(clock, shared)
-    all_of_them = [Member(hubs[one % len(hubs)], f"leaf {one}", process, crowd) for one in range(members)]
-    found = []
+    crowd_members = [
+        Member(hubs[number % len(hubs)], f"leaf {number}", process, crowd) for number in range(members)
+    ]
+    durations = []
     for _ in range(rounds):
         begin = clock.now
         for phase in (Member.ask, Member.push, Member.pull):
-            _all_do(phase, all_of_them, clock)
-        found.append(clock.now - begin)
-    return found
+            _all_do(phase, crowd_members, clock)
+        durations.append(clock.now - begin)
+    return durations
 
 
 def _all_do(
@@ -350,7 +365,7 @@ def _all_do(
     clock.run_until(lambda: not left[0])
 
 
-# Everybody comes back.
+# All members reconnect after an outage.
 
 
 def herd(members: int, handshake_s: float, away_s: float, seed: int = 1) -> tuple[float, float]:

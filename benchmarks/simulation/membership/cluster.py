@@ -131,9 +131,9 @@ class Cluster(FakeClock):
             if other is not node and other.member is not None:
                 self.link(node, other)
 
-    def link(self, one: Node, other: Node) -> None:
-        for here, there in ((one, other), (other, one)):
-            if here.member is not None and not self.is_cut(one, other):
+    def link(self, node: Node, other: Node) -> None:
+        for here, there in ((node, other), (other, node)):
+            if here.member is not None and not self.is_cut(node, other):
                 self._do(here, here.member.link_up, there.raw)
 
     def crash(self, node: Node, *, refuses: bool = True) -> None:
@@ -179,8 +179,8 @@ class Cluster(FakeClock):
     def is_alive(self, node: Node, life: int) -> bool:
         return node.life == life and node.member is not None
 
-    def is_cut(self, one: Node, other: Node) -> bool:
-        return (one.index, other.index) in self.cut or (other.index, one.index) in self.cut
+    def is_cut(self, node: Node, other: Node) -> bool:
+        return (node.index, other.index) in self.cut or (other.index, node.index) in self.cut
 
     def split(self, *sides: list[int]) -> None:
         """Split the network: nodes on different sides cannot reach each other."""

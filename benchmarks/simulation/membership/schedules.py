@@ -61,7 +61,19 @@ def _chaos(cluster: Cluster, rng: random.Random) -> None:
     cluster.delay = rng.choice(((0.0005, 0.003), (0.001, 0.1), (0.01, 0.8)))
     cluster.crash_in_effects = rng.choice((0.0, 0.0, 0.002, 0.02))
     end = cluster.now + _CHAOS_S * rng.uniform(0.3, 1.0)
-    actions = [_crash, _crash, _restart, _restart, _stall, _split, _one_way, _mend, _leave, _admit, _flap]
+    actions = [
+        _crash,
+        _crash,
+        _restart,
+        _restart,
+        _stall,
+        _split,
+        _one_way,
+        _reconnect,
+        _leave,
+        _admit,
+        _flap,
+    ]
     while cluster.now < end:
         rng.choice(actions)(cluster, rng)
         # Often a burst: what breaks agreement happens while a view is being decided.
@@ -96,23 +108,25 @@ def _split(cluster: Cluster, rng: random.Random) -> None:
 
 
 def _one_way(cluster: Cluster, rng: random.Random) -> None:
-    one, other = rng.sample([node.index for node in cluster.nodes], 2)
-    cluster.cut.add((one, other))
+    source, target = rng.sample([node.index for node in cluster.nodes], 2)
+    cluster.cut.add((source, target))
 
 
-def _mend(cluster: Cluster, rng: random.Random) -> None:
+def _reconnect(cluster: Cluster, rng: random.Random) -> None:
     cluster.cut = set()
     live = _running(cluster)
-    for one in live:
+    for node in live:
         for other in live:
-            if one.index < other.index:
-                cluster.link(one, other)
+            if node.index < other.index:
+                cluster.link(node, other)
 
 
 def _flap(cluster: Cluster, rng: random.Random) -> None:
-    one, other = rng.sample([node.index for node in cluster.nodes], 2)
-    cluster.cut |= {(one, other), (other, one)}
-    cluster.later(rng.uniform(0.2, 3.0), lambda: cluster.cut.difference_update({(one, other), (other, one)}))
+    source, target = rng.sample([node.index for node in cluster.nodes], 2)
+    cluster.cut |= {(source, target), (target, source)}
+    cluster.later(
+        rng.uniform(0.2, 3.0), lambda: cluster.cut.difference_update({(source, target), (target, source)})
+    )
 
 
 def _leave(cluster: Cluster, rng: random.Random) -> None:
@@ -158,7 +172,7 @@ def _heal(cluster: Cluster, rng: random.Random) -> tuple[float, str | None]:
         else:
             cluster.start(node)
             cluster.stay(node)
-    _mend(cluster, cluster.rng)
+    _reconnect(cluster, cluster.rng)
     begin = cluster.now
     while cluster.now < begin + _HEALING_S:
         cluster.run(0.25)
@@ -170,7 +184,7 @@ def _heal(cluster: Cluster, rng: random.Random) -> tuple[float, str | None]:
     if is_quorum(newest.voters, [member.me.node for member in members]):
         return 0.0, "no agreement after everything had healed"
     if any(member.is_member and member.quorum_status(cluster.now).decides for member in members):
-        return 0.0, "somebody pretends that it could decide"
+        return 0.0, "a node without a quorum reports that it can decide"
     return 0.0, None
 
 
