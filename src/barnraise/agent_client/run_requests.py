@@ -86,7 +86,7 @@ class ResultsRequest(msgspec.Struct, frozen=True, tag="results?"):
     run: RunName
 
 
-class GroupRequest(msgspec.Struct, frozen=True, tag="circle?"):
+class GroupRequest(msgspec.Struct, frozen=True, tag="group?"):
     """A worker with a session: in which group am I? Waits a little for news if ``version`` is known."""
 
     run: RunName
@@ -102,8 +102,8 @@ class GroupRequest(msgspec.Struct, frozen=True, tag="circle?"):
     near: bool = False  # a joining worker whose state is recent enough to be admitted
     trained: bool = False  # it has committed a step
     words: Annotated[str, Meta(max_length=MOST_WORDS)] = ""  # for what it waits
-    rests: Annotated[tuple[Node, ...], Meta(max_length=256)] = ()  # machines that its group would do without
-    rests_why: Annotated[str, Meta(max_length=MOST_WORDS)] = ""
+    pauses: Annotated[tuple[Node, ...], Meta(max_length=256)] = ()  # machines that its group would do without
+    pauses_why: Annotated[str, Meta(max_length=MOST_WORDS)] = ""
 
 
 class DroppedStepsRequest(msgspec.Struct, frozen=True, tag="dropped?"):
@@ -274,7 +274,7 @@ class ResultsResponse(msgspec.Struct, frozen=True, tag="results"):
     sentence: str
 
 
-class GroupResponse(msgspec.Struct, frozen=True, kw_only=True, tag="circle"):
+class GroupResponse(msgspec.Struct, frozen=True, kw_only=True, tag="group"):
     """The group now; ``sentence`` says why it is so, or what is waited for."""
 
     version: int
@@ -286,8 +286,8 @@ class GroupResponse(msgspec.Struct, frozen=True, kw_only=True, tag="circle"):
     beginning: bool  # none of its workers was in a group before
     finished: bool  # a member has finished: there is nothing left to join
     broken: bool  # a worker of this worker's last group is no longer a member
-    nursery: int = 0  # newest recovery attempt; 0 if no worker joins, or without this worker
-    nursed: int = 0  # number of joining workers; a joining worker's ``rank`` is its place among them
+    recovery_attempt: int = 0  # newest recovery attempt; 0 if no worker joins, or without this worker
+    joining: int = 0  # number of joining workers; a joining worker's ``rank`` is its place among them
     sentence: str
 
 

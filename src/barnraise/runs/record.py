@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import Meta
 
 from barnraise.agent_client.run_options import MAX_MACHINES, Digest, RunOptions, RunProgram, Word
 from barnraise.core.decoding import decode
@@ -99,7 +99,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase = "preparing"
     generation: Version = 0
     # The generation whose workers were all started together.
-    first_generation: Version = field(default=0, name="began")
+    first_generation: Version = 0
     finished: bool = False  # a worker of the session has exited with success
     results_at: Annotated[bytes, Meta(max_length=32)] = b""  # the machine where rank 0 succeeded
     # A machine whose first worker succeeded.
@@ -107,21 +107,15 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     slots: Annotated[tuple[WorkerSlot, ...], Meta(max_length=MOST_WORKERS)] = ()
     left_out: Annotated[tuple[LeftOutNode, ...], Meta(max_length=MOST_MACHINES)] = ()
     # Machines of a session that the planner has paused.
-    paused: Annotated[tuple[LeftOutNode, ...], Meta(max_length=MOST_MACHINES)] = field(
-        default=(), name="resting"
-    )
+    paused: Annotated[tuple[LeftOutNode, ...], Meta(max_length=MOST_MACHINES)] = ()
     restarts: Count = 0  # used restarts of the whole group
     # Recent failures of single workers that were restarted.
-    restarted_failures: Annotated[tuple[RestartedFailure, ...], Meta(max_length=MOST_WORKERS)] = field(
-        default=(), name="forgiven"
-    )
+    restarted_failures: Annotated[tuple[RestartedFailure, ...], Meta(max_length=MOST_WORKERS)] = ()
     hard: bool = False  # kill the workers at once
     elastic: bool = False  # a session: workers may join and leave without a restart of the others
     # Joining workers that recover the state while the others train.
-    joining: Annotated[tuple[WorkerSlot, ...], Meta(max_length=MOST_WORKERS)] = field(
-        default=(), name="nursed"
-    )
-    recovery_attempt: Version = field(default=0, name="nursery")  # number of the newest live recovery
+    joining: Annotated[tuple[WorkerSlot, ...], Meta(max_length=MOST_WORKERS)] = ()
+    recovery_attempt: Version = 0  # number of the newest live recovery
     provisional: Version = 0  # the agreed version that this one was built on without a quorum; 0: agreed
     why: Sentence = ""
     outcome: RunOutcome | None = None

@@ -42,10 +42,10 @@ async def group_response(agent: Agent, request: GroupRequest) -> GroupResponse:
             for slot in entry.slots.get(request.generation, ())
             if slot not in record.slots
         ),
-        nursery=record.recovery_attempt
+        recovery_attempt=record.recovery_attempt
         if record.joining and (rank is not None or joining_rank is not None)
         else 0,
-        nursed=len(joining),
+        joining=len(joining),
         sentence=_waits_for(agent, entry) if rank is None else record.why,
     )
 

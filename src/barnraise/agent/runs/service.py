@@ -93,7 +93,7 @@ class RunService:
 
     def load(self) -> None:
         """Kill leftovers of earlier agent processes and continue the runs that are active."""
-        kill_orphans(self._context.directory / "wardens")
+        kill_orphans(self._context.directory / "supervisors")
         remove_container_leftovers(self._context.directory)
         self.registry.load()
         for entry in list(self.registry.runs.values()):

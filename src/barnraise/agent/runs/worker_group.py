@@ -109,9 +109,9 @@ class WorkerGroup:
                 current,
                 trained=current.trained or request.trained,
                 wait_reason=request.words,
-                pauses=request.rests,
-                pauses_in=request.generation if request.rests else 0,
-                pauses_why=request.rests_why,
+                pauses=request.pauses,
+                pauses_in=request.generation if request.pauses else 0,
+                pauses_why=request.pauses_why,
             )
             if current.local_rank == request.local_rank and current.state != "ended" and current != updated:
                 self.states[rank] = updated
@@ -158,7 +158,7 @@ class WorkerGroup:
             run=spec.run,
             generation=self.start,
             workers=workers,
-            records=str(config.state / "wardens"),
+            records=str(config.state / "supervisors"),
             limits=limits,
             grace_s=config.settings.runs.stop_grace_s,
             log_bytes=config.settings.runs.log_bytes,

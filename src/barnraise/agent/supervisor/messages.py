@@ -15,7 +15,7 @@ from msgspec import Meta
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError
 
-MARK_VARIABLE = "BARNRAISE_WARDEN"  # marks all processes that a supervisor starts
+MARK_VARIABLE = "BARNRAISE_SUPERVISOR"  # marks all processes that a supervisor starts
 MAX_TAIL_BYTES = 8 << 10
 MAX_LOG_BYTES = 32 << 20
 _MAX_LAUNCH_BYTES = 16 << 20

@@ -67,7 +67,7 @@ def kill_orphans_of(record: PidRecord) -> int:
 
 
 def _processes_of(record: PidRecord) -> Iterator[psutil.Process]:
-    known = {seen.pid: seen for seen in (record.warden, *record.workers) if seen is not None}
+    known = {seen.pid: seen for seen in (record.supervisor, *record.workers) if seen is not None}
     for process in psutil.process_iter():
         if process.pid == os.getpid():
             continue

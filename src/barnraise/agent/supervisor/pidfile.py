@@ -11,7 +11,7 @@ from msgspec import Meta
 from barnraise.core.decoding import decode
 from barnraise.core.files import write_atomically
 
-SUFFIX = ".warden"
+SUFFIX = ".supervisor"
 _MAX_BYTES = 256 << 10
 
 Mark = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
@@ -30,7 +30,7 @@ class PidRecord(msgspec.Struct, frozen=True):
     mark: Mark
     run: Annotated[str, Meta(max_length=128)] = ""
     generation: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
-    warden: ProcessIdentity | None = None
+    supervisor: ProcessIdentity | None = None
     workers: Annotated[tuple[ProcessIdentity, ...], Meta(max_length=1024)] = ()
 
 

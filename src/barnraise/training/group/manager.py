@@ -106,7 +106,7 @@ class AgentGroupManager:
         self._agent.report_failure(error)
         while True:
             response = self._agent.wait_for(lambda new: new.is_member and new.generation > self.generation)
-            self.on_next_group(response.nursery)
+            self.on_next_group(response.recovery_attempt)
             self._agent.clear_failure()
             old, self.group = self.group, SingleWorkerGroup()
             old.close()
@@ -136,22 +136,24 @@ class AgentGroupManager:
         response = self._agent.response
         if response is None or not response.is_member or response.generation != self.generation:
             return 0
-        return response.nursery
+        return response.recovery_attempt
 
     def recovery_opener(self, number: int) -> Callable[[], RecoveryGroup] | None:
         """Return a function that connects the recovery group, or None if the attempt is outdated."""
         response = self._agent.response
-        if response is None or (response.nursery, response.generation) != (number, self.generation):
+        if response is None or (response.recovery_attempt, response.generation) != (number, self.generation):
             return None
         return partial(self._open_recovery_group, response, self.rank)
 
     def wait_for_recovery_group(self) -> RecoveryGroup | None:
         """Block until the next recovery attempt. Return None once this worker has joined the group."""
         while True:
-            response = self._agent.wait_for(lambda new: new.is_member or new.nursery > self._last_recovery)
+            response = self._agent.wait_for(
+                lambda new: new.is_member or new.recovery_attempt > self._last_recovery
+            )
             if response.is_member:
                 return None
-            self._last_recovery = response.nursery
+            self._last_recovery = response.recovery_attempt
             try:
                 return self._open_recovery_group(response, response.world + response.rank)
             except (CollectiveError, ProtocolError, RuntimeError) as error:
@@ -175,21 +177,21 @@ class AgentGroupManager:
             time.sleep(0.01)
 
     def _open_recovery_group(self, response: GroupResponse, rank: int) -> RecoveryGroup:
-        attempt = response.nursery
+        attempt = response.recovery_attempt
 
         def is_stale() -> bool:
             newest = self._agent.response
-            return self._is_closing or (newest is not None and newest.nursery != attempt)
+            return self._is_closing or (newest is not None and newest.recovery_attempt != attempt)
 
         def on_close() -> None:
             self._recovery_groups.pop(attempt, None)
 
         self._recovery_groups[attempt] = None
-        world = response.world + response.nursed
+        world = response.world + response.joining
         try:
             store = self._store(response, is_stale)
             # The prefix is part of the protocol between workers.
-            process_group = _create(store, response, rank, world, f"nursery-{attempt}")
+            process_group = _create(store, response, rank, world, f"recovery-{attempt}")
         except BaseException:
             on_close()
             raise

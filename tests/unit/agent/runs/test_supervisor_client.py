@@ -145,7 +145,7 @@ def test_kill_orphans_spares_reused_process_id(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
         record = PidRecord("0" * 32, "old", 1, None, (ProcessIdentity(stranger.pid, time.time() - 60),))
         write_record(tmp_path, record)
-        (tmp_path / "junk.warden").write_bytes(b"\xff not a record")
+        (tmp_path / "junk.supervisor").write_bytes(b"\xff not a record")
         assert kill_orphans(tmp_path) == [OrphanProcess("old", 1, 0)]
         assert list(tmp_path.iterdir()) == []
         assert stranger.poll() is None

@@ -73,5 +73,5 @@ def test_read_event_out_of_bounds_raises(event: object) -> None:
 
 def test_mark_variable_is_not_read_as_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every worker has it in its environment, where settings are read from too."""
-    monkeypatch.setenv("BARNRAISE_WARDEN", "0" * 32)
+    monkeypatch.setenv("BARNRAISE_SUPERVISOR", "0" * 32)
     load_settings()

@@ -62,7 +62,7 @@ manager = AgentGroupManager(WorkerId("run-1", 0, 1, Path(sys.argv[1]), "aa"))
 manager._agent.generation = 1
 manager._agent.response = GroupResponse(
     version=1, generation=1, is_member=True, rank=0, world=1, provisional=False, beginning=False,
-    finished=False, broken=False, nursery=1, nursed=1, sentence="",
+    finished=False, broken=False, recovery_attempt=1, joining=1, sentence="",
 )
 atexit.register(manager.close)
 donor = StateDonor(FlatState(b"", [torch.zeros(1)]), 1)
@@ -117,8 +117,8 @@ def test_pause_request_is_valid_for_one_generation(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(client, "_send_status", lambda: None)
     client.request_pause(["ab" * 32], "its line is slow " * 100)
     request = client._request(0, 0.0)
-    assert (request.generation, request.rests) == (3, (b"\xab" * 32,))
-    assert request.rests_why.startswith("its line is slow")
-    assert len(request.rests_why) <= MOST_WORDS
+    assert (request.generation, request.pauses) == (3, (b"\xab" * 32,))
+    assert request.pauses_why.startswith("its line is slow")
+    assert len(request.pauses_why) <= MOST_WORDS
     client.generation = 4
-    assert (client._request(0, 0.0).rests, client._request(0, 0.0).rests_why) == ((), "")
+    assert (client._request(0, 0.0).pauses, client._request(0, 0.0).pauses_why) == ((), "")
