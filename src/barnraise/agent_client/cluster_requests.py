@@ -190,7 +190,7 @@ class CheckRow(msgspec.Struct, frozen=True):
     name: str
     state: Literal["ok", "warn", "fail"]
     sentence: str
-    mend: str = ""
+    fix: str = ""
     peer: str = ""
 
 

@@ -116,7 +116,7 @@ def describe(diagnosis: Diagnosis) -> str:
     for row in diagnosis.rows:
         peer = f"{row.peer}: " if row.peer and row.peer not in row.sentence else ""
         lines.append(f"{_MARKS[row.state]:4}  {row.name:{width}}  {peer}{row.sentence}")
-        fix = row.mend
+        fix = row.fix
         if fix:
             lines.append(f"{'':{width + 8}}-> {fix}")
     counts = {state: sum(row.state == state for row in diagnosis.rows) for state in _ORDER}

@@ -9,25 +9,30 @@ from barnraise.core.errors import RunError
 from barnraise.training.state.training_state import tensors_of
 
 
+# More than one: the buffers of spectral norm may stand still until the weights have changed.
+_CHECKED_MICRO_BATCHES = 8
+
+
 class BufferMutationCheck:
-    """Check of the first micro-batch only: a module that mutates buffers in forward does so every time."""
+    """Check of the first micro-batches: a module that mutates buffers in forward does so soon."""
 
     def __init__(self, model: torch.nn.Module, handled: set[int]) -> None:
         """Set the model; ``handled``: ids of buffers that commits update, such as batch norm statistics."""
         self._model, self._handled = model, handled
         self._before: dict[str, torch.Tensor] | None = None
-        self._is_done = False
+        self._left = _CHECKED_MICRO_BATCHES
 
     def start(self) -> None:
-        """Copy the buffers before the first micro-batch."""
-        if not self._is_done:
+        """Copy the buffers before a micro-batch that is checked."""
+        if self._left > 0:
             self._before = {name: buffer.clone() for name, buffer in self._buffers().items()}
 
     def finish(self) -> None:
-        """Compare the buffers after the first micro-batch. Raise RunError with the name of a changed one."""
+        """Compare the buffers after the micro-batch. Raise RunError with the name of a changed one."""
         if self._before is None:
             return
-        before, self._before, self._is_done = self._before, None, True
+        before, self._before = self._before, None
+        self._left -= 1
         now = self._buffers()
         for name, buffer in before.items():
             if name in now and tensor_bytes(buffer) != tensor_bytes(now[name]):

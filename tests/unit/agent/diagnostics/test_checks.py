@@ -82,8 +82,8 @@ def test_reach_names_direction_cause_and_fix(facts: PeerFacts, state: str, words
     row = checks.reach(facts, HERE)
     assert row.state == state
     assert words in row.sentence
-    assert fix in row.mend
-    assert bool(row.mend) == (state != "ok")
+    assert fix in row.fix
+    assert bool(row.fix) == (state != "ok")
     assert row.peer == "pc"
 
 
@@ -150,7 +150,7 @@ def test_checks_ok_and_failing_cases(check: Callable[[], CheckRow | None], state
     assert row is not None
     assert row.state == state
     assert words in row.sentence
-    assert bool(row.mend) == (state != "ok")
+    assert bool(row.fix) == (state != "ok")
     assert row.name in checks.CHECKS
 
 
@@ -162,7 +162,7 @@ def test_checks_without_facts_return_none() -> None:
 
 
 def test_quorum_fix_names_missing_machines() -> None:
-    assert "--without mac --without pc" in checks.quorum(False, 1, 4, ("mac", "pc")).mend
+    assert "--without mac --without pc" in checks.quorum(False, 1, 4, ("mac", "pc")).fix
     assert checks.quorum(False, 1, 2, ("mac",)).peer == "mac"
 
 
@@ -172,7 +172,7 @@ def test_discovery_fails_only_when_no_method_works() -> None:
     rows = checks.discovery({**fine, "mdns": "no packet arrives"})
     assert [row.state for row in rows] == ["warn", "ok", "ok"]
     assert "mdns: no packet arrives" in rows[0].sentence
-    assert "5353" in rows[0].mend
+    assert "5353" in rows[0].fix
     lost = checks.discovery({"mdns": "deaf", "broadcast": "taken", "static": "x does not resolve"})
     assert [row.state for row in lost] == ["fail", "fail", "warn"]
 
@@ -197,4 +197,4 @@ def test_cloned_key_on_two_machines_fails() -> None:
     assert other_clone.state == "fail"
     assert other_clone.peer == "pc"
     assert "(a and b)" in other_clone.sentence
-    assert "node.key" in other_clone.mend
+    assert "node.key" in other_clone.fix

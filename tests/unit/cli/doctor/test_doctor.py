@@ -189,7 +189,7 @@ def test_each_check_both_ways(check: Callable[[], CheckRow | None], state: str, 
     assert row is not None
     assert row.state == state
     assert words in row.sentence
-    assert bool(row.mend) == (state != "ok") or row.name == "local-network", "every problem has a fix"
+    assert bool(row.fix) == (state != "ok") or row.name == "local-network", "every problem has a fix"
     assert row.name in CHECKS
 
 
@@ -222,11 +222,11 @@ def test_hub_with_private_address_is_a_warning() -> None:
     assert (home.state, home.name, home.peer) == ("warn", "hub", "friends")
     assert f"only machines of this network reach {HOME}, https://[fd00::2]:52480" in home.sentence
     for word in ("forward", "tunnel", "server", "--address https://", "docs/friends.md"):
-        assert word in home.mend
+        assert word in home.fix
     for address in ("http://127.0.0.1:52480", "https://localhost:52480", "https://[::1]:52480"):
         (alone,) = judge(address)
         assert alone.sentence == f"only this machine itself reaches {address} (the hub of friends)"
-        assert "barnraise hub up --plain --address" in alone.mend
+        assert "barnraise hub up --plain --address" in alone.fix
     assert judge(HOME, OUTSIDE) == []
     assert judge("https://8.8.8.8:52480") == judge("https://[2606:4700::1]") == []
     assert judge("https://100.64.0.7")[0].state == "warn", "an address that a provider shares among homes"
@@ -242,7 +242,7 @@ def test_clock_skew_of_hub_is_reported() -> None:
         assert reached.state == "ok"
         assert (clock.state, clock.name) == ("warn", "hub")
         assert f"the clock of the hub of friends is {words} this machine's" in clock.sentence
-        assert "timedatectl" in clock.mend
+        assert "timedatectl" in clock.fix
     assert (
         len(network_checks.hub(one_hub(HubAddressFacts(OUTSIDE, answers=True, ahead_s=-119.0)), "linux")) == 1
     )
@@ -261,9 +261,9 @@ def test_firewall_is_judged_by_its_effect(system: str) -> None:
     (blocked,) = judge(FirewallFacts("ufw", False))
     assert blocked.state == "fail"
     assert "6000" in blocked.sentence
-    assert blocked.mend == "sudo ufw allow 6000/tcp"
+    assert blocked.fix == "sudo ufw allow 6000/tcp"
     (other,) = judge(FirewallFacts("another", False))
-    assert other.mend.startswith("Here: ")
+    assert other.fix.startswith("Here: ")
     (proven,) = judge(FirewallFacts("ufw", None), came_in=("mac-studio",))
     assert proven.state == "ok"
     assert "mac-studio" in proven.sentence
