@@ -37,27 +37,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def seeds(request: pytest.FixtureRequest) -> Callable[[int], Iterable[int]]:
     """Return the seeds that a simulation runs, given their usual number."""
-    one, count = request.config.getoption("--seed"), request.config.getoption("--seeds")
+    seed, count = request.config.getoption("--seed"), request.config.getoption("--seeds")
     part = request.config.getoption("--one-seed-in")
-    return lambda usual: [one] if one is not None else range(count or max(1, usual // part))
+    return lambda usual: [seed] if seed is not None else range(count or max(1, usual // part))
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_house() -> Iterator[None]:
+def _own_directories() -> Iterator[None]:
     """Keep the tests away from the settings and keys of the user.
 
     The directory's name is short: the path of a Unix socket may have about a hundred characters only.
     """
     before = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("BARNRAISE_")}
-    house = Path(tempfile.mkdtemp(prefix="by-"))
-    (house / "config.toml").touch()
-    os.environ["BARNRAISE_CONFIG"] = str(house / "config.toml")
-    os.environ["BARNRAISE_STATE_DIRECTORY"] = str(house / "state")
+    room = Path(tempfile.mkdtemp(prefix="by-"))
+    (room / "config.toml").touch()
+    os.environ["BARNRAISE_CONFIG"] = str(room / "config.toml")
+    os.environ["BARNRAISE_STATE_DIRECTORY"] = str(room / "state")
     yield
     for name in ("BARNRAISE_CONFIG", "BARNRAISE_STATE_DIRECTORY"):
         os.environ.pop(name, None)
     os.environ.update(before)
-    shutil.rmtree(house, ignore_errors=True)
+    shutil.rmtree(room, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

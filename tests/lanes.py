@@ -50,8 +50,8 @@ def run_lane(name: str, limit_s: float, into: Path, words: list[str]) -> int:
     finally:
         _signal(process, "SIGKILL")
         process.wait()
-    found = _read(record) or {"passed": 0, "skipped": 0, "failures": []}
-    record.write_text(json.dumps({**found, "exit": code, "is_over_limit": code == 124}), encoding="utf-8")
+    outcome = _read(record) or {"passed": 0, "skipped": 0, "failures": []}
+    record.write_text(json.dumps({**outcome, "exit": code, "is_over_limit": code == 124}), encoding="utf-8")
     return code
 
 
@@ -78,10 +78,10 @@ def _signal(process: subprocess.Popen[bytes], name: str) -> None:
 
 def _read(record: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        outcome: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found
+    return outcome
 
 
 def may_rerun(failures: list[dict[str, Any]]) -> bool:
@@ -94,17 +94,17 @@ def judge(into: Path, keep: Path, words: list[str], lanes: list[str], other_chec
     passed, problems = 0, list(other_checks)
     failures: dict[str, list[dict[str, Any]]] = {}
     for lane in lanes:
-        found = _read(into / f"{lane}.json")
-        if found is None:
+        record = _read(into / f"{lane}.json")
+        if record is None:
             problems.append(f"{lane}: left no record")
             continue
-        passed += found["passed"]
-        for failure in found["failures"]:
+        passed += record["passed"]
+        for failure in record["failures"]:
             failures.setdefault(failure["test"], []).append(failure)
-        if found["is_over_limit"]:
+        if record["is_over_limit"]:
             problems.append(f"{lane}: reached its limit")
-        elif found["exit"] not in (0, 1) or (found["exit"] == 1 and not found["failures"]):
-            problems.append(f"{lane}: pytest ended with code {found['exit']}")
+        elif record["exit"] not in (0, 1) or (record["exit"] == 1 and not record["failures"]):
+            problems.append(f"{lane}: pytest ended with code {record['exit']}")
     waiting = [test for test, its in failures.items() if may_rerun(its)]
     failed = [test for test in failures if test not in waiting]
     if len(waiting) > MOST_RERUNS:
@@ -132,8 +132,8 @@ def judge(into: Path, keep: Path, words: list[str], lanes: list[str], other_chec
 def _passes_alone(number: int, test: str, into: Path, words: list[str]) -> bool:
     folder = into / "alone"
     code = run_lane(f"rerun{number}", RERUN_LIMIT_S, folder, [*words, test])
-    found = _read(folder / f"rerun{number}.json")
-    return code == 0 and found is not None and found["passed"] == 1
+    record = _read(folder / f"rerun{number}.json")
+    return code == 0 and record is not None and record["passed"] == 1
 
 
 def _keep(keep: Path, test: str, first: str) -> None:

@@ -74,14 +74,14 @@ class Recorder:
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         failed = {failure["test"] for failure in self._failures}
-        found = {
+        outcome = {
             "exit": int(exitstatus),
             "passed": len(self._passed - failed),
             "skipped": len(self._skipped - failed),
             "failures": self._failures,
             "seconds": round(time.monotonic() - self._began, 1),
         }
-        self._file.write_text(json.dumps(found), encoding="utf-8")
+        self._file.write_text(json.dumps(outcome), encoding="utf-8")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

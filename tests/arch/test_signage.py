@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.arch import signage
 
+ALL_PATHS = ["src/barnraise", "lab", "examples", "benchmarks", "tests"]
+
 
 def test_folders_have_few_modules() -> None:
     assert signage.folder_findings() == []
@@ -27,4 +29,12 @@ def test_names_of_tests_say_subject_and_outcome() -> None:
 
 
 def test_docstrings_follow_the_rules() -> None:
-    assert signage.docstring_findings(["src/barnraise", "lab", "examples", "benchmarks", "tests"]) == []
+    assert signage.docstring_findings(ALL_PATHS) == []
+
+
+def test_values_have_names_that_say_what_they_hold() -> None:
+    assert signage.local_name_findings(ALL_PATHS) == []
+
+
+def test_comments_and_texts_use_plain_words() -> None:
+    assert signage.text_findings(ALL_PATHS) == []
