@@ -8,7 +8,6 @@ JSON object per line in, one per line out.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -16,7 +15,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +22,8 @@ from pathlib import Path
 from subprocess import Popen
 from types import TracebackType
 from typing import Any, Protocol
+
+from tests.json_socket import JsonSocket
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS = 90.0
@@ -59,33 +59,6 @@ class ThisMachine:
         return Popen([str(word) for word in argv], env={**os.environ, **(env or {})})
 
 
-class JsonLines:
-    """JSON lines over a stream socket, with deadlines."""
-
-    def __init__(self, stream: socket.socket) -> None:
-        self._stream = stream
-        self._received = b""
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        self._stream.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self, timeout: float | None) -> dict[str, Any] | None:
-        """Return the next message, or None at the end of the stream; raise TimeoutError if none arrives."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while b"\n" not in self._received:
-            self._stream.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
-            piece = self._stream.recv(1 << 20)
-            if not piece:
-                return None
-            self._received += piece
-        head, self._received = self._received.split(b"\n", 1)
-        message: dict[str, Any] = json.loads(head)
-        return message
-
-    def close(self) -> None:
-        self._stream.close()
-
-
 @dataclass
 class Rank:
     """One long-lived worker process, seen from the driver."""
@@ -93,17 +66,17 @@ class Rank:
     label: str
     host: int
     pid: int
-    line: JsonLines
+    connection: JsonSocket
 
     def tell(self, do: str, **arguments: Any) -> None:
         try:
-            self.line.send({"do": do, **arguments})
+            self.connection.send({"do": do, **arguments})
         except OSError as error:
             raise RankError(f"{self.label}: gone before it could be told to {do}: {error}") from error
 
     def answer(self, timeout: float = 120.0) -> Answer:
         try:
-            reply = self.line.receive(timeout)
+            reply = self.connection.receive(timeout)
         except TimeoutError as error:
             raise RankError(f"{self.label}: no answer in {timeout:.0f} s") from error
         except OSError as error:
@@ -122,7 +95,7 @@ class Rank:
         os.kill(self.pid, number)
 
     def end(self) -> None:
-        self.line.close()
+        self.connection.close()
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -143,7 +116,7 @@ class Fleet:
         self.hosts = hosts
         self.directory = directory
         self._environments = environments
-        self._fork_servers: list[JsonLines] = []
+        self._fork_servers: list[JsonSocket] = []
         self._ranks: list[Rank] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._path = directory / f"driver-{secrets.token_hex(3)}.sock"
@@ -155,10 +128,10 @@ class Fleet:
             argv: list[str | Path] = [sys.executable, "-m", "benchmarks.ranks.process"]
             argv += [self._path, str(index), self.log(index), host.address]
             host.start(argv, env=PROCESS_ENVIRONMENT | dict(environment))
-        waiting: dict[int, JsonLines] = {}
+        waiting: dict[int, JsonSocket] = {}
         while len(waiting) < len(self.hosts):
-            hello, line = self._accept(START_SECONDS)
-            waiting[hello["fork_server"]] = line
+            hello, connection = self._accept(START_SECONDS)
+            waiting[hello["fork_server"]] = connection
         self._fork_servers = [waiting[index] for index in range(len(self.hosts))]
         return self
 
@@ -184,10 +157,10 @@ class Fleet:
     def fork(self, host: int, label: str, environment: Mapping[str, str] | None = None) -> Rank:
         """Fork a new rank on that host, ready for commands."""
         self._fork_servers[host].send({"label": label, "environment": dict(environment or {})})
-        hello, line = self._accept(30.0)
+        hello, connection = self._accept(30.0)
         if hello.get("label") != label:
             raise RankError(f"expected rank {label} on host {host}, got {hello}")
-        rank = Rank(label, host, hello["pid"], line)
+        rank = Rank(label, host, hello["pid"], connection)
         self._ranks.append(rank)
         return rank
 
@@ -195,17 +168,17 @@ class Fleet:
         rank.end()
         self._ranks.remove(rank)
 
-    def _accept(self, timeout: float) -> tuple[dict[str, Any], JsonLines]:
+    def _accept(self, timeout: float) -> tuple[dict[str, Any], JsonSocket]:
         self._listener.settimeout(timeout)
         try:
             stream, _ = self._listener.accept()
-            line = JsonLines(stream)
-            hello = line.receive(timeout)
+            connection = JsonSocket(stream)
+            hello = connection.receive(timeout)
         except TimeoutError as error:
             raise RankError(f"a process did not start in {timeout:.0f} s") from error
         if hello is None:
             raise RankError("a process exited before it sent its identity")
-        return hello, line
+        return hello, connection
 
 
 def prepare_driver() -> None:

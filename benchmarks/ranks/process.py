@@ -10,7 +10,6 @@ import ctypes
 import gc
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -27,7 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.nn.parallel import DistributedDataParallel  # noqa: F401  (imported once, before the forks)
 
 from benchmarks.ranks import faults, measure
-from benchmarks.ranks.hosts import JsonLines
+from tests.json_socket import JsonSocket
 
 PR_SET_PDEATHSIG = 1
 GROUP_SECONDS = 60.0
@@ -119,25 +118,23 @@ def commands(worker: Worker) -> dict[str, Command]:
     }
 
 
-def serve(line: JsonLines) -> None:
+def serve(connection: JsonSocket) -> None:
     """Execute commands and send answers until the driver closes the connection."""
     known = commands(Worker())
     while True:
-        message = line.receive(None)
+        message = connection.receive(None)
         if message is None:
             return
         try:
-            line.send({"ok": known[message.pop("do")](**message)})
+            connection.send({"ok": known[message.pop("do")](**message)})
         except Exception:  # noqa: BLE001 - the driver is told, and decides
-            line.send({"error": traceback.format_exc()})
+            connection.send({"error": traceback.format_exc()})
 
 
-def _connect(path: str, hello: Mapping[str, Any]) -> JsonLines:
-    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    stream.connect(path)
-    line = JsonLines(stream)
-    line.send(hello)
-    return line
+def _connect(path: str, hello: Mapping[str, Any]) -> JsonSocket:
+    connection = JsonSocket.dial(path)
+    connection.send(hello)
+    return connection
 
 
 def _rank(path: str, request: Mapping[str, Any]) -> None:
@@ -172,11 +169,11 @@ def main(path: str, host: int, log: str, address: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed ranks leave no zombies
     with suppress(ImportError):  # what all ranks need, once; runs of Gloo alone do without
         import barnraise.collectives.process_group  # noqa: F401
-    line = _connect(path, {"fork_server": host})
+    connection = _connect(path, {"fork_server": host})
     gc.freeze()
-    while (request := line.receive(None)) is not None:
+    while (request := connection.receive(None)) is not None:
         if os.fork() == 0:
-            line.close()
+            connection.close()
             _rank(path, request)
 
 

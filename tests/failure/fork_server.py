@@ -20,7 +20,7 @@ import torch._dynamo  # DDP needs it: imported once, before the forks
 
 import barnraise.collectives.process_group  # noqa: F401
 from tests.failure import bodies
-from tests.failure.json_socket import JsonSocket
+from tests.json_socket import JsonSocket
 
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNET = 0x40000000

@@ -21,7 +21,7 @@ import psutil
 from barnraise.agent_client.client import ListenerClient
 from barnraise.identity import NodeKey
 from barnraise.transport.ipc.messages import ListenerStanding
-from tests.failure.json_socket import JsonSocket
+from tests.json_socket import JsonSocket
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0

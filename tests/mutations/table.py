@@ -320,7 +320,7 @@ HUB_JUDGEMENT = (
     ),
     Mutation(
         "no-cap-of-weights",
-        "return [min(one, times * middle) for one in weights]",
+        "return [min(weight, times * median) for weight in weights]",
         "return list(weights)",
         ("hub/aggregation/test_aggregate.py",),
     ),
@@ -332,7 +332,7 @@ HUB_JUDGEMENT = (
     ),
     Mutation(
         "copies-count",
-        "if any(one.sha256 == sha256 for one in earlier):",
+        "if any(fingerprint.sha256 == sha256 for fingerprint in earlier):",
         "if False:",
         ("hub/aggregation/test_update_checks.py",),
     ),
@@ -350,14 +350,14 @@ HUB_JUDGEMENT = (
     ),
     Mutation(
         "strangers-word-believed",
-        'return 1 if role == "stranger" else max(1, min(said, samples))',
-        "return max(1, min(said, samples))",
+        'return 1 if role == "stranger" else max(1, min(claimed, samples))',
+        "return max(1, min(claimed, samples))",
         ("hub/aggregation/test_update_checks.py",),
     ),
     Mutation(
         "stranger-cut-to-the-largest-friend",
-        "most = min(_max_norm(other, one.merged) for other in friends)",
-        "most = max(_max_norm(other, one.merged) for other in friends)",
+        "max_norm = min(_max_norm(other, arrival.merged) for other in friends)",
+        "max_norm = max(_max_norm(other, arrival.merged) for other in friends)",
         ("hub/aggregation/test_update_checks.py",),
     ),
 )

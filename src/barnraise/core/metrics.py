@@ -15,7 +15,6 @@ _OPERATION_BUCKETS = (
     *(5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-_LATENCY_BUCKETS = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 collective_duration_seconds = Histogram(
     "barnraise_collective_duration_seconds",
@@ -38,12 +37,6 @@ collective_failures_total = Counter(
 )
 links_open = Gauge("barnraise_links_open", "Links to other workers that are open now.", registry=registry)
 groups_open = Gauge("barnraise_groups_open", "Process groups that are open now.", registry=registry)
-link_latency_seconds = Histogram(
-    "barnraise_link_latency_seconds",
-    "Round trip of heartbeats on links.",
-    buckets=_LATENCY_BUCKETS,
-    registry=registry,
-)
 
 
 def render() -> bytes:

@@ -89,11 +89,6 @@ class KvReplica:
     # state
 
     @property
-    def is_serving(self) -> bool:
-        """Return True if this replica is the primary and a quorum follows it."""
-        return self._primary is not None and self._primary.commit_number >= 0
-
-    @property
     def op_number(self) -> int:
         """Return the number of operations that the local log has seen."""
         return self._log.op_number

@@ -88,14 +88,6 @@ class Schedule:
     def empty(self) -> bool:
         return not self.sends and not self.receives
 
-    @property
-    def bytes_sent(self) -> int:
-        return sum(send.hi - send.lo for send in self.sends)
-
-    @property
-    def bytes_received(self) -> int:
-        return sum(receive.hi - receive.lo for receive in self.receives)
-
     @cached_property
     def index(self) -> IndexedSchedule:
         sends, receives = self.sends, self.receives

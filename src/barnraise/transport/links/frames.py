@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from barnraise.core.errors import ProtocolError
 
-PROTOCOL_VERSION = 1
 HEADER_BYTES = 32
 MAX_PAYLOAD = 1 << 20
 MAX_CONTROL = 32 << 10

@@ -141,6 +141,14 @@ def roots(kind: OperationKind, world: int) -> list[int]:
     return list(range(world)) if world < 6 else [0, world // 2, world - 1]
 
 
+def bytes_sent(schedule: Schedule) -> int:
+    return sum(send.hi - send.lo for send in schedule.sends)
+
+
+def bytes_received(schedule: Schedule) -> int:
+    return sum(receive.hi - receive.lo for receive in schedule.receives)
+
+
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(
     ("kind", "name"),
@@ -240,7 +248,7 @@ def test_messages_fit_their_segment_and_hold_whole_items(kind: OperationKind, na
 def test_reduce_scatter_sends_only_the_blocks_of_others(name: str, world: int) -> None:
     for sizes in shapes(OperationKind.REDUCE_SCATTER, world):
         for rank, schedule in enumerate(compiled(OperationKind.REDUCE_SCATTER, name, world, sizes)):
-            assert schedule.bytes_sent == sum(sizes) - sizes[rank]
+            assert bytes_sent(schedule) == sum(sizes) - sizes[rank]
 
 
 @pytest.mark.parametrize("name", algorithms_for("all_gather"))
@@ -248,7 +256,7 @@ def test_reduce_scatter_sends_only_the_blocks_of_others(name: str, world: int) -
 def test_all_gather_receives_each_foreign_block_once(name: str, world: int) -> None:
     for sizes in shapes(OperationKind.ALL_GATHER, world):
         for rank, schedule in enumerate(compiled(OperationKind.ALL_GATHER, name, world, sizes)):
-            assert schedule.bytes_received == sum(sizes) - sizes[rank]
+            assert bytes_received(schedule) == sum(sizes) - sizes[rank]
 
 
 @pytest.mark.parametrize("name", ["ring", "doubling", "direct"])
@@ -256,7 +264,7 @@ def test_all_gather_receives_each_foreign_block_once(name: str, world: int) -> N
 def test_bandwidth_optimal_all_reduces_send_twice_the_buffer_less_a_share(name: str, world: int) -> None:
     nbytes = ITEM * 60 * world
     for schedule in compiled(OperationKind.ALL_REDUCE, name, world, (nbytes,)):
-        assert schedule.bytes_sent == schedule.bytes_received == 2 * (world - 1) * nbytes // world
+        assert bytes_sent(schedule) == bytes_received(schedule) == 2 * (world - 1) * nbytes // world
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""JSON lines over a stream socket, between the driver and its workers."""
+"""JSON lines over a stream socket, between a driver and its worker processes, of tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class JsonSocket:
-    """One end of the connection. Messages are JSON objects."""
+    """One end of a connection whose messages are JSON objects."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
@@ -18,6 +18,7 @@ class JsonSocket:
 
     @classmethod
     def dial(cls, path: str) -> JsonSocket:
+        """Connect to the Unix socket of a driver."""
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         stream.connect(path)
         return cls(stream)
@@ -30,7 +31,7 @@ class JsonSocket:
         deadline = None if timeout is None else time.monotonic() + timeout
         while b"\n" not in self._received:
             self._stream.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
-            piece = self._stream.recv(1 << 16)
+            piece = self._stream.recv(1 << 20)
             if not piece:
                 return None
             self._received += piece
