@@ -62,7 +62,7 @@ def test_blob_in_store_is_not_fetched_again(scene: Scene) -> None:
 
 def test_blob_larger_than_declared_is_refused(scene: Scene) -> None:
     name = scene.offer(DATA)
-    for bound in ({"size": len(DATA) - 1}, {"most": len(DATA) - 1}):
+    for bound in ({"size": len(DATA) - 1}, {"max_bytes": len(DATA) - 1}):
         with pytest.raises(HubError, match="larger than declared"):
             scene.fetcher.fetch(name, **bound)
     assert not scene.here.has(name)
