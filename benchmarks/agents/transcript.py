@@ -124,14 +124,14 @@ class Window:
         them.
         """
 
-        def found() -> int | None:
+        def end_of_words() -> int | None:
             whole = self.output.rpartition("\n")[0].splitlines()
             places = [place for place, line in enumerate(whole) if place >= self._shown and words in line]
             return places[more - 1] + 1 if len(places) >= more else None
 
         what = f"{words!r} appears in {' '.join(self._process.argv[3:])}"
-        self._session.until(lambda: found() is not None or self._process.poll() is not None, what)
-        end = found()
+        self._session.until(lambda: end_of_words() is not None or self._process.poll() is not None, what)
+        end = end_of_words()
         assert end is not None, f"it ended before {what}:\n{self.output}"
         self._show(end)
 

@@ -3,9 +3,10 @@
     python -m benchmarks.attacks NAME '{"argument": value}'
     python -m benchmarks.attacks serve '{"path": "/tmp/attacker", "seconds": 300}'
 
-The second form accepts attacks over a Unix socket, as lines of JSON; ``tests/lab/test_attacks.py`` uses it in
-hosts of the lab. Every attack stops by itself and reports its result as JSON. Attacks without a key are in
-``outsider``; those with a member's key are in ``guest``, ``runs`` and ``checkpoints``.
+The second form accepts attacks over a Unix socket, as lines of JSON. ``tests/lab/test_attacks.py`` and
+``tests/lab/test_run_attacks.py`` use it in hosts of the lab. Every attack stops by itself and reports its
+result as JSON. Attacks without a key are in ``outsider``; those with a member's key are in ``guest``, ``runs``
+and ``checkpoints``.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import sys
 import traceback
 from typing import Any
 
-from benchmarks.attacks import guest, outsider
+from benchmarks.attacks import checkpoints, guest, outsider, runs
 from benchmarks.attacks.registry import ATTACKS, READY, Result
 
 LIMIT_S = 180.0
-AUTHORS = (outsider, guest)  # importing them makes their attacks known
+AUTHORS = (outsider, guest, runs, checkpoints)  # importing them makes their attacks known
 
 
 async def serve(path: str, seconds: float) -> Result:

@@ -1,8 +1,6 @@
 """Attacks on runs, by members of the cluster whose keys are good: guests that want more, an owner that lies.
 
-    python -m benchmarks.attacks.runs serve '{"path": "/tmp/attacker", "seconds": 300}'
-
-Served and called as those of ``benchmarks.attacks``; ``tests/lab/test_run_attacks.py`` uses them.
+``python -m benchmarks.attacks`` starts them; ``tests/lab/test_run_attacks.py`` uses them.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -66,7 +63,6 @@ from barnraise.runs.record import (
     sign_spec,
 )
 from barnraise.transport.listener.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
-from benchmarks.attacks.__main__ import main
 from benchmarks.attacks.guest import Agents
 from benchmarks.attacks.registry import READY, Result, attack
 from benchmarks.attacks.run_member import RunMember, until_found
@@ -504,7 +500,3 @@ def _questions() -> dict[str, tuple[Callable[[], bytes], int]]:
 
 def _stranger_report() -> ReportUpdate:
     return ReportUpdate(NodeReport(run="mallory", incarnation=os.urandom(16), serial=1, stage="running"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -56,7 +56,7 @@ class RunCluster:
         self.marks.mkdir()
         self.attack_server = str(self.directory / "tool")
         arguments = json.dumps({"path": self.attack_server, "seconds": 3600})
-        command = [sys.executable, "-P", "-m", "benchmarks.attacks.runs", "serve", arguments]
+        command = [sys.executable, "-P", "-m", "benchmarks.attacks", "serve", arguments]
         lab.hosts[3].start(command, env=machines.environment(0), cwd=REPOSITORY)
         machines.until(lambda: os.path.exists(self.attack_server), 90.0, "the tool is ready")
         self.addresses = [host.address for host in lab.hosts[:3]]

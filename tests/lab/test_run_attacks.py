@@ -168,7 +168,7 @@ def _encoded(cluster: RunCluster, run: str) -> str:
 
 @restore_after_failure
 def test_guest_cannot_read_other_runs(cluster: RunCluster) -> None:
-    folder = read_spec(cluster.record(cluster.run)).folder
+    folder = read_spec(cluster.record(cluster.run)).program.folder
     manifest = ArtifactStore(store_directory(cluster.machines.state(0))).manifest(folder)
     assert manifest is not None
     content = next(iter(manifest.objects()))

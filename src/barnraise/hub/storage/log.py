@@ -350,8 +350,8 @@ class HubLogWriter:
             self._disk.start_commit()
             try:
                 self._log.transact([change for changes, _ in waiting for change in changes])
-            except Exception as found:  # noqa: BLE001  # every waiting caller must get the error
-                error = self._failed = found if isinstance(found, HubError) else broken(found)
+            except Exception as failure:  # noqa: BLE001  # every waiting caller must get the error
+                error = self._failed = failure if isinstance(failure, HubError) else broken(failure)
             self._disk.end_commit()
         for _, done in waiting:
             self._loop.call_soon_threadsafe(_settle, done, error)

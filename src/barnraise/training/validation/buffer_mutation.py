@@ -8,7 +8,6 @@ from barnraise.checkpoint.serialization import tensor_bytes
 from barnraise.core.errors import RunError
 from barnraise.training.state.training_state import tensors_of
 
-
 # More than one: the buffers of spectral norm may stand still until the weights have changed.
 _CHECKED_MICRO_BATCHES = 8
 
