@@ -5,8 +5,8 @@
 
 The second form accepts attacks over a Unix socket, as lines of JSON. ``tests/lab/test_attacks.py`` and
 ``tests/lab/test_run_attacks.py`` use it in hosts of the lab. Every attack stops by itself and reports its
-result as JSON. Attacks without a key are in ``outsider``; those with a member's key are in ``guest``, ``runs``
-and ``checkpoints``.
+result as JSON. Attacks without a key are in ``outsider``. Those with a member's key are in ``guest``,
+``runs`` and ``checkpoints``.
 """
 
 from __future__ import annotations
