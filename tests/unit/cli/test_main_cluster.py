@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import stat
 import sys
@@ -139,6 +140,8 @@ def test_run_with_more_min_nodes_than_machines_is_refused_and_with_fewer_is_not(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="priorities have no number there")
 def test_run_with_nice_starts_workers_of_that_priority(cluster: Cluster) -> None:
+    if os.nice(0) > 7:
+        pytest.skip("these tests have a lower priority, and only root could raise it for a worker")
     words = ("--on", "oak", "--per-node", "1", "--nice", "7")
     assert "nice 7" in _run(cluster.oak, *words, "import os; print('nice', os.nice(0))")
 

@@ -1,7 +1,8 @@
 """Measures this machine and its links, sends the results to others, and keeps the topology graph.
 
-The smaller node id of a pair measures their link over the bulk route and sends the result to all. A machine
-that is busy with another measurement replies so, and is asked again later.
+The smaller node id of a pair measures their link over the bulk route and sends the result to all. So does the
+larger one if a user asks there. A machine that is busy with another measurement replies so, and is asked
+again later.
 """
 
 from __future__ import annotations
@@ -202,8 +203,10 @@ class LinkProber:
         while True:
             own = self._context.me.raw.hex()
             now = self._loop.time()
-            links = [link for link in self._own_links() if link.a == own]
-            due = [link for link in links if not self._slots.is_put_off(link.b, now)]
+            links = [
+                link for link in self._own_links() if link.a == own or (link.a, link.b) in self._requested
+            ]
+            due = [link for link in links if not self._slots.is_put_off(_other_end(link, own), now)]
             graph = build_graph([NodeFacts(node=name, name="x") for name in _ends(due)], due)
             under_way = [ordered_pair(own, node) for node in self._slots.measured_by(now)]
             pair = next_measurement(
@@ -221,7 +224,8 @@ class LinkProber:
 
     async def _measure(self, pair: Pair, link: LinkFacts, why: str) -> bool:
         """Measure a link; return False if the other machine was busy."""
-        node = NodeId(bytes.fromhex(pair[1]))
+        name = _other_end(link, self._context.me.raw.hex())
+        node = NodeId(bytes.fromhex(name))
         mbps: float | Literal["busy"] | None = None
         self._slots.is_sending = True
         try:
@@ -233,7 +237,7 @@ class LinkProber:
         finally:
             self._slots.is_sending = False
         if mbps == "busy":
-            self._slots.put_off(pair[1], self._loop.time())
+            self._slots.put_off(name, self._loop.time())
             return False
         self._last[pair] = MeasuredLink(self._loop.time(), link.rtt_s, mbps is not None)
         if mbps is None:
@@ -328,6 +332,10 @@ class LinkProber:
 
 def _encode(message: Survey) -> bytes:
     return protocol.TRAIN + _encoder.encode(message)
+
+
+def _other_end(link: LinkFacts, own: str) -> str:
+    return link.b if link.a == own else link.a
 
 
 def _ends(links: list[LinkFacts]) -> set[str]:

@@ -54,8 +54,8 @@ run = barnraise.init(seed=1)
 def note(run):
     data = run._data
     with open(os.path.join(room, "places"), "a") as file:
-        name = json.loads(data.task.token)["id"]
-        file.write(f"{name} {data.place} {data.leased}\\n")
+        name = json.loads(data.lease.token)["id"]
+        file.write(f"{name} {data.offset} {data.leased_samples}\\n")
 
 
 model, optimizer, batches = run.prepare(model, optimizer, loader)
