@@ -14,24 +14,24 @@ from typing import TypeVar
 
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import (
+    AgentRequest,
+    AgentResponse,
     JoinClusterRequest,
     OfferResponse,
     PairRequest,
-    Question,
     RenameRequest,
     RequestDone,
     StatusRequest,
     StatusResponse,
-    Told,
-    decode_told,
+    decode_response,
     encode,
 )
-from barnraise.agent_client.run_requests import RunQuestion
+from barnraise.agent_client.run_requests import RunRequest
 from barnraise.core.errors import BarnraiseError
 from lab import Host, Lab, LabProcess
 
 REPOSITORY = Path(__file__).parents[2]
-T = TypeVar("T", bound=Told)
+T = TypeVar("T", bound=AgentResponse)
 _START_S = 180.0
 _ANSWER_S = 20.0
 _PATIENCE = 3.0  # a machine whose cores others use is slow, not wrong
@@ -119,10 +119,10 @@ class Machines:
     # what the command line does
 
     def ask(
-        self, place: int, question: Question | RunQuestion, expected: type[T], timeout_s: float = 60.0
+        self, place: int, question: AgentRequest | RunRequest, expected: type[T], timeout_s: float = 60.0
     ) -> T:
         with ListenerClient.connect(self.state(place), timeout=_ANSWER_S) as client:
-            response = decode_told(client.ask(encode(question), timeout_s))
+            response = decode_response(client.ask(encode(question), timeout_s))
         assert isinstance(response, expected)
         return response
 

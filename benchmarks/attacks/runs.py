@@ -445,7 +445,7 @@ async def guest_floods(keep: str, agents: Agents, kind: str, seconds: float, dea
     """Send one kind of request without end; with ``deaf``, without ever reading a response."""
     guest = RunMember(keep, agents)
     victim = next(iter(guest.agents))
-    make, route = _questions()[kind]
+    make, route = _requests()[kind]
     loop, sent, dialled = asyncio.get_running_loop(), 0, 0
     READY.get()()
     end = loop.time() + seconds
@@ -469,7 +469,7 @@ async def guest_floods(keep: str, agents: Agents, kind: str, seconds: float, dea
     return {"sent": sent, "dialled": guest.dialled}
 
 
-def _questions() -> dict[str, tuple[Callable[[], bytes], int]]:
+def _requests() -> dict[str, tuple[Callable[[], bytes], int]]:
     unknown = tuple(PieceName(os.urandom(32), number) for number in range(1024))
     scope = Namespace("mallory", 1)
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
-from barnraise.agent_client.run_requests import RunQuestion, RunTold
+from barnraise.agent_client.run_requests import RunRequest, RunResponse
 from barnraise.core.decoding import decode
 
 Text = Annotated[str, Meta(max_length=2000)]
@@ -80,7 +80,7 @@ class ShutdownRequest(msgspec.Struct, frozen=True, tag="down?"):
     """Say goodbye and end."""
 
 
-Question = (
+AgentRequest = (
     StatusRequest
     | PairRequest
     | OfferRequest
@@ -95,8 +95,8 @@ Question = (
     | ShutdownRequest
 )
 
-# Workers ask about the board through the same door.
-AnyQuestion = Question | RunQuestion | KvRequest | ClusterRequest
+# Workers send requests to the store through the same socket.
+AnyAgentRequest = AgentRequest | RunRequest | KvRequest | ClusterRequest
 
 
 class DeviceRow(msgspec.Struct, frozen=True):
@@ -200,22 +200,22 @@ class CheckResponse(msgspec.Struct, frozen=True, tag="check"):
     rows: tuple[CheckRow, ...]
 
 
-Told = StatusResponse | OfferResponse | RequestDone | CheckResponse | RunTold
+AgentResponse = StatusResponse | OfferResponse | RequestDone | CheckResponse | RunResponse
 
 _MISUNDERSTOOD = "the agent and the command line do not understand each other"
 _OTHER_VERSION = "They are of different versions: restart the agent (barnraise down, then barnraise up)."
 _encoder = msgspec.msgpack.Encoder()
-_questions: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)
-_responses: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told)
+_requests: msgspec.msgpack.Decoder[AnyAgentRequest] = msgspec.msgpack.Decoder(AnyAgentRequest)
+_responses: msgspec.msgpack.Decoder[AgentResponse] = msgspec.msgpack.Decoder(AgentResponse)
 
 
-def encode(message: Question | RunQuestion | Told) -> bytes:
+def encode(message: AgentRequest | RunRequest | AgentResponse) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_question(data: bytes) -> AnyQuestion:
-    return decode(_questions, data, _MISUNDERSTOOD, hint=_OTHER_VERSION)
+def decode_request(data: bytes) -> AnyAgentRequest:
+    return decode(_requests, data, _MISUNDERSTOOD, hint=_OTHER_VERSION)
 
 
-def decode_told(data: bytes) -> Told:
+def decode_response(data: bytes) -> AgentResponse:
     return decode(_responses, data, _MISUNDERSTOOD, hint=_OTHER_VERSION)

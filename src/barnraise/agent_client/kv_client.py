@@ -26,7 +26,7 @@ from barnraise.agent_client.kv_messages import (
     KvRequest,
     KvResponse,
     Namespace,
-    decode_answer,
+    decode_response,
     encode,
 )
 from barnraise.core.errors import AgentError, ListenerError, MembershipError, OperationTimeout, ProtocolError
@@ -62,7 +62,7 @@ def ask_cluster(connect: Connect, timeout_s: float = 5.0) -> ClusterResponse:
     """Return how many machines take work. Raise AgentError or ListenerError if no agent answers here."""
     asker = connect()
     try:
-        answer = decode_answer(asker.ask(encode(ClusterRequest()), timeout_s))
+        answer = decode_response(asker.ask(encode(ClusterRequest()), timeout_s))
     finally:
         asker.close()
     if not isinstance(answer, ClusterResponse):
@@ -87,7 +87,7 @@ class _Lane:
 
 
 class KvClient:
-    """One scope of the board. ``timeout_s`` bounds every call that is given no time of its own."""
+    """One scope of the store. ``timeout_s`` bounds every call that is given no time of its own."""
 
     def __init__(self, connect: Connect, scope: Namespace, timeout_s: float = 60.0) -> None:
         self.scope = scope
@@ -264,7 +264,7 @@ class KvClient:
         try:
             if lane.asker is None:
                 lane.asker = self._connect()
-            answer = decode_answer(lane.asker.ask(encode(question), question.patience_s + _MARGIN_S))
+            answer = decode_response(lane.asker.ask(encode(question), question.patience_s + _MARGIN_S))
         except (ListenerError, AgentError) as error:
             lane.close()
             if not isinstance(error.__cause__, OSError):
@@ -275,7 +275,7 @@ class KvClient:
             raise
         if not isinstance(answer, KvResponse):
             lane.close()
-            raise ProtocolError(f"the agent answered {type(answer).__name__} about the board")
+            raise ProtocolError(f"the agent answered {type(answer).__name__} to a request to the store")
         return answer.result
 
     @contextmanager
@@ -301,7 +301,7 @@ def _check(key: str, value: bytes = b"") -> int:
         raise AgentError(f"a key has {length} bytes; it may have {LARGEST_KEY}", hint="Use a shorter key.")
     if len(value) > LARGEST_VALUE:
         raise AgentError(
-            f"key {key!r} would have {format_size(len(value))}; the board takes {format_size(LARGEST_VALUE)}",
+            f"key {key!r} would have {format_size(len(value))}; the store accepts {format_size(LARGEST_VALUE)}",
             hint="Send large data with a collective instead of the store.",
         )
     return length + len(value)

@@ -43,7 +43,7 @@ class Namespace(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class _Operation(msgspec.Struct, frozen=True, array_like=True):
-    """``founding`` is the board that the client knows; empty if it has not met one yet."""
+    """``founding`` is the id of the store that the client knows; empty before the first response."""
 
     scope: Namespace
     client: ClientId
@@ -167,7 +167,7 @@ WRITES = (
 
 
 class KvDone(msgspec.Struct, frozen=True, array_like=True, tag="done", omit_defaults=True):
-    """``number`` is the operation's place in the board's history; a later one has a higher number."""
+    """``number`` is the operation's place in the store's history; a later one has a higher number."""
 
     number: Annotated[int, Meta(ge=0)]
     founding: FoundingId
@@ -188,14 +188,14 @@ class KvDenied(msgspec.Struct, frozen=True, array_like=True, tag="denied"):
 Result = KvDone | KvDenied
 
 
-class KvRequest(msgspec.Struct, frozen=True, tag="board"):
+class KvRequest(msgspec.Struct, frozen=True, tag="store"):
     """``patience_s``: how long the agent may try before it says why it cannot."""
 
     operation: Operation | WatchKey
     patience_s: Seconds
 
 
-class KvResponse(msgspec.Struct, frozen=True, tag="board"):
+class KvResponse(msgspec.Struct, frozen=True, tag="store"):
     result: Result
 
 
@@ -215,25 +215,25 @@ class ClusterResponse(msgspec.Struct, frozen=True, tag="cluster"):
     view: Annotated[int, Meta(ge=0)]
 
 
-Question = KvRequest | ClusterRequest
-Answer = KvResponse | ClusterResponse
+StoreRequest = KvRequest | ClusterRequest
+StoreResponse = KvResponse | ClusterResponse
 
 _encoder = msgspec.msgpack.Encoder()
-_questions: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
-_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_requests: msgspec.msgpack.Decoder[StoreRequest] = msgspec.msgpack.Decoder(StoreRequest)
+_responses: msgspec.msgpack.Decoder[StoreResponse] = msgspec.msgpack.Decoder(StoreResponse)
 
 
-def encode(message: Question | Answer) -> bytes:
+def encode(message: StoreRequest | StoreResponse) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_question(data: bytes) -> Question:
+def decode_request(data: bytes) -> StoreRequest:
     """Decode a request to the store. Raise ProtocolError unless it is one of ours and within its limits."""
-    return decode(_questions, data, "a question about the board cannot be read")
+    return decode(_requests, data, "a request to the store cannot be read")
 
 
-def decode_answer(data: bytes) -> Answer:
-    return decode(_answers, data, "an answer about the board cannot be read")
+def decode_response(data: bytes) -> StoreResponse:
+    return decode(_responses, data, "a response of the store cannot be read")
 
 
 def weight(operation: Operation | WatchKey) -> int:

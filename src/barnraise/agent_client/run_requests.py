@@ -152,7 +152,7 @@ class FetchCheckpointRequest(msgspec.Struct, frozen=True, tag="bring?"):
 
 
 CheckpointQuestion = SignRequest | SignersRequest | NewestCheckpointRequest | FetchCheckpointRequest
-RunQuestion = (
+RunRequest = (
     StartRunRequest
     | ResumeRunRequest
     | GraphRequest
@@ -328,7 +328,7 @@ class FetchCheckpointResponse(msgspec.Struct, frozen=True, tag="bring"):
 
 
 CheckpointTold = SignResponse | SignersResponse | NewestCheckpointResponse | FetchCheckpointResponse
-RunTold = (
+RunResponse = (
     RunStarted
     | GraphResponse
     | RunsResponse

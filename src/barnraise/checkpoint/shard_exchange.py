@@ -21,7 +21,7 @@ import torch.distributed as dist
 from msgspec import Meta
 
 from barnraise.agent_client.client import ListenerClient
-from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse, decode_told, encode
+from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse, decode_response, encode
 from barnraise.agent_client.run_requests import WatchRequest, WatchResponse
 from barnraise.checkpoint.shard_files import DRAFT, ShardFile, Start, TransferPlan, is_valid
 from barnraise.core.config import load_settings, state_directory
@@ -160,8 +160,8 @@ def guest_machines(run: WatchResponse, cluster: StatusResponse) -> list[str]:
 
 def _ask_agent(run: str) -> tuple[WatchResponse, StatusResponse]:
     with ListenerClient.connect(state_directory(load_settings())) as client:
-        watch = decode_told(client.ask(encode(WatchRequest(run=run, wait_s=0.0)), _REQUEST_S))
-        status = decode_told(client.ask(encode(StatusRequest()), _REQUEST_S))
+        watch = decode_response(client.ask(encode(WatchRequest(run=run, wait_s=0.0)), _REQUEST_S))
+        status = decode_response(client.ask(encode(StatusRequest()), _REQUEST_S))
     if not isinstance(watch, WatchResponse) or not isinstance(status, StatusResponse):
         raise AgentError("the agent did not answer which machines take part in this run")
     return watch, status

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from barnraise.agent_client.client import ListenerClient
-from barnraise.agent_client.cluster_requests import Told, decode_told, encode
+from barnraise.agent_client.cluster_requests import AgentResponse, decode_response, encode
 from barnraise.agent_client.run_requests import (
     FetchCheckpointRequest,
     FetchCheckpointResponse,
     NewestCheckpointRequest,
     NewestCheckpointResponse,
-    RunQuestion,
+    RunRequest,
     SignersRequest,
     SignersResponse,
     SignRequest,
@@ -29,7 +29,7 @@ log = logging.getLogger("barnraise.checkpoint")
 _REQUEST_S = 30.0
 _REPORT_S = 10.0
 
-T = TypeVar("T", bound=Told)
+T = TypeVar("T", bound=AgentResponse)
 
 
 class CheckpointSigner(Protocol):
@@ -85,9 +85,9 @@ class AgentCheckpointSigner:
             done, size = format_size(response.done_bytes), format_size(response.all_bytes)
             log.warning("waiting for the checkpoint of step %d: received %s of %s", step, done, size)
 
-    def _ask(self, request: RunQuestion, expected: type[T], timeout_s: float) -> T:
+    def _ask(self, request: RunRequest, expected: type[T], timeout_s: float) -> T:
         with ListenerClient.connect(self._state) as client:
-            response = decode_told(client.ask(encode(request), timeout_s))
+            response = decode_response(client.ask(encode(request), timeout_s))
         if not isinstance(response, expected):
             raise AgentError(f"the agent answered {type(request).__name__} with {type(response).__name__}")
         return response

@@ -11,17 +11,17 @@ import click
 import msgspec
 
 from barnraise.agent_client.client import ListenerClient
-from barnraise.agent_client.cluster_requests import Question, Told, decode_told, encode
-from barnraise.agent_client.run_requests import RunQuestion
+from barnraise.agent_client.cluster_requests import AgentRequest, AgentResponse, decode_response, encode
+from barnraise.agent_client.run_requests import RunRequest
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import AgentError, ListenerError
 
-T = TypeVar("T", bound=Told)
+T = TypeVar("T", bound=AgentResponse)
 _ANSWER_S = 20.0
 
 
 def ask(
-    question: Question | RunQuestion,
+    question: AgentRequest | RunRequest,
     expected: type[T],
     *,
     timeout_s: float = _ANSWER_S,
@@ -38,13 +38,13 @@ def ask(
             ) from error
         client = _start(settings)
     with client:
-        answer = decode_told(client.ask(encode(question), timeout_s))
+        answer = decode_response(client.ask(encode(question), timeout_s))
     if not isinstance(answer, expected):
         raise AgentError(f"the agent answered {type(answer).__name__} to a {type(question).__name__}")
     return answer
 
 
-def print_json(answer: Told) -> None:
+def print_json(answer: AgentResponse) -> None:
     """Print a response for programs: one JSON object with every field that people see."""
     click.echo(json.dumps(msgspec.to_builtins(answer), indent=2))
 

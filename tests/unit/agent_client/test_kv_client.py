@@ -28,8 +28,8 @@ from barnraise.agent_client.kv_messages import (
     KvResponse,
     Namespace,
     SetKey,
-    decode_answer,
-    decode_question,
+    decode_request,
+    decode_response,
     encode,
 )
 from barnraise.core.errors import (
@@ -271,7 +271,7 @@ MESSAGES = (
 
 @given(st.binary(max_size=200) | changed([encode(message) for message in MESSAGES]))
 def test_messages_with_changed_bytes_are_read_or_refused(data: bytes) -> None:
-    for decode in (decode_question, decode_answer):
+    for decode in (decode_request, decode_response):
         read_or_refused(data, decode, encode, ProtocolError)
 
 
@@ -283,7 +283,9 @@ def test_messages_with_one_changed_byte_are_both_read_and_refused() -> None:
             for change in (1, 128):
                 data = bytearray(message)
                 data[place] ^= change
-                counts[any(_is_read(decode, bytes(data)) for decode in (decode_question, decode_answer))] += 1
+                counts[
+                    any(_is_read(decode, bytes(data)) for decode in (decode_request, decode_response))
+                ] += 1
     assert min(counts.values()) > 100
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from barnraise.agent_client.cluster_requests import decode_question, encode
+from barnraise.agent_client.cluster_requests import decode_request, encode
 from barnraise.agent_client.run_options import DataSet, RunOptions, RunProgram, ScriptImports
 from barnraise.agent_client.run_requests import StartRunRequest
 from barnraise.core.errors import ProtocolError
@@ -60,7 +60,7 @@ BAD_PROGRAMS: list[dict[str, object]] = [
 
 def read_twice(program: RunProgram, options: RunOptions) -> tuple[StartRunRequest, RunSpec]:
     """Return the request as the agent decodes it, and the spec as another machine decodes it."""
-    request = decode_question(encode(StartRunRequest(program=program, options=options)))
+    request = decode_request(encode(StartRunRequest(program=program, options=options)))
     assert isinstance(request, StartRunRequest)
     return request, read_spec(sign_spec(spec(program, options), KEY))
 
@@ -105,6 +105,6 @@ def test_spec_without_program_is_rejected() -> None:
 
 def _check_rejected(program: RunProgram, options: RunOptions) -> None:
     with pytest.raises(ProtocolError):
-        decode_question(encode(StartRunRequest(program=program, options=options)))
+        decode_request(encode(StartRunRequest(program=program, options=options)))
     with pytest.raises(ProtocolError):
         read_spec(sign_spec(spec(program, options), KEY))

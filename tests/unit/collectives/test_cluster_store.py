@@ -1,4 +1,4 @@
-"""torch on the board: a store like torch's own, and ranks without any address."""
+"""The cluster store for torch: a store like torch's own, and ranks without any address."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from barnraise.agent_client.kv_messages import (
     ClusterResponse,
     KvResponse,
     Result,
-    decode_question,
+    decode_request,
     encode,
 )
 from barnraise.core.config import NetworkSettings, Settings, StateSettings
@@ -60,7 +60,7 @@ class Machine(SettingsConnectionPolicy):
 
     async def answer(self, question: bytes) -> bytes:
         self.questions += 1
-        request = decode_question(question)
+        request = decode_request(question)
         if isinstance(request, ClusterRequest):
             view = self.servers.view
             return encode(ClusterResponse(self.servers.world, view.members.index(self.name), view.number))

@@ -1,4 +1,4 @@
-"""The board by itself: what operations do, what is refused, and that a copy is a copy."""
+"""The store by itself: what operations do, what is refused, and that a copy is a copy."""
 
 from __future__ import annotations
 

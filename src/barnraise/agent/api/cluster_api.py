@@ -12,6 +12,8 @@ from barnraise.agent.cluster.join import join
 from barnraise.agent.daemon import Agent
 from barnraise.agent.diagnostics import collect
 from barnraise.agent_client.cluster_requests import (
+    AgentRequest,
+    AgentResponse,
     CheckRequest,
     ContinueRequest,
     DeviceRow,
@@ -24,20 +26,18 @@ from barnraise.agent_client.cluster_requests import (
     PairRequest,
     PeerLinkRow,
     PskRequest,
-    Question,
     RenameRequest,
     RequestDone,
     ShutdownRequest,
     StatusRequest,
     StatusResponse,
-    Told,
     UnpairRequest,
-    decode_question,
+    decode_request,
     encode,
 )
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest, KvResponse
 from barnraise.agent_client.kv_messages import encode as encode_kv
-from barnraise.agent_client.run_requests import RunQuestion
+from barnraise.agent_client.run_requests import RunRequest
 from barnraise.core.errors import AgentError, MembershipError
 from barnraise.identity import NodeId
 from barnraise.identity.trust import SignedEntry, TrustLog, check_name
@@ -52,19 +52,19 @@ State = Literal["this", "here", "joining", "silent", "away"]
 
 async def answer(agent: Agent, data: bytes) -> bytes:
     """Answer one request of a process of this machine's user."""
-    request = decode_question(data)
+    request = decode_request(data)
     if isinstance(request, KvRequest | ClusterRequest):
         if isinstance(request, KvRequest) and agent.runs.proxy.is_needed:
             return encode_kv(
                 KvResponse(await agent.runs.proxy.request(request.operation, request.patience_s))
             )
         return await agent.kv.answer(request)
-    if isinstance(request, RunQuestion):
+    if isinstance(request, RunRequest):
         return encode(await runs_api.answer(agent, request))
     return encode(await _answer(agent, request))
 
 
-async def _answer(agent: Agent, request: Question) -> Told:
+async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
     match request:
         case StatusRequest():
             return status(agent)

@@ -15,7 +15,7 @@ from barnraise.agent.checkpoints.service import LocatedCheckpoint, ShardedCheckp
 from barnraise.agent.daemon import Agent
 from barnraise.agent.runs.messages import MAX_LOG_BYTES
 from barnraise.agent.runs.registry import RunEntry
-from barnraise.agent_client.cluster_requests import RequestDone, Told
+from barnraise.agent_client.cluster_requests import AgentResponse, RequestDone
 from barnraise.agent_client.run_options import RunOptions
 from barnraise.agent_client.run_requests import (
     AcceptRunRequest,
@@ -30,7 +30,7 @@ from barnraise.agent_client.run_requests import (
     ResultsRequest,
     ResultsResponse,
     ResumeRunRequest,
-    RunQuestion,
+    RunRequest,
     RunRow,
     RunsRequest,
     RunsResponse,
@@ -59,7 +59,7 @@ _MAX_RESUMED = 16
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
 
-async def answer(agent: Agent, request: RunQuestion) -> Told:
+async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
     """Answer one request about runs of a process of this machine's user."""
     match request:
         case StartRunRequest():

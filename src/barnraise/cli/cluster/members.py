@@ -10,10 +10,10 @@ import click
 
 from barnraise.agent_client.bootstrap import standing_of
 from barnraise.agent_client.cluster_requests import (
+    AgentRequest,
     ContinueRequest,
     LeaveRequest,
     PskRequest,
-    Question,
     RenameRequest,
     RequestDone,
     ShutdownRequest,
@@ -92,7 +92,7 @@ def _confirm(question: str, agreed: bool) -> None:
     click.confirm(question, abort=True)
 
 
-def _do(question: Question, as_json: bool) -> int:
+def _do(question: AgentRequest, as_json: bool) -> int:
     return _tell(ask(question, RequestDone, timeout_s=_DECIDE_S), as_json)
 
 

@@ -22,19 +22,19 @@ import click
 from barnraise.agent_client.bootstrap import child_environment
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import (
+    AgentRequest,
+    AgentResponse,
     JoinClusterRequest,
     OfferResponse,
     PairRequest,
-    Question,
     RenameRequest,
     RequestDone,
     StatusRequest,
     StatusResponse,
-    Told,
-    decode_told,
+    decode_response,
     encode,
 )
-from barnraise.agent_client.run_requests import RunQuestion
+from barnraise.agent_client.run_requests import RunRequest
 from barnraise.core.command import runner
 from barnraise.core.errors import AgentError, BarnraiseError, RunError, TorchMissing
 
@@ -62,7 +62,7 @@ for epoch in run.epochs(20):
 print("final", run.done, *(repr(one.sum().item()) for one in model.parameters()))
 """
 
-T = TypeVar("T", bound=Told)
+T = TypeVar("T", bound=AgentResponse)
 
 
 class SelfTestNode:
@@ -87,9 +87,9 @@ class SelfTestNode:
         self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
         log.close()
 
-    def ask(self, question: Question | RunQuestion, expected: type[T], timeout_s: float = 60.0) -> T:
+    def ask(self, question: AgentRequest | RunRequest, expected: type[T], timeout_s: float = 60.0) -> T:
         with ListenerClient.connect(self.state) as client:
-            response = decode_told(client.ask(encode(question), timeout_s))
+            response = decode_response(client.ask(encode(question), timeout_s))
         if not isinstance(response, expected):
             raise AgentError(f"the agent answered {type(response).__name__}")
         return response

@@ -70,61 +70,61 @@ class HubUpOptions(NamedTuple):
     arguments: tuple[str, ...]
 
 
-def up(wishes: HubUpOptions) -> int:
+def up(options: HubUpOptions) -> int:
     require_hub_parts()
     from barnraise.hub.object_store.s3 import parse_bucket_url
     from barnraise.hub.storage.create import hub_key
 
-    if wishes.store or wishes.store_endpoint:
-        parse_bucket_url(wishes.store, wishes.store_endpoint)  # before anything is made
-    if wishes.held_out is not None and wishes.parent:
+    if options.store or options.store_endpoint:
+        parse_bucket_url(options.store, options.store_endpoint)  # before anything is made
+    if options.held_out is not None and options.parent:
         raise HubError(
             "a region's updates are tried by the hub above it", hint="Give --held-out there, and not here."
         )
-    sent = (wishes.folder or Path.cwd()).resolve()
-    if wishes.held_out is not None and wishes.script and wishes.held_out.resolve().is_relative_to(sent):
+    sent = (options.folder or Path.cwd()).resolve()
+    if options.held_out is not None and options.script and options.held_out.resolve().is_relative_to(sent):
         raise HubError(
-            f"{wishes.held_out} is in the folder that every friend gets, {sent}",
+            f"{options.held_out} is in the folder that every friend gets, {sent}",
             hint="Keep it and its samples in another folder: a member with the samples can train on them.",
         )
     settings = load_settings()
-    directory = _directory(wishes, settings)
+    directory = _directory(options, settings)
     hub_key(directory)
-    addresses = wishes.address or known_addresses(directory) or _own(wishes)
+    addresses = options.address or known_addresses(directory) or _own(options)
     write_addresses(directory, addresses)
     with room(settings, directory.name) as place:
-        return until_left(_keep_hub(wishes, directory, addresses, place, settings))
+        return until_left(_keep_hub(options, directory, addresses, place, settings))
 
 
 async def _keep_hub(
-    wishes: HubUpOptions, directory: Path, addresses: Sequence[str], place: Path, settings: Settings
+    options: HubUpOptions, directory: Path, addresses: Sequence[str], place: Path, settings: Settings
 ) -> int:
     from barnraise.hub.storage.create import create_invite
 
-    host = wishes.host or ("127.0.0.1" if wishes.plain else "0.0.0.0")
-    options = ["--host", host, "--port", str(wishes.port)]
-    options += ["--plain"] if wishes.plain else []
-    if wishes.parent:
+    host = options.host or ("127.0.0.1" if options.plain else "0.0.0.0")
+    arguments = ["--host", host, "--port", str(options.port)]
+    arguments += ["--plain"] if options.plain else []
+    if options.parent:
         offered = [word for address in addresses for word in ("--offer", address)]
-        options += ["--parent", wishes.parent, "--seats", str(wishes.seats), *offered]
-    if wishes.held_out is not None:
-        options += ["--held-out", str(wishes.held_out.resolve())]
-    if wishes.store:
-        options += ["--store", wishes.store, "--store-endpoint", wishes.store_endpoint]
-    hub = await start_hub(directory, options, place)
+        arguments += ["--parent", options.parent, "--seats", str(options.seats), *offered]
+    if options.held_out is not None:
+        arguments += ["--held-out", str(options.held_out.resolve())]
+    if options.store:
+        arguments += ["--store", options.store, "--store-endpoint", options.store_endpoint]
+    hub = await start_hub(directory, arguments, place)
     owner: ChildProcess | None = None
     try:
-        local = _url(_loopback(host), wishes.port, plain=wishes.plain)
+        local = _url(_loopback(host), options.port, plain=options.plain)
         write_local_address(directory, local)
         await _while_up(start_in_thread(partial(_await_founding, directory)), hub)
         # A region's model is its parent's; its own machine is a member like all others.
-        role: Role = "friend" if wishes.parent else "owner"
+        role: Role = "friend" if options.parent else "owner"
         own = create_invite(directory, [local], role=role, valid_s=_OWNERS_S)
-        seated = await _while_up(start_in_thread(partial(_begin_own, own, place, wishes, settings)), hub)
+        seated = await _while_up(start_in_thread(partial(_begin_own, own, place, options, settings)), hub)
         owner = await start_script(seated) if seated is not None else None
         await _while_up(start_in_thread(partial(_await_base, own, settings)), hub, owner)
-        _print_invite(create_invite(directory, addresses, uses=wishes.uses), addresses, wishes)
-        return await _watch(hub, owner, wishes, seated, settings)
+        _print_invite(create_invite(directory, addresses, uses=options.uses), addresses, options)
+        return await _watch(hub, owner, options, seated, settings)
     except asyncio.CancelledError:
         say("the hub ends; `barnraise hub up` goes on with it where it is")
         return LEFT
@@ -181,19 +181,19 @@ def _await_base(invite: Invite, settings: Settings) -> None:
     client.close()
 
 
-def _begin_own(invite: Invite, place: Path, wishes: HubUpOptions, settings: Settings) -> JoinedHub | None:
+def _begin_own(invite: Invite, place: Path, options: HubUpOptions, settings: Settings) -> JoinedHub | None:
     """Join this machine as a member without asking; None if it does not train."""
     from barnraise.cli.hub.code import look
     from barnraise.hub.protocol.messages import RunDescription
 
     client = client_of(settings, invite)
     try:
-        patience_s = _ANSWER_S if wishes.held_out is None else _CHECK_S
+        patience_s = _ANSWER_S if options.held_out is None else _CHECK_S
         description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=patience_s)
-        if description.version is not None and not wishes.train:
+        if description.version is not None and not options.train:
             return None
         offered = look(client, description, place, settings)
-        return take_seat(client, invite, offered, place, settings, only_begins=not wishes.train)
+        return take_seat(client, invite, offered, place, settings, only_begins=not options.train)
     finally:
         client.close()
 
@@ -201,7 +201,7 @@ def _begin_own(invite: Invite, place: Path, wishes: HubUpOptions, settings: Sett
 async def _watch(
     hub: ChildProcess,
     owner: ChildProcess | None,
-    wishes: HubUpOptions,
+    options: HubUpOptions,
     seated: JoinedHub | None,
     settings: Settings,
 ) -> int:
@@ -211,7 +211,7 @@ async def _watch(
         if owner is not None and seated is not None:
             owner.show()
             if owner.ended is not None:
-                await _end_own(owner, wishes, seated, settings)
+                await _end_own(owner, options, seated, settings)
                 owner = None
         await asyncio.sleep(LOOK_S)
     hub.show()
@@ -219,12 +219,12 @@ async def _watch(
     return 1
 
 
-async def _end_own(owner: ChildProcess, wishes: HubUpOptions, seated: JoinedHub, settings: Settings) -> None:
+async def _end_own(owner: ChildProcess, options: HubUpOptions, seated: JoinedHub, settings: Settings) -> None:
     owner.show()
-    if owner.code == 0 and not wishes.train:
+    if owner.code == 0 and not options.train:
         return
     if owner.code == 0:
-        target = (wishes.folder or Path.cwd()) / RESULTS / seated.room.name
+        target = (options.folder or Path.cwd()) / RESULTS / seated.room.name
         await asyncio.to_thread(keep_results, seated, target, settings)
     say(f"this machine's own part {owner.how()}; the hub goes on until Ctrl-C")
 
@@ -233,52 +233,54 @@ def _loopback(host: str) -> str:
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
 
-def _print_invite(invite: Invite, addresses: Sequence[str], wishes: HubUpOptions) -> None:
+def _print_invite(invite: Invite, addresses: Sequence[str], options: HubUpOptions) -> None:
     from barnraise.hub.protocol.invites import invite_text
 
     click.echo(f"The run {invite.run} is at {', '.join(addresses)}. Friends join it with:")
     click.echo(f"\n  barnraise join --invite {invite_text(invite)}\n")
-    click.echo(f"It can be used {counted(wishes.uses, 'time')} within 7 days; `barnraise invite` makes more.")
+    click.echo(
+        f"It can be used {counted(options.uses, 'time')} within 7 days; `barnraise invite` makes more."
+    )
     problem, fix = hub_reach(addresses)
-    if problem and not wishes.parent:  # a region is for the machines of one network
+    if problem and not options.parent:  # a region is for the machines of one network
         say(f"{problem}. {fix}")
 
 
 # where hubs are
 
 
-def _directory(wishes: HubUpOptions, settings: Settings) -> Path:
-    if wishes.parent and wishes.script:
+def _directory(options: HubUpOptions, settings: Settings) -> Path:
+    if options.parent and options.script:
         raise HubError(
             "a region trains what its parent trains",
             hint="Leave out the script: barnraise hub up --parent INVITE",
         )
-    if wishes.parent:
+    if options.parent:
         from barnraise.hub.protocol.invites import read_invite
 
-        return top_folder(settings) / (wishes.name or f"{read_invite(wishes.parent).run}-region")
-    return _new(wishes, settings) if wishes.script else kept_hub(wishes.name, settings)
+        return top_folder(settings) / (options.name or f"{read_invite(options.parent).run}-region")
+    return _new(options, settings) if options.script else kept_hub(options.name, settings)
 
 
-def _new(wishes: HubUpOptions, settings: Settings) -> Path:
+def _new(options: HubUpOptions, settings: Settings) -> Path:
     """Create the hub: store the folder's files as blobs, and make this machine's key the owner."""
     from barnraise.hub.client.credentials import member_key
     from barnraise.hub.protocol.messages import CodeDescription, RoundConfig, encode_message
     from barnraise.hub.storage.create import create_hub, hub_blobs, hub_key
 
-    assert wishes.script is not None
-    folder = (wishes.folder or Path.cwd()).resolve()
-    path = Path(wishes.script)
+    assert options.script is not None
+    folder = (options.folder or Path.cwd()).resolve()
+    path = Path(options.script)
     if not path.is_file() or not path.resolve().is_relative_to(folder):
         raise RunError(
-            f"there is no script {wishes.script} in the folder that is sent, {folder}",
+            f"there is no script {options.script} in the folder that is sent, {folder}",
             hint="Run it from the script's own folder, or name the folder with --folder.",
         )
-    if wishes.codec != RoundConfig().codec:
+    if options.codec != RoundConfig().codec:
         from barnraise.hub.protocol.vector_file import check_codec  # torch, which takes a while
 
-        check_codec(wishes.codec)
-    name = wishes.name or path.stem
+        check_codec(options.codec)
+    name = options.name or path.stem
     directory = top_folder(settings) / name
     if (directory / "hub.db").exists():
         raise HubError(
@@ -292,12 +294,12 @@ def _new(wishes: HubUpOptions, settings: Settings) -> Path:
     contents = _contents(packed.manifest, store, directory)
     manifest = blobs.put(encode_manifest(packed.manifest))
     entry = path.resolve().relative_to(folder).as_posix()
-    code = CodeDescription(entry=entry, arguments=wishes.arguments, manifest=manifest, contents=contents)
+    code = CodeDescription(entry=entry, arguments=options.arguments, manifest=manifest, contents=contents)
     create_hub(
         directory,
         name,
         member_key(machine_key(settings), hub_key(directory).id).id,
-        RoundConfig(codec=wishes.codec, round_s=parse_duration(wishes.round_time)),
+        RoundConfig(codec=options.codec, round_s=parse_duration(options.round_time)),
         code=blobs.put(encode_message(code)),
         kept=(manifest, *contents),
     )
@@ -316,9 +318,9 @@ def _contents(manifest: FolderManifest, store: ArtifactStore, directory: Path) -
     return tuple(blob_names)
 
 
-def _own(wishes: HubUpOptions) -> tuple[str, ...]:
-    addresses = [] if wishes.plain else [address for address in own_addresses() if ":" not in address][:4]
-    return tuple(_url(address, wishes.port, plain=wishes.plain) for address in (addresses or ["127.0.0.1"]))
+def _own(options: HubUpOptions) -> tuple[str, ...]:
+    addresses = [] if options.plain else [address for address in own_addresses() if ":" not in address][:4]
+    return tuple(_url(address, options.port, plain=options.plain) for address in (addresses or ["127.0.0.1"]))
 
 
 def _url(host: str, port: int, *, plain: bool) -> str:

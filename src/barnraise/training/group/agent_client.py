@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from barnraise.agent_client.client import ListenerClient
-from barnraise.agent_client.cluster_requests import decode_told, encode
+from barnraise.agent_client.cluster_requests import decode_response, encode
 from barnraise.agent_client.run_requests import (
     MOST_WORDS,
     GraphRequest,
@@ -79,7 +79,7 @@ class AgentGroupClient:
     def survey(self) -> TopologyGraph:
         """Return the topology that the agents have measured."""
         with ListenerClient.connect(self.worker.state) as client:
-            response = decode_told(client.ask(encode(GraphRequest()), _REQUEST_S))
+            response = decode_response(client.ask(encode(GraphRequest()), _REQUEST_S))
         if not isinstance(response, GraphResponse):
             raise RunError("the agent did not answer with a topology graph")
         return decode_graph(response.graph)
@@ -181,7 +181,7 @@ class AgentGroupClient:
                 with ListenerClient.connect(self.worker.state) as client:
                     while True:
                         request = self._request(version, _REQUEST_S)
-                        response = decode_told(client.ask(encode(request), _REQUEST_S * 3))
+                        response = decode_response(client.ask(encode(request), _REQUEST_S * 3))
                         if not isinstance(response, GroupResponse):
                             raise RunError("the agent did not answer with a group")
                         version = response.version

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from barnraise.agent_client.client import ListenerClient
-from barnraise.agent_client.cluster_requests import RequestDone, Told, decode_told, encode
+from barnraise.agent_client.cluster_requests import AgentResponse, RequestDone, decode_response, encode
 from barnraise.agent_client.log_tail import LogTail
 from barnraise.agent_client.run_options import MAX_TITLE, RunOptions, RunProgram, ScriptImports
 from barnraise.agent_client.run_requests import (
     FollowPosition,
     ResultsRequest,
     ResultsResponse,
-    RunQuestion,
+    RunRequest,
     RunRow,
     RunStarted,
     StartRunRequest,
@@ -52,7 +52,7 @@ from barnraise.worker.launch.script_builder import script_of
 from barnraise.worker.launch.serializer import decode_values
 
 R = TypeVar("R")
-T = TypeVar("T", bound=Told)
+T = TypeVar("T", bound=AgentResponse)
 
 _ANSWER_S = 20.0
 _RESULTS_S = 600.0
@@ -199,7 +199,7 @@ class _Agent:
     settings: Settings
     say: Callable[[str], None]
 
-    def ask(self, question: RunQuestion, expected: type[T], timeout_s: float = _ANSWER_S) -> T:
+    def ask(self, question: RunRequest, expected: type[T], timeout_s: float = _ANSWER_S) -> T:
         try:
             client = ListenerClient.connect(state_directory(self.settings))
         except ListenerError as error:
@@ -207,12 +207,12 @@ class _Agent:
                 "no agent runs on this machine", hint="Start it: barnraise up --detach"
             ) from error
         with client:
-            answer = decode_told(client.ask(encode(question), timeout_s))
+            answer = decode_response(client.ask(encode(question), timeout_s))
         if not isinstance(answer, expected):
             raise AgentError(f"the agent answered {type(answer).__name__} to a {type(question).__name__}")
         return answer
 
-    def patiently(self, question: RunQuestion, expected: type[T]) -> T:
+    def patiently(self, question: RunRequest, expected: type[T]) -> T:
         """Ask again while the agent restarts: its runs outlive a short silence."""
         give_up = time.monotonic() + _AWAY_S
         while True:

@@ -16,7 +16,7 @@ import torch
 
 import barnraise
 from barnraise.agent_client.client import ListenerClient
-from barnraise.agent_client.cluster_requests import decode_told, encode
+from barnraise.agent_client.cluster_requests import decode_response, encode
 from barnraise.agent_client.run_requests import RunRow, RunsRequest, RunsResponse
 from barnraise.core.errors import AgentError, RunError
 from tests.unit.lone_agent import lone_agent
@@ -39,7 +39,7 @@ def agent(state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def _runs(state: Path) -> tuple[RunRow, ...]:
     with ListenerClient.connect(state, timeout=60) as client:
-        response = decode_told(client.ask(encode(RunsRequest()), 60))
+        response = decode_response(client.ask(encode(RunsRequest()), 60))
     assert isinstance(response, RunsResponse)
     return response.runs
 
