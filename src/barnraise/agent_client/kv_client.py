@@ -301,7 +301,7 @@ def _check(key: str, value: bytes = b"") -> int:
         raise AgentError(f"a key has {length} bytes; it may have {LARGEST_KEY}", hint="Use a shorter key.")
     if len(value) > LARGEST_VALUE:
         raise AgentError(
-            f"key {key!r} would have {format_size(len(value))}; the store accepts {format_size(LARGEST_VALUE)}",
+            f"key {key!r} has {format_size(len(value))}; the store accepts {format_size(LARGEST_VALUE)}",
             hint="Send large data with a collective instead of the store.",
         )
     return length + len(value)
