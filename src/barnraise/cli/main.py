@@ -201,6 +201,7 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--folder", type=click.Path(path_type=Path), help="The folder to send (default: this one).")
 @click.option("--all", "all_output", is_flag=True, help="Show every worker's output, not only rank 0's.")
 @_flag("--detach", "Print the run's name and return.")
+@_flag("--separate", "Each worker runs the script by itself; they do not train one model together.")
 @_flag("--dry-run", "Measure a few steps, keep nothing, and show plans, as `barnraise plan` does.")
 @planning_options
 @click.argument("script")
@@ -215,6 +216,16 @@ def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
     options["on"], options["wishes"] = _names(options["on"]), take_wishes(options)
     chosen = take_run_options(options)
     return run.run(script, arguments, chosen, RunCommandOptions(**options))
+
+
+@app.command("adapt")
+@click.argument("script", type=click.Path(path_type=Path))
+@_flag("--write", "Change the script itself instead of printing a diff.")
+def _adapt(script: Path, write: bool) -> int:
+    """Print the lines that let SCRIPT train one model on all machines, as a diff."""
+    from barnraise.cli.runs import adapt
+
+    return adapt.run(script, write=write)
 
 
 @app.command("plan")

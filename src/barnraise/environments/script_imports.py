@@ -95,6 +95,32 @@ def scan_imports(files: Mapping[str, bytes], script: str) -> ScriptImports:
     )
 
 
+def reached_modules(files: Mapping[str, bytes], script: str) -> dict[str, ast.Module]:
+    """Return the modules of the folder that a script may load, parsed, with the script first.
+
+    Return an empty mapping if the script itself cannot be parsed.
+    """
+    script = str(PurePosixPath(script))
+    folder = _Folder(files, script)
+    modules: dict[str, ast.Module] = {}
+    waiting = [script]
+    unreadable: set[str] = set()
+    while waiting and len(modules) < _MOST_MODULES:
+        path = waiting.pop(0)
+        if path in modules or path in unreadable or path not in files:
+            continue
+        tree = _parsed(path, files[path])
+        if not isinstance(tree, ast.Module):
+            if path == script:
+                return {}
+            unreadable.add(path)
+            continue
+        modules[path] = tree
+        for imported in _imports(tree, folder, path, is_script=path == script):
+            waiting += folder.modules(imported)
+    return modules
+
+
 class _Folder:
     """Modules of the folder, by path."""
 

@@ -220,6 +220,11 @@ class Session:
         """Log values, to be averaged over the whole batch. They are in `history` one commit later."""
         self._metrics.log(values)
 
+    def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
+        """Print on the main worker only, so that each line appears once."""
+        if self.is_main:
+            print(*values, sep=sep, end=end, flush=True)  # noqa: T201  # the script's own output
+
     def track(self, name: str, thing: Any) -> None:
         """Add an object with ``state_dict`` and ``load_state_dict`` to the training state."""
         self._tracked[name] = thing

@@ -33,6 +33,7 @@ class RunCommandOptions:
     all_output: bool = False
     detach: bool = False
     dry_run: bool = False
+    separate: bool = False
     wishes: PlanOptions = field(default_factory=PlanOptions)
 
 

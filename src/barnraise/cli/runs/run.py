@@ -43,6 +43,7 @@ from barnraise.cli.agent_call import ask
 from barnraise.cli.plan.options import PlanOptions
 from barnraise.cli.plan.parse import check, levels_of
 from barnraise.cli.plan.plan import run_measured
+from barnraise.cli.runs.adapt import refuse_separate_training
 from barnraise.cli.runs.options import RunCommandOptions
 from barnraise.cli.runs.run_view import watch
 from barnraise.core.config import Settings, load_settings, state_directory
@@ -70,6 +71,8 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
     needs = needs_in(store, packed.manifest, command)
     if options.dry_run:
         _check_session(store, packed.manifest, script)
+    elif not options.separate:
+        refuse_separate_training(store, packed.manifest, command, chosen, options.on)
     data = tuple(_data(text, store, settings) for text in options.data)
     question = StartRunRequest(
         program=RunProgram(command=tuple(command), folder=packed.id, data=data, needs=needs),
