@@ -135,7 +135,8 @@ def grant_text(role: Role, side: Literal["joiner", "offerer"], other: str, *, us
     machines.
     """
     account = f" as user {user}" if user else ""
-    undo = f"Undo: barnraise unpair {other}"
+    # The joining machine leaves: `unpair` there would remove the other machine permanently.
+    undo = "Undo: barnraise leave" if side == "joiner" else f"Undo: barnraise unpair {other}"
     if role == "owner" and side == "joiner":
         return (
             f"Paired as owner with {other}. Owners of its cluster may now run code on this machine{account}, "
