@@ -49,7 +49,7 @@ CASES = (
     Case(
         "A worker raises",
         f"{_ON_RANK_1}raise ValueError('the loss is not a number')\nimport time\ntime.sleep(60)\n",
-        says=("last words of rank 1 on pc", "ValueError: the loss is not a number", "exited with code 1"),
+        says=("last output of rank 1 on pc", "ValueError: the loss is not a number", "exited with code 1"),
     ),
     Case(
         "A worker is killed, again and again",
@@ -62,7 +62,7 @@ CASES = (
         "A worker runs out of the memory that it may have",
         f"{_ON_RANK_1}\n    hoard = [bytearray(1 << 24) for _ in range(100)]\nimport time\ntime.sleep(60)\n",
         options=("--memory", "256MB"),
-        says=("MemoryError", "last words of rank 1 on pc"),
+        says=("MemoryError", "last output of rank 1 on pc"),
     ),
     Case(
         "A worker floods its output",

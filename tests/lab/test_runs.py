@@ -91,8 +91,8 @@ def test_first_failure_is_shown_first_with_its_machine(line: CommandLine, tmp_pa
     write_folder(tmp_path, script)
     done = line.run(1, "run", "train.py", folder=tmp_path, timeout=120)  # long before the others end
     assert done.returncode == 1
-    last = done.stderr[done.stderr.index("--- last words") :]
-    assert re.search(r"last words of rank 2 on h\d", last)
+    last = done.stderr[done.stderr.index("--- last output") :]
+    assert re.search(r"last output of rank 2 on h\d", last)
     assert "ValueError: the loss is a banana" in last
     assert 'File "' in last
     assert "exited with code 1" in last

@@ -207,6 +207,17 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     words: str = ""  # for what it waits
 
 
+class FailureRow(msgspec.Struct, frozen=True):
+    """Failure of a worker: one line about it, and the end of the worker's output."""
+
+    machine: str
+    rank: int
+    summary: str
+    tail: str
+    signal: int = 0
+    follows: bool = False  # the worker only noticed the failure of another one
+
+
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run as `ps` shows it."""
 
@@ -226,6 +237,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     failed_rank: int | None = None
     failed_on: str = ""
     tail: str = ""
+    failures: tuple[FailureRow, ...] = ()
 
 
 class RunsResponse(msgspec.Struct, frozen=True, tag="runs"):

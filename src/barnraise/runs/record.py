@@ -21,6 +21,9 @@ from barnraise.identity import NodeId, NodeKey, verify_signature
 MOST_MACHINES = MAX_MACHINES
 MOST_WORKERS = 1024
 MOST_DROPPED = 8
+MAX_REPORTED_FAILURES = 8
+MAX_RECORDED_FAILURES = 16
+MAX_FAILURE_TAIL = 4000
 RUN_ID = r"^[a-z0-9][a-z0-9-]{0,47}$"
 ENDED = "ended"
 _PURPOSE = b"barnraise run order 1\0"
@@ -90,6 +93,28 @@ class RestartedFailure(msgspec.Struct, frozen=True, array_like=True):
     kind: Word
 
 
+class WorkerFailure(msgspec.Struct, frozen=True, array_like=True):
+    """Exit of a worker with an error or by a signal. ``tail``: the end of its output."""
+
+    rank: Rank  # at its start
+    local_rank: Annotated[int, Meta(ge=0, le=64)]
+    start: Version
+    code: Annotated[int, Meta(ge=-1, le=1 << 32)]
+    signal: Annotated[int, Meta(ge=0, le=128)]
+    tail: Annotated[str, Meta(max_length=MAX_FAILURE_TAIL)]
+
+
+class RecordedFailure(msgspec.Struct, frozen=True, array_like=True):
+    """Failure of a worker, and its machine."""
+
+    node: Node
+    failure: WorkerFailure
+
+    @property
+    def key(self) -> tuple[bytes, int, int]:
+        return self.node, self.failure.local_rank, self.failure.start
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One version of the state of a run."""
 
@@ -111,6 +136,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     restarts: Count = 0  # used restarts of the whole group
     # Recent failures of single workers that were restarted.
     restarted_failures: Annotated[tuple[RestartedFailure, ...], Meta(max_length=MOST_WORKERS)] = ()
+    # Every failed exit of a worker, also of workers that were restarted; the first ones.
+    failures: Annotated[tuple[RecordedFailure, ...], Meta(max_length=MAX_RECORDED_FAILURES)] = ()
     hard: bool = False  # kill the workers at once
     elastic: bool = False  # a session: workers may join and leave without a restart of the others
     # Joining workers that recover the state while the others train.
@@ -200,6 +227,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     devices: Annotated[tuple[Annotated[str, Meta(max_length=16)], ...], Meta(max_length=64)] = ()
     packages: InstalledPackages | None = None
     workers: Annotated[tuple[WorkerState, ...], Meta(max_length=256)] = ()
+    failures: Annotated[tuple[WorkerFailure, ...], Meta(max_length=MAX_REPORTED_FAILURES)] = ()
     elastic: bool = False  # the workers have a session
     dropped: Annotated[tuple[DroppedSteps, ...], Meta(max_length=MOST_DROPPED)] = ()  # the newest last
     results: Digest = b""

@@ -21,6 +21,7 @@ from barnraise.agent_client.run_requests import (
     AcceptRunRequest,
     AcceptRunResponse,
     DroppedStepsRequest,
+    FailureRow,
     FollowPosition,
     GraphRequest,
     GraphResponse,
@@ -45,9 +46,10 @@ from barnraise.artifacts import folder_limits
 from barnraise.core.errors import BarnraiseError, MembershipError, RunError
 from barnraise.environments.compatibility import describe
 from barnraise.identity import NodeId
+from barnraise.runs.control.failures import root_failures, summarize
 from barnraise.runs.control.lifecycle import environment_findings, mark_provisional, request_stop
 from barnraise.runs.control.worker_status import reported_states
-from barnraise.runs.record import DroppedSteps, NodeReport, RunSpec, sign_spec
+from barnraise.runs.record import DroppedSteps, NodeReport, RunRecord, RunSpec, sign_spec
 from barnraise.topology.graph import encode_graph
 
 _RESULTS_S = 120.0
@@ -298,6 +300,22 @@ def _row(agent: Agent, entry: RunEntry) -> RunRow:
         failed_rank=outcome.rank if outcome is not None and outcome.rank >= 0 else None,
         failed_on=name(outcome.node) if outcome is not None and outcome.node else "",
         tail=outcome.tail if outcome is not None else "",
+        failures=_failures(agent, record),
+    )
+
+
+def _failures(agent: Agent, record: RunRecord) -> tuple[FailureRow, ...]:
+    roots = {failure.key for failure in root_failures(record.failures)}
+    return tuple(
+        FailureRow(
+            machine=agent.name_of(NodeId(item.node)),
+            rank=item.failure.rank,
+            summary=summarize(item.failure),
+            tail=item.failure.tail,
+            signal=item.failure.signal,
+            follows=item.key not in roots,
+        )
+        for item in record.failures
     )
 
 

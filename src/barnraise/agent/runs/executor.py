@@ -40,7 +40,15 @@ from barnraise.core.flow.backoff import SteppedBackoff
 from barnraise.environments import builder
 from barnraise.environments.installed_packages import InstalledPackages, own_packages, packages_of
 from barnraise.identity import NodeId
-from barnraise.runs.record import NodeReport, RunRecord, Stage, WorkerSlot, WorkerState
+from barnraise.runs.record import (
+    MAX_REPORTED_FAILURES,
+    NodeReport,
+    RunRecord,
+    Stage,
+    WorkerFailure,
+    WorkerSlot,
+    WorkerState,
+)
 
 _REPORT_S = 0.5
 _MAX_DETAIL = 4000
@@ -78,6 +86,7 @@ class RunExecutor:
         self._last_report: NodeReport | None = None
         self._reported_at = 0.0
         self._exited: dict[tuple[int, int], WorkerState] = {}
+        self._failures: dict[tuple[int, int], WorkerFailure] = {}
         self._groups: list[WorkerGroup] = []
         self._elastic = self._leaving = False
         self._restarts = self._crashes = self._crash_counted_for = 0
@@ -158,6 +167,7 @@ class RunExecutor:
         own_ranks = record.ranks_of(self._context.me.raw)
         if any(record.slots[rank].start > self._last_start for rank in own_ranks):
             await self._stop_workers()
+            self._collect_failures()
             self._generation, self._groups = record.generation, []
             await self._start(own_ranks, record.generation)
             return True
@@ -177,6 +187,7 @@ class RunExecutor:
         if any(ended):
             return True
         self._generation = record.generation
+        self._collect_failures()
         self._groups = [group for group in self._groups if group.alive or not group.is_idle]
         wanted = range(self.entry.spec.options.per_node or len(self._devices))
         states = [state for group in self._groups for state in group.states.values()]
@@ -428,6 +439,11 @@ class RunExecutor:
         self._collected = True
         self._report("ended", self._detail)
 
+    def _collect_failures(self) -> None:
+        """Keep the failures of worker groups, which are forgotten when their workers have exited."""
+        for failure in (failure for group in self._groups for failure in group.failures):
+            self._failures.setdefault((failure.local_rank, failure.start), failure)
+
     def _report(self, stage: Stage, detail: str = "") -> None:
         self._serial += 1
         self._stage, self._detail = stage, detail
@@ -435,6 +451,7 @@ class RunExecutor:
             self._exited.pop((state.local_rank, state.start), None)
             if state.state == "ended":
                 self._exited[state.local_rank, state.start] = state
+        self._collect_failures()
         alive = [state for group in self._groups for state in group.states.values() if state.state != "ended"]
         members = {slot.start for slot in self.entry.record.slots if slot.node == self._context.me.raw}
         for key in [key for key in self._exited if key[1] not in members and key[1] != self._last_start]:
@@ -452,6 +469,7 @@ class RunExecutor:
             devices=self._devices,
             packages=self._packages,
             workers=(*self._exited.values(), *alive),
+            failures=tuple(self._failures.values())[:MAX_REPORTED_FAILURES],
             elastic=self._elastic,
             results=self.results,
             collected=self._collected,

@@ -271,8 +271,11 @@ def _sanitized(report: NodeReport) -> NodeReport:
         )
         for state in report.workers
     )
-    rest = msgspec.to_builtins(replace(report, workers=()), builtin_types=(bytes,))
-    return replace(msgspec.convert(_all_printable(rest), NodeReport), workers=workers)
+    failures = tuple(
+        replace(failure, tail=printable(failure.tail, also="\n\t")) for failure in report.failures
+    )
+    rest = msgspec.to_builtins(replace(report, workers=(), failures=()), builtin_types=(bytes,))
+    return replace(msgspec.convert(_all_printable(rest), NodeReport), workers=workers, failures=failures)
 
 
 def _all_printable(value: Any) -> Any:

@@ -23,7 +23,7 @@ from barnraise.core.config import Settings
 from barnraise.core.files import remove_tree
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
-from barnraise.runs.record import RunRecord, RunSpec, WorkerState
+from barnraise.runs.record import MAX_FAILURE_TAIL, RunRecord, RunSpec, WorkerFailure, WorkerState
 from barnraise.runs.worker_environment import worker_environment
 
 _TAIL_CHARACTERS = 8000
@@ -76,6 +76,8 @@ class WorkerGroup:
         self._suspended_since: dict[int, float] = {}  # loop time by rank
         self._admitted: set[int] = set()
         self._evicted: set[int] = set()
+        self._is_terminating = False  # the workers were asked to exit
+        self.failures: list[WorkerFailure] = []
         self._exit_count = 0
         self._sleep_inhibitor = contextlib.ExitStack()
 
@@ -172,6 +174,8 @@ class WorkerGroup:
             return
         ended = asyncio.ensure_future(self._supervisor.wait())
         hard = is_urgent()
+        self._is_terminating = not hard
+        self._evicted |= set(self.states)  # a signal that ends them now is ours
         await self._supervisor.stop(hard=hard)
         while not ended.done():
             changed.clear()
@@ -260,7 +264,18 @@ class WorkerGroup:
             tail=tail,
             place=self._exit_count,
         )
+        self._note_failure(event.rank)
         self._on_change()
+
+    def _note_failure(self, rank: int) -> None:
+        """Keep a failed exit that this machine did not cause by stopping the worker."""
+        state = self.states[rank]
+        is_ours = self._is_terminating or (state.signal and rank in self._evicted)
+        if state.failed and not is_ours:
+            tail = state.tail[-MAX_FAILURE_TAIL:]
+            self.failures.append(
+                WorkerFailure(rank, state.local_rank, state.start, state.code, state.signal, tail)
+            )
 
 
 def guests_of(order: RunSpec, log: TrustLog, name_of: Callable[[NodeId], str]) -> dict[bytes, str]:

@@ -163,7 +163,7 @@ async def _while_up(work: asyncio.Future[T], hub: ChildProcess, owner: ChildProc
                 if kept.ended is not None and (kept is hub or kept.code):
                     kept.show()
                     whose = "the hub's process" if kept is hub else "the script on this machine"
-                    raise HubError(f"{whose} {kept.how()}", hint="Do what its last words above say.")
+                    raise HubError(f"{whose} {kept.how()}", hint="Do what its last lines above say.")
             await asyncio.sleep(LOOK_S)
         return work.result()
     finally:

@@ -54,6 +54,7 @@ from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN, VARIABLE
 
 _ANSWER_S = 20.0
+FORGIVEN = 3  # exit code: the run finished, but an error of the script on one machine was forgiven
 _BY_SIZE = (
     "Use run = barnraise.init() and run.prepare(...) as docs/session.md shows, or plan by the model's size: "
     "barnraise plan --parameters 124M --batch 512"
@@ -105,18 +106,28 @@ def conclude(row: RunRow, store: ArtifactStore, folder: Path) -> int:
 
 
 def say_end(row: RunRow) -> int:
+    say_failures(row)
     if row.code == 0:
         click.echo(f"barnraise: run {row.run}: {row.sentence}", err=True)
-        return 0
+        return FORGIVEN if any(not failure.signal for failure in row.failures) else 0
     if row.tail:
         where = f"rank {row.failed_rank} on {row.failed_on}" if row.failed_on else "the first failure"
-        click.echo(click.style(f"\n--- last words of {where}", bold=True), err=True)
+        click.echo(click.style(f"\n--- last output of {where}", bold=True), err=True)
         click.echo(row.tail.rstrip(), err=True)
         click.echo("---", err=True)
     click.echo(click.style(f"barnraise: run {row.run}: {row.sentence}", fg="red"), err=True)
     if row.generation:
         click.echo(f"  -> All its output: barnraise logs {row.run} --all", err=True)
     return row.code or 1
+
+
+def say_failures(row: RunRow) -> None:
+    """Print a line for each failure of a worker, also of workers that were restarted."""
+    ending = "restarted" if row.code == 0 else "the run failed" if row.code is not None else "restarted"
+    for failure in row.failures:
+        if not failure.follows:
+            text = f"{failure.machine}: {failure.summary}; {ending}"
+            click.echo(click.style(f"barnraise: {text}", fg="yellow"), err=True)
 
 
 def bring_results(run: str, store: ArtifactStore, target: Path) -> None:

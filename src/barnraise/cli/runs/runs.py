@@ -136,8 +136,12 @@ def describe(response: WatchResponse) -> str:
     else:
         parts = [(part.name, part.stage, part.words) for part in response.parts]
         lines += ["", table([("machine", "state", ""), *parts])]
-    if row.tail and row.code:
-        lines += ["", f"last words of rank {row.failed_rank} on {row.failed_on}:", row.tail.rstrip()]
+    for failure in row.failures:
+        if not failure.follows:
+            heading = f"rank {failure.rank} on {failure.machine}: {failure.summary}"
+            lines += ["", heading, failure.tail.rstrip()]
+    if row.tail and row.code and not row.failures:
+        lines += ["", f"last output of rank {row.failed_rank} on {row.failed_on}:", row.tail.rstrip()]
     return "\n".join(lines)
 
 

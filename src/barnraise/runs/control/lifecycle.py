@@ -15,6 +15,7 @@ from barnraise.core.flow.backoff import SteppedBackoff
 from barnraise.core.units import counted
 from barnraise.environments.compatibility import CompatibilityFinding, compare, select_machines
 from barnraise.runs.control.elastic import reconcile_session
+from barnraise.runs.control.failures import merge_failures
 from barnraise.runs.control.transitions import (
     SETTLED_S,
     ReconcileInput,
@@ -52,6 +53,9 @@ def next_record(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
         changed = replace(
             record, restarts=0, restarted_failures=()
         )  # written down, because a power cut forgets how long it ran
+    if record.phase != "ended":
+        merged = merge_failures(changed or record, facts.reports)
+        changed = merged if merged is not record else changed
     return None if changed is None else replace(changed, version=record.version + 1)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from barnraise.runs.control.failures import FOLLOWERS
 from barnraise.runs.record import NodeReport, RunOutcome, RunRecord, WorkerSlot, WorkerState
 
 FAILED = 1
 KILLED = 128  # plus the number of the signal, as in shells
-_FOLLOWERS = ("PeerLost", "peer-lost", "rank is lost", "DistBackendError", "Connection closed by peer")
 
 
 class WorkerStatus(NamedTuple):
@@ -58,7 +58,7 @@ def root_cause(failed: Sequence[WorkerStatus]) -> WorkerStatus | None:
 
     def order(worker: WorkerStatus) -> tuple[bool, int, int]:
         assert worker.state is not None
-        follows = any(text in worker.state.tail for text in _FOLLOWERS)
+        follows = any(text in worker.state.tail for text in FOLLOWERS)
         return follows, worker.state.place, worker.rank
 
     return min(failed, key=order, default=None)

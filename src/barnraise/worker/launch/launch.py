@@ -80,7 +80,7 @@ def launch(
 
     Arguments and result are plain data, numpy arrays and tensors. ``folder`` is sent as well; ``show`` prints
     rank 0's output; at ``timeout`` the run is stopped. RunError if it fails, with the first failing worker's
-    last words.
+    last output.
     """
     options: dict[str, object] = {"on": on, "per_node": per_node, "min_nodes": min_nodes, "wait": wait}
     options |= {"env": env, "engine": engine, "restarts": restarts, "folder": folder}
@@ -318,7 +318,7 @@ def _bring(agent: _Agent, store: ArtifactStore, row: RunRow, target: Path, view:
 def _result(store: ArtifactStore, row: RunRow, result_file: FileEntry | None) -> Any:
     if row.code != 0:
         worker = f"rank {row.failed_rank} on {row.failed_on}" if row.failed_on else "the first failure"
-        words = f"\n--- last words of {worker}\n{row.tail.rstrip()}\n---" if row.tail else ""
+        words = f"\n--- last output of {worker}\n{row.tail.rstrip()}\n---" if row.tail else ""
         raise RunError(
             f"run {row.run}: {row.sentence}{words}", hint=f"All its output: barnraise logs {row.run} --all"
         )

@@ -1,0 +1,67 @@
+"""Failures of workers that the record of a run keeps, and one line for each of them. Pure.
+
+A failure that is restarted does not fail the run. The record still keeps it, so that every machine can show
+it during the run and afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath, PureWindowsPath
+
+from msgspec.structs import replace
+
+from barnraise.runs.record import MAX_RECORDED_FAILURES, NodeReport, RecordedFailure, RunRecord, WorkerFailure
+
+_TRACE = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
+_RUN_FOLDER = "folder"  # the name of a run's working folder
+_MAX_SUMMARY = 300
+# These texts appear in workers that only notice the failure of another one.
+FOLLOWERS = ("PeerLost", "peer-lost", "rank is lost", "DistBackendError", "Connection closed by peer")
+
+
+def merge_failures(record: RunRecord, reports: Mapping[bytes, NodeReport]) -> RunRecord:
+    """Return the record with the failures that the machines report. The first ones stay if there are many."""
+    known = {failure.key for failure in record.failures}
+    added = [
+        RecordedFailure(node, failure)
+        for node, report in sorted(reports.items())
+        for failure in report.failures
+        if (node, failure.local_rank, failure.start) not in known
+    ]
+    if not added or len(record.failures) >= MAX_RECORDED_FAILURES:
+        return record
+    return replace(record, failures=(*record.failures, *added)[:MAX_RECORDED_FAILURES])
+
+
+def root_failures(failures: Sequence[RecordedFailure]) -> list[RecordedFailure]:
+    """Return the failures without those that follow from another one."""
+    roots = [item for item in failures if not any(text in item.failure.tail for text in FOLLOWERS)]
+    return roots or list(failures[:1])
+
+
+def summarize(failure: WorkerFailure) -> str:
+    """Return a failure in one line: the exception and the script's line, the signal, or the exit code."""
+    if failure.signal:
+        if "memory was exhausted" in failure.tail:
+            return "out of memory: the system killed the worker"
+        return f"killed by signal {failure.signal}"
+    _, separator, trace = failure.tail.rpartition(_TRACE)
+    # The last line that starts in the first column and is no frame names the exception.
+    lines = [line for line in trace.splitlines() if line and not line[0].isspace()] if separator else []
+    if not lines:
+        return f"exited with code {failure.code}"
+    place = _script_line(trace)
+    return f"{lines[0].strip()[:_MAX_SUMMARY]}{f' ({place})' if place else ''}"
+
+
+def _script_line(trace: str) -> str:
+    """Return ``train.py:31``: the last frame of a trace in the folder of the run."""
+    for path, line in reversed(_FRAME.findall(trace)):
+        parts = (PureWindowsPath(path) if "\\" in path else PurePosixPath(path)).parts
+        if _RUN_FOLDER in parts:
+            place = len(parts) - 1 - parts[::-1].index(_RUN_FOLDER)
+            return f"{'/'.join(parts[place + 1 :])}:{line}"
+    return ""

@@ -1,0 +1,79 @@
+"""Failed exits of workers are kept in the record of a run, and each becomes one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from barnraise.identity import NodeKey
+from barnraise.runs.control.failures import merge_failures, root_failures, summarize
+from barnraise.runs.record import (
+    MAX_RECORDED_FAILURES,
+    NodeReport,
+    RecordedFailure,
+    RunRecord,
+    WorkerFailure,
+    decode_record,
+    encode_record,
+)
+
+A, B = (NodeKey.generate().id.raw for _ in range(2))
+TRACE = """\
+epoch 3
+Traceback (most recent call last):
+  File "/home/anna/.local/state/barnraise/runs/train-fujr/folder/train.py", line 31, in <module>
+    loss = step(x)
+  File "/home/anna/.local/state/barnraise/runs/train-fujr/folder/parts/steps.py", line 7, in step
+    raise ValueError("no such label")
+  File "/usr/lib/python3.11/site-packages/torch/nn/functional.py", line 3, in f
+    check()
+ValueError: no such label
+"""
+
+
+def failure(start: int = 1, tail: str = TRACE, code: int = 1, signal: int = 0) -> WorkerFailure:
+    return WorkerFailure(1, 0, start, code, signal, tail)
+
+
+def report(*failures: WorkerFailure) -> NodeReport:
+    return NodeReport(run="train-abcd", incarnation=bytes(16), serial=1, stage="running", failures=failures)
+
+
+RECORD = RunRecord(order=b"order", signature=bytes(64))
+
+
+@pytest.mark.parametrize(
+    ("failed", "line"),
+    [
+        (failure(), "ValueError: no such label (parts/steps.py:7)"),
+        (failure(tail="Traceback (most recent call last):\nKeyError: 'x'\n"), "KeyError: 'x'"),
+        (failure(tail="", code=7), "exited with code 7"),
+        (failure(tail=TRACE, code=0, signal=11), "killed by signal 11"),
+        (failure(tail="... because memory was exhausted", code=0, signal=9), "out of memory"),
+        (failure(tail=TRACE.replace("/", "\\")), "ValueError: no such label (parts/steps.py:7)"),
+    ],
+)
+def test_failure_becomes_one_line(failed: WorkerFailure, line: str) -> None:
+    assert summarize(failed).startswith(line)
+    assert "\n" not in summarize(failed)
+
+
+def test_reported_failures_are_added_once_and_survive_the_store() -> None:
+    merged = merge_failures(RECORD, {A: report(failure(1)), B: report(failure(1), failure(4))})
+    assert [(item.node, item.failure.start) for item in merged.failures] == sorted([(A, 1), (B, 1), (B, 4)])
+    assert merge_failures(merged, {A: report(failure(1)), B: report()}) is merged
+    assert decode_record(encode_record(merged)) == merged
+
+
+def test_many_failures_keep_the_first() -> None:
+    record = RECORD
+    for start in range(40):
+        record = merge_failures(record, {A: report(failure(start))})
+    assert [item.failure.start for item in record.failures] == list(range(MAX_RECORDED_FAILURES))
+
+
+def test_failures_that_follow_from_another_are_no_roots() -> None:
+    follower = RecordedFailure(B, failure(tail="... PeerLost: rank 0 is lost"))
+    root = RecordedFailure(A, failure())
+    assert root_failures([follower, root]) == [root]
+    assert root_failures([follower]) == [follower], "else nothing would be shown"
+    assert root_failures([]) == []
