@@ -113,7 +113,7 @@ class RunCluster:
     def output(self, run: str, rank: int) -> str:
         """Return the output of this worker, as far as its machine has answered."""
         return "".join(
-            chunk.data.decode() for chunk in self.watch(run, follow=(FollowPosition(rank, 1, 0),)).heard
+            chunk.data.decode() for chunk in self.watch(run, follow=(FollowPosition(rank, 0),)).heard
         )
 
     def phase(self, run: str, place: int = 0) -> str:

@@ -1,11 +1,21 @@
-"""Keeps the place in the output of a run's workers, and cuts it into lines. Pure."""
+"""Keeps the place in the output of a run's workers, and cuts it into lines. Pure.
+
+A worker is named by its number: its place among all workers that ever took part in the run. So the output of
+a worker is found after its machine has left the run, and no line is shown twice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from barnraise.agent_client.run_requests import MOST_FOLLOWED, FollowPosition, LogChunk, WatchResponse
+from barnraise.agent_client.run_requests import (
+    LARGEST_OFFSET,
+    MOST_FOLLOWED,
+    FollowPosition,
+    LogChunk,
+    WatchResponse,
+)
 from barnraise.core.units import format_size
 
 _LONGEST_LINE = 64 << 10
@@ -15,14 +25,15 @@ _LONGEST_LINE = 64 << 10
 class _Lines:
     """The output of one worker."""
 
-    generation: int
-    source: str  # whose output it is
-    rest: bytes = b""
     offset: int = 0
-    is_over: bool = False  # its generation has ended and all of it was shown
+    rest: bytes = b""
+    is_over: bool = False  # the worker has exited and all of its output was read
+    is_missing: bool = False  # its machine does not answer
 
     def feed(self, heard: LogChunk) -> Iterator[str]:
         data = heard.data
+        if self.offset == LARGEST_OFFSET:  # what was there before is not shown
+            self.offset = heard.start
         if heard.start > self.offset:
             yield f"... {format_size(heard.start - self.offset)} of output are left out here ..."
             self.rest = b""
@@ -39,46 +50,49 @@ class _Lines:
 
 @dataclass
 class LogTail:
-    """Position in the output of several workers, through all generations."""
+    """Position in the output of several workers."""
 
     _lines: dict[int, _Lines] = field(default_factory=dict)
 
-    def wanted(self, response: WatchResponse, ranks: Sequence[int]) -> tuple[FollowPosition, ...]:
-        """Return the requests for these ranks' new output, and for the rest of workers that have stopped."""
-        sources = _sources(response)
-        unfinished = [rank for rank, lines in self._lines.items() if not lines.is_over]
-        wanted = []
-        for rank in sorted({*ranks, *unfinished})[:MOST_FOLLOWED]:
-            source = sources.get(rank, "")
-            lines = self._lines.get(rank)
-            if lines is None or (lines.is_over and source not in ("", lines.source)):
-                lines = self._lines[rank] = _Lines(response.row.generation, source)
-            elif lines.source == source and response.row.phase != "ended":
-                # Of a session: the group may be another, the worker is the same.
-                lines.generation, lines.is_over = response.row.generation, False
-            if not lines.is_over:
-                wanted.append(FollowPosition(rank, lines.generation, lines.offset))
-        return tuple(wanted)
+    def wanted(
+        self, numbers: Collection[int], *, from_now: Collection[int] = ()
+    ) -> tuple[FollowPosition, ...]:
+        """Return the requests for new output of these workers and of all that were followed before.
+
+        ``from_now``: workers whose earlier output is not shown.
+        """
+        for number in numbers:
+            if number not in self._lines:
+                self._lines[number] = _Lines(LARGEST_OFFSET if number in from_now else 0)
+        open_lines = [(number, lines) for number, lines in sorted(self._lines.items()) if not lines.is_over]
+        return tuple(FollowPosition(number, lines.offset) for number, lines in open_lines[:MOST_FOLLOWED])
+
+    def is_following(self, number: int) -> bool:
+        return number in self._lines
+
+    @property
+    def has_started(self) -> bool:
+        """Return True if the output of any worker was asked for."""
+        return bool(self._lines)
 
     def heard(self, response: WatchResponse) -> Iterator[tuple[int, str]]:
-        """Yield each new line with its rank."""
+        """Yield each new line with the number of its worker."""
+        exited = {worker.number for worker in response.workers if worker.state == "ended"}
+        exited |= {worker.number for worker in response.past}
         for heard in response.heard:
-            lines = self._lines[heard.rank]
-            over = response.row.phase == "ended" or response.row.generation > heard.generation
-            lines.is_over = heard.whole and over
+            lines = self._lines[heard.worker]
+            is_final = response.row.phase == "ended" or heard.worker in exited
+            lines.is_over = heard.whole and is_final
+            lines.is_missing = heard.missing
             for line in lines.feed(heard):
-                yield heard.rank, line
+                yield heard.worker, line
 
-    def is_complete(self, response: WatchResponse) -> bool:
-        """Tell whether all output was read to its end, including that of replaced workers."""
-        if response.workers and not self._lines:  # it was over before we looked for the first time
-            return False
-        sources = _sources(response)
-        return all(
-            lines.is_over and sources.get(rank, lines.source) == lines.source
-            for rank, lines in self._lines.items()
+    def missing(self) -> list[int]:
+        """Return the workers whose machines did not answer."""
+        return [number for number, lines in self._lines.items() if lines.is_missing]
+
+    def is_complete(self, numbers: Collection[int]) -> bool:
+        """Tell whether the output of these workers, and of all followed ones, was read to its end."""
+        return all(number in self._lines for number in numbers) and all(
+            lines.is_over for lines in self._lines.values()
         )
-
-
-def _sources(response: WatchResponse) -> dict[int, str]:
-    return {worker.rank: f"{worker.name} {worker.start} {worker.local_rank}" for worker in response.workers}

@@ -14,7 +14,8 @@ MOST_WORDS = 200
 
 RunName = Annotated[str, Meta(min_length=1, max_length=64)]
 Text = Annotated[str, Meta(max_length=4000)]
-Offset = Annotated[int, Meta(ge=0, le=2**62)]
+LARGEST_OFFSET = 2**62  # at the end of the output, wherever that is
+Offset = Annotated[int, Meta(ge=0, le=LARGEST_OFFSET)]
 Rank = Annotated[int, Meta(ge=0, le=1024)]
 Step = Annotated[int, Meta(ge=0, lt=10**12)]
 Node = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -46,10 +47,12 @@ class RunsRequest(msgspec.Struct, frozen=True, tag="runs?"):
 
 
 class FollowPosition(msgspec.Struct, frozen=True, array_like=True):
-    """The output of one worker from this place on; ``offset`` counts every byte that it ever wrote."""
+    """The output of one worker from this place on; ``offset`` counts every byte that it ever wrote.
 
-    rank: Rank
-    generation: Annotated[int, Meta(ge=0, le=1 << 40)]
+    ``worker``: its number among all workers of the run.
+    """
+
+    worker: Rank
     offset: Offset
 
 
@@ -194,7 +197,7 @@ class PartRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker of the current generation."""
+    """One worker. ``number``: its place among all workers that ever took part in the run."""
 
     rank: int
     name: str
@@ -205,6 +208,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None = None
     signal: int | None = None
     words: str = ""  # for what it waits
+    number: int = 0
 
 
 class FailureRow(msgspec.Struct, frozen=True):
@@ -249,11 +253,11 @@ class RunsResponse(msgspec.Struct, frozen=True, tag="runs"):
 class LogChunk(msgspec.Struct, frozen=True, array_like=True):
     """A part of a worker's output; ``start`` is later than what was asked for if older bytes were dropped."""
 
-    rank: int
-    generation: int
+    worker: int
     start: int
     data: bytes
     whole: bool  # nothing more was there when it was read
+    missing: bool = False  # the worker's machine does not answer
 
 
 class WatchResponse(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
@@ -265,6 +269,7 @@ class WatchResponse(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
     findings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what became of it that a person should know
     heard: tuple[LogChunk, ...] = ()
+    past: tuple[WorkerRow, ...] = ()  # workers that took part earlier
     has_results: bool = False
 
 

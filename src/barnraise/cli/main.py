@@ -260,10 +260,10 @@ def _ps(run: str | None, all: bool, as_json: bool) -> int:
 
 @app.command("logs")
 @click.argument("run")
-@click.option("--rank", type=click.IntRange(0, 1024), default=0, help="Whose output (default: rank 0).")
+@click.option("--rank", type=click.IntRange(0, 1024), help="The worker (default: the main one).")
 @_flag("--all", "Every worker's output.")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
-def _logs(run: str, rank: int, all: bool, follow: bool) -> int:
+def _logs(run: str, rank: int | None, all: bool, follow: bool) -> int:
     """Print what the workers of RUN said."""
     from barnraise.cli.runs import runs
 

@@ -130,6 +130,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     # A machine whose first worker succeeded.
     results_also_at: Annotated[bytes, Meta(max_length=32)] = b""
     slots: Annotated[tuple[WorkerSlot, ...], Meta(max_length=MOST_WORKERS)] = ()
+    # Every worker that ever had a slot, in the order in which they joined. Readers of output name them so.
+    workers: Annotated[tuple[WorkerSlot, ...], Meta(max_length=MOST_WORKERS)] = ()
     left_out: Annotated[tuple[LeftOutNode, ...], Meta(max_length=MOST_MACHINES)] = ()
     # Machines of a session that the planner has paused.
     paused: Annotated[tuple[LeftOutNode, ...], Meta(max_length=MOST_MACHINES)] = ()

@@ -1,60 +1,79 @@
-"""The log tail shows all output of the main worker of a run, and no line twice."""
+"""The log tail shows the output of a run's workers, and no line twice."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from barnraise.agent_client.log_tail import LogTail
-from barnraise.agent_client.run_requests import LogChunk, RunRow, WatchResponse, WorkerRow
+from barnraise.agent_client.run_requests import (
+    LARGEST_OFFSET,
+    FollowPosition,
+    LogChunk,
+    RunRow,
+    WatchResponse,
+    WorkerRow,
+)
 
 
-def told(phase: str, generation: int, names: list[str], *heard: LogChunk) -> WatchResponse:
+def response(
+    phase: str, names: Sequence[str], *heard: LogChunk, past: Sequence[str] = (), first: int = 0
+) -> WatchResponse:
+    """Return a response; the workers are numbered from ``first`` on, past ones from zero."""
     row = RunRow(
-        run="r",
-        title="r",
-        command=("train.py",),
-        by="h0",
-        at=0.0,
-        phase=phase,
-        generation=generation,
-        version=generation,
-        sentence="",
-        machines=tuple(names),
-    )
+        run="r", title="r", command=("train.py",), by="h0", at=0.0, phase=phase, generation=1, version=1,
+        sentence="", machines=tuple(names),
+    )  # fmt: skip
     workers = tuple(
-        WorkerRow(rank=rank, name=name, device="cpu", state="running", start=1)
+        WorkerRow(rank=rank, name=name, device="cpu", state="running", start=1, number=first + rank)
         for rank, name in enumerate(names)
     )
-    return WatchResponse(row=row, parts=(), workers=workers, heard=heard)
+    gone = tuple(
+        WorkerRow(rank=-1, name=name, device="cpu", state="ended", start=1, number=number)
+        for number, name in enumerate(past)
+    )
+    return WatchResponse(row=row, parts=(), workers=workers, past=gone, heard=heard)
 
 
 def lines(following: LogTail, now: WatchResponse) -> list[str]:
     return [line for _, line in following.heard(now)]
 
 
-def test_log_tail_follows_worker_through_generations() -> None:
+def test_log_tail_reads_worker_to_its_end() -> None:
     following = LogTail()
-    first = told("running", 1, ["h0", "h1"])
-    assert not following.is_complete(first), "its log was not requested yet"
-    assert [
-        (request.rank, request.generation, request.offset) for request in following.wanted(first, [0])
-    ] == [(0, 1, 0)]
-    assert lines(following, told("running", 1, ["h0", "h1"], LogChunk(0, 1, 0, b"one\ntw", True))) == ["one"]
-    alone = told("running", 2, ["h0"])
-    assert [(request.generation, request.offset) for request in following.wanted(alone, [0])] == [(2, 6)]
-    last = told("ended", 2, ["h0"], LogChunk(0, 2, 6, b"o", True))
+    assert not following.is_complete([0]), "its log was not requested yet"
+    assert following.wanted([0]) == (FollowPosition(0, 0),)
+    assert lines(following, response("running", ["h0", "h1"], LogChunk(0, 0, b"one\ntw", True))) == ["one"]
+    assert following.wanted([0]) == (FollowPosition(0, 6),)
+    last = response("ended", ["h0"], LogChunk(0, 6, b"o", True))
     assert lines(following, last) == ["two"], "also without the end of its line"
-    assert following.is_complete(last)
+    assert following.is_complete([0])
+    assert following.wanted([0]) == ()
 
 
-def test_log_tail_reads_successor_of_dead_rank_after_run_stops() -> None:
-    """No machine answered for the dead one until the run was over."""
+def test_log_tail_reads_rest_of_worker_that_left_and_successor_from_now() -> None:
     following = LogTail()
-    following.wanted(told("running", 1, ["h0", "h1"]), [0])
-    last = told("ended", 2, ["h1"], LogChunk(0, 1, 0, b"", True))
-    assert lines(following, last) == []
-    assert not following.is_complete(last), "h1 has the rank, and its log was not read yet"
-    assert [
-        (request.rank, request.generation, request.offset) for request in following.wanted(last, [0])
-    ] == [(0, 2, 0)]
-    heard = told("ended", 2, ["h1"], LogChunk(0, 2, 0, b"final\n", True))
-    assert lines(following, heard) == ["final"]
-    assert following.is_complete(heard)
+    following.wanted([0])
+    assert lines(following, response("running", ["h0", "h1"], LogChunk(0, 0, b"a\n", True))) == ["a"]
+    assert following.wanted([1], from_now=[1]) == (FollowPosition(0, 2), FollowPosition(1, LARGEST_OFFSET))
+    heard = (LogChunk(0, 2, b"b\n", True), LogChunk(1, 500, b"", True))
+    assert lines(following, response("running", ["h1"], *heard, past=["h0"], first=1)) == ["b"]
+    assert following.wanted([1]) == (FollowPosition(1, 500),), "its first 500 bytes are old"
+    last = response("ended", ["h1"], LogChunk(1, 500, b"c\n", True), past=["h0"], first=1)
+    assert lines(following, last) == ["c"], "and nothing is said about what was left out"
+    assert following.is_complete([1])
+
+
+def test_log_tail_names_workers_whose_machine_is_silent() -> None:
+    following = LogTail()
+    following.wanted([0, 1])
+    heard = (LogChunk(0, 0, b"", True, missing=True), LogChunk(1, 0, b"x\n", True))
+    assert lines(following, response("ended", ["h0", "h1"], *heard)) == ["x"]
+    assert following.missing() == [0]
+    assert following.is_complete([0, 1]), "nothing more can be read"
+
+
+def test_log_tail_says_how_much_output_was_dropped() -> None:
+    following = LogTail()
+    following.wanted([0])
+    now = response("running", ["h0"], LogChunk(0, 2048, b"half\nwhole\n", True))
+    assert lines(following, now) == ["... 2 KiB of output are left out here ...", "whole"]

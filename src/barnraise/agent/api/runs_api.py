@@ -242,6 +242,7 @@ async def _watch(agent: Agent, request: WatchRequest) -> WatchResponse:
             for dropped in report.dropped
         ),
         heard=chunks,
+        past=_past_workers(agent, entry),
     )
 
 
@@ -262,16 +263,14 @@ async def _read_log(
 ) -> LogChunk:
     offset = position.offset
     try:
-        output = await agent.runs.read_output(entry, position.generation, position.rank, offset, max_bytes)
+        output = await agent.runs.read_output(entry, position.worker, offset, max_bytes)
         if live and output.end - offset > _MAX_LAG:
             offset = output.end - _LIVE_TAIL
-            output = await agent.runs.read_output(
-                entry, position.generation, position.rank, offset, max_bytes
-            )
+            output = await agent.runs.read_output(entry, position.worker, offset, max_bytes)
     except BarnraiseError:  # its machine is offline, and its output with it
-        return LogChunk(position.rank, position.generation, position.offset, b"", True)
+        return LogChunk(position.worker, position.offset, b"", True, missing=True)
     is_complete = output.start + len(output.data) >= output.end
-    return LogChunk(position.rank, position.generation, output.start, output.data, is_complete)
+    return LogChunk(position.worker, output.start, output.data, is_complete)
 
 
 def _row(agent: Agent, entry: RunEntry) -> RunRow:
@@ -338,9 +337,29 @@ def _part(agent: Agent, node: bytes, report: NodeReport | None) -> PartRow:
     )
 
 
+def _past_workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
+    """Return the workers that took part earlier, and whose output can still be read."""
+    record = entry.record
+    current = {slot.key for slot in record.slots}
+    return tuple(
+        WorkerRow(
+            rank=-1,
+            name=agent.name_of(NodeId(slot.node)),
+            device=slot.device,
+            state="ended",
+            local_rank=slot.local_rank,
+            start=slot.start,
+            number=number,
+        )
+        for number, slot in enumerate(record.workers)
+        if slot.key not in current
+    )
+
+
 def _workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
     record = entry.record
     states = reported_states(entry.reports)
+    numbers = {slot.key: number for number, slot in enumerate(record.workers)}
     rows = []
     for rank, slot in enumerate(record.slots):
         state = states.get(slot.key)
@@ -356,6 +375,7 @@ def _workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
                 code=state.code if state is not None and ended else None,
                 signal=state.signal or None if state is not None and ended else None,
                 words=state.wait_reason if state is not None and not ended else "",
+                number=numbers.get(slot.key, 0),
             )
         )
     return tuple(rows)

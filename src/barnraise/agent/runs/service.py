@@ -177,14 +177,15 @@ class RunService:
             case _:
                 self.checkpoints.received(node, message)
 
-    async def read_output(
-        self, entry: RunEntry, generation: int, rank: int, offset: int, max_bytes: int
-    ) -> LogResponse:
-        """Return output of a worker on any machine; raise an error if its machine does not answer."""
-        slots = entry.slots.get(generation, ())
-        if rank >= len(slots):
-            raise RunError(f"run {entry.run} has no rank {rank}", hint=f"It has {len(slots)} workers.")
-        slot = slots[rank]
+    async def read_output(self, entry: RunEntry, worker: int, offset: int, max_bytes: int) -> LogResponse:
+        """Return output of a worker on any machine; raise an error if its machine does not answer.
+
+        ``worker``: its number among all workers of the run.
+        """
+        workers = entry.record.workers
+        if worker >= len(workers):
+            raise RunError(f"run {entry.run} has no worker {worker}", hint=f"It had {len(workers)} workers.")
+        slot = workers[worker]
         node = NodeId(slot.node)
         self._serial += 1
         request = LogRequest(self._serial, entry.run, slot.start, slot.local_rank, offset, max_bytes)
@@ -198,7 +199,7 @@ class RunService:
         except TimeoutError as error:
             name = self._context.name_of(node)
             raise TransportError(
-                f"{name} did not send the output of rank {rank} within {_LOG_S:g} s"
+                f"{name} did not send the output of its worker within {_LOG_S:g} s"
             ) from error
         finally:
             del self._logs[node, request.serial]

@@ -41,12 +41,25 @@ class RunView:
     shown_progress: float = field(default_factory=time.monotonic)
 
     def follow(self, response: WatchResponse | None) -> tuple[FollowPosition, ...]:
-        """Return what to ask for next: the output of rank 0, or of every rank."""
+        """Return what to ask for next: the output of rank 0, or of every rank.
+
+        If another worker becomes rank 0 during a session, its earlier lines are not shown.
+        """
         if response is None or not response.workers:
             return ()
-        return self.following.wanted(
-            response, [worker.rank for worker in response.workers] if self.all_ranks else [0]
-        )
+        numbers = self.numbers(response)
+        older = [
+            worker.number
+            for worker in response.workers
+            if self.following.has_started and worker.start < response.row.generation
+        ]
+        return self.following.wanted(numbers, from_now=() if self.all_ranks else older)
+
+    def numbers(self, response: WatchResponse) -> list[int]:
+        """Return the workers whose output is shown."""
+        if self.all_ranks:
+            return [worker.number for worker in (*response.past, *response.workers)]
+        return [worker.number for worker in response.workers if worker.rank == 0]
 
     def show(self, response: WatchResponse) -> None:
         self._show_progress(response)
@@ -66,9 +79,13 @@ class RunView:
     def print_heard(self, response: WatchResponse) -> None:
         for note in response.notes:
             self.say(note)
-        names = {worker.rank: worker for worker in response.workers}
-        for rank, line in self.following.heard(response):
-            self._print_line(names.get(rank), len(names), line)
+        workers = {worker.number: worker for worker in (*response.past, *response.workers)}
+        for number, line in self.following.heard(response):
+            self._print_line(workers.get(number), len(workers), line)
+        for number in self.following.missing():
+            if response.row.phase == "ended" and number in workers:
+                name = workers[number].name
+                self.say(f"{name} does not answer; the output of its worker is there")
 
     def _show_progress(self, response: WatchResponse) -> None:
         if response.row.phase != "preparing" or time.monotonic() - self.shown_progress < 2.0:
@@ -97,8 +114,9 @@ class RunView:
         if worker is None or count == 1:
             self.echo(line)
             return
-        label = f"{worker.name}:{worker.rank}" if self.all_ranks else worker.name
-        colour = _COLOURS[worker.rank % len(_COLOURS)]
+        is_named = self.all_ranks and worker.rank >= 0
+        label = f"{worker.name}:{worker.rank}" if is_named else worker.name
+        colour = _COLOURS[worker.number % len(_COLOURS)]
         self.echo(f"{click.style(label, fg=colour)} {line}")
 
 
@@ -118,7 +136,7 @@ def watch(run: str, *, all_ranks: bool, stops: bool, echo: Callable[[str], None]
                 response = _ask(run, view, response)
                 away_since = 0.0
                 view.show(response)
-                if response.row.phase == "ended" and view.following.is_complete(response):
+                if response.row.phase == "ended" and view.following.is_complete(view.numbers(response)):
                     return response.row
             except AgentError as error:
                 away_since = away_since or time.monotonic()

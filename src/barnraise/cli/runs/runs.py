@@ -25,6 +25,7 @@ from barnraise.cli.agent_call import ask, print_json, table
 from barnraise.cli.runs import run as running
 from barnraise.cli.runs.run_view import RunView, watch
 from barnraise.core.config import load_settings, state_directory
+from barnraise.core.errors import RunError
 from barnraise.core.units import format_size
 
 _SHOWN = 20
@@ -58,13 +59,12 @@ def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
     return 0
 
 
-def logs(*, run: str, rank: int, all_ranks: bool, follow: bool) -> int:
+def logs(*, run: str, rank: int | None, all_ranks: bool, follow: bool) -> int:
     """Print the output of the workers so far; with ``follow``, until the run stops."""
     view = RunView(all_ranks)
     response = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
-    ranks = [worker.rank for worker in response.workers] if all_ranks else [rank]
     while True:
-        positions = view.following.wanted(response, ranks)
+        positions = view.following.wanted(_shown_workers(response, rank, all_ranks=all_ranks))
         wait_s = 1.0 if follow else 0.0
         response = ask(
             WatchRequest(run=run, version=response.row.version, follow=positions, wait_s=wait_s),
@@ -73,6 +73,24 @@ def logs(*, run: str, rank: int, all_ranks: bool, follow: bool) -> int:
         view.print_heard(response)
         if all(heard.whole for heard in response.heard) and (not follow or response.row.phase == "ended"):
             return 0
+
+
+def _shown_workers(response: WatchResponse, rank: int | None, *, all_ranks: bool) -> list[int]:
+    """Return the numbers of the workers whose output is printed.
+
+    Without a rank: the first main worker of the run, and the main worker now.
+    """
+    if all_ranks:
+        return [worker.number for worker in (*response.past, *response.workers)]
+    if rank is None:
+        return [0, *(worker.number for worker in response.workers if worker.rank == 0)]
+    numbers = [worker.number for worker in response.workers if worker.rank == rank]
+    if not numbers and response.workers:
+        raise RunError(
+            f"run {response.row.run} has no rank {rank} now",
+            hint=f"Print the output of every worker: barnraise logs {response.row.run} --all",
+        )
+    return numbers
 
 
 def stop(*, run: str, hard: bool, as_json: bool) -> int:

@@ -25,7 +25,15 @@ from barnraise.runs.control.transitions import (
     succeed,
 )
 from barnraise.runs.control.worker_status import FAILED, failure_outcome, root_cause, worker_statuses
-from barnraise.runs.record import LeftOutNode, NodeReport, RunOutcome, RunRecord, RunSpec, WorkerSlot
+from barnraise.runs.record import (
+    MOST_WORKERS,
+    LeftOutNode,
+    NodeReport,
+    RunOutcome,
+    RunRecord,
+    RunSpec,
+    WorkerSlot,
+)
 
 STOPPED = 130
 _RESTART_BACKOFF = SteppedBackoff((0.0, 1.0, 2.0, 5.0, 10.0))
@@ -56,7 +64,14 @@ def next_record(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     if record.phase != "ended":
         merged = merge_failures(changed or record, facts.reports)
         changed = merged if merged is not record else changed
-    return None if changed is None else replace(changed, version=record.version + 1)
+    return None if changed is None else replace(number_workers(changed), version=record.version + 1)
+
+
+def number_workers(record: RunRecord) -> RunRecord:
+    """Return the record with the workers of its slots among all workers of the run."""
+    known = {slot.key for slot in record.workers}
+    added = [slot for slot in record.slots if slot.key not in known]
+    return replace(record, workers=(*record.workers, *added)[:MOST_WORKERS]) if added else record
 
 
 def request_stop(record: RunRecord, requester: str, *, hard: bool) -> RunRecord | None:

@@ -241,7 +241,7 @@ class _View:
             sys.stderr.flush()
 
     def follow(self, response: WatchResponse | None) -> tuple[FollowPosition, ...]:
-        return () if response is None or not response.workers else self.following.wanted(response, [0])
+        return () if response is None else self.following.wanted(_main_worker(response))
 
     def show(self, response: WatchResponse) -> None:
         row = response.row
@@ -261,12 +261,16 @@ class _View:
         self.version = row.version
 
     def is_done(self, response: WatchResponse) -> bool:
-        return response.row.phase == "ended" and self.following.is_complete(response)
+        return response.row.phase == "ended" and self.following.is_complete(_main_worker(response))
 
     def _print(self, line: str) -> None:
         if self.write is not None:
             self.write(f"{line}\n")
             sys.stdout.flush()
+
+
+def _main_worker(response: WatchResponse) -> list[int]:
+    return [worker.number for worker in response.workers if worker.rank == 0]
 
 
 def _watch(agent: _Agent, run: str, view: _View, deadline: float | None) -> RunRow:
