@@ -72,8 +72,9 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
         return _recover_joining(record, facts, joining)
     left = [slot for slot in record.slots if slot not in alive]
     names = ", ".join(dict.fromkeys(facts.name(slot.node) for slot in (left or admitted)))
+    gone = "has finished" if all(worker.succeeded for worker in workers if worker.slot in left) else "is gone"
     verb = next(
-        (worker.leave_reason for worker in workers if worker.slot in left and worker.leave_reason), "is gone"
+        (worker.leave_reason for worker in workers if worker.slot in left and worker.leave_reason), gone
     )
     failed = next(
         (worker.state for worker in workers if worker.failed and worker.state and worker.state.code), None
