@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from barnraise import __version__
+from barnraise.cli.help import SectionedGroup, misplaced_options
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.runs.options import RunCommandOptions, run_options, take_run_options
@@ -18,9 +19,15 @@ from barnraise.core.errors import BarnraiseError
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-@click.group("barnraise", context_settings={"help_option_names": ["--help"]})
+@click.group(
+    "barnraise",
+    cls=SectionedGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, message="barnraise %(version)s", help="Print the version and exit.")
-def app() -> None:
+@click.pass_context
+def app(context: click.Context) -> None:
     """Train PyTorch models on the machines you already own, together.
 
     \b
@@ -35,6 +42,8 @@ def app() -> None:
       barnraise hub up train.py      on one machine; it prints an invite
       barnraise join --invite TEXT   on every friend's
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def _flag(name: str, help: str) -> Decorator:
@@ -213,6 +222,12 @@ def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
     """
     from barnraise.cli.runs import run
 
+    for text in misplaced_options(_run, arguments):
+        click.echo(
+            f"barnraise: {text} comes after {script}, so the script gets it; write it before the script "
+            "if it is meant for barnraise",
+            err=True,
+        )
     options["on"], options["wishes"] = _names(options["on"]), take_wishes(options)
     chosen = take_run_options(options)
     return run.run(script, arguments, chosen, RunCommandOptions(**options))
@@ -259,48 +274,48 @@ def _ps(run: str | None, all: bool, as_json: bool) -> int:
 
 
 @app.command("logs")
-@click.argument("run")
+@click.argument("run", required=False)
 @click.option("--rank", type=click.IntRange(0, 1024), help="The worker (default: the main one).")
 @_flag("--all", "Every worker's output.")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
-def _logs(run: str, rank: int | None, all: bool, follow: bool) -> int:
-    """Print what the workers of RUN said."""
+def _logs(run: str | None, rank: int | None, all: bool, follow: bool) -> int:
+    """Print the output of the workers of RUN (default: the newest run)."""
     from barnraise.cli.runs import runs
 
-    return runs.logs(run=run, rank=rank, all_ranks=all, follow=follow)
+    return runs.logs(run=run or runs.newest_run(), rank=rank, all_ranks=all, follow=follow)
 
 
 @app.command("stop")
-@click.argument("run")
-@_flag("--hard", "At once, without a last word to the workers.")
+@click.argument("run", required=False)
+@_flag("--hard", "Kill at once, without ten seconds to save.")
 @_as_json
-def _stop(run: str, hard: bool, as_json: bool) -> int:
-    """End RUN on every machine."""
+def _stop(run: str | None, hard: bool, as_json: bool) -> int:
+    """Stop RUN on every machine (default: the newest active run)."""
     from barnraise.cli.runs import runs
 
-    return runs.stop(run=run, hard=hard, as_json=as_json)
+    return runs.stop(run=run or runs.newest_run(active=True), hard=hard, as_json=as_json)
 
 
 @app.command("attach")
-@click.argument("run")
+@click.argument("run", required=False)
 @_flag("--all", "Show every worker's output, not only rank 0's.")
-def _attach(run: str, all: bool) -> int:
-    """Watch RUN as if it had been started here. Ctrl-C leaves it running."""
+def _attach(run: str | None, all: bool) -> int:
+    """Watch RUN (default: the newest) as if it had been started here. Ctrl-C leaves it running."""
     from barnraise.cli.runs import runs
 
-    return runs.attach(run=run, all_ranks=all)
+    return runs.attach(run=run or runs.newest_run(), all_ranks=all)
 
 
 @app.command("resume")
-@click.argument("run")
+@click.argument("run", required=False)
 @_on
 @_flag("--all", "Show every worker's output, not only rank 0's.")
 @_flag("--detach", "Print the new run's name and return.")
-def _resume(run: str, on: tuple[str, ...], all: bool, detach: bool) -> int:
-    """Go on with RUN, which has ended. It begins at the newest whole checkpoint of its session."""
-    from barnraise.cli.runs import resume
+def _resume(run: str | None, on: tuple[str, ...], all: bool, detach: bool) -> int:
+    """Continue RUN (default: the newest), which has ended, from its newest complete checkpoint."""
+    from barnraise.cli.runs import resume, runs
 
-    return resume.resume(run, on=_names(on), all_ranks=all, detach=detach)
+    return resume.resume(run or runs.newest_run(), on=_names(on), all_ranks=all, detach=detach)
 
 
 @app.command("export")
@@ -406,6 +421,43 @@ def _torch() -> int:
     from barnraise.cli.cluster import torch_install
 
     return torch_install.run()
+
+
+@app.command("help")
+@click.argument("command", required=False)
+@click.pass_context
+def _help(context: click.Context, command: str | None) -> None:
+    """Show all commands, or the help of COMMAND."""
+    assert context.parent is not None
+    if command is None:
+        click.echo(context.parent.get_help())
+        return
+    _, subcommand, _ = app.resolve_command(context.parent, [command])
+    assert subcommand is not None
+    with click.Context(subcommand, info_name=command, parent=context.parent) as inner:
+        click.echo(subcommand.get_help(inner))
+
+
+@app.command("version")
+def _version() -> None:
+    """Print the version."""
+    click.echo(f"barnraise {__version__}")
+
+
+@app.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def _completion(shell: str) -> None:
+    """Print a script that completes commands with the Tab key.
+
+    \b
+    For bash, add this line to ~/.bashrc:
+      eval "$(barnraise completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(app, {}, "barnraise", "_BARNRAISE_COMPLETE").source())
 
 
 app.add_command(hub_group)

@@ -75,6 +75,17 @@ def logs(*, run: str, rank: int | None, all_ranks: bool, follow: bool) -> int:
             return 0
 
 
+def newest_run(*, active: bool = False) -> str:
+    """Return the name of the newest run; with ``active``, of those that have not ended. Print the name."""
+    runs = [row for row in ask(RunsRequest(), RunsResponse).runs if not active or row.phase != "ended"]
+    if not runs:
+        kind = "active run" if active else "run"
+        raise RunError(f"there is no {kind}", hint="Start one: barnraise run train.py")
+    newest = max(runs, key=lambda row: row.at)
+    click.echo(f"barnraise: run {newest.run}", err=True)
+    return newest.run
+
+
 def _shown_workers(response: WatchResponse, rank: int | None, *, all_ranks: bool) -> list[int]:
     """Return the numbers of the workers whose output is printed.
 
