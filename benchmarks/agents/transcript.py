@@ -53,7 +53,7 @@ _SAID_OR_NOT = (
     # where it takes more than a moment
     r"^barnraise: stopping: .*\n",
     # where workers do not end within one moment
-    r"^(barnraise: generation \d+: \d+ workers?, because .*\n)+(?=barnraise: \d+ files? written by the script)",  # noqa: E501
+    r"^(barnraise: \w+ has finished; training continues .*\n)+(?=barnraise: \d+ files? written by the)",
 )
 
 
@@ -251,7 +251,7 @@ def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
     for other in lab.hosts[:2]:
         lab.cut(other, nas)  # a machine without power does not even refuse
     nas.kill_all()
-    view.show_until("is gone")
+    view.show_until("disappeared")
     view.show_until("epoch", 2)
     yield block()
     match = _RUN.search(view.output)

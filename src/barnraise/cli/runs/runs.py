@@ -26,7 +26,7 @@ from barnraise.cli.runs import run as running
 from barnraise.cli.runs.run_view import RunView, watch
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunError
-from barnraise.core.units import format_size
+from barnraise.core.units import counted, format_size
 
 _SHOWN = 20
 
@@ -154,7 +154,7 @@ def describe(response: WatchResponse) -> str:
     lines = [f"run {row.run}: {_state(row)}, {row.sentence}"]
     lines.append(f"python {' '.join(row.command)}   started on {row.by}, {_ago(row.at)}")
     if row.restarts:
-        lines.append(f"generation {row.generation}, {row.restarts} restarts used")
+        lines.append(f"{counted(row.restarts, 'restart')} so far")
     lines += [f"{name} takes no part: {why}" for name, why in row.left_out]
     lines += list(response.findings)
     if response.workers:

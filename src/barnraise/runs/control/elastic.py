@@ -44,7 +44,7 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
     if not alive:
         if has_results(record):
             ended = with_reachable_results(record, facts.present)
-            sentence = "all remaining workers have finished"
+            sentence = "finished successfully"
             if ended.results_at != record.results_at:
                 sentence += f"; rank 0 is gone, the results are those of {facts.name(ended.results_at)}"
             return succeed(ended, sentence)
@@ -68,11 +68,12 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
     if slots == record.slots:
         waiting = [is_waiting_for_group(worker.state, record.generation) for worker in workers]
         if (facts.stuck_s >= _STUCK_S and all(waiting)) or (facts.stuck_s >= _ONE_STUCK_S and any(waiting)):
-            return _regroup(record, slots, joining, "the last group broke although all machines are present")
+            return _regroup(record, slots, joining, "the workers lost each other; all machines are present")
         return _recover_joining(record, facts, joining)
     left = [slot for slot in record.slots if slot not in alive]
     names = ", ".join(dict.fromkeys(facts.name(slot.node) for slot in (left or admitted)))
-    gone = "has finished" if all(worker.succeeded for worker in workers if worker.slot in left) else "is gone"
+    finished = all(worker.succeeded for worker in workers if worker.slot in left)
+    gone = "has finished" if finished else "disappeared"
     verb = next(
         (worker.leave_reason for worker in workers if worker.slot in left and worker.leave_reason), gone
     )
@@ -81,21 +82,22 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
     )
     if failed is not None:
         verb = f"failed ({failure_kind(failed)}) and is restarted once"
-    why = f"{counted(len(slots), 'worker')}, because {names} {verb if left else 'joined'}"
-    return _regroup(record, slots, joining, why)
+    return _regroup(record, slots, joining, f"{names} {verb if left else 'joined'}")
 
 
 def _regroup(
     record: RunRecord, slots: Sequence[WorkerSlot], joining: Sequence[WorkerSlot], why: str
 ) -> RunRecord:
-    """Return the record of the next generation with these members."""
+    """Return the record of the next generation with these members; ``why``: what has changed."""
+    machines = counted(len({slot.node for slot in slots}), "machine")
+    workers = f" ({counted(len(slots), 'worker')})" if len(slots) > len({slot.node for slot in slots}) else ""
     return replace(
         record,
         generation=record.generation + 1,
         slots=tuple(slots),
         joining=tuple(joining),
         recovery_attempt=record.version + 1,
-        why=f"generation {record.generation + 1}: {why}",
+        why=f"{why}; training continues on {machines}{workers}",
     )
 
 
@@ -131,7 +133,7 @@ def _evict(record: RunRecord, facts: ReconcileInput, evictions: Sequence[Evictio
         else f"{name[eviction.rank]} and {name[eviction.blamed_by]} cannot reach each other"
         for eviction in evictions
     ]
-    why = f"{counted(len(slots), 'worker')}, because {'; '.join(dict.fromkeys(reasons))}"
+    why = "; ".join(dict.fromkeys(reasons))
     record = replace(record, paused=())
     _, joining = _joining_workers(record, facts, slots)
     return _regroup(record, slots, joining, why)
@@ -145,7 +147,7 @@ def _pause(record: RunRecord, facts: ReconcileInput, pausing: Sequence[LeftOutNo
     _, joining = _joining_workers(record, facts, slots)
     verb = "is paused" if len(pausing) == 1 else "are paused"
     why = f"{machine_names([machine.node for machine in pausing], facts)} {verb}: {pausing[0].why}"
-    return _regroup(record, slots, joining, f"{counted(len(slots), 'worker')}, because {why}")
+    return _regroup(record, slots, joining, why)
 
 
 def _joining_workers(

@@ -168,7 +168,7 @@ def _reconcile_preparing(record: RunRecord, facts: ReconcileInput) -> RunRecord 
     lacks = [LeftOutNode(node, why) for node, why in lacking.items()]
     chosen = [node for node in here if node not in lacking]
     left_out = (*record.left_out, *away, *lacks)
-    return _start_generation(replace(record, left_out=left_out), facts, chosen, "all machines are ready")
+    return _start_generation(replace(record, left_out=left_out), facts, chosen, "")
 
 
 def environment_findings(
@@ -200,7 +200,7 @@ def _start_generation(
         for slot in worker_slots(node, facts.reports[node], facts.spec)
     )
     where = f"{counted(len(slots), 'worker')} on {counted(len(nodes), 'machine')}"
-    sentence = f"generation {generation}: {where}, because {why}"
+    sentence = f"restarted: {where}, because {why}" if record.generation else f"started: {where}"
     return replace(
         record,
         phase="running",
@@ -240,9 +240,7 @@ def _reconcile_running(record: RunRecord, facts: ReconcileInput) -> RunRecord | 
         return fail(record, failure_outcome(failed, facts.name))
     if failed is None and not lost:
         return (
-            succeed(record, "all workers have finished")
-            if all(worker.has_exited for worker in workers)
-            else None
+            succeed(record, "finished successfully") if all(worker.has_exited for worker in workers) else None
         )
     if (
         failed is None

@@ -499,7 +499,7 @@ def test_silent_worker_is_evicted_once_others_have_lost_it() -> None:
     changed = next_record(record, facts(spec, reports)._replace(stuck_s=2.0))
     assert changed is not None
     assert changed.nodes == (A, C)
-    assert changed.why == "generation 2: 2 workers, because the worker on pc does not respond"
+    assert changed.why == "the worker on pc does not respond; training continues on 2 machines"
 
 
 def test_junior_of_two_unreachable_machines_is_evicted_until_they_reach_each_other() -> None:
@@ -512,7 +512,7 @@ def test_junior_of_two_unreachable_machines_is_evicted_until_they_reach_each_oth
     parted = next_record(record, facts(spec, reports)._replace(unreachable_s=apart))
     assert parted is not None
     assert parted.nodes == (A, B)
-    assert parted.why.endswith("because box and pc cannot reach each other")
+    assert parted.why.startswith("box and pc cannot reach each other; ")
     joining = WorkerState(0, "waiting", start=9)
     waits = {**reports, C: report("running", joining, generation=parted.generation)}
     assert next_record(parted, facts(spec, waits)._replace(unreachable_s=apart)) is None, "they still do not"
@@ -546,7 +546,7 @@ def test_stopped_worker_is_removed_unless_it_is_the_last() -> None:
     changed = next_record(record, facts(spec, reports))
     assert changed is not None
     assert changed.nodes == (A,)
-    assert changed.why == "generation 2: 1 worker, because pc has a stopped worker"
+    assert changed.why == "pc has a stopped worker; training continues on 1 machine"
     both = {A: at_work(record, A, x=WorkerState(0, "stopped")), B: reports[B]}
     assert next_record(record, facts(spec, both)) is None
 

@@ -53,7 +53,7 @@ def test_request_of_rank_0_pauses_a_machine(spec: RunSpec) -> None:
     assert paused.nodes == (A, B)
     assert paused.generation == record.generation + 1
     assert [(machine.node, machine.why) for machine in paused.paused] == [(C, WHY)]
-    assert paused.why == f"generation 2: 2 workers, because box is paused: {WHY}"
+    assert paused.why == f"box is paused: {WHY}; training continues on 2 machines"
     assert next_record(record, facts(spec, reports_of(record, {B: (C,)}))) is None, (
         "a request of another rank does not"
     )
