@@ -22,7 +22,8 @@ Findings, as a table::
     CUDA demanded, no such device           impossible  the machine is left out, and named
     ======================================  ==========  ==================================================
 
-If environments were built from a file of the folder, the fixes name that file.
+A machine with an impossible finding is left out if the others suffice. If environments were built from a file
+of the folder, the fixes name that file.
 """
 
 from __future__ import annotations
@@ -100,15 +101,22 @@ def compare(
 
 
 def select_machines(findings: Sequence[CompatibilityFinding], nodes: Sequence[str]) -> CompatibilityVerdict:
-    """Select the machines that can take part; a missing package on an excluded machine blocks nothing."""
+    """Select the machines that can take part.
+
+    A machine that lacks something is left out, with the fix. A finding about every machine blocks the start.
+    """
     impossible = [each for each in findings if each.level == "impossible"]
-    lacking = {each.node: each for each in reversed(impossible) if each.about == "device"}
-    blocking = tuple(each for each in impossible if each.node not in lacking)
-    blocked = {each.node for each in blocking}
+    # A device cannot be installed, so that reason comes before a missing package.
+    by_device = sorted(impossible, key=lambda each: each.about != "device")
+    lacking = {each.node: each for each in reversed(by_device) if each.node}
     return CompatibilityVerdict(
-        kept=tuple(node for node in nodes if node not in lacking and node not in blocked),
-        left_out=tuple(ExcludedMachine(node, lacking[node].sentence) for node in nodes if node in lacking),
-        blocking=blocking,
+        kept=tuple(node for node in nodes if node not in lacking),
+        left_out=tuple(
+            ExcludedMachine(node, f"{lacking[node].sentence} {lacking[node].fix}".strip())
+            for node in nodes
+            if node in lacking
+        ),
+        blocking=tuple(each for each in impossible if not each.node),
     )
 
 

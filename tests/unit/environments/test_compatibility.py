@@ -175,17 +175,41 @@ def test_machines_without_cuda_are_left_out_and_named() -> None:
     findings = compare(machine(numpy="2"), others, needs, devices)
     verdict = select_machines(findings, ["mac", "pc"])
     assert verdict.kept == ("pc",)
-    why = "mac has no CUDA device and is left out: train.py line 3 asks for CUDA: x.cuda()"
-    assert verdict.left_out == (ExcludedMachine("mac", why),)
+    (mac,) = verdict.left_out
+    assert isinstance(mac, ExcludedMachine)
+    assert mac.why.startswith(
+        "mac has no CUDA device and is left out: train.py line 3 asks for CUDA: x.cuda()"
+    )
+    assert "let the script choose" in mac.why, "not that numpy is missing, which would not help"
     # A package that is missing on an excluded machine does not block the start.
     assert verdict.blocking == ()
 
 
-def test_missing_package_blocks_the_start() -> None:
-    findings = compared(machine(numpy="2"), machine(), "numpy")
+@pytest.mark.parametrize(
+    ("pc", "reason", "fix"),
+    [
+        (machine(), "numpy is missing on pc", "pip install numpy==2"),
+        (machine(numpy="2", torch=None), "pc has no torch", "barnraise torch"),
+        (machine(numpy="2", torch="1.0"), "they cannot train in one group", "install torch=="),
+    ],
+)
+def test_machine_that_lacks_something_is_left_out_with_the_fix(
+    pc: InstalledPackages, reason: str, fix: str
+) -> None:
+    findings = compared(machine(numpy="2"), pc, "numpy", "torch")
     verdict = select_machines(findings, ["mac", "pc"])
     assert verdict.kept == ("mac",)
-    assert verdict.blocking == tuple(findings)
+    assert verdict.blocking == ()
+    (left_out,) = verdict.left_out
+    assert reason in left_out.why
+    assert fix in left_out.why
+
+
+def test_package_that_no_machine_has_blocks_the_start() -> None:
+    findings = compared(machine(), machine(), "numpy")
+    verdict = select_machines(findings, ["mac", "pc"])
+    assert [each.sentence for each in verdict.blocking] == [findings[0].sentence]
+    assert verdict.left_out == ()
 
 
 def test_syntax_error_is_the_only_finding() -> None:

@@ -157,7 +157,7 @@ def _reconcile_preparing(record: RunRecord, facts: ReconcileInput) -> RunRecord 
         worst = verdict.blocking[0]
         where = f"{worst.node}: " if worst.node else ""
         return _end_run(record, FAILED, f"{where}{worst.sentence} {worst.fix}")
-    if lacking and (spec.named or len(lacking) == len(here)):
+    if lacking and (spec.named or len(here) - len(lacking) < max(1, options.min_nodes)):
         node, why = next(iter(lacking.items()))
         return _end_run(record, FAILED, f"{facts.name(node)}: {why}")
     if any(known[node].stage not in ("ready", "ended") for node in here if node not in lacking):

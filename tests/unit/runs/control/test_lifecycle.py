@@ -161,10 +161,17 @@ def test_absent_machines_are_waited_for_then_left_out() -> None:
     assert "1 of at least 2 machines came within 30 s: pc, box did not come" in few.outcome.sentence
 
 
-def test_missing_package_fails_the_run_with_machine_and_fix() -> None:
+def test_machine_without_a_package_is_left_out_unless_it_is_needed() -> None:
     spec = order(needs=ScriptImports(required=("torch", "numpy")))
     reports = {A: report(), B: report(), C: report(packages=packages("numpy"))}
-    ended = next_record(sign_spec(spec, KEY), facts(spec, reports))
+    begun = next_record(sign_spec(spec, KEY), facts(spec, reports))
+    assert begun is not None
+    assert begun.nodes == (A, B)
+    (left_out,) = begun.left_out
+    assert left_out.node == C
+    assert "pip install" in left_out.why
+    needed = order(needs=spec.program.needs, min_nodes=3)
+    ended = next_record(sign_spec(needed, KEY), facts(needed, reports))
     assert ended is not None
     assert ended.phase == "ended"
     assert ended.outcome is not None
