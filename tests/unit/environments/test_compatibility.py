@@ -177,7 +177,7 @@ def test_machines_without_cuda_are_left_out_and_named() -> None:
     assert verdict.kept == ("pc",)
     (mac,) = verdict.left_out
     assert isinstance(mac, ExcludedMachine)
-    assert mac.why.startswith(
+    assert mac.why.startswith("mac has no CUDA device and is left out: train.py line 3 asks for CUDA")
         "mac has no CUDA device and is left out: train.py line 3 asks for CUDA: x.cuda()"
     )
     assert "let the script choose" in mac.why, "not that numpy is missing, which would not help"
