@@ -178,8 +178,6 @@ def test_machines_without_cuda_are_left_out_and_named() -> None:
     (mac,) = verdict.left_out
     assert isinstance(mac, ExcludedMachine)
     assert mac.why.startswith("mac has no CUDA device and is left out: train.py line 3 asks for CUDA")
-        "mac has no CUDA device and is left out: train.py line 3 asks for CUDA: x.cuda()"
-    )
     assert "let the script choose" in mac.why, "not that numpy is missing, which would not help"
     # A package that is missing on an excluded machine does not block the start.
     assert verdict.blocking == ()
