@@ -118,7 +118,7 @@ def test_long_answers_and_questions_come_in_pieces(servers: KvServers) -> None:
 
 def test_oversized_value_is_rejected_at_once(servers: KvServers) -> None:
     kv = client(servers)
-    with pytest.raises(AgentError, match="'big' would have"):
+    with pytest.raises(AgentError, match="'big' has"):
         kv.set("big", bytes(LARGEST_VALUE + 1))
     with pytest.raises(AgentError, match="2000 bytes"):
         kv.set("k" * 2000, b"")
