@@ -104,7 +104,7 @@ def test_store_errors_are_torch_errors(store: ClusterStore) -> None:
         view.set("text", "abc")
         with pytest.raises(dist.DistStoreError, match="not a number"):
             view.add("text", 1)
-        with pytest.raises(dist.DistStoreError, match="key .big. has"):
+        with pytest.raises(dist.DistStoreError, match="big' has"):
             view.set("big", "x" * (1 << 20))
     with pytest.raises(dist.DistStoreError, match="'empty' did not appear"):
         store.queue_pop("empty")
