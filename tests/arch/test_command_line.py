@@ -13,11 +13,15 @@ _PLANS = {"--add", "--sync", "--levels", "--picture", *_JSON}
 _RUN = {
     *("script", "arguments", "--on", "--per-node", "--min-nodes", "--wait", "--env", "--engine"),
     *("--trust-fabric", "--restarts", "--data", "--set", "--quiet", "--nice", "--memory", "--container"),
-    *("--folder", "--name", "--all", "--detach", "--dry-run", *_PLANS),
+    *("--folder", "--name", "--all", "--detach", "--dry-run", "--separate", *_PLANS),
 }
 FROZEN = {
     "accept": {"run", "--yes", "--refuse", *_JSON},
+    "adapt": {"script", "--write"},
     "attach": {"run", "--all"},
+    "completion": {"shell"},
+    "help": {"command"},
+    "version": set(),
     "continue": {"--without", *_JSON},
     "doctor": _JSON,
     "down": _JSON,

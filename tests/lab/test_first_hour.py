@@ -1,4 +1,4 @@
-"""What a new user types after the first ten minutes, on three machines, and what it shows."""
+"""Commands of a new user after the first ten minutes, on three machines, and their output."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ MOST_WORDS = 200
 
 RunName = Annotated[str, Meta(min_length=1, max_length=64)]
 Text = Annotated[str, Meta(max_length=4000)]
-LARGEST_OFFSET = 2**62  # at the end of the output, wherever that is
+LARGEST_OFFSET = 2**62  # stands for the end of the output
 Offset = Annotated[int, Meta(ge=0, le=LARGEST_OFFSET)]
 Rank = Annotated[int, Meta(ge=0, le=1024)]
 Step = Annotated[int, Meta(ge=0, lt=10**12)]
@@ -197,7 +197,7 @@ class PartRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker. ``number``: its place among all workers that ever took part in the run."""
+    """One worker of a run. ``number``: its place among all workers that ever took part in the run."""
 
     rank: int
     name: str

@@ -39,9 +39,9 @@ class SectionedGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             similar = similar_names(args[0], self.list_commands(ctx))
-            if similar:
-                error.message += f" Did you mean {similar}?"
-            raise
+            if not similar:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {similar}?", ctx) from error
 
 
 def similar_names(text: str, names: Sequence[str]) -> str:

@@ -440,7 +440,7 @@ def _help(context: click.Context, command: str | None) -> None:
 
 @app.command("version")
 def _version() -> None:
-    """Print the version."""
+    """Print the version of Barnraise."""
     click.echo(f"barnraise {__version__}")
 
 

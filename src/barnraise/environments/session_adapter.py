@@ -17,16 +17,14 @@ import difflib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from barnraise.core.errors import RunError
+
 _OPTIMIZER_NAMES = """
 ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD
 """
 _OPTIMIZERS = frozenset(_OPTIMIZER_NAMES.split())
 _WRAPPERS = frozenset({"enumerate", "tqdm", "track"})  # of the loader in a `for`
 _Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
-
-
-class CannotAdapt(ValueError):
-    """The script has no loop of the known form; the text says what is missing."""
 
 
 class AdaptedScript(NamedTuple):
@@ -37,11 +35,11 @@ class AdaptedScript(NamedTuple):
 
 
 def adapt_script(text: str) -> AdaptedScript:
-    """Return the script with a session. Raise CannotAdapt if its loop has another form."""
+    """Return the script with a session. Raise RunError if its loop has another form."""
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        raise CannotAdapt(f"line {error.lineno}: {error.msg}") from error
+        raise RunError(f"line {error.lineno}: {error.msg}") from error
     return _Adapter(text, tree).adapt()
 
 
@@ -78,7 +76,7 @@ class _Edits:
     def replace(self, node: ast.expr, text: str) -> None:
         assert node.end_col_offset is not None
         if node.lineno != node.end_lineno:
-            raise CannotAdapt(f"line {node.lineno}: an expression over several lines")
+            raise RunError(f"line {node.lineno}: an expression over several lines")
         self.replaced.append((node.lineno, node.col_offset, node.end_col_offset, text))
 
     def insert(self, line: int, *texts: str) -> None:
@@ -124,17 +122,17 @@ class _Adapter:
             node for node in inner if not any(other is not node and _holds(node, other) for other in inner)
         ]
         if not inner:
-            raise CannotAdapt("it has no `for` loop that calls backward() and optimizer.step()")
+            raise RunError("it has no `for` loop that calls backward() and optimizer.step()")
         if len(inner) > 1:
             lines = ", ".join(str(node.lineno) for node in inner)
-            raise CannotAdapt(f"it has several training loops (lines {lines})")
+            raise RunError(f"it has several training loops (lines {lines})")
         batches = inner[0]
         loader = _loader_name(batches.iter)
         if loader is None:
-            raise CannotAdapt(f"line {batches.lineno}: the loop is not over a DataLoader in a variable")
+            raise RunError(f"line {batches.lineno}: the loop is not over a DataLoader in a variable")
         optimizer = _stepped(batches)
         if len(optimizer) != 1:
-            raise CannotAdapt(f"line {batches.lineno}: the loop has {len(optimizer)} optimizers, not one")
+            raise RunError(f"line {batches.lineno}: the loop has {len(optimizer)} optimizers, not one")
         epochs = self._outer_loop(batches)
         names = {"loader": loader, "optimizer": optimizer[0]}
         if epochs is None:
@@ -166,7 +164,7 @@ class _Adapter:
     def _calling_loop(self, function: _Scope, inside: dict[str, str]) -> tuple[ast.For, dict[str, str]]:
         """Return the epochs' loop that calls the function, and the names of the arguments there."""
         if isinstance(function, ast.Module):
-            raise CannotAdapt("it has no `for epoch in range(...)` around its training loop")
+            raise RunError("it has no `for epoch in range(...)` around its training loop")
         calls = [
             node
             for node in ast.walk(self._tree)
@@ -176,7 +174,7 @@ class _Adapter:
             and self._outer_call_loop(node) is not None
         ]
         if len(calls) != 1:
-            raise CannotAdapt(f"no single `for epoch in range(...)` calls {function.name}()")
+            raise RunError(f"no single `for epoch in range(...)` calls {function.name}()")
         epochs = self._outer_call_loop(calls[0])
         assert epochs is not None
         return epochs, {role: _argument(calls[0], function, name) for role, name in inside.items()}
@@ -207,7 +205,7 @@ class _Adapter:
                             owner = part.func.value if isinstance(part.func, ast.Attribute) else None
                             if isinstance(owner, ast.Name):
                                 return owner.id
-        raise CannotAdapt(
+        raise RunError(
             f"no line of the form `{optimizer} = torch.optim.NAME(model.parameters(), ...)` was found "
             "beside the loop"
         )
@@ -252,7 +250,7 @@ class _Adapter:
             return
         first, last = call.args[:2]
         if len(call.args) == 3 or not isinstance(first, ast.Constant) or not isinstance(first.value, int):
-            raise CannotAdapt(f"line {call.lineno}: epochs that do not count up from a number by one")
+            raise RunError(f"line {call.lineno}: epochs that do not count up from a number by one")
         count = _less(last, first.value)
         self._edits.replace(call, f"({first.value} + epoch for epoch in {self._run}.epochs({count}))")
 
@@ -281,7 +279,7 @@ class _Adapter:
         assert node.end_lineno is not None
         line = self._edits.lines[node.lineno - 1]
         if line[: node.col_offset].strip():
-            raise CannotAdapt(f"line {node.lineno}: several statements in one line")
+            raise RunError(f"line {node.lineno}: several statements in one line")
         self._edits.insert(node.lineno, f"{' ' * node.col_offset}if {self._run}.is_main:")
         self._edits.indented |= set(range(node.lineno, node.end_lineno + 1))
 
@@ -350,7 +348,7 @@ def _argument(call: ast.Call, function: ast.FunctionDef | ast.AsyncFunctionDef, 
     if given is None and place < len(call.args):
         given = call.args[place]
     if not isinstance(given, ast.Name):
-        raise CannotAdapt(f"line {call.lineno}: the argument {name} of {function.name}() is not a variable")
+        raise RunError(f"line {call.lineno}: the argument {name} of {function.name}() is not a variable")
     return given.id
 
 

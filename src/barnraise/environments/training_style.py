@@ -1,4 +1,4 @@
-"""How a script trains on several machines, read from its text and never by running it. Pure.
+"""Detection of the way in which a script trains on several machines, from its text alone. Pure.
 
 - *session*: it calls ``barnraise.init``. All machines train one model.
 - *distributed*: it uses ``torch.distributed``, or a library that does. All machines train one model.
@@ -31,7 +31,7 @@ Kind = Literal["session", "distributed", "separate", "unknown"]
 
 
 class TrainingStyle(NamedTuple):
-    """How a script trains on several machines, and the reason for that answer."""
+    """Way in which a script trains on several machines, and the reason for that answer."""
 
     kind: Kind
     reason: str

@@ -27,11 +27,11 @@ def response(
         WorkerRow(rank=rank, name=name, device="cpu", state="running", start=1, number=first + rank)
         for rank, name in enumerate(names)
     )
-    gone = tuple(
+    departed = tuple(
         WorkerRow(rank=-1, name=name, device="cpu", state="ended", start=1, number=number)
         for number, name in enumerate(past)
     )
-    return WatchResponse(row=row, parts=(), workers=workers, past=gone, heard=heard)
+    return WatchResponse(row=row, parts=(), workers=workers, past=departed, heard=heard)
 
 
 def lines(following: LogTail, now: WatchResponse) -> list[str]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.environments.session_adapter import CannotAdapt, adapt_script, unified_diff
+from barnraise.core.errors import RunError
+from barnraise.environments.session_adapter import adapt_script, unified_diff
 from barnraise.environments.training_style import training_style
 from tests.repository import ROOT
 
@@ -154,5 +155,5 @@ def test_scheduler_is_prepared_if_it_moves_with_batches_and_tracked_if_with_epoc
     ],
 )
 def test_script_of_another_form_is_refused_with_a_reason(text: str, reason: str) -> None:
-    with pytest.raises(CannotAdapt, match=reason):
+    with pytest.raises(RunError, match=reason):
         adapt_script(text)

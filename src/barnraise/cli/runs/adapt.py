@@ -14,7 +14,7 @@ from barnraise.cli.agent_call import ask
 from barnraise.core.errors import RunError
 from barnraise.core.files import write_atomically
 from barnraise.core.units import counted
-from barnraise.environments.session_adapter import AdaptedScript, CannotAdapt, adapt_script, unified_diff
+from barnraise.environments.session_adapter import AdaptedScript, adapt_script, unified_diff
 from barnraise.environments.training_style import training_style
 from barnraise.topology.graph import NodeFacts, decode_graph
 
@@ -33,8 +33,8 @@ def run(script: Path, *, write: bool) -> int:
     text = source.decode("utf-8")
     try:
         adapted = adapt_script(text)
-    except CannotAdapt as error:
-        raise RunError(f"{script} cannot be adapted automatically: {error}", hint=_BY_HAND) from error
+    except RunError as error:
+        raise RunError(f"{script} cannot be adapted automatically: {error.message}", hint=_BY_HAND) from error
     if write:
         write_atomically(script, adapted.text.encode())
         click.echo(f"{script} now trains in a session. Try it alone first: python {script}", err=True)
@@ -62,8 +62,8 @@ def refuse_separate_training(
     text = sources[script].decode("utf-8", "replace")
     try:
         adapted = adapt_script(text)
-    except CannotAdapt as error:
-        lines = f"{_BY_HAND} (Automatically it is not possible: {error}.)"
+    except RunError as error:
+        lines = f"{_BY_HAND} (Automatically it is not possible: {error.message}.)"
     else:
         click.echo(unified_diff(text, adapted.text, script), nl=False, err=True)
         _echo_notes(adapted)

@@ -73,9 +73,9 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
     left = [slot for slot in record.slots if slot not in alive]
     names = ", ".join(dict.fromkeys(facts.name(slot.node) for slot in (left or admitted)))
     finished = all(worker.succeeded for worker in workers if worker.slot in left)
-    gone = "has finished" if finished else "disappeared"
+    departure = "has finished" if finished else "disappeared"
     verb = next(
-        (worker.leave_reason for worker in workers if worker.slot in left and worker.leave_reason), gone
+        (worker.leave_reason for worker in workers if worker.slot in left and worker.leave_reason), departure
     )
     failed = next(
         (worker.state for worker in workers if worker.failed and worker.state and worker.state.code), None
