@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -49,6 +50,9 @@ def test_settings_print_valid_toml_with_origins(
     out = capsys.readouterr().out
     assert "port = 6000  # from $BARNRAISE_NETWORK_PORT" in out
     assert "links: encrypted" in out
+    state = Path(os.environ["BARNRAISE_STATE_DIRECTORY"])
+    assert f"# state directory (this machine's key, cluster and logs): {state}\n" in out
+    assert f"# runs: {state / 'runs'}\n" in out
     shown = tomllib.loads(out)
     assert shown["network"]["port"] == 6000
     assert shown["trust"]["nodes"] == ["a", 'b"c\\d']

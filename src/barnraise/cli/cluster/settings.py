@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from barnraise.core.config import default_config_path, resolve_settings
+from barnraise.artifacts import store_directory
+from barnraise.core.config import default_config_path, resolve_settings, state_directory
 
 
 def run() -> None:
@@ -13,6 +14,10 @@ def run() -> None:
     settings = resolved.settings
     encryption = settings.network.encryption
     click.echo(f"# settings file unless BARNRAISE_CONFIG names another: {default_config_path()}")
+    state = state_directory(settings)
+    click.echo(f"# state directory (this machine's key, cluster and logs): {state}")
+    click.echo(f"# runs: {state / 'runs'}")
+    click.echo(f"# files of runs and data sets: {store_directory(state)}")
     click.echo(f"# links: {'encrypted (TLS 1.3)' if encryption == 'tls' else 'PLAINTEXT, by your setting'}")
     section_before = ""
     for name, origin in resolved.origins.items():
