@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from barnraise.membership.consensus.paxos import (
     PaxosPromise,
     PaxosProposal,
     PaxosReject,
+    Vote,
     answer_accept,
     answer_prepare,
     founded,
@@ -67,6 +69,20 @@ def test_proposal_adopts_earlier_vote_of_promise() -> None:
     accept = proposal.promised(NODES[2], promise)
     assert accept is not None
     assert accept.decision == wanted
+
+
+@pytest.mark.parametrize("order", [(1, 3), (3, 1)])
+def test_proposal_adopts_vote_of_highest_ballot(order: tuple[int, int]) -> None:
+    """The vote of the highest ballot may be decided already; an older one is not."""
+    record = _start(5)
+    proposal = PaxosProposal(record, PaxosBallot(9, NODES[0]), _decision(record, b"own"), frozenset())
+    assert proposal.promised(NODES[0], PaxosPromise(record.digest, proposal.ballot, None)) is None
+    accept = None
+    for sender, number in zip(NODES[1:3], order, strict=True):
+        vote = Vote(PaxosBallot(number, NODES[4]), _decision(record, bytes([number])))
+        accept = proposal.promised(sender, PaxosPromise(record.digest, proposal.ballot, vote))
+    assert accept is not None
+    assert accept.decision.payload == bytes([3])
 
 
 def test_acceptor_ignores_questions_of_other_positions_and_non_voters() -> None:
