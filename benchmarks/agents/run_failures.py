@@ -92,7 +92,7 @@ CASES = (
     ),
     Case(
         "A package is missing on one machine only",
-        "import only_on_the_mac\nprint('never')\n",
+        "import only_on_the_mac\nprint('the mac works alone')\n",
         says=("pc takes no part", "only_on_the_mac is missing", "started: 1 worker on 1 machine"),
         code=0,
     ),

@@ -123,11 +123,11 @@ def say_end(row: RunRow) -> int:
 
 def say_failures(row: RunRow) -> None:
     """Print a line for each failure of a worker, also of workers that were restarted."""
-    ending = "restarted" if row.code == 0 else "the run failed" if row.code is not None else "restarted"
-    for failure in row.failures:
-        if not failure.follows:
-            text = f"{failure.machine}: {failure.summary}; {ending}"
-            click.echo(click.style(f"barnraise: {text}", fg="yellow"), err=True)
+    roots = [failure for failure in row.failures if not failure.follows]
+    for failure in roots:
+        ending = "the run failed" if row.code and failure is roots[-1] else "restarted"
+        text = f"{failure.machine}: {failure.summary}; {ending}"
+        click.echo(click.style(f"barnraise: {text}", fg="yellow"), err=True)
 
 
 def bring_results(run: str, store: ArtifactStore, target: Path) -> None:

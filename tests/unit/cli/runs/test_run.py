@@ -26,6 +26,14 @@ def row(code: int, *failures: FailureRow) -> RunRow:
         (row(0, CRASH), run.FORGIVEN, ["pc: ValueError: no such label (train.py:31); restarted"]),
         (row(0, KILLED), 0, ["nas: killed by signal 9; restarted"]),
         (row(1, CRASH, FOLLOWER), 1, ["pc: ValueError: no such label (train.py:31); the run failed"]),
+        (
+            row(137, KILLED, CRASH),
+            137,
+            [
+                "nas: killed by signal 9; restarted",
+                "pc: ValueError: no such label (train.py:31); the run failed",
+            ],
+        ),
         (row(130), 130, []),
     ],
 )
