@@ -96,10 +96,11 @@ TABLE = (
     Row("deep", "unit/hub/*test_clock*.py", marked="slow"),
     Row("gate", "unit/hub/*test_uploader.py", "test_members_download_committed_blobs_from_store"),
     Row("deep", "unit/hub/*test_uploader.py", fixture="scene"),
-    # A hub in a process of its own: 1 to 20 s each.
-    Row("gate", "unit/hub/*", fixture="scene"),
-    Row("gate", "unit/hub/*", fixture="hub"),
-    Row("gate", "unit/hub*test_client.py"),
+    # Hubs: many tests wait for a server, a deadline or a process. Together they cost the fast tier most.
+    Row("gate", "unit/hub/*"),
+    Row("gate", "unit/collectives/torch_patch/*"),
+    Row("gate", "unit/discovery/test_mdns.py"),
+    Row("gate", "arch/test_lanes.py"),
     Row("gate", "unit/cli/*hub*.py"),
     # Many threads or processes with torch in them.
     Row("gate", "unit/checkpoint/*test_sharded.py"),

@@ -162,7 +162,7 @@ def test_rounds_of_local_steps_lose_nothing(line: CommandLine, machines: Machine
     hold.unlink()
     assert running.wait(300) == 0, running.output()
     assert "rounds of 5 steps" in running.output()
-    check_trace(trace, units=8, kills=2)
+    check_trace(trace, units=8, kills=1)
     commits = read_commits(trace)
     assert {commit.of for commit in commits} >= {8, 40}, "single steps at first, then rounds"
     assert {commit.world for commit in commits} >= {2, 3}
