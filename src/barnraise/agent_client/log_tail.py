@@ -67,9 +67,6 @@ class LogTail:
         open_lines = [(number, lines) for number, lines in sorted(self._lines.items()) if not lines.is_over]
         return tuple(FollowPosition(number, lines.offset) for number, lines in open_lines[:MOST_FOLLOWED])
 
-    def is_following(self, number: int) -> bool:
-        return number in self._lines
-
     @property
     def has_started(self) -> bool:
         """Return True if the output of any worker was asked for."""

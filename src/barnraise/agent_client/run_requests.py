@@ -212,12 +212,15 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureRow(msgspec.Struct, frozen=True):
-    """Failure of a worker: one line about it, and the end of the worker's output."""
+    """Failure of a worker: one line about it, and the end of the worker's output.
+
+    ``tail`` is empty in lists of runs and in responses with output: they must fit one message.
+    """
 
     machine: str
     rank: int
     summary: str
-    tail: str
+    tail: str = ""
     signal: int = 0
     follows: bool = False  # the worker only noticed the failure of another one
 

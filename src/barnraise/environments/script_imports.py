@@ -207,12 +207,12 @@ def _inside(node: ast.AST, required: bool, is_script: bool) -> Iterator[tuple[as
 
 def _known_outcome(test: ast.expr, is_script: bool) -> tuple[bool, bool]:
     """Return whether a condition is (always, never) true, for the two common patterns."""
-    if _last_name(test) == "TYPE_CHECKING":
+    if last_name(test) == "TYPE_CHECKING":
         return False, True
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
         sides = (test.left, test.comparators[0])
         names_main = any(isinstance(side, ast.Constant) and side.value == "__main__" for side in sides)
-        if names_main and any(_last_name(side) == "__name__" for side in sides):
+        if names_main and any(last_name(side) == "__name__" for side in sides):
             return is_script, not is_script
     return False, False
 
@@ -221,13 +221,13 @@ def _catches(caught: ast.expr | None) -> bool:
     if caught is None:
         return True
     kinds = caught.elts if isinstance(caught, ast.Tuple) else [caught]
-    return any(_last_name(kind) in _CATCHES_IMPORT_ERROR for kind in kinds)
+    return any(last_name(kind) in _CATCHES_IMPORT_ERROR for kind in kinds)
 
 
 def _suppresses(context: ast.expr) -> bool:
     return (
         isinstance(context, ast.Call)
-        and _last_name(context.func) == "suppress"
+        and last_name(context.func) == "suppress"
         and any(_catches(kind) for kind in context.args)
     )
 
@@ -263,7 +263,7 @@ def _cuda_demand(path: str, text: bytes, tree: ast.Module) -> str | None:
 
 def _is_guard(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
-        return node.attr in _ASKS and _last_name(node.value) in _ASKED
+        return node.attr in _ASKS and last_name(node.value) in _ASKED
     if isinstance(node, ast.ImportFrom) and node.module:
         is_torch = node.module.rpartition(".")[2] in _ASKED
         return is_torch and any(alias.name in _ASKS for alias in node.names)
@@ -280,17 +280,17 @@ def _speaks_of_cuda(test: ast.expr) -> bool:
 
 def _demands_cuda(node: ast.AST) -> bool:
     if isinstance(node, ast.Assign):
-        names = [_last_name(target) or "" for target in node.targets]
+        names = [last_name(target) or "" for target in node.targets]
         return _says_cuda(node.value) and any(name.lower().endswith("device") for name in names)
     if not isinstance(node, ast.Call):
         return False
     if any(keyword.arg == "device" and _says_cuda(keyword.value) for keyword in node.keywords):
         return True
-    called = _last_name(node.func)
+    called = last_name(node.func)
     if called in {"device", "to"}:
         return any(_says_cuda(argument) for argument in node.args[:1])
     if called == "set_device" and isinstance(node.func, ast.Attribute):
-        return _last_name(node.func.value) == "cuda"
+        return last_name(node.func.value) == "cuda"
     return called == "cuda" and isinstance(node.func, ast.Attribute)
 
 
@@ -323,7 +323,7 @@ def _parsed(path: str, text: bytes) -> ast.Module | str | None:
             return None
 
 
-def _last_name(node: ast.expr) -> str | None:
+def last_name(node: ast.expr) -> str | None:
     """Return ``c`` for ``a.b.c``."""
     if isinstance(node, ast.Attribute):
         return node.attr

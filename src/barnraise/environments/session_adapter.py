@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from barnraise.core.errors import RunError
+from barnraise.environments.script_imports import last_name
 
 _OPTIMIZER_NAMES = """
 ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD
@@ -133,7 +134,7 @@ class _Adapter:
         optimizer = _stepped(batches)
         if len(optimizer) != 1:
             raise RunError(f"line {batches.lineno}: the loop has {len(optimizer)} optimizers, not one")
-        epochs = self._outer_loop(batches)
+        epochs = self._epochs_loop(batches)
         names = {"loader": loader, "optimizer": optimizer[0]}
         if epochs is None:
             function = self._scope(batches)
@@ -153,8 +154,9 @@ class _Adapter:
             ),
         )
 
-    def _outer_loop(self, batches: ast.For) -> ast.For | None:
-        node: ast.AST = batches
+    def _epochs_loop(self, inner: ast.AST) -> ast.For | None:
+        """Return the loop over a range around a node of the same function, or None."""
+        node = inner
         while node in self._parents and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node = self._parents[node]
             if isinstance(node, ast.For) and _range_of(node.iter) is not None:
@@ -171,21 +173,13 @@ class _Adapter:
             if isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
             and node.func.id == function.name
-            and self._outer_call_loop(node) is not None
+            and self._epochs_loop(node) is not None
         ]
         if len(calls) != 1:
             raise RunError(f"no single `for epoch in range(...)` calls {function.name}()")
-        epochs = self._outer_call_loop(calls[0])
+        epochs = self._epochs_loop(calls[0])
         assert epochs is not None
         return epochs, {role: _argument(calls[0], function, name) for role, name in inside.items()}
-
-    def _outer_call_loop(self, call: ast.Call) -> ast.For | None:
-        node: ast.AST = call
-        while node in self._parents and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            node = self._parents[node]
-            if isinstance(node, ast.For) and _range_of(node.iter) is not None:
-                return node
-        return None
 
     def _scope(self, node: ast.AST) -> _Scope:
         while not isinstance(node, _Scope):
@@ -196,9 +190,9 @@ class _Adapter:
         for node in ast.walk(scope):
             if isinstance(node, ast.Assign) and _targets(node) == [optimizer]:
                 called = node.value
-                if isinstance(called, ast.Call) and _last_name(called.func) in _OPTIMIZERS:
+                if isinstance(called, ast.Call) and last_name(called.func) in _OPTIMIZERS:
                     for part in ast.walk(called):
-                        if isinstance(part, ast.Call) and _last_name(part.func) in (
+                        if isinstance(part, ast.Call) and last_name(part.func) in (
                             "parameters",
                             "named_parameters",
                         ):
@@ -220,7 +214,7 @@ class _Adapter:
         return ""
 
     def _has_scheduler(self) -> bool:
-        names = (_last_name(node) for node in ast.walk(self._tree) if isinstance(node, ast.Attribute))
+        names = (last_name(node) for node in ast.walk(self._tree) if isinstance(node, ast.Attribute))
         return "lr_scheduler" in names
 
     # changing
@@ -285,7 +279,7 @@ class _Adapter:
 
 
 def _trains(loop: ast.For) -> bool:
-    called = {_last_name(node.func) for node in ast.walk(loop) if isinstance(node, ast.Call)}
+    called = {last_name(node.func) for node in ast.walk(loop) if isinstance(node, ast.Call)}
     return {"backward", "step"} <= called
 
 
@@ -322,7 +316,7 @@ def _stepped(loop: ast.For) -> list[str]:
 def _loader_name(iterated: ast.expr) -> str | None:
     if isinstance(iterated, ast.Name):
         return iterated.id
-    if isinstance(iterated, ast.Call) and _last_name(iterated.func) in _WRAPPERS and iterated.args:
+    if isinstance(iterated, ast.Call) and last_name(iterated.func) in _WRAPPERS and iterated.args:
         return _loader_name(iterated.args[0])
     return None
 
@@ -331,9 +325,9 @@ def _range_of(iterated: ast.expr) -> ast.Call | None:
     """Return the call of ``range`` in ``range(...)``, ``tqdm(range(...))`` and so on."""
     if not isinstance(iterated, ast.Call) or not iterated.args:
         return None
-    if _last_name(iterated.func) == "range" and not iterated.keywords:
+    if last_name(iterated.func) == "range" and not iterated.keywords:
         return iterated
-    if _last_name(iterated.func) in _WRAPPERS:
+    if last_name(iterated.func) in _WRAPPERS:
         return _range_of(iterated.args[0])
     return None
 
@@ -364,9 +358,3 @@ def _less(value: ast.expr, amount: int) -> str:
 
 def _targets(node: ast.Assign) -> list[str]:
     return [target.id for target in node.targets if isinstance(target, ast.Name)]
-
-
-def _last_name(node: ast.expr) -> str | None:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else None

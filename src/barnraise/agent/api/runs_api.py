@@ -232,7 +232,8 @@ async def _watch(agent: Agent, request: WatchRequest) -> WatchResponse:
         await registry.wait_for_change(min(_POLL_S, deadline - loop.time()))
         chunks = await _read_logs(agent, entry, request)
     return WatchResponse(
-        row=_row(agent, entry),
+        # A request for output needs the space for that.
+        row=_row(agent, entry, with_tails=not request.follow),
         parts=_parts(agent, entry),
         workers=_workers(agent, entry),
         findings=_findings(agent, entry),
@@ -273,7 +274,7 @@ async def _read_log(
     return LogChunk(position.worker, output.start, output.data, is_complete)
 
 
-def _row(agent: Agent, entry: RunEntry) -> RunRow:
+def _row(agent: Agent, entry: RunEntry, *, with_tails: bool = False) -> RunRow:
     record, order = entry.record, entry.spec
 
     def name(node: bytes) -> str:
@@ -299,18 +300,18 @@ def _row(agent: Agent, entry: RunEntry) -> RunRow:
         failed_rank=outcome.rank if outcome is not None and outcome.rank >= 0 else None,
         failed_on=name(outcome.node) if outcome is not None and outcome.node else "",
         tail=outcome.tail if outcome is not None else "",
-        failures=_failures(agent, record),
+        failures=_failures(agent, record, with_tails=with_tails),
     )
 
 
-def _failures(agent: Agent, record: RunRecord) -> tuple[FailureRow, ...]:
+def _failures(agent: Agent, record: RunRecord, *, with_tails: bool) -> tuple[FailureRow, ...]:
     roots = {failure.key for failure in root_failures(record.failures)}
     return tuple(
         FailureRow(
             machine=agent.name_of(NodeId(item.node)),
             rank=item.failure.rank,
             summary=summarize(item.failure),
-            tail=item.failure.tail,
+            tail=item.failure.tail if with_tails else "",
             signal=item.failure.signal,
             follows=item.key not in roots,
         )

@@ -89,8 +89,9 @@ def _regroup(
     record: RunRecord, slots: Sequence[WorkerSlot], joining: Sequence[WorkerSlot], why: str
 ) -> RunRecord:
     """Return the record of the next generation with these members; ``why``: what has changed."""
-    machines = counted(len({slot.node for slot in slots}), "machine")
-    workers = f" ({counted(len(slots), 'worker')})" if len(slots) > len({slot.node for slot in slots}) else ""
+    count = len({slot.node for slot in slots})
+    machines = counted(count, "machine")
+    workers = f" ({counted(len(slots), 'worker')})" if len(slots) > count else ""
     return replace(
         record,
         generation=record.generation + 1,

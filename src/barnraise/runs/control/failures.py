@@ -12,7 +12,13 @@ from pathlib import PurePosixPath, PureWindowsPath
 
 from msgspec.structs import replace
 
-from barnraise.runs.record import MAX_RECORDED_FAILURES, NodeReport, RecordedFailure, RunRecord, WorkerFailure
+from barnraise.runs.record import (
+    MAX_RECORDED_FAILURES,
+    NodeReport,
+    RecordedFailure,
+    RunRecord,
+    WorkerFailure,
+)
 
 _TRACE = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
@@ -48,18 +54,23 @@ def summarize(failure: WorkerFailure) -> str:
         if "memory was exhausted" in failure.tail:
             return "out of memory: the system killed the worker"
         return f"killed by signal {failure.signal}"
-    _, separator, trace = failure.tail.rpartition(_TRACE)
-    # The last line that starts in the first column and is no frame names the exception.
-    lines = [line for line in trace.splitlines() if line and not line[0].isspace()] if separator else []
-    if not lines:
+    exception = exception_line(failure.tail)
+    if not exception:
         return f"exited with code {failure.code}"
-    place = _script_line(trace)
-    return f"{lines[0].strip()[:_MAX_SUMMARY]}{f' ({place})' if place else ''}"
+    place = _script_line(failure.tail)
+    return f"{exception[:_MAX_SUMMARY]}{f' ({place})' if place else ''}"
 
 
-def _script_line(trace: str) -> str:
-    """Return ``train.py:31``: the last frame of a trace in the folder of the run."""
-    for path, line in reversed(_FRAME.findall(trace)):
+def exception_line(tail: str) -> str:
+    """Return the line that names the exception of the last traceback in a worker's output, or ""."""
+    _, separator, trace = tail.rpartition(_TRACE)
+    lines = [line for line in trace.splitlines() if line and not line[0].isspace()] if separator else []
+    return lines[0].strip() if lines else ""
+
+
+def _script_line(tail: str) -> str:
+    """Return ``train.py:31``: the last frame of the last traceback in the folder of the run."""
+    for path, line in reversed(_FRAME.findall(tail.rpartition(_TRACE)[2])):
         parts = (PureWindowsPath(path) if "\\" in path else PurePosixPath(path)).parts
         if _RUN_FOLDER in parts:
             place = len(parts) - 1 - parts[::-1].index(_RUN_FOLDER)

@@ -11,10 +11,10 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
+from barnraise.runs.control.failures import exception_line
 from barnraise.runs.control.worker_status import WorkerStatus
 from barnraise.runs.record import RestartedFailure, RunRecord, WorkerState
 
-_TRACE = "Traceback (most recent call last):"
 # A RunError asks for a change by a person, so a restart would fail in the same way.
 _NEVER = "RunError"
 # Collectives of the script raise these when another worker is lost.
@@ -47,7 +47,5 @@ def apply_restart_policy(
 
 def failure_kind(worker: WorkerState) -> str:
     """Return the name of the exception that a worker exited with; its exit code if it printed none."""
-    _, separator, trace = worker.tail.rpartition(_TRACE)
-    lines = [line for line in trace.splitlines() if line and not line[0].isspace()] if separator else []
-    name = lines[0].partition(":")[0].rpartition(".")[2].strip() if lines else ""
+    name = exception_line(worker.tail).partition(":")[0].rpartition(".")[2].strip()
     return name[:_MAX_NAME_LENGTH] or f"code {worker.code}"
