@@ -126,7 +126,9 @@ def test_either_machine_lost_training_continues(training: Path, machines: Machin
     last = _by(training, 1, begin)[-1]
     if senior:
         machines.until(
-            lambda: "provisionally, because" in machines.words(1 - victim)[log_length:], 90.0, "it is said"
+            lambda: "provisionally, because" in machines.words(1 - victim)[log_length:],
+            90.0,
+            "a report",
         )
     else:
         assert "provisionally, because" not in machines.words(1 - victim)[log_length:]
@@ -160,7 +162,7 @@ def test_cut_between_two_machines_is_resolved_without_loss(
         return [commit for commit in _by(training, 2, apart) if commit.rank == 0]
 
     machines.until(lambda: bool(together()), 90.0, "they train together again")
-    machines.until(lambda: "were discarded" in machines.words(1 - first)[log_length:], 90.0, "it is said")
+    machines.until(lambda: "were discarded" in machines.words(1 - first)[log_length:], 90.0, "a report")
     elder = together()[0]
     kept = [commit.step for commit in _by(training, 1, begin) if commit.pid == elder.pid]
     assert elder.step == max(kept) + 1, "the first member is the one whose history counts"

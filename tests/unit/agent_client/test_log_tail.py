@@ -59,7 +59,7 @@ def test_log_tail_reads_rest_of_worker_that_left_and_successor_from_now() -> Non
     assert lines(following, response("running", ["h1"], *heard, past=["h0"], first=1)) == ["b"]
     assert following.wanted([1]) == (FollowPosition(1, 500),), "its first 500 bytes are old"
     last = response("ended", ["h1"], LogChunk(1, 500, b"c\n", True), past=["h0"], first=1)
-    assert lines(following, last) == ["c"], "and nothing is said about what was left out"
+    assert lines(following, last) == ["c"], "and no line counts the output before it"
     assert following.is_complete([1])
 
 

@@ -20,7 +20,7 @@ from barnraise.artifacts import ArtifactStore, folder_limits, pack, store_direct
 from barnraise.cli.agent_call import ask
 from barnraise.cli.child_process import say
 from barnraise.cli.hub.join import MANNERS, SEAT, JoinedHub
-from barnraise.cli.runs.run import bring_results, needs_in, say_end
+from barnraise.cli.runs.run import bring_results, needs_in, python_sources, say_end
 from barnraise.cli.runs.run_view import watch
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import HubError
@@ -71,7 +71,7 @@ def _start(seated: JoinedHub, store: ArtifactStore, settings: Settings, *, quiet
         program=RunProgram(
             command=seated.command,
             folder=packed.id,
-            needs=needs_in(store, packed.manifest, seated.command),
+            needs=needs_in(python_sources(store, packed.manifest), seated.command),
         ),
         options=RunOptions(
             title=seated.seat.run[:MAX_TITLE],

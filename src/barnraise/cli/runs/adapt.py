@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from barnraise.agent_client.run_options import RunOptions
 from barnraise.agent_client.run_requests import GraphRequest, GraphResponse
-from barnraise.artifacts import ArtifactStore, FolderManifest, read_files
 from barnraise.cli.agent_call import ask
 from barnraise.core.errors import RunError
 from barnraise.core.files import write_atomically
@@ -45,14 +44,9 @@ def run(script: Path, *, write: bool) -> int:
 
 
 def refuse_separate_training(
-    store: ArtifactStore,
-    manifest: FolderManifest,
-    command: Sequence[str],
-    chosen: RunOptions,
-    on: tuple[str, ...],
+    sources: Mapping[str, bytes], command: Sequence[str], chosen: RunOptions, on: tuple[str, ...]
 ) -> None:
     """Raise RunError if several workers would each train the whole model of this script."""
-    sources = read_files(store, manifest, lambda path: path.endswith(".py"))
     script = _entry(command, sources)
     if script is None or training_style(sources, script).kind != "separate":
         return
@@ -75,7 +69,7 @@ def refuse_separate_training(
     )
 
 
-def _entry(command: Sequence[str], sources: dict[str, bytes]) -> str | None:
+def _entry(command: Sequence[str], sources: Mapping[str, bytes]) -> str | None:
     """Return the file that a command starts, or None if it is not in the folder."""
     if command[0] != "-m":
         return command[0]

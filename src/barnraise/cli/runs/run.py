@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -69,11 +69,12 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
     store = ArtifactStore(store_directory(state_directory(settings)))
     folder, command = _command(script, arguments, options.folder)
     packed = pack(folder, store, folder_limits(settings))
-    needs = needs_in(store, packed.manifest, command)
+    sources = python_sources(store, packed.manifest)
+    needs = needs_in(sources, command)
     if options.dry_run:
-        _check_session(store, packed.manifest, script)
+        _check_session(sources, script)
     elif not options.separate:
-        refuse_separate_training(store, packed.manifest, command, chosen, options.on)
+        refuse_separate_training(sources, command, chosen, options.on)
     data = tuple(_data(text, store, settings) for text in options.data)
     question = StartRunRequest(
         program=RunProgram(command=tuple(command), folder=packed.id, data=data, needs=needs),
@@ -164,10 +165,9 @@ def _own_variables(options: RunCommandOptions) -> list[tuple[str, str]]:
     return own if levels == OPEN else [*own, (VARIABLE, msgspec.json.encode(levels).decode())]
 
 
-def _check_session(store: ArtifactStore, manifest: FolderManifest, script: str) -> None:
+def _check_session(sources: Mapping[str, bytes], script: str) -> None:
     """Check that the script uses a session; without one, a dry run would train to the end."""
-    sources = read_files(store, manifest, lambda path: path.endswith(".py")).values()
-    if not any(b"barnraise" in source and b".prepare(" in source for source in sources):
+    if not any(b"barnraise" in source and b".prepare(" in source for source in sources.values()):
         raise RunError(
             f"{script} does not train in a session, so a dry run has nothing to measure", hint=_BY_SIZE
         )
@@ -204,10 +204,14 @@ def _command(script: str, arguments: Sequence[str], folder: Path | None) -> tupl
     return root, [inside.as_posix(), *arguments]
 
 
-def needs_in(store: ArtifactStore, manifest: FolderManifest, command: Sequence[str]) -> ScriptImports:
+def python_sources(store: ArtifactStore, manifest: FolderManifest) -> dict[str, bytes]:
+    """Return the Python files of a packed folder by their paths."""
+    return read_files(store, manifest, lambda path: path.endswith(".py"))
+
+
+def needs_in(sources: Mapping[str, bytes], command: Sequence[str]) -> ScriptImports:
     if command[0] == "-m":
         return ScriptImports()
-    sources = read_files(store, manifest, lambda path: path.endswith(".py"))
     if command[0] not in sources:
         raise RunError(
             f"{command[0]} is not among the files that are sent",
