@@ -136,6 +136,14 @@ class RunRegistry:
             f"{problem} with {text!r}", hint=f"The latest are: {recent}. See all with: barnraise ps"
         )
 
+    def at_work(self, node: NodeId) -> tuple[str, ...]:
+        """Return the runs that have workers on a machine now."""
+        return tuple(
+            run
+            for run, entry in self.runs.items()
+            if not entry.has_ended and any(slot.node == node.raw for slot in entry.record.slots)
+        )
+
     def apply(self, record: RunRecord, sender: NodeId | None = None, *, is_ours: bool = False) -> bool:
         """Store a record if it outranks the known one; return False if not.
 

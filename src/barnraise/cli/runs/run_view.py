@@ -20,6 +20,7 @@ from barnraise.agent_client.run_requests import (
     WorkerRow,
 )
 from barnraise.cli.agent_call import ask
+from barnraise.cli.terminal import painted
 from barnraise.core.errors import AgentError
 from barnraise.core.units import format_size
 
@@ -108,7 +109,7 @@ class RunView:
         if (again and text != self.last_shown) or text not in self.shown:
             self.shown.add(text)
             self.last_shown = text
-            click.echo(click.style(f"barnraise: {text}", dim=True), err=True)
+            click.echo(painted(f"barnraise: {text}", dim=True, err=True), err=True)
 
     def _print_line(self, worker: WorkerRow | None, count: int, line: str) -> None:
         if worker is None or count == 1:
@@ -117,7 +118,7 @@ class RunView:
         is_named = self.all_ranks and worker.rank >= 0
         label = f"{worker.name}:{worker.rank}" if is_named else worker.name
         colour = _COLOURS[worker.number % len(_COLOURS)]
-        self.echo(f"{click.style(label, fg=colour)} {line}")
+        self.echo(f"{painted(label, colour=colour)} {line}")
 
 
 def watch(run: str, *, all_ranks: bool, stops: bool, echo: Callable[[str], None] = click.echo) -> RunRow:
