@@ -29,6 +29,7 @@ from barnraise.agent.runs.service import RunService
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import AgentError, MembershipError, ProtocolError
 from barnraise.core.flow.events import ChangeEvent
+from barnraise.core.names import NamedItem, match_name
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.private_file import private_directory
 from barnraise.identity.trust import NAME_LENGTH, SignedEntry, TrustLog, check_name, encode_entry
@@ -176,19 +177,16 @@ class Agent:
         listed = self.log.members.get(node) or self.log.revoked.get(node)
         return self.peer_store[node].name or (listed.name if listed is not None else node.short)
 
-    def find(self, text: str) -> NodeId:
-        """Return the machine with this name or id; raise MembershipError unless exactly one matches."""
-        name = text.strip().lower()
-        matches = [
-            node
-            for node in self.log.members
-            if name in (self.name_of(node).lower(), str(node).lower(), node.short.lower())
-        ]
-        if len(matches) == 1:
-            return matches[0]
-        names = ", ".join(f"{self.name_of(node)} ({node.short})" for node in self.log.members)
-        problem = "more than one machine is" if matches else "no machine of this cluster is"
-        raise MembershipError(f"{problem} called {text!r}", hint=f"Choose by the id in brackets: {names}.")
+    def find(self, text: str, *, exact: bool = False) -> NodeId:
+        """Return the machine with this name or id, or the only one whose name starts with the text.
+
+        ``exact``: the beginning of a name is not enough. Raise MembershipError unless one matches.
+        """
+        machines = [NamedItem(self.name_of(node), node, (node.short, str(node))) for node in self.log.members]
+        match = match_name(text, machines, kind="machine", exact=exact)
+        if match.value is None:
+            raise MembershipError(match.problem, hint=match.hint)
+        return match.value
 
     def report_event(self, text: str) -> None:
         """Write one line to the log, the display and `barnraise status`."""
