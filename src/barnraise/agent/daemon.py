@@ -189,9 +189,12 @@ class Agent:
         listed = self.log.members.get(node) or self.log.revoked.get(node)
         return self.peer_store[node].name or (listed.name if listed is not None else node.short)
 
-    def find(self, text: str) -> NodeId:
-        """Return the machine with this name or id; raise MembershipError unless exactly one matches."""
-        return find_machine(text, self.named_machines())
+    def find(self, text: str, *, exact: bool = False) -> NodeId:
+        """Return the machine with this name or id, or the only one whose name starts with the text.
+
+        ``exact``: the beginning of a name is not enough. Raise MembershipError unless one matches.
+        """
+        return find_machine(text, self.named_machines(), exact=exact)
 
     def report_event(self, text: str) -> None:
         """Write one line to the log, the display and `barnraise status`."""

@@ -144,7 +144,7 @@ def _offer(agent: Agent) -> OfferResponse:
 
 async def _unpair(agent: Agent, text: str) -> str:
     _check_owner(agent, "remove another")
-    node = agent.find(text)
+    node = agent.find(text, exact=True)
     name = agent.name_of(node)
     if node == agent.me:
         raise MembershipError(
@@ -167,7 +167,7 @@ async def _unpair(agent: Agent, text: str) -> str:
 
 async def _continue(agent: Agent, texts: list[str]) -> str:
     _check_owner(agent, "decide for the cluster")
-    nodes = [agent.find(text) for text in texts]
+    nodes = [agent.find(text, exact=True) for text in texts]
     now = asyncio.get_running_loop().time()
     dead = agent.member.dead(now)
     for node in nodes:

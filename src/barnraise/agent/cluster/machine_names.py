@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from barnraise.core.errors import MembershipError
+from barnraise.core.names import NamedItem, match_name
 from barnraise.identity import NodeId
 
 
@@ -55,25 +56,19 @@ def name_clash(node: NodeId, machines: Sequence[NamedMachine], me: NodeId) -> st
     )
 
 
-def find_machine(text: str, machines: Sequence[NamedMachine]) -> NodeId:
-    """Return the machine with this name or id; raise MembershipError unless exactly one matches."""
-    wanted = text.strip().casefold()
-    shown = {machine.node: shown_name(machine.node, machine.name, machines) for machine in machines}
-    matches = [node for node, name in shown.items() if name.casefold() == wanted]
-    matches = matches or [
-        node
+def find_machine(text: str, machines: Sequence[NamedMachine], *, exact: bool = False) -> NodeId:
+    """Return the machine with this name or id, or the only one whose name starts with the text.
+
+    ``exact``: the beginning of a name is not enough. Raise MembershipError unless one matches.
+    """
+    named = [
+        NamedItem(shown_name(node, name, machines), node, (node.short, str(node), _with_id(node, name)))
         for node, name, _ in machines
-        if wanted in (str(node).casefold(), node.short.casefold(), _with_id(node, name).casefold())
     ]
-    if len(matches) == 1:
-        return matches[0]
-    if alike := [machine.node for machine in _alike(wanted, machines)]:
-        names = " or ".join(f"{shown[node]} ({node.short})" for node in alike)
-        raise MembershipError(f"{text.strip()} is ambiguous: {names}", hint="Use one of these names or ids.")
-    names = ", ".join(f"{name} ({node.short})" for node, name in shown.items())
-    raise MembershipError(
-        f"no machine of this cluster is called {text!r}", hint=f"Choose one by its name or id: {names}."
-    )
+    match = match_name(text, named, kind="machine", exact=exact)
+    if match.value is None:
+        raise MembershipError(match.problem, hint=match.hint)
+    return match.value
 
 
 def check_name_is_free(name: str, machines: Sequence[NamedMachine], me: NodeId) -> None:

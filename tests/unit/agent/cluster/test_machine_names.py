@@ -54,9 +54,12 @@ def test_find_machine_takes_shown_name_long_name_and_id() -> None:
 
 
 def test_find_machine_with_ambiguous_name_tells_the_names() -> None:
-    with pytest.raises(MembershipError, match=rf"pc is ambiguous: {EARLIER} \(.+\) or {LATER} \("):
+    with pytest.raises(MembershipError, match=f"more than one machine starts with 'pc': {EARLIER}, {LATER}"):
         find_machine("pc", GUEST_FIRST)
-    with pytest.raises(MembershipError, match="no machine of this cluster is called 'nas'"):
+    with pytest.raises(MembershipError, match="no machine is called 'pc'") as refused:
+        find_machine("pc", GUEST_FIRST, exact=True)
+    assert f"{EARLIER}, {LATER}" in (refused.value.hint or "")
+    with pytest.raises(MembershipError, match="no machine is called 'nas'"):
         find_machine("nas", OWNERS)
 
 
