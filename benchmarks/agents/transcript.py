@@ -83,7 +83,7 @@ class Session:
     def pair(self, owner: int, joiner: int, *options: str) -> None:
         """Pair two machines in two windows: one waits while the code is typed in the other."""
         waiting = self.open(owner, "pair", *options)
-        waiting.show_until("good for one guess")
+        waiting.show_until("works once")
         code = _CODE.search(waiting.output)
         assert code is not None, waiting.output
         self.type(joiner, "join", code[1])

@@ -55,7 +55,7 @@ def nodes(*, as_json: bool) -> int:
 def describe(response: StatusResponse, *, calm: bool = False) -> str:
     """Describe the state of the cluster. ``calm`` leaves out figures that change every second."""
     branch = f" (branch {response.branch})" if response.branch else ""
-    lines = [wrapped(f"cluster {response.cluster}  view {response.view}{branch}  {response.sentence}")]
+    lines = [wrapped(f"cluster {response.cluster}{branch}: {response.sentence}")]
     if response.encryption != "tls":
         lines.append("PLAINTEXT: workers' links are not encrypted, by your setting")
     if response.coordinator:
@@ -69,6 +69,8 @@ def describe(response: StatusResponse, *, calm: bool = False) -> str:
         cells = (mark, row.name, _state(row), row.address or "-", trip, mbps, work)
         rows.append((*cells, _main_device(row)))
     lines += ["", table(rows, words=(1, 3, 7))]
+    for clash in response.name_clashes:
+        lines += ["", wrapped(clash)]
     if response.offer:
         lines += ["", wrapped(response.offer)]
     return "\n".join(lines)

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from barnraise.core.command import TOO_SLOW, runner
-from barnraise.core.torch_range import TESTED_RANGE, is_tested
+from barnraise.core.installation import TESTED_RANGE, is_tested
 from barnraise.environments.torch_build import TorchChoice, choose_torch_here
 
 _PROBE_TIMEOUT_S = 120.0
