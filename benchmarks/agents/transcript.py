@@ -89,7 +89,7 @@ class Session:
 
     def join(self, waiting: Window, joiner: int) -> None:
         """Type the code that the waiting command shows on another machine."""
-        waiting.show_until("good for one guess")
+        waiting.show_until("works once")
         self.type(joiner, "join", _CODE.findall(waiting.output)[-1])
 
     def until(self, truth: Callable[[], bool], what: str) -> None:

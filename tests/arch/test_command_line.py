@@ -9,7 +9,7 @@ import click
 from barnraise.cli.main import app
 
 _JSON = {"--json"}
-_PLANS = {"--add", "--sync", "--levels", "--picture", *_JSON}
+_PLANS = {"--add", "--sync", "--levels", "--picture", "--no-project-file", *_JSON}
 _RUN = {
     *("script", "arguments", "--on", "--per-node", "--min-nodes", "--wait", "--env", "--engine"),
     *("--trust-fabric", "--restarts", "--data", "--set", "--quiet", "--nice", "--memory", "--container"),

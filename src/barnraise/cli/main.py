@@ -14,6 +14,7 @@ from barnraise.cli.help import SectionedGroup, misplaced_options
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.runs.options import RunCommandOptions, run_options, take_run_options
+from barnraise.cli.runs.project_file import ProjectFileCommand
 from barnraise.core.errors import BarnraiseError
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -207,7 +208,11 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for text in on for name in text.split(",") if name)
 
 
-@app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(
+    "run",
+    cls=ProjectFileCommand,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @_on
 @run_options
 @click.option("--data", multiple=True, metavar="NAME=PATH", help="Ship a data set; NAME=@PATH: each has it.")
@@ -222,7 +227,8 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
     """Train: run SCRIPT on every machine. Put options before the script; what follows it is the script's.
 
-    ``-m MODULE`` instead of a script runs a module.
+    ``-m MODULE`` instead of a script runs a module. Options that a project always needs may stand in the
+    table [run] of barnraise.toml beside the script, such as: on = ["mac", "pc"].
     """
     from barnraise.cli.runs import run
 
@@ -247,7 +253,7 @@ def _adapt(script: Path, write: bool) -> int:
     return adapt.run(script, write=write)
 
 
-@app.command("plan")
+@app.command("plan", cls=ProjectFileCommand, keys_of=_run)
 @click.option("--parameters", required=True, metavar="COUNT", help="Size of the model, such as 124M.")
 @click.option("--batch", default="256", metavar="COUNT", help="Samples of a global batch (default: 256).")
 @click.option("--tokens", default="1", metavar="COUNT", help="Tokens of a sample, for language models.")

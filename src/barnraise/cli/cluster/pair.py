@@ -1,4 +1,4 @@
-"""``barnraise pair``: one short code for each machine that is let in."""
+"""``barnraise pair``: one short code for each machine that joins."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(*, guest: bool, wait: bool, machines: int, yes: bool, as_json: bool) -> 
             which = "the other machine" if machines == 1 else f"machine {number} of {machines}"
             click.echo(f"On {which} run:  barnraise join {offer.code}")
             click.echo(_means(offer))
-            click.echo(f"The code is good for one guess and {offer.seconds_left / 60:.0f} minutes.")
+            click.echo(f"The code works once and expires in {offer.seconds_left / 60:.0f} minutes.")
         if not wait:
             return 0
         offer = _used(offer)
@@ -74,5 +74,5 @@ def _used(offer: OfferResponse) -> OfferResponse:
 
 def _means(offer: OfferResponse) -> str:
     if offer.role == "guest":
-        return "It becomes a guest: it may contribute to runs that it accepts, and run nothing here."
-    return "It becomes an owner: it may run code here, and this machine there."
+        return "It will be a guest: it contributes to runs that it accepts, and starts none."
+    return "The two machines can then run code on each other. Pair only machines you trust."

@@ -17,7 +17,7 @@ import msgspec
 from barnraise.cli.waiting import run_visibly, waiting
 from barnraise.core.command import TOO_SLOW, runner
 from barnraise.core.errors import TorchMissing
-from barnraise.core.torch_range import TESTED_RANGE, is_tested
+from barnraise.core.installation import TESTED_RANGE, is_tested
 from barnraise.environments.torch_build import TorchChoice, choose_torch_here
 
 _PROBE_TIMEOUT_S = 120.0

@@ -11,7 +11,7 @@ import pytest
 from barnraise.cli.cluster import torch_install
 from barnraise.cli.cluster.torch_install import InstallAdvice, TorchProbe, advise, probe
 from barnraise.core.errors import TorchMissing
-from barnraise.core.torch_range import is_tested
+from barnraise.core.installation import is_tested
 from barnraise.environments.torch_build import choose_torch
 
 
