@@ -53,10 +53,10 @@ def column_widths(natural: Sequence[int], room: int, words: Sequence[int] = ()) 
     """
     widths = list(natural)
     every = range(len(widths))
-    for places, least in (([place for place in words if place in every], _LEAST_WORDS), (every, _LEAST)):
+    for places, minimum in (([place for place in words if place in every], _LEAST_WORDS), (every, _LEAST)):
         while sum(widths) > room:
             widest = max(places, key=lambda place: widths[place], default=None)
-            if widest is None or widths[widest] <= least:
+            if widest is None or widths[widest] <= minimum:
                 break
             widths[widest] -= 1
     return widths

@@ -1,4 +1,4 @@
-"""What the terminal can show: its width, colours, and a picture that is drawn again in its place."""
+"""Abilities of the terminal: its width, colours, and a picture that is drawn again in its place."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def painted(
 
 
 def wrapped(text: str, width: int = 0, indent: str = "") -> str:
-    """Break a sentence into lines that fit; ``indent`` comes before all but the first."""
+    """Return a sentence in lines that fit; ``indent`` comes before all but the first."""
     return textwrap.fill(
         text, width or columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
 def redraw(text: str, lines_before: int) -> None:
-    """Draw a picture over the one before, which had so many lines."""
+    """Draw a picture over the one before, which had ``lines_before`` lines."""
     back_and_clear = f"\x1b[{lines_before}F\x1b[J" if lines_before else ""
     sys.stdout.write(f"{back_and_clear}{text}\n")
     sys.stdout.flush()

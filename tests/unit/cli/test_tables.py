@@ -1,4 +1,4 @@
-"""Tables fit the terminal, whatever is in them."""
+"""Tables that fit the terminal, with any text in them."""
 
 from __future__ import annotations
 
