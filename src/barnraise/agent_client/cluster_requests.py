@@ -164,6 +164,7 @@ class StatusResponse(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     offer: str = ""
     recent: tuple[str, ...] = ()
     up_s: float = 0.0
+    name_clashes: tuple[str, ...] = ()
 
 
 class OfferResponse(msgspec.Struct, frozen=True, tag="offer"):

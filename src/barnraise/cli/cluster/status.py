@@ -55,7 +55,7 @@ def nodes(*, as_json: bool) -> int:
 def describe(response: StatusResponse, *, calm: bool = False) -> str:
     """Describe the state of the cluster. ``calm`` leaves out figures that change every second."""
     branch = f" (branch {response.branch})" if response.branch else ""
-    lines = [f"cluster {response.cluster}  view {response.view}{branch}  {response.sentence}"]
+    lines = [f"cluster {response.cluster}{branch}: {response.sentence}"]
     if response.encryption != "tls":
         lines.append("PLAINTEXT: workers' links are not encrypted, by your setting")
     if response.coordinator:
@@ -68,6 +68,8 @@ def describe(response: StatusResponse, *, calm: bool = False) -> str:
         cells = (mark, row.name, _role(row), _STATES[row.state], row.address or "-", trip, mbps)
         rows.append((*cells, _hardware(row)))
     lines += ["", table(rows)]
+    for clash in response.name_clashes:
+        lines += ["", clash]
     if response.offer:
         lines += ["", response.offer]
     return "\n".join(lines)

@@ -7,8 +7,7 @@ import time
 from barnraise.agent.diagnostics.checks import clock_fix
 from barnraise.agent_client.cluster_requests import CheckRow
 from barnraise.cli.doctor.facts import DiskFacts, KeyFacts, NvidiaFacts, SleepFacts, TorchFacts
-from barnraise.core.installation import install_hint
-from barnraise.core.torch_range import TESTED_RANGE, is_tested
+from barnraise.core.installation import TESTED_RANGE, install_hint, is_tested
 
 _FIRST_PYTHON = (3, 11)
 _UNTESTED_PYTHON = (3, 14)

@@ -42,7 +42,7 @@ from barnraise.cli.main import main
 from barnraise.core.command import NOT_FOUND
 from barnraise.core.errors import AgentError, ConfigError
 from barnraise.core.flow.background import DeadlineCall
-from barnraise.core.torch_range import TESTED_FIRST
+from barnraise.core.installation import TESTED_FIRST
 from barnraise.transport.ipc.messages import ListenerStanding
 from tests.repository import ROOT
 
