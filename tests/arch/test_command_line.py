@@ -46,7 +46,7 @@ FROZEN = {
     "listen": {"--port", "--trust", "--until-idle"},
     "logs": {"run", "--rank", "--all", "-f", "--follow"},
     "nodes": _JSON,
-    "pair": {"--guest", "--wait", "--no-wait", *_JSON},
+    "pair": {"--guest", "--wait", "--no-wait", "--machines", "--yes", *_JSON},
     "plan": {
         *("--parameters", "--batch", "--tokens", "--flops-per-sample", "--seconds-per-sample", "--on"),
         *_PLANS,
@@ -63,7 +63,7 @@ FROZEN = {
     "settings": set(),
     "status": {"--graph", "--measure", *_JSON},
     "stop": {"run", "--hard", *_JSON},
-    "torch": set(),
+    "torch": {"--install", "--yes"},
     "unpair": {"node", "--yes", *_JSON},
     "up": {"--detach", "--psk-file", "--witness"},
 }

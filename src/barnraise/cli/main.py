@@ -33,8 +33,7 @@ def app(context: click.Context) -> None:
 
     \b
     The first steps:
-      barnraise up --detach     on each machine
-      barnraise pair            on one of them; it shows a code
+      barnraise pair            on one machine; it shows a code
       barnraise join CODE       on the other
       barnraise run train.py    on any of them
 
@@ -99,12 +98,14 @@ def _nodes(as_json: bool) -> int:
 @app.command("pair")
 @_flag("--guest", "Let it contribute, but run nothing here.")
 @click.option("--wait/--no-wait", default=True, help="Wait until the code is used (the default), or not.")
+@click.option("--machines", type=click.IntRange(1, 64), default=1, help="How many join, one code for each.")
+@_flag("--yes", "Do not ask before torch is installed here, if it is missing.")
 @_as_json
-def _pair(guest: bool, wait: bool, as_json: bool) -> int:
-    """Show a code that lets one other machine in."""
+def _pair(**options: Any) -> int:
+    """Show a code with which another machine joins. Starts the agent if none runs."""
     from barnraise.cli.cluster import pair
 
-    return pair.run(guest=guest, wait=wait, as_json=as_json)
+    return pair.run(**options)
 
 
 @app.command("join")
@@ -112,7 +113,7 @@ def _pair(guest: bool, wait: bool, as_json: bool) -> int:
 @click.option("--at", metavar="HOST", help="The other machine's address, if it is not found by itself.")
 @_flag("--guest", "Agree to be a guest only.")
 @click.option("--invite", metavar="TEXT", help="Train a friend's model over the internet instead.")
-@_flag("--yes", "With --invite: do not ask before the friend's script is started.")
+@_flag("--yes", "Do not ask before torch is installed; with --invite, before the script is started.")
 @click.option("--name", default="", help="With --invite: what this machine is called there.")
 @click.option(
     "--keep", type=click.Path(path_type=Path), metavar="FOLDER", help="With --invite: what the script writes."
@@ -121,7 +122,10 @@ def _pair(guest: bool, wait: bool, as_json: bool) -> int:
 @_flag("--site", "With --invite: train on all machines of this cluster, which count as one there.")
 @_as_json
 def _join(code: str | None, **options: Any) -> int:
-    """Join the cluster of the machine that shows CODE, or a friend's run with --invite."""
+    """Join the cluster of the machine that shows CODE, or a friend's run with --invite.
+
+    Starts the agent if none runs.
+    """
     from barnraise.cli.cluster import join
 
     return join.run(code, join.JoinOptions(**options))
@@ -422,11 +426,13 @@ def _settings() -> None:
 
 
 @app.command("torch")
-def _torch() -> int:
-    """Show how to install torch here, and what is installed. Needs no agent."""
+@_flag("--install", "Install the torch that fits this machine.")
+@_flag("--yes", "With --install: do not ask.")
+def _torch(install: bool, yes: bool) -> int:
+    """Show how to install torch here, and what is installed; or install it. Needs no agent."""
     from barnraise.cli.cluster import torch_install
 
-    return torch_install.run()
+    return torch_install.run(install=install, yes=yes)
 
 
 @app.command("help")

@@ -210,7 +210,7 @@ class TorchMissing(BarnraiseError):
     """torch is not installed, or not in the range that was tested."""
 
     code = "torch-missing"
-    default_hint = "Run `barnraise torch`: it prints the install command for this machine."
+    default_hint = "Run `barnraise torch --install`: it installs the torch that fits this machine."
 
 
 def by_code(code: str, otherwise: type[BarnraiseError]) -> type[BarnraiseError]:
