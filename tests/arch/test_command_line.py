@@ -20,6 +20,7 @@ FROZEN = {
     "adapt": {"script", "--write"},
     "attach": {"run", "--all"},
     "completion": {"shell"},
+    "explain": {"code"},
     "help": {"command"},
     "version": set(),
     "continue": {"--without", *_JSON},

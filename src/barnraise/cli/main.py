@@ -450,6 +450,15 @@ def _help(context: click.Context, command: str | None) -> None:
         click.echo(subcommand.get_help(inner))
 
 
+@app.command("explain")
+@click.argument("code", required=False)
+def _explain(code: str | None) -> int:
+    """Explain an error CODE or a check of doctor: causes, and what to do."""
+    from barnraise.cli import explain
+
+    return explain.run(code)
+
+
 @app.command("version")
 def _version() -> None:
     """Print the version of Barnraise."""
@@ -481,7 +490,9 @@ def main() -> None:
     try:
         code = app.main(standalone_mode=False)
     except BarnraiseError as error:
-        click.echo(f"barnraise: {error}", err=True)
+        from barnraise.cli.explain import more_about
+
+        click.echo(f"barnraise: {error}\n     {more_about(error.code)}", err=True)
         sys.exit(1)
     except click.exceptions.Abort:
         sys.exit(130)
