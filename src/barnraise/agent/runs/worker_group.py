@@ -317,3 +317,12 @@ def run_folder(home: Path) -> Path:
 def remove_run(state: Path, run: str) -> None:
     """Remove the directory of a run."""
     remove_tree(run_directory(state, run))
+
+
+def run_changed_at(home: Path) -> float:
+    """Return when the directory of a run, its checkpoints or its output changed last."""
+    times = []
+    for place in (home, home / "checkpoints", home / "logs"):
+        with contextlib.suppress(OSError):
+            times.append(place.stat().st_mtime)
+    return max(times, default=0.0)

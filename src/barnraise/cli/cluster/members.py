@@ -35,7 +35,7 @@ def down(*, as_json: bool) -> int:
 
 def leave(*, yes: bool, as_json: bool) -> int:
     """End the agent and forget the cluster."""
-    _confirm("Leave the cluster for good? To return, this machine must pair again.", yes or as_json)
+    confirm("Leave the cluster for good? To return, this machine must pair again.", yes or as_json)
     return _end(LeaveRequest(), as_json)
 
 
@@ -55,7 +55,7 @@ def _end(question: ShutdownRequest | LeaveRequest, as_json: bool) -> int:
 
 def unpair(*, node: str, yes: bool, as_json: bool) -> int:
     """Remove a machine from the cluster permanently."""
-    _confirm(f"Remove {node} for ever? It cannot return under its key.", yes or as_json)
+    confirm(f"Remove {node} for ever? It cannot return under its key.", yes or as_json)
     return _do(UnpairRequest(node), as_json)
 
 
@@ -84,7 +84,8 @@ def new_psk(*, guest: bool, output: Path | None, as_json: bool) -> int:
     return 0
 
 
-def _confirm(question: str, agreed: bool) -> None:
+def confirm(question: str, agreed: bool) -> None:
+    """Ask before something that cannot be undone; raise AgentError if no person can be asked."""
     if agreed:
         return
     if not sys.stdin.isatty():
