@@ -24,7 +24,7 @@ FROZEN = {
     "help": {"command"},
     "version": set(),
     "continue": {"--without", *_JSON},
-    "doctor": _JSON,
+    "doctor": {"--all", *_JSON},
     "down": _JSON,
     "export": {"run", "folder"},
     "hub expel": {"member", "--name"},

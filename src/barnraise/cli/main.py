@@ -191,12 +191,16 @@ def _psk_new(guest: bool, output: Path | None, as_json: bool) -> int:
 
 
 @app.command("doctor")
+@_flag("--all", "Also show the checks that passed.")
 @_as_json
-def _doctor(as_json: bool) -> int:
-    """Find what keeps machines from working, and how to fix it."""
+def _doctor(all: bool, as_json: bool) -> int:
+    """Find what keeps machines from working, and how to fix it.
+
+    Exit code 0: nothing failed (there may be warnings). Exit code 1: a check failed.
+    """
     from barnraise.cli.doctor import doctor
 
-    return doctor.run(as_json=as_json)
+    return doctor.run(as_json=as_json, everything=all)
 
 
 _on = click.option(
