@@ -50,6 +50,8 @@ _SAID_OR_NOT = (
     r"^(\w+ )?rank \d+ is too slow .*\n",
     # where another machine has a newer one
     r"^\w+ resuming from the checkpoint of step .*\n",
+    # where it takes some seconds
+    r"^barnraise: step [\d,]+ of .*\n",
     # where it takes more than a moment
     r"^barnraise: stopping: .*\n",
     # where workers do not end within one moment

@@ -60,7 +60,8 @@ def ensure_agent() -> None:
 
 def print_json(answer: AgentResponse) -> None:
     """Print a response for programs: one JSON object with every field that people see."""
-    click.echo(json.dumps(msgspec.to_builtins(answer), indent=2))
+    # msgspec writes null for NaN, which JSON does not have.
+    click.echo(json.dumps(json.loads(msgspec.json.encode(answer)), indent=2))
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:
