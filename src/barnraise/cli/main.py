@@ -108,7 +108,7 @@ def _pair(guest: bool, wait: bool, as_json: bool) -> int:
 
 @app.command("join")
 @click.argument("code", required=False)
-@click.option("--at", metavar="HOST", help="The other machine's address, if it is not found by itself.")
+@click.option("--at", metavar="HOST", help="The other machine's address, if it is not found automatically.")
 @_flag("--guest", "Agree to be a guest only.")
 @click.option("--invite", metavar="TEXT", help="Train a friend's model over the internet instead.")
 @_flag("--yes", "With --invite: do not ask before the friend's script is started.")
@@ -210,7 +210,7 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--folder", type=click.Path(path_type=Path), help="The folder to send (default: this one).")
 @click.option("--all", "all_output", is_flag=True, help="Show every worker's output, not only rank 0's.")
 @_flag("--detach", "Print the run's name and return.")
-@_flag("--separate", "Each worker runs the script by itself; they do not train one model together.")
+@_flag("--separate", "Each worker trains its own model; they do not train one model together.")
 @_flag("--dry-run", "Measure a few steps, keep nothing, and show plans, as `barnraise plan` does.")
 @planning_options
 @click.argument("script")
@@ -397,7 +397,7 @@ def _id() -> None:
     "--trust",
     multiple=True,
     metavar="NODEID",
-    help="Node id to trust; repeat for more. Replaces [trust] nodes.",
+    help="Id of a machine to trust; repeat for more. Replaces [trust] nodes.",
 )
 @_flag("--until-idle", "End when the last worker of this machine has left.")
 def _listen(port: int | None, trust: tuple[str, ...], until_idle: bool) -> int:

@@ -184,9 +184,9 @@ def test_signature_is_valid_at_one_index_of_one_log() -> None:
 
 def test_second_admission_of_member_is_rejected() -> None:
     log = _cluster()
-    with pytest.raises(TrustError, match="member already, as guest"):
+    with pytest.raises(TrustError, match="in this cluster already, as guest"):
         log.admit(MAC, GUEST.id, "owner", "guest")
-    with pytest.raises(TrustError, match="member already"):
+    with pytest.raises(TrustError, match="in this cluster already"):
         log.extended(_forged(MAC, log, _admission(PC)))
 
 

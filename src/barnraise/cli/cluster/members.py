@@ -55,7 +55,7 @@ def _end(question: ShutdownRequest | LeaveRequest, as_json: bool) -> int:
 
 def unpair(*, node: str, yes: bool, as_json: bool) -> int:
     """Remove a machine from the cluster permanently."""
-    _confirm(f"Remove {node} for ever? It cannot return under its key.", yes or as_json)
+    _confirm(f"Remove {node} permanently? To return, it must leave and pair again.", yes or as_json)
     return _do(UnpairRequest(node), as_json)
 
 

@@ -204,7 +204,7 @@ def sleep(facts: SleepFacts, system: str) -> CheckRow:
         note = "closing the lid sends this machine to sleep" if facts.lid else "no setting could be read"
         return CheckRow("sleep", "ok", note)
     if facts.after_s == 0:
-        return CheckRow("sleep", "ok", f"this machine does not sleep by itself ({facts.by}){lid}")
+        return CheckRow("sleep", "ok", f"this machine does not sleep automatically ({facts.by}){lid}")
     fix = {
         "linux": "gsettings set org.gnome.settings-daemon.plugins.power sleep-inactive-ac-type nothing, or "
         "for good: sudo systemctl mask sleep.target suspend.target",

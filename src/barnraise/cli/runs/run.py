@@ -151,7 +151,7 @@ def _check_dry_run(options: RunCommandOptions) -> None:
                 hint="Say `barnraise run --dry-run ...`, or leave them out.",
             )
     elif options.detach:
-        raise RunError("a dry run ends by itself in a moment", hint="Leave out --detach.")
+        raise RunError("a dry run ends in a moment", hint="Leave out --detach.")
     else:
         check(options.wishes)
 

@@ -21,6 +21,7 @@ from barnraise.agent_client.run_requests import (
 )
 from barnraise.cli.agent_call import ask
 from barnraise.core.errors import AgentError
+from barnraise.core.flow.console_log import split_prefix
 from barnraise.core.units import format_size
 
 _WAIT_S = 1.0
@@ -116,6 +117,10 @@ class RunView:
             return
         is_named = self.all_ranks and worker.rank >= 0
         label = f"{worker.name}:{worker.rank}" if is_named else worker.name
+        is_ours, text = split_prefix(line)
+        if is_ours:
+            self.echo(click.style(f"barnraise: {label}: {text}", dim=True))
+            return
         colour = _COLOURS[worker.number % len(_COLOURS)]
         self.echo(f"{click.style(label, fg=colour)} {line}")
 
@@ -150,7 +155,7 @@ def watch(run: str, *, all_ranks: bool, stops: bool, echo: Callable[[str], None]
                 click.echo(f"\nThe run goes on. Come back with: barnraise attach {run}", err=True)
                 sys.exit(0)
             if interrupts > 2:
-                click.echo(f"\nLeft the view; see what became of it: barnraise ps {run}", err=True)
+                click.echo(f"\nThe run may still be stopping. See its state: barnraise ps {run}", err=True)
                 sys.exit(130)
             words = "stopping; Ctrl-C again ends it at once" if interrupts == 1 else "ending it at once"
             click.echo(f"\nbarnraise: {words}", err=True)

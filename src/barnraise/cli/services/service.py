@@ -99,7 +99,7 @@ def check_importable(run: Run, python: str) -> None:
     done = run([python, "-E", "-P", "-c", "import barnraise.agent"])
     if done.returncode != 0:
         raise AgentError(
-            f"{python} cannot import Barnraise by itself, so that a service could not start it",
+            f"{python} cannot import Barnraise in a new process, so a service could not start it",
             hint=install_hint(python=python),
         )
 
