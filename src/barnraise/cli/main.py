@@ -100,7 +100,7 @@ def _nodes(as_json: bool) -> int:
 @click.option("--wait/--no-wait", default=True, help="Wait until the code is used (the default), or not.")
 @_as_json
 def _pair(guest: bool, wait: bool, as_json: bool) -> int:
-    """Show a code that lets one other machine in."""
+    """Show a code with which one other machine can join."""
     from barnraise.cli.cluster import pair
 
     return pair.run(guest=guest, wait=wait, as_json=as_json)
@@ -127,21 +127,21 @@ def _join(code: str | None, **options: Any) -> int:
 
 
 @app.command("unpair")
-@click.argument("node")
-@_flag("--yes", "Do not ask.")
+@click.argument("node", metavar="MACHINE")
+@_flag("--yes", "Do not ask for confirmation.")
 @_as_json
 def _unpair(node: str, yes: bool, as_json: bool) -> int:
-    """Remove NODE (its name or id) from the cluster permanently."""
+    """Remove MACHINE (its name or id) from the cluster permanently."""
     from barnraise.cli.cluster import members
 
     return members.unpair(node=node, yes=yes, as_json=as_json)
 
 
 @app.command("leave")
-@_flag("--yes", "Do not ask.")
+@_flag("--yes", "Do not ask for confirmation.")
 @_as_json
 def _leave(yes: bool, as_json: bool) -> int:
-    """Leave the cluster for good. This machine forgets it, and is a new node from then on."""
+    """Leave the cluster permanently. To return, this machine must pair again."""
     from barnraise.cli.cluster import members
 
     return members.leave(yes=yes, as_json=as_json)
@@ -159,11 +159,15 @@ def _rename(name: str, as_json: bool) -> int:
 
 @app.command("continue")
 @click.option(
-    "--without", multiple=True, required=True, metavar="NODE", help="A machine that is gone; may be repeated."
+    "--without",
+    multiple=True,
+    required=True,
+    metavar="MACHINE",
+    help="A machine that is switched off; may be repeated.",
 )
 @_as_json
 def _continue(without: tuple[str, ...], as_json: bool) -> int:
-    """Go on without machines that are gone. For when too few are left to decide."""
+    """Continue without machines that are switched off, if too few are left to decide."""
     from barnraise.cli.cluster import members
 
     return members.go_on(without=list(without), as_json=as_json)
@@ -195,7 +199,7 @@ def _doctor(as_json: bool) -> int:
 
 
 _on = click.option(
-    "--on", multiple=True, metavar="NODE", help="Only on this machine; may be repeated, or a,b,c."
+    "--on", multiple=True, metavar="MACHINE", help="Only on this machine; may be repeated, or a,b,c."
 )
 
 
@@ -206,7 +210,9 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 @app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @_on
 @run_options
-@click.option("--data", multiple=True, metavar="NAME=PATH", help="Ship a data set; NAME=@PATH: each has it.")
+@click.option(
+    "--data", multiple=True, metavar="NAME=PATH", help="Send a data set. NAME=@PATH: on each machine."
+)
 @click.option("--folder", type=click.Path(path_type=Path), help="The folder to send (default: this one).")
 @click.option("--all", "all_output", is_flag=True, help="Show every worker's output, not only rank 0's.")
 @_flag("--detach", "Print the run's name and return.")
@@ -216,7 +222,7 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
-    """Train: run SCRIPT on every machine. Put options before the script; what follows it is the script's.
+    """Train with SCRIPT on all machines. Options go before the script; the rest is passed to it.
 
     ``-m MODULE`` instead of a script runs a module.
     """
@@ -248,7 +254,7 @@ def _adapt(script: Path, write: bool) -> int:
 @click.option("--batch", default="256", metavar="COUNT", help="Samples of a global batch (default: 256).")
 @click.option("--tokens", default="1", metavar="COUNT", help="Tokens of a sample, for language models.")
 @click.option("--flops-per-sample", metavar="COUNT", help="Forward and backward (default: 6 x --parameters).")
-@click.option("--seconds-per-sample", metavar="TIME", help="How long this machine trains one sample.")
+@click.option("--seconds-per-sample", metavar="TIME", help="Time this machine needs to train one sample.")
 @_on
 @planning_options
 def _plan(on: tuple[str, ...], **options: Any) -> int:
@@ -275,9 +281,9 @@ def _ps(run: str | None, all: bool, as_json: bool) -> int:
 
 @app.command("logs")
 @click.argument("run", required=False)
-@click.option("--rank", type=click.IntRange(0, 1024), help="The worker (default: the main one).")
+@click.option("--rank", type=click.IntRange(0, 1024), help="Rank of the worker (default: the main one).")
 @_flag("--all", "Every worker's output.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the run ends.")
 def _logs(run: str | None, rank: int | None, all: bool, follow: bool) -> int:
     """Print the output of the workers of RUN (default: the newest run)."""
     from barnraise.cli.runs import runs
@@ -287,7 +293,7 @@ def _logs(run: str | None, rank: int | None, all: bool, follow: bool) -> int:
 
 @app.command("stop")
 @click.argument("run", required=False)
-@_flag("--hard", "Kill at once, without ten seconds to save.")
+@_flag("--hard", "Kill immediately, without ten seconds to save.")
 @_as_json
 def _stop(run: str | None, hard: bool, as_json: bool) -> int:
     """Stop RUN on every machine (default: the newest active run)."""
@@ -330,8 +336,8 @@ def _export(run: str, folder: Path) -> int:
 
 @app.command("accept")
 @click.argument("run")
-@_flag("--yes", "Do not ask.")
-@_flag("--refuse", "Say no.")
+@_flag("--yes", "Do not ask for confirmation.")
+@_flag("--refuse", "Refuse the run.")
 @_as_json
 def _accept(run: str, yes: bool, refuse: bool, as_json: bool) -> int:
     """Show what RUN would do on this guest machine, and accept or refuse it."""
@@ -368,7 +374,7 @@ def _service_install(as_json: bool) -> int:
 @_service.command("remove")
 @_as_json
 def _service_remove(as_json: bool) -> int:
-    """End the agent and do not start it by itself any more."""
+    """Stop the agent, and do not start it at login any more."""
     from barnraise.cli.services import service
 
     return service.remove(as_json=as_json)
@@ -385,7 +391,7 @@ def _service_status(as_json: bool) -> int:
 
 @app.command("id")
 def _id() -> None:
-    """Print this machine's node id. Its key is made if missing; needs no agent."""
+    """Print the id of this machine. Its key is made if missing; needs no agent."""
     from barnraise.cli.cluster import identity
 
     identity.run()

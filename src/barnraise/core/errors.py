@@ -78,7 +78,7 @@ class TransportError(BarnraiseError):
     """A connection could not be made or kept."""
 
     code = "transport"
-    default_hint = "Check that the other machine is on, reachable, and that its firewall lets the port in."
+    default_hint = "Check that the other machine is on, reachable, and that its firewall allows the port."
 
 
 class HandshakeError(TransportError):
@@ -187,7 +187,7 @@ class HubRefused(HubError):
     """A hub refused what was sent to it."""
 
     code = "hub-refused"
-    default_hint = "Do what the sentence says; the hub's page shows the reason, too."
+    default_hint = "Follow the message; the hub's page shows the reason, too."
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class OperationAborted(CollectiveError):
     """The group was aborted or closed by this process while the operation was pending."""
 
     code = "operation-aborted"
-    default_hint = "Build a new group to go on."
+    default_hint = "Create a new group to continue."
 
 
 class UnsupportedOperation(CollectiveError):

@@ -109,7 +109,7 @@ def _conclude(states: Sequence[MemberState]) -> CommitDecision:
         raise ProtocolError(f"workers of one group have applied {min_done} and {max_done} steps")
     if any(state.done == min_done and not state.held for _, state in old) or len(digests) != 1:
         raise ProtocolError(f"step {min_done} was applied by one worker and did not reach another")
-    why = f"step {min_done} was applied by one survivor, hence held by all"
+    why = f"step {min_done} was applied by one worker, so all have it"
     return CommitDecision(max_done, True, *_kept(states, max_done), _ranks(old), fresh, why)
 
 

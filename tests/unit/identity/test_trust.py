@@ -144,7 +144,7 @@ def test_revocation_rotates_secret_and_is_permanent() -> None:
         log.extended(_forged(MAC, log, _admission(PC)))
     with pytest.raises(TrustError, match="not an owner"):
         log.extended(_forged(PC, log, _admission(STRANGER)))
-    with pytest.raises(TrustError, match="not a member"):
+    with pytest.raises(TrustError, match="not in this cluster"):
         log.revoke(MAC, PC.id)
 
 

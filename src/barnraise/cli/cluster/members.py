@@ -35,7 +35,7 @@ def down(*, as_json: bool) -> int:
 
 def leave(*, yes: bool, as_json: bool) -> int:
     """End the agent and forget the cluster."""
-    _confirm("Leave the cluster for good? To return, this machine must pair again.", yes or as_json)
+    _confirm("Leave the cluster permanently? To return, this machine must pair again.", yes or as_json)
     return _end(LeaveRequest(), as_json)
 
 
@@ -88,7 +88,7 @@ def _confirm(question: str, agreed: bool) -> None:
     if agreed:
         return
     if not sys.stdin.isatty():
-        raise AgentError("this cannot be undone, so it asks first", hint="Add --yes to go ahead.")
+        raise AgentError("this cannot be undone and needs a confirmation", hint="Add --yes to confirm.")
     click.confirm(question, abort=True)
 
 

@@ -149,7 +149,7 @@ def _prove(nodes: list[SelfTestNode], room: Path) -> None:
         step = _last(trace)[0]
         os.kill(victim, signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
         killed = time.monotonic()
-        _until(lambda: _last(trace)[0] > step + 1, "the others go on")
+        _until(lambda: _last(trace)[0] > step + 1, "the others continue")
         took = time.monotonic() - killed
         click.echo(f"ok  one worker was killed; the others committed the next step after {took:.1f} s")
         _until(lambda: _last(trace)[1] == 3 and _last(trace)[0] > step + 2, "it is back")
@@ -237,7 +237,9 @@ def _until(truth: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while not truth():
         if time.monotonic() > deadline:
-            raise RunError(f"waited {_PATIENCE_S:g} s in vain until {what}", hint="Run `barnraise doctor`.")
+            raise RunError(
+                f"waited {_PATIENCE_S:g} s without success until {what}", hint="Run `barnraise doctor`."
+            )
         time.sleep(0.05)
 
 

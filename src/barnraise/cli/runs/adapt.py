@@ -65,7 +65,7 @@ def refuse_separate_training(
     raise RunError(
         f"{script} uses neither barnraise nor torch.distributed, so each of {counted(workers, 'worker')} "
         "would train its own copy of the model; nothing was started",
-        hint=f"{lines}\n     Or train on one machine: --on NAME. Or a separate model on each machine: --separate",
+        hint=f"{lines}\n     Or train on one machine: --on NAME. Or one model per machine: --separate",
     )
 
 

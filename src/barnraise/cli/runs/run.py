@@ -148,7 +148,7 @@ def _check_dry_run(options: RunCommandOptions) -> None:
         if options.wishes != PlanOptions(sync=options.wishes.sync, levels=options.wishes.levels):
             raise RunError(
                 "--add, --json and --picture are about the plans that only a dry run shows",
-                hint="Say `barnraise run --dry-run ...`, or leave them out.",
+                hint="Use `barnraise run --dry-run ...`, or leave them out.",
             )
     elif options.detach:
         raise RunError("a dry run ends in a moment", hint="Leave out --detach.")
@@ -188,7 +188,9 @@ def _command(script: str, arguments: Sequence[str], folder: Path | None) -> tupl
     """Return the folder to send and the arguments for Python in it."""
     if script == "-m":
         if not arguments:
-            raise RunError("-m needs the name of a module", hint="Say which: barnraise run -m package.module")
+            raise RunError(
+                "-m needs the name of a module", hint="Name the module: barnraise run -m package.module"
+            )
         return (folder or Path.cwd()).resolve(), ["-m", *arguments]
     path = Path(script)
     if not path.is_file():

@@ -152,12 +152,12 @@ def watch(run: str, *, all_ranks: bool, stops: bool, echo: Callable[[str], None]
         except KeyboardInterrupt:  # anywhere above: the agent may be slow to hear of the first one
             interrupts += 1
             if not stops:
-                click.echo(f"\nThe run goes on. Come back with: barnraise attach {run}", err=True)
+                click.echo(f"\nThe run continues. Watch it again with: barnraise attach {run}", err=True)
                 sys.exit(0)
             if interrupts > 2:
                 click.echo(f"\nThe run may still be stopping. See its state: barnraise ps {run}", err=True)
                 sys.exit(130)
-            words = "stopping; Ctrl-C again ends it at once" if interrupts == 1 else "ending it at once"
+            words = "stopping; Ctrl-C again kills it immediately" if interrupts == 1 else "killing it"
             click.echo(f"\nbarnraise: {words}", err=True)
 
 

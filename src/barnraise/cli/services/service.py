@@ -124,7 +124,7 @@ def _check_no_agent_runs(directory: Path) -> None:
             f"{what} runs already (pid {standing.pid}), and the service could not start beside it",
             hint="Run `barnraise down`, then `barnraise service install` again."
             if standing.agent
-            else "Wait until the workers that use it have ended.",
+            else "Wait until the workers that use it have stopped.",
         )
 
 

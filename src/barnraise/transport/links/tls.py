@@ -59,7 +59,7 @@ def peer(
     nodes: pass the node, too, whenever it is known.
     """
     if connection.version() != "TLSv1.3":
-        raise HandshakeError(f"the link speaks {connection.version()} instead of TLS 1.3")
+        raise HandshakeError(f"the link uses {connection.version()} instead of TLS 1.3")
     certificate = connection.getpeercert(binary_form=True)
     if certificate is None:
         raise HandshakeError("the other side showed no certificate")

@@ -104,7 +104,7 @@ def dial(
         if answer.plaintext != security.plaintext:
             raise HandshakeError(
                 f"{address}:{port} answers {'in plaintext' if answer.plaintext else 'encrypted'} only",
-                hint="Set network.encryption alike on both machines.",
+                hint="Use the same network.encryption on both machines.",
             )
         node: NodeId | None = None
         if security.client is not None:
@@ -132,7 +132,7 @@ def accept(sock: socket.socket, incoming: IncomingConnection, security: Handshak
         if incoming.plaintext != security.plaintext:
             raise HandshakeError(
                 f"{incoming.peer_address} wants {'plaintext' if incoming.plaintext else 'encryption'}",
-                hint="Set network.encryption alike on both machines.",
+                hint="Use the same network.encryption on both machines.",
             )
         expected: WorkerIdentity | None = None
         if security.server is not None:
