@@ -50,6 +50,8 @@ _SAID_OR_NOT = (
     r"^barnraise: \w+: \w+ is too slow to wait for .*\n",
     # where another machine has a newer one
     r"^barnraise: \w+: resuming from the checkpoint of step .*\n",
+    # where it takes some seconds
+    r"^barnraise: step [\d,]+ of .*\n",
     # where it takes more than a moment
     r"^barnraise: stopping: .*\n",
     # where workers do not end within one moment
@@ -83,12 +85,14 @@ class Session:
     def pair(self, owner: int, joiner: int, *options: str) -> None:
         """Pair two machines in two windows: one waits while the code is typed in the other."""
         waiting = self.open(owner, "pair", *options)
-        waiting.show_until("works once")
-        code = _CODE.search(waiting.output)
-        assert code is not None, waiting.output
-        self.type(joiner, "join", code[1])
+        self.join(waiting, joiner)
         self.lines.append(f"# and on {NAMES[owner]}:")
         waiting.close()
+
+    def join(self, waiting: Window, joiner: int) -> None:
+        """Type the code that the waiting command shows on another machine."""
+        waiting.show_until("works once")
+        self.type(joiner, "join", _CODE.findall(waiting.output)[-1])
 
     def until(self, truth: Callable[[], bool], what: str) -> None:
         self._machines.until(truth, _PATIENCE_S, what)
@@ -229,15 +233,14 @@ def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
         session.lines.clear()
         return shown
 
-    _start(session, machines, 0)
-    with session.unseen():
-        _start(session, machines, 1)
-        _start(session, machines, 2)
+    for host, name in zip(lab.hosts, NAMES, strict=False):
+        host.host_name = name
+    waiting = session.open(0, "pair", "--machines", "2")
+    for joiner in (1, 2):
+        session.join(waiting, joiner)
+        session.lines += ["", f"# and on {NAMES[0]}:"]
+    waiting.close()
     yield block()
-    session.pair(0, 1)
-    yield block()
-    with session.unseen():
-        session.pair(0, 2)
     session.until(lambda: machines.agree(range(3)), "all agree")
     session.until(lambda: machines.are_links_measured(3), "all links are measured")
     session.type(0, "status")
@@ -268,12 +271,6 @@ def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
     yield block()
     session.type(0, "export", resumed[1], "spiral-model")
     yield block()
-
-
-def _start(session: Session, machines: Machines, place: int) -> None:
-    """Start an agent and give it the name of the machine that it represents: all lab hosts share one name."""
-    session.type(place, "up", "--detach")
-    machines.rename(place, NAMES[place])
 
 
 def ten_minutes(readme: str) -> str:

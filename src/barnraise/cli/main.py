@@ -14,6 +14,7 @@ from barnraise.cli.help import SectionedGroup, misplaced_options
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.runs.options import RunCommandOptions, run_options, take_run_options
+from barnraise.cli.runs.project_file import ProjectFileCommand
 from barnraise.core.errors import BarnraiseError
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -32,8 +33,7 @@ def app(context: click.Context) -> None:
 
     \b
     The first steps:
-      barnraise up --detach     on each machine
-      barnraise pair            on one of them; it shows a code
+      barnraise pair            on one machine; it shows a code
       barnraise join CODE       on the other
       barnraise run train.py    on any of them
 
@@ -98,12 +98,14 @@ def _nodes(as_json: bool) -> int:
 @app.command("pair")
 @_flag("--guest", "Let it contribute, but run nothing here.")
 @click.option("--wait/--no-wait", default=True, help="Wait until the code is used (the default), or not.")
+@click.option("--machines", type=click.IntRange(1, 64), default=1, help="How many join, one code for each.")
+@_flag("--yes", "Do not ask before torch is installed here, if it is missing.")
 @_as_json
-def _pair(guest: bool, wait: bool, as_json: bool) -> int:
-    """Show a code with which one other machine can join."""
+def _pair(**options: Any) -> int:
+    """Show a code with which another machine joins. Starts the agent if none runs."""
     from barnraise.cli.cluster import pair
 
-    return pair.run(guest=guest, wait=wait, as_json=as_json)
+    return pair.run(**options)
 
 
 @app.command("join")
@@ -111,7 +113,7 @@ def _pair(guest: bool, wait: bool, as_json: bool) -> int:
 @click.option("--at", metavar="HOST", help="The other machine's address, if it is not found automatically.")
 @_flag("--guest", "Agree to be a guest only.")
 @click.option("--invite", metavar="TEXT", help="Train a friend's model over the internet instead.")
-@_flag("--yes", "With --invite: do not ask before the friend's script is started.")
+@_flag("--yes", "Do not ask before torch is installed; with --invite, before the script is started.")
 @click.option("--name", default="", help="With --invite: what this machine is called there.")
 @click.option(
     "--keep", type=click.Path(path_type=Path), metavar="FOLDER", help="With --invite: what the script writes."
@@ -120,7 +122,10 @@ def _pair(guest: bool, wait: bool, as_json: bool) -> int:
 @_flag("--site", "With --invite: train on all machines of this cluster, which count as one there.")
 @_as_json
 def _join(code: str | None, **options: Any) -> int:
-    """Join the cluster of the machine that shows CODE, or a friend's run with --invite."""
+    """Join the cluster of the machine that shows CODE, or a friend's run with --invite.
+
+    Starts the agent if none runs.
+    """
     from barnraise.cli.cluster import join
 
     return join.run(code, join.JoinOptions(**options))
@@ -207,7 +212,11 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for text in on for name in text.split(",") if name)
 
 
-@app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(
+    "run",
+    cls=ProjectFileCommand,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @_on
 @run_options
 @click.option(
@@ -224,7 +233,8 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
     """Train with SCRIPT on all machines. Options go before the script; the rest is passed to it.
 
-    ``-m MODULE`` instead of a script runs a module.
+    ``-m MODULE`` instead of a script runs a module. Options that a project always needs may stand in the
+    table [run] of barnraise.toml beside the script, such as: on = ["mac", "pc"].
     """
     from barnraise.cli.runs import run
 
@@ -249,7 +259,7 @@ def _adapt(script: Path, write: bool) -> int:
     return adapt.run(script, write=write)
 
 
-@app.command("plan")
+@app.command("plan", cls=ProjectFileCommand, keys_of=_run)
 @click.option("--parameters", required=True, metavar="COUNT", help="Size of the model, such as 124M.")
 @click.option("--batch", default="256", metavar="COUNT", help="Samples of a global batch (default: 256).")
 @click.option("--tokens", default="1", metavar="COUNT", help="Tokens of a sample, for language models.")
@@ -422,11 +432,13 @@ def _settings() -> None:
 
 
 @app.command("torch")
-def _torch() -> int:
-    """Show how to install torch here, and what is installed. Needs no agent."""
+@_flag("--install", "Install the torch that fits this machine.")
+@_flag("--yes", "With --install: do not ask.")
+def _torch(install: bool, yes: bool) -> int:
+    """Show how to install torch here, and what is installed; or install it. Needs no agent."""
     from barnraise.cli.cluster import torch_install
 
-    return torch_install.run()
+    return torch_install.run(install=install, yes=yes)
 
 
 @app.command("help")
@@ -442,6 +454,15 @@ def _help(context: click.Context, command: str | None) -> None:
     assert subcommand is not None
     with click.Context(subcommand, info_name=command, parent=context.parent) as inner:
         click.echo(subcommand.get_help(inner))
+
+
+@app.command("explain")
+@click.argument("code", required=False)
+def _explain(code: str | None) -> int:
+    """Explain an error CODE or a check of doctor: causes, and what to do."""
+    from barnraise.cli import explain
+
+    return explain.run(code)
 
 
 @app.command("version")
@@ -475,7 +496,9 @@ def main() -> None:
     try:
         code = app.main(standalone_mode=False)
     except BarnraiseError as error:
-        click.echo(f"barnraise: {error}", err=True)
+        from barnraise.cli.explain import more_about
+
+        click.echo(f"barnraise: {error}\n     {more_about(error.code)}", err=True)
         sys.exit(1)
     except click.exceptions.Abort:
         sys.exit(130)

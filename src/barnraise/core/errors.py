@@ -1,7 +1,7 @@
 """Errors of Barnraise, in one tree.
 
 Every error has a stable code, a sentence about what failed, and a hint about what to do.
-Each code has a page under ``docs/errors/`` (a test checks it).
+Each code has a page under ``docs/errors/`` (a test checks it), which ``barnraise explain CODE`` prints.
 
     BarnraiseError
     ├── ConfigError
@@ -42,7 +42,7 @@ class BarnraiseError(Exception):
     """Base of every error raised on purpose; prints as ``[code] sentence  hint``."""
 
     code: ClassVar[str] = "barnraise"
-    default_hint: ClassVar[str] = "See the page of this code in the documentation."
+    default_hint: ClassVar[str] = "Read the page of this code: barnraise explain barnraise."
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         self.message = message
@@ -210,7 +210,7 @@ class TorchMissing(BarnraiseError):
     """torch is not installed, or not in the range that was tested."""
 
     code = "torch-missing"
-    default_hint = "Run `barnraise torch`: it prints the install command for this machine."
+    default_hint = "Run `barnraise torch --install`: it installs the torch that fits this machine."
 
 
 def by_code(code: str, otherwise: type[BarnraiseError]) -> type[BarnraiseError]:

@@ -174,6 +174,19 @@ def test_accept_with_refuse_keeps_a_run_from_a_guest(cluster: Cluster) -> None:
     assert not list(cluster.ash.state.rglob("ran")), "nothing of it ran there"
 
 
+def test_pair_starts_agent_once_and_says_how_to_stop_it() -> None:
+    with tempfile.TemporaryDirectory(prefix="by-", ignore_cleanup_errors=True) as room:
+        machine = Machine(Path(room), "yew", BARNRAISE_NETWORK_DISCOVERY_PORT=str(free_port()))
+        assert "waits for each machine" in machine.type("pair", "--machines", "2", "--json", code=1)
+        output = machine.type("pair", "--no-wait")
+        try:
+            assert "Started the agent" in output
+            assert "barnraise down" in output
+            assert "Started" not in machine.type("pair", "--no-wait")
+        finally:
+            machine.type("down")
+
+
 def _run(machine: Machine, *words: str, code: int = 0) -> str:
     """Run a script of one line; the last word is the script."""
     *options, script = words

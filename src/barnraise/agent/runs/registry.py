@@ -262,6 +262,9 @@ def _sanitized(report: NodeReport) -> NodeReport:
             pauses=(),
             pauses_in=0,
             pauses_why="",
+            progress=None
+            if state.progress is None
+            else replace(state.progress, metric=printable(state.progress.metric)),
         )
         for state in report.workers
     )

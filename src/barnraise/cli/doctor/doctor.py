@@ -22,6 +22,7 @@ from barnraise.agent_client.cluster_requests import CheckRequest, CheckResponse,
 from barnraise.cli.agent_call import ask
 from barnraise.cli.doctor import collect, hub_checks, machine_checks, network_checks
 from barnraise.cli.doctor.facts import FirewallFacts
+from barnraise.cli.explain import more_about
 from barnraise.core.command import Run, runner
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import BarnraiseError
@@ -32,7 +33,6 @@ _LOOK_S = 6.0
 _AGENT_S = 8.0
 _ORDER = {"ok": 0, "warn": 1, "fail": 2}
 _MARKS = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
-_PAGES = "docs/doctor"
 _NEED_SETTINGS = ("agent", "disk", "firewall", "hub", "key", "network-disk", "port", "wsl")
 
 Rows = Sequence[CheckRow | None]
@@ -128,7 +128,7 @@ def describe(diagnosis: Diagnosis) -> str:
         lines.append(f"left out: {', '.join(left.names)} ({left.why})")
     pages = dict.fromkeys(row.name for row in diagnosis.rows if row.state != "ok")
     if pages:
-        lines.append(f"more, in the repository: {', '.join(f'{_PAGES}/{name}.md' for name in pages)}")
+        lines.append(more_about(*pages))
     return "\n".join(lines)
 
 

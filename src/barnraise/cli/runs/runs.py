@@ -23,12 +23,14 @@ from barnraise.agent_client.run_requests import (
 from barnraise.artifacts import ArtifactStore, store_directory
 from barnraise.cli.agent_call import ask, print_json, table
 from barnraise.cli.runs import run as running
+from barnraise.cli.runs.progress_line import final_parts, join_parts, progress_parts
 from barnraise.cli.runs.run_view import RunView, watch
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunError
 from barnraise.core.units import counted, format_size
 
 _SHOWN = 20
+_COLUMNS = 80
 
 
 def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
@@ -153,6 +155,9 @@ def describe(response: WatchResponse) -> str:
     row = response.row
     lines = [f"run {row.run}: {_state(row)}, {row.sentence}"]
     lines.append(f"python {' '.join(row.command)}   started on {row.by}, {_ago(row.at)}")
+    if row.progress is not None:
+        now = progress_parts(row.progress, len(row.machines))
+        lines.append(join_parts(final_parts(row.progress) if row.phase == "ended" else now, _COLUMNS))
     if row.restarts:
         lines.append(f"{counted(row.restarts, 'restart')} so far")
     lines += [f"{name} takes no part: {why}" for name, why in row.left_out]

@@ -703,7 +703,7 @@ def test_failures_are_last_with_peer_and_fix(
     assert lines[last + 1].strip() == "-> On gaming-pc: open it"
     assert any("versions" in line and "mac: Barnraise 0.1.0" in line for line in lines)
     assert "1 failure" in "\n".join(lines)
-    assert "docs/doctor/reach.md" in lines[-1]
+    assert "barnraise explain reach" in lines[-1]
 
 
 @pytest.mark.usefixtures("calm")
@@ -749,7 +749,7 @@ def test_hubs_are_shown_where_there_are_some(
     assert command(monkeypatch) == 1
     out = capsys.readouterr().out
     assert re.search("^FAIL  hub +the hub of friends is up here, but does not answer", out, re.MULTILINE)
-    assert "docs/doctor/hub.md" in out
+    assert "barnraise explain hub" in out
 
 
 @pytest.mark.usefixtures("calm")
