@@ -318,13 +318,14 @@ def normal(text: str) -> list[str]:
     text = re.sub(r"\b(fd00::|10\.80\.)[0-9a-f.:]+", "N", text)
     text = re.sub(r"^(ok|warn) +(disk|sleep|stalls|torch|firewall|gpu) .*", r"\2", text, flags=re.MULTILINE)
     text = re.sub(r"(?<=GiB), [0-9.]+ TFLOPS", "", text)  # appears once the first measurement is in
-    text = re.sub(r"; Intel.*|linux x86_64.*", "HARDWARE", text)
+    text = re.sub(r"^  .* \(cpu\), .*|linux x86_64.*", "HARDWARE", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<=\S)  +\S(?:(?!  ).)* GiB$", " HARDWARE", text, flags=re.MULTILINE)
     text = re.sub(r"\d+(\.\d+)*(e[+-]\d+)?", "N", text)
     text = re.sub(r"N (ms|us|µs|s|min)\b", "N", text)
     text = re.sub(r"\bN [GMk]bit/s", "N", text)
     text = re.sub(r"\bN (warning|failure)s?\b", r"N \1", text)
     # What is measured of a link appears when it has been.
-    text = re.sub(r"\b(here|away|this machine)(\s+(N|-)(?=\s))+", r"\1", text)
+    text = re.sub(r"\b(online|online, guest|away|away, guest|this machine)(\s+(N|-)(?=\s))+", r"\1", text)
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     # How many epochs pass until something else happens differs.
     once = dict.fromkeys(line for line in lines if " epoch " in line)

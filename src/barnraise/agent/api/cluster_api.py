@@ -250,6 +250,7 @@ def _row(agent: Agent, graph: TopologyGraph, node: NodeId, first: bytes | None, 
         devices=_devices(machine),
         notes=machine.notes if machine is not None else (),
         version=__version__ if node == agent.me else known.version,
+        runs=agent.runs.registry.at_work(node),
     )
 
 

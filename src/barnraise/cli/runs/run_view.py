@@ -23,6 +23,7 @@ from barnraise.agent_client.run_requests import (
 from barnraise.cli.agent_call import ask
 from barnraise.cli.runs.live_line import LiveLines, cut, is_live_terminal, terminal_columns
 from barnraise.cli.runs.progress_line import join_parts, progress_parts
+from barnraise.cli.terminal import painted
 from barnraise.core.errors import AgentError
 from barnraise.core.flow.console_log import split_prefix
 from barnraise.core.flow.wait_reporter import WaitReporter
@@ -133,7 +134,7 @@ class RunView:
         if self.live is not None:
             width = terminal_columns() - 1
             status = self._status(response, width - len(_PREFIX))
-            self.live.draw([click.style(cut(_PREFIX + status, width), dim=True)] if status else [])
+            self.live.draw([painted(cut(_PREFIX + status, width), dim=True, err=True)] if status else [])
         elif is_new and self.plain_due.is_due():
             self._print_own(self._status(response, _PLAIN_WIDTH - len(_PREFIX)))
 
@@ -152,7 +153,7 @@ class RunView:
 
     def _print_own(self, text: str) -> None:
         self.close()
-        click.echo(click.style(_PREFIX + text, dim=True), err=True)
+        click.echo(painted(_PREFIX + text, dim=True, err=True), err=True)
 
     def _print_line(self, worker: WorkerRow | None, count: int, line: str) -> None:
         self.close()
@@ -166,7 +167,7 @@ class RunView:
             self.echo(click.style(f"{_PREFIX}{label}: {text}", dim=True))
             return
         colour = _COLOURS[worker.number % len(_COLOURS)]
-        self.echo(f"{click.style(label, fg=colour)} {line}")
+        self.echo(f"{painted(label, colour=colour)} {line}")
 
 
 def watch(run: str, *, all_ranks: bool, stops: bool, echo: Callable[[str], None] = click.echo) -> RunRow:
