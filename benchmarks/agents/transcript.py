@@ -47,9 +47,9 @@ _SAID_OR_NOT = (
     r"^The code was used by .* Waiting for the cluster to decide \.\.\.\n",
     # where a machine is busy with something else
     r"^barnraise: \w+: (fetching|waiting|it has not answered yet)\n",
-    r"^(\w+ )?rank \d+ is too slow .*\n",
+    r"^barnraise: \w+: \w+ is too slow to wait for .*\n",
     # where another machine has a newer one
-    r"^\w+ resuming from the checkpoint of step .*\n",
+    r"^barnraise: \w+: resuming from the checkpoint of step .*\n",
     # where it takes some seconds
     r"^barnraise: step [\d,]+ of .*\n",
     # where it takes more than a moment
