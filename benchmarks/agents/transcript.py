@@ -47,9 +47,9 @@ _SAID_OR_NOT = (
     r"^The code was used by .* Waiting for the cluster to decide \.\.\.\n",
     # where a machine is busy with something else
     r"^barnraise: \w+: (fetching|waiting|it has not answered yet)\n",
-    r"^(\w+ )?rank \d+ is too slow .*\n",
+    r"^barnraise: \w+: \w+ is too slow to wait for .*\n",
     # where another machine has a newer one
-    r"^\w+ resuming from the checkpoint of step .*\n",
+    r"^barnraise: \w+: resuming from the checkpoint of step .*\n",
     # where it takes some seconds
     r"^barnraise: step [\d,]+ of .*\n",
     # where it takes more than a moment
@@ -103,12 +103,6 @@ class Session:
         before = len(self.lines)
         yield
         del self.lines[before:]
-
-    def shorten(self, first: int, words: str) -> None:
-        """Cut the output of the last command to its ``first`` lines and the line with these words."""
-        begin = max(place for place, line in enumerate(self.lines) if "$ barnraise " in line) + 1
-        (kept,) = [line for line in self.lines[begin:] if words in line]
-        self.lines[begin + first :] = ["...", kept]
 
 
 class Window:
@@ -245,7 +239,6 @@ def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
     session.until(lambda: machines.are_links_measured(3), "all links are measured")
     session.type(0, "status")
     session.type(0, "doctor")
-    session.shorten(3, " fine, ")
     yield block()
     view = session.open(0, "run", "train.py")
     view.show_until("epoch", 3)

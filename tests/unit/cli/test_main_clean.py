@@ -35,9 +35,9 @@ def start(machine: Machine, name: str, script: str, *options: str) -> str:
     (folder / "line.py").write_text(script)
     words = ("--env", "agent", "--per-node", "1", "--name", name, "--folder", str(folder))
     output = machine.type("run", *words, *options, str(folder / "line.py"))
-    found = re.search(rf"\b{name}-\w{{4}}\b", output)
-    assert found, output
-    return found[0]
+    match = re.search(rf"\b{name}-\w{{4}}\b", output)
+    assert match, output
+    return match[0]
 
 
 def test_clean_removes_ended_runs_and_never_an_active_one(yew: Machine) -> None:

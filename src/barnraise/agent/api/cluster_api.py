@@ -106,9 +106,7 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
         case LeaveRequest():
             agent.leaves_cluster = True
             agent.stop_requested.set()
-            return RequestDone(
-                "this machine has left its cluster; `barnraise up` starts it with a new node id"
-            )
+            return RequestDone("this machine has left its cluster; `barnraise up` starts it as a new machine")
         case ShutdownRequest():
             agent.stop_requested.set()
             return RequestDone("the agent is stopping")

@@ -55,12 +55,12 @@ class Cleaner:
         if only and self._is_active(only):
             raise RunError(f"run {only} has not ended", hint=f"Stop it first: barnraise stop {only}")
         async with self._cleaning:
-            found = await self._find(only, everything=request.everything)
+            candidates = await self._find(only, everything=request.everything)
             if request.agreed is None:
-                return CleanResponse(rows=tuple(found.rows), kept=tuple(found.kept))
+                return CleanResponse(rows=tuple(candidates.rows), kept=tuple(candidates.kept))
             before = await asyncio.to_thread(self._measure)
-            agreed = [row for row in found.rows if row.key in request.agreed]
-            removed = [row for row in agreed if await self._remove(row, found.garbage)]
+            agreed = [row for row in candidates.rows if row.key in request.agreed]
+            removed = [row for row in agreed if await self._remove(row, candidates.garbage)]
             after = await asyncio.to_thread(self._measure)
         return CleanResponse(rows=tuple(removed), freed=max(0, before.total - after.total))
 
@@ -151,7 +151,7 @@ class Cleaner:
         }
 
     async def _remove(self, row: CleanRow, garbage: Garbage) -> bool:
-        """Remove one row; return False if it is needed again since it was found."""
+        """Remove one row; return False if it is needed again since it was candidates."""
         if row.kind == "files":
             await asyncio.to_thread(remove_garbage, self._runs.store, garbage)
             return True

@@ -43,7 +43,7 @@ class Display:
                 "",
                 *list(agent.events)[-_EVENTS:],
                 "",
-                "Ctrl-C leaves. `barnraise pair` in another terminal lets a machine in.",
+                "Ctrl-C stops the agent. `barnraise pair` in another terminal adds a machine.",
             ]
         )
         # A line that the terminal breaks would be two, and the next picture would begin too low.

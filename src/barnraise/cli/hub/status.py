@@ -85,7 +85,7 @@ def status(*, name: str, as_json: bool) -> int:
     )
     click.echo(json.dumps(msgspec.to_builtins(report), indent=2) if as_json else _described(report))
     if not as_json and any(report.addresses.values()):
-        say("friends are not answered there; docs/friends.md says how they reach this machine")
+        say("friends get no answer there; docs/friends.md explains how they reach this machine")
     return 0
 
 

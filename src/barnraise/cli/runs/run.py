@@ -149,10 +149,10 @@ def _check_dry_run(options: RunCommandOptions) -> None:
         if options.wishes != PlanOptions(sync=options.wishes.sync, levels=options.wishes.levels):
             raise RunError(
                 "--add, --json and --picture are about the plans that only a dry run shows",
-                hint="Say `barnraise run --dry-run ...`, or leave them out.",
+                hint="Use `barnraise run --dry-run ...`, or leave them out.",
             )
     elif options.detach:
-        raise RunError("a dry run ends by itself in a moment", hint="Leave out --detach.")
+        raise RunError("a dry run ends in a moment", hint="Leave out --detach.")
     else:
         check(options.wishes)
 
@@ -189,7 +189,9 @@ def _command(script: str, arguments: Sequence[str], folder: Path | None) -> tupl
     """Return the folder to send and the arguments for Python in it."""
     if script == "-m":
         if not arguments:
-            raise RunError("-m needs the name of a module", hint="Say which: barnraise run -m package.module")
+            raise RunError(
+                "-m needs the name of a module", hint="Name the module: barnraise run -m package.module"
+            )
         return (folder or Path.cwd()).resolve(), ["-m", *arguments]
     path = Path(script)
     if not path.is_file():

@@ -25,6 +25,7 @@ from barnraise.cli.runs.live_line import LiveLines, cut, is_live_terminal, termi
 from barnraise.cli.runs.progress_line import join_parts, progress_parts
 from barnraise.cli.terminal import painted
 from barnraise.core.errors import AgentError
+from barnraise.core.flow.console_log import split_prefix
 from barnraise.core.flow.wait_reporter import WaitReporter
 from barnraise.core.units import format_size
 
@@ -161,6 +162,10 @@ class RunView:
             return
         is_named = self.all_ranks and worker.rank >= 0
         label = f"{worker.name}:{worker.rank}" if is_named else worker.name
+        is_ours, text = split_prefix(line)
+        if is_ours:
+            self.echo(click.style(f"{_PREFIX}{label}: {text}", dim=True))
+            return
         colour = _COLOURS[worker.number % len(_COLOURS)]
         self.echo(f"{painted(label, colour=colour)} {line}")
 
@@ -200,12 +205,12 @@ def _watch_until_end(run: str, view: RunView, *, stops: bool) -> RunRow:
             interrupts += 1
             view.close()
             if not stops:
-                click.echo(f"\nThe run goes on. Come back with: barnraise attach {run}", err=True)
+                click.echo(f"\nThe run continues. Watch it again with: barnraise attach {run}", err=True)
                 sys.exit(0)
             if interrupts > 2:
-                click.echo(f"\nLeft the view; see what became of it: barnraise ps {run}", err=True)
+                click.echo(f"\nThe run may still be stopping. See its state: barnraise ps {run}", err=True)
                 sys.exit(130)
-            words = "stopping; Ctrl-C again ends it at once" if interrupts == 1 else "ending it at once"
+            words = "stopping; Ctrl-C again kills it immediately" if interrupts == 1 else "killing it"
             click.echo(f"\nbarnraise: {words}", err=True)
 
 

@@ -68,14 +68,14 @@ def test_named_run_is_removed_and_no_other() -> None:
 def test_active_runs_and_runs_that_they_continue_are_never_removed(
     runs: list[StoredRun], only: str, everything: bool
 ) -> None:
-    gone = removed(*runs, only=only, everything=everything)
+    chosen = removed(*runs, only=only, everything=everything)
     needed = {name for item in runs if item.is_active for name in (item.run, *item.resumes)}
-    assert not gone & needed
+    assert not chosen & needed
     if not only and not everything:
         ended = [item for item in runs if item.step and item.run not in needed]
-        assert all(item.has_succeeded for item in ended if item.run in gone)
+        assert all(item.has_succeeded for item in ended if item.run in chosen)
         assert not ended or max(item.changed_at for item in ended) in [
-            item.changed_at for item in ended if item.run not in gone
+            item.changed_at for item in ended if item.run not in chosen
         ]
 
 

@@ -304,7 +304,7 @@ def test_machines_that_nothing_is_known_of_are_an_error_that_says_what_to_do(
 ) -> None:
     assert run(monkeypatch, "plan", "--parameters", "1M", "--on", "pi") == 1
     shown = capsys.readouterr().err
-    assert "nothing says yet how fast these machines are: pi" in shown
+    assert "these machines have not been measured yet: pi" in shown
     assert "--seconds-per-sample" in shown
 
 

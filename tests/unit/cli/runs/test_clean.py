@@ -22,22 +22,22 @@ FOUND = CleanResponse(
 class Agent:
     """Answers like an agent, and keeps the requests."""
 
-    def __init__(self, found: CleanResponse) -> None:
-        self.found, self.requests = found, list[CleanRequest]()
+    def __init__(self, response: CleanResponse) -> None:
+        self.response, self.requests = response, list[CleanRequest]()
 
     def ask(self, request: CleanRequest, expected: type, **_: object) -> CleanResponse:
         self.requests.append(request)
         if request.agreed is None:
-            return self.found
-        rows = tuple(row for row in self.found.rows if row.kind != "environment")
+            return self.response
+        rows = tuple(row for row in self.response.rows if row.kind != "environment")
         return CleanResponse(rows=rows, freed=3 << 20)
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, agent: Agent, **options: bool) -> int:
     monkeypatch.setattr(clean, "ask", agent.ask)
     monkeypatch.setenv("COLUMNS", "80")
-    asked = {"everything": False, "dry_run": False, "yes": False, "as_json": False}
-    return clean.clean(run="", **(asked | options))
+    defaults = {"everything": False, "dry_run": False, "yes": False, "as_json": False}
+    return clean.clean(run="", **(defaults | options))
 
 
 def test_dry_run_shows_what_would_go_and_what_is_lost(
