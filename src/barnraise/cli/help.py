@@ -14,7 +14,10 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Train", ("run", "adapt", "plan", "ps", "logs", "attach", "stop", "resume", "export")),
     ("With friends", ("hub", "invite")),
     ("Machines", ("nodes", "rename", "unpair", "leave", "down", "service")),
-    ("Other", ("accept", "continue", "psk", "listen", "id", "settings", "completion", "help", "version")),
+    (
+        "Other",
+        ("accept", "continue", "psk", "listen", "id", "settings", "completion", "help", "explain", "version"),
+    ),
 )
 
 

@@ -38,6 +38,7 @@ from barnraise.training.hub.parameter_server import ParameterServer
 from barnraise.training.hub.step_loop import HubStepLoop
 from barnraise.training.local_sgd import LocalSgd
 from barnraise.training.metrics import MetricsLog
+from barnraise.training.progress_report import ProgressReporter
 from barnraise.training.recovery.live_recovery import RecoveryStats
 from barnraise.training.recovery.out_of_memory import MicroBatchPart, OutOfMemoryGuard
 from barnraise.training.state.bitwise_sync import BitwiseSync, arithmetic_of
@@ -76,6 +77,7 @@ class Session:
         ``parameter_server`` is None on machines of a site that cannot talk to the hub.
         """
         self.next_epoch = 0  # of the next pass over the batches
+        self.total_steps: int | None = None  # of all epochs; None: unknown
         self._manager = manager
         self._checkpoints = checkpoints
         self._seed = seed
@@ -187,6 +189,8 @@ class Session:
             self._configure_sync(scaler, loader.batch_size or 1, unit)
         self._step_loop.on_commit.append(self._manager.report_trained)
         self.on_commit(ProvisionalSteps.of(WorkerId.from_environment()))
+        if (worker := WorkerId.from_environment()) is not None:
+            self._step_loop.on_commit.append(ProgressReporter(worker, self, self._data.batch))
         atexit.register(self._manager.close)
         atexit.register(self._step_loop.close)
         self._step_loop.join_next_group()
@@ -196,6 +200,8 @@ class Session:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the remaining epochs; a worker that joins late starts with the current one."""
+        if isinstance(self._data, MicroBatchLoader) and not isinstance(self._data, LeasedData):
+            self.total_steps = count * len(self._data)
         for epoch in range(self._state.epoch, count):
             self.next_epoch = epoch
             yield epoch
