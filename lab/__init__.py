@@ -7,16 +7,5 @@ Linux, root, iproute2 and nsenter; nftables for cuts and NAT. See docs/lab.md.
 from lab.hosts import CommandFailed, Host, LabProcess
 from lab.namespaces import LabError, why_unavailable
 from lab.network import Lab, Nat
-from lab.terminal import Terminal, TypedCommand
 
-__all__ = [
-    "CommandFailed",
-    "Host",
-    "Lab",
-    "LabError",
-    "LabProcess",
-    "Nat",
-    "Terminal",
-    "TypedCommand",
-    "why_unavailable",
-]
+__all__ = ["CommandFailed", "Host", "Lab", "LabError", "LabProcess", "Nat", "why_unavailable"]

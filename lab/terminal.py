@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import fcntl
 import os
-import pty
 import re
 import signal
 import struct
 import subprocess
-import termios
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -62,6 +59,10 @@ class Terminal:
     """A shell in a host. ``variables`` is its whole environment, apart from the prompt and the terminal."""
 
     def __init__(self, host: Host, variables: Mapping[str, str], folder: Path) -> None:
+        import fcntl
+        import pty
+        import termios
+
         self.host = host
         self.begin_s = time.monotonic()
         self.printed: list[Printed] = []
@@ -268,6 +269,9 @@ class Screen:
 
 
 def _own_terminal() -> None:
+    import fcntl
+    import termios
+
     # A caller in the background may ignore the keys of its own terminal; a new shell must not.
     for key in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP):
         signal.signal(key, signal.SIG_DFL)

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.newcomer.recording import Owner, cast, owner_of, silent_seconds, text_with_times, wide_lines
-from lab import Lab, Terminal, TypedCommand
+from lab import Lab
+from lab.terminal import Terminal, TypedCommand
 
 NAMES = ("mac", "pc", "nas")
 FIRST_STEP = r"step \d+ of|epoch 0"  # whichever comes first
@@ -93,16 +94,16 @@ def type_everything(machines: list[Machine]) -> None:
     for other in (pc, nas):
         other.run("python3 -m venv .venv", _INSTALL_S)
         other.run(".venv/bin/pip install .", _INSTALL_S)
-    pairing = mac.type("barnraise pair --machines 2")
+    installing = [(mac, mac.type("barnraise pair --machines 2"))]
+    pairing = installing[0][1]
     for number, other in enumerate((pc, nas), 1):
-        mac.terminal.until(pairing, rf"machine {number} of 2 run", _PAIR_S)
         mac.terminal.until(pairing, rf"(?s)machine {number} of 2 run:.*expires", _PAIR_S)
-        code = _CODE.findall(pairing.output)[-1]
-        joining = other.type(f".venv/bin/barnraise join {code}")
+        joining = other.type(f".venv/bin/barnraise join {_CODE.findall(pairing.output)[-1]}")
         other.agree_to_torch(joining)
-        other.finish(joining, _INSTALL_S)
+        installing.append((other, joining))
     mac.agree_to_torch(pairing)
-    mac.finish(pairing, _INSTALL_S)
+    for machine, command in installing:
+        machine.finish(command, _INSTALL_S)
     mac.run("cd ~/spiral", _PAIR_S)
     training = mac.type("barnraise run train.py")
     mac.terminal.until(training, FIRST_STEP, _TRAIN_S)

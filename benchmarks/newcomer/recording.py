@@ -10,6 +10,7 @@ from typing import Literal
 from lab.terminal import COLUMNS, ROWS, Printed, Screen, Terminal, TypedCommand, plain
 
 PATIENCE_S = 2.0  # a person waits so long without a question
+_QUESTION = re.compile(r"\[[Yy]/[Nn]\]:$")
 Owner = Literal["ours", "pip", "venv"]
 
 
@@ -24,16 +25,18 @@ def owner_of(line: str) -> Owner:
 def silent_seconds(command: TypedCommand, now: float) -> float:
     """Return the seconds by which silences of a command exceed the patience of a person.
 
-    A text that is printed again unchanged is silence. ``now`` ends a command that still runs.
+    A text that is printed again unchanged is silence; an open question is none. ``now`` ends a command that
+    still runs.
     """
     silent, last, shown = 0.0, command.begin_s, ""
-    for part in command.printed:
+    for part in (*command.printed, Printed(command.end_s or now, "the end")):
         text = plain(part.text).strip()
         if text in ("", shown):
             continue
-        silent += max(0.0, part.at_s - last - PATIENCE_S)
+        if not _QUESTION.search(shown):
+            silent += max(0.0, part.at_s - last - PATIENCE_S)
         last, shown = part.at_s, text
-    return silent + max(0.0, (command.end_s or now) - last - PATIENCE_S)
+    return silent
 
 
 def wide_lines(command: TypedCommand) -> list[str]:

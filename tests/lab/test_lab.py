@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab import CommandFailed, Host, Lab, LabError, LabProcess, Terminal, janitor
+from lab import CommandFailed, Host, Lab, LabError, LabProcess, janitor
+from lab.terminal import Terminal
 
 _ROOT = Path(janitor.__file__).parents[1]
 # TCP carries 1448 bytes in a frame of 1514; the limit counts the frame.
