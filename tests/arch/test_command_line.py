@@ -64,6 +64,7 @@ FROZEN = {
     "status": {"--graph", "--measure", *_JSON},
     "stop": {"run", "--hard", *_JSON},
     "torch": {"--install", "--yes"},
+    "uninstall": {"--yes", "--hard"},
     "unpair": {"node", "--yes", *_JSON},
     "up": {"--detach", "--psk-file", "--witness"},
 }

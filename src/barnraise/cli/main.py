@@ -403,6 +403,19 @@ def _service_status(as_json: bool) -> int:
     return service.status(as_json=as_json)
 
 
+@app.command("uninstall")
+@_flag("--yes", "Do not ask.")
+@_flag("--hard", "Also while a run uses this machine; the run continues on the others.")
+def _uninstall(yes: bool, hard: bool) -> int:
+    """Remove what Barnraise keeps on this machine: agent, service, state and settings.
+
+    It says what that is and asks first. The last line is the command that removes the program itself.
+    """
+    from barnraise.cli import uninstall
+
+    return uninstall.run(yes=yes, hard=hard)
+
+
 @app.command("id")
 def _id() -> None:
     """Print the id of this machine. Its key is made if missing; needs no agent."""
