@@ -104,12 +104,6 @@ class Session:
         yield
         del self.lines[before:]
 
-    def shorten(self, first: int, words: str) -> None:
-        """Cut the output of the last command to its ``first`` lines and the line with these words."""
-        begin = max(place for place, line in enumerate(self.lines) if "$ barnraise " in line) + 1
-        (kept,) = [line for line in self.lines[begin:] if words in line]
-        self.lines[begin + first :] = ["...", kept]
-
 
 class Window:
     """A running command; each line of its output is shown once."""
@@ -245,7 +239,6 @@ def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
     session.until(lambda: machines.are_links_measured(3), "all links are measured")
     session.type(0, "status")
     session.type(0, "doctor")
-    session.shorten(3, " fine, ")
     yield block()
     view = session.open(0, "run", "train.py")
     view.show_until("epoch", 3)

@@ -195,12 +195,16 @@ def _psk_new(guest: bool, output: Path | None, as_json: bool) -> int:
 
 
 @app.command("doctor")
+@_flag("--all", "Also show the checks that passed.")
 @_as_json
-def _doctor(as_json: bool) -> int:
-    """Find what keeps machines from working, and how to fix it."""
+def _doctor(all: bool, as_json: bool) -> int:
+    """Find what keeps machines from working, and how to fix it.
+
+    Exit code 0: nothing failed (there may be warnings). Exit code 1: a check failed.
+    """
     from barnraise.cli.doctor import doctor
 
-    return doctor.run(as_json=as_json)
+    return doctor.run(as_json=as_json, everything=all)
 
 
 _on = click.option(
@@ -397,6 +401,19 @@ def _service_status(as_json: bool) -> int:
     from barnraise.cli.services import service
 
     return service.status(as_json=as_json)
+
+
+@app.command("uninstall")
+@_flag("--yes", "Do not ask.")
+@_flag("--hard", "Also while a run uses this machine; the run continues on the others.")
+def _uninstall(yes: bool, hard: bool) -> int:
+    """Remove what Barnraise keeps on this machine: agent, service, state and settings.
+
+    It says what that is and asks first. The last line is the command that removes the program itself.
+    """
+    from barnraise.cli import uninstall
+
+    return uninstall.run(yes=yes, hard=hard)
 
 
 @app.command("id")
