@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 
@@ -23,11 +22,12 @@ def test_first_ten_minutes_are_as_promised() -> None:
         _start_agents(machines)
         _pair_with_mistakes(mac, pc)
         machines.pair(mac, [nas])
+        machines.until_online(mac, 3)
         _look(mac)
         run = _pull_plug(lab, mac, nas)
         _control_from_pc(mac, pc, run)
         resumed = _resume_and_export(mac, pc, run)
-        _nas_returns(lab, nas, resumed)
+        _nas_returns(machines, nas, resumed)
         _interrupt(mac, pc)
 
 
@@ -65,7 +65,6 @@ def _pair_with_mistakes(mac: TypedMachine, pc: TypedMachine) -> None:
 
 
 def _look(mac: TypedMachine) -> None:
-    _until(lambda: "3 of 3 machines" in mac.type("barnraise status"), "all machines are online")
     status = mac.type("barnraise status")
     assert all(name in status for name in NAMES)
     assert is_narrow(status), status
@@ -121,12 +120,12 @@ def _resume_and_export(mac: TypedMachine, pc: TypedMachine, run: str) -> str:
     return resumed
 
 
-def _nas_returns(lab: Lab, nas: TypedMachine, resumed: str) -> None:
-    lab.heal_all()
+def _nas_returns(machines: TypedMachines, nas: TypedMachine, resumed: str) -> None:
+    machines.lab.heal_all()
     nas.new_terminal()
     returned = nas.type("barnraise up --detach")
     assert "one of 3 paired machines" in returned
-    _until(lambda: "3 of 3 machines" in nas.type("barnraise status"), "nas is back")
+    machines.until_online(nas, 3)
     listed = nas.type("barnraise ps --all")
     assert resumed in listed, "a run that it missed"
     assert "epoch 15" in nas.type(f"barnraise logs {resumed} --all")
@@ -139,10 +138,3 @@ def _interrupt(mac: TypedMachine, pc: TypedMachine) -> None:
     stopped = mac.ended(view, 130)
     assert "Ctrl-C again" in stopped
     assert re.search(r"stopped", pc.type("barnraise ps")), "pc knows it, too"
-
-
-def _until(truth: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 120.0
-    while not truth():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.5)

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -138,6 +139,14 @@ class TypedMachines:
             printed.append(joiner.type(f"barnraise join {CODE.findall(pairing.output)[-1]}"))
         owner.ended(pairing, 0)
         return printed
+
+    def until_online(self, machine: TypedMachine, count: int) -> None:
+        """Wait until a machine sees that all of its cluster's machines, this many, are online."""
+        deadline = time.monotonic() + PATIENCE_S
+        while f"{count} of {count} machines" not in (status := machine.type("barnraise status")):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited in vain until {count} machines are online:\n{status}")
+            time.sleep(0.5)
 
 
 def is_narrow(output: str) -> bool:
