@@ -47,9 +47,9 @@ _SAID_OR_NOT = (
     r"^The code was used by .* Waiting for the cluster to decide \.\.\.\n",
     # where a machine is busy with something else
     r"^barnraise: .+ \(\d+ (s|min)\)\n",
-    r"^(\w+ )?rank \d+ is too slow .*\n",
+    r"^barnraise: \w+: \w+ is too slow to wait for .*\n",
     # where another machine has a newer one
-    r"^\w+ resuming from the checkpoint of step .*\n",
+    r"^barnraise: \w+: resuming from the checkpoint of step .*\n",
     # where it takes some seconds
     r"^barnraise: step [\d,]+ of .*\n",
     # where it takes more than a moment
@@ -103,12 +103,6 @@ class Session:
         before = len(self.lines)
         yield
         del self.lines[before:]
-
-    def shorten(self, first: int, words: str) -> None:
-        """Cut the output of the last command to its ``first`` lines and the line with these words."""
-        begin = max(place for place, line in enumerate(self.lines) if "$ barnraise " in line) + 1
-        (kept,) = [line for line in self.lines[begin:] if words in line]
-        self.lines[begin + first :] = ["...", kept]
 
 
 class Window:
@@ -245,7 +239,6 @@ def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
     session.until(lambda: machines.are_links_measured(3), "all links are measured")
     session.type(0, "status")
     session.type(0, "doctor")
-    session.shorten(3, " fine, ")
     yield block()
     view = session.open(0, "run", "train.py")
     view.show_until("epoch", 3)
@@ -318,13 +311,14 @@ def normal(text: str) -> list[str]:
     text = re.sub(r"\b(fd00::|10\.80\.)[0-9a-f.:]+", "N", text)
     text = re.sub(r"^(ok|warn) +(disk|sleep|stalls|torch|firewall|gpu) .*", r"\2", text, flags=re.MULTILINE)
     text = re.sub(r"(?<=GiB), [0-9.]+ TFLOPS", "", text)  # appears once the first measurement is in
-    text = re.sub(r"; Intel.*|linux x86_64.*", "HARDWARE", text)
+    text = re.sub(r"^  .* \(cpu\), .*|linux x86_64.*", "HARDWARE", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<=\S)  +\S(?:(?!  ).)* GiB$", " HARDWARE", text, flags=re.MULTILINE)
     text = re.sub(r"\d+(\.\d+)*(e[+-]\d+)?", "N", text)
     text = re.sub(r"N (ms|us|µs|s|min)\b", "N", text)
     text = re.sub(r"\bN [GMk]bit/s", "N", text)
     text = re.sub(r"\bN (warning|failure)s?\b", r"N \1", text)
     # What is measured of a link appears when it has been.
-    text = re.sub(r"\b(here|away|this machine)(\s+(N|-)(?=\s))+", r"\1", text)
+    text = re.sub(r"\b(online|online, guest|away|away, guest|this machine)(\s+(N|-)(?=\s))+", r"\1", text)
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     # How many epochs pass until something else happens differs.
     once = dict.fromkeys(line for line in lines if " epoch " in line)

@@ -24,7 +24,7 @@ FROZEN = {
     "help": {"command"},
     "version": set(),
     "continue": {"--without", *_JSON},
-    "doctor": _JSON,
+    "doctor": {"--all", *_JSON},
     "down": _JSON,
     "export": {"run", "folder"},
     "hub expel": {"member", "--name"},
@@ -64,6 +64,7 @@ FROZEN = {
     "status": {"--graph", "--measure", *_JSON},
     "stop": {"run", "--hard", *_JSON},
     "torch": {"--install", "--yes"},
+    "uninstall": {"--yes", "--hard"},
     "unpair": {"node", "--yes", *_JSON},
     "up": {"--detach", "--psk-file", "--witness"},
 }

@@ -80,7 +80,7 @@ def test_plain_script_is_not_trained_three_times(line: CommandLine, tmp_path: Pa
     write_folder(tmp_path, PLAIN)
     done = _type(line, 0, "run", "train.py", folder=tmp_path)
     assert done.returncode == 1
-    assert "each of 3 workers would train the whole model by itself; nothing was started" in done.stderr
+    assert "each of 3 workers would train its own copy of the model; nothing was started" in done.stderr
     assert "+for epoch in run.epochs(3):" in done.stderr
     assert "epoch 0" not in done.stdout
     # What it says to type works: the three machines then train one model.

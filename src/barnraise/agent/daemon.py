@@ -95,7 +95,7 @@ class Agent:
         if renew_lost_key(self.directory, self.storage):
             self.key = NodeKey.load_or_create(self.directory / "node.key")
             self.me = self.key.id
-            self.report_event("cluster.db is missing: this machine starts as a new one, with a new node id")
+            self.report_event("cluster.db is missing: this machine starts as a new one, with a new id")
         saved_name = self.storage.fact(_NAME_FACT)
         self.name = saved_name.decode() if saved_name is not None else machine_name()
         log, record = self.storage.log(), self.storage.record()
@@ -306,7 +306,7 @@ class Agent:
         """Dispatch a message of another agent; raise ProtocolError if it is not of a member."""
         node, kind, body = link.peer.node, message[:1], memoryview(message)[1:]
         if self.log.role(node) is None:
-            raise ProtocolError(f"{node.short} is no longer a member of this cluster")
+            raise ProtocolError(f"{node.short} is no longer in this cluster")
         if kind == protocol.MEMBERSHIP:
             self._perform(self.member.receive(node.raw, protocol.decode_membership(body), self._loop.time()))
         elif kind == protocol.GREETING:

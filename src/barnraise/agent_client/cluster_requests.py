@@ -131,6 +131,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     devices: tuple[DeviceRow, ...] = ()
     notes: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()  # runs that have workers there now
 
 
 class PeerLinkRow(msgspec.Struct, frozen=True):

@@ -336,6 +336,7 @@ class GroupResponse(msgspec.Struct, frozen=True, kw_only=True, tag="group"):
     broken: bool  # a worker of this worker's last group is no longer a member
     recovery_attempt: int = 0  # newest recovery attempt; 0 if no worker joins, or without this worker
     joining: int = 0  # number of joining workers; a joining worker's ``rank`` is its place among them
+    names: tuple[str, ...] = ()  # of the machine of each rank
     sentence: str
 
 

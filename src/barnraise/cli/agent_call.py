@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from typing import TypeVar
 
 import click
@@ -70,16 +69,6 @@ def print_json(answer: AgentResponse) -> None:
     """Print a response for programs: one JSON object with every field that people see."""
     # msgspec writes null for NaN, which JSON does not have.
     click.echo(json.dumps(json.loads(msgspec.json.encode(answer)), indent=2))
-
-
-def table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Format rows in columns; the last column has no limit."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
-        lines.append("  ".join([*cells, row[-1]]).rstrip())
-    return "\n".join(lines)
 
 
 def _wants_start() -> bool:

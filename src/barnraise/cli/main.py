@@ -110,7 +110,7 @@ def _pair(**options: Any) -> int:
 
 @app.command("join")
 @click.argument("code", required=False)
-@click.option("--at", metavar="HOST", help="The other machine's address, if it is not found by itself.")
+@click.option("--at", metavar="HOST", help="The other machine's address, if it is not found automatically.")
 @_flag("--guest", "Agree to be a guest only.")
 @click.option("--invite", metavar="TEXT", help="Train a friend's model over the internet instead.")
 @_flag("--yes", "Do not ask before torch is installed; with --invite, before the script is started.")
@@ -132,21 +132,21 @@ def _join(code: str | None, **options: Any) -> int:
 
 
 @app.command("unpair")
-@click.argument("node")
-@_flag("--yes", "Do not ask.")
+@click.argument("node", metavar="MACHINE")
+@_flag("--yes", "Do not ask for confirmation.")
 @_as_json
 def _unpair(node: str, yes: bool, as_json: bool) -> int:
-    """Remove NODE (its name or id) from the cluster permanently."""
+    """Remove MACHINE (its name or id) from the cluster permanently."""
     from barnraise.cli.cluster import members
 
     return members.unpair(node=node, yes=yes, as_json=as_json)
 
 
 @app.command("leave")
-@_flag("--yes", "Do not ask.")
+@_flag("--yes", "Do not ask for confirmation.")
 @_as_json
 def _leave(yes: bool, as_json: bool) -> int:
-    """Leave the cluster for good. This machine forgets it, and is a new node from then on."""
+    """Leave the cluster permanently. To return, this machine must pair again."""
     from barnraise.cli.cluster import members
 
     return members.leave(yes=yes, as_json=as_json)
@@ -164,11 +164,15 @@ def _rename(name: str, as_json: bool) -> int:
 
 @app.command("continue")
 @click.option(
-    "--without", multiple=True, required=True, metavar="NODE", help="A machine that is gone; may be repeated."
+    "--without",
+    multiple=True,
+    required=True,
+    metavar="MACHINE",
+    help="A machine that is switched off; may be repeated.",
 )
 @_as_json
 def _continue(without: tuple[str, ...], as_json: bool) -> int:
-    """Go on without machines that are gone. For when too few are left to decide."""
+    """Continue without machines that are switched off, if too few are left to decide."""
     from barnraise.cli.cluster import members
 
     return members.go_on(without=list(without), as_json=as_json)
@@ -191,16 +195,20 @@ def _psk_new(guest: bool, output: Path | None, as_json: bool) -> int:
 
 
 @app.command("doctor")
+@_flag("--all", "Also show the checks that passed.")
 @_as_json
-def _doctor(as_json: bool) -> int:
-    """Find what keeps machines from working, and how to fix it."""
+def _doctor(all: bool, as_json: bool) -> int:
+    """Find what keeps machines from working, and how to fix it.
+
+    Exit code 0: nothing failed (there may be warnings). Exit code 1: a check failed.
+    """
     from barnraise.cli.doctor import doctor
 
-    return doctor.run(as_json=as_json)
+    return doctor.run(as_json=as_json, everything=all)
 
 
 _on = click.option(
-    "--on", multiple=True, metavar="NODE", help="Only on this machine; may be repeated, or a,b,c."
+    "--on", multiple=True, metavar="MACHINE", help="Only on this machine; may be repeated, or a,b,c."
 )
 
 
@@ -215,17 +223,19 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 )
 @_on
 @run_options
-@click.option("--data", multiple=True, metavar="NAME=PATH", help="Ship a data set; NAME=@PATH: each has it.")
+@click.option(
+    "--data", multiple=True, metavar="NAME=PATH", help="Send a data set. NAME=@PATH: on each machine."
+)
 @click.option("--folder", type=click.Path(path_type=Path), help="The folder to send (default: this one).")
 @click.option("--all", "all_output", is_flag=True, help="Show every worker's output, not only rank 0's.")
 @_flag("--detach", "Print the run's name and return.")
-@_flag("--separate", "Each worker runs the script by itself; they do not train one model together.")
+@_flag("--separate", "Each worker trains its own model; they do not train one model together.")
 @_flag("--dry-run", "Measure a few steps, keep nothing, and show plans, as `barnraise plan` does.")
 @planning_options
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
-    """Train: run SCRIPT on every machine. Put options before the script; what follows it is the script's.
+    """Train with SCRIPT on all machines. Options go before the script; the rest is passed to it.
 
     ``-m MODULE`` instead of a script runs a module. Options that a project always needs may stand in the
     table [run] of barnraise.toml beside the script, such as: on = ["mac", "pc"].
@@ -258,7 +268,7 @@ def _adapt(script: Path, write: bool) -> int:
 @click.option("--batch", default="256", metavar="COUNT", help="Samples of a global batch (default: 256).")
 @click.option("--tokens", default="1", metavar="COUNT", help="Tokens of a sample, for language models.")
 @click.option("--flops-per-sample", metavar="COUNT", help="Forward and backward (default: 6 x --parameters).")
-@click.option("--seconds-per-sample", metavar="TIME", help="How long this machine trains one sample.")
+@click.option("--seconds-per-sample", metavar="TIME", help="Time this machine needs to train one sample.")
 @_on
 @planning_options
 def _plan(on: tuple[str, ...], **options: Any) -> int:
@@ -285,9 +295,9 @@ def _ps(run: str | None, all: bool, as_json: bool) -> int:
 
 @app.command("logs")
 @click.argument("run", required=False)
-@click.option("--rank", type=click.IntRange(0, 1024), help="The worker (default: the main one).")
+@click.option("--rank", type=click.IntRange(0, 1024), help="Rank of the worker (default: the main one).")
 @_flag("--all", "Every worker's output.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the run ends.")
 def _logs(run: str | None, rank: int | None, all: bool, follow: bool) -> int:
     """Print the output of the workers of RUN (default: the newest run)."""
     from barnraise.cli.runs import runs
@@ -297,7 +307,7 @@ def _logs(run: str | None, rank: int | None, all: bool, follow: bool) -> int:
 
 @app.command("stop")
 @click.argument("run", required=False)
-@_flag("--hard", "Kill at once, without ten seconds to save.")
+@_flag("--hard", "Kill immediately, without ten seconds to save.")
 @_as_json
 def _stop(run: str | None, hard: bool, as_json: bool) -> int:
     """Stop RUN on every machine (default: the newest active run)."""
@@ -340,8 +350,8 @@ def _export(run: str, folder: Path) -> int:
 
 @app.command("accept")
 @click.argument("run")
-@_flag("--yes", "Do not ask.")
-@_flag("--refuse", "Say no.")
+@_flag("--yes", "Do not ask for confirmation.")
+@_flag("--refuse", "Refuse the run.")
 @_as_json
 def _accept(run: str, yes: bool, refuse: bool, as_json: bool) -> int:
     """Show what RUN would do on this guest machine, and accept or refuse it."""
@@ -378,7 +388,7 @@ def _service_install(as_json: bool) -> int:
 @_service.command("remove")
 @_as_json
 def _service_remove(as_json: bool) -> int:
-    """End the agent and do not start it by itself any more."""
+    """Stop the agent, and do not start it at login any more."""
     from barnraise.cli.services import service
 
     return service.remove(as_json=as_json)
@@ -393,9 +403,22 @@ def _service_status(as_json: bool) -> int:
     return service.status(as_json=as_json)
 
 
+@app.command("uninstall")
+@_flag("--yes", "Do not ask.")
+@_flag("--hard", "Also while a run uses this machine; the run continues on the others.")
+def _uninstall(yes: bool, hard: bool) -> int:
+    """Remove what Barnraise keeps on this machine: agent, service, state and settings.
+
+    It says what that is and asks first. The last line is the command that removes the program itself.
+    """
+    from barnraise.cli import uninstall
+
+    return uninstall.run(yes=yes, hard=hard)
+
+
 @app.command("id")
 def _id() -> None:
-    """Print this machine's node id. Its key is made if missing; needs no agent."""
+    """Print the id of this machine. Its key is made if missing; needs no agent."""
     from barnraise.cli.cluster import identity
 
     identity.run()
@@ -407,7 +430,7 @@ def _id() -> None:
     "--trust",
     multiple=True,
     metavar="NODEID",
-    help="Node id to trust; repeat for more. Replaces [trust] nodes.",
+    help="Id of a machine to trust; repeat for more. Replaces [trust] nodes.",
 )
 @_flag("--until-idle", "End when the last worker of this machine has left.")
 def _listen(port: int | None, trust: tuple[str, ...], until_idle: bool) -> int:

@@ -103,9 +103,7 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
         case LeaveRequest():
             agent.leaves_cluster = True
             agent.stop_requested.set()
-            return RequestDone(
-                "this machine has left its cluster; `barnraise up` starts it with a new node id"
-            )
+            return RequestDone("this machine has left its cluster; `barnraise up` starts it as a new machine")
         case ShutdownRequest():
             agent.stop_requested.set()
             return RequestDone("the agent is stopping")
@@ -252,6 +250,7 @@ def _row(agent: Agent, graph: TopologyGraph, node: NodeId, first: bytes | None, 
         devices=_devices(machine),
         notes=machine.notes if machine is not None else (),
         version=__version__ if node == agent.me else known.version,
+        runs=agent.runs.registry.at_work(node),
     )
 
 

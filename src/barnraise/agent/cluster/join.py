@@ -98,7 +98,7 @@ def _check_alone(agent: Agent) -> None:
     if others:
         raise PairingError(
             f"this machine is in a cluster with {', '.join(others)} already",
-            hint="To leave it for good: barnraise leave, then barnraise up. To add machines to it, run "
+            hint="To leave it permanently: barnraise leave, then barnraise up. To add machines to it, run "
             "`barnraise pair` here.",
         )
 

@@ -274,7 +274,7 @@ class RunExecutor:
         if not location.exists():
             raise RunError(
                 f"the data set {name} is not at {location} on this machine",
-                hint=f"Put it there, or ship it: --data {name}=PATH without the @.",
+                hint=f"Put it there, or send it: --data {name}=PATH without the @.",
             )
         return str(location)
 

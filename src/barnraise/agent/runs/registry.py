@@ -130,6 +130,14 @@ class RunRegistry:
             raise RunError(match.problem, hint=match.hint)
         return match.value
 
+    def at_work(self, node: NodeId) -> tuple[str, ...]:
+        """Return the runs that have workers on a machine now."""
+        return tuple(
+            run
+            for run, entry in self.runs.items()
+            if not entry.has_ended and any(slot.node == node.raw for slot in entry.record.slots)
+        )
+
     def apply(self, record: RunRecord, sender: NodeId | None = None, *, is_ours: bool = False) -> bool:
         """Store a record if it outranks the known one; return False if not.
 

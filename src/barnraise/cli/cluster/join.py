@@ -38,7 +38,7 @@ def run(code: str | None, options: JoinOptions) -> int:
     if options.site and options.invite is None:
         raise PairingError(
             "--site is about a hub's run, and there is no invite",
-            hint="Type `barnraise join --site --invite TEXT`; to pair with a machine say its CODE alone.",
+            hint="Type `barnraise join --site --invite TEXT`; to pair with a machine, give only its CODE.",
         )
     if options.invite is not None:
         from barnraise.cli.hub import join

@@ -45,5 +45,7 @@ def _next() -> str:
     """Return the next step for the user; a machine that was paired before finds its cluster by itself."""
     machines = len(ask(StatusRequest(), StatusResponse, offer_start=False).nodes)
     if machines > 1:
-        return f"It is one of {machines} paired machines and finds the others by itself: `barnraise status`."
+        return (
+            f"It is one of {machines} paired machines and finds the others automatically: `barnraise status`."
+        )
     return "Next: `barnraise pair` here, then `barnraise join CODE` on another machine."

@@ -42,7 +42,7 @@ def resume(run: str, *, on: tuple[str, ...], all_ranks: bool, detach: bool) -> i
     with waiting("barnraise: looking for the newest checkpoint"):
         started = ask(ResumeRunRequest(run=run, on=on), RunStarted, timeout_s=_RESUME_S)
     where = f"{', '.join(started.nodes)}; {started.begins}"
-    click.echo(f"barnraise: run {started.run} goes on with {run} on {where}", err=True)
+    click.echo(f"barnraise: run {started.run} continues {run} on {where}", err=True)
     if detach:
         click.echo(started.run)
         return 0

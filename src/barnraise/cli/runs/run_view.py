@@ -22,7 +22,9 @@ from barnraise.agent_client.run_requests import (
 from barnraise.cli.agent_call import ask
 from barnraise.cli.runs.status_view import PREFIX, OutputBar, StatusView
 from barnraise.cli.runs.waiting_line import part_line
+from barnraise.cli.terminal import painted
 from barnraise.core.errors import AgentError
+from barnraise.core.flow.console_log import split_prefix
 
 _WAIT_S = 1.0
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
@@ -102,7 +104,7 @@ class RunView:
     def print_bars(self, response: WatchResponse) -> None:
         """Print unfinished lines of the script as they are now."""
         for bar in self._bars(response):
-            self.echo(f"{click.style(bar.label, fg=bar.colour)} {bar.text}" if bar.label else bar.text)
+            self.echo(f"{painted(bar.label, colour=bar.colour)} {bar.text}" if bar.label else bar.text)
 
     def _bars(self, response: WatchResponse) -> list[OutputBar]:
         workers = {worker.number: worker for worker in (*response.past, *response.workers)}
@@ -121,7 +123,7 @@ class RunView:
 
     def _print_own(self, text: str) -> None:
         self.close()
-        click.echo(click.style(PREFIX + text, dim=True), err=True)
+        click.echo(painted(PREFIX + text, dim=True, err=True), err=True)
 
     def _print_line(self, worker: WorkerRow | None, count: int, line: str) -> None:
         if worker is not None and self.status.was_printed(worker.number, line):
@@ -129,7 +131,11 @@ class RunView:
         self.close()
         self.status.has_output = True
         label, colour = self._label(worker, count)
-        self.echo(f"{click.style(label, fg=colour)} {line}" if label else line)
+        is_ours, text = split_prefix(line)
+        if is_ours and label:
+            self.echo(painted(f"{PREFIX}{label}: {text}", dim=True))
+        else:
+            self.echo(f"{painted(label, colour=colour)} {line}" if label else line)
 
     def _label(self, worker: WorkerRow | None, count: int) -> tuple[str, str]:
         """Return the name before the output of a worker, and its colour; empty if there is one worker."""
@@ -175,12 +181,12 @@ def _watch_until_end(run: str, view: RunView, *, stops: bool) -> RunRow:
             interrupts += 1
             view.close()
             if not stops:
-                click.echo(f"\nThe run goes on. Come back with: barnraise attach {run}", err=True)
+                click.echo(f"\nThe run continues. Watch it again with: barnraise attach {run}", err=True)
                 sys.exit(0)
             if interrupts > 2:
-                click.echo(f"\nLeft the view; see what became of it: barnraise ps {run}", err=True)
+                click.echo(f"\nThe run may still be stopping. See its state: barnraise ps {run}", err=True)
                 sys.exit(130)
-            words = "stopping; Ctrl-C again ends it at once" if interrupts == 1 else "ending it at once"
+            words = "stopping; Ctrl-C again kills it immediately" if interrupts == 1 else "killing it"
             click.echo(f"\nbarnraise: {words}", err=True)
 
 

@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import click
-
 from barnraise.agent_client.run_requests import TrainingProgress, WatchResponse
 from barnraise.cli.runs.live_line import LiveLines, cut, is_live_terminal, terminal_columns
 from barnraise.cli.runs.progress_line import join_parts, progress_parts
 from barnraise.cli.runs.waiting_line import awaited, waiting_line
+from barnraise.cli.terminal import painted
 from barnraise.core.flow.wait_reporter import WaitReporter
 
 PREFIX = "barnraise: "
@@ -95,7 +94,7 @@ class StatusView:
         if self.live is not None:
             width = terminal_columns() - 1
             status = self._status(response, width - len(PREFIX))
-            own = [click.style(cut(PREFIX + status, width), dim=True)] if status else []
+            own = [painted(cut(PREFIX + status, width), dim=True, err=True)] if status else []
             self.live.draw([*(_drawn(bar, width) for bar in bars[:_MAX_BARS] if bar.text), *own])
             return
         for bar in bars:
@@ -146,4 +145,4 @@ class StatusView:
 def _drawn(bar: OutputBar, width: int) -> str:
     label = cut(bar.label, width)
     text = cut(bar.text, width - len(label) - 1)
-    return f"{click.style(label, fg=bar.colour)} {text}" if label else text
+    return f"{painted(label, colour=bar.colour, err=True)} {text}" if label else text
