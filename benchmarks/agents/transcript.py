@@ -176,7 +176,7 @@ def record_cluster() -> Recording:
         os.kill(machines.status(0).pid, signal.SIGKILL)
         session.until(lambda: machines.agree([1, 2]), "the others go on without it")
         session.type(1, "status")
-        session.say("It comes back by itself.")
+        session.say("It comes back automatically.")
         session.type(0, "up", "--detach")
         session.until(lambda: machines.agree([0, 1, 2]), "mac is back")
         session.type(1, "status")

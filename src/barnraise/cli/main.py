@@ -362,6 +362,19 @@ def _export(run: str, folder: Path) -> int:
     return resume.export(run, folder)
 
 
+@app.command("clean")
+@click.argument("run", required=False)
+@_flag("--all", "Also remove ended runs that could be resumed, and every environment not in use.")
+@_flag("--dry-run", "Only show what would be removed.")
+@_flag("--yes", "Do not ask.")
+@_as_json
+def _clean(run: str | None, all: bool, dry_run: bool, yes: bool, as_json: bool) -> int:
+    """Free disk space: remove old runs and unused files of this machine, or only RUN."""
+    from barnraise.cli.runs import clean
+
+    return clean.clean(run=run or "", everything=all, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
 @app.command("accept")
 @click.argument("run", shell_complete=complete_active_runs)
 @_flag("--yes", "Do not ask for confirmation.")

@@ -277,13 +277,14 @@ class WorkerGroup:
         self._on_change()
 
     def _note_failure(self, rank: int) -> None:
-        """Keep a failed exit that this machine did not cause by stopping the worker."""
-        state = self.states[rank]
-        is_ours = self._is_terminating or (state.signal and rank in self._evicted)
-        if state.failed and not is_ours:
+        """Keep a failed exit, unless this machine killed the worker."""
+        state, is_stopping = self.states[rank], self._is_terminating
+        if state.failed and not (state.signal and (is_stopping or rank in self._evicted)):
             tail = state.tail[-MAX_FAILURE_TAIL:]
             self.failures.append(
-                WorkerFailure(rank, state.local_rank, state.start, state.code, state.signal, tail)
+                WorkerFailure(
+                    rank, state.local_rank, state.start, state.code, state.signal, tail, is_stopping
+                )
             )
 
 
@@ -317,3 +318,12 @@ def run_folder(home: Path) -> Path:
 def remove_run(state: Path, run: str) -> None:
     """Remove the directory of a run."""
     remove_tree(run_directory(state, run))
+
+
+def run_changed_at(home: Path) -> float:
+    """Return when the directory of a run, its checkpoints or its output changed last."""
+    times = []
+    for place in (home, home / "checkpoints", home / "logs"):
+        with contextlib.suppress(OSError):
+            times.append(place.stat().st_mtime)
+    return max(times, default=0.0)

@@ -45,7 +45,7 @@ def resume(run: str, *, on: tuple[str, ...], all_ranks: bool, detach: bool) -> i
         return 0
     row = watch(started.run, all_ranks=all_ranks, stops=True)
     store = ArtifactStore(store_directory(state_directory(load_settings())))
-    return conclude(row, store, Path.cwd())
+    return conclude(row, store, Path.cwd(), all_output=all_ranks)
 
 
 def export(run: str, target: Path) -> int:

@@ -44,6 +44,7 @@ from barnraise.cli.plan.options import PlanOptions
 from barnraise.cli.plan.parse import check, levels_of
 from barnraise.cli.plan.plan import run_measured
 from barnraise.cli.runs.adapt import refuse_separate_training
+from barnraise.cli.runs.failure_text import failure_hint, final_line, is_traceback_shown, restarted_lines
 from barnraise.cli.runs.options import RunCommandOptions
 from barnraise.cli.runs.run_view import watch
 from barnraise.cli.terminal import painted
@@ -95,41 +96,36 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
         return 0
     if options.dry_run:
         row = watch(started.run, all_ranks=options.all_output, stops=True, echo=partial(click.echo, err=True))
-        code = say_end(row)
+        code = say_end(row, all_output=options.all_output)
         return code or run_measured(_profile(row, store), on=options.on, wishes=options.wishes)
     row = watch(started.run, all_ranks=options.all_output, stops=True)
-    return conclude(row, store, folder)
+    return conclude(row, store, folder, all_output=options.all_output)
 
 
-def conclude(row: RunRow, store: ArtifactStore, folder: Path) -> int:
+def conclude(row: RunRow, store: ArtifactStore, folder: Path, *, all_output: bool = False) -> int:
     """Fetch the results, report the outcome, and return the exit code."""
     bring_results(row.run, store, folder / RESULTS / row.run)
-    return say_end(row)
+    return say_end(row, all_output=all_output)
 
 
-def say_end(row: RunRow) -> int:
-    say_failures(row)
+def say_end(row: RunRow, *, all_output: bool = False) -> int:
+    """Print how a run ended, and return the exit code. ``all_output``: all ranks' output was shown."""
+    for line in restarted_lines(row):
+        click.echo(painted(f"barnraise: {line}", colour="yellow", err=True), err=True)
     if row.code == 0:
-        click.echo(f"barnraise: run {row.run}: {row.sentence}", err=True)
+        click.echo(f"barnraise: {final_line(row)}", err=True)
         return FORGIVEN if any(not failure.signal for failure in row.failures) else 0
-    if row.tail:
+    if row.tail and not is_traceback_shown(row, all_output=all_output):
         where = f"rank {row.failed_rank} on {row.failed_on}" if row.failed_on else "the first failure"
         click.echo(painted(f"\n--- last output of {where}", bold=True, err=True), err=True)
         click.echo(row.tail.rstrip(), err=True)
         click.echo("---", err=True)
-    click.echo(painted(f"barnraise: run {row.run}: {row.sentence}", colour="red", err=True), err=True)
+    click.echo(painted(f"barnraise: {final_line(row)}", colour="red", err=True), err=True)
+    if hint := failure_hint(row):
+        click.echo(f"  -> {hint}", err=True)
     if row.generation:
-        click.echo(f"  -> All its output: barnraise logs {row.run} --all", err=True)
+        click.echo(f"  -> Full output of every machine: barnraise logs {row.run} --all", err=True)
     return row.code or 1
-
-
-def say_failures(row: RunRow) -> None:
-    """Print a line for each failure of a worker, also of workers that were restarted."""
-    roots = [failure for failure in row.failures if not failure.follows]
-    for failure in roots:
-        ending = "the run failed" if row.code and failure is roots[-1] else "restarted"
-        text = f"{failure.machine}: {failure.summary}; {ending}"
-        click.echo(painted(f"barnraise: {text}", colour="yellow", err=True), err=True)
 
 
 def bring_results(run: str, store: ArtifactStore, target: Path) -> None:

@@ -120,7 +120,7 @@ def attach(*, run: str, all_ranks: bool) -> int:
     """Watch a run that goes on after Ctrl-C."""
     row = watch(run, all_ranks=all_ranks, stops=False)
     store = ArtifactStore(store_directory(state_directory(load_settings())))
-    return running.conclude(row, store, Path.cwd())
+    return running.conclude(row, store, Path.cwd(), all_output=all_ranks)
 
 
 def accept(*, run: str, yes: bool, refuse: bool, as_json: bool) -> int:
