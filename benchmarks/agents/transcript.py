@@ -46,7 +46,7 @@ _SAID_OR_NOT = (
     # where the cluster takes a moment
     r"^The code was used by .* Waiting for the cluster to decide \.\.\.\n",
     # where a machine is busy with something else
-    r"^barnraise: \w+: (fetching|waiting|it has not answered yet)\n",
+    r"^barnraise: .+ \(\d+ (s|min)\)\n",
     r"^barnraise: \w+: \w+ is too slow to wait for .*\n",
     # where another machine has a newer one
     r"^barnraise: \w+: resuming from the checkpoint of step .*\n",
