@@ -235,6 +235,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     words: str = ""  # for what it waits
     number: int = 0
+    has_session: bool = False  # the script has started a session on this machine
 
 
 class FailureRow(msgspec.Struct, frozen=True):

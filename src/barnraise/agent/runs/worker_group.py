@@ -21,6 +21,7 @@ from barnraise.agent_client.bootstrap import child_environment
 from barnraise.agent_client.run_requests import GroupRequest, ProgressRequest
 from barnraise.core.config import Settings
 from barnraise.core.files import remove_tree
+from barnraise.core.sanitize import rewritten_text
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
 from barnraise.runs.record import MAX_FAILURE_TAIL, RunRecord, RunSpec, WorkerFailure, WorkerState
@@ -261,7 +262,7 @@ class WorkerGroup:
         if current is None or current.state == "ended":
             return
         self._exit_count += 1
-        tail = event.tail.decode("utf-8", "replace")[-_TAIL_CHARACTERS:]
+        tail = rewritten_text(event.tail.decode("utf-8", "replace"))[-_TAIL_CHARACTERS:]
         if event.out_of_memory:
             tail += "\nbarnraise: the system killed this worker because memory was exhausted"
         never_ran = event.code is None and event.signal is None

@@ -39,7 +39,7 @@ from barnraise.artifacts import (
     store_directory,
     unpack_into,
 )
-from barnraise.cli.agent_call import ask
+from barnraise.cli.agent_call import ask, offer_agent
 from barnraise.cli.plan.options import PlanOptions
 from barnraise.cli.plan.parse import check, levels_of
 from barnraise.cli.plan.plan import run_measured
@@ -48,6 +48,7 @@ from barnraise.cli.runs.failure_text import failure_hint, final_line, is_traceba
 from barnraise.cli.runs.options import RunCommandOptions
 from barnraise.cli.runs.run_view import watch
 from barnraise.cli.terminal import painted
+from barnraise.cli.waiting import waiting
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import RunEnvironmentError, RunError
 from barnraise.core.units import counted, format_size
@@ -70,7 +71,8 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
     settings = load_settings()
     store = ArtifactStore(store_directory(state_directory(settings)))
     folder, command = _command(script, arguments, options.folder)
-    packed = pack(folder, store, folder_limits(settings))
+    with waiting(f"barnraise: reading the folder {folder.name}"):
+        packed = pack(folder, store, folder_limits(settings))
     sources = python_sources(store, packed.manifest)
     needs = needs_in(sources, command)
     if options.dry_run:
@@ -87,7 +89,9 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
         ),
         on=options.on,
     )
-    started = ask(question, RunStarted, timeout_s=chosen.wait_s + _ANSWER_S)
+    offer_agent()
+    with waiting("barnraise: waiting for the machines"):
+        started = ask(question, RunStarted, timeout_s=chosen.wait_s + _ANSWER_S)
     what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
     where = ", ".join(started.nodes)
     click.echo(f"barnraise: run {started.run} of {folder.name} ({what}) on {where}", err=True)
@@ -130,7 +134,8 @@ def say_end(row: RunRow, *, all_output: bool = False) -> int:
 
 def bring_results(run: str, store: ArtifactStore, target: Path) -> None:
     """Fetch the files that rank 0 wrote."""
-    response = ask(ResultsRequest(run), ResultsResponse, timeout_s=600.0, offer_start=False)
+    with waiting("barnraise: receiving the files that the script wrote"):
+        response = ask(ResultsRequest(run), ResultsResponse, timeout_s=600.0, offer_start=False)
     if not response.manifest:
         if response.sentence:
             click.echo(f"barnraise: {response.sentence}", err=True)
@@ -238,7 +243,8 @@ def _data(text: str, store: ArtifactStore, settings: Settings) -> DataSet:
             hint="If each machine has its own copy at that path, write --data NAME=@PATH.",
         )
     click.echo(f"barnraise: reading data set {name} at {path}", err=True)
-    packed = pack(path, store, data_limits(settings), everything=True)
+    with waiting(f"barnraise: reading data set {name}"):
+        packed = pack(path, store, data_limits(settings), everything=True)
     what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
     click.echo(f"barnraise: {name}: {what}", err=True)
     return DataSet(name, manifest=packed.id)
