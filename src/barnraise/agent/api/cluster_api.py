@@ -106,12 +106,19 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
         case LeaveRequest():
             agent.leaves_cluster = True
             agent.stop_requested.set()
-            return RequestDone("this machine has left its cluster; `barnraise up` starts it as a new machine")
+            return RequestDone(_left_text(agent))
         case ShutdownRequest():
             agent.stop_requested.set()
             return RequestDone("the agent is stopping")
         case _:
             raise AgentError(f"the agent does not support the request {type(request).__name__}")
+
+
+def _left_text(agent: Agent) -> str:
+    text = "this machine has left its cluster; `barnraise up` starts it as a new machine"
+    if len(agent.log.members) > 1 and not agent.removed_by:
+        text += f".\nThe others still list it. On one of them: barnraise unpair {agent.name_of(agent.me)}"
+    return text
 
 
 def _check_owner(agent: Agent, what: str) -> None:
