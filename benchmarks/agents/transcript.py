@@ -317,6 +317,7 @@ def normal(text: str) -> list[str]:
     text = re.sub(r"N (ms|us|µs|s|min)\b", "N", text)
     text = re.sub(r"\bN [GMk]bit/s", "N", text)
     text = re.sub(r"\bN (warning|failure)s?\b", r"N \1", text)
+    text = re.sub(r"^disk: Barnraise uses .*", "DISK", text, flags=re.MULTILINE)
     # What is measured of a link appears when it has been.
     text = re.sub(r"\b(online|online, guest|away|away, guest|this machine)(\s+(N|-)(?=\s))+", r"\1", text)
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]

@@ -121,7 +121,7 @@ class Agent:
         await self.discovery.start()
         self.spawn(self._tick())
         self.runs.load()
-        for job in (*self.link_prober.jobs(), self.kv.run, *self.runs.jobs()):
+        for job in (*self.link_prober.jobs(), self.kv.run, *self.runs.jobs(), self.cleaner.watch_disk):
             self.spawn(job())
         self.spawn(watch_sleep(self.suspend, self.resume))
         self.report_event(f"{self.name} ({self.me.short}) is up in cluster {self.cluster_name}")

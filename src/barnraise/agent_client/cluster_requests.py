@@ -157,6 +157,18 @@ class PeerLinkRow(msgspec.Struct, frozen=True):
     address: str = ""
 
 
+class DiskUse(msgspec.Struct, frozen=True):
+    """Bytes that Barnraise uses on this machine's disk."""
+
+    runs: int
+    files: int
+    environments: int
+
+    @property
+    def total(self) -> int:
+        return self.runs + self.files + self.environments
+
+
 class StatusResponse(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """The cluster as this machine sees it."""
 
@@ -179,18 +191,7 @@ class StatusResponse(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     recent: tuple[str, ...] = ()
     up_s: float = 0.0
     name_clashes: tuple[str, ...] = ()
-
-
-class DiskUse(msgspec.Struct, frozen=True):
-    """Bytes that Barnraise uses on this machine's disk."""
-
-    runs: int
-    files: int
-    environments: int
-
-    @property
-    def total(self) -> int:
-        return self.runs + self.files + self.environments
+    disk: DiskUse | None = None  # of this machine; None if it was not measured yet
 
 
 class CleanRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from barnraise.agent_client.cluster_requests import ShutdownRequest, StatusReque
 from barnraise.agent_client.run_requests import RunsRequest, RunsResponse
 from barnraise.cli.agent_call import ask
 from barnraise.cli.cluster.members import confirm, end_agent
-from barnraise.cli.hub.directories import is_in_use, kept_hubs, top_room
+from barnraise.cli.hub.directories import is_in_use, kept_hubs, workspace_root
 from barnraise.cli.services.base import ServiceManager
 from barnraise.cli.services.service import manager_here
 from barnraise.cli.terminal import wrapped
@@ -168,7 +168,7 @@ def _collect(settings: Settings, manager: ServiceManager | None) -> Removal:
     if standing is not None and standing.agent:
         status = ask(StatusRequest(), StatusResponse, offer_start=False)
         runs = ask(RunsRequest(), RunsResponse, offer_start=False)
-    rooms = top_room(settings)
+    workspaces = workspace_root(settings)
     own = next((row.name for row in status.nodes if row.state == "this"), "") if status else ""
     service = manager.status() if manager is not None else None
     return Removal(
@@ -183,7 +183,7 @@ def _collect(settings: Settings, manager: ServiceManager | None) -> Removal:
         name=own,
         others=tuple(row.name for row in status.nodes if row.name != own) if status else (),
         active_runs=tuple(row.run for row in runs.runs if row.phase != "ended" and own in row.machines),
-        active_hubs=tuple(room.name for room in _folders(rooms) if is_in_use(room)),
+        active_hubs=tuple(path.name for path in _folders(workspaces) if is_in_use(path)),
         hubs=tuple(path.name for path in kept_hubs(settings)),
     )
 

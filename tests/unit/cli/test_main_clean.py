@@ -62,5 +62,6 @@ def test_clean_removes_ended_runs_and_never_an_active_one(yew: Machine) -> None:
         assert set(os.listdir(homes)) == {active}
         assert (homes / active / "folder" / "data.bin").stat().st_size == SIZE
         assert "There is nothing to remove." in yew.type("clean")
+        assert re.search(r"disk: Barnraise uses \d.* MiB \(runs 3\S* MiB", yew.type("status"))
     finally:
         yew.type("stop", active)

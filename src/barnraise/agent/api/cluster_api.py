@@ -215,6 +215,7 @@ def status(agent: Agent) -> StatusResponse:
         recent=tuple(list(agent.events)[-8:]),
         name_clashes=tuple(name_clashes(agent.named_machines(), agent.me)),
         up_s=now - agent.started,
+        disk=agent.cleaner.disk,
     )
 
 

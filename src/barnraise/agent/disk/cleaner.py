@@ -28,6 +28,8 @@ from barnraise.core.files import remove_tree
 from barnraise.core.units import counted
 from barnraise.environments.builder import built_environments, remove_environment
 
+_PAUSE_S = 10.0
+_MEASURES = 60  # pauses between two measurements, unless a run ends
 _REMOVED = ".removed-"  # prefix of run directories that are being removed
 
 
@@ -48,6 +50,21 @@ class Cleaner:
         self._homes = context.directory / "runs"
         self._environments = context.directory / "environments"
         self._cleaning = asyncio.Lock()
+        self.disk: DiskUse | None = None  # as last measured
+
+    async def watch_disk(self) -> None:
+        """Measure the disk use at intervals and after each end of a run, until cancelled."""
+        while True:
+            ended = self._count_ended()
+            self.disk = await asyncio.to_thread(self._measure)
+            for _ in range(_MEASURES):
+                await asyncio.sleep(_PAUSE_S)
+                if self._count_ended() != ended:
+                    break
+
+    def _count_ended(self) -> int:
+        """Return how many runs have ended and left all their files here."""
+        return sum(not self._is_active(run) for run in self._runs.registry.runs)
 
     async def clean(self, request: CleanRequest) -> CleanResponse:
         """Return what can be removed; remove the rows that the user has agreed to, if they still can be."""
@@ -61,7 +78,7 @@ class Cleaner:
             before = await asyncio.to_thread(self._measure)
             agreed = [row for row in candidates.rows if row.key in request.agreed]
             removed = [row for row in agreed if await self._remove(row, candidates.garbage)]
-            after = await asyncio.to_thread(self._measure)
+            self.disk = after = await asyncio.to_thread(self._measure)
         return CleanResponse(rows=tuple(removed), freed=max(0, before.total - after.total))
 
     async def _find(self, only: str, *, everything: bool) -> _Found:
@@ -151,7 +168,7 @@ class Cleaner:
         }
 
     async def _remove(self, row: CleanRow, garbage: Garbage) -> bool:
-        """Remove one row; return False if it is needed again since it was candidates."""
+        """Remove one row; return False if it is needed again since it was listed."""
         if row.kind == "files":
             await asyncio.to_thread(remove_garbage, self._runs.store, garbage)
             return True
