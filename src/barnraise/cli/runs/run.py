@@ -44,6 +44,7 @@ from barnraise.cli.plan.options import PlanOptions
 from barnraise.cli.plan.parse import check, levels_of
 from barnraise.cli.plan.plan import run_measured
 from barnraise.cli.runs.adapt import refuse_separate_training
+from barnraise.cli.runs.environment_choice import choose_environment
 from barnraise.cli.runs.failure_text import failure_hint, final_line, is_traceback_shown, restarted_lines
 from barnraise.cli.runs.options import RunCommandOptions
 from barnraise.cli.runs.run_view import watch
@@ -80,6 +81,8 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
         _check_session(sources, script)
     elif not options.separate:
         refuse_separate_training(sources, command, chosen, options.on)
+    offer_agent()
+    chosen = choose_environment(store, packed.manifest, chosen, options.on, state_directory(settings))
     data = tuple(_data(text, store, settings) for text in options.data)
     question = StartRunRequest(
         program=RunProgram(command=tuple(command), folder=packed.id, data=data, needs=needs),
@@ -90,7 +93,6 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
         ),
         on=options.on,
     )
-    offer_agent()
     with waiting("barnraise: waiting for the machines"):
         started = ask(question, RunStarted, timeout_s=chosen.wait_s + _ANSWER_S)
     what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
