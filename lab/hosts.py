@@ -78,6 +78,7 @@ class Host:
         self.namespace = namespace
         self.address = address
         self.mac = mac
+        self.host_name: str | None = None  # what the computer is called in processes that start from now on
         self.processes: list[LabProcess] = []
         self._directory = directory
 
@@ -104,7 +105,7 @@ class Host:
             else:
                 target = stdout
             popen = subprocess.Popen(
-                inside(self.namespace, words),
+                inside(self.namespace, words, self.host_name),
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=target,
@@ -129,7 +130,7 @@ class Host:
         """Run a command to its end. Raise CommandFailed on a bad code, TimeoutExpired (and kill) if late."""
         words = [str(word) for word in argv]
         with subprocess.Popen(
-            inside(self.namespace, words),
+            inside(self.namespace, words, self.host_name),
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
             stdout=subprocess.PIPE,

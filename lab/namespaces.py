@@ -28,11 +28,16 @@ def why_unavailable() -> str | None:
     return None
 
 
-def inside(namespace: str, argv: Sequence[str]) -> list[str]:
+def inside(namespace: str, argv: Sequence[str], host_name: str | None = None) -> list[str]:
     """Return the command line that runs argv in the namespace. nsenter becomes argv: the pid is the
     program's.
+
+    ``host_name``: the name of the computer that argv and its children see; None for the real one.
     """
-    return ["nsenter", f"--net={NETNS / namespace}", "--", *argv]
+    command = ["nsenter", f"--net={NETNS / namespace}", "--"]
+    if host_name is not None:
+        command += ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host_name]
+    return [*command, *argv]
 
 
 def execute(argv: Sequence[str], text: str | None = None) -> str:

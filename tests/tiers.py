@@ -44,6 +44,7 @@ TABLE = (
     Row("gate", "lab/test_runs.py", "test_every_machine_works_and_the_result_comes_back"),
     Row("gate", "lab/test_runs.py", "test_run_continues_without_dead_machine"),
     Row("gate", "lab/test_first_hour.py", "test_crash_on_one_machine_is_named_everywhere_and_afterwards"),
+    Row("gate", "lab/test_progress.py"),
     Row("gate", "lab/test_session.py", "test_killed_workers_come_back_and_nothing_changes"),
     Row("gate", "lab/test_attacks.py", "test_pairing_code_allows_one_guess"),
     Row("gate", "lab/test_attacks.py", "test_guest_proposals_and_votes_are_ignored"),

@@ -185,7 +185,7 @@ class Machines:
                 logs = "\n".join(
                     f"--- {place}\n{self.words(place)[-3000:]}" for place in range(len(self.hosts))
                 )
-                raise AssertionError(f"waited {_PATIENCE * seconds:g} s in vain until {what}\n{logs}")
+                raise AssertionError(f"waited {_PATIENCE * seconds:g} s without success until {what}\n{logs}")
             time.sleep(0.02)
         return time.monotonic() - begin
 

@@ -47,9 +47,11 @@ _SAID_OR_NOT = (
     r"^The code was used by .* Waiting for the cluster to decide \.\.\.\n",
     # where a machine is busy with something else
     r"^barnraise: \w+: (fetching|waiting|it has not answered yet)\n",
-    r"^(\w+ )?rank \d+ is too slow .*\n",
+    r"^barnraise: \w+: \w+ is too slow to wait for .*\n",
     # where another machine has a newer one
-    r"^\w+ resuming from the checkpoint of step .*\n",
+    r"^barnraise: \w+: resuming from the checkpoint of step .*\n",
+    # where it takes some seconds
+    r"^barnraise: step [\d,]+ of .*\n",
     # where it takes more than a moment
     r"^barnraise: stopping: .*\n",
     # where workers do not end within one moment
@@ -83,12 +85,14 @@ class Session:
     def pair(self, owner: int, joiner: int, *options: str) -> None:
         """Pair two machines in two windows: one waits while the code is typed in the other."""
         waiting = self.open(owner, "pair", *options)
-        waiting.show_until("good for one guess")
-        code = _CODE.search(waiting.output)
-        assert code is not None, waiting.output
-        self.type(joiner, "join", code[1])
+        self.join(waiting, joiner)
         self.lines.append(f"# and on {NAMES[owner]}:")
         waiting.close()
+
+    def join(self, waiting: Window, joiner: int) -> None:
+        """Type the code that the waiting command shows on another machine."""
+        waiting.show_until("works once")
+        self.type(joiner, "join", _CODE.findall(waiting.output)[-1])
 
     def until(self, truth: Callable[[], bool], what: str) -> None:
         self._machines.until(truth, _PATIENCE_S, what)
@@ -99,12 +103,6 @@ class Session:
         before = len(self.lines)
         yield
         del self.lines[before:]
-
-    def shorten(self, first: int, words: str) -> None:
-        """Cut the output of the last command to its ``first`` lines and the line with these words."""
-        begin = max(place for place, line in enumerate(self.lines) if "$ barnraise " in line) + 1
-        (kept,) = [line for line in self.lines[begin:] if words in line]
-        self.lines[begin + first :] = ["...", kept]
 
 
 class Window:
@@ -229,20 +227,18 @@ def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
         session.lines.clear()
         return shown
 
-    _start(session, machines, 0)
-    with session.unseen():
-        _start(session, machines, 1)
-        _start(session, machines, 2)
+    for host, name in zip(lab.hosts, NAMES, strict=False):
+        host.host_name = name
+    waiting = session.open(0, "pair", "--machines", "2")
+    for joiner in (1, 2):
+        session.join(waiting, joiner)
+        session.lines += ["", f"# and on {NAMES[0]}:"]
+    waiting.close()
     yield block()
-    session.pair(0, 1)
-    yield block()
-    with session.unseen():
-        session.pair(0, 2)
     session.until(lambda: machines.agree(range(3)), "all agree")
     session.until(lambda: machines.are_links_measured(3), "all links are measured")
     session.type(0, "status")
     session.type(0, "doctor")
-    session.shorten(3, " fine, ")
     yield block()
     view = session.open(0, "run", "train.py")
     view.show_until("epoch", 3)
@@ -268,12 +264,6 @@ def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
     yield block()
     session.type(0, "export", resumed[1], "spiral-model")
     yield block()
-
-
-def _start(session: Session, machines: Machines, place: int) -> None:
-    """Start an agent and give it the name of the machine that it represents: all lab hosts share one name."""
-    session.type(place, "up", "--detach")
-    machines.rename(place, NAMES[place])
 
 
 def ten_minutes(readme: str) -> str:
@@ -321,13 +311,14 @@ def normal(text: str) -> list[str]:
     text = re.sub(r"\b(fd00::|10\.80\.)[0-9a-f.:]+", "N", text)
     text = re.sub(r"^(ok|warn) +(disk|sleep|stalls|torch|firewall|gpu) .*", r"\2", text, flags=re.MULTILINE)
     text = re.sub(r"(?<=GiB), [0-9.]+ TFLOPS", "", text)  # appears once the first measurement is in
-    text = re.sub(r"; Intel.*|linux x86_64.*", "HARDWARE", text)
+    text = re.sub(r"^  .* \(cpu\), .*|linux x86_64.*", "HARDWARE", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<=\S)  +\S(?:(?!  ).)* GiB$", " HARDWARE", text, flags=re.MULTILINE)
     text = re.sub(r"\d+(\.\d+)*(e[+-]\d+)?", "N", text)
     text = re.sub(r"N (ms|us|µs|s|min)\b", "N", text)
     text = re.sub(r"\bN [GMk]bit/s", "N", text)
     text = re.sub(r"\bN (warning|failure)s?\b", r"N \1", text)
     # What is measured of a link appears when it has been.
-    text = re.sub(r"\b(here|away|this machine)(\s+(N|-)(?=\s))+", r"\1", text)
+    text = re.sub(r"\b(online|online, guest|away|away, guest|this machine)(\s+(N|-)(?=\s))+", r"\1", text)
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     # How many epochs pass until something else happens differs.
     once = dict.fromkeys(line for line in lines if " epoch " in line)

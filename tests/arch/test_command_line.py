@@ -9,7 +9,7 @@ import click
 from barnraise.cli.main import app
 
 _JSON = {"--json"}
-_PLANS = {"--add", "--sync", "--levels", "--picture", *_JSON}
+_PLANS = {"--add", "--sync", "--levels", "--picture", "--no-project-file", *_JSON}
 _RUN = {
     *("script", "arguments", "--on", "--per-node", "--min-nodes", "--wait", "--env", "--engine"),
     *("--trust-fabric", "--restarts", "--data", "--set", "--quiet", "--nice", "--memory", "--container"),
@@ -20,10 +20,11 @@ FROZEN = {
     "adapt": {"script", "--write"},
     "attach": {"run", "--all"},
     "completion": {"shell"},
+    "explain": {"code"},
     "help": {"command"},
     "version": set(),
     "continue": {"--without", *_JSON},
-    "doctor": _JSON,
+    "doctor": {"--all", *_JSON},
     "down": _JSON,
     "export": {"run", "folder"},
     "hub expel": {"member", "--name"},
@@ -45,7 +46,7 @@ FROZEN = {
     "listen": {"--port", "--trust", "--until-idle"},
     "logs": {"run", "--rank", "--all", "-f", "--follow"},
     "nodes": _JSON,
-    "pair": {"--guest", "--wait", "--no-wait", *_JSON},
+    "pair": {"--guest", "--wait", "--no-wait", "--machines", "--yes", *_JSON},
     "plan": {
         *("--parameters", "--batch", "--tokens", "--flops-per-sample", "--seconds-per-sample", "--on"),
         *_PLANS,
@@ -62,7 +63,7 @@ FROZEN = {
     "settings": set(),
     "status": {"--graph", "--measure", *_JSON},
     "stop": {"run", "--hard", *_JSON},
-    "torch": set(),
+    "torch": {"--install", "--yes"},
     "unpair": {"node", "--yes", *_JSON},
     "up": {"--detach", "--psk-file", "--witness"},
 }

@@ -8,7 +8,7 @@ import tomllib
 from typing import Any
 
 from barnraise import __version__
-from barnraise.core import torch_range
+from barnraise.core import installation
 from tests.arch.source_tree import ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -17,16 +17,16 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 def test_torch_is_an_extra_in_the_tested_range_only() -> None:
     project = PROJECT["project"]
     assert not [need for need in project["dependencies"] if need.startswith("torch")]
-    assert project["optional-dependencies"]["torch"] == [f"torch{torch_range.TESTED_RANGE}"]
-    first = ".".join(map(str, torch_range.TESTED_FIRST))
-    below = ".".join(map(str, torch_range.TESTED_BELOW))
-    assert f">={first},<{below}" == torch_range.TESTED_RANGE
+    assert project["optional-dependencies"]["torch"] == [f"torch{installation.TESTED_RANGE}"]
+    first = ".".join(map(str, installation.TESTED_FIRST))
+    below = ".".join(map(str, installation.TESTED_BELOW))
+    assert f">={first},<{below}" == installation.TESTED_RANGE
 
 
 def test_checks_pin_torch_in_tested_range() -> None:
     lines = (ROOT / ".ci" / "requirements.txt").read_text(encoding="utf-8").splitlines()
     (pin,) = [line for line in lines if line.startswith("torch==")]
-    assert torch_range.is_tested(pin.removeprefix("torch=="))
+    assert installation.is_tested(pin.removeprefix("torch=="))
 
 
 def test_every_requirement_of_the_checks_is_exact() -> None:

@@ -85,7 +85,7 @@ def test_stale_generation_is_rejected(worker_pool: WorkerPool, take: Callable[[i
     assert [end["value"] for end in ask_all(new, "use_group")] == [2.0, 2.0]
     for end in ask_all(old, "use_group", number=0):
         assert end["error"] == "OperationAborted", end
-        assert "generation 4 is over" in end["text"]
+        assert "start 4 of the run is over" in end["text"]
     # a worker that missed the new generation, and one that took part: both are rejected with a reason
     place = worker_pool.meeting()
     pair = [workers[2], workers[0]]
@@ -94,7 +94,7 @@ def test_stale_generation_is_rejected(worker_pool: WorkerPool, take: Callable[[i
     started = time.monotonic()
     for end in answers(pair):
         assert end["error"] == "OperationAborted", end
-        assert "generation 3 is over, this run is at 5" in end["text"], end
+        assert "start 3 of the run is over; the run is at start 5" in end["text"], end
     assert time.monotonic() - started < NOTICE_S, "they waited for their group's time to run out"
     assert [end["value"] for end in ask_all(new, "use_group", number=1)] == [2.0, 2.0]
     for worker in workers:  # its communication process stays at generation 5, where other tests cannot use it

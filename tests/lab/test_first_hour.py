@@ -80,7 +80,7 @@ def test_plain_script_is_not_trained_three_times(line: CommandLine, tmp_path: Pa
     write_folder(tmp_path, PLAIN)
     done = _type(line, 0, "run", "train.py", folder=tmp_path)
     assert done.returncode == 1
-    assert "each of 3 workers would train the whole model by itself; nothing was started" in done.stderr
+    assert "each of 3 workers would train its own copy of the model; nothing was started" in done.stderr
     assert "+for epoch in run.epochs(3):" in done.stderr
     assert "epoch 0" not in done.stdout
     # What it says to type works: the three machines then train one model.
@@ -152,3 +152,35 @@ def test_join_is_undone_by_the_line_that_it_prints(line: CommandLine, tmp_path: 
     machines.agents[2] = None
     machines.until(lambda: machines.agree(range(2)), 60.0, "the others agree")
     assert "pc" in _type(line, 0, "status", folder=tmp_path).stdout
+
+
+def test_second_machine_with_a_name_gets_another_and_all_sides_are_told(
+    line: CommandLine, tmp_path: Path
+) -> None:
+    """After the last: the third machine comes back, under the name of the second."""
+    machines = line.machines
+    machines.start(2)
+    machines.rename(2, "pc")
+    offered = line.start(0, "pair", folder=tmp_path)
+    machines.until(lambda: "barnraise join" in offered.output(), 30.0, "a code")
+    code = re.search(r"barnraise join (\S+)", offered.output())
+    assert code is not None
+    joined = _type(line, 2, "join", code[1], folder=tmp_path)
+    assert joined.returncode == 0, joined.stderr
+    names = re.search(r"2 machines are called pc: pc and (pc-\w{4}) \(this machine\)\.", joined.stdout)
+    assert names is not None, joined.stdout
+    later = names[1]
+    machines.until(lambda: "Undo:" in offered.output(), 30.0, "the end of `pair`")
+    assert f"2 machines are called pc: pc and {later}.\n" in offered.output()
+    assert f"Undo: barnraise unpair {later}" in offered.output()
+    machines.until(lambda: machines.agree(range(3)), 60.0, "all agree")
+    older = _type(line, 1, "status", folder=tmp_path).stdout
+    assert f"2 machines are called pc: pc (this machine) and {later}.\n" in older
+    refused = _type(line, 2, "rename", "mac", folder=tmp_path)
+    assert "another machine of this cluster is called mac already" in refused.stderr
+    assert _type(line, 2, "rename", "box", folder=tmp_path).returncode == 0
+    machines.until(
+        lambda: "machines are called" not in _type(line, 1, "status", folder=tmp_path).stdout,
+        30.0,
+        "no clash",
+    )

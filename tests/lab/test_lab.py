@@ -348,6 +348,19 @@ def test_hosts_use_cubic_and_have_loopback(pair: Lab) -> None:
     pair.hosts[0].kill_all()
 
 
+def test_host_name_is_seen_by_processes_of_the_host_only(pair: Lab) -> None:
+    host = pair.hosts[0]
+    host.host_name = "mac"
+    try:
+        assert host.run(["hostname"]).stdout == "mac\n"
+        process = host.start(["sh", "-c", "hostname; echo $$"])
+        assert process.wait(10) == 0
+        assert process.output().split() == ["mac", str(process.pid)]
+    finally:
+        host.host_name = None
+    assert pair.hosts[1].run(["hostname"]).stdout == host.run(["hostname"]).stdout != "mac\n"
+
+
 def test_processes_of_hosts_are_listed_and_killed(pair: Lab) -> None:
     host = pair.hosts[0]
     done = host.run(["sh", "-c", "echo out; echo $WORD >&2; exit 3"], env={"WORD": "bad"}, check=False)

@@ -156,7 +156,7 @@ def test_rounds_of_local_steps_lose_nothing(line: CommandLine, machines: Machine
     for pid in workers(machines, 1):
         os.kill(pid, signal.SIGKILL)
     since = partial(_first_since, trace)
-    machines.until(lambda: since(killed, 2) is not None, 90.0, "the others go on")
+    machines.until(lambda: since(killed, 2) is not None, 90.0, "the others continue")
     alone_at = since(killed, 2)
     machines.until(lambda: since(alone_at, 3) is not None, 150.0, "it is back")
     hold.unlink()
@@ -380,7 +380,7 @@ def test_stopped_run_resumes_elsewhere_and_is_exported(
     hold.unlink()
     resumed = line.run(1, "resume", run, "--on", "h1,h0", folder=tmp_path, timeout=200)
     assert resumed.returncode == 0, resumed.stderr
-    assert f"goes on with {run} on h1, h0" in resumed.stderr
+    assert f"continues {run} on h1, h0" in resumed.stderr
     assert re.search(
         rf"resuming from the checkpoint of step \d+ of run {run}", resumed.stdout + resumed.stderr
     )

@@ -73,7 +73,7 @@ def _until_fewer(machines: Machines, trace: Path, world: int, since: float) -> f
 
     A member of the larger group may write its earlier commits down at any time.
     """
-    machines.until(lambda: bool(_by(trace, world, since)), 90.0, "the others go on")
+    machines.until(lambda: bool(_by(trace, world, since)), 90.0, "the others continue")
     return _by(trace, world, since)[0].at
 
 

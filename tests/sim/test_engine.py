@@ -196,7 +196,7 @@ def test_stale_generation_is_rejected(run: Callable[[Scenario, int], None]) -> N
             for machine in others:
                 handle = machine.open("late", others, 1, None)
                 assert handle.refused is not None
-                assert "generation 1 is over" in handle.refused.message
+                assert "start 1 of the run is over" in handle.refused.message
             # a machine that missed the new generation opens a group of the old one
             handle = sleeper.open("old", machines, 1, None)
             sim.settle()

@@ -240,7 +240,7 @@ def test_deaths_at_every_moment_of_rounds_that_overlap(monkeypatch: pytest.Monke
         assert (training.ledger.lost, training.ledger.doubled) == (0, 0)
         assert training.ledger.once == 16 * covered(training)
     whys = " ".join(verdict.why for verdict in decisions)
-    for what in ("applied by one survivor", "every survivor holds", "is repeated"):
+    for what in ("applied by one worker", "every survivor holds", "is repeated"):
         assert what in whys
     repeated = [verdict for verdict in decisions if not verdict.apply and any(verdict.ahead)]
     assert repeated  # and some had gone ahead of what was repeated

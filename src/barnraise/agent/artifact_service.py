@@ -329,10 +329,12 @@ class _Fetch:
 
     def distrust(self, node: NodeId, error: ShippingError) -> None:
         """Stop requesting from a machine that sent bytes with a wrong hash."""
-        _log.warning("not requesting from node %s any more: %s", node.short, error.message)
+        _log.warning("not requesting from %s any more: %s", node.short, error.message)
         self.handle(swarm_scheduler.PeerDistrusted(node))
         if self._scheduler is not None and not self._scheduler.has_trusted_source():
-            self.fail(ShippingError(f"node {node.short} sent wrong bytes: {error.message}", hint=error.hint))
+            self.fail(
+                ShippingError(f"machine {node.short} sent wrong bytes: {error.message}", hint=error.hint)
+            )
 
     def fail(self, error: ShippingError) -> None:
         """Fail the fetch with its first error."""
@@ -436,7 +438,7 @@ class _Fetch:
             if data and await asyncio.to_thread(manifest_id, data) == self._name:
                 return data
             if data:
-                _log.warning("node %s sent a list of files with a wrong hash", node.short)
+                _log.warning("machine %s sent a list of files with a wrong hash", node.short)
         return None
 
     def _no_progress_error(self, what: str, nodes: Iterable[NodeId]) -> ShippingError:

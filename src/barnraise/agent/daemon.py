@@ -21,6 +21,13 @@ from barnraise.agent.cluster.connections import AgentConnections, PeerAddress
 from barnraise.agent.cluster.discovery import PeerDiscovery
 from barnraise.agent.cluster.kv_service import KvService
 from barnraise.agent.cluster.link_probe import LinkProber
+from barnraise.agent.cluster.machine_names import (
+    NamedMachine,
+    check_name_is_free,
+    find_machine,
+    name_clashes,
+    shown_name,
+)
 from barnraise.agent.cluster.pairing_server import PairingServer
 from barnraise.agent.cluster.peer_store import PeerStore
 from barnraise.agent.diagnostics.reachability import ReachabilityProber
@@ -76,6 +83,7 @@ class Agent:
         self._works = not witness
         self._tasks: set[asyncio.Future[None]] = set()
         self._view_event = ChangeEvent()
+        self._name_clashes: list[str] = []
         self._linked_at: dict[NodeId, float] = {}
 
     async def start(self) -> None:
@@ -87,7 +95,7 @@ class Agent:
         if renew_lost_key(self.directory, self.storage):
             self.key = NodeKey.load_or_create(self.directory / "node.key")
             self.me = self.key.id
-            self.report_event("cluster.db is missing: this machine starts as a new one, with a new node id")
+            self.report_event("cluster.db is missing: this machine starts as a new one, with a new id")
         saved_name = self.storage.fact(_NAME_FACT)
         self.name = saved_name.decode() if saved_name is not None else machine_name()
         log, record = self.storage.log(), self.storage.record()
@@ -165,10 +173,15 @@ class Agent:
         return self.log.cluster.hex()[:8]
 
     def name_of(self, node: NodeId) -> str:
-        """Return the name of a machine; if two have the same name, the id is appended."""
-        name = self._own_name(node)
-        alike = [other for other in self.log.members if other != node and self._own_name(other) == name]
-        return f"{name}-{node.short[:4].lower()}" if alike else name
+        """Return the name of a machine; a part of the id is appended if an older machine has the name."""
+        return shown_name(node, self._own_name(node), self.named_machines())
+
+    def named_machines(self) -> list[NamedMachine]:
+        """Return the machines of the cluster with the names they give themselves, in order of admission."""
+        return [
+            NamedMachine(node, self._own_name(node), member.role == "owner")
+            for node, member in self.log.members.items()
+        ]
 
     def _own_name(self, node: NodeId) -> str:
         if node == self.me:
@@ -176,19 +189,12 @@ class Agent:
         listed = self.log.members.get(node) or self.log.revoked.get(node)
         return self.peer_store[node].name or (listed.name if listed is not None else node.short)
 
-    def find(self, text: str) -> NodeId:
-        """Return the machine with this name or id; raise MembershipError unless exactly one matches."""
-        name = text.strip().lower()
-        matches = [
-            node
-            for node in self.log.members
-            if name in (self.name_of(node).lower(), str(node).lower(), node.short.lower())
-        ]
-        if len(matches) == 1:
-            return matches[0]
-        names = ", ".join(f"{self.name_of(node)} ({node.short})" for node in self.log.members)
-        problem = "more than one machine is" if matches else "no machine of this cluster is"
-        raise MembershipError(f"{problem} called {text!r}", hint=f"Choose by the id in brackets: {names}.")
+    def find(self, text: str, *, exact: bool = False) -> NodeId:
+        """Return the machine with this name or id, or the only one whose name starts with the text.
+
+        ``exact``: the beginning of a name is not enough. Raise MembershipError unless one matches.
+        """
+        return find_machine(text, self.named_machines(), exact=exact)
 
     def report_event(self, text: str) -> None:
         """Write one line to the log, the display and `barnraise status`."""
@@ -198,7 +204,8 @@ class Agent:
             self.on_event(text)
 
     def rename(self, name: str) -> None:
-        """Change the name of this machine."""
+        """Change the name of this machine; raise MembershipError if another machine has it."""
+        check_name_is_free(name, self.named_machines(), self.me)
         self.name = name
         self.storage.keep_fact(_NAME_FACT, name.encode())
         self._send_hello()
@@ -239,7 +246,7 @@ class Agent:
         if standing.decides:
             return ""
         if not standing.needed:
-            return "this machine is not in the cluster's view yet"
+            return "this machine is still joining the cluster"
         names = [self.name_of(NodeId(raw)) for raw in standing.needed]
         choice = "one of " if len(names) > 1 else ""
         return f"waiting for {choice}{', '.join(names)}: there is no majority without it"
@@ -299,7 +306,7 @@ class Agent:
         """Dispatch a message of another agent; raise ProtocolError if it is not of a member."""
         node, kind, body = link.peer.node, message[:1], memoryview(message)[1:]
         if self.log.role(node) is None:
-            raise ProtocolError(f"{node.short} is no longer a member of this cluster")
+            raise ProtocolError(f"{node.short} is no longer in this cluster")
         if kind == protocol.MEMBERSHIP:
             self._perform(self.member.receive(node.raw, protocol.decode_membership(body), self._loop.time()))
         elif kind == protocol.GREETING:
@@ -400,12 +407,12 @@ class Agent:
                     self.report_event(effect.text)
 
     def _on_view(self, why: str) -> None:
-        view = self.member.record.decided
         names = ", ".join(self.name_of(NodeId(raw)) for raw in self.member.view.nodes)
         reason = why
         for node in (*self.log.members, *self.log.revoked):
             reason = reason.replace(node.raw.hex()[:8], self.name_of(node))
-        self.report_event(f"view {view.number}: {names} ({reason})")
+        self.report_event(f"online: {names} ({reason})")
+        self._report_name_clashes()
         for node in self.connections.linked():
             if node not in self.log.members:
                 self.connections.send(node, protocol.REMOVED)
@@ -446,9 +453,17 @@ class Agent:
         if not hello.version.isprintable():
             raise ProtocolError(f"{node.short} sent a version with unprintable characters")
         self.peer_store.apply_hello(node, hello, link.address)
+        self._report_name_clashes()
         place = self.peer_store.address_of(node)
         if place is not None:
             self.connections.learn(node, place)
+
+    def _report_name_clashes(self) -> None:
+        clashes = name_clashes(self.named_machines(), self.me)
+        for text in clashes:
+            if text not in self._name_clashes:
+                self.report_event(text.replace("\n", " "))
+        self._name_clashes = clashes
 
     def _address_of(self, node: NodeId) -> PeerAddress | None:
         return self.connections.address_of(node) or self.peer_store.address_of(node)

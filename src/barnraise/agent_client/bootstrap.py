@@ -88,7 +88,7 @@ def start_agent(settings: Settings, options: Sequence[str] = ()) -> int | None:
         if standing is not None:
             raise ListenerError(
                 f"a listener without an agent serves {standing.workers} workers here (pid {standing.pid})",
-                hint="Wait until those workers have ended, then start the agent.",
+                hint="Wait until those workers have stopped, then start the agent.",
             )
         _launch([sys.executable, "-P", "-m", "barnraise.agent", *options], directory, AGENT_LOG)
         standing = standing_of(directory)
@@ -139,12 +139,12 @@ def _launch(command: list[str], directory: Path, log_name: str) -> None:
             if standing_of(directory) is not None:  # the listener of another process was faster
                 return
             words = _last_words(directory, log_name)
-            raise ListenerError(f"the {what} ended at once; it said:\n{words}")
+            raise ListenerError(f"the {what} stopped during its start; its output:\n{words}")
         if time.monotonic() > deadline:
             process.kill()
             process.wait()
             words = _last_words(directory, log_name)
-            raise ListenerError(f"the {what} did not answer within {_START_S:g} s; it said:\n{words}")
+            raise ListenerError(f"the {what} did not answer within {_START_S:g} s; its output:\n{words}")
         time.sleep(_POLL_S)
 
 

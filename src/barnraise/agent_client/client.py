@@ -84,10 +84,12 @@ class ListenerClient:
             ) from error
         except OSError as error:
             self.close()
-            raise AgentError("the agent of this machine has ended") from error
+            raise AgentError("the agent of this machine has stopped") from error
         if delivery is None:
             self.close()
-            raise AgentError("the agent of this machine has ended") from ConnectionResetError("closed by it")
+            raise AgentError("the agent of this machine has stopped") from ConnectionResetError(
+                "closed by it"
+            )
         reply = _decode(delivery.message, delivery.socket)
         self._channel.settimeout(self._timeout)
         if isinstance(reply, RegistrationRefused):
@@ -159,4 +161,4 @@ def _decode(message: bytes, attached: socket.socket | None) -> Reply:
 
 
 def _gone() -> ListenerError:
-    return ListenerError("the listener of this machine has ended", hint="Start the worker again.")
+    return ListenerError("the listener of this machine has stopped", hint="Start the worker again.")

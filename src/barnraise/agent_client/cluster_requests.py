@@ -131,6 +131,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     devices: tuple[DeviceRow, ...] = ()
     notes: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()  # runs that have workers there now
 
 
 class PeerLinkRow(msgspec.Struct, frozen=True):
@@ -164,6 +165,7 @@ class StatusResponse(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     offer: str = ""
     recent: tuple[str, ...] = ()
     up_s: float = 0.0
+    name_clashes: tuple[str, ...] = ()
 
 
 class OfferResponse(msgspec.Struct, frozen=True, tag="offer"):

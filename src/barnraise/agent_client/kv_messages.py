@@ -38,7 +38,7 @@ class Namespace(msgspec.Struct, frozen=True, array_like=True, order=True):
     generation: Generation
 
     def __str__(self) -> str:
-        place = "the lobby" if self.generation == LOBBY else f"generation {self.generation}"
+        place = "the lobby" if self.generation == LOBBY else f"start {self.generation}"
         return f"{place} of run {self.run!r}"
 
 

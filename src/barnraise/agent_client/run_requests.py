@@ -11,6 +11,7 @@ from barnraise.agent_client.run_options import MAX_MACHINES, Digest, RunOptions,
 
 MOST_FOLLOWED = 64
 MOST_WORDS = 200
+MAX_METRIC = 24  # characters of the name of a logged value
 
 RunName = Annotated[str, Meta(min_length=1, max_length=64)]
 Text = Annotated[str, Meta(max_length=4000)]
@@ -19,6 +20,21 @@ Offset = Annotated[int, Meta(ge=0, le=LARGEST_OFFSET)]
 Rank = Annotated[int, Meta(ge=0, le=1024)]
 Step = Annotated[int, Meta(ge=0, lt=10**12)]
 Node = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Speed = Annotated[float, Meta(ge=0, le=1e15)]
+
+
+class TrainingProgress(msgspec.Struct, frozen=True, array_like=True):
+    """Progress of a session, as its main worker reports it.
+
+    ``metric``: name of the logged value; empty if the script logs none. ``value`` may be NaN or infinite.
+    """
+
+    step: Step
+    total: Step | None = None  # None: unknown
+    metric: Annotated[str, Meta(max_length=MAX_METRIC)] = ""
+    value: float = 0.0
+    steps_per_s: Speed = 0.0  # 0: unknown
+    samples_per_s: Speed = 0.0  # of all workers together
 
 
 class StartRunRequest(msgspec.Struct, frozen=True, kw_only=True, tag="start?"):
@@ -109,6 +125,15 @@ class GroupRequest(msgspec.Struct, frozen=True, tag="group?"):
     pauses_why: Annotated[str, Meta(max_length=MOST_WORDS)] = ""
 
 
+class ProgressRequest(msgspec.Struct, frozen=True, tag="progress?"):
+    """Report of the main worker of a session: how far the training is."""
+
+    run: RunName
+    local_rank: Annotated[int, Meta(ge=0, le=64)]
+    start: Annotated[int, Meta(ge=0, le=1 << 40)]
+    progress: TrainingProgress
+
+
 class DroppedStepsRequest(msgspec.Struct, frozen=True, tag="dropped?"):
     """Report of a worker: the number of steps trained here without a quorum that were discarded."""
 
@@ -165,6 +190,7 @@ RunRequest = (
     | AcceptRunRequest
     | ResultsRequest
     | GroupRequest
+    | ProgressRequest
     | DroppedStepsRequest
     | CheckpointQuestion
 )
@@ -245,6 +271,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     failed_on: str = ""
     tail: str = ""
     failures: tuple[FailureRow, ...] = ()
+    progress: TrainingProgress | None = None  # of a session that has started to train
 
 
 class RunsResponse(msgspec.Struct, frozen=True, tag="runs"):
@@ -308,6 +335,7 @@ class GroupResponse(msgspec.Struct, frozen=True, kw_only=True, tag="group"):
     broken: bool  # a worker of this worker's last group is no longer a member
     recovery_attempt: int = 0  # newest recovery attempt; 0 if no worker joins, or without this worker
     joining: int = 0  # number of joining workers; a joining worker's ``rank`` is its place among them
+    names: tuple[str, ...] = ()  # of the machine of each rank
     sentence: str
 
 

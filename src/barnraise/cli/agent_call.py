@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from typing import TypeVar
 
 import click
 import msgspec
 
+from barnraise.agent_client.bootstrap import standing_of, start_agent
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import AgentRequest, AgentResponse, decode_response, encode
 from barnraise.agent_client.run_requests import RunRequest
+from barnraise.cli.waiting import waiting
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import AgentError, ListenerError
 
@@ -44,19 +45,22 @@ def ask(
     return answer
 
 
+def ensure_agent() -> None:
+    """Start this machine's agent in the background if none runs, and say so."""
+    settings = load_settings()
+    standing = standing_of(state_directory(settings))
+    if standing is not None and standing.agent:
+        return
+    with waiting("Starting the agent on this machine"):
+        pid = start_agent(settings)
+    if pid is not None:
+        click.echo("Started the agent on this machine; stop it with `barnraise down`.", err=True)
+
+
 def print_json(answer: AgentResponse) -> None:
     """Print a response for programs: one JSON object with every field that people see."""
-    click.echo(json.dumps(msgspec.to_builtins(answer), indent=2))
-
-
-def table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Format rows in columns; the last column has no limit."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
-        lines.append("  ".join([*cells, row[-1]]).rstrip())
-    return "\n".join(lines)
+    # msgspec writes null for NaN, which JSON does not have.
+    click.echo(json.dumps(json.loads(msgspec.json.encode(answer)), indent=2))
 
 
 def _wants_start() -> bool:
@@ -64,7 +68,6 @@ def _wants_start() -> bool:
 
 
 def _start(settings: Settings) -> ListenerClient:
-    from barnraise.agent_client.bootstrap import start_agent
-
-    start_agent(settings)
+    with waiting("Starting the agent"):
+        start_agent(settings)
     return ListenerClient.connect(state_directory(settings))

@@ -94,7 +94,7 @@ class ChildProcess:
         if ended is None or (ended.code is None and ended.signal is None):
             return "ended for an unknown reason"
         return (
-            f"was ended by signal {ended.signal}" if ended.code is None else f"ended with code {ended.code}"
+            f"was killed by signal {ended.signal}" if ended.code is None else f"ended with code {ended.code}"
         )
 
     def _hear(self, event: Event) -> None:

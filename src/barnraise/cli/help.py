@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 import click
+
+from barnraise.core.names import similar_names
 
 # Every command is in one group. A test compares this with the commands that exist.
 SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -13,7 +14,10 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Train", ("run", "adapt", "plan", "ps", "logs", "attach", "stop", "resume", "export")),
     ("With friends", ("hub", "invite")),
     ("Machines", ("nodes", "rename", "unpair", "leave", "down", "service")),
-    ("Other", ("accept", "continue", "psk", "listen", "id", "settings", "completion", "help", "version")),
+    (
+        "Other",
+        ("accept", "continue", "psk", "listen", "id", "settings", "completion", "help", "explain", "version"),
+    ),
 )
 
 
@@ -42,11 +46,6 @@ class SectionedGroup(click.Group):
             if not similar:
                 raise
             raise click.UsageError(f"{error.message} Did you mean {similar}?", ctx) from error
-
-
-def similar_names(text: str, names: Sequence[str]) -> str:
-    """Return the names that resemble a mistyped one, as "pc" or "pc or nas"; empty if none does."""
-    return " or ".join(difflib.get_close_matches(text, names, n=2, cutoff=0.6))
 
 
 def misplaced_options(command: click.Command, arguments: Sequence[str]) -> list[str]:

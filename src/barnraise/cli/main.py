@@ -14,6 +14,7 @@ from barnraise.cli.help import SectionedGroup, misplaced_options
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.runs.options import RunCommandOptions, run_options, take_run_options
+from barnraise.cli.runs.project_file import ProjectFileCommand
 from barnraise.core.errors import BarnraiseError
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -32,8 +33,7 @@ def app(context: click.Context) -> None:
 
     \b
     The first steps:
-      barnraise up --detach     on each machine
-      barnraise pair            on one of them; it shows a code
+      barnraise pair            on one machine; it shows a code
       barnraise join CODE       on the other
       barnraise run train.py    on any of them
 
@@ -98,20 +98,22 @@ def _nodes(as_json: bool) -> int:
 @app.command("pair")
 @_flag("--guest", "Let it contribute, but run nothing here.")
 @click.option("--wait/--no-wait", default=True, help="Wait until the code is used (the default), or not.")
+@click.option("--machines", type=click.IntRange(1, 64), default=1, help="How many join, one code for each.")
+@_flag("--yes", "Do not ask before torch is installed here, if it is missing.")
 @_as_json
-def _pair(guest: bool, wait: bool, as_json: bool) -> int:
-    """Show a code that lets one other machine in."""
+def _pair(**options: Any) -> int:
+    """Show a code with which another machine joins. Starts the agent if none runs."""
     from barnraise.cli.cluster import pair
 
-    return pair.run(guest=guest, wait=wait, as_json=as_json)
+    return pair.run(**options)
 
 
 @app.command("join")
 @click.argument("code", required=False)
-@click.option("--at", metavar="HOST", help="The other machine's address, if it is not found by itself.")
+@click.option("--at", metavar="HOST", help="The other machine's address, if it is not found automatically.")
 @_flag("--guest", "Agree to be a guest only.")
 @click.option("--invite", metavar="TEXT", help="Train a friend's model over the internet instead.")
-@_flag("--yes", "With --invite: do not ask before the friend's script is started.")
+@_flag("--yes", "Do not ask before torch is installed; with --invite, before the script is started.")
 @click.option("--name", default="", help="With --invite: what this machine is called there.")
 @click.option(
     "--keep", type=click.Path(path_type=Path), metavar="FOLDER", help="With --invite: what the script writes."
@@ -120,28 +122,31 @@ def _pair(guest: bool, wait: bool, as_json: bool) -> int:
 @_flag("--site", "With --invite: train on all machines of this cluster, which count as one there.")
 @_as_json
 def _join(code: str | None, **options: Any) -> int:
-    """Join the cluster of the machine that shows CODE, or a friend's run with --invite."""
+    """Join the cluster of the machine that shows CODE, or a friend's run with --invite.
+
+    Starts the agent if none runs.
+    """
     from barnraise.cli.cluster import join
 
     return join.run(code, join.JoinOptions(**options))
 
 
 @app.command("unpair")
-@click.argument("node")
-@_flag("--yes", "Do not ask.")
+@click.argument("node", metavar="MACHINE")
+@_flag("--yes", "Do not ask for confirmation.")
 @_as_json
 def _unpair(node: str, yes: bool, as_json: bool) -> int:
-    """Remove NODE (its name or id) from the cluster permanently."""
+    """Remove MACHINE (its name or id) from the cluster permanently."""
     from barnraise.cli.cluster import members
 
     return members.unpair(node=node, yes=yes, as_json=as_json)
 
 
 @app.command("leave")
-@_flag("--yes", "Do not ask.")
+@_flag("--yes", "Do not ask for confirmation.")
 @_as_json
 def _leave(yes: bool, as_json: bool) -> int:
-    """Leave the cluster for good. This machine forgets it, and is a new node from then on."""
+    """Leave the cluster permanently. To return, this machine must pair again."""
     from barnraise.cli.cluster import members
 
     return members.leave(yes=yes, as_json=as_json)
@@ -159,11 +164,15 @@ def _rename(name: str, as_json: bool) -> int:
 
 @app.command("continue")
 @click.option(
-    "--without", multiple=True, required=True, metavar="NODE", help="A machine that is gone; may be repeated."
+    "--without",
+    multiple=True,
+    required=True,
+    metavar="MACHINE",
+    help="A machine that is switched off; may be repeated.",
 )
 @_as_json
 def _continue(without: tuple[str, ...], as_json: bool) -> int:
-    """Go on without machines that are gone. For when too few are left to decide."""
+    """Continue without machines that are switched off, if too few are left to decide."""
     from barnraise.cli.cluster import members
 
     return members.go_on(without=list(without), as_json=as_json)
@@ -186,16 +195,20 @@ def _psk_new(guest: bool, output: Path | None, as_json: bool) -> int:
 
 
 @app.command("doctor")
+@_flag("--all", "Also show the checks that passed.")
 @_as_json
-def _doctor(as_json: bool) -> int:
-    """Find what keeps machines from working, and how to fix it."""
+def _doctor(all: bool, as_json: bool) -> int:
+    """Find what keeps machines from working, and how to fix it.
+
+    Exit code 0: nothing failed (there may be warnings). Exit code 1: a check failed.
+    """
     from barnraise.cli.doctor import doctor
 
-    return doctor.run(as_json=as_json)
+    return doctor.run(as_json=as_json, everything=all)
 
 
 _on = click.option(
-    "--on", multiple=True, metavar="NODE", help="Only on this machine; may be repeated, or a,b,c."
+    "--on", multiple=True, metavar="MACHINE", help="Only on this machine; may be repeated, or a,b,c."
 )
 
 
@@ -203,22 +216,29 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for text in on for name in text.split(",") if name)
 
 
-@app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(
+    "run",
+    cls=ProjectFileCommand,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @_on
 @run_options
-@click.option("--data", multiple=True, metavar="NAME=PATH", help="Ship a data set; NAME=@PATH: each has it.")
+@click.option(
+    "--data", multiple=True, metavar="NAME=PATH", help="Send a data set. NAME=@PATH: on each machine."
+)
 @click.option("--folder", type=click.Path(path_type=Path), help="The folder to send (default: this one).")
 @click.option("--all", "all_output", is_flag=True, help="Show every worker's output, not only rank 0's.")
 @_flag("--detach", "Print the run's name and return.")
-@_flag("--separate", "Each worker runs the script by itself; they do not train one model together.")
+@_flag("--separate", "Each worker trains its own model; they do not train one model together.")
 @_flag("--dry-run", "Measure a few steps, keep nothing, and show plans, as `barnraise plan` does.")
 @planning_options
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
-    """Train: run SCRIPT on every machine. Put options before the script; what follows it is the script's.
+    """Train with SCRIPT on all machines. Options go before the script; the rest is passed to it.
 
-    ``-m MODULE`` instead of a script runs a module.
+    ``-m MODULE`` instead of a script runs a module. Options that a project always needs may stand in the
+    table [run] of barnraise.toml beside the script, such as: on = ["mac", "pc"].
     """
     from barnraise.cli.runs import run
 
@@ -243,12 +263,12 @@ def _adapt(script: Path, write: bool) -> int:
     return adapt.run(script, write=write)
 
 
-@app.command("plan")
+@app.command("plan", cls=ProjectFileCommand, keys_of=_run)
 @click.option("--parameters", required=True, metavar="COUNT", help="Size of the model, such as 124M.")
 @click.option("--batch", default="256", metavar="COUNT", help="Samples of a global batch (default: 256).")
 @click.option("--tokens", default="1", metavar="COUNT", help="Tokens of a sample, for language models.")
 @click.option("--flops-per-sample", metavar="COUNT", help="Forward and backward (default: 6 x --parameters).")
-@click.option("--seconds-per-sample", metavar="TIME", help="How long this machine trains one sample.")
+@click.option("--seconds-per-sample", metavar="TIME", help="Time this machine needs to train one sample.")
 @_on
 @planning_options
 def _plan(on: tuple[str, ...], **options: Any) -> int:
@@ -275,9 +295,9 @@ def _ps(run: str | None, all: bool, as_json: bool) -> int:
 
 @app.command("logs")
 @click.argument("run", required=False)
-@click.option("--rank", type=click.IntRange(0, 1024), help="The worker (default: the main one).")
+@click.option("--rank", type=click.IntRange(0, 1024), help="Rank of the worker (default: the main one).")
 @_flag("--all", "Every worker's output.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the run ends.")
 def _logs(run: str | None, rank: int | None, all: bool, follow: bool) -> int:
     """Print the output of the workers of RUN (default: the newest run)."""
     from barnraise.cli.runs import runs
@@ -287,7 +307,7 @@ def _logs(run: str | None, rank: int | None, all: bool, follow: bool) -> int:
 
 @app.command("stop")
 @click.argument("run", required=False)
-@_flag("--hard", "Kill at once, without ten seconds to save.")
+@_flag("--hard", "Kill immediately, without ten seconds to save.")
 @_as_json
 def _stop(run: str | None, hard: bool, as_json: bool) -> int:
     """Stop RUN on every machine (default: the newest active run)."""
@@ -330,8 +350,8 @@ def _export(run: str, folder: Path) -> int:
 
 @app.command("accept")
 @click.argument("run")
-@_flag("--yes", "Do not ask.")
-@_flag("--refuse", "Say no.")
+@_flag("--yes", "Do not ask for confirmation.")
+@_flag("--refuse", "Refuse the run.")
 @_as_json
 def _accept(run: str, yes: bool, refuse: bool, as_json: bool) -> int:
     """Show what RUN would do on this guest machine, and accept or refuse it."""
@@ -368,7 +388,7 @@ def _service_install(as_json: bool) -> int:
 @_service.command("remove")
 @_as_json
 def _service_remove(as_json: bool) -> int:
-    """End the agent and do not start it by itself any more."""
+    """Stop the agent, and do not start it at login any more."""
     from barnraise.cli.services import service
 
     return service.remove(as_json=as_json)
@@ -385,7 +405,7 @@ def _service_status(as_json: bool) -> int:
 
 @app.command("id")
 def _id() -> None:
-    """Print this machine's node id. Its key is made if missing; needs no agent."""
+    """Print the id of this machine. Its key is made if missing; needs no agent."""
     from barnraise.cli.cluster import identity
 
     identity.run()
@@ -397,7 +417,7 @@ def _id() -> None:
     "--trust",
     multiple=True,
     metavar="NODEID",
-    help="Node id to trust; repeat for more. Replaces [trust] nodes.",
+    help="Id of a machine to trust; repeat for more. Replaces [trust] nodes.",
 )
 @_flag("--until-idle", "End when the last worker of this machine has left.")
 def _listen(port: int | None, trust: tuple[str, ...], until_idle: bool) -> int:
@@ -416,11 +436,13 @@ def _settings() -> None:
 
 
 @app.command("torch")
-def _torch() -> int:
-    """Show how to install torch here, and what is installed. Needs no agent."""
+@_flag("--install", "Install the torch that fits this machine.")
+@_flag("--yes", "With --install: do not ask.")
+def _torch(install: bool, yes: bool) -> int:
+    """Show how to install torch here, and what is installed; or install it. Needs no agent."""
     from barnraise.cli.cluster import torch_install
 
-    return torch_install.run()
+    return torch_install.run(install=install, yes=yes)
 
 
 @app.command("help")
@@ -436,6 +458,15 @@ def _help(context: click.Context, command: str | None) -> None:
     assert subcommand is not None
     with click.Context(subcommand, info_name=command, parent=context.parent) as inner:
         click.echo(subcommand.get_help(inner))
+
+
+@app.command("explain")
+@click.argument("code", required=False)
+def _explain(code: str | None) -> int:
+    """Explain an error CODE or a check of doctor: causes, and what to do."""
+    from barnraise.cli import explain
+
+    return explain.run(code)
 
 
 @app.command("version")
@@ -469,7 +500,9 @@ def main() -> None:
     try:
         code = app.main(standalone_mode=False)
     except BarnraiseError as error:
-        click.echo(f"barnraise: {error}", err=True)
+        from barnraise.cli.explain import more_about
+
+        click.echo(f"barnraise: {error}\n     {more_about(error.code)}", err=True)
         sys.exit(1)
     except click.exceptions.Abort:
         sys.exit(130)

@@ -249,7 +249,7 @@ def _place(connect: Connect, status: ClusterResponse, given: _Given, timeout_s: 
     deadline = time.monotonic() + timeout_s
     while given.world is None and status.world == 0:
         if time.monotonic() > deadline:
-            raise MembershipError(f"this machine was not a member of the cluster for {timeout_s:g} s")
+            raise MembershipError(f"this machine was not in the cluster for {timeout_s:g} s")
         time.sleep(_POLL_S)
         status = ask_cluster(connect)
     last = status.world

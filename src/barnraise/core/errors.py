@@ -1,7 +1,7 @@
 """Errors of Barnraise, in one tree.
 
 Every error has a stable code, a sentence about what failed, and a hint about what to do.
-Each code has a page under ``docs/errors/`` (a test checks it).
+Each code has a page under ``docs/errors/`` (a test checks it), which ``barnraise explain CODE`` prints.
 
     BarnraiseError
     ├── ConfigError
@@ -42,7 +42,7 @@ class BarnraiseError(Exception):
     """Base of every error raised on purpose; prints as ``[code] sentence  hint``."""
 
     code: ClassVar[str] = "barnraise"
-    default_hint: ClassVar[str] = "See the page of this code in the documentation."
+    default_hint: ClassVar[str] = "Read the page of this code: barnraise explain barnraise."
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         self.message = message
@@ -64,7 +64,7 @@ class IdentityError(BarnraiseError):
     """A key, node id or certificate cannot be read or does not belong here."""
 
     code = "identity"
-    default_hint = "Check the node id for typing errors, or the key file's owner and mode (0600)."
+    default_hint = "Check the id for typing errors, or the key file's owner and mode (0600)."
 
 
 class TrustError(IdentityError):
@@ -78,14 +78,14 @@ class TransportError(BarnraiseError):
     """A connection could not be made or kept."""
 
     code = "transport"
-    default_hint = "Check that the other machine is on, reachable, and that its firewall lets the port in."
+    default_hint = "Check that the other machine is on, reachable, and that its firewall allows the port."
 
 
 class HandshakeError(TransportError):
     """The other side could not prove its identity."""
 
     code = "handshake"
-    default_hint = "Make sure that both machines trust each other's node id and share one discovery secret."
+    default_hint = "Make sure that both machines trust each other's id and share one discovery secret."
 
 
 class ProtocolError(TransportError):
@@ -187,7 +187,7 @@ class HubRefused(HubError):
     """A hub refused what was sent to it."""
 
     code = "hub-refused"
-    default_hint = "Do what the sentence says; the hub's page shows the reason, too."
+    default_hint = "Follow the message; the hub's page shows the reason, too."
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class TorchMissing(BarnraiseError):
     """torch is not installed, or not in the range that was tested."""
 
     code = "torch-missing"
-    default_hint = "Run `barnraise torch`: it prints the install command for this machine."
+    default_hint = "Run `barnraise torch --install`: it installs the torch that fits this machine."
 
 
 def by_code(code: str, otherwise: type[BarnraiseError]) -> type[BarnraiseError]:
@@ -233,7 +233,7 @@ class PeerLost(CollectiveError):
     """A member of the group died, was aborted or fell silent."""
 
     code = "peer-lost"
-    default_hint = "Rebuild the group without that peer, or start the peer again and rebuild with it."
+    default_hint = "Create a new group without that worker, or restart it and create the group with it."
 
     def __init__(self, peer: int, why: str, *, hint: str | None = None) -> None:
         self.peer = peer
@@ -263,7 +263,7 @@ class OperationAborted(CollectiveError):
     """The group was aborted or closed by this process while the operation was pending."""
 
     code = "operation-aborted"
-    default_hint = "Build a new group to go on."
+    default_hint = "Create a new group to continue."
 
 
 class UnsupportedOperation(CollectiveError):

@@ -1,9 +1,14 @@
-"""Install commands, the one source of every text that shows one.
+"""Install commands, the one source of every text that shows one, and the tested versions of torch. Pure.
 
-There is no release yet, so every text points to a copy of the repository.
+There is no release yet, so every text points to a copy of the repository. torch itself is not imported.
 """
 
 from __future__ import annotations
+
+# pyproject.toml's extra says the same (a test compares them).
+TESTED_RANGE = ">=2.13,<2.14"
+TESTED_FIRST = (2, 13)
+TESTED_BELOW = (2, 14)
 
 
 def install_command(*extras: str, python: str = "", options: str = "") -> str:
@@ -29,3 +34,13 @@ def dockerfile_hint() -> str:
         "Build the image again from your copy of this repository, with these lines in its Dockerfile: "
         "COPY . /barnraise and RUN pip install /barnraise"
     )
+
+
+def is_tested(version: str) -> bool:
+    """Return True if a version such as ``2.13.0+cpu`` is in the tested range."""
+    numbers = version.split("+")[0].split(".")
+    try:
+        release = (int(numbers[0]), int(numbers[1]))
+    except (IndexError, ValueError):
+        return False
+    return TESTED_FIRST <= release < TESTED_BELOW

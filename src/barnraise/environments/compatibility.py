@@ -11,7 +11,7 @@ Findings, as a table::
     torch, in its first two numbers         impossible  a group across both would disagree about the
                                                         wire; risky if the script does not import torch
     torch, later numbers or ``+cpu``        fine        the same interface and the same mathematics
-    torch missing, and required             impossible  ``barnraise torch`` says how; risky if optional
+    torch missing, and required             impossible  ``barnraise torch --install``; risky if optional
     a required package missing on one       impossible  the fix names the version that works elsewhere
     a required package missing everywhere   impossible  reported once, not per machine
     an optional package missing on one      risky       the script may behave differently there
@@ -265,7 +265,7 @@ def _missing_torch(node: str, packages: InstalledPackages, fixes: _Fixes) -> str
     choice = choose_torch(packages.os, packages.arch, nvidia=False, amd=False)
     if not choice.possible:
         return _leave_out(node, choice.why)
-    return f"On {node} run `barnraise torch`: it prints the install command for that machine."
+    return f"On {node} run `barnraise torch --install`."
 
 
 def _package(

@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--follow", metavar="INVITE", help="mirror the hub of this invite")
     parser.add_argument("--parent", metavar="INVITE", help="be a region of the hub of this invite")
     parser.add_argument(
-        "--seats", type=int, default=0, help="as a region: seats for new members of the parent"
+        "--seats", type=int, default=0, help="as a region: places for new members of the parent"
     )
     parser.add_argument(
         "--offer", metavar="URL", action="append", default=[], help="address for these members"

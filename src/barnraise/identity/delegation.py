@@ -110,7 +110,7 @@ def read_worker(der: bytes) -> WorkerIdentity:
     except (x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType) as error:
         raise IdentityError("the certificate's extensions cannot be read") from error
     except InvalidSignature as error:
-        raise IdentityError("the certificate is not signed by the node that it names") from error
+        raise IdentityError("the certificate is not signed by the machine that it names") from error
     return identity
 
 
@@ -196,10 +196,10 @@ def _node_name(node: NodeId) -> x509.Name:
 def _named_node(name: x509.Name) -> NodeId:
     common = name.get_attributes_for_oid(NameOID.COMMON_NAME)
     if len(common) != 1 or not isinstance(common[0].value, str):
-        raise IdentityError("the certificate does not name a node")
+        raise IdentityError("the certificate does not name a machine")
     node = NodeId(bytes.fromhex(common[0].value))
     if name != _node_name(node):
-        raise IdentityError("the certificate names its node in a wrong form")
+        raise IdentityError("the certificate names its machine in a wrong form")
     return node
 
 

@@ -74,4 +74,4 @@ def private_pem(private: Ed25519PrivateKey) -> bytes:
     return private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-_REPLACE = "Restore it from a backup, or move the whole directory away: this machine is a new node then."
+_REPLACE = "Restore it from a backup, or move the whole directory away: this machine then is a new one."

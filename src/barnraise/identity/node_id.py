@@ -35,7 +35,7 @@ class NodeId:
 
     def __post_init__(self) -> None:
         if len(self.raw) != KEY_BYTES:
-            raise IdentityError(f"a node id is {KEY_BYTES} bytes, this has {len(self.raw)}")
+            raise IdentityError(f"an id is {KEY_BYTES} bytes, this has {len(self.raw)}")
 
     def __str__(self) -> str:
         bits = int.from_bytes(self.raw, "big") << _PADDING_BITS
@@ -65,7 +65,7 @@ class NodeId:
             if letter == "-" or letter.isspace():
                 continue
             if letter not in _VALUES:
-                raise IdentityError(f"a node id has no character {letter!r}")
+                raise IdentityError(f"an id has no character {letter!r}")
             values.append(_VALUES[letter])
         if len(values) != _LENGTH:
             raise _wrong_length(len(values))
@@ -74,18 +74,18 @@ class NodeId:
             *block, check = values[number * (_BLOCK + 1) : (number + 1) * (_BLOCK + 1)]
             if _check(block) != check:
                 raise IdentityError(
-                    f"the check character of part {number + 1} of {_BLOCKS} of the node id does not fit: "
+                    f"the check character of part {number + 1} of {_BLOCKS} of the id does not fit: "
                     f"one of characters {number * (_BLOCK + 1) + 1} to {(number + 1) * (_BLOCK + 1)} is wrong"
                 )
             for value in block:
                 bits = bits << 5 | value
         if bits & (1 << _PADDING_BITS) - 1:
-            raise IdentityError("the last part of the node id does not end as a node id does")
+            raise IdentityError("the last part of the id does not end as an id does")
         return cls((bits >> _PADDING_BITS).to_bytes(KEY_BYTES, "big"))
 
 
 def _wrong_length(length: int) -> IdentityError:
-    return IdentityError(f"a node id has {_LENGTH} characters without its dashes, this has {length}")
+    return IdentityError(f"an id has {_LENGTH} characters without its dashes, this has {length}")
 
 
 def _check(block: list[int]) -> int:

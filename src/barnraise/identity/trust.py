@@ -316,23 +316,23 @@ class TrustLog:
     def _check_admission(self, node: NodeId) -> None:
         if node in self._members:
             raise TrustError(
-                f"{node.short} is a member already, as {self._members[node].role}",
+                f"{node.short} is in this cluster already, as {self._members[node].role}",
                 hint="A role cannot change: unpair the machine, run `barnraise leave` on it, pair it again.",
             )
         if node in self._revoked:
             raise TrustError(
-                f"{node.short} was removed from this cluster and cannot return with that node id",
-                hint="On that machine run `barnraise leave`: it then is a new node and can be paired.",
+                f"{node.short} was removed from this cluster and cannot return with that id",
+                hint="On that machine run `barnraise leave`: it then is a new machine and can be paired.",
             )
         if len(self.entries) + 1 + len(self._members) + 1 > LOG_ENTRIES:
             raise TrustError(
-                "the trust log is full: the remaining space is reserved for removing members",
+                "the trust log is full: the remaining space is reserved for removing machines",
                 hint="Create a new cluster and pair the machines with it.",
             )
 
     def _check_removal(self, node: NodeId) -> None:
         if node not in self._members:
-            raise TrustError(f"{node.short} is not a member of this cluster")
+            raise TrustError(f"{node.short} is not in this cluster")
         if self.owners == (node,):
             raise TrustError(
                 f"{node.short} is the cluster's last owner and cannot be removed",

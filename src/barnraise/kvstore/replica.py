@@ -99,24 +99,20 @@ class KvReplica:
             return None
         view = self._view
         if view is None:
-            return "this machine is in no view of the cluster yet"
+            return "this machine has not joined the cluster yet"
         if self._me not in view.members:
-            return f"this machine is not in view {view.number} of the cluster"
+            return "this machine is not in the cluster now"
         if self._view_change is not None:
             missing = self._view_change.waiting_for
-            names = ", ".join(map(self._name, missing)) or "a machine that knows the members of that time"
-            return f"the store waits for {names}, which may hold writes from before view {view.number}"
+            names = ", ".join(map(self._name, missing)) or "a machine that was here before"
+            return f"the store waits for {names}, which may hold earlier writes"
         if self._primary is not None:
             names = ", ".join(map(self._name, self._primary.lagging_voters()))
-            return (
-                f"too few voters of view {view.number} have acknowledged; the store waits for {names}"
-                if names
-                else None
-            )
+            return f"too few owners have acknowledged; the store waits for {names}" if names else None
         if self.primary == self._me:
-            return f"this machine was restarted and waits for a view after {view.number}"
+            return "this machine was restarted and is still joining the cluster"
         primary = "a voter" if self.primary is None else self._name(self.primary)
-        return f"the store waits for {primary}, its primary in view {view.number}"
+        return f"the store waits for {primary}, its primary"
 
     # events
 

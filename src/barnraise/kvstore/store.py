@@ -54,7 +54,7 @@ _INT64_LIMIT = 2**63
 _MAX_DIGITS = 64
 
 _FREE_NAMESPACES = "Stop runs that are no longer needed, or wait until idle namespaces are dropped."
-_TOO_LATE = "Stop this process: a newer generation of the run has taken over."
+_TOO_LATE = "Stop this process: the run was restarted without it."
 
 
 class _LastWrite(msgspec.Struct, frozen=True, array_like=True):
@@ -213,9 +213,7 @@ class KeyValueStore:
         scope = operation.scope
         newest = self._fences.get(scope.run, 0)
         if LOBBY < scope.generation < newest:
-            return KvDenied(
-                "stale", f"{scope} has ended; the run is at generation {newest} or later", _TOO_LATE
-            )
+            return KvDenied("stale", f"{scope} has ended; the run is at start {newest} or later", _TOO_LATE)
         return None
 
     def _older_generations(self, scope: Namespace) -> list[Namespace]:

@@ -62,7 +62,7 @@ def choose_log(
         past = known.get(number)
         if past is None:
             if is_overdue:
-                return StartEmpty(f"no machine here knows the members of view {number}")
+                return StartEmpty(f"no machine here knows which machines held change {number}")
             return WaitFor(tuple(node for node in view.members if node not in replies), number)
         choice = _check_view(view, past, replies, is_quorum, is_overdue=is_overdue)
         if choice is not None:
@@ -91,7 +91,7 @@ def _check_view(
     }
     if is_quorum(past, remember | may_answer):
         return WaitFor(tuple(sorted(may_answer)), past.number)
-    return StartEmpty(f"too few of the {len(past.voters)} voters of view {past.number} still have it")
+    return StartEmpty(f"too few of the {len(past.voters)} machines that voted on it still have it")
 
 
 def _newest_log(replies: Mapping[bytes, ViewPromise]) -> UseOwnLog | StartEmpty:

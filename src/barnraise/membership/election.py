@@ -25,7 +25,7 @@ def elect_coordinator(view: MembershipView, dead: Collection[bytes]) -> ElectedC
     for member in view.members:
         if member.votes and member.node not in dead:
             if skipped:
-                return ElectedCoordinator(member.node, f"the {skipped} more senior do not answer")
-            return ElectedCoordinator(member.node, "the most senior member")
+                return ElectedCoordinator(member.node, f"{skipped} that joined earlier do not answer")
+            return ElectedCoordinator(member.node, "the longest in the cluster")
         skipped += member.votes
     return ElectedCoordinator(None, "no voter answers")

@@ -356,7 +356,7 @@ class MembershipNode:
             answer = paxos.answer_prepare(self.record, self.me.node, question)
         else:
             if (fault := self.history.fault(question.decision)) is not None:
-                self._note(f"{_short(sender)} proposes a view that this machine rejects: {fault}")
+                self._note(f"{_short(sender)} proposes a change that this machine rejects: {fault}")
                 return
             answer = paxos.answer_accept(self.record, self.me.node, question)
         if answer.record is not None:
@@ -410,7 +410,7 @@ class MembershipNode:
             return
         if received.branch > own.branch and own.number >= received.number:
             lost = own.number - received.number + 1
-            self._note(f"the user continued without this machine: {lost} of its own view changes are dropped")
+            self._note(f"the user continued without this machine: {lost} of its own changes are dropped")
         self._adopt(received, log, now)
 
     def _adopt(self, decision: PaxosDecision, log: TrustLog, now: float) -> None:

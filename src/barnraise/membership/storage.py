@@ -135,5 +135,5 @@ class MembershipStorage:
         return MembershipError(
             f"{self._path} cannot be used: {error}",
             hint="Free some disk space if it is full. If the file is damaged, move it and node.key away: "
-            "this machine then is a new node; unpair the old one and pair again.",
+            "this machine then is a new one; unpair the old one and pair again.",
         )

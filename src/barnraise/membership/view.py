@@ -146,5 +146,5 @@ def _sentence(reasons: list[tuple[str, bytes]], wanted: WantedChange) -> str:
     if wanted.entries:
         parts.append(f"{len(wanted.entries)} new in the trust log")
     if wanted.absent:
-        parts.append("the user declared members gone")
+        parts.append("the user declared machines gone")
     return "; ".join(parts) or "roles changed"

@@ -128,31 +128,33 @@ class PairingOffer:
             self._why = name
 
 
-def grant_text(role: Role, side: Literal["joiner", "offerer"], other: str, *, user: str | None = None) -> str:
-    """Return the sentences about a grant for one side.
+def grant_text(role: Role, side: Literal["joiner", "offerer"], other: str, *, clash: str = "") -> str:
+    """Return the lines about a grant for one side.
 
-    ``other``: name of the other machine. ``user``: account on this machine that runs code of the other
-    machines.
+    ``other``: name of the other machine. ``clash``: text about machines with the same name, or empty.
     """
-    account = f" as user {user}" if user else ""
     # The joining machine leaves: `unpair` there would remove the other machine permanently.
     undo = "Undo: barnraise leave" if side == "joiner" else f"Undo: barnraise unpair {other}"
     if role == "owner" and side == "joiner":
-        return (
-            f"Paired as owner with {other}. Owners of its cluster may now run code on this machine{account}, "
-            f"and this machine may run code on theirs, admit others and remove others.\n{undo}"
+        text = (
+            f"Joined the cluster of {other}, as an owner.\n"
+            "Its owners and this machine can now run code on each other, and add or remove\nmachines."
         )
-    if role == "owner":
-        return (
-            f"{other} is now an owner. It may run code on this machine{account} and on every machine of the "
-            f"cluster, admit others and remove others; owners may run code on it.\n{undo}"
+    elif role == "owner":
+        text = (
+            f"{other} joined, as an owner.\n"
+            "It and the other owners can now run code on each other, and add or remove\nmachines."
         )
-    if side == "joiner":
-        return (
-            f"Paired as guest with {other}. This machine contributes only to runs that it accepts; it "
-            f"cannot run code on the cluster's machines or admit machines.\n{undo}"
+    elif side == "joiner":
+        text = (
+            f"Joined the cluster of {other}, as a guest.\n"
+            "This machine contributes only to runs that it accepts.\n"
+            "It cannot run code on the cluster's machines, or add machines."
         )
-    return (
-        f"{other} is now a guest. It cannot run code on this machine or any other of the cluster, or admit "
-        f"machines; it contributes to runs that it accepts.\n{undo}"
-    )
+    else:
+        text = (
+            f"{other} joined, as a guest.\n"
+            "It contributes to runs that it accepts.\n"
+            "It cannot run code on this machine or any other of the cluster, or add machines."
+        )
+    return "\n".join(filter(None, (text, clash, undo)))

@@ -316,7 +316,7 @@ class Offerer(_Side):
             raise PairingError("the cluster's trust log does not admit the machine that joins")
         if role != self._role:
             raise PairingError(
-                f"{proven.name} is a member already, as {role}; the code is for the role {self._role}",
+                f"{proven.name} is in this cluster already, as {role}; the code is for the role {self._role}",
                 hint="A role cannot change: unpair the machine, run `barnraise leave` on it, pair it again.",
             )
         grant = PairingGrant(
@@ -390,7 +390,7 @@ class Offerer(_Side):
         if proof.node == self._key.id.raw:
             raise PairingError(
                 f"{proof.name} has the same node key as this machine",
-                hint="Its disk was cloned. Run `barnraise leave` on one of the two: it gets a new node id.",
+                hint="Its disk was cloned. Run `barnraise leave` on one of the two: it gets a new id.",
             )
         self._guess.use(proof.name)
         self._proven = PairingProven(

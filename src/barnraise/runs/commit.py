@@ -94,7 +94,7 @@ def _conclude(states: Sequence[MemberState]) -> CommitDecision:
     old = [(rank, state) for rank, state in enumerate(states) if not state.fresh]
     none: tuple[frozenset[int], ...] = tuple(frozenset() for _ in states)
     if not old:
-        return CommitDecision(0, False, none, none, (), fresh, "no member has a training state yet")
+        return CommitDecision(0, False, none, none, (), fresh, "no worker has a training state yet")
     max_done = max(state.done for _, state in old)
     min_done = min(state.done for _, state in old)
     holders = [state for _, state in old if state.done == min_done and state.held]
@@ -103,13 +103,13 @@ def _conclude(states: Sequence[MemberState]) -> CommitDecision:
         if len(holders) == len(old) and len(digests) == 1:
             why = f"every survivor holds the same result of step {min_done}"
             return CommitDecision(min_done + 1, True, *_kept(states, min_done + 1), _ranks(old), fresh, why)
-        why = f"step {min_done} was not held by all members and is repeated with the gradients that are left"
+        why = f"step {min_done} did not reach all workers and is repeated with the gradients that are left"
         return CommitDecision(min_done, False, *_kept(states, min_done), _ranks(old), fresh, why)
     if max_done != min_done + 1:
-        raise ProtocolError(f"members of one group have applied {min_done} and {max_done} steps")
+        raise ProtocolError(f"workers of one group have applied {min_done} and {max_done} steps")
     if any(state.done == min_done and not state.held for _, state in old) or len(digests) != 1:
-        raise ProtocolError(f"step {min_done} was applied by one member and is not held by another")
-    why = f"step {min_done} was applied by one survivor, hence held by all"
+        raise ProtocolError(f"step {min_done} was applied by one worker and did not reach another")
+    why = f"step {min_done} was applied by one worker, so all have it"
     return CommitDecision(max_done, True, *_kept(states, max_done), _ranks(old), fresh, why)
 
 
@@ -125,7 +125,7 @@ def _kept(
             kept.append(frozenset(() if state.fresh else own))
         taken = [unit for units in kept for unit in units]
         if len(taken) != len(set(taken)):
-            raise ProtocolError(f"a micro-batch of step {wanted} is in the gradients of two members")
+            raise ProtocolError(f"a micro-batch of step {wanted} is in the gradients of two workers")
         return tuple(kept)
 
     return kept_of(step), kept_of(step + 1)

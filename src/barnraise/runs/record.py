@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.agent_client.run_options import MAX_MACHINES, Digest, RunOptions, RunProgram, Word
+from barnraise.agent_client.run_requests import TrainingProgress
 from barnraise.core.decoding import decode
 from barnraise.core.errors import RunError, TrustError
 from barnraise.core.units import counted
@@ -192,6 +193,7 @@ class WorkerState(msgspec.Struct, frozen=True, array_like=True):
     pauses: Annotated[tuple[Node, ...], Meta(max_length=MOST_MACHINES)] = ()
     pauses_in: Version = 0
     pauses_why: Word = ""
+    progress: TrainingProgress | None = None  # of the main worker of a session
 
     @property
     def failed(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from barnraise.core.sanitize import printable
@@ -12,10 +13,16 @@ from barnraise.topology.graph import LinkFacts, NodeFacts, Pair, TopologyGraph
 _MOST_DRAWN = 8
 _LEAST_STEP = 5
 _WIDTH = 24
-_NAME = 24
+_NAME = 20
+_DEVICE = 24
+_MATRIX_COLUMNS = 9
 _FAST_MBPS = 800.0
 _SLOW_MBPS = 50.0
 _LETTERS = "ABCDEFGH"
+_ADVERTISING = (
+    r"\b(\d+(st|nd|rd|th) Gen|Intel|AMD|NVIDIA|GeForce|Radeon Graphics|CPU|Processor|Graphics|"
+    r"\w+-Core)\b"
+)
 
 
 @dataclass(frozen=True)
@@ -49,12 +56,20 @@ def draw_graph(graph: TopologyGraph, *, plain: bool = False) -> str:
 
 def describe_device(device: Device) -> str:
     """Describe a device, such as ``NVIDIA RTX 4090 (cuda), 24 GiB, 61 TFLOPS``."""
-    parts = [f"{_clean(device.name, 40) or 'unknown'} ({device.kind})"]
+    parts = [f"{_clean(short_device_name(device.name), _DEVICE) or 'unknown'} ({device.kind})"]
     if device.memory_bytes:
         parts.append(format_size(device.memory_bytes))
     if device.tflops_fp32 is not None:
         parts.append(f"{device.tflops_fp32:.3g} TFLOPS")
     return ", ".join(parts)
+
+
+def short_device_name(name: str) -> str:
+    """Return a device's name without the words of its maker's advertising, such as ``Core i7-9750H``."""
+    text = re.sub(r"\((R|TM|C)\)|[®™]", " ", printable(name), flags=re.IGNORECASE)
+    text = re.sub(r"@.*|\bwith\b.*", " ", text)
+    text = re.sub(_ADVERTISING, " ", text, flags=re.IGNORECASE)
+    return " ".join(text.split()) or " ".join(printable(name).split())
 
 
 def main_device(machine: Machine) -> Device | None:
@@ -121,13 +136,18 @@ def _matrix(graph: TopologyGraph, names: dict[str, str]) -> str:
     cell = 6
     head = " " * (digits + 2 + width)
     lines = ["Mbit/s above the diagonal, round trip in ms below; - no link, ? not measured", ""]
-    lines.append(head + "".join(f"{number + 1:>{cell}}" for number in range(len(graph.nodes))))
-    for row, down in enumerate(graph.nodes):
-        cells = []
-        for column, across in enumerate(graph.nodes):
-            pair: Pair = (down.node, across.node) if row < column else (across.node, down.node)
-            cells.append(f"{_cell(facts.get(pair), row, column):>{cell}}")
-        lines.append(f"{row + 1:>{digits}}  {names[down.node]:<{width}}" + "".join(cells))
+    places = range(len(graph.nodes))
+    for start in places[::_MATRIX_COLUMNS]:
+        shown = places[start : start + _MATRIX_COLUMNS]
+        lines += [""] if start else []
+        lines.append(head + "".join(f"{number + 1:>{cell}}" for number in shown))
+        for row, down in enumerate(graph.nodes):
+            cells = []
+            for column in shown:
+                across = graph.nodes[column]
+                pair: Pair = (down.node, across.node) if row < column else (across.node, down.node)
+                cells.append(f"{_cell(facts.get(pair), row, column):>{cell}}")
+            lines.append(f"{row + 1:>{digits}}  {names[down.node]:<{width}}" + "".join(cells))
     slowest = graph.slowest()
     if slowest is not None and slowest.mbps is not None:
         lines += ["", f"slowest: {names[slowest.a]} and {names[slowest.b]}, {_rate(slowest)}"]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from barnraise.training.session import Session
 
 TWO_LOOPS = "Write two loops: `for batch in batches:`, and inside it `for x, y in batch:`."
+_USED = "a batch has several micro-batches, and was used like one of them"
 
 
 class Batches:
@@ -51,11 +52,11 @@ class Batch:
 
     def __getitem__(self, _: object) -> NoReturn:
         """Raise RunError: the script has one loop where it needs two."""
-        raise RunError("a batch has several micro-batches, and was used like one of them", hint=TWO_LOOPS)
+        raise RunError(_USED, hint=TWO_LOOPS)
 
     def keys(self) -> NoReturn:
         """Raise RunError for ``model(**batch)``, which has one loop, too."""
-        return self[0]
+        raise RunError(_USED, hint=TWO_LOOPS)
 
     def check_finished(self) -> None:
         """Raise RunError if the script has left the batch before its end."""

@@ -39,6 +39,7 @@ from barnraise.training.hub.parameter_server import ParameterServer
 from barnraise.training.hub.step_loop import HubStepLoop
 from barnraise.training.local_sgd import LocalSgd
 from barnraise.training.metrics import MetricsLog
+from barnraise.training.progress_report import ProgressReporter
 from barnraise.training.recovery.live_recovery import RecoveryStats
 from barnraise.training.recovery.out_of_memory import MicroBatchPart, OutOfMemoryGuard
 from barnraise.training.state.bitwise_sync import BitwiseSync, arithmetic_of
@@ -216,6 +217,8 @@ class Session:
             self._configure_sync(scaler, loader.batch_size or 1, unit)
         self._step_loop.on_commit.append(self._manager.report_trained)
         self.on_commit(ProvisionalSteps.of(WorkerId.from_environment()))
+        if (worker := WorkerId.from_environment()) is not None:
+            self._step_loop.on_commit.append(ProgressReporter(worker, self, self._data.batch))
         atexit.register(self._manager.close)
         atexit.register(self._step_loop.close)
         self._step_loop.join_next_group()

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from barnraise.core.errors import ConfigError, HubError
+from barnraise.core.flow.console_log import install_console_log
 from barnraise.core.installation import install_hint
 from barnraise.planning import Levels, read_levels
 from barnraise.planning.inputs.codecs import CHOOSABLE
@@ -43,6 +44,7 @@ def init(
     the planner choose codecs and local steps; or a `Sync`. None: as the run was started. In a process that
     ``barnraise join --invite`` started, the hub decides how members synchronize.
     """
+    install_console_log()
     place = WorkerId.from_environment()
     is_site = place is not None and bool(os.environ.get("BARNRAISE_SITE"))
     parameter_server = _hub(is_site=is_site) if is_site or os.environ.get("BARNRAISE_HUB") else None

@@ -96,7 +96,7 @@ def test_worker_detects_stopped_listener(state: Path) -> None:
     assert standing is not None
     os.kill(standing.pid, signal.SIGTERM)
     assert select.select([client], [], [], 60)[0]
-    with pytest.raises(ListenerError, match="has ended"):
+    with pytest.raises(ListenerError, match="has stopped"):
         client.receive()
     client.close()
     process = starting_module._started[-1]

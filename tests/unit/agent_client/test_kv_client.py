@@ -97,7 +97,7 @@ def test_wait_for_missing_keys_names_them(servers: KvServers, monkeypatch: pytes
     kv.set("here", b"")
     for patience in (0.0, 0.4):
         with pytest.raises(
-            OperationTimeout, match=r"\] 'absent' did not appear in generation 1 of run 'test'"
+            OperationTimeout, match=r"\] 'absent' did not appear in start 1 of run 'test'"
         ) as e:
             kv.wait(["here", "absent"], patience)
         assert "'here'" not in e.value.message
@@ -136,7 +136,7 @@ def test_stale_generation_is_fenced(servers: KvServers) -> None:
     assert old.get("k") == b"old", "a reader alone ends nothing"
     new.set("k", b"new")
     for call in (lambda: old.get("k"), lambda: old.set("k", b""), lambda: old.wait(["k"])):
-        with pytest.raises(AgentError, match="generation 1 of run 'test' has ended"):
+        with pytest.raises(AgentError, match="start 1 of run 'test' has ended"):
             call()
     new.drop()
     with pytest.raises(AgentError, match="has ended"):

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from barnraise.cli.help import SECTIONS, misplaced_options, similar_names
+from barnraise.cli.help import SECTIONS, misplaced_options
 from barnraise.cli.main import app
 
 
@@ -51,7 +51,6 @@ def test_mistyped_command_gets_a_suggestion(typed: str, meant: str) -> None:
 
 def test_unlike_command_gets_no_suggestion() -> None:
     assert "Did you mean" not in type_words("xyzzy")[1]
-    assert similar_names("pcc", ["mac", "pc", "nas"]) == "pc"
 
 
 def test_options_of_ours_after_the_script_are_noticed() -> None:

@@ -146,6 +146,24 @@ def test_run_with_nice_starts_workers_of_that_priority(cluster: Cluster) -> None
     assert "nice 7" in _run(cluster.oak, *words, "import os; print('nice', os.nice(0))")
 
 
+def test_names_of_machines_and_runs_may_be_shortened(cluster: Cluster) -> None:
+    output = _run(cluster.oak, "--on", "o", "--per-node", "1", "--name", "shortened", "print('began')")
+    assert "began" in output
+    assert "on oak" in output
+    assert "began" in cluster.oak.type("logs", "short")
+    mistyped = _run(cluster.oak, "--on", "oka", "print('began')", code=1)
+    assert "[membership] no machine is called 'oka'" in mistyped
+    assert "Did you mean oak? There are: " in mistyped
+    assert "no run is called 'shrotened'" in cluster.oak.type("logs", "shrotened", code=1)
+
+
+@pytest.mark.parametrize("words", [("unpair", "as", "--yes"), ("continue", "--without", "as")])
+def test_commands_that_cannot_be_undone_need_the_whole_name(cluster: Cluster, words: tuple[str, ...]) -> None:
+    output = cluster.oak.type(*words, code=1)
+    assert "This cannot be undone, so it needs the whole name: ash." in output
+    assert "ash" in cluster.nodes()
+
+
 def test_accept_with_refuse_keeps_a_run_from_a_guest(cluster: Cluster) -> None:
     words = ("--on", "ash", "--per-node", "1", "--detach", "--wait", "60s")
     run = _run(cluster.oak, *words, "open('ran', 'w')").split()[-1]
@@ -154,6 +172,19 @@ def test_accept_with_refuse_keeps_a_run_from_a_guest(cluster: Cluster) -> None:
     attached_output = cluster.oak.type("attach", run, code=1)
     assert "ash" in attached_output
     assert not list(cluster.ash.state.rglob("ran")), "nothing of it ran there"
+
+
+def test_pair_starts_agent_once_and_says_how_to_stop_it() -> None:
+    with tempfile.TemporaryDirectory(prefix="by-", ignore_cleanup_errors=True) as room:
+        machine = Machine(Path(room), "yew", BARNRAISE_NETWORK_DISCOVERY_PORT=str(free_port()))
+        assert "waits for each machine" in machine.type("pair", "--machines", "2", "--json", code=1)
+        output = machine.type("pair", "--no-wait")
+        try:
+            assert "Started the agent" in output
+            assert "barnraise down" in output
+            assert "Started" not in machine.type("pair", "--no-wait")
+        finally:
+            machine.type("down")
 
 
 def _run(machine: Machine, *words: str, code: int = 0) -> str:

@@ -28,7 +28,7 @@ from barnraise.core.errors import (
     UnsupportedOperation,
 )
 from barnraise.core.flow import log_once
-from barnraise.core.torch_range import is_tested
+from barnraise.core.installation import is_tested
 from tests.unit.collectives.fake_comm_process import FakeCommProcess
 
 SUM = dist.ReduceOp(dist.ReduceOp.SUM)
@@ -287,10 +287,10 @@ def test_untested_torch_is_logged_once(
 def test_command_line_and_backend_share_torch_range() -> None:
     from barnraise.cli.cluster import torch_install
     from barnraise.collectives.torch_patch import torch_version
-    from barnraise.core import torch_range
+    from barnraise.core import installation
 
-    assert torch_version.is_tested is torch_install.is_tested is torch_range.is_tested
-    assert torch_version.TESTED_FIRST == torch_range.TESTED_FIRST
+    assert torch_version.is_tested is torch_install.is_tested is installation.is_tested
+    assert torch_version.TESTED_FIRST == installation.TESTED_FIRST
 
 
 def test_group_is_closed_once_and_destructor_takes_no_lock(

@@ -106,7 +106,7 @@ def test_torch_is_compared_between_the_others_if_it_is_missing_here() -> None:
 def test_missing_torch_is_impossible_or_risky() -> None:
     finding = only(compared(machine(), machine(torch=None), "torch"))
     assert finding.level == "impossible"
-    assert "`barnraise torch`" in finding.fix
+    assert "`barnraise torch --install`" in finding.fix
     assert only(compared(machine(), machine(torch=None), optional=("torch",))).level == "risky"
     assert compared(machine(), machine(torch=None)) == []
     old_mac = machine(torch=None, os="Darwin", arch="x86_64")

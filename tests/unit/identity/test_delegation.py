@@ -84,7 +84,7 @@ def test_leaf_with_name_of_other_node_is_rejected(monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(module, "_node_name", lambda _: true_name(NODE.id))
         forged = der(delegate(other, run="mnist", worker=WORKER))
-    with pytest.raises(IdentityError, match="not signed by the node"):
+    with pytest.raises(IdentityError, match="not signed by the machine"):
         read_worker(forged)
 
 

@@ -144,7 +144,7 @@ def test_revocation_rotates_secret_and_is_permanent() -> None:
         log.extended(_forged(MAC, log, _admission(PC)))
     with pytest.raises(TrustError, match="not an owner"):
         log.extended(_forged(PC, log, _admission(STRANGER)))
-    with pytest.raises(TrustError, match="not a member"):
+    with pytest.raises(TrustError, match="not in this cluster"):
         log.revoke(MAC, PC.id)
 
 
@@ -184,9 +184,9 @@ def test_signature_is_valid_at_one_index_of_one_log() -> None:
 
 def test_second_admission_of_member_is_rejected() -> None:
     log = _cluster()
-    with pytest.raises(TrustError, match="member already, as guest"):
+    with pytest.raises(TrustError, match="in this cluster already, as guest"):
         log.admit(MAC, GUEST.id, "owner", "guest")
-    with pytest.raises(TrustError, match="member already"):
+    with pytest.raises(TrustError, match="in this cluster already"):
         log.extended(_forged(MAC, log, _admission(PC)))
 
 

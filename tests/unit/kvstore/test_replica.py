@@ -148,8 +148,7 @@ def test_request_without_quorum_times_out_and_names_missing_voters() -> None:
         assert ticket not in cluster.answers, "not even a read"
         cluster.wait(2.0)
         assert (
-            cluster.replicas[A].wait_reason()
-            == "too few voters of view 1 have acknowledged; the store waits for B, C"
+            cluster.replicas[A].wait_reason() == "too few owners have acknowledged; the store waits for B, C"
         )
         cluster.wait(1.5)
         late = cluster.answers[ticket]
@@ -158,7 +157,7 @@ def test_request_without_quorum_times_out_and_names_missing_voters() -> None:
     ticket = cluster.ask(B, GetKey, "k", timeout=3.0)
     cluster.cut = {A}
     cluster.wait(4.0)
-    assert "waits for A, its primary in view 1" in str(cluster.answers[ticket])
+    assert "waits for A, its primary" in str(cluster.answers[ticket])
 
 
 def test_half_of_voters_with_most_senior_is_a_quorum() -> None:
@@ -224,9 +223,7 @@ def test_restarted_replica_without_state_does_not_count_for_quorum() -> None:
     cluster.cut = {A}
     cluster.change_view(view(2, b"CB"), B, C)
     assert not is_serving(cluster.replicas[C])
-    assert (
-        cluster.replicas[C].wait_reason() == "the store waits for A, which may hold writes from before view 2"
-    )
+    assert cluster.replicas[C].wait_reason() == "the store waits for A, which may hold earlier writes"
     cluster.cut = set()
     cluster.change_view(view(3, b"CBA"))
     assert cluster.done(cluster.ask(B, GetKey, "k")).value == b"v", "A had it"
@@ -354,7 +351,7 @@ def test_non_member_is_not_served() -> None:
     cluster.change_view(view(1, b"A"), A, B)
     ticket = cluster.ask(B, GetKey, "k", timeout=2.0)
     cluster.wait(1.5)
-    assert cluster.replicas[B].wait_reason() == "this machine is not in view 1 of the cluster"
+    assert cluster.replicas[B].wait_reason() == "this machine is not in the cluster now"
     forward = ForwardedRequest(b"", 1, GetKey(SCOPE, bytes(16), 1, b"", "k"))
     assert cluster.replicas[A].receive(B, forward, cluster.now) == []
     cluster.change_view(view(2, b"AB"))

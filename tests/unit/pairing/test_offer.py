@@ -97,10 +97,13 @@ def test_offer_repr_hides_words() -> None:
 
 
 def test_grant_text_of_owner_names_rights_for_both_sides() -> None:
-    here = grant_text("owner", "joiner", "mac", user="anna")
-    there = grant_text("owner", "offerer", "pc", user="ben")
-    assert "may now run code on this machine as user anna" in here
-    assert "may run code on this machine as user ben" in there
+    here = grant_text("owner", "joiner", "mac")
+    there = grant_text("owner", "offerer", "pc")
+    assert here.startswith("Joined the cluster of mac, as an owner.\n")
+    assert there.startswith("pc joined, as an owner.\n")
+    for text in (here, there):
+        assert "can now run code on each other" in text
+        assert max(map(len, text.splitlines())) <= 80
     assert here.endswith("Undo: barnraise leave")
     assert "Undo: barnraise unpair pc" in there
 
@@ -111,4 +114,9 @@ def test_grant_text_of_guest_names_limits_for_both_sides() -> None:
     assert "cannot run code on this machine" in there
     for text in (here, there):
         assert "only to runs that it accepts" in text or "contributes to runs that it accepts" in text
-        assert "admit machines" in text
+        assert "add machines" in text
+
+
+def test_grant_text_tells_about_machines_with_the_same_name() -> None:
+    text = grant_text("owner", "offerer", "pc-6c8x", clash="2 machines are called pc: pc and pc-6c8x.")
+    assert "\n2 machines are called pc: pc and pc-6c8x.\nUndo: barnraise unpair pc-6c8x" in text

@@ -304,7 +304,7 @@ def test_member_that_pairs_again_keeps_its_role() -> None:
     assert isinstance(end.receive(offerer.grant(house.log, None, [])).done, PairingJoined)
     offerer, end = house.taken(role="owner"), joiner(key=key)
     to_proof(end, offerer)
-    with pytest.raises(PairingError, match="member already, as guest"):
+    with pytest.raises(PairingError, match="in this cluster already, as guest"):
         offerer.grant(house.log, None, [])
     with pytest.raises(PairingError, match=r"refused: A role is for good\."):
         end.receive(offerer.refuse("A role is for good."))

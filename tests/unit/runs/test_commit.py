@@ -49,9 +49,9 @@ def test_consistent_states_lead_to_one_decision(states: list[MemberState], done:
         pytest.param([at(5, "x"), at(7)], "have applied 5 and 7 steps", id="a gap of two steps"),
         pytest.param([at(5, "x"), at(6), at(7)], "have applied 5 and 7 steps", id="three steps in one group"),
         pytest.param([at(0, "x"), at(1000)], "have applied 0 and 1000 steps", id="a state of another run"),
-        pytest.param([at(6), at(5)], "is not held by another", id="applied by one, not held by another"),
-        pytest.param([at(6), at(5, "x"), at(5)], "is not held by another", id="not held by the third"),
-        pytest.param([at(6), at(5, "x"), at(5, "y")], "is not held by another", id="held as two results"),
+        pytest.param([at(6), at(5)], "did not reach another", id="applied by one, not held by another"),
+        pytest.param([at(6), at(5, "x"), at(5)], "did not reach another", id="not held by the third"),
+        pytest.param([at(6), at(5, "x"), at(5, "y")], "did not reach another", id="held as two results"),
         pytest.param(
             [at(5, "", (1, 2)), at(5, "", (2, 3))],
             "micro-batch of step 5 is in the gradients",

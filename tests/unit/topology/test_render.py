@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from barnraise.topology import Device, LinkFacts, NodeFacts, build_graph
-from barnraise.topology.render import describe_device, draw_graph, main_device
+from barnraise.topology.render import describe_device, draw_graph, main_device, short_device_name
 from tests.unit.topology.graphs import machine, mesh, node, parts
 
 
@@ -61,10 +61,12 @@ def test_draw_graph_of_many_machines_is_matrix() -> None:
     text = draw_graph(mesh(20))
     lines = text.splitlines()
     assert "Mbit/s above the diagonal" in lines[0]
-    rows = [line.split() for line in lines if "box-" in line and "slowest" not in line]
-    assert len(rows) == 20
-    for number, row in enumerate(rows):
-        assert row[2:] == ["0.4"] * number + ["\\"] + ["940"] * (19 - number)
+    rows: dict[int, list[str]] = {number: [] for number in range(20)}
+    for line in lines:
+        if "box-" in line and "slowest" not in line:
+            rows[int(line.split()[0]) - 1] += line.split()[2:]
+    for number, row in rows.items():
+        assert row == ["0.4"] * number + ["\\"] + ["940"] * (19 - number)
 
 
 @settings(max_examples=40, deadline=None)
@@ -91,3 +93,31 @@ def test_describe_device_and_main_device() -> None:
     assert main_device(machine()) is None
     slow, fast = Device("cuda", 0, "GT 1030", 2 << 30, 1.0), Device("cuda", 1, "RTX 4090", 24 << 30, 61.0)
     assert main_device(machine(Device("cpu", 0, "", 0, 99.0), slow, fast)) == fast
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", "Core i7-9750H"),
+        ("11th Gen Intel(R) Core(TM) i7-1185G7 @ 3.00GHz", "Core i7-1185G7"),
+        ("AMD Ryzen 9 5950X 16-Core Processor", "Ryzen 9 5950X"),
+        ("AMD Ryzen 7 7840U w/ Radeon 780M Graphics", "Ryzen 7 7840U w/ Radeon 780M"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
+        ("Apple M2 Pro", "Apple M2 Pro"),
+        ("Intel(R) Xeon(R) Processor", "Xeon"),
+        ("AMD", "AMD"),
+    ],
+)
+def test_short_device_name_leaves_advertising_out(name: str, short: str) -> None:
+    assert short_device_name(name) == short
+
+
+@pytest.mark.parametrize("count", [8, 9, 23])
+def test_graph_with_long_names_fits_eighty_columns(count: int) -> None:
+    card = Device("cuda", 0, "NVIDIA Quadro RTX 8000 with Max-Q Design and more", 1020 << 30, 123.4)
+    nodes = [NodeFacts(node=node(n), name=f"{n}{'x' * 60}", machine=machine(card)) for n in range(count)]
+    links = [
+        LinkFacts(a=node(a), b=node(b), mbps=100_000.0, rtt_s=0.123) for b in range(count) for a in range(b)
+    ]
+    assert max(map(len, draw_graph(build_graph(nodes, links)).splitlines())) <= 80

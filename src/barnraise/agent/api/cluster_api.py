@@ -9,6 +9,7 @@ from typing import Literal
 from barnraise import __version__
 from barnraise.agent.api import runs_api
 from barnraise.agent.cluster.join import join
+from barnraise.agent.cluster.machine_names import name_clash, name_clashes
 from barnraise.agent.daemon import Agent
 from barnraise.agent.diagnostics import collect
 from barnraise.agent_client.cluster_requests import (
@@ -102,9 +103,7 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
         case LeaveRequest():
             agent.leaves_cluster = True
             agent.stop_requested.set()
-            return RequestDone(
-                "this machine has left its cluster; `barnraise up` starts it with a new node id"
-            )
+            return RequestDone("this machine has left its cluster; `barnraise up` starts it as a new machine")
         case ShutdownRequest():
             agent.stop_requested.set()
             return RequestDone("the agent is stopping")
@@ -126,20 +125,24 @@ def _offer(agent: Agent) -> OfferResponse:
         return OfferResponse("none", "No code is open.")
     now = asyncio.get_running_loop().time()
     state = offer.state(now)
-    guest = agent.pairing.joined_name
+    joined = agent.pairing.joined
+    granted = ""
+    if joined is not None:
+        clash = name_clash(joined, agent.named_machines(), agent.me)
+        granted = grant_text(offer.role, "offerer", agent.name_of(joined), clash=clash)
     return OfferResponse(
-        state="joined" if guest else state,
+        state="joined" if granted else state,
         sentence=offer.sentence(now),
         code=str(offer.secret) if state == "open" else "",
         role=offer.role,
         seconds_left=offer.seconds_left(now),
-        granted=grant_text(offer.role, "offerer", guest) if guest else "",
+        granted=granted,
     )
 
 
 async def _unpair(agent: Agent, text: str) -> str:
     _check_owner(agent, "remove another")
-    node = agent.find(text)
+    node = agent.find(text, exact=True)
     name = agent.name_of(node)
     if node == agent.me:
         raise MembershipError(
@@ -162,7 +165,7 @@ async def _unpair(agent: Agent, text: str) -> str:
 
 async def _continue(agent: Agent, texts: list[str]) -> str:
     _check_owner(agent, "decide for the cluster")
-    nodes = [agent.find(text) for text in texts]
+    nodes = [agent.find(text, exact=True) for text in texts]
     now = asyncio.get_running_loop().time()
     dead = agent.member.dead(now)
     for node in nodes:
@@ -174,8 +177,7 @@ async def _continue(agent: Agent, texts: list[str]) -> str:
     agent.continue_without(nodes)
     for _ in range(50):
         if agent.member.record.decided.position > before:
-            number = agent.member.record.decided.number
-            return f"view {number} continues without {', '.join(map(agent.name_of, nodes))}"
+            return f"the cluster continues without {', '.join(map(agent.name_of, nodes))}"
         await asyncio.sleep(0.1)
     agent.continue_without([])  # an unused permission must not take effect later
     raise MembershipError(f"still no majority: {agent.blocked_reason()}")
@@ -208,6 +210,7 @@ def status(agent: Agent) -> StatusResponse:
         version=__version__,
         offer=offer.sentence(now) if offer is not None and offer.open_at(now) else "",
         recent=tuple(list(agent.events)[-8:]),
+        name_clashes=tuple(name_clashes(agent.named_machines(), agent.me)),
         up_s=now - agent.started,
     )
 
@@ -247,6 +250,7 @@ def _row(agent: Agent, graph: TopologyGraph, node: NodeId, first: bytes | None, 
         devices=_devices(machine),
         notes=machine.notes if machine is not None else (),
         version=__version__ if node == agent.me else known.version,
+        runs=agent.runs.registry.at_work(node),
     )
 
 

@@ -46,6 +46,7 @@ async def group_response(agent: Agent, request: GroupRequest) -> GroupResponse:
         if record.joining and (rank is not None or joining_rank is not None)
         else 0,
         joining=len(joining),
+        names=tuple(agent.name_of(NodeId(slot.node)) for slot in record.slots),
         sentence=_waits_for(agent, entry) if rank is None else record.why,
     )
 

@@ -28,6 +28,7 @@ from barnraise.agent_client.run_requests import (
     GroupRequest,
     LogChunk,
     PartRow,
+    ProgressRequest,
     ResultsRequest,
     ResultsResponse,
     ResumeRunRequest,
@@ -48,7 +49,7 @@ from barnraise.environments.compatibility import describe
 from barnraise.identity import NodeId
 from barnraise.runs.control.failures import root_failures, summarize
 from barnraise.runs.control.lifecycle import environment_findings, mark_provisional, request_stop
-from barnraise.runs.control.worker_status import reported_states
+from barnraise.runs.control.worker_status import reported_states, training_progress
 from barnraise.runs.record import DroppedSteps, NodeReport, RunRecord, RunSpec, sign_spec
 from barnraise.topology.graph import encode_graph
 
@@ -84,6 +85,11 @@ async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
             return _accept(agent, request)
         case GroupRequest():
             return await group_response(agent, request)
+        case ProgressRequest():
+            executor = agent.runs.executors.get(agent.runs.registry.find(request.run).run)
+            if executor is not None:
+                executor.note_progress(request)
+            return RequestDone("")
         case DroppedStepsRequest():
             agent.runs.report_dropped(
                 agent.runs.registry.find(request.run), DroppedSteps(request.steps, request.onward)
@@ -301,6 +307,7 @@ def _row(agent: Agent, entry: RunEntry, *, with_tails: bool = False) -> RunRow:
         failed_on=name(outcome.node) if outcome is not None and outcome.node else "",
         tail=outcome.tail if outcome is not None else "",
         failures=_failures(agent, record, with_tails=with_tails),
+        progress=training_progress(record, entry.reports),
     )
 
 

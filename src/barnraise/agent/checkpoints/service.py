@@ -174,7 +174,7 @@ class CheckpointService:
         key = (self._context.me.raw, request.local_rank, request.start)
         if entry is None or key not in {slot.key for slot in entry.record.slots}:
             raise RunError(
-                f"only members of run {request.run} can have its checkpoints signed",
+                f"only workers of run {request.run} can have its checkpoints signed",
                 hint="Save from a worker of the run.",
             )
         seal = sign(self._context.key, entry.run, request.step, request.fingerprint)

@@ -65,7 +65,7 @@ async def enter(agent: Agent, log: TrustLog, peers: list[PairingPeer]) -> None:
     while not agent.member.is_member:
         if loop.time() > deadline:
             raise MembershipError(
-                f"this machine is admitted, but is not in the cluster's view after {_ENTER_S:g} s",
+                f"this machine is admitted, but has not joined after {_ENTER_S:g} s",
                 hint="It keeps trying. See `barnraise status`, and `barnraise doctor` on both machines.",
             )
         await agent.wait_for_change(deadline - loop.time())

@@ -9,6 +9,7 @@ import platform
 import socket
 
 from barnraise.agent.cluster.admission import enter
+from barnraise.agent.cluster.machine_names import name_clash
 from barnraise.agent.cluster.pairing_frames import receive_exactly, receive_message, send_message
 from barnraise.agent.daemon import Agent
 from barnraise.agent_client.cluster_requests import JoinClusterRequest
@@ -48,7 +49,7 @@ async def join(agent: Agent, request: JoinClusterRequest) -> str:
     _check_alone(agent)
     address, port = await _find(agent, code, request)
     joined = await _join_at(agent, code, address, port, request.role)
-    return grant_text(joined.role, "joiner", joined.offerer_name)
+    return _granted(agent, joined)
 
 
 async def join_by_psk(agent: Agent, psk: Psk, patience_s: float) -> bool:
@@ -57,8 +58,13 @@ async def join_by_psk(agent: Agent, psk: Psk, patience_s: float) -> bool:
     if sighting is None:
         return False
     joined = await _join_at(agent, psk, sighting.address, sighting.port, psk.role)
-    agent.report_event(grant_text(joined.role, "joiner", joined.offerer_name))
+    agent.report_event(_granted(agent, joined).replace("\n", " "))
     return True
+
+
+def _granted(agent: Agent, joined: PairingJoined) -> str:
+    clash = name_clash(agent.me, agent.named_machines(), agent.me)
+    return grant_text(joined.role, "joiner", joined.offerer_name, clash=clash)
 
 
 async def pair_with(joiner: Joiner, secret: PairingCode | Psk, address: str, port: int) -> PairingJoined:
@@ -92,7 +98,7 @@ def _check_alone(agent: Agent) -> None:
     if others:
         raise PairingError(
             f"this machine is in a cluster with {', '.join(others)} already",
-            hint="To leave it for good: barnraise leave, then barnraise up. To add machines to it, run "
+            hint="To leave it permanently: barnraise leave, then barnraise up. To add machines to it, run "
             "`barnraise pair` here.",
         )
 

@@ -197,6 +197,8 @@ class LinkProber:
             if report.speeds and not report.disturbed:
                 return
             await asyncio.sleep(_DISTURBED_AGAIN_S if report.speeds else _FAILED_AGAIN_S)
+            while machine.torch is None and describe_machine().torch is None:
+                await asyncio.sleep(_FAILED_AGAIN_S)  # a user may install it while the agent runs
 
     async def _measure_all(self) -> None:
         await asyncio.sleep(_SETTLE_S)

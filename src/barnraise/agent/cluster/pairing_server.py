@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from barnraise.agent.cluster.pairing_frames import STEP_S, receive_message, send_message
 from barnraise.core.errors import BarnraiseError, PairingError
-from barnraise.identity import NodeKey
+from barnraise.identity import NodeId, NodeKey
 from barnraise.identity.trust import Role, TrustLog
 from barnraise.pairing import (
     Offerer,
@@ -55,7 +55,7 @@ class PairingServer:
         self._admit = admit
         self._loop = asyncio.get_running_loop()
         self.offer: PairingOffer | None = None
-        self.joined_name = ""
+        self.joined: NodeId | None = None  # the machine that used the newest code
         self._psks: list[PairingOffer] = []
         self._tasks: dict[asyncio.Task[None], Offerer] = {}
         self._active: set[Offerer] = set()  # those whose peer has sent a message
@@ -66,7 +66,7 @@ class PairingServer:
         if self.offer is not None:
             self.offer.withdraw()
         self.offer = PairingOffer(new_code(), role, key=self._key, name=self._name(), now=self._loop.time())
-        self.joined_name = ""
+        self.joined = None
         return self.offer
 
     def use_psk(self, psk: Psk) -> None:
@@ -174,5 +174,5 @@ class PairingServer:
         except BarnraiseError as error:
             await send_message(connection, offerer.refuse(error.message))
             raise PairingError(f"cannot admit {proven.name}: {error.message}", hint=error.hint) from error
-        self.joined_name = proven.name
+        self.joined = proven.node
         await send_message(connection, answer)

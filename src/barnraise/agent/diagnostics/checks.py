@@ -319,7 +319,7 @@ def quorum(decides: bool, online: int, voters: int, needed: tuple[str, ...]) -> 
         "quorum",
         "fail",
         f"only {online} of {voters} voters are online, so the cluster cannot decide: {missing} is missing",
-        f"Start it (on it: barnraise up --detach); only if it is gone for good: barnraise continue {without}",
+        f"Start it (on it: barnraise up --detach); only if it will not return: barnraise continue {without}",
         needed[0] if len(needed) == 1 else "",
     )
 

@@ -25,7 +25,7 @@ from barnraise.agent.runs.worker_group import (
     run_directory,
     run_folder,
 )
-from barnraise.agent_client.run_requests import GroupRequest
+from barnraise.agent_client.run_requests import GroupRequest, ProgressRequest
 from barnraise.artifacts import (
     ArtifactStore,
     FolderLimits,
@@ -274,7 +274,7 @@ class RunExecutor:
         if not location.exists():
             raise RunError(
                 f"the data set {name} is not at {location} on this machine",
-                hint=f"Put it there, or ship it: --data {name}=PATH without the @.",
+                hint=f"Put it there, or send it: --data {name}=PATH without the @.",
             )
         return str(location)
 
@@ -378,6 +378,12 @@ class RunExecutor:
         """Record what a worker says in its request, before the request waits for a change."""
         group = next((candidate for candidate in self._groups if candidate.start == request.start), None)
         if group is not None and group.update_from(request):
+            self._report("running")
+
+    def note_progress(self, request: ProgressRequest) -> None:
+        """Record how far the main worker of a session is."""
+        group = next((candidate for candidate in self._groups if candidate.start == request.start), None)
+        if group is not None and group.set_progress(request):
             self._report("running")
 
     async def leave(self) -> None:

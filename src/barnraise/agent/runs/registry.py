@@ -18,6 +18,7 @@ from barnraise.agent.context import AgentContext
 from barnraise.agent.runs.messages import RecordUpdate, ReportUpdate, encode
 from barnraise.core.errors import BarnraiseError, ProtocolError, RunError
 from barnraise.core.flow.events import ChangeEvent
+from barnraise.core.names import NamedItem, match_name
 from barnraise.core.sanitize import printable
 from barnraise.identity import NodeId
 from barnraise.runs.control.eviction import is_waiting_for_group
@@ -122,18 +123,19 @@ class RunRegistry:
 
     def find(self, text: str) -> RunEntry:
         """Return a run by its name or a unique prefix; raise RunError unless exactly one matches."""
-        exact = self.runs.get(text)
-        if exact is not None:
-            return exact
-        matches = [entry for run, entry in self.runs.items() if run.startswith(text)]
-        if len(matches) == 1:
-            return matches[0]
         if not self.runs:
             raise RunError("this machine knows no run", hint="Start one: barnraise run SCRIPT")
-        problem = "more than one run starts" if matches else "no run starts"
-        recent = ", ".join(list(self.runs)[-5:])
-        raise RunError(
-            f"{problem} with {text!r}", hint=f"The latest are: {recent}. See all with: barnraise ps"
+        match = match_name(text, (NamedItem(run, entry) for run, entry in self.runs.items()), kind="run")
+        if match.value is None:
+            raise RunError(match.problem, hint=match.hint)
+        return match.value
+
+    def at_work(self, node: NodeId) -> tuple[str, ...]:
+        """Return the runs that have workers on a machine now."""
+        return tuple(
+            run
+            for run, entry in self.runs.items()
+            if not entry.has_ended and any(slot.node == node.raw for slot in entry.record.slots)
         )
 
     def apply(self, record: RunRecord, sender: NodeId | None = None, *, is_ours: bool = False) -> bool:
@@ -268,6 +270,9 @@ def _sanitized(report: NodeReport) -> NodeReport:
             pauses=(),
             pauses_in=0,
             pauses_why="",
+            progress=None
+            if state.progress is None
+            else replace(state.progress, metric=printable(state.progress.metric)),
         )
         for state in report.workers
     )

@@ -104,7 +104,9 @@ class RunService:
         try:
             self.checkpoints.settle(entry.run, counts=counts)
         except OSError as error:
-            _log.error("cannot keep or drop the provisional checkpoints of run %s: %s", entry.run, error)
+            _log.error(
+                "cannot keep or drop the checkpoints without a majority of run %s: %s", entry.run, error
+            )
 
     def report_dropped(self, entry: RunEntry, dropped: DroppedSteps) -> None:
         """Report steps that a worker of this machine had to drop."""

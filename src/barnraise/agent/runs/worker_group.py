@@ -18,7 +18,7 @@ from barnraise.agent.power.inhibit_sleep import keep_awake
 from barnraise.agent.runs.supervisor_client import SupervisorClient
 from barnraise.agent.supervisor import messages
 from barnraise.agent_client.bootstrap import child_environment
-from barnraise.agent_client.run_requests import GroupRequest
+from barnraise.agent_client.run_requests import GroupRequest, ProgressRequest
 from barnraise.core.config import Settings
 from barnraise.core.files import remove_tree
 from barnraise.identity import NodeId
@@ -115,6 +115,15 @@ class WorkerGroup:
                 pauses_in=request.generation if request.pauses else 0,
                 pauses_why=request.pauses_why,
             )
+            if current.local_rank == request.local_rank and current.state != "ended" and current != updated:
+                self.states[rank] = updated
+                return True
+        return False
+
+    def set_progress(self, request: ProgressRequest) -> bool:
+        """Record how far the training is; return True if that changed."""
+        for rank, current in self.states.items():
+            updated = replace(current, progress=request.progress)
             if current.local_rank == request.local_rank and current.state != "ended" and current != updated:
                 self.states[rank] = updated
                 return True

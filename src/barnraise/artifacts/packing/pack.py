@@ -84,7 +84,7 @@ def check_size(folder: Path, files: Iterable[FoundFile], limits: FolderLimits) -
         what = f"{folder} has {at_least}{len(checked):,} files to ship, at most {most_files:,} are possible"
     else:
         max_size = format_size(limits.most_bytes)
-        what = f"{folder} has {at_least}{format_size(total)} to ship, at most {max_size} are allowed"
+        what = f"{folder} has {at_least}{format_size(total)} to send, at most {max_size} are allowed"
     by_count = len(checked) > most_files
     raise ShippingError(
         f"{what}; the largest are:\n  " + "\n  ".join(_largest(checked, by_count=by_count)),

@@ -88,7 +88,7 @@ def encode_manifest(manifest: FolderManifest) -> bytes:
     data = _encoder.encode(manifest)
     if len(data) > MOST_ENCODED or len(manifest.files) > MOST_FILES:
         raise ShippingError(
-            f"{len(manifest.files)} files are too many to ship: their list takes {format_size(len(data))}, "
+            f"{len(manifest.files)} files are too many to send: their list takes {format_size(len(data))}, "
             f"at most {format_size(MOST_ENCODED)} and {MOST_FILES} files are possible",
             hint="Put small files together into archives, or list what the run does not need in "
             "`.barnraiseignore`.",

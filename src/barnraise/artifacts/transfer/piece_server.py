@@ -155,7 +155,7 @@ class PieceServer:
                         await asyncio.wait_for(client.woken.wait(), _LOOK_S)
         except BarnraiseError as error:
             # It asks again, or its link is gone; a disk that cannot be read is for this machine's log.
-            _log.warning("node %s is not served: %s", node.short, error.message)
+            _log.warning("machine %s is not served: %s", node.short, error.message)
             client.queue.clear()
             client.held.clear()
             client.manifests.clear()

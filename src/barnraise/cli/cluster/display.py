@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import sys
 
 import click
 
 from barnraise.agent.api.cluster_api import status
 from barnraise.agent.daemon import Agent
+from barnraise.cli import terminal
 from barnraise.cli.cluster.status import describe
+from barnraise.cli.tables import shortened
 
 _LOOK_S = 1.0
 _EVENTS = 6
@@ -43,17 +43,13 @@ class Display:
                 "",
                 *list(agent.events)[-_EVENTS:],
                 "",
-                "Ctrl-C leaves. `barnraise pair` in another terminal lets a machine in.",
+                "Ctrl-C stops the agent. `barnraise pair` in another terminal adds a machine.",
             ]
         )
         # A line that the terminal breaks would be two, and the next picture would begin too low.
-        columns = shutil.get_terminal_size().columns
-        text = "\n".join(line[: columns - 1] for line in text.splitlines())
+        text = "\n".join(shortened(line, terminal.columns() - 1) for line in text.splitlines())
         if text != self._shown:
-            lines = self._shown.count("\n") + 1 if self._shown else 0
-            # Back to where the last picture began, and clear what it leaves.
-            sys.stdout.write((f"\x1b[{lines}F\x1b[J" if lines else "") + text + "\n")
-            sys.stdout.flush()
+            terminal.redraw(text, self._shown.count("\n") + 1 if self._shown else 0)
             self._shown = text
 
 

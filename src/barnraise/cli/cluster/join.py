@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import click
 
-from barnraise.agent_client.cluster_requests import JoinClusterRequest, RequestDone
-from barnraise.cli.agent_call import ask, print_json
+from barnraise.agent_client.cluster_requests import JoinClusterRequest, RequestDone, Role
+from barnraise.cli.agent_call import ask, ensure_agent, print_json
+from barnraise.cli.cluster.torch_install import offer_torch
+from barnraise.cli.waiting import waiting
 from barnraise.core.errors import PairingError
 
 _LOOK_S = 30.0
@@ -36,7 +38,7 @@ def run(code: str | None, options: JoinOptions) -> int:
     if options.site and options.invite is None:
         raise PairingError(
             "--site is about a hub's run, and there is no invite",
-            hint="Type `barnraise join --site --invite TEXT`; to pair with a machine say its CODE alone.",
+            hint="Type `barnraise join --site --invite TEXT`; to pair with a machine, give only its CODE.",
         )
     if options.invite is not None:
         from barnraise.cli.hub import join
@@ -50,18 +52,21 @@ def run(code: str | None, options: JoinOptions) -> int:
             site=options.site,
         )
     assert code is not None
-    return _pair(code, at=options.at, guest=options.guest, as_json=options.as_json)
+    return _pair(code, options)
 
 
-def _pair(code: str, *, at: str | None, guest: bool, as_json: bool) -> int:
-    if not as_json:
-        where = f"at {at}" if at else "on this network"
+def _pair(code: str, options: JoinOptions) -> int:
+    ensure_agent()
+    if not options.as_json:
+        where = f"at {options.at}" if options.at else "on this network"
         click.echo(f"Looking for the machine that shows this code {where} ...")
-    question = JoinClusterRequest(code=code, at=at or "", role="guest" if guest else None, patience_s=_LOOK_S)
-    done = ask(question, RequestDone, timeout_s=_LOOK_S + _PAIRING_S)
-    if as_json:
+    role: Role | None = "guest" if options.guest else None
+    question = JoinClusterRequest(code=code, at=options.at or "", role=role, patience_s=_LOOK_S)
+    with waiting("Looking"):
+        done = ask(question, RequestDone, timeout_s=_LOOK_S + _PAIRING_S, offer_start=False)
+    if options.as_json:
         print_json(done)
-    else:
-        click.echo(done.sentence)
-        click.echo("See the cluster with `barnraise status`.")
-    return 0
+        return 0
+    click.echo(done.sentence)
+    click.echo("See the cluster with `barnraise status`.")
+    return offer_torch(yes=options.yes)

@@ -35,7 +35,7 @@ def down(*, as_json: bool) -> int:
 
 def leave(*, yes: bool, as_json: bool) -> int:
     """End the agent and forget the cluster."""
-    _confirm("Leave the cluster for good? To return, this machine must pair again.", yes or as_json)
+    _confirm("Leave the cluster permanently? To return, this machine must pair again.", yes or as_json)
     return _end(LeaveRequest(), as_json)
 
 
@@ -55,7 +55,7 @@ def _end(question: ShutdownRequest | LeaveRequest, as_json: bool) -> int:
 
 def unpair(*, node: str, yes: bool, as_json: bool) -> int:
     """Remove a machine from the cluster permanently."""
-    _confirm(f"Remove {node} for ever? It cannot return under its key.", yes or as_json)
+    _confirm(f"Remove {node} permanently? To return, it must leave and pair again.", yes or as_json)
     return _do(UnpairRequest(node), as_json)
 
 
@@ -88,7 +88,7 @@ def _confirm(question: str, agreed: bool) -> None:
     if agreed:
         return
     if not sys.stdin.isatty():
-        raise AgentError("this cannot be undone, so it asks first", hint="Add --yes to go ahead.")
+        raise AgentError("this cannot be undone and needs a confirmation", hint="Add --yes to confirm.")
     click.confirm(question, abort=True)
 
 

@@ -113,7 +113,7 @@ class SelfTestNode:
 def run() -> int:
     """Exit code 0 if everything was proved."""
     _check_torch()
-    click.echo("Three nodes on this machine pair and train: about a minute, and nothing of yours is touched.")
+    click.echo("Three test machines are simulated here; they pair and train for about a minute.")
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="by-self-", ignore_cleanup_errors=True) as name:
         room = Path(name)
@@ -137,8 +137,8 @@ def _prove(nodes: list[SelfTestNode], room: Path) -> None:
     for node in nodes[1:]:
         code = first.ask(PairRequest(), OfferResponse).code
         node.ask(JoinClusterRequest(code, at=f"127.0.0.1:{first.port}"), RequestDone)
-    _until(lambda: _members(first) == 3, "all three are in one view")
-    click.echo("ok  three nodes found and trust each other by one-time codes, over encrypted links")
+    _until(lambda: _members(first) == 3, "all three agree")
+    click.echo("ok  three machines found and trust each other by one-time codes, over encrypted links")
     trace = room / "trace"
     running = _start(first, room, trace)
     try:
@@ -150,7 +150,7 @@ def _prove(nodes: list[SelfTestNode], room: Path) -> None:
         step = _last(trace)[0]
         os.kill(victim, signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
         killed = time.monotonic()
-        _until(lambda: _last(trace)[0] > step + 1, "the others go on")
+        _until(lambda: _last(trace)[0] > step + 1, "the others continue")
         took = time.monotonic() - killed
         click.echo(f"ok  one worker was killed; the others committed the next step after {took:.1f} s")
         _until(lambda: _last(trace)[1] == 3 and _last(trace)[0] > step + 2, "it is back")
@@ -160,7 +160,7 @@ def _prove(nodes: list[SelfTestNode], room: Path) -> None:
     finally:
         running.kill()
     _check_trace(trace)
-    click.echo("ok  after every commit all members held the same bits, and no sample counted twice")
+    click.echo("ok  after every step all machines held the same bits, and no sample counted twice")
     _compare(first, room)
 
 
@@ -207,10 +207,10 @@ def _check_trace(trace: Path) -> None:
         head, _, computed = line.partition("[")
         _, step, _, _, _, digest, *_ = head.split()
         if seen.setdefault(int(step), digest) != digest:
-            raise RunError(f"members held different states after step {step}", hint="Report this.")
+            raise RunError(f"machines held different states after step {step}", hint="Report this.")
         units.setdefault(int(step), []).extend(unit for unit in computed.strip(" ]").split(", ") if unit)
     if any(len(step_units) != len(set(step_units)) for step_units in units.values()):
-        raise RunError("a unit counted twice", hint="Report this.")
+        raise RunError("a micro-batch counted twice", hint="Report this.")
 
 
 def _last(trace: Path) -> tuple[int, int]:
@@ -238,7 +238,9 @@ def _until(truth: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while not truth():
         if time.monotonic() > deadline:
-            raise RunError(f"waited {_PATIENCE_S:g} s in vain until {what}", hint="Run `barnraise doctor`.")
+            raise RunError(
+                f"waited {_PATIENCE_S:g} s without success until {what}", hint="Run `barnraise doctor`."
+            )
         time.sleep(0.05)
 
 

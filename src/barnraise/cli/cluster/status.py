@@ -5,17 +5,22 @@ from __future__ import annotations
 import click
 
 from barnraise.agent_client.cluster_requests import (
+    DeviceRow,
     MeasureRequest,
     NodeRow,
     RequestDone,
     StatusRequest,
     StatusResponse,
 )
-from barnraise.cli.agent_call import ask, print_json, table
+from barnraise.cli.agent_call import ask, print_json
+from barnraise.cli.tables import table
+from barnraise.cli.terminal import wrapped
+from barnraise.core.units import format_size
+from barnraise.topology.render import short_device_name
 
 _STATES = {
     "this": "this machine",
-    "here": "here",
+    "here": "online",
     "joining": "joining",
     "silent": "does not answer",
     "away": "away",
@@ -38,48 +43,67 @@ def run(*, as_json: bool, graph: bool, measure: bool) -> int:
 
 
 def nodes(*, as_json: bool) -> int:
-    """List the machines of the cluster, one line each."""
+    """List the machines of the cluster, each in full."""
     response = ask(StatusRequest(), StatusResponse)
     if as_json:
         print_json(response)
         return 0
-    rows = [("name", "node id", "role", "state", "version", "system and devices")]
-    rows += [
-        (row.name, row.node, row.role, _STATES[row.state], row.version or "-", _hardware(row))
-        for row in response.nodes
-    ]
-    click.echo(table(rows))
+    click.echo("\n\n".join(_in_full(row) for row in response.nodes))
     return 0
 
 
 def describe(response: StatusResponse, *, calm: bool = False) -> str:
     """Describe the state of the cluster. ``calm`` leaves out figures that change every second."""
     branch = f" (branch {response.branch})" if response.branch else ""
-    lines = [f"cluster {response.cluster}  view {response.view}{branch}  {response.sentence}"]
+    lines = [wrapped(f"cluster {response.cluster}{branch}: {response.sentence}")]
     if response.encryption != "tls":
         lines.append("PLAINTEXT: workers' links are not encrypted, by your setting")
     if response.coordinator:
-        lines.append(f"coordinator: {response.coordinator} ({response.why_coordinator})")
-    rows = [("", "name", "role", "state", "address", "round trip", "Mbit/s", "system and devices")]
+        lines.append(wrapped(f"coordinator: {response.coordinator} ({response.why_coordinator})"))
+    rows = [("", "name", "state", "address", "ms", "Mbit/s", "run", "device")]
     for row in response.nodes:
-        trip = "-" if row.rtt_ms is None or calm else f"{row.rtt_ms:.3g} ms"
+        trip = "-" if row.rtt_ms is None or calm else f"{row.rtt_ms:.3g}"
         mbps = "-" if row.mbps is None else f"{row.mbps:.0f}"
         mark = "*" if row.coordinator else str(row.seniority or "-")
-        cells = (mark, row.name, _role(row), _STATES[row.state], row.address or "-", trip, mbps)
-        rows.append((*cells, _hardware(row)))
-    lines += ["", table(rows)]
+        work = ", ".join(row.runs) or ("free" if row.state in ("this", "here") else "-")
+        cells = (mark, row.name, _state(row), row.address or "-", trip, mbps, work)
+        rows.append((*cells, _main_device(row)))
+    lines += ["", table(rows, words=(1, 3, 7))]
+    for clash in response.name_clashes:
+        lines += ["", wrapped(clash)]
     if response.offer:
-        lines += ["", response.offer]
+        lines += ["", wrapped(response.offer)]
     return "\n".join(lines)
 
 
-def _role(row: NodeRow) -> str:
-    return row.role if row.works else f"{row.role}, witness"
+def _state(row: NodeRow) -> str:
+    """Return the state, with the role where a machine has another than most."""
+    roles = (["guest"] if row.role == "guest" else []) + ([] if row.works else ["witness"])
+    return ", ".join([_STATES[row.state], *roles])
 
 
-def _hardware(row: NodeRow) -> str:
-    parts = [row.os] if row.os else []
-    for device in row.devices:
-        speed = f" {device.tflops:.2g} TFLOP/s" if device.tflops else ""
-        parts.append(f"{device.name} {device.memory_bytes / 2**30:.0f} GB{speed}")
-    return "; ".join(parts) or "-"
+def _in_full(row: NodeRow) -> str:
+    """Describe one machine in a few lines; its id is never cut, because people copy it."""
+    version = f"version {row.version}" if row.version else "version unknown"
+    role = row.role if row.works else f"{row.role}, witness"
+    heading = wrapped(f"{row.name}: {_STATES[row.state]}, {role}, {version}", indent="  ")
+    lines = [heading, f"  id {row.node}"]
+    if row.os:
+        torch = f", torch {row.torch}" if row.torch else ""
+        lines.append(wrapped(f"  {row.os}, Python {row.python}{torch}", indent="    "))
+    lines += [wrapped(f"  {_device(device)}", indent="    ") for device in row.devices]
+    return "\n".join(lines)
+
+
+def _device(device: DeviceRow) -> str:
+    speed = f", {device.tflops:.2g} TFLOP/s" if device.tflops else ""
+    return f"{device.name} ({device.kind}), {format_size(device.memory_bytes)}{speed}"
+
+
+def _main_device(row: NodeRow) -> str:
+    """Describe the accelerators of a machine, or its processor if it has none."""
+    devices = [device for device in row.devices if device.kind != "cpu"] or list(row.devices)
+    if not devices:
+        return "-"
+    more = f"{len(devices)}x " if len(devices) > 1 else ""
+    return f"{more}{short_device_name(devices[0].name)} {devices[0].memory_bytes / 2**30:.0f} GiB"

@@ -11,6 +11,7 @@ import click
 from barnraise.agent_client.bootstrap import AGENT_LOG, start_agent
 from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse
 from barnraise.cli.agent_call import ask
+from barnraise.cli.waiting import waiting
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import AgentError
 
@@ -23,7 +24,8 @@ def run(*, detach: bool, psk_file: Path | None, witness: bool) -> int:
     if detach:
         options = ["--psk-file", str(psk_file.resolve())] if psk_file is not None else []
         options += ["--witness"] if witness else []
-        pid = start_agent(settings, options)
+        with waiting("Starting the agent"):
+            pid = start_agent(settings, options)
         if pid is None:
             raise AgentError("an agent runs on this machine already", hint="See it with `barnraise status`.")
         log = state_directory(settings) / AGENT_LOG
@@ -43,5 +45,7 @@ def _next() -> str:
     """Return the next step for the user; a machine that was paired before finds its cluster by itself."""
     machines = len(ask(StatusRequest(), StatusResponse, offer_start=False).nodes)
     if machines > 1:
-        return f"It is one of {machines} paired machines and finds the others by itself: `barnraise status`."
+        return (
+            f"It is one of {machines} paired machines and finds the others automatically: `barnraise status`."
+        )
     return "Next: `barnraise pair` here, then `barnraise join CODE` on another machine."

@@ -22,17 +22,20 @@ from barnraise.agent_client.cluster_requests import CheckRequest, CheckResponse,
 from barnraise.cli.agent_call import ask
 from barnraise.cli.doctor import collect, hub_checks, machine_checks, network_checks
 from barnraise.cli.doctor.facts import FirewallFacts
+from barnraise.cli.explain import more_about
+from barnraise.cli.terminal import painted, wrapped
 from barnraise.core.command import Run, runner
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.flow.background import DeadlineCall, DeadlineExceeded
+from barnraise.core.units import counted
 
 _COMMAND_S = 2.0
 _LOOK_S = 6.0
 _AGENT_S = 8.0
 _ORDER = {"ok": 0, "warn": 1, "fail": 2}
 _MARKS = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
-_PAGES = "docs/doctor"
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _NEED_SETTINGS = ("agent", "disk", "firewall", "hub", "key", "network-disk", "port", "wsl")
 
 Rows = Sequence[CheckRow | None]
@@ -47,13 +50,13 @@ class Diagnosis(msgspec.Struct, frozen=True):
     left_out: tuple[DeadlineExceeded, ...]
 
 
-def run(*, as_json: bool) -> int:
+def run(*, as_json: bool, everything: bool) -> int:
     """Exit code 0 if nothing has failed, else 1; never longer than about ten seconds."""
     diagnosis = examine(runner(_COMMAND_S))
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(diagnosis), indent=2))
     else:
-        click.echo(describe(diagnosis))
+        click.echo(describe(diagnosis, everything=everything))
     return 0 if diagnosis.ok else 1
 
 
@@ -109,27 +112,43 @@ def came_in(rows: Iterable[CheckRow]) -> tuple[str, ...]:
     )
 
 
-def describe(diagnosis: Diagnosis) -> str:
-    """Format one line per check, failures last; warnings and failures show their fix. Pure."""
-    width = max((len(row.name) for row in diagnosis.rows), default=0)
-    lines = []
-    for row in diagnosis.rows:
-        peer = f"{row.peer}: " if row.peer and row.peer not in row.sentence else ""
-        lines.append(f"{_MARKS[row.state]:4}  {row.name:{width}}  {peer}{row.sentence}")
-        fix = row.fix
-        if fix:
-            lines.append(f"{'':{width + 8}}-> {fix}")
-    counts = {state: sum(row.state == state for row in diagnosis.rows) for state in _ORDER}
-    lines += [
-        "",
-        f"{counts['ok']} fine, {_count(counts['warn'], 'warning')}, {_count(counts['fail'], 'failure')}",
-    ]
+def describe(diagnosis: Diagnosis, *, everything: bool = False) -> str:
+    """Format a line of summary, then the warnings and failures with their fix, failures last.
+
+    ``everything``: also the checks that passed.
+    """
+    shown = [row for row in diagnosis.rows if everything or row.state != "ok"]
+    lines = [_summary(diagnosis)]
+    if shown:
+        width = max(len(row.name) for row in shown)
+        lines += ["", *(line for row in shown for line in _lines(row, width))]
+    if diagnosis.left_out:
+        lines.append("")
     for left in diagnosis.left_out:
-        lines.append(f"left out: {', '.join(left.names)} ({left.why})")
+        lines.append(wrapped(f"not checked: {', '.join(left.names)} ({left.why})", indent="  "))
     pages = dict.fromkeys(row.name for row in diagnosis.rows if row.state != "ok")
     if pages:
-        lines.append(f"more, in the repository: {', '.join(f'{_PAGES}/{name}.md' for name in pages)}")
+        lines += ["", wrapped(more_about(*pages), indent="  ")]
     return "\n".join(lines)
+
+
+def _summary(diagnosis: Diagnosis) -> str:
+    """Return such as "27 checks passed, 1 warning, 1 failure"; zeros are left out."""
+    counts = {state: sum(row.state == state for row in diagnosis.rows) for state in _ORDER}
+    parts = [f"{counted(counts['ok'], 'check')} passed"]
+    parts += [painted(counted(counts["warn"], "warning"), colour="yellow")] if counts["warn"] else []
+    parts += [painted(counted(counts["fail"], "failure"), colour="red")] if counts["fail"] else []
+    return ", ".join(parts)
+
+
+def _lines(row: CheckRow, width: int) -> list[str]:
+    peer = f"{row.peer}: " if row.peer and row.peer not in row.sentence else ""
+    mark = painted(f"{_MARKS[row.state]:4}", colour=_COLOURS[row.state])
+    indent = " " * (width + 8)
+    sentence = wrapped(f"{'':4}  {row.name:{width}}  {peer}{row.sentence}", indent=indent)
+    # A fix is often a command to copy, so it stays on one line if it has a line for itself.
+    fix = [f"{'':6}-> {row.fix}"] if row.fix else []
+    return [f"{mark}{sentence[4:]}", *fix]
 
 
 def _place() -> tuple[Settings, Path] | BarnraiseError:
@@ -201,7 +220,3 @@ def _ordered(rows: Iterable[CheckRow], left: Iterable[DeadlineExceeded]) -> Diag
     ]
     ok = all(row.state != "fail" for row in ordered)
     return Diagnosis(ok, __version__, ordered, tuple(exceeded for exceeded in missing if exceeded.names))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -7,8 +7,7 @@ import time
 from barnraise.agent.diagnostics.checks import clock_fix
 from barnraise.agent_client.cluster_requests import CheckRow
 from barnraise.cli.doctor.facts import DiskFacts, KeyFacts, NvidiaFacts, SleepFacts, TorchFacts
-from barnraise.core.installation import install_hint
-from barnraise.core.torch_range import TESTED_RANGE, is_tested
+from barnraise.core.installation import TESTED_RANGE, install_hint, is_tested
 
 _FIRST_PYTHON = (3, 11)
 _UNTESTED_PYTHON = (3, 14)
@@ -55,7 +54,7 @@ def torch(facts: TorchFacts, system: str, machine: str) -> CheckRow:
             return CheckRow(
                 "torch",
                 "warn",
-                "there is no torch for Intel Macs, so that this machine cannot train; it can vote",
+                "there is no torch for Intel Macs, so this machine cannot train; it can vote",
                 "barnraise up --witness",
             )
         return CheckRow(
@@ -87,7 +86,7 @@ def gpu(nvidia: NvidiaFacts, facts: TorchFacts) -> CheckRow:
         return CheckRow(
             "gpu",
             "warn",
-            f"{cards}: no NVIDIA driver is loaded, so that nothing can use it",
+            f"{cards}: no NVIDIA driver is loaded, so nothing can use it",
             "Install the driver (Ubuntu: sudo ubuntu-drivers install; Windows: the NVIDIA app)",
         )
     if facts.version and not facts.cuda and not facts.hip:
@@ -191,7 +190,7 @@ def clock(now_s: float, installed_s: float, system: str) -> CheckRow:
     shown = time.strftime("%Y-%m-%d", time.gmtime(max(0.0, min(now_s, 2 * _YEAR_2100_S))))
     if now_s < installed_s - _DAY_S or now_s > _YEAR_2100_S:
         return CheckRow(
-            "clock", "warn", f"the clock of this machine says {shown}, which cannot be", clock_fix(system)
+            "clock", "warn", f"the clock of this machine shows {shown}, which is wrong", clock_fix(system)
         )
     return CheckRow("clock", "ok", shown)
 
@@ -205,7 +204,7 @@ def sleep(facts: SleepFacts, system: str) -> CheckRow:
         note = "closing the lid sends this machine to sleep" if facts.lid else "no setting could be read"
         return CheckRow("sleep", "ok", note)
     if facts.after_s == 0:
-        return CheckRow("sleep", "ok", f"this machine does not sleep by itself ({facts.by}){lid}")
+        return CheckRow("sleep", "ok", f"this machine does not sleep automatically ({facts.by}){lid}")
     fix = {
         "linux": "gsettings set org.gnome.settings-daemon.plugins.power sleep-inactive-ac-type nothing, or "
         "for good: sudo systemctl mask sleep.target suspend.target",

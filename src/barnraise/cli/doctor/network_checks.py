@@ -33,7 +33,7 @@ def port(facts: PortFacts) -> CheckRow:
     return CheckRow(
         "port",
         "fail",
-        f"TCP port {facts.number} is taken{holder}, so that the agent cannot start",
+        f"TCP port {facts.number} is taken{holder}, so the agent cannot start",
         "End that program, or set another port on this machine: BARNRAISE_NETWORK_PORT (network.port)",
     )
 
@@ -53,7 +53,7 @@ def agent(facts: AgentFacts, version: str) -> CheckRow:
             "agent",
             "warn",
             f"a listener without an agent runs (pid {facts.pid}): its workers use it, no cluster does",
-            "When its workers have ended: barnraise up --detach",
+            "When its workers have stopped: barnraise up --detach",
         )
     if facts.version != version:
         return CheckRow(
@@ -73,15 +73,15 @@ def firewall(
     for facts in firewalls:
         fix = _firewall_fix(facts.tool, number, system)
         if came_in:
-            rows.append(CheckRow("firewall", "ok", f"{facts.tool} is active and lets {came_in[0]} in"))
+            rows.append(CheckRow("firewall", "ok", f"{facts.tool} is active and allows {came_in[0]}"))
         elif facts.lets_in:
-            rows.append(CheckRow("firewall", "ok", f"{facts.tool} is active and lets TCP {number} in"))
+            rows.append(CheckRow("firewall", "ok", f"{facts.tool} is active and allows TCP {number}"))
         elif facts.lets_in is None:
             rows.append(
                 CheckRow(
                     "firewall",
                     "warn",
-                    f"{facts.tool} is active, and whether it lets TCP {number} in cannot be seen from here"
+                    f"{facts.tool} is active; whether it allows TCP {number} cannot be seen from here"
                     + (f" ({facts.words})" if facts.words else ""),
                     f"If other machines cannot reach this one: {fix}",
                 )
@@ -91,7 +91,7 @@ def firewall(
                 CheckRow(
                     "firewall",
                     "fail",
-                    f"{facts.tool} on this machine does not let TCP port {number} in: others cannot dial it"
+                    f"{facts.tool} on this machine blocks TCP port {number}: others cannot connect to it"
                     + (f" ({facts.words})" if facts.words else ""),
                     fix,
                 )
@@ -149,7 +149,7 @@ def local_network(system: str, agent_runs: bool) -> CheckRow | None:
     return CheckRow(
         "local-network",
         "ok",
-        "only a running agent can tell whether macOS lets it use the local network",
+        "only a running agent can tell whether macOS allows it to use the local network",
         "System Settings, Privacy & Security, Local Network: the program that starts the agent must be on",
     )
 
@@ -210,7 +210,7 @@ def _hub_reached(facts: HubFacts) -> CheckRow:
     its, others = _its(facts), [way for way in facts.ways if way.other]
     answering = [way.address for way in facts.ways if way.answers]
     if facts.kept and not _is_up(facts):  # then another one may have its port
-        sentence = f"{its} is kept here and not up; `barnraise hub up --name {facts.name}` goes on with it"
+        sentence = f"{its} is on this machine but not running; start it: barnraise hub up --name {facts.name}"
         return _hub_row(facts, "ok", sentence)
     if answering and not others:
         return _hub_row(facts, "ok", f"{its} answers at {answering[0]} with the right key")
@@ -244,7 +244,7 @@ _SAY_WAY = (
     "Funnel), or keep the hub on a server; then: barnraise hub up --address https://... (docs/friends.md)"
 )
 _SAY_PROXY = (
-    "Say the address of the proxy or tunnel that stands before it: barnraise hub up --plain --address "
+    "Give the address of the proxy or tunnel in front of it: barnraise hub up --plain --address "
     "https://... (docs/friends.md); without one, leave out --plain"
 )
 _OWN_WAY = (
@@ -257,10 +257,10 @@ _WAIT = (
     "this machine reaches the internet"
 )
 _OUTSIDE = (
-    "Ask a friend: some routers do not let their own network in that way. If it does not answer there "
+    "Ask a friend: some routers block such connections from their own network. If it does not answer there "
     "either, look at the forwarded port, the tunnel or the proxy (docs/friends.md)"
 )
 _MOVED = (
-    "If this machine's address has changed, say the new one: barnraise hub up --address https://...; then "
+    "If this machine's address has changed, give the new one: barnraise hub up --address https://...; then "
     "make new invites: barnraise invite"
 )

@@ -17,22 +17,23 @@ def hub_group() -> None:
 
 
 @hub_group.command("up", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--name", default="", help="Call the run so (default: after the script).")
+@click.option("--name", default="", help="Name of the run (default: that of the script).")
 @click.option("--host", default="", help="Listen on this address (default: all).")
 @click.option("--port", type=click.IntRange(1, 65535), default=52480, help="Listen on this port (52480).")
 @click.option("--plain", is_flag=True, help="Without TLS, for a proxy or tunnel that runs on this machine.")
 @click.option(
     "--address", multiple=True, metavar="URL", help="How friends reach this hub; may be repeated, best first."
 )
-@click.option("--uses", type=click.IntRange(1, 10_000), default=10, help="How many may use the first invite.")
+@click.option("--uses", type=click.IntRange(1, 10_000), default=10, help="Uses of the first invite.")
 @click.option("--round", "round_time", default="30s", help="How long a round of training lasts.")
 @click.option("--codec", default="int8", help="How updates are encoded (int8, int4, bf16, fp32 ...).")
 @click.option("--train/--no-train", default=True, help="Train on this machine too (the default), or not.")
+@click.option("--parent", default="", metavar="INVITE", help="Send merged updates to that hub.")
 @click.option(
-    "--parent", default="", metavar="INVITE", help="Pass one merged update of these friends up there."
-)
-@click.option(
-    "--seats", type=click.IntRange(0, 10_000), default=100, help="With --parent: friends taken in from there."
+    "--seats",
+    type=click.IntRange(0, 10_000),
+    default=100,
+    help="With --parent: how many friends it may send here.",
 )
 @click.option(
     "--held-out",
@@ -40,13 +41,15 @@ def hub_group() -> None:
     metavar="FILE",
     help="A Python file here whose loss(parameters) tries each update before it counts.",
 )
-@click.option("--store", default="", metavar="s3://BUCKET/FOLDER", help="Put blobs there; friends take them.")
-@click.option("--store-endpoint", default="", metavar="URL", help="Where that store is, if not at Amazon.")
+@click.option(
+    "--store", default="", metavar="s3://BUCKET/FOLDER", help="Store model files there for friends."
+)
+@click.option("--store-endpoint", default="", metavar="URL", help="Address of that store, if not Amazon.")
 @click.option("--folder", type=click.Path(path_type=Path), help="The folder to send (default: this one).")
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def _up(**options: Any) -> int:
-    """Keep a hub here, for SCRIPT; without a script, go on with the one that was kept here before.
+    """Host a model that friends train with you; without SCRIPT, continue the hub of before.
 
     Prints an invite for friends. Ctrl-C ends the hub; nothing of the run is lost.
     """
@@ -61,7 +64,7 @@ def _up(**options: Any) -> int:
 @click.option("--port", type=click.IntRange(1, 65535), default=52480, help="Listen on this port (52480).")
 @click.argument("invite")
 def _follow(**options: Any) -> int:
-    """Keep a copy of a hub's run here, which can take its place. INVITE: `barnraise invite --mirror`."""
+    """Keep a copy of a hub that can replace it. INVITE: `barnraise invite --mirror`."""
     from barnraise.cli.hub import mirror
 
     return mirror.follow(**options)
@@ -71,7 +74,7 @@ def _follow(**options: Any) -> int:
 @_name
 @click.argument("node")
 def _hand_over(node: str, name: str) -> int:
-    """Print this hub's word that the mirror NODE may go on for this hub. Keep it in a safe place."""
+    """Print a permission for mirror NODE to replace this hub. Keep it in a safe place."""
     from barnraise.cli.hub import mirror
 
     return mirror.hand_over(node=node, name=name)
@@ -81,7 +84,7 @@ def _hand_over(node: str, name: str) -> int:
 @_name
 @click.argument("word")
 def _take_over(word: str, name: str) -> int:
-    """Make the mirror here the hub, with the hub's WORD."""
+    """Make the mirror on this machine the hub, with the permission WORD."""
     from barnraise.cli.hub import mirror
 
     return mirror.take_over(word=word, name=name)
@@ -91,7 +94,7 @@ def _take_over(word: str, name: str) -> int:
 @_name
 @click.argument("folder", type=click.Path(path_type=Path))
 def _export(folder: Path, name: str) -> int:
-    """Write the newest model of a hub that is kept here to FOLDER, as model.safetensors."""
+    """Write the newest model of a hub of this machine to FOLDER, as model.safetensors."""
     from barnraise.cli.hub import status
 
     return status.export(folder=folder, name=name)
@@ -101,7 +104,7 @@ def _export(folder: Path, name: str) -> int:
 @_name
 @click.argument("member")
 def _pardon(member: str, name: str) -> int:
-    """Let MEMBER (its name, or how its id begins) out of quarantine. The hub must be up."""
+    """Accept updates of MEMBER (name or start of its id) again. The hub must be up."""
     from barnraise.cli.hub import owner
 
     return owner.pardon(member=member, name=name)
@@ -111,7 +114,7 @@ def _pardon(member: str, name: str) -> int:
 @_name
 @click.argument("member")
 def _expel(member: str, name: str) -> int:
-    """Send MEMBER (its name, or how its id begins) away, until it is pardoned. The hub must be up."""
+    """Exclude MEMBER (name or start of its id) until it is pardoned. The hub must be up."""
     from barnraise.cli.hub import owner
 
     return owner.expel(member=member, name=name)
@@ -129,14 +132,14 @@ def _status(name: str, as_json: bool) -> int:
 
 @click.command("invite")
 @_name
-@click.option("--uses", type=click.IntRange(1, 10_000), default=1, help="How many may use it (default: one).")
+@click.option(
+    "--uses", type=click.IntRange(1, 10_000), default=1, help="Machines that may use it (default: one)."
+)
 @click.option("--for", "lasts", default="168h", metavar="TIME", help="How long it can be used (168h).")
 @click.option("--stranger", is_flag=True, help="For people you do not know: their updates are trimmed.")
 @click.option("--mirror", is_flag=True, help="For a machine that keeps a copy: `barnraise hub follow`.")
 @click.option("--region", is_flag=True, help="For a hub below this one: `barnraise hub up --parent`.")
-@click.option(
-    "--address", multiple=True, metavar="URL", help="How they reach this hub (default: as it knows)."
-)
+@click.option("--address", multiple=True, metavar="URL", help="Address of this hub (default: as started).")
 def invite_command(**options: Any) -> int:
     """Print an invite to a hub of this machine: one line for `barnraise join --invite`."""
     from barnraise.cli.hub import status

@@ -56,7 +56,7 @@ def kept_hub(name: str, settings: Settings) -> Path:
     if not names:
         raise HubError("no hub is kept on this machine", hint="Begin one: barnraise hub up train.py")
     sentence = f"there is no hub called {name} here" if name else f"{len(names)} hubs are kept here"
-    raise HubError(sentence, hint=f"Say which with --name: {', '.join(names)}.")
+    raise HubError(sentence, hint=f"Choose one with --name: {', '.join(names)}.")
 
 
 def known_addresses(directory: Path) -> tuple[str, ...]:

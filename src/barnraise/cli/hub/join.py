@@ -80,7 +80,7 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
             client.close()
             return train_site(seated, settings, keep=keep, quiet=quiet)
         client.close()
-        say("training; Ctrl-C leaves at once, and leaves nothing behind")
+        say("training; Ctrl-C leaves immediately and deletes its files")
         code = until_left(_train(seated, quiet))
         if code == 0 and keep is not None:
             keep_results(seated, keep, settings)

@@ -29,7 +29,7 @@ def follow(*, invite: str, name: str, host: str, port: int) -> int:
     if directory.exists():
         check_mirror(read_facts(directory), directory, parsed_invite.hub_id)
     key = hub_key(directory)
-    say(f"a copy of {parsed_invite.run} is kept here; its owner lets it take over with:")
+    say(f"a copy of {parsed_invite.run} is kept here; its owner allows it to take over with:")
     click.echo(f"  barnraise hub hand-over {key.id}")
 
     async def serve(place: Path) -> int:
@@ -61,7 +61,7 @@ def hand_over(*, node: str, name: str) -> int:
         )
     key = hub_key(directory)
     click.echo(sign_handover(key, key.id, NodeId.parse(node), int(time.time())))
-    say("on the other machine, when this hub is gone: barnraise hub take-over WORD")
+    say("on the other machine, if this hub is lost: barnraise hub take-over WORD")
     return 0
 
 

@@ -17,7 +17,7 @@ def pardon(*, member: str, name: str) -> int:
 
 
 def expel(*, member: str, name: str) -> int:
-    say(f"{_told(member, name, 'expel')} takes part no more; `barnraise hub pardon` lets it in again")
+    say(f"{_told(member, name, 'expel')} is excluded; `barnraise hub pardon` accepts it again")
     return 0
 
 

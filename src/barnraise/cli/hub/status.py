@@ -13,6 +13,8 @@ import msgspec
 from barnraise.cli.child_process import say
 from barnraise.cli.hub.directories import addresses_from_here, kept_hub, known_addresses
 from barnraise.cli.hub.join import require_hub_parts
+from barnraise.cli.tables import table
+from barnraise.cli.terminal import wrapped
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError, HubRefused
 from barnraise.core.units import counted, parse_duration
@@ -83,7 +85,7 @@ def status(*, name: str, as_json: bool) -> int:
     )
     click.echo(json.dumps(msgspec.to_builtins(report), indent=2) if as_json else _described(report))
     if not as_json and any(report.addresses.values()):
-        say("friends are not answered there; docs/friends.md says how they reach this machine")
+        say("friends get no answer there; docs/friends.md explains how they reach this machine")
     return 0
 
 
@@ -113,17 +115,23 @@ def _described(report: HubStatusReport) -> str:
     )
     loss = f", loss {report.loss:.4g}" if report.loss is not None else ""
     lines = [f"{report.name}: {version}{loss}, {counted(len(report.members), 'member')}"]
-    lines.append(f"  {report.waits}")
-    for member in report.members:
-        state = f"  quarantined: {member.quarantine}" if member.quarantine else ""
-        lines.append(
-            f"  {member.name:<24} {member.role:<8} {member.rounds:>6} rounds "
-            f"{member.samples:>12} samples{state}"
-        )
+    lines.append(wrapped(f"  {report.waits}", indent="  "))
+    if report.members:
+        rows = [("machine", "role", "rounds", "samples", "state")]
+        rows += [
+            (member.name, member.role, f"{member.rounds:,}", f"{member.samples:,}", _state(member))
+            for member in report.members
+        ]
+        lines.append(table(rows, words=(0,), wraps=True, indent="  "))
     lines += [
-        f"  {address} {why or 'answers with the right key'}" for address, why in report.addresses.items()
+        wrapped(f"  {address} {why or 'answers with the right key'}", indent="    ")
+        for address, why in report.addresses.items()
     ]
     return "\n".join(lines)
+
+
+def _state(member: MemberContribution) -> str:
+    return f"quarantined: {member.quarantine}" if member.quarantine else "fine"
 
 
 def _waits(directory: Path, version: int | None) -> str:

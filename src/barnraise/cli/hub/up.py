@@ -126,7 +126,7 @@ async def _keep_hub(
         _print_invite(create_invite(directory, addresses, uses=options.uses), addresses, options)
         return await _watch(hub, owner, options, seated, settings)
     except asyncio.CancelledError:
-        say("the hub ends; `barnraise hub up` goes on with it where it is")
+        say("the hub stops; `barnraise hub up` continues it")
         return LEFT
     finally:
         if owner is not None:
@@ -163,7 +163,7 @@ async def _while_up(work: asyncio.Future[T], hub: ChildProcess, owner: ChildProc
                 if kept.ended is not None and (kept is hub or kept.code):
                     kept.show()
                     whose = "the hub's process" if kept is hub else "the script on this machine"
-                    raise HubError(f"{whose} {kept.how()}", hint="Do what its last lines above say.")
+                    raise HubError(f"{whose} {kept.how()}", hint="Follow the last lines above.")
             await asyncio.sleep(LOOK_S)
         return work.result()
     finally:
@@ -226,7 +226,7 @@ async def _end_own(owner: ChildProcess, options: HubUpOptions, seated: JoinedHub
     if owner.code == 0:
         target = (options.folder or Path.cwd()) / RESULTS / seated.room.name
         await asyncio.to_thread(keep_results, seated, target, settings)
-    say(f"this machine's own part {owner.how()}; the hub goes on until Ctrl-C")
+    say(f"this machine's own part {owner.how()}; the hub continues until Ctrl-C")
 
 
 def _loopback(host: str) -> str:
@@ -285,7 +285,7 @@ def _new(options: HubUpOptions, settings: Settings) -> Path:
     if (directory / "hub.db").exists():
         raise HubError(
             f"there is a hub called {name} on this machine already",
-            hint=f"Go on with it: barnraise hub up --name {name}; or call the new one otherwise with --name.",
+            hint=f"Continue it: barnraise hub up --name {name}; or choose another name with --name.",
         )
     store = ArtifactStore(store_directory(state_directory(settings)))
     packed = pack(folder, store, folder_limits(settings))

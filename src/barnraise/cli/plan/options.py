@@ -37,10 +37,13 @@ def planning_options(command: Command) -> Command:
             "--sync",
             type=click.Choice(["exact", "auto"]),
             default="exact",
-            help="auto: plans that change the mathematics may be chosen, too.",
+            help="exact, or auto: may compress gradients and synchronize less often.",
         ),
         click.option(
-            "--add", multiple=True, metavar="MACHINE", help="As if you had it: 4090@1gbit; may be repeated."
+            "--add",
+            multiple=True,
+            metavar="MACHINE",
+            help="Plan with one more machine: 4090@1gbit; may be repeated.",
         ),
     ):
         command = option(command)

@@ -84,7 +84,7 @@ def run(size: Size, *, on: tuple[str, ...], wishes: PlanOptions) -> int:
     tokens = parse_count(size.tokens, "--tokens", "1024")
     if size.flops_per_sample is None:
         flops = float(_FLOPS_PER_PARAMETER * parameters * tokens)
-        each = "each parameter and token" if tokens > 1 else "each parameter; say --tokens if it is a text"
+        each = "each parameter and token" if tokens > 1 else "each parameter; add --tokens if it is a text"
         source = f"{_FLOPS_PER_PARAMETER} for {each}"
     else:
         flops, source = parse_flops(size.flops_per_sample), "as given"
@@ -169,9 +169,9 @@ def _cluster(here: _Here | None, model: ModelSize, speeds: Mapping[str, float]) 
     )
     if not cluster.members:
         raise RunError(
-            f"nothing says yet how fast these machines are: {', '.join(facts.name for facts in graph.nodes)}",
+            f"these machines have not been measured yet: {', '.join(facts.name for facts in graph.nodes)}",
             hint="They are measured some seconds after their agents start, if torch is there: see "
-            "`barnraise nodes`. Or say how fast this one is: --seconds-per-sample 12ms",
+            "`barnraise nodes`. Or give the speed of this one: --seconds-per-sample 12ms",
         )
     return cluster
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from barnraise.cli.agent_call import table
+from barnraise.cli.tables import table
+from barnraise.cli.terminal import columns, wrapped
 from barnraise.core.units import format_duration, format_size
 from barnraise.planning import (
     ModelSize,
@@ -62,20 +61,24 @@ class Shown(NamedTuple):
 
 def describe(answer: PlanReport, width: int = 0) -> str:
     """Format a report for people. ``width``: columns of the terminal; 0: detect them."""
-    width = max(_NARROW, min(_WIDE, (width or shutil.get_terminal_size().columns) - 1))
+    width = max(_NARROW, min(_WIDE, (width or columns()) - 1))
     ranking = answer.ranking
     shown = shown_plans(answer)
-    blocks = [_wrapped(_heading(answer), width), _machines(answer.machines), _plans(answer, shown)]
+    blocks = [
+        wrapped(_heading(answer), width),
+        _machines(answer.machines, width),
+        _plans(answer, shown, width),
+    ]
     left = len(ranking.plans) - len(shown.allowed) - len(shown.others)
     legend = f"{_LEGEND} {left} more plans: --json" if left else _LEGEND
-    blocks.append(_wrapped(legend, width))
-    blocks.append(_wrapped(f"Chosen: {ranking.reason}", width))
+    blocks.append(wrapped(legend, width))
+    blocks.append(wrapped(f"Chosen: {ranking.reason}", width))
     measured = compared(answer)
     if measured:
-        blocks.append(_wrapped(measured, width))
+        blocks.append(wrapped(measured, width))
     if ranking.notes:
-        blocks.append("\n".join(_wrapped(f"note: {note}", width, "      ") for note in ranking.notes))
-    lines = [_wrapped(f"- {advice.sentence}", width, "  ") for advice in answer.advice]
+        blocks.append("\n".join(wrapped(f"note: {note}", width, "      ") for note in ranking.notes))
+    lines = [wrapped(f"- {advice.sentence}", width, "  ") for advice in answer.advice]
     blocks.append("\n".join(["What would help:", *lines]) if lines else "Nothing that we know of would help.")
     return "\n\n".join(blocks)
 
@@ -141,17 +144,17 @@ def _heading(answer: PlanReport) -> str:
     return f"{size}; batches of {profile.batch:,} samples in units of {profile.unit_size:,}; {answer.basis}."
 
 
-def _machines(members: Sequence[PlannedMachine]) -> str:
+def _machines(members: Sequence[PlannedMachine], width: int) -> str:
     rows = [("machine", "samples/s", "how that is known")]
     rows += [(machine.name, _figure(machine.samples_per_s), machine.source) for machine in members]
-    return table(rows)
+    return table(rows, wraps=True, width=width)
 
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _plans(answer: PlanReport, shown: Shown) -> str:
+def _plans(answer: PlanReport, shown: Shown, width: int) -> str:
     rows = [("", "a step", "speed-up", "busy", "slowest link", "loss", "why", "plan")]
     for plan in (*shown.allowed, *shown.others):
         link = plan.slowest_link
@@ -167,10 +170,4 @@ def _plans(answer: PlanReport, shown: Shown) -> str:
                 plan.name,
             )
         )
-    return table(rows)
-
-
-def _wrapped(text: str, width: int, indent: str = "") -> str:
-    return textwrap.fill(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+    return table(rows, words=(6,), wraps=True, width=width)

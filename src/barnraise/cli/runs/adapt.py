@@ -64,8 +64,8 @@ def refuse_separate_training(
         lines = f"Add the lines above: barnraise adapt --write {script}"
     raise RunError(
         f"{script} uses neither barnraise nor torch.distributed, so each of {counted(workers, 'worker')} "
-        "would train the whole model by itself; nothing was started",
-        hint=f"{lines}\n     Or train on one machine: --on NAME. Or run it by itself everywhere: --separate",
+        "would train its own copy of the model; nothing was started",
+        hint=f"{lines}\n     Or train on one machine: --on NAME. Or one model per machine: --separate",
     )
 
 

@@ -64,20 +64,20 @@ def run_options(command: Command) -> Command:
                 "--engine",
                 type=click.Choice(["auto", "barnraise", "gloo", "nccl"]),
                 default="auto",
-                help="Force the engine of groups (default: encrypted between machines).",
+                help="Backend of torch.distributed (default: encrypted between machines).",
             ),
             click.option(
                 "--trust-fabric",
                 "fabric",
                 is_flag=True,
                 callback=lambda _context, _option, trusted: "trusted" if trusted else "untrusted",
-                help="The network between the machines is yours alone: plaintext engines may cross it.",
+                help="Trust the network between the machines: backends without encryption may use it.",
             ),
             click.option(
                 "--restarts",
                 type=int,
                 default=3,
-                help="Restarts after failures that the script did not cause.",
+                help="Restarts after a killed worker or a lost machine (default: 3).",
             ),
             click.option(
                 "--set",
@@ -85,7 +85,7 @@ def run_options(command: Command) -> Command:
                 type=_variable,
                 multiple=True,
                 metavar="NAME=VALUE",
-                help="An environment variable.",
+                help="Set an environment variable of the script.",
             ),
             click.option(
                 "--quiet", is_flag=True, help="Leave the machines usable: lowest priority, one core free."
@@ -97,12 +97,14 @@ def run_options(command: Command) -> Command:
                 type=_size,
                 default="",
                 metavar="SIZE",
-                help="The most memory of one worker, such as 8GB.",
+                help="Memory limit of each worker, such as 8GB.",
             ),
             click.option(
                 "--container", default="", metavar="IMAGE", help="Run in this image with Docker or Podman."
             ),
-            click.option("--name", "title", default="", help="Call the run so (default: after the script)."),
+            click.option(
+                "--name", "title", default="", help="Name of the run (default: that of the script)."
+            ),
         )
     ):
         command = option(command)

@@ -39,7 +39,7 @@ def resume(run: str, *, on: tuple[str, ...], all_ranks: bool, detach: bool) -> i
     """
     started = ask(ResumeRunRequest(run=run, on=on), RunStarted, timeout_s=_RESUME_S)
     where = f"{', '.join(started.nodes)}; {started.begins}"
-    click.echo(f"barnraise: run {started.run} goes on with {run} on {where}", err=True)
+    click.echo(f"barnraise: run {started.run} continues {run} on {where}", err=True)
     if detach:
         click.echo(started.run)
         return 0

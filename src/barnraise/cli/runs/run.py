@@ -46,6 +46,7 @@ from barnraise.cli.plan.plan import run_measured
 from barnraise.cli.runs.adapt import refuse_separate_training
 from barnraise.cli.runs.options import RunCommandOptions
 from barnraise.cli.runs.run_view import watch
+from barnraise.cli.terminal import painted
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import RunEnvironmentError, RunError
 from barnraise.core.units import counted, format_size
@@ -113,10 +114,10 @@ def say_end(row: RunRow) -> int:
         return FORGIVEN if any(not failure.signal for failure in row.failures) else 0
     if row.tail:
         where = f"rank {row.failed_rank} on {row.failed_on}" if row.failed_on else "the first failure"
-        click.echo(click.style(f"\n--- last output of {where}", bold=True), err=True)
+        click.echo(painted(f"\n--- last output of {where}", bold=True, err=True), err=True)
         click.echo(row.tail.rstrip(), err=True)
         click.echo("---", err=True)
-    click.echo(click.style(f"barnraise: run {row.run}: {row.sentence}", fg="red"), err=True)
+    click.echo(painted(f"barnraise: run {row.run}: {row.sentence}", colour="red", err=True), err=True)
     if row.generation:
         click.echo(f"  -> All its output: barnraise logs {row.run} --all", err=True)
     return row.code or 1
@@ -128,7 +129,7 @@ def say_failures(row: RunRow) -> None:
     for failure in roots:
         ending = "the run failed" if row.code and failure is roots[-1] else "restarted"
         text = f"{failure.machine}: {failure.summary}; {ending}"
-        click.echo(click.style(f"barnraise: {text}", fg="yellow"), err=True)
+        click.echo(painted(f"barnraise: {text}", colour="yellow", err=True), err=True)
 
 
 def bring_results(run: str, store: ArtifactStore, target: Path) -> None:
@@ -148,10 +149,10 @@ def _check_dry_run(options: RunCommandOptions) -> None:
         if options.wishes != PlanOptions(sync=options.wishes.sync, levels=options.wishes.levels):
             raise RunError(
                 "--add, --json and --picture are about the plans that only a dry run shows",
-                hint="Say `barnraise run --dry-run ...`, or leave them out.",
+                hint="Use `barnraise run --dry-run ...`, or leave them out.",
             )
     elif options.detach:
-        raise RunError("a dry run ends by itself in a moment", hint="Leave out --detach.")
+        raise RunError("a dry run ends in a moment", hint="Leave out --detach.")
     else:
         check(options.wishes)
 
@@ -188,7 +189,9 @@ def _command(script: str, arguments: Sequence[str], folder: Path | None) -> tupl
     """Return the folder to send and the arguments for Python in it."""
     if script == "-m":
         if not arguments:
-            raise RunError("-m needs the name of a module", hint="Say which: barnraise run -m package.module")
+            raise RunError(
+                "-m needs the name of a module", hint="Name the module: barnraise run -m package.module"
+            )
         return (folder or Path.cwd()).resolve(), ["-m", *arguments]
     path = Path(script)
     if not path.is_file():

@@ -15,15 +15,25 @@ from barnraise.agent_client.run_requests import (
     FollowPosition,
     RunRow,
     StopRunRequest,
+    TrainingProgress,
     WatchRequest,
     WatchResponse,
     WorkerRow,
 )
 from barnraise.cli.agent_call import ask
+from barnraise.cli.runs.live_line import LiveLines, cut, is_live_terminal, terminal_columns
+from barnraise.cli.runs.progress_line import join_parts, progress_parts
+from barnraise.cli.terminal import painted
 from barnraise.core.errors import AgentError
+from barnraise.core.flow.console_log import split_prefix
+from barnraise.core.flow.wait_reporter import WaitReporter
 from barnraise.core.units import format_size
 
+_PREFIX = "barnraise: "
 _WAIT_S = 1.0
+_PLAIN_S = 5.0  # between two lines about progress where no line can be redrawn
+_MAX_PLAIN_S = 60.0
+_PLAIN_WIDTH = 80
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _AWAY_S = 60.0  # how long this machine's agent may be silent before the view gives up
 
@@ -39,6 +49,12 @@ class RunView:
     last_shown: str = ""
     following: LogTail = field(default_factory=LogTail)
     shown_progress: float = field(default_factory=time.monotonic)
+    live: LiveLines | None = field(default_factory=lambda: LiveLines() if is_live_terminal() else None)
+    progress: TrainingProgress | None = None
+    stepped_at: float = 0.0  # when ``progress`` changed
+    plain_due: WaitReporter = field(
+        default_factory=lambda: WaitReporter(_PLAIN_S, _PLAIN_S, max_interval_s=_MAX_PLAIN_S)
+    )
 
     def follow(self, response: WatchResponse | None) -> tuple[FollowPosition, ...]:
         """Return what to ask for next: the output of rank 0, or of every rank.
@@ -75,6 +91,12 @@ class RunView:
                 self.say(
                     words if response.row.phase == "running" else f"{response.row.phase}: {words}", again=True
                 )
+        self._show_status(response)
+
+    def close(self) -> None:
+        """Remove the redrawn lines from the terminal."""
+        if self.live is not None:
+            self.live.erase()
 
     def print_heard(self, response: WatchResponse) -> None:
         for note in response.notes:
@@ -103,21 +125,49 @@ class RunView:
                 self.say(f"{part.name}: {part.words or part.stage}")
         self.shown_progress = time.monotonic()
 
+    def _show_status(self, response: WatchResponse) -> None:
+        """Show the line about the run's progress, or print it now and then."""
+        newest, last = response.row.progress, self.progress
+        is_new = newest is not None and (last is None or newest.step != last.step)
+        if is_new:
+            self.progress, self.stepped_at = newest, time.monotonic()
+        if self.live is not None:
+            width = terminal_columns() - 1
+            status = self._status(response, width - len(_PREFIX))
+            self.live.draw([painted(cut(_PREFIX + status, width), dim=True, err=True)] if status else [])
+        elif is_new and self.plain_due.is_due():
+            self._print_own(self._status(response, _PLAIN_WIDTH - len(_PREFIX)))
+
+    def _status(self, response: WatchResponse, width: int) -> str:
+        if response.row.phase != "running" or self.progress is None:
+            return ""
+        silent_s = time.monotonic() - self.stepped_at
+        return join_parts(progress_parts(self.progress, len(response.row.machines), silent_s), width)
+
     def say(self, text: str, *, again: bool = False) -> None:
         """Print a line on stderr, so that the script's own output stays clean."""
         if (again and text != self.last_shown) or text not in self.shown:
             self.shown.add(text)
             self.last_shown = text
-            click.echo(click.style(f"barnraise: {text}", dim=True), err=True)
+            self._print_own(text)
+
+    def _print_own(self, text: str) -> None:
+        self.close()
+        click.echo(painted(_PREFIX + text, dim=True, err=True), err=True)
 
     def _print_line(self, worker: WorkerRow | None, count: int, line: str) -> None:
+        self.close()
         if worker is None or count == 1:
             self.echo(line)
             return
         is_named = self.all_ranks and worker.rank >= 0
         label = f"{worker.name}:{worker.rank}" if is_named else worker.name
+        is_ours, text = split_prefix(line)
+        if is_ours:
+            self.echo(click.style(f"{_PREFIX}{label}: {text}", dim=True))
+            return
         colour = _COLOURS[worker.number % len(_COLOURS)]
-        self.echo(f"{click.style(label, fg=colour)} {line}")
+        self.echo(f"{painted(label, colour=colour)} {line}")
 
 
 def watch(run: str, *, all_ranks: bool, stops: bool, echo: Callable[[str], None] = click.echo) -> RunRow:
@@ -125,6 +175,13 @@ def watch(run: str, *, all_ranks: bool, stops: bool, echo: Callable[[str], None]
     detaches.
     """
     view = RunView(all_ranks, echo)
+    try:
+        return _watch_until_end(run, view, stops=stops)
+    finally:
+        view.close()
+
+
+def _watch_until_end(run: str, view: RunView, *, stops: bool) -> RunRow:
     response: WatchResponse | None = None
     interrupts, reported_interrupts, away_since = 0, 0, 0.0
     while True:
@@ -146,13 +203,14 @@ def watch(run: str, *, all_ranks: bool, stops: bool, echo: Callable[[str], None]
                 time.sleep(0.5)
         except KeyboardInterrupt:  # anywhere above: the agent may be slow to hear of the first one
             interrupts += 1
+            view.close()
             if not stops:
-                click.echo(f"\nThe run goes on. Come back with: barnraise attach {run}", err=True)
+                click.echo(f"\nThe run continues. Watch it again with: barnraise attach {run}", err=True)
                 sys.exit(0)
             if interrupts > 2:
-                click.echo(f"\nLeft the view; see what became of it: barnraise ps {run}", err=True)
+                click.echo(f"\nThe run may still be stopping. See its state: barnraise ps {run}", err=True)
                 sys.exit(130)
-            words = "stopping; Ctrl-C again ends it at once" if interrupts == 1 else "ending it at once"
+            words = "stopping; Ctrl-C again kills it immediately" if interrupts == 1 else "killing it"
             click.echo(f"\nbarnraise: {words}", err=True)
 
 

@@ -21,9 +21,12 @@ from barnraise.agent_client.run_requests import (
     WorkerRow,
 )
 from barnraise.artifacts import ArtifactStore, store_directory
-from barnraise.cli.agent_call import ask, print_json, table
+from barnraise.cli.agent_call import ask, print_json
 from barnraise.cli.runs import run as running
+from barnraise.cli.runs.progress_line import final_parts, join_parts, progress_parts
 from barnraise.cli.runs.run_view import RunView, watch
+from barnraise.cli.tables import table
+from barnraise.cli.terminal import columns, wrapped
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunError
 from barnraise.core.units import counted, format_size
@@ -50,12 +53,12 @@ def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
     if not rows:
         click.echo("No run yet. Start one: barnraise run SCRIPT")
         return 0
-    lines = [("run", "state", "began", "machines", "command", "")]
+    lines = [("run", "state", "began", "machines", "command", "news")]
     lines += [
-        (row.run, _state(row), _ago(row.at), str(len(row.machines)), _shortened(row.command), row.sentence)
+        (row.run, _state(row), _ago(row.at), str(len(row.machines)), " ".join(row.command), row.sentence)
         for row in rows
     ]
-    click.echo(table(lines))
+    click.echo(table(lines, words=(4, 5)))
     return 0
 
 
@@ -151,20 +154,23 @@ def accept(*, run: str, yes: bool, refuse: bool, as_json: bool) -> int:
 
 def describe(response: WatchResponse) -> str:
     row = response.row
-    lines = [f"run {row.run}: {_state(row)}, {row.sentence}"]
-    lines.append(f"python {' '.join(row.command)}   started on {row.by}, {_ago(row.at)}")
+    lines = [wrapped(f"run {row.run}: {_state(row)}, {row.sentence}")]
+    lines.append(wrapped(f"python {' '.join(row.command)}   started on {row.by}, {_ago(row.at)}"))
+    if row.progress is not None:
+        now = progress_parts(row.progress, len(row.machines))
+        lines.append(join_parts(final_parts(row.progress) if row.phase == "ended" else now, columns()))
     if row.restarts:
         lines.append(f"{counted(row.restarts, 'restart')} so far")
-    lines += [f"{name} takes no part: {why}" for name, why in row.left_out]
-    lines += list(response.findings)
+    lines += [wrapped(f"{name} takes no part: {why}") for name, why in row.left_out]
+    lines += [wrapped(finding) for finding in response.findings]
     if response.workers:
         workers = [
             (str(worker.rank), worker.name, worker.device, _worker(worker)) for worker in response.workers
         ]
-        lines += ["", table([("rank", "machine", "device", "state"), *workers])]
+        lines += ["", table([("rank", "machine", "device", "state"), *workers], wraps=True)]
     else:
         parts = [(part.name, part.stage, part.words) for part in response.parts]
-        lines += ["", table([("machine", "state", ""), *parts])]
+        lines += ["", table([("machine", "state", "news"), *parts], wraps=True)]
     for failure in row.failures:
         if not failure.follows:
             heading = f"rank {failure.rank} on {failure.machine}: {failure.summary}"
@@ -192,8 +198,3 @@ def _ago(at: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
-
-
-def _shortened(command: tuple[str, ...]) -> str:
-    text = " ".join(command)
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -100,7 +100,7 @@ class ServiceManager(ABC):
             installed=False,
             running=False,
             file=str(self._file),
-            sentence="the agent has ended and does not start by itself any more; its key and cluster stay",
+            sentence="the agent has stopped and does not start at login any more; its key and cluster stay",
             deleted=tuple(work.deleted),
             ran=tuple(work.ran),
             undo="barnraise service install",

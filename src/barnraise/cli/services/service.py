@@ -99,7 +99,7 @@ def check_importable(run: Run, python: str) -> None:
     done = run([python, "-E", "-P", "-c", "import barnraise.agent"])
     if done.returncode != 0:
         raise AgentError(
-            f"{python} cannot import Barnraise by itself, so that a service could not start it",
+            f"{python} cannot import Barnraise in a new process, so a service could not start it",
             hint=install_hint(python=python),
         )
 
@@ -124,7 +124,7 @@ def _check_no_agent_runs(directory: Path) -> None:
             f"{what} runs already (pid {standing.pid}), and the service could not start beside it",
             hint="Run `barnraise down`, then `barnraise service install` again."
             if standing.agent
-            else "Wait until the workers that use it have ended.",
+            else "Wait until the workers that use it have stopped.",
         )
 
 

@@ -95,7 +95,7 @@ class Systemd(ServiceManager):
             else f"your own systemd does not answer ({_first_line(done.stderr or done.stdout) or 'no word'})"
         )
         raise AgentError(
-            f"{words}, so that nothing can start the agent by itself",
+            f"{words}, so the agent cannot start automatically",
             hint="Start it in the background instead: barnraise up --detach. (Under sudo there is no user's "
             "systemd: run this as yourself, without sudo.)",
         )

@@ -429,7 +429,8 @@ class CommEngine:
 
     def _stale_failure(self, generation: int) -> Failure:
         return Failure(
-            "operation-aborted", f"generation {generation} is over, this run is at {self.generation}"
+            "operation-aborted",
+            f"start {generation} of the run is over; the run is at start {self.generation}",
         )
 
     def _send_to_all(self, group: Group, header: FrameHeader, payload: bytes = b"") -> None:

@@ -141,7 +141,7 @@ class Group:
         if body.rank != peer or body.world != self.world:
             return f"it says it is rank {body.rank} of {body.world}, here it is rank {peer} of {self.world}"
         if body.membership != membership_digest(self.workers):
-            return f"rank {peer} has another list of members"
+            return f"rank {peer} has another list of ranks"
         return None
 
     def open_timeout_failure(self) -> Failure:
@@ -183,7 +183,7 @@ class Group:
     def store_early_start(self, peer: int, sequence: int, encoded: bytes) -> None:
         held = self.early_start_bytes.get(peer, 0) + len(encoded)
         if held > _MAX_EARLY_START_BYTES or len(self.early) >= _MAX_EARLY_STARTS:
-            raise ProtocolError("a peer announced too many operations ahead")
+            raise ProtocolError("another rank announced too many operations ahead")
         early = self.early.setdefault((peer, sequence), EarlyMessages())
         if early.encoded is not None:
             raise ProtocolError(f"operation {sequence} was started twice")
@@ -193,7 +193,7 @@ class Group:
     def store_early_data(self, peer: int, sequence: int, ordinal: int, payload: bytes) -> None:
         held = self.early_bytes.get(peer, 0) + len(payload) + _EARLY_OVERHEAD
         if held > _MAX_EARLY_BYTES or len(self.early) >= _MAX_EARLY_STARTS:
-            raise ProtocolError("a peer sent too much ahead")
+            raise ProtocolError("another rank sent too much ahead")
         self.early_bytes[peer] = held
         self.early.setdefault((peer, sequence), EarlyMessages()).messages.append((ordinal, payload))
 

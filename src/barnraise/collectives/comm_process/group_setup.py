@@ -79,7 +79,7 @@ class GroupSetup:
             if header.first + 1 == header.second:
                 peer.probes_answered += 1
                 if peer.probes_answered > _MAX_PROBES:
-                    raise ProtocolError("a peer sent too many probes")
+                    raise ProtocolError("another rank sent too many probes")
                 result = _RESULT.pack(peer.probe_bytes, now - peer.probe_began)
                 peer.link.send(FrameHeader(FrameKind.PROBED), result)
         elif len(payload) != _RESULT.size:

@@ -69,5 +69,7 @@ def _meet(url: str, **options: Any) -> Any:
 
 def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     from barnraise.collectives.process_group import create_group
+    from barnraise.core.flow.console_log import install_console_log
 
+    install_console_log()
     return create_group(store, rank, size, timeout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from barnraise.core.flow.log_once import first_time
-from barnraise.core.torch_range import TESTED_FIRST, is_tested
+from barnraise.core.installation import TESTED_FIRST, is_tested
 
 log = logging.getLogger("barnraise.collectives")
 

@@ -146,7 +146,7 @@ def _all_reduce_gathered(
         max_bytes = sizes[0]
         sizes = [row[0] for row in exchange.all_gather_numbers([payload.numel()], values.device)]
         if not all(0 <= size <= max_bytes for size in sizes):
-            raise ProtocolError(f"a member announced more than the {max_bytes} bytes of {codec.name}")
+            raise ProtocolError(f"a worker announced more than the {max_bytes} bytes of {codec.name}")
     arrived = [message for (message,) in exchange.gather(PayloadMessage(verdict, payload), sizes).wait()]
     verdicts = [PayloadCheck(message.verdict.kind, rank) for rank, message in enumerate(arrived)]
     total = torch.zeros_like(values)
@@ -237,11 +237,11 @@ def _error(
 
 def _reason(codec: Codec | PowerSGD, exchange: PayloadExchange, numel: int) -> str:
     if not exchange.sent:
-        return f"{codec.name}: nothing is sent, because there is one member or nothing to sum"
+        return f"{codec.name}: nothing is sent, because there is one worker or nothing to sum"
     if exchange.sites:
         where = f"{counted(exchange.world, 'member')} at {counted(len(exchange.sites), 'site')}"
         sent, crossed = format_size(exchange.sent), format_size(exchange.crossed)
-        return f"{codec.name} over {where}: {sent} sent by this member, {crossed} of it to other sites"
+        return f"{codec.name} over {where}: {sent} sent by this worker, {crossed} of it to other sites"
     plain = 8 * numel * (exchange.world - 1) / exchange.world
     return (
         f"{codec.name} over {counted(exchange.world, 'member')}: {format_size(exchange.sent)} sent by each, "

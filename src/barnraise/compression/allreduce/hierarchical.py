@@ -297,7 +297,7 @@ class _ChunkReduction:
         max_bytes = self._max_bytes(span)
         size = announced[rank][place] if announced else max_bytes
         if not 0 <= size <= max_bytes:
-            raise ProtocolError(f"a member announced {size} bytes, but {self._codec.name} allows {max_bytes}")
+            raise ProtocolError(f"a worker announced {size} bytes, but {self._codec.name} allows {max_bytes}")
         return size
 
     def _max_bytes(self, span: slice) -> int:

@@ -203,5 +203,5 @@ class _ChunkReduction:
         for size, max_bytes in sizes:
             if not 0 <= size <= max_bytes:
                 raise ProtocolError(
-                    f"a member announced {size} bytes, but {self._codec.name} allows {max_bytes}"
+                    f"a worker announced {size} bytes, but {self._codec.name} allows {max_bytes}"
                 )

@@ -117,7 +117,7 @@ class PowerSGD:
         if not isinstance(factors, Mapping) or not all(map(self._is_factor, factors.items())):
             raise RunError(
                 f"the loaded state does not belong to {self.name}",
-                hint="Load the state of a member with the same rank, or call restart() on all members.",
+                hint="Load the state of a worker with the same rank, or call restart() on all workers.",
             )
         self._factors = {name: factor.clone() for name, factor in factors.items()}
 
@@ -205,6 +205,6 @@ def require_equal(summed: torch.Tensor, world: int) -> None:
     marks, squares = summed[:_CHECK].double(), summed[_CHECK:].double()
     if not torch.equal(squares * world, marks.square()):
         raise OperationMismatch(
-            "members hold different factors for powersgd",
-            hint="Load the state of one member on the joining members, or call restart() on all members.",
+            "workers hold different factors for powersgd",
+            hint="Load the state of one worker on the joining workers, or call restart() on all workers.",
         )

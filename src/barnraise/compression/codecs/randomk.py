@@ -66,7 +66,7 @@ class RandomK(Codec):
         if bytes(payload[:_TAG_BYTES].tolist()) != tag:
             raise ProtocolError(
                 f"numbers of {codec_round.name!r} were drawn for another tensor, step or seed",
-                hint="Give all members the same codec, and count their steps alike.",
+                hint="Give all workers the same codec, and count their steps alike.",
             )
         values = read(payload, _TAG_BYTES, positions.numel(), torch.float32)
         check_payload_finite(values)

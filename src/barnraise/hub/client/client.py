@@ -249,7 +249,7 @@ class HubClient:
             except HubError as error:
                 raise HubAway(
                     _foreign_response(address, status, error.message),
-                    hint="See that the address leads to the hub; ask for a new invite if its key changed.",
+                    hint="Check that the address is the hub's; ask for a new invite if its key changed.",
                     answered=status < 500,  # above it, what stands between says that the hub does not
                 ) from error
             if status < 300:

@@ -27,7 +27,7 @@ from barnraise.identity.private_file import load_or_create_private
 VARIABLE = "BARNRAISE_HUB"  # in the script's environment: the path of its seat
 SITE_VARIABLE = "BARNRAISE_SITE"  # on every machine of a site: the seat itself
 _KEY_BYTES = 32
-_UNREADABLE = "this machine's seat at the hub cannot be read"
+_UNREADABLE = "this machine's credentials for the hub cannot be read"
 _HINT = "Join again: `barnraise join --invite ...`."
 
 

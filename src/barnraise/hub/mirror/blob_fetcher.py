@@ -20,7 +20,7 @@ from barnraise.hub.storage.blobs import BlobStore
 
 MOST_CODE_BYTES = 4 << 20
 ASK_THE_SENDER = "Ask the sender of the invite; the hub may run another Barnraise version."
-_NO_ROOM = "Free some space there; what is here already is kept, and it goes on by itself."
+_NO_ROOM = "Free some space there; what is here already is kept, and it continues automatically."
 
 
 class BlobFetcher:

@@ -148,6 +148,6 @@ async def keep_offering(hub: Hub, above: HubClient, offering: RegionOffers) -> N
         return False
 
     try:
-        await run_until_done(turn, "the region could not offer its seats", REPEATED_S)
+        await run_until_done(turn, "the region could not offer its places", REPEATED_S)
     finally:
         above.close()

@@ -81,5 +81,5 @@ def write_state(layout: VectorLayout, flat: torch.Tensor, target: Path, facts: d
     except OSError as error:
         raise HubError(
             f"the model cannot be written to {target}: {error.strerror or error}",
-            hint="Name a folder that can be written, on a disk with room for the model.",
+            hint="Name a folder that can be written, on a disk with space for the model.",
         ) from error

@@ -54,7 +54,7 @@ OPERATIONS = (
     ApiOperation("get", "/v1/blobs/{name}", "A blob, whole or a range of it.", None, is_bytes=True),
     ApiOperation("post", "/v1/members", "Join with an invite's token.", JoinResponse, JoinRequest),
     ApiOperation(
-        "post", "/v1/regions", "As a region, offer seats to new members.", RunDescription, RegionOffer
+        "post", "/v1/regions", "As a region, offer places to new members.", RunDescription, RegionOffer
     ),
     ApiOperation("post", "/v1/members/{node}/pardon", "Let a member out of quarantine.", RunDescription),
     ApiOperation("post", "/v1/members/{node}/expel", "Expel a member.", RunDescription),

@@ -46,7 +46,7 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
             ended = with_reachable_results(record, facts.present)
             sentence = "finished successfully"
             if ended.results_at != record.results_at:
-                sentence += f"; rank 0 is gone, the results are those of {facts.name(ended.results_at)}"
+                sentence += f"; rank 0 is lost, so the results are those of {facts.name(ended.results_at)}"
             return succeed(ended, sentence)
         lost = [node for node in record.nodes if node not in facts.present]
         return restart_or_fail(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from barnraise.agent_client.run_requests import TrainingProgress
 from barnraise.runs.control.failures import FOLLOWERS
 from barnraise.runs.record import NodeReport, RunOutcome, RunRecord, WorkerSlot, WorkerState
 
@@ -51,6 +52,16 @@ def reported_states(reports: Mapping[bytes, NodeReport]) -> dict[tuple[bytes, in
         for node, report in reports.items()
         for worker in report.workers
     }
+
+
+def training_progress(record: RunRecord, reports: Mapping[bytes, NodeReport]) -> TrainingProgress | None:
+    """Return the progress that the main worker reports; before its first report, the highest known one."""
+    states = reported_states(reports)
+    main = states.get(record.slots[0].key) if record.slots else None
+    if main is not None and main.progress is not None:
+        return main.progress
+    known = [state.progress for state in states.values() if state.progress is not None]
+    return max(known, key=lambda progress: progress.step, default=None)
 
 
 def root_cause(failed: Sequence[WorkerStatus]) -> WorkerStatus | None:

@@ -29,7 +29,7 @@ class BatchNormStats:
             if isinstance(module, torch.nn.SyncBatchNorm):
                 raise RunError(
                     f"{name} is a SyncBatchNorm, which communicates inside forward",
-                    hint="Use an ordinary BatchNorm: here each micro-batch is normalized by itself.",
+                    hint="Use an ordinary BatchNorm: here each micro-batch is normalized separately.",
                 )
         tracking = (
             module

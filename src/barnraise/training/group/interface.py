@@ -140,6 +140,9 @@ class GroupManager(Protocol):
     def machines(self) -> tuple[str, ...]:
         """Return the node id of every rank."""
 
+    def name_of(self, rank: int) -> str:
+        """Return the name of the machine of a rank, for messages."""
+
     def survey(self) -> TopologyGraph:
         """Return the measured topology of the cluster. May be called from any thread."""
 

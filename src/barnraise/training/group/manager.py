@@ -65,6 +65,7 @@ class AgentGroupManager:
         self.group: TrainingCollectives = SingleWorkerGroup()
         self._site_map = SiteMap(self.survey)
         self._last_recovery = 0
+        self._names: tuple[str, ...] = ()
         # Recovery groups by attempt; None while one is being connected.
         self._recovery_groups: dict[int, TrainingGroup | None] = {}
         self._is_closing = False
@@ -97,6 +98,13 @@ class AgentGroupManager:
         others = [node.hex() for node in self.group.nodes]
         return (*others[: self.rank], self._agent.worker.node, *others[self.rank :])
 
+    def name_of(self, rank: int) -> str:
+        """Return the name of the machine of a rank; with the rank if the machine has several workers."""
+        if rank >= len(self._names):
+            return f"rank {rank}"
+        name = self._names[rank]
+        return name if self._names.count(name) == 1 else f"rank {rank} on {name}"
+
     def survey(self) -> TopologyGraph:
         """Return the topology that the agents have measured."""
         return self._agent.survey()
@@ -112,7 +120,7 @@ class AgentGroupManager:
             old.close()
             self._agent.generation, self.rank, self.world = response.generation, response.rank, response.world
             self._provisional, self.is_first_start = response.provisional, response.beginning
-            self.finished = response.finished
+            self.finished, self._names = response.finished, response.names
             if response.world == 1:
                 return
             try:

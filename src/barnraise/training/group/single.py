@@ -29,10 +29,10 @@ class SingleWorkerGroup:
         return CompletedWork()
 
     def all_reduce_compressed(self, *_: object) -> tuple[torch.Tensor, Callable[[], None]]:
-        raise AssertionError("a single worker has no peers")
+        raise AssertionError("a single worker has no other workers")
 
     def send_async(self, tensor: torch.Tensor, to: int) -> PendingWork:
-        raise AssertionError("a single worker has no peers")
+        raise AssertionError("a single worker has no other workers")
 
     receive_async = send_async
 
@@ -65,6 +65,9 @@ class SingleWorkerManager:
 
     def machines(self) -> tuple[str, ...]:
         return ("",)
+
+    def name_of(self, rank: int) -> str:
+        return "this machine"
 
     def survey(self) -> TopologyGraph:
         return TopologyGraph()

@@ -135,7 +135,8 @@ class HubStepLoop(StepLoop):
                 answer = self._request(is_last=sum(status.can_request for status in statuses) == 1)
             elif time.monotonic() - reported > _REPORT_S:
                 reported = time.monotonic()
-                log.warning("waiting for %.0f s for the hub; rank %d talks to it", reported - start, leader)
+                name = self._manager.name_of(leader)
+                log.warning("waiting for %.0f s for the hub, to which %s talks", reported - start, name)
 
     def _request(self, *, is_last: bool) -> HubAnswer | None:
         """Request an answer from the hub. On failure let the next machine do it, unless this is the last."""

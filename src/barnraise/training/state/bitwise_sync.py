@@ -64,13 +64,13 @@ class BitwiseSync:
         self._state = state
         self._reference = 0
 
-    def start_group(self, reference: int, *, mixed: bool) -> None:
-        """Set the reference rank of a new group."""
+    def start_group(self, reference: int, name: str, *, mixed: bool) -> None:
+        """Set the reference rank of a new group, and the name of its machine."""
         if mixed and not self.mixed:
             log.warning(
-                "the machines' processors differ in the last bits of their results; the state of rank %d is "
-                "the reference, and the others copy it every %d steps",
-                reference,
+                "the machines' processors differ in the last bits of their results; the others copy the "
+                "state of %s every %d steps",
+                name,
                 ADOPT_EVERY,
             )
         self._reference, self.mixed = reference, mixed

@@ -206,8 +206,7 @@ class StepCommitter:
         self, microbatches: Sequence[MicroBatch], completed: Mapping[int, frozenset[int]]
     ) -> list[MicroBatch]:
         """Return this worker's share of the micro-batches."""
-        manager = self._manager
-        return assign_own(microbatches, completed, self._throughput, manager.world, manager.rank)
+        return assign_own(microbatches, completed, self._throughput, self._manager)
 
     # joining workers
 

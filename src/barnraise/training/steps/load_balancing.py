@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from barnraise.core.errors import ProtocolError
 from barnraise.runs.sharding import MicroBatch, assign_micro_batches
+from barnraise.training.group.interface import GroupManager
 from barnraise.training.steps.throughput import Throughput
 
 log = logging.getLogger("barnraise.training")
@@ -21,18 +22,18 @@ def assign_own(
     units: Sequence[MicroBatch],
     completed: Mapping[int, frozenset[int]],
     throughput: Throughput,
-    world: int,
-    own_rank: int,
+    manager: GroupManager,
 ) -> list[MicroBatch]:
-    """Return this rank's micro-batches of those that are not ``completed``. Log which ranks get none."""
+    """Return this rank's micro-batches of those that are not ``completed``. Log which machines get none."""
+    world, own_rank = manager.world, manager.rank
     speeds = speeds_of(throughput, world)
     assignment, idle = assign_all(units, completed, throughput, world)
     for rank in idle:
         if own_rank in (0, rank):
             log.warning(
-                "rank %d is too slow (%.3g samples/s, all together %.3g); it gets no micro-batches for now "
-                "and will be retried",
-                rank,
+                "%s is too slow to wait for (%.0f of %.0f samples/s); the others do its work, and it is "
+                "tried again later",
+                manager.name_of(rank),
                 speeds[rank],
                 sum(speeds),
             )

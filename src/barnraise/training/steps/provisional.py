@@ -68,5 +68,7 @@ class ProvisionalSteps:
                 client.ask(encode(DroppedStepsRequest(worker.run, steps, onward)), _REQUEST_S)
         except BarnraiseError as error:
             log.warning(
-                "%d provisional steps were discarded; the agent could not be notified: %s", steps, error
+                "%d steps without a majority were discarded; the agent could not be notified: %s",
+                steps,
+                error,
             )

@@ -124,7 +124,7 @@ class StepRecovery(StepCommitter):
             self._compression.load_residuals(self._state.residuals)
             self._state.residuals = {}
         receivers = [rank for rank in decision.fresh if rank not in donors]
-        self._bitwise_sync.start_group(donors[0], mixed=decision.mixed)
+        self._bitwise_sync.start_group(donors[0], manager.name_of(donors[0]), mixed=decision.mixed)
         if decision.mixed and decision.donors:
             donors, receivers = self._bitwise_sync.split_by_state(group, self.done)
         elif (

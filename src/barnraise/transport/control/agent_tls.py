@@ -85,7 +85,7 @@ class AgentTls:
         """Raise HandshakeError if the node is not trusted now."""
         if node not in self._trusted():
             raise HandshakeError(
-                f"node {node.short} is not trusted any more", hint="Pair the two machines again."
+                f"machine {node.short} is not trusted any more", hint="Pair the two machines again."
             )
 
 
@@ -147,4 +147,4 @@ def explain(error: ssl.SSLError) -> HandshakeError:
     return HandshakeError(f"it broke off the TLS handshake ({reason})")
 
 
-_PAIR = "Pair the two machines, or wait until every machine knows the new member."
+_PAIR = "Pair the two machines, or wait until every machine knows the new one."

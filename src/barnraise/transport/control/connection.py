@@ -112,7 +112,7 @@ class ControlConnection:
 
     def __str__(self) -> str:
         where = show_address(self.address, self.port)
-        return f"the agent of node {self.peer.node.short} at {where}"
+        return f"the agent of machine {self.peer.node.short} at {where}"
 
     @property
     def queued(self) -> int:

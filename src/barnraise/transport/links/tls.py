@@ -59,24 +59,26 @@ def peer(
     nodes: pass the node, too, whenever it is known.
     """
     if connection.version() != "TLSv1.3":
-        raise HandshakeError(f"the link speaks {connection.version()} instead of TLS 1.3")
+        raise HandshakeError(f"the link uses {connection.version()} instead of TLS 1.3")
     certificate = connection.getpeercert(binary_form=True)
     if certificate is None:
-        raise HandshakeError("the peer showed no certificate")
+        raise HandshakeError("the other side showed no certificate")
     try:
         identity = read_worker(certificate)
     except IdentityError as error:
-        raise HandshakeError(f"the peer's certificate is not valid: {error.message}") from error
+        raise HandshakeError(f"the certificate of the other side is not valid: {error.message}") from error
     if identity.run != run:
         raise HandshakeError(
-            f"the peer is {identity}, not of run {run!r}",
+            f"the other side is {identity}, not of run {run!r}",
             hint="Start the workers of one run with one and the same run name.",
         )
     if expect_node is not None and identity.node != expect_node:
-        raise HandshakeError(f"the peer is {identity}, expected was node {expect_node.short}", hint=_STALE)
+        raise HandshakeError(
+            f"the other side is {identity}, expected was machine {expect_node.short}", hint=_STALE
+        )
     if expect_worker is not None and identity.worker != expect_worker:
         raise HandshakeError(
-            f"the peer is {identity}, expected was worker {expect_worker.hex()[:8]}", hint=_STALE
+            f"the other side is {identity}, expected was worker {expect_worker.hex()[:8]}", hint=_STALE
         )
     return identity
 
@@ -107,7 +109,7 @@ def _context(protocol: int, credentials: WorkerCredentials, trusted: Iterable[No
     anchors = b"".join(_anchor(node) for node in dict.fromkeys(trusted))
     if not anchors:
         raise IdentityError(
-            "no node is trusted, so no machine could connect", hint="Name at least this machine's node."
+            "no machine is trusted, so none could connect", hint="Name at least the id of this machine."
         )
     context.load_verify_locations(cadata=anchors)
     _load_own(context, credentials)
@@ -127,4 +129,4 @@ def _load_own(context: ssl.SSLContext, credentials: WorkerCredentials) -> None:
         os.unlink(path)
 
 
-_STALE = "The peer was probably started again: exchange worker ids again and dial again."
+_STALE = "The other worker was probably restarted: exchange worker ids again and connect again."

@@ -285,7 +285,7 @@ def _watch(agent: _Agent, run: str, view: _View, deadline: float | None) -> RunR
                 raise RunError(
                     f"run {run} did not end in the time it was given, and was stopped: "
                     f"{response.row.sentence}",
-                    hint=f"Give it a longer timeout; what it said so far: barnraise logs {run}",
+                    hint=f"Give it a longer timeout; its output so far: barnraise logs {run}",
                 )
     except BaseException:
         view.say(f"stopping run {run}")

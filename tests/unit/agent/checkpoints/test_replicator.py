@@ -373,9 +373,9 @@ def test_sign_only_for_members_of_current_group(tmp_path: Path) -> None:
         assert isinstance(response, SignResponse)
         assert CheckpointSignature(response.node, response.signature) == sign(first.key, RUN, 10, bytes(32))
         for request in (SignRequest(RUN, 0, 2, 10, bytes(32)), SignRequest("train-xyz", 0, 1, 10, bytes(32))):
-            with pytest.raises(RunError, match="only members of run"):
+            with pytest.raises(RunError, match="only workers of run"):
                 await first.service.answer(request)
-        with pytest.raises(RunError, match="only members of run"):
+        with pytest.raises(RunError, match="only workers of run"):
             await second.service.answer(SignRequest(RUN, 0, 1, 10, bytes(32)))
 
     run(test)

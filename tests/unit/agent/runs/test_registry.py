@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from barnraise.agent.runs.registry import RunRegistry
+from barnraise.agent_client.run_requests import TrainingProgress
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.identity import NodeId, NodeKey
 from barnraise.runs.record import WorkerState, sign_spec
@@ -33,7 +34,16 @@ class FakeContext:
 
 @pytest.mark.parametrize("role", ["owner", "guest"])
 def test_apply_report_of_guest_is_sanitized(role: str) -> None:
-    sent = WorkerState(0, "running", wait_reason="\x1b[2J", pauses=(A,), pauses_in=1, pauses_why="\x1b[2J")
+    progress = TrainingProgress(3, 9, "loss\x1b[2J", 0.5)
+    sent = WorkerState(
+        0,
+        "running",
+        wait_reason="\x1b[2J",
+        pauses=(A,),
+        pauses_in=1,
+        pauses_why="\x1b[2J",
+        progress=progress,
+    )
 
     async def taken() -> WorkerState:
         context: Any = FakeContext(role)
@@ -48,6 +58,7 @@ def test_apply_report_of_guest_is_sanitized(role: str) -> None:
     else:
         assert (received.pauses, received.pauses_in, received.pauses_why) == ((), 0, "")
         assert "\x1b" not in received.wait_reason
+        assert received.progress == TrainingProgress(3, 9, "loss?[2J", 0.5)
 
 
 def _take(sender: bytes | None, key: NodeKey, role: str) -> tuple[bool, list[str]]:

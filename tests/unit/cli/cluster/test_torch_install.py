@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,8 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from barnraise.cli.cluster import torch_install
-from barnraise.cli.cluster.torch_install import TorchProbe, advise, probe
-from barnraise.core.torch_range import is_tested
+from barnraise.cli.cluster.torch_install import InstallAdvice, TorchProbe, advise, probe
+from barnraise.core.errors import TorchMissing
+from barnraise.core.installation import is_tested
 from barnraise.environments.torch_build import choose_torch
 
 
@@ -33,7 +35,7 @@ def test_install_command_fits_the_machine(
     command = advise(choose_torch(system, machine, nvidia=nvidia, amd=amd)).command
     assert command is not None
     assert '"torch>=2.13,<2.14"' in command
-    assert command.startswith(f'"{sys.executable}" -m pip install ')
+    assert command.replace('"', "").startswith(f"{sys.executable} -m pip install ")
     if index is None:
         assert "--index-url" not in command
     else:
@@ -91,16 +93,77 @@ def test_report_shows_command_and_version(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(torch_install, "probe", lambda: TorchProbe(version, ("cpu", "mps"), True))
-    assert torch_install.run() == code
+    assert torch_install.run(install=False, yes=False) == code
     out = capsys.readouterr().out
     assert f"torch {version} ({'tested' if code == 0 else 'NOT tested'}" in out
     assert "devices:   cpu, mps" in out
 
 
-def test_no_torch_at_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_without_torch_shows_next_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert torch_install.run() == 1
-    assert "no torch" in capsys.readouterr().out
+    assert torch_install.run(install=False, yes=False) == 0
+    out = capsys.readouterr().out
+    assert "no torch" in out
+    assert "barnraise torch --install" in out
+
+
+def _advised(monkeypatch: pytest.MonkeyPatch, program: str | None) -> None:
+    """Let a program stand in for pip: it gets pip's options, too."""
+    arguments = None if program is None else (sys.executable, "-c", program)
+    monkeypatch.setattr(torch_install, "advise", lambda choice: InstallAdvice(arguments, "it fits"))
+    monkeypatch.setattr(torch_install, "probe", lambda: TorchProbe("2.13.0+cpu", ("cpu",), True))
+
+
+def test_install_runs_shown_command_and_reports_devices(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _advised(monkeypatch, "print('unpacking', 3)")
+    assert torch_install.run(install=True, yes=True) == 0
+    out = capsys.readouterr().out
+    assert (
+        out.index("print('unpacking', 3)") < out.index("unpacking 3") < out.index("torch 2.13.0+cpu (tested)")
+    )
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_install_that_fails_shows_output_of_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    _advised(monkeypatch, "print('no space left'); raise SystemExit(2)")
+    with pytest.raises(TorchMissing, match=r"pip ended with code 2[^$]*no space left"):
+        torch_install.run(install=True, yes=True)
+
+
+def test_install_without_terminal_needs_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    _advised(monkeypatch, "raise SystemExit('it ran')")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    with pytest.raises(TorchMissing, match="asks first") as caught:
+        torch_install.run(install=True, yes=False)
+    assert "--yes" in caught.value.hint
+
+
+def test_install_on_machine_without_wheel_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    _advised(monkeypatch, None)
+    with pytest.raises(TorchMissing, match="cannot be installed"):
+        torch_install.run(install=True, yes=True)
+
+
+def test_offer_without_terminal_names_command_and_installs_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _advised(monkeypatch, "raise SystemExit('it ran')")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(torch_install, "_is_installed", lambda: False)
+    assert torch_install.offer_torch(yes=False) == 0
+    assert "barnraise torch --install" in capsys.readouterr().out
+
+
+def test_offer_with_torch_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch_install, "_is_installed", lambda: True)
+    assert torch_install.offer_torch(yes=True) == 0
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ from barnraise.cli.main import main
 from barnraise.core.command import NOT_FOUND
 from barnraise.core.errors import AgentError, ConfigError
 from barnraise.core.flow.background import DeadlineCall
-from barnraise.core.torch_range import TESTED_FIRST
+from barnraise.core.installation import TESTED_FIRST
 from barnraise.transport.ipc.messages import ListenerStanding
 from tests.repository import ROOT
 
@@ -678,9 +678,9 @@ def test_without_an_agent_it_says_what_was_left_out(
     out = capsys.readouterr().out
     assert "warn  agent" in out
     assert "-> barnraise up --detach" in out
-    left = next(line for line in out.splitlines() if line.startswith("left out: "))
+    left = next(line for line in out.splitlines() if line.startswith("not checked: "))
     assert "reach" in left
-    assert "no agent runs on this machine" in left
+    assert "(no agent runs on this machine)" in " ".join(out.split())
     assert "clock" not in left, "that one was made without the agent"
 
 
@@ -694,7 +694,7 @@ def test_failures_are_last_with_peer_and_fix(
         CheckRow("quorum", "warn", "careful", "be careful"),
     )
     monkeypatch.setattr(doctor, "ask", _agent(*rows))
-    assert command(monkeypatch) == 1
+    assert command(monkeypatch, "--all") == 1
     lines = capsys.readouterr().out.splitlines()
     states = [line.split()[0] for line in lines if line.split()[:1] in (["ok"], ["warn"], ["FAIL"])]
     assert states == sorted(states, key=["ok", "warn", "FAIL"].index)
@@ -702,8 +702,38 @@ def test_failures_are_last_with_peer_and_fix(
     assert "gaming-pc cannot be dialled" in lines[last]
     assert lines[last + 1].strip() == "-> On gaming-pc: open it"
     assert any("versions" in line and "mac: Barnraise 0.1.0" in line for line in lines)
-    assert "1 failure" in "\n".join(lines)
-    assert "docs/doctor/reach.md" in lines[-1]
+    assert re.fullmatch(r"\d+ checks passed, 2 warnings, 1 failure", lines[0])
+    assert "barnraise explain reach" in lines[-1]
+
+
+@pytest.mark.usefixtures("calm")
+def test_checks_that_passed_are_only_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "ask", _agent(CheckRow("quorum", "warn", "careful", "be careful")))
+    monkeypatch.setattr(collect, "running", lambda directory: AgentFacts(__version__, 7, True))
+    assert command(monkeypatch) == 0
+    first, _, *others = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\d+ checks passed, 1 warning", first)
+    assert [line for line in others if line] == [
+        "warn  quorum  careful",
+        "      -> be careful",
+        "More: barnraise explain quorum",
+    ]
+
+
+def test_only_passed_checks_are_one_line() -> None:
+    rows = tuple(CheckRow(name, "ok", "fine") for name in ("disk", "key"))
+    diagnosis = doctor.Diagnosis(True, __version__, rows, ())
+    assert doctor.describe(diagnosis) == "2 checks passed"
+    assert "ok    disk  fine" in doctor.describe(diagnosis, everything=True).splitlines()
+
+
+def test_long_sentence_is_wrapped_and_its_fix_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    row = CheckRow("reach", "fail", "word " * 40, "sudo " + "x" * 90)
+    lines = doctor.describe(doctor.Diagnosis(False, __version__, (row,), ())).splitlines()
+    assert [line for line in lines if len(line) > 80] == [f"      -> {row.fix}"]
 
 
 @pytest.mark.usefixtures("calm")
@@ -727,7 +757,7 @@ def test_inbound_peer_proves_open_firewall(
     assert "warn  firewall" in capsys.readouterr().out
     both = checks.reach(_linked_both_ways(), checks.LocalFacts("here"))
     monkeypatch.setattr(doctor, "ask", _agent(both))
-    assert command(monkeypatch) == 0
+    assert command(monkeypatch, "--all") == 0
     assert re.search(r"^ok    firewall +ufw is active and lets mac in", capsys.readouterr().out, re.MULTILINE)
 
 
@@ -749,7 +779,7 @@ def test_hubs_are_shown_where_there_are_some(
     assert command(monkeypatch) == 1
     out = capsys.readouterr().out
     assert re.search("^FAIL  hub +the hub of friends is up here, but does not answer", out, re.MULTILINE)
-    assert "docs/doctor/hub.md" in out
+    assert "barnraise explain hub" in out
 
 
 @pytest.mark.usefixtures("calm")
@@ -757,11 +787,11 @@ def test_wrong_settings_are_a_finding_not_an_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BARNRAISE_NETWORK_PORT", "many")
-    assert command(monkeypatch) == 1
+    assert command(monkeypatch, "--all") == 1
     out = capsys.readouterr().out
     assert "FAIL  settings" in out
     assert "python" in out
-    assert "left out: agent, disk" in out
+    assert "not checked: agent, disk" in out
 
 
 @pytest.mark.usefixtures("calm")
@@ -781,10 +811,10 @@ def test_one_look_that_hangs_or_breaks_hides_nothing(
     monkeypatch.setattr(collect, "nvidia", broken)
     monkeypatch.setattr(doctor, "_LOOK_S", 0.3)
     began = time.monotonic()
-    assert command(monkeypatch) == 0
+    assert command(monkeypatch, "--all") == 0
     assert time.monotonic() - began < 60
     is_over.set()
     out = capsys.readouterr().out
-    assert "left out: gpu (the check failed: ValueError: what a surprise)" in out
-    assert "left out: sleep (it did not answer in time)" in out
+    assert "not checked: gpu (the check failed: ValueError: what a surprise)" in out
+    assert "not checked: sleep (it did not answer in time)" in out
     assert "ok    python" in out

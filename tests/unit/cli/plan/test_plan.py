@@ -67,7 +67,7 @@ def test_plan_table_starts_with_chosen_plan() -> None:
     rows = [line for line in text.splitlines() if re.match(r"[* ] {2}[0-9]", line)]
     assert rows[0].startswith("*")
     assert "chosen" in rows[0]
-    assert answer.ranking.chosen.name in rows[0]
+    assert answer.ranking.chosen.name.partition(":")[0] in rows[0]
     assert any("m00 alone" in row and "1.00x" in row for row in rows)
     assert all("with --sync auto" in row for row in rows if "+" in row)
     assert any("with --sync auto" in row for row in rows)
@@ -304,7 +304,7 @@ def test_machines_that_nothing_is_known_of_are_an_error_that_says_what_to_do(
 ) -> None:
     assert run(monkeypatch, "plan", "--parameters", "1M", "--on", "pi") == 1
     shown = capsys.readouterr().err
-    assert "nothing says yet how fast these machines are: pi" in shown
+    assert "these machines have not been measured yet: pi" in shown
     assert "--seconds-per-sample" in shown
 
 
@@ -352,3 +352,12 @@ def test_profile_gives_machine_speeds_and_calibrates(
     notes = " ".join(report["ranking"]["notes"])
     assert "Of pi only the first step was measured" in notes
     assert "The link between mac and pi was not measured" in notes
+
+
+def test_plan_with_long_names_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    answer = answer_of([100.0, 90.0, 80.0, 70.0])
+    long = {machine.name: f"{machine.name}-in-the-attic-of-my-parents" for machine in answer.machines}
+    machines = tuple(msgspec.structs.replace(machine, name=long[machine.name]) for machine in answer.machines)
+    text = describe(msgspec.structs.replace(answer, machines=machines))
+    assert max(map(len, text.splitlines())) <= 80

@@ -36,7 +36,7 @@ def test_second_control_c_counts_during_the_first(
     monkeypatch.setattr(run_view, "ask", ask)
     assert run_view.watch("r", all_ranks=False, stops=True).phase == "ended"
     assert stops == [False, True]
-    assert "ending it at once" in capsys.readouterr().err
+    assert "killing it" in capsys.readouterr().err
 
 
 def test_absent_agent_receives_stop_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_absent_agent_receives_stop_later(monkeypatch: pytest.MonkeyPatch) -> No
         if isinstance(question, StopRunRequest):
             tries += 1
             if tries == 1:
-                raise AgentError("the agent of this machine has ended")
+                raise AgentError("the agent of this machine has stopped")
             return RequestDone("stopping")
         if not tries:
             raise KeyboardInterrupt

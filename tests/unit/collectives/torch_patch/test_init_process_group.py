@@ -294,7 +294,7 @@ except Exception as error:
         timeout=200,
         check=False,
     )
-    assert "rank 1' did not appear in generation 1 of run 'lonely' within 2.0 s" in done.stdout, done.stderr
+    assert "rank 1' did not appear in start 1 of run 'lonely' within 2.0 s" in done.stdout, done.stderr
 
 
 SPAWNING = """

@@ -398,7 +398,9 @@ def test_joining_worker_recovers_then_becomes_last_rank() -> None:
     reports = with_joining_worker(record, new)
     recovering = next_record(record, facts(spec, reports))
     assert recovering is not None
-    assert (recovering.generation, recovering.slots) == (record.generation, record.slots), "the others go on"
+    assert (recovering.generation, recovering.slots) == (record.generation, record.slots), (
+        "the others continue"
+    )
     assert [slot.start for slot in recovering.joining] == [7]
     assert recovering.recovery_attempt == recovering.version
     assert recovering.why == "pc: receives the state while the others keep training"

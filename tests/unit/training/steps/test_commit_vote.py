@@ -7,6 +7,7 @@ import pytest
 
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.runs.sharding import MicroBatch, coverage_sum
+from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.steps.commit_vote import CommitVote, check_votes
 from barnraise.training.steps.load_balancing import assign_own
 from barnraise.training.steps.throughput import Throughput
@@ -39,4 +40,4 @@ def test_votes_at_different_steps_are_rejected() -> None:
 def test_assignment_with_unknown_microbatch_is_rejected(number: int) -> None:
     units = tuple(MicroBatch(index, index, index + 1) for index in range(4))
     with pytest.raises(ProtocolError, match="does not have"):
-        assign_own(units, {1: frozenset({number})}, Throughput(), 2, 0)
+        assign_own(units, {1: frozenset({number})}, Throughput(), SingleWorkerManager())

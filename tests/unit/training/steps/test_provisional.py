@@ -57,4 +57,4 @@ def test_training_continues_without_agent(tmp_path: Path, caplog: pytest.LogCapt
     train(settled, 1, 3, alone=True)
     settle_steps(tmp_path, counts=False)
     train(ProvisionalSteps(WorkerId("r", 0, 2, tmp_path, "aa"), tmp_path), 9, 9, alone=False)
-    assert "3 provisional steps were discarded" in caplog.text
+    assert "3 steps without a majority were discarded" in caplog.text

@@ -161,7 +161,7 @@ async def test_pings_overtake_messages_that_wait(street: Street) -> None:
 @on_a_street
 async def test_dial_rejects_agent_of_other_node(street: Street) -> None:
     left, right, third = [await street.machine() for _ in range(3)]
-    with pytest.raises(HandshakeError, match="expected was node"):
+    with pytest.raises(HandshakeError, match="expected was machine"):
         await left.dial(right, expect=third.node)
     assert "disconnected before it opened" in (await right.refusals.get()).message
     with pytest.raises(HandshakeError, match="without an answer") as caught:

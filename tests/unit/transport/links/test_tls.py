@@ -130,7 +130,7 @@ def test_other_worker_of_run_is_rejected() -> None:
 
 
 def test_trusted_node_cannot_act_as_worker_of_other_node() -> None:
-    with pytest.raises(HandshakeError, match="expected was node"):
+    with pytest.raises(HandshakeError, match="expected was machine"):
         shake(credentials(ALPHA, SERVER), credentials(ALPHA, CLIENT))
 
 
@@ -182,7 +182,7 @@ def test_self_made_authority_with_trusted_name_is_rejected(monkeypatch: pytest.M
 
 
 def test_context_without_trusted_nodes_raises() -> None:
-    with pytest.raises(IdentityError, match="no node is trusted"):
+    with pytest.raises(IdentityError, match="no machine is trusted"):
         server_context(credentials(ALPHA, SERVER), [])
 
 

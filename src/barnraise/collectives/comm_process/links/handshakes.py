@@ -104,7 +104,7 @@ def dial(
         if answer.plaintext != security.plaintext:
             raise HandshakeError(
                 f"{address}:{port} answers {'in plaintext' if answer.plaintext else 'encrypted'} only",
-                hint="Set network.encryption alike on both machines.",
+                hint="Use the same network.encryption on both machines.",
             )
         node: NodeId | None = None
         if security.client is not None:
@@ -132,7 +132,7 @@ def accept(sock: socket.socket, incoming: IncomingConnection, security: Handshak
         if incoming.plaintext != security.plaintext:
             raise HandshakeError(
                 f"{incoming.peer_address} wants {'plaintext' if incoming.plaintext else 'encryption'}",
-                hint="Set network.encryption alike on both machines.",
+                hint="Use the same network.encryption on both machines.",
             )
         expected: WorkerIdentity | None = None
         if security.server is not None:
@@ -141,7 +141,7 @@ def accept(sock: socket.socket, incoming: IncomingConnection, security: Handshak
             expected = tls.peer(sock, run=security.run)
         received, stream = yield from _hello(sock, security, 0)
         if expected is not None and received != expected.worker:
-            raise HandshakeError("the peer's hello and its certificate name different workers")
+            raise HandshakeError("the hello and the certificate of the other side name different workers")
         return EstablishedLink(received, stream, sock, expected.node if expected is not None else None)
     except BaseException:
         sock.close()
@@ -163,7 +163,7 @@ def _hello(
     ):
         raise ProtocolError("the first frame must be a hello")
     if data[HEADER_BYTES:] == security.worker:
-        raise HandshakeError("the peer claims to be this worker")
+        raise HandshakeError("the other side claims to be this worker")
     return data[HEADER_BYTES:], received.first
 
 
@@ -181,7 +181,7 @@ def _tls_handshake(sock: ssl.SSLSocket) -> Generator[tuple[socket.socket, Socket
                 f"the other machine's key is not trusted here ({error.verify_message})"
             ) from error
         except (ssl.SSLError, OSError) as error:
-            raise HandshakeError(f"the peer aborted the TLS handshake ({error})") from error
+            raise HandshakeError(f"the other side aborted the TLS handshake ({error})") from error
 
 
 def _write(sock: socket.socket, data: bytes) -> Generator[tuple[socket.socket, SocketWait], None, None]:
@@ -193,7 +193,7 @@ def _write(sock: socket.socket, data: bytes) -> Generator[tuple[socket.socket, S
         except ssl.SSLWantReadError:
             yield sock, SocketWait.READ
         except OSError as error:
-            raise HandshakeError(f"the peer closed the connection ({error})") from error
+            raise HandshakeError(f"the other side closed the connection ({error})") from error
 
 
 def _read(sock: socket.socket, size: int) -> Generator[tuple[socket.socket, SocketWait], None, bytes]:
@@ -208,11 +208,11 @@ def _read(sock: socket.socket, size: int) -> Generator[tuple[socket.socket, Sock
             yield sock, SocketWait.WRITE
             continue
         except OSError as error:
-            raise HandshakeError(f"the peer closed the connection ({error})") from error
+            raise HandshakeError(f"the other side closed the connection ({error})") from error
         if not chunk:
             raise HandshakeError(
                 "the other side closed the connection during the handshake",
-                hint="Make sure that both machines trust each other's node id and share one secret.",
+                hint="Make sure that both machines trust each other's id and share one secret.",
             )
         data += chunk
     return data

@@ -1,0 +1,47 @@
+"""Abilities of the terminal: its width, colours, and a picture that is drawn again in its place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from typing import TextIO
+
+import click
+
+_UNKNOWN = (80, 24)
+_NARROWEST = 40
+
+
+def columns() -> int:
+    """Return the width of the terminal; 80 if the output goes elsewhere and COLUMNS is not set."""
+    return max(_NARROWEST, shutil.get_terminal_size(_UNKNOWN).columns)
+
+
+def shows_colour(stream: TextIO) -> bool:
+    """Tell whether colours are wanted there: only at a terminal, and never with NO_COLOR."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def painted(
+    text: str, *, colour: str | None = None, bold: bool = False, dim: bool = False, err: bool = False
+) -> str:
+    """Return the text with the codes of a style, if standard output (``err``: standard error) shows them."""
+    if not shows_colour(sys.stderr if err else sys.stdout):
+        return text
+    return click.style(text, fg=colour, bold=bold or None, dim=dim or None)
+
+
+def wrapped(text: str, width: int = 0, indent: str = "") -> str:
+    """Return a sentence in lines that fit; ``indent`` comes before all but the first."""
+    return textwrap.fill(
+        text, width or columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def redraw(text: str, lines_before: int) -> None:
+    """Draw a picture over the one before, which had ``lines_before`` lines."""
+    back_and_clear = f"\x1b[{lines_before}F\x1b[J" if lines_before else ""
+    sys.stdout.write(f"{back_and_clear}{text}\n")
+    sys.stdout.flush()
