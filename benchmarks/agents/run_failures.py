@@ -49,7 +49,7 @@ CASES = (
     Case(
         "A worker raises",
         f"{_ON_RANK_1}raise ValueError('the loss is not a number')\nimport time\ntime.sleep(60)\n",
-        says=("last output of rank 1 on pc", "ValueError: the loss is not a number", "exited with code 1"),
+        says=("last output of rank 1 on pc", "ValueError: the loss is not a number", "(train.py:3), on pc"),
     ),
     Case(
         "A worker is killed, again and again",

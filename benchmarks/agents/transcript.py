@@ -46,7 +46,7 @@ _SAID_OR_NOT = (
     # where the cluster takes a moment
     r"^The code was used by .* Waiting for the cluster to decide \.\.\.\n",
     # where a machine is busy with something else
-    r"^barnraise: \w+: (fetching|waiting|it has not answered yet)\n",
+    r"^barnraise: .+ \(\d+ (s|min)\)\n",
     r"^barnraise: \w+: \w+ is too slow to wait for .*\n",
     # where another machine has a newer one
     r"^barnraise: \w+: resuming from the checkpoint of step .*\n",
@@ -176,7 +176,7 @@ def record_cluster() -> Recording:
         os.kill(machines.status(0).pid, signal.SIGKILL)
         session.until(lambda: machines.agree([1, 2]), "the others go on without it")
         session.type(1, "status")
-        session.say("It comes back by itself.")
+        session.say("It comes back automatically.")
         session.type(0, "up", "--detach")
         session.until(lambda: machines.agree([0, 1, 2]), "mac is back")
         session.type(1, "status")
@@ -317,6 +317,7 @@ def normal(text: str) -> list[str]:
     text = re.sub(r"N (ms|us|µs|s|min)\b", "N", text)
     text = re.sub(r"\bN [GMk]bit/s", "N", text)
     text = re.sub(r"\bN (warning|failure)s?\b", r"N \1", text)
+    text = re.sub(r"^disk: Barnraise uses .*", "DISK", text, flags=re.MULTILINE)
     # What is measured of a link appears when it has been.
     text = re.sub(r"\b(online|online, guest|away|away, guest|this machine)(\s+(N|-)(?=\s))+", r"\1", text)
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]

@@ -19,6 +19,7 @@ FROZEN = {
     "accept": {"run", "--yes", "--refuse", *_JSON},
     "adapt": {"script", "--write"},
     "attach": {"run", "--all"},
+    "clean": {"run", "--all", "--dry-run", "--yes", *_JSON},
     "completion": {"shell"},
     "explain": {"code"},
     "help": {"command"},
@@ -64,6 +65,7 @@ FROZEN = {
     "status": {"--graph", "--measure", *_JSON},
     "stop": {"run", "--hard", *_JSON},
     "torch": {"--install", "--yes"},
+    "uninstall": {"--yes", "--hard"},
     "unpair": {"node", "--yes", *_JSON},
     "up": {"--detach", "--psk-file", "--witness"},
 }

@@ -124,9 +124,21 @@ def test_crash_on_one_machine_is_named_everywhere_and_afterwards(line: CommandLi
             assert len(lines) == 1, f"{name} is labelled, each line once:\n{logs}"
 
 
+def test_error_on_all_machines_is_shown_once_and_names_them(line: CommandLine, tmp_path: Path) -> None:
+    script = "import barnraise\nrun = barnraise.init()\ncount = input('epochs: ')\n"
+    write_folder(tmp_path, script)
+    done = _type(line, 0, "run", "train.py", folder=tmp_path)
+    assert done.returncode == 1
+    printed = done.stdout + done.stderr
+    assert printed.count("Traceback (most recent call last)") == 1, printed
+    last = [text for text in done.stderr.splitlines() if text.startswith("barnraise: ")][-1]
+    assert re.search(r"failed: EOFError: .* \(train\.py:3\), on (all 3 machines|\w+)", last), last
+    assert "Workers have no keyboard" in done.stderr
+
+
 def test_end_of_one_machine_replays_nothing(line: CommandLine, tmp_path: Path) -> None:
     text = (ROOT / "examples" / "train.py").read_text(encoding="utf-8")
-    write_folder(tmp_path, text.replace("    if run.is_main and run.history:", "    if run.history:"))
+    write_folder(tmp_path, text.replace("run.print(", "print("))
     done = _type(line, 0, "run", "train.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     epochs = re.findall(r"epoch (\d+)  loss", done.stdout)
@@ -159,6 +171,9 @@ def test_second_machine_with_a_name_gets_another_and_all_sides_are_told(
 ) -> None:
     """After the last: the third machine comes back, under the name of the second."""
     machines = line.machines
+    if machines.agents[2] is not None:
+        assert _type(line, 2, "leave", "--yes", folder=tmp_path).returncode == 0
+        machines.agents[2] = None
     machines.start(2)
     machines.rename(2, "pc")
     offered = line.start(0, "pair", folder=tmp_path)

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab import CommandFailed, Host, Lab, LabProcess, janitor
+from lab import CommandFailed, Host, Lab, LabError, LabProcess, janitor
+from lab.terminal import Terminal
 
 _ROOT = Path(janitor.__file__).parents[1]
 # TCP carries 1448 bytes in a frame of 1514; the limit counts the frame.
@@ -481,3 +482,17 @@ os.kill(os.getpid(), signal.SIGKILL)
             raise AssertionError(f"{lost} is not among {cleaned.stdout!r}")
         assert janitor.namespaces_of(lost) == []
         assert own_lab.hosts[0].run(["echo", "here"]).stdout == "here\n"
+
+
+def test_terminal_shows_what_is_typed_and_exit_codes(pair: Lab, tmp_path: Path) -> None:
+    with Terminal(pair.hosts[0], {"PATH": "/usr/bin:/bin"}, tmp_path) as terminal:
+        assert terminal.run("stty size; tty -s; (exit 3)").code == 3
+        assert terminal.commands[0].output.splitlines()[1:] == ["40 80"]
+        asking = terminal.type("read -p 'Name? ' name; echo you are $name; sleep 30")
+        terminal.until(asking, "Name")
+        terminal.press("oak\n")
+        terminal.until(asking, "you are oak")
+        terminal.press("\x03")
+        assert terminal.wait(asking, 10) == 130
+        with pytest.raises(LabError, match="ended without"):
+            terminal.until(terminal.type("true"), "never")

@@ -95,7 +95,7 @@ def test_first_failure_is_shown_first_with_its_machine(line: CommandLine, tmp_pa
     assert re.search(r"last output of rank 2 on h\d", last)
     assert "ValueError: the loss is a banana" in last
     assert 'File "' in last
-    assert "exited with code 1" in last
+    assert "failed: ValueError: the loss is a banana (train.py:3), on h" in last
     assert "barnraise logs train-" in last
 
 

@@ -31,6 +31,7 @@ from barnraise.agent.cluster.machine_names import (
 from barnraise.agent.cluster.pairing_server import PairingServer
 from barnraise.agent.cluster.peer_store import PeerStore
 from barnraise.agent.diagnostics.reachability import ReachabilityProber
+from barnraise.agent.disk.cleaner import Cleaner
 from barnraise.agent.power.suspend_events import watch_sleep
 from barnraise.agent.runs.service import RunService
 from barnraise.core.config import Settings, state_directory
@@ -112,6 +113,7 @@ class Agent:
         self.link_prober = LinkProber(self, self.directory)
         self.kv = KvService(self)
         self.runs = RunService(self)
+        self.cleaner = Cleaner(self, self.runs)
         await self.listener.start()
         if is_new:
             self.storage.replace_cluster(record, tuple(map(encode_entry, log.entries)))
@@ -119,7 +121,7 @@ class Agent:
         await self.discovery.start()
         self.spawn(self._tick())
         self.runs.load()
-        for job in (*self.link_prober.jobs(), self.kv.run, *self.runs.jobs()):
+        for job in (*self.link_prober.jobs(), self.kv.run, *self.runs.jobs(), self.cleaner.watch_disk):
             self.spawn(job())
         self.spawn(watch_sleep(self.suspend, self.resume))
         self.report_event(f"{self.name} ({self.me.short}) is up in cluster {self.cluster_name}")

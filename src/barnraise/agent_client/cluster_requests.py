@@ -76,6 +76,18 @@ class LeaveRequest(msgspec.Struct, frozen=True, tag="leave?"):
     """Say goodbye, end, and forget the cluster and this machine's key."""
 
 
+class CleanRequest(msgspec.Struct, frozen=True, tag="clean?"):
+    """Request for the unneeded files of this machine, or to remove them.
+
+    ``run``: only this run. ``everything``: also runs that can be resumed. ``agreed``: remove these keys of
+    an earlier response, and no others; None removes nothing.
+    """
+
+    run: Text = ""
+    everything: bool = False
+    agreed: Annotated[tuple[Text, ...], Meta(max_length=4096)] | None = None
+
+
 class ShutdownRequest(msgspec.Struct, frozen=True, tag="down?"):
     """Say goodbye and end."""
 
@@ -92,6 +104,7 @@ AgentRequest = (
     | MeasureRequest
     | CheckRequest
     | LeaveRequest
+    | CleanRequest
     | ShutdownRequest
 )
 
@@ -144,6 +157,18 @@ class PeerLinkRow(msgspec.Struct, frozen=True):
     address: str = ""
 
 
+class DiskUse(msgspec.Struct, frozen=True):
+    """Bytes that Barnraise uses on this machine's disk."""
+
+    runs: int
+    files: int
+    environments: int
+
+    @property
+    def total(self) -> int:
+        return self.runs + self.files + self.environments
+
+
 class StatusResponse(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """The cluster as this machine sees it."""
 
@@ -166,6 +191,29 @@ class StatusResponse(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     recent: tuple[str, ...] = ()
     up_s: float = 0.0
     name_clashes: tuple[str, ...] = ()
+    disk: DiskUse | None = None  # of this machine; None if it was not measured yet
+
+
+class CleanRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Something on the disk that can be removed or has to stay. ``lost``: what becomes impossible."""
+
+    kind: Literal["run", "files", "environment"]
+    name: str
+    bytes: int
+    why: str
+    lost: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+class CleanResponse(msgspec.Struct, frozen=True, kw_only=True, tag="clean"):
+    """Rows that can be removed, or were removed; runs that stay; and the freed bytes."""
+
+    rows: tuple[CleanRow, ...]
+    kept: tuple[CleanRow, ...] = ()
+    freed: int = 0
 
 
 class OfferResponse(msgspec.Struct, frozen=True, tag="offer"):
@@ -202,7 +250,7 @@ class CheckResponse(msgspec.Struct, frozen=True, tag="check"):
     rows: tuple[CheckRow, ...]
 
 
-AgentResponse = StatusResponse | OfferResponse | RequestDone | CheckResponse | RunResponse
+AgentResponse = StatusResponse | OfferResponse | RequestDone | CheckResponse | CleanResponse | RunResponse
 
 _MISUNDERSTOOD = "the agent and the command line do not understand each other"
 _OTHER_VERSION = "They are of different versions: restart the agent (barnraise down, then barnraise up)."

@@ -16,9 +16,11 @@ from barnraise.agent_client.run_requests import (
     LogChunk,
     WatchResponse,
 )
+from barnraise.core.sanitize import rewritten_line
 from barnraise.core.units import format_size
 
 _LONGEST_LINE = 64 << 10
+_UP_AND_DOWN = b"\x1b[A\n"  # between two states of a progress bar that is below another one
 
 
 @dataclass
@@ -29,6 +31,7 @@ class _Lines:
     rest: bytes = b""
     is_over: bool = False  # the worker has exited and all of its output was read
     is_missing: bool = False  # its machine does not answer
+    is_rewritten: bool = False  # the unfinished line has carriage returns, like a progress bar
 
     def feed(self, heard: LogChunk) -> Iterator[str]:
         data = heard.data
@@ -36,16 +39,19 @@ class _Lines:
             self.offset = heard.start
         if heard.start > self.offset:
             yield f"... {format_size(heard.start - self.offset)} of output are left out here ..."
-            self.rest = b""
+            self.rest, self.is_rewritten = b"", False
             data = data.partition(b"\n")[2]
         self.offset = heard.start + len(heard.data)
-        *lines, self.rest = (self.rest + data).split(b"\n")
+        *lines, self.rest = (self.rest + data).replace(_UP_AND_DOWN, b"").split(b"\n")
+        self.is_rewritten = b"\r" in self.rest or (self.is_rewritten and not lines)
+        kept = self.rest.rstrip(b"\r")
+        self.rest = kept.rpartition(b"\r")[2] + self.rest[len(kept) :]
         if len(self.rest) > _LONGEST_LINE or (self.is_over and self.rest):
             lines.append(self.rest)
             self.rest = b""
         for line in lines:
             # A progress bar rewrites its line: only what it showed last is worth a line of ours.
-            yield line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
+            yield rewritten_line(line.decode("utf-8", "replace"))
 
 
 @dataclass
@@ -81,6 +87,14 @@ class LogTail:
             lines.is_missing = heard.missing
             for line in lines.feed(heard):
                 yield heard.worker, line
+
+    def open_lines(self) -> list[tuple[int, str, bool]]:
+        """Return the unfinished line of each worker, and whether it is rewritten like a progress bar."""
+        return [
+            (number, rewritten_line(lines.rest.decode("utf-8", "replace")), lines.is_rewritten)
+            for number, lines in self._lines.items()
+            if lines.rest
+        ]
 
     def missing(self) -> list[int]:
         """Return the workers whose machines did not answer."""

@@ -15,7 +15,14 @@ from barnraise.artifacts.packing.results import (
     store_directory,
     unpack_into,
 )
-from barnraise.artifacts.store.gc import CollectedGarbage, collect
+from barnraise.artifacts.store.gc import (
+    CollectedGarbage,
+    Garbage,
+    collect,
+    find_garbage,
+    remove_garbage,
+    stored_manifests,
+)
 from barnraise.artifacts.store.manifest import (
     PIECE,
     FileEntry,
@@ -34,16 +41,20 @@ __all__ = [
     "FileEntry",
     "FolderLimits",
     "FolderManifest",
+    "Garbage",
     "PackedFolder",
     "changed_since",
     "collect",
     "data_limits",
     "decode_manifest",
     "encode_manifest",
+    "find_garbage",
     "folder_limits",
     "pack",
     "pack_changes",
     "read_files",
+    "remove_garbage",
     "store_directory",
+    "stored_manifests",
     "unpack_into",
 ]

@@ -29,16 +29,7 @@ def ask(
     offer_start: bool = True,
 ) -> T:
     """Return the agent's response. If no agent runs, offer to start one to a person at a terminal."""
-    settings = load_settings()
-    try:
-        client = ListenerClient.connect(state_directory(settings))
-    except ListenerError as error:
-        if not offer_start or not _wants_start():
-            raise AgentError(
-                "no agent runs on this machine", hint="Start it: barnraise up --detach"
-            ) from error
-        client = _start(settings)
-    with client:
+    with _connect(offer_start=offer_start) as client:
         answer = decode_response(client.ask(encode(question), timeout_s))
     if not isinstance(answer, expected):
         raise AgentError(f"the agent answered {type(answer).__name__} to a {type(question).__name__}")
@@ -55,6 +46,23 @@ def ensure_agent() -> None:
         pid = start_agent(settings)
     if pid is not None:
         click.echo("Started the agent on this machine; stop it with `barnraise down`.", err=True)
+
+
+def offer_agent() -> None:
+    """Raise AgentError if no agent runs; before, offer to start one to a person at a terminal."""
+    _connect(offer_start=True).close()
+
+
+def _connect(*, offer_start: bool) -> ListenerClient:
+    settings = load_settings()
+    try:
+        return ListenerClient.connect(state_directory(settings))
+    except ListenerError as error:
+        if not offer_start or not _wants_start():
+            raise AgentError(
+                "no agent runs on this machine", hint="Start it: barnraise up --detach"
+            ) from error
+        return _start(settings)
 
 
 def print_json(answer: AgentResponse) -> None:

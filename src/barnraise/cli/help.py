@@ -11,9 +11,9 @@ from barnraise.core.names import similar_names
 # Every command is in one group. A test compares this with the commands that exist.
 SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Start here", ("up", "pair", "join", "status", "doctor", "torch", "self-test")),
-    ("Train", ("run", "adapt", "plan", "ps", "logs", "attach", "stop", "resume", "export")),
+    ("Train", ("run", "adapt", "plan", "ps", "logs", "attach", "stop", "resume", "export", "clean")),
     ("With friends", ("hub", "invite")),
-    ("Machines", ("nodes", "rename", "unpair", "leave", "down", "service")),
+    ("Machines", ("nodes", "rename", "unpair", "leave", "down", "service", "uninstall")),
     (
         "Other",
         ("accept", "continue", "psk", "listen", "id", "settings", "completion", "help", "explain", "version"),

@@ -10,6 +10,15 @@ from typing import Any
 import click
 
 from barnraise import __version__
+from barnraise.cli.completion import (
+    complete_active_runs,
+    complete_commands,
+    complete_ended_runs,
+    complete_files,
+    complete_machines,
+    complete_pages,
+    complete_runs,
+)
 from barnraise.cli.help import SectionedGroup, misplaced_options
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.plan.options import planning_options, take_wishes
@@ -132,7 +141,7 @@ def _join(code: str | None, **options: Any) -> int:
 
 
 @app.command("unpair")
-@click.argument("node", metavar="MACHINE")
+@click.argument("node", metavar="MACHINE", shell_complete=complete_machines)
 @_flag("--yes", "Do not ask for confirmation.")
 @_as_json
 def _unpair(node: str, yes: bool, as_json: bool) -> int:
@@ -165,6 +174,7 @@ def _rename(name: str, as_json: bool) -> int:
 @app.command("continue")
 @click.option(
     "--without",
+    shell_complete=complete_machines,
     multiple=True,
     required=True,
     metavar="MACHINE",
@@ -208,7 +218,11 @@ def _doctor(all: bool, as_json: bool) -> int:
 
 
 _on = click.option(
-    "--on", multiple=True, metavar="MACHINE", help="Only on this machine; may be repeated, or a,b,c."
+    "--on",
+    multiple=True,
+    metavar="MACHINE",
+    help="Only on this machine; may be repeated, or a,b,c.",
+    shell_complete=complete_machines,
 )
 
 
@@ -232,8 +246,8 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 @_flag("--separate", "Each worker trains its own model; they do not train one model together.")
 @_flag("--dry-run", "Measure a few steps, keep nothing, and show plans, as `barnraise plan` does.")
 @planning_options
-@click.argument("script")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("script", shell_complete=complete_files)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_files)
 def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
     """Train with SCRIPT on all machines. Options go before the script; the rest is passed to it.
 
@@ -283,7 +297,7 @@ def _plan(on: tuple[str, ...], **options: Any) -> int:
 
 
 @app.command("ps")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete_runs)
 @_flag("--all", "Also runs that ended long ago.")
 @_as_json
 def _ps(run: str | None, all: bool, as_json: bool) -> int:
@@ -294,7 +308,7 @@ def _ps(run: str | None, all: bool, as_json: bool) -> int:
 
 
 @app.command("logs")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete_runs)
 @click.option("--rank", type=click.IntRange(0, 1024), help="Rank of the worker (default: the main one).")
 @_flag("--all", "Every worker's output.")
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until the run ends.")
@@ -306,7 +320,7 @@ def _logs(run: str | None, rank: int | None, all: bool, follow: bool) -> int:
 
 
 @app.command("stop")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete_active_runs)
 @_flag("--hard", "Kill immediately, without ten seconds to save.")
 @_as_json
 def _stop(run: str | None, hard: bool, as_json: bool) -> int:
@@ -317,7 +331,7 @@ def _stop(run: str | None, hard: bool, as_json: bool) -> int:
 
 
 @app.command("attach")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete_runs)
 @_flag("--all", "Show every worker's output, not only rank 0's.")
 def _attach(run: str | None, all: bool) -> int:
     """Watch RUN (default: the newest) as if it had been started here. Ctrl-C leaves it running."""
@@ -327,7 +341,7 @@ def _attach(run: str | None, all: bool) -> int:
 
 
 @app.command("resume")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete_ended_runs)
 @_on
 @_flag("--all", "Show every worker's output, not only rank 0's.")
 @_flag("--detach", "Print the new run's name and return.")
@@ -339,7 +353,7 @@ def _resume(run: str | None, on: tuple[str, ...], all: bool, detach: bool) -> in
 
 
 @app.command("export")
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def _export(run: str, folder: Path) -> int:
     """Write the model of RUN's newest whole checkpoint into FOLDER."""
@@ -348,8 +362,21 @@ def _export(run: str, folder: Path) -> int:
     return resume.export(run, folder)
 
 
+@app.command("clean")
+@click.argument("run", required=False)
+@_flag("--all", "Also remove ended runs that could be resumed, and every environment not in use.")
+@_flag("--dry-run", "Only show what would be removed.")
+@_flag("--yes", "Do not ask.")
+@_as_json
+def _clean(run: str | None, all: bool, dry_run: bool, yes: bool, as_json: bool) -> int:
+    """Free disk space: remove old runs and unused files of this machine, or only RUN."""
+    from barnraise.cli.runs import clean
+
+    return clean.clean(run=run or "", everything=all, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
 @app.command("accept")
-@click.argument("run")
+@click.argument("run", shell_complete=complete_active_runs)
 @_flag("--yes", "Do not ask for confirmation.")
 @_flag("--refuse", "Refuse the run.")
 @_as_json
@@ -403,6 +430,19 @@ def _service_status(as_json: bool) -> int:
     return service.status(as_json=as_json)
 
 
+@app.command("uninstall")
+@_flag("--yes", "Do not ask.")
+@_flag("--hard", "Also while a run uses this machine; the run continues on the others.")
+def _uninstall(yes: bool, hard: bool) -> int:
+    """Remove what Barnraise keeps on this machine: agent, service, state and settings.
+
+    It says what that is and asks first. The last line is the command that removes the program itself.
+    """
+    from barnraise.cli import uninstall
+
+    return uninstall.run(yes=yes, hard=hard)
+
+
 @app.command("id")
 def _id() -> None:
     """Print the id of this machine. Its key is made if missing; needs no agent."""
@@ -446,7 +486,7 @@ def _torch(install: bool, yes: bool) -> int:
 
 
 @app.command("help")
-@click.argument("command", required=False)
+@click.argument("command", required=False, shell_complete=complete_commands)
 @click.pass_context
 def _help(context: click.Context, command: str | None) -> None:
     """Show all commands, or the help of COMMAND."""
@@ -461,7 +501,7 @@ def _help(context: click.Context, command: str | None) -> None:
 
 
 @app.command("explain")
-@click.argument("code", required=False)
+@click.argument("code", required=False, shell_complete=complete_pages)
 def _explain(code: str | None) -> int:
     """Explain an error CODE or a check of doctor: causes, and what to do."""
     from barnraise.cli import explain
@@ -478,7 +518,7 @@ def _version() -> None:
 @app.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def _completion(shell: str) -> None:
-    """Print a script that completes commands with the Tab key.
+    """Print a script that completes commands, machines and runs with the Tab key.
 
     \b
     For bash, add this line to ~/.bashrc:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import threading
@@ -11,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
+
+from barnraise.cli.runs.live_line import LiveLines, cut, is_live_terminal, terminal_columns
 
 _REDRAW_S = 0.5
 _FIRST_S = 1.0  # a shorter wait shows nothing
@@ -30,9 +31,10 @@ def waiting(text: str | Callable[[float], str]) -> Iterator[None]:
 
     The line is drawn at a terminal only, and removed at the end.
     """
-    if not sys.stderr.isatty():
+    if not is_live_terminal():
         yield
         return
+    live = LiveLines()
     begin = time.monotonic()
     ended = threading.Event()
 
@@ -43,7 +45,7 @@ def waiting(text: str | Callable[[float], str]) -> Iterator[None]:
     def redraw() -> None:
         pause = _FIRST_S
         while not ended.wait(pause):
-            _draw(line())
+            live.draw([cut(line(), terminal_columns() - 1)])
             pause = _REDRAW_S
 
     thread = threading.Thread(target=redraw, daemon=True)
@@ -53,7 +55,7 @@ def waiting(text: str | Callable[[float], str]) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        _draw("")
+        live.erase()
 
 
 def run_visibly(command: Sequence[str], what: str) -> Finished:
@@ -73,7 +75,7 @@ def run_visibly(command: Sequence[str], what: str) -> Finished:
             for line in process.stdout:
                 tail.append(line.rstrip())
                 newest = _shortened(line) or newest
-                if not sys.stderr.isatty():
+                if not is_live_terminal():
                     sys.stdout.write(line)
                     sys.stdout.flush()
             code = process.wait()
@@ -87,10 +89,3 @@ def _shortened(line: str) -> str:
         done, total = (int(number) / 2**20 for number in (words[1], words[3]))
         return f"{done:.0f} of {total:.0f} MiB"
     return line.strip()
-
-
-def _draw(text: str) -> None:
-    width = shutil.get_terminal_size().columns - 1
-    shown = text[:width].ljust(width) if text else " " * width + "\r"
-    sys.stderr.write(f"\r{shown}")
-    sys.stderr.flush()

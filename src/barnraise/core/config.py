@@ -191,15 +191,19 @@ def resolve_settings(
     return ResolvedSettings(settings=settings, origins=origins)
 
 
+def state_path(settings: Settings) -> Path:
+    """Return the place of the state directory, which may not exist yet."""
+    if settings.state.directory is not None:
+        return Path(settings.state.directory)
+    return Path(platformdirs.user_state_dir("barnraise", appauthor=False))
+
+
 def state_directory(settings: Settings) -> Path:
     """Return the directory of the node key and the local socket.
 
     Create it with mode 0700 if it is missing.
     """
-    if settings.state.directory is not None:
-        directory = Path(settings.state.directory)
-    else:
-        directory = Path(platformdirs.user_state_dir("barnraise", appauthor=False))
+    directory = state_path(settings)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

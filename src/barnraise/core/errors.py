@@ -242,7 +242,7 @@ class PeerLost(CollectiveError):
 
 
 class OperationTimeout(CollectiveError):
-    """The operation timed out although every peer was alive."""
+    """The operation timed out although every worker was alive."""
 
     code = "operation-timeout"
     default_hint = "See what the late ranks named above are doing, or give the group a longer timeout."

@@ -5,6 +5,8 @@ There is no release yet, so every text points to a copy of the repository. torch
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 # pyproject.toml's extra says the same (a test compares them).
 TESTED_RANGE = ">=2.13,<2.14"
 TESTED_FIRST = (2, 13)
@@ -26,6 +28,19 @@ def install_hint(*extras: str, python: str = "", options: str = "") -> str:
 def upgrade_hint() -> str:
     """Return a sentence about how to update this machine."""
     return f"Update your copy of this repository, then run in it: {install_command()}"
+
+
+def uninstall_command(python: str, prefix: PurePath, *, has_pip: bool) -> str:
+    """Return the command that removes this installation, which has its packages under ``prefix``."""
+    parents = prefix.parts
+    if "pipx" in parents:
+        return "pipx uninstall barnraise"
+    if parents[-3:-1] == ("uv", "tools"):
+        return "uv tool uninstall barnraise"
+    quoted = f'"{python}"' if " " in python else python
+    if not has_pip:
+        return f"uv pip uninstall --python {quoted} barnraise"
+    return f"{quoted} -m pip uninstall barnraise"
 
 
 def dockerfile_hint() -> str:

@@ -23,6 +23,7 @@ PyPI therefore gives a torch without CUDA.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import platform
@@ -42,7 +43,7 @@ from barnraise.environments.build_plan import EnvironmentPlan, Mode, plan_enviro
 from barnraise.environments.build_process import BuildStep, run_step
 from barnraise.environments.torch_build import choose_torch_here
 
-__all__ = ["EnvironmentPlan", "Mode", "build", "plan_environment"]
+__all__ = ["EnvironmentPlan", "Mode", "build", "built_environments", "plan_environment", "remove_environment"]
 
 Progress = Callable[[str], None]
 
@@ -83,6 +84,7 @@ async def build(
                     await asyncio.to_thread(_sweep, target_root, key)
                     python = await _build_new(plan, folder, target_root, key, on_progress)
                     _write_pointer(pointer, python)
+                os.utime(pointer)  # the time of its last use
             finally:
                 lock.release()
     except TimeoutError:
@@ -96,6 +98,35 @@ async def build(
             hint="Free disk space there, or make the folder writable for the agent, then run again.",
         ) from None
     return python
+
+
+def built_environments(target_root: Path) -> dict[str, float]:
+    """Return the time of the last use of each environment, by its key; unfinished ones were never used."""
+    try:
+        names = os.listdir(target_root)
+    except OSError:
+        return {}
+    used: dict[str, float] = {}
+    for name in names:
+        key, _, suffix = name.partition(".")
+        if suffix != "lock":
+            used.setdefault(key, 0.0)
+        if suffix == "whole":
+            with contextlib.suppress(OSError):
+                used[key] = (target_root / name).stat().st_mtime
+    return used
+
+
+def remove_environment(target_root: Path, key: str) -> bool:
+    """Remove an environment; return False if it is being built at this moment."""
+    lock = FileLock(target_root / f"{key}.lock")
+    if not lock.try_acquire():
+        return False
+    try:
+        _sweep(target_root, key)
+    finally:
+        lock.release()
+    return True
 
 
 async def _build_new(

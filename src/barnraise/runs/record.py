@@ -103,6 +103,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, array_like=True):
     code: Annotated[int, Meta(ge=-1, le=1 << 32)]
     signal: Annotated[int, Meta(ge=0, le=128)]
     tail: Annotated[str, Meta(max_length=MAX_FAILURE_TAIL)]
+    is_stopping: bool = False  # the worker was asked to exit at that time
 
 
 class RecordedFailure(msgspec.Struct, frozen=True, array_like=True):

@@ -38,6 +38,8 @@ def worker_environment(
     variables |= dict(order.options.variables)
     variables.setdefault("OMP_NUM_THREADS", str(max(1, cores // len(local_ranks))))
     variables.setdefault("PYTHONUNBUFFERED", "1")
+    # The log keeps every state of a progress bar. tqdm would write ten of them in a second.
+    variables.setdefault("TQDM_MININTERVAL", "0.5")
     variables |= {f"BARNRAISE_DATA_{name.upper()}": path for name, path in data.items()}
     return variables | {
         "RANK": str(rank),

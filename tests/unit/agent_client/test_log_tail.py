@@ -77,3 +77,35 @@ def test_log_tail_says_how_much_output_was_dropped() -> None:
     following.wanted({0: 0})
     now = response("running", ["h0"], LogChunk(0, 2048, b"half\nwhole\n", True))
     assert lines(following, now) == ["... 2 KiB of output are left out here ...", "whole"]
+
+
+def test_log_tail_knows_the_last_state_of_a_progress_bar() -> None:
+    following = LogTail()
+    following.wanted({0: 0})
+    assert lines(following, response("running", ["h0"], LogChunk(0, 0, b"a\n\r10%", True))) == ["a"]
+    assert following.open_lines() == [(0, "10%", True)]
+    assert lines(following, response("running", ["h0"], LogChunk(0, 6, b"\r20%", True))) == []
+    assert following.open_lines() == [(0, "20%", True)]
+    done = response("running", ["h0"], LogChunk(0, 10, b"\r100%\nnext", True))
+    assert lines(following, done) == ["100%"], "one line for the whole bar"
+    assert following.open_lines() == [(0, "next", False)]
+
+
+def test_log_tail_keeps_a_long_bar_in_one_line() -> None:
+    following = LogTail()
+    following.wanted({0: 0})
+    offset = 0
+    for place in range(3000):
+        data = b"\r%05d" % place + b"#" * 60
+        assert lines(following, response("running", ["h0"], LogChunk(0, offset, data, True))) == []
+        offset += len(data)
+    assert following.open_lines() == [(0, "02999" + "#" * 60, True)]
+
+
+def test_log_tail_keeps_a_bar_whose_states_end_with_a_return() -> None:
+    following = LogTail()
+    following.wanted({0: 0})
+    assert lines(following, response("running", ["h0"], LogChunk(0, 0, b"10%\r", True))) == []
+    assert following.open_lines() == [(0, "10%", True)]
+    assert lines(following, response("running", ["h0"], LogChunk(0, 4, b"20%\r\n", True))) == ["20%"]
+    assert following.open_lines() == []

@@ -16,6 +16,7 @@ from barnraise.agent_client.cluster_requests import (
     AgentRequest,
     AgentResponse,
     CheckRequest,
+    CleanRequest,
     ContinueRequest,
     DeviceRow,
     JoinClusterRequest,
@@ -100,6 +101,8 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
             return RequestDone("the links of this machine will be measured again, one after the other")
         case CheckRequest():
             return await collect.check(agent, agent.reachability)
+        case CleanRequest():
+            return await agent.cleaner.clean(request)
         case LeaveRequest():
             agent.leaves_cluster = True
             agent.stop_requested.set()
@@ -212,6 +215,7 @@ def status(agent: Agent) -> StatusResponse:
         recent=tuple(list(agent.events)[-8:]),
         name_clashes=tuple(name_clashes(agent.named_machines(), agent.me)),
         up_s=now - agent.started,
+        disk=agent.cleaner.disk,
     )
 
 

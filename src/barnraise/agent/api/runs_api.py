@@ -372,6 +372,7 @@ def _workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
     for rank, slot in enumerate(record.slots):
         state = states.get(slot.key)
         ended = state is not None and state.state == "ended"
+        report = entry.reports.get(slot.node)
         rows.append(
             WorkerRow(
                 rank=rank,
@@ -385,6 +386,7 @@ def _workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
                 words=state.wait_reason if state is not None and not ended else "",
                 number=numbers.get(slot.key, 0),
                 main_offset=state.main_offset if state is not None else -1,
+                has_session=report is not None and report.elastic,
             )
         )
     return tuple(rows)

@@ -112,6 +112,11 @@ class RunExecutor:
         return run_folder(self.home)
 
     @property
+    def python(self) -> Path:
+        """Return the Python of the workers."""
+        return self._python
+
+    @property
     def _devices(self) -> tuple[str, ...]:
         machine = self._context.machine_of(self._context.me)
         return ("cpu",) if machine is None else machine.torch_devices

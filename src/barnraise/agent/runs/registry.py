@@ -121,11 +121,15 @@ class RunRegistry:
                 continue
             self.runs[spec.run] = RunEntry(record, spec, self._loop.time())
 
-    def find(self, text: str) -> RunEntry:
-        """Return a run by its name or a unique prefix; raise RunError unless exactly one matches."""
+    def find(self, text: str, *, exact: bool = False) -> RunEntry:
+        """Return a run by its name or a unique prefix; raise RunError unless exactly one matches.
+
+        ``exact``: the beginning of a name is not enough.
+        """
         if not self.runs:
             raise RunError("this machine knows no run", hint="Start one: barnraise run SCRIPT")
-        match = match_name(text, (NamedItem(run, entry) for run, entry in self.runs.items()), kind="run")
+        named = (NamedItem(run, entry) for run, entry in self.runs.items())
+        match = match_name(text, named, kind="run", exact=exact)
         if match.value is None:
             raise RunError(match.problem, hint=match.hint)
         return match.value

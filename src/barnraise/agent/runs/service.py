@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
@@ -21,7 +20,7 @@ from barnraise.agent.runs.executor import RunExecutor
 from barnraise.agent.runs.messages import LogRequest, LogResponse, RecordUpdate, ReportUpdate, RunMessage
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent.runs.supervisor_client import kill_orphans
-from barnraise.agent.runs.worker_group import log_path, remove_run, run_directory
+from barnraise.agent.runs.worker_group import log_path, remove_run, run_changed_at, run_directory
 from barnraise.agent.supervisor.log_file import read_log
 from barnraise.agent_client.provisional import settle_steps
 from barnraise.artifacts import ArtifactStore, collect, store_directory
@@ -293,12 +292,4 @@ def _out_of_date(homes: Path, kept: Collection[str]) -> list[str]:
     if not homes.is_dir():
         return []
     others = [home for home in homes.iterdir() if home.name not in kept]
-    return [home.name for home in sorted(others, key=_changed_at)[:-_KEPT_FOLDERS]]
-
-
-def _changed_at(home: Path) -> float:
-    times = []
-    for place in (home, home / "checkpoints", home / "logs"):
-        with contextlib.suppress(OSError):
-            times.append(place.stat().st_mtime)
-    return max(times, default=0.0)
+    return [home.name for home in sorted(others, key=run_changed_at)[:-_KEPT_FOLDERS]]

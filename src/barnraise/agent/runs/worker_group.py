@@ -21,6 +21,7 @@ from barnraise.agent_client.bootstrap import child_environment
 from barnraise.agent_client.run_requests import GroupRequest, ProgressRequest
 from barnraise.core.config import Settings
 from barnraise.core.files import remove_tree
+from barnraise.core.sanitize import rewritten_text
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
 from barnraise.runs.record import MAX_FAILURE_TAIL, RunRecord, RunSpec, WorkerFailure, WorkerState
@@ -271,7 +272,7 @@ class WorkerGroup:
         if current is None or current.state == "ended":
             return
         self._exit_count += 1
-        tail = event.tail.decode("utf-8", "replace")[-_TAIL_CHARACTERS:]
+        tail = rewritten_text(event.tail.decode("utf-8", "replace"))[-_TAIL_CHARACTERS:]
         if event.out_of_memory:
             tail += "\nbarnraise: the system killed this worker because memory was exhausted"
         never_ran = event.code is None and event.signal is None
@@ -287,13 +288,14 @@ class WorkerGroup:
         self._on_change()
 
     def _note_failure(self, rank: int) -> None:
-        """Keep a failed exit that this machine did not cause by stopping the worker."""
-        state = self.states[rank]
-        is_ours = self._is_terminating or (state.signal and rank in self._evicted)
-        if state.failed and not is_ours:
+        """Keep a failed exit, unless this machine killed the worker."""
+        state, is_stopping = self.states[rank], self._is_terminating
+        if state.failed and not (state.signal and (is_stopping or rank in self._evicted)):
             tail = state.tail[-MAX_FAILURE_TAIL:]
             self.failures.append(
-                WorkerFailure(rank, state.local_rank, state.start, state.code, state.signal, tail)
+                WorkerFailure(
+                    rank, state.local_rank, state.start, state.code, state.signal, tail, is_stopping
+                )
             )
 
 
@@ -327,3 +329,12 @@ def run_folder(home: Path) -> Path:
 def remove_run(state: Path, run: str) -> None:
     """Remove the directory of a run."""
     remove_tree(run_directory(state, run))
+
+
+def run_changed_at(home: Path) -> float:
+    """Return when the directory of a run, its checkpoints or its output changed last."""
+    times = []
+    for place in (home, home / "checkpoints", home / "logs"):
+        with contextlib.suppress(OSError):
+            times.append(place.stat().st_mtime)
+    return max(times, default=0.0)

@@ -15,6 +15,15 @@ from barnraise.core.files import discard, remove_tree
 GRACE_S = 3600.0  # another process may have put it there for a manifest that it has not written yet
 
 
+class Garbage(NamedTuple):
+    """Contents that can be dropped. ``objects`` are files of the store and received parts of files."""
+
+    manifests: list[Path]
+    trees: list[Path]
+    objects: list[Path]
+    bytes: int
+
+
 class CollectedGarbage(NamedTuple):
     """Number and size of the dropped contents."""
 
@@ -27,9 +36,15 @@ def collect(store: ArtifactStore, most_bytes: int, keep: Collection[bytes]) -> C
 
     Contents that were written or used within the last hour stay, even if that is more than fits.
     """
+    return remove_garbage(store, find_garbage(store, most_bytes, keep))
+
+
+def find_garbage(store: ArtifactStore, most_bytes: int, keep: Collection[bytes]) -> Garbage:
+    """Return what `collect` would drop, and drop nothing."""
     young = time.time() - GRACE_S
     held: set[bytes] = set()
     trees: set[str] = set()
+    dropped: list[Path] = []
     total = 0
     full = False
     for name, used in sorted(_manifests(store), key=lambda manifest: (manifest[0] not in keep, -manifest[1])):
@@ -42,11 +57,43 @@ def collect(store: ArtifactStore, most_bytes: int, keep: Collection[bytes]) -> C
             trees.add(name.hex())
             total += added
         else:
-            discard(store.manifests / name.hex())
-    for tree in store.data.iterdir():
-        if tree.name not in trees and _size_if_old(tree, young) is not None:
+            dropped.append(store.manifests / name.hex())
+    old_trees = [
+        tree
+        for tree in store.data.iterdir()
+        if tree.name not in trees and _size_if_old(tree, young) is not None
+    ]
+    sizes = _unused_objects(store, held, young)
+    return Garbage(dropped, old_trees, list(sizes), sum(sizes.values()))
+
+
+def remove_garbage(store: ArtifactStore, garbage: Garbage) -> CollectedGarbage:
+    """Remove what `find_garbage` found, except what was used again since then."""
+    young = time.time() - GRACE_S
+    for path in garbage.manifests:
+        if _size_if_old(path, young) is not None:
+            discard(path)
+    for tree in garbage.trees:
+        if _size_if_old(tree, young) is not None:
             remove_tree(tree)
-    return _drop_objects(store, held, young)
+    dropped = freed = 0
+    for path in garbage.objects:
+        size = _size_if_old(path, young)
+        if size is None:
+            continue
+        name = _name_of(store, path)
+        if path.parent == store.partial and name is not None:
+            store.drop_partial(name)
+        else:
+            discard(path)
+        dropped += 1
+        freed += size
+    return CollectedGarbage(dropped, freed)
+
+
+def stored_manifests(store: ArtifactStore) -> set[bytes]:
+    """Return the ids of all manifests in the store."""
+    return {name for name, _ in _manifests(store)}
 
 
 def named_elsewhere(store: ArtifactStore, name: bytes) -> set[bytes]:
@@ -55,22 +102,20 @@ def named_elsewhere(store: ArtifactStore, name: bytes) -> set[bytes]:
     return {key for other, used in lists for key in _objects(store, other, used)}
 
 
-def _drop_objects(store: ArtifactStore, held: set[bytes], young: float) -> CollectedGarbage:
-    dropped = freed = 0
+def _unused_objects(store: ArtifactStore, held: set[bytes], young: float) -> dict[Path, int]:
+    """Return the sizes of the objects that no kept manifest names, and of unfinished drafts."""
+    sizes = {}
     for path in [*store.objects.glob("??/*"), *store.partial.iterdir()]:
-        is_partial = path.parent == store.partial
-        text = path.name[:64] if is_partial else path.parent.name + path.name
-        name = bytes.fromhex(text) if _is_name(text) else None  # else an unfinished draft
         size = _size_if_old(path, young)
-        if size is None or name in held:
-            continue
-        if is_partial and name is not None:
-            store.drop_partial(name)
-        else:
-            discard(path)
-        dropped += 1
-        freed += size
-    return CollectedGarbage(dropped, freed)
+        if size is not None and _name_of(store, path) not in held:
+            sizes[path] = size
+    return sizes
+
+
+def _name_of(store: ArtifactStore, path: Path) -> bytes | None:
+    """Return the name of an object from its path; None for an unfinished draft."""
+    text = path.name[:64] if path.parent == store.partial else path.parent.name + path.name
+    return bytes.fromhex(text) if _is_name(text) else None
 
 
 def _manifests(store: ArtifactStore) -> list[tuple[bytes, float]]:

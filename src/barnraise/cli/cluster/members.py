@@ -30,16 +30,17 @@ _DECIDE_S = 60.0
 
 def down(*, as_json: bool) -> int:
     """End the agent and wait until it has said goodbye."""
-    return _end(ShutdownRequest(), as_json)
+    return _tell(end_agent(ShutdownRequest()), as_json)
 
 
 def leave(*, yes: bool, as_json: bool) -> int:
     """End the agent and forget the cluster."""
-    _confirm("Leave the cluster permanently? To return, this machine must pair again.", yes or as_json)
-    return _end(LeaveRequest(), as_json)
+    confirm("Leave the cluster permanently? To return, this machine must pair again.", yes or as_json)
+    return _tell(end_agent(LeaveRequest()), as_json)
 
 
-def _end(question: ShutdownRequest | LeaveRequest, as_json: bool) -> int:
+def end_agent(question: ShutdownRequest | LeaveRequest) -> RequestDone:
+    """Ask the agent to stop, and wait until it has stopped."""
     done = ask(question, RequestDone, offer_start=False)
     directory = state_directory(load_settings())
     deadline = time.monotonic() + _END_S
@@ -50,12 +51,12 @@ def _end(question: ShutdownRequest | LeaveRequest, as_json: bool) -> int:
                 hint="Look at its log; end it with its process id if it hangs.",
             )
         time.sleep(0.05)
-    return _tell(done, as_json)
+    return done
 
 
 def unpair(*, node: str, yes: bool, as_json: bool) -> int:
     """Remove a machine from the cluster permanently."""
-    _confirm(f"Remove {node} permanently? To return, it must leave and pair again.", yes or as_json)
+    confirm(f"Remove {node} permanently? To return, it must leave and pair again.", yes or as_json)
     return _do(UnpairRequest(node), as_json)
 
 
@@ -84,7 +85,8 @@ def new_psk(*, guest: bool, output: Path | None, as_json: bool) -> int:
     return 0
 
 
-def _confirm(question: str, agreed: bool) -> None:
+def confirm(question: str, agreed: bool) -> None:
+    """Ask a person, unless the person has agreed; raise AgentError if none is at the terminal."""
     if agreed:
         return
     if not sys.stdin.isatty():

@@ -6,6 +6,7 @@ import click
 
 from barnraise.agent_client.cluster_requests import (
     DeviceRow,
+    DiskUse,
     MeasureRequest,
     NodeRow,
     RequestDone,
@@ -18,6 +19,8 @@ from barnraise.cli.terminal import wrapped
 from barnraise.core.units import format_size
 from barnraise.topology.render import short_device_name
 
+_SHOWN_BYTES = 1 << 20
+_MUCH_BYTES = 1 << 30
 _STATES = {
     "this": "this machine",
     "here": "online",
@@ -71,9 +74,19 @@ def describe(response: StatusResponse, *, calm: bool = False) -> str:
     lines += ["", table(rows, words=(1, 3, 7))]
     for clash in response.name_clashes:
         lines += ["", wrapped(clash)]
+    if response.disk is not None and not calm:
+        lines += ["", *_disk(response.disk)]
     if response.offer:
         lines += ["", wrapped(response.offer)]
     return "\n".join(lines)
+
+
+def _disk(disk: DiskUse) -> list[str]:
+    """Return the line about this machine's disk, and how to free space where that is worth it."""
+    parts = {"runs": disk.runs, "files": disk.files, "environments": disk.environments}
+    details = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size >= _SHOWN_BYTES)
+    line = f"disk: Barnraise uses {format_size(disk.total)}" + (f" ({details})" if details else "")
+    return [wrapped(line), *(["To free space: barnraise clean"] if disk.total >= _MUCH_BYTES else [])]
 
 
 def _state(row: NodeRow) -> str:

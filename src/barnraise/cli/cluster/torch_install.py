@@ -14,6 +14,7 @@ import sys
 import click
 import msgspec
 
+from barnraise.cli.terminal import wrapped
 from barnraise.cli.waiting import run_visibly, waiting
 from barnraise.core.command import TOO_SLOW, runner
 from barnraise.core.errors import TorchMissing
@@ -21,7 +22,6 @@ from barnraise.core.installation import TESTED_RANGE, is_tested
 from barnraise.environments.torch_build import TorchChoice, choose_torch_here
 
 _PROBE_TIMEOUT_S = 120.0
-_WIDTH = 79
 _NEEDS_QUOTES = re.compile(r"[^\w.:/=@%+-]")
 _PROBE = """
 import json, sys
@@ -128,7 +128,7 @@ def _install(advice: InstallAdvice, *, yes: bool) -> int:
         )
     if not yes and not sys.stdin.isatty():
         raise TorchMissing("the installation asks first, and there is no terminal", hint="Add --yes.")
-    click.echo(click.wrap_text(f"This command installs it; {advice.why}.", _WIDTH))
+    click.echo(wrapped(f"This command installs it ({advice.why}):"))
     click.echo(_wrapped(advice.arguments))
     if not yes and not click.confirm("Install torch now?", default=True):
         click.echo("Nothing was installed. Later: barnraise torch --install")
@@ -145,7 +145,7 @@ def _install(advice: InstallAdvice, *, yes: bool) -> int:
 
 def _wrapped(arguments: tuple[str, ...]) -> str:
     """Return the command in lines that fit a terminal where its words do."""
-    return click.wrap_text(" ".join(arguments), _WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return wrapped("  " + " ".join(arguments), indent="    ")
 
 
 def _progress_options() -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from barnraise.cli.completion import complete_files
+
 _name = click.option("--name", default="", help="Which hub of this machine (default: the only one).")
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
@@ -46,8 +48,8 @@ def hub_group() -> None:
 )
 @click.option("--store-endpoint", default="", metavar="URL", help="Address of that store, if not Amazon.")
 @click.option("--folder", type=click.Path(path_type=Path), help="The folder to send (default: this one).")
-@click.argument("script", required=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("script", required=False, shell_complete=complete_files)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_files)
 def _up(**options: Any) -> int:
     """Host a model that friends train with you; without SCRIPT, continue the hub of before.
 

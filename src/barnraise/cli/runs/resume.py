@@ -21,9 +21,10 @@ from barnraise.agent_client.run_requests import (
     WatchResponse,
 )
 from barnraise.artifacts import ArtifactStore, store_directory
-from barnraise.cli.agent_call import ask
+from barnraise.cli.agent_call import ask, offer_agent
 from barnraise.cli.runs.run import conclude
 from barnraise.cli.runs.run_view import watch
+from barnraise.cli.waiting import waiting
 from barnraise.core.command import runner
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunError, ShippingError
@@ -37,7 +38,9 @@ def resume(run: str, *, on: tuple[str, ...], all_ranks: bool, detach: bool) -> i
     """Start the same command again on the machines that are online, from the newest complete checkpoint in
     reach.
     """
-    started = ask(ResumeRunRequest(run=run, on=on), RunStarted, timeout_s=_RESUME_S)
+    offer_agent()
+    with waiting("barnraise: looking for the newest checkpoint"):
+        started = ask(ResumeRunRequest(run=run, on=on), RunStarted, timeout_s=_RESUME_S)
     where = f"{', '.join(started.nodes)}; {started.begins}"
     click.echo(f"barnraise: run {started.run} continues {run} on {where}", err=True)
     if detach:
@@ -45,7 +48,7 @@ def resume(run: str, *, on: tuple[str, ...], all_ranks: bool, detach: bool) -> i
         return 0
     row = watch(started.run, all_ranks=all_ranks, stops=True)
     store = ArtifactStore(store_directory(state_directory(load_settings())))
-    return conclude(row, store, Path.cwd())
+    return conclude(row, store, Path.cwd(), all_output=all_ranks)
 
 
 def export(run: str, target: Path) -> int:

@@ -39,14 +39,16 @@ from barnraise.artifacts import (
     store_directory,
     unpack_into,
 )
-from barnraise.cli.agent_call import ask
+from barnraise.cli.agent_call import ask, offer_agent
 from barnraise.cli.plan.options import PlanOptions
 from barnraise.cli.plan.parse import check, levels_of
 from barnraise.cli.plan.plan import run_measured
 from barnraise.cli.runs.adapt import refuse_separate_training
+from barnraise.cli.runs.failure_text import failure_hint, final_line, is_traceback_shown, restarted_lines
 from barnraise.cli.runs.options import RunCommandOptions
 from barnraise.cli.runs.run_view import watch
 from barnraise.cli.terminal import painted
+from barnraise.cli.waiting import waiting
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import RunEnvironmentError, RunError
 from barnraise.core.units import counted, format_size
@@ -69,7 +71,8 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
     settings = load_settings()
     store = ArtifactStore(store_directory(state_directory(settings)))
     folder, command = _command(script, arguments, options.folder)
-    packed = pack(folder, store, folder_limits(settings))
+    with waiting(f"barnraise: reading the folder {folder.name}"):
+        packed = pack(folder, store, folder_limits(settings))
     sources = python_sources(store, packed.manifest)
     needs = needs_in(sources, command)
     if options.dry_run:
@@ -86,7 +89,9 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
         ),
         on=options.on,
     )
-    started = ask(question, RunStarted, timeout_s=chosen.wait_s + _ANSWER_S)
+    offer_agent()
+    with waiting("barnraise: waiting for the machines"):
+        started = ask(question, RunStarted, timeout_s=chosen.wait_s + _ANSWER_S)
     what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
     where = ", ".join(started.nodes)
     click.echo(f"barnraise: run {started.run} of {folder.name} ({what}) on {where}", err=True)
@@ -95,46 +100,42 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
         return 0
     if options.dry_run:
         row = watch(started.run, all_ranks=options.all_output, stops=True, echo=partial(click.echo, err=True))
-        code = say_end(row)
+        code = say_end(row, all_output=options.all_output)
         return code or run_measured(_profile(row, store), on=options.on, wishes=options.wishes)
     row = watch(started.run, all_ranks=options.all_output, stops=True)
-    return conclude(row, store, folder)
+    return conclude(row, store, folder, all_output=options.all_output)
 
 
-def conclude(row: RunRow, store: ArtifactStore, folder: Path) -> int:
+def conclude(row: RunRow, store: ArtifactStore, folder: Path, *, all_output: bool = False) -> int:
     """Fetch the results, report the outcome, and return the exit code."""
     bring_results(row.run, store, folder / RESULTS / row.run)
-    return say_end(row)
+    return say_end(row, all_output=all_output)
 
 
-def say_end(row: RunRow) -> int:
-    say_failures(row)
+def say_end(row: RunRow, *, all_output: bool = False) -> int:
+    """Print how a run ended, and return the exit code. ``all_output``: all ranks' output was shown."""
+    for line in restarted_lines(row):
+        click.echo(painted(f"barnraise: {line}", colour="yellow", err=True), err=True)
     if row.code == 0:
-        click.echo(f"barnraise: run {row.run}: {row.sentence}", err=True)
+        click.echo(f"barnraise: {final_line(row)}", err=True)
         return FORGIVEN if any(not failure.signal for failure in row.failures) else 0
-    if row.tail:
+    if row.tail and not is_traceback_shown(row, all_output=all_output):
         where = f"rank {row.failed_rank} on {row.failed_on}" if row.failed_on else "the first failure"
         click.echo(painted(f"\n--- last output of {where}", bold=True, err=True), err=True)
         click.echo(row.tail.rstrip(), err=True)
         click.echo("---", err=True)
-    click.echo(painted(f"barnraise: run {row.run}: {row.sentence}", colour="red", err=True), err=True)
+    click.echo(painted(f"barnraise: {final_line(row)}", colour="red", err=True), err=True)
+    if hint := failure_hint(row):
+        click.echo(f"  -> {hint}", err=True)
     if row.generation:
-        click.echo(f"  -> All its output: barnraise logs {row.run} --all", err=True)
+        click.echo(f"  -> Full output of every machine: barnraise logs {row.run} --all", err=True)
     return row.code or 1
-
-
-def say_failures(row: RunRow) -> None:
-    """Print a line for each failure of a worker, also of workers that were restarted."""
-    roots = [failure for failure in row.failures if not failure.follows]
-    for failure in roots:
-        ending = "the run failed" if row.code and failure is roots[-1] else "restarted"
-        text = f"{failure.machine}: {failure.summary}; {ending}"
-        click.echo(painted(f"barnraise: {text}", colour="yellow", err=True), err=True)
 
 
 def bring_results(run: str, store: ArtifactStore, target: Path) -> None:
     """Fetch the files that rank 0 wrote."""
-    response = ask(ResultsRequest(run), ResultsResponse, timeout_s=600.0, offer_start=False)
+    with waiting("barnraise: receiving the files that the script wrote"):
+        response = ask(ResultsRequest(run), ResultsResponse, timeout_s=600.0, offer_start=False)
     if not response.manifest:
         if response.sentence:
             click.echo(f"barnraise: {response.sentence}", err=True)
@@ -242,7 +243,8 @@ def _data(text: str, store: ArtifactStore, settings: Settings) -> DataSet:
             hint="If each machine has its own copy at that path, write --data NAME=@PATH.",
         )
     click.echo(f"barnraise: reading data set {name} at {path}", err=True)
-    packed = pack(path, store, data_limits(settings), everything=True)
+    with waiting(f"barnraise: reading data set {name}"):
+        packed = pack(path, store, data_limits(settings), everything=True)
     what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
     click.echo(f"barnraise: {name}: {what}", err=True)
     return DataSet(name, manifest=packed.id)

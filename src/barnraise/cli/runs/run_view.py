@@ -16,25 +16,18 @@ from barnraise.agent_client.run_requests import (
     FollowPosition,
     RunRow,
     StopRunRequest,
-    TrainingProgress,
     WatchRequest,
     WatchResponse,
     WorkerRow,
 )
 from barnraise.cli.agent_call import ask
-from barnraise.cli.runs.live_line import LiveLines, cut, is_live_terminal, terminal_columns
-from barnraise.cli.runs.progress_line import join_parts, progress_parts
+from barnraise.cli.runs.status_view import PREFIX, OutputBar, StatusView
+from barnraise.cli.runs.waiting_line import part_line
 from barnraise.cli.terminal import painted
 from barnraise.core.errors import AgentError
 from barnraise.core.flow.console_log import split_prefix
-from barnraise.core.flow.wait_reporter import WaitReporter
-from barnraise.core.units import format_size
 
-_PREFIX = "barnraise: "
 _WAIT_S = 1.0
-_PLAIN_S = 5.0  # between two lines about progress where no line can be redrawn
-_MAX_PLAIN_S = 60.0
-_PLAIN_WIDTH = 80
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _AWAY_S = 60.0  # how long this machine's agent may be silent before the view gives up
 
@@ -49,13 +42,7 @@ class RunView:
     shown: set[str] = field(default_factory=set)
     last_shown: str = ""
     following: LogTail = field(default_factory=LogTail)
-    shown_progress: float = field(default_factory=time.monotonic)
-    live: LiveLines | None = field(default_factory=lambda: LiveLines() if is_live_terminal() else None)
-    progress: TrainingProgress | None = None
-    stepped_at: float = 0.0  # when ``progress`` changed
-    plain_due: WaitReporter = field(
-        default_factory=lambda: WaitReporter(_PLAIN_S, _PLAIN_S, max_interval_s=_MAX_PLAIN_S)
-    )
+    status: StatusView = field(default_factory=StatusView)
 
     def follow(self, response: WatchResponse | None) -> tuple[FollowPosition, ...]:
         """Return what to ask for next: the output of rank 0, or of every rank.
@@ -81,7 +68,9 @@ class RunView:
         return [worker.number for worker in response.workers if worker.rank == 0]
 
     def show(self, response: WatchResponse) -> None:
-        self._show_progress(response)
+        for part in response.parts if response.row.phase == "preparing" else ():
+            if part.stage == "asks":
+                self.say(part_line(part, response.row.run))
         for line in response.findings if response.workers else ():
             self.say(line)
         for name, why in response.row.left_out:
@@ -94,12 +83,11 @@ class RunView:
                 self.say(
                     words if response.row.phase == "running" else f"{response.row.phase}: {words}", again=True
                 )
-        self._show_status(response)
+        self.show_status(response)
 
     def close(self) -> None:
         """Remove the redrawn lines from the terminal."""
-        if self.live is not None:
-            self.live.erase()
+        self.status.erase()
 
     def print_heard(self, response: WatchResponse) -> None:
         for note in response.notes:
@@ -112,40 +100,22 @@ class RunView:
                 name = workers[number].name
                 self.say(f"{name} does not answer; the output of its worker is there")
 
-    def _show_progress(self, response: WatchResponse) -> None:
-        if response.row.phase != "preparing" or time.monotonic() - self.shown_progress < 2.0:
-            return
-        for part in response.parts:
-            if part.stage == "fetching" and part.all_bytes > (4 << 20):
-                share = f"{format_size(part.done_bytes)} of {format_size(part.all_bytes)}"
-                self.say(f"{part.name} receives {share}")
-            elif part.stage == "asks":
-                self.say(
-                    f"waiting for {part.name}, a guest: "
-                    f"its user must run `barnraise accept {response.row.run}`"
-                )
-            elif part.stage in ("building", "fetching", "waiting"):
-                self.say(f"{part.name}: {part.words or part.stage}")
-        self.shown_progress = time.monotonic()
+    def show_status(self, response: WatchResponse) -> None:
+        """Show unfinished lines of the script, and how far the run is."""
+        self.status.show(response, self._bars(response), self._print_own, self.echo)
 
-    def _show_status(self, response: WatchResponse) -> None:
-        """Show the line about the run's progress, or print it now and then."""
-        newest, last = response.row.progress, self.progress
-        is_new = newest is not None and (last is None or newest.step != last.step)
-        if is_new:
-            self.progress, self.stepped_at = newest, time.monotonic()
-        if self.live is not None:
-            width = terminal_columns() - 1
-            status = self._status(response, width - len(_PREFIX))
-            self.live.draw([painted(cut(_PREFIX + status, width), dim=True, err=True)] if status else [])
-        elif is_new and self.plain_due.is_due():
-            self._print_own(self._status(response, _PLAIN_WIDTH - len(_PREFIX)))
+    def print_bars(self, response: WatchResponse) -> None:
+        """Print unfinished lines of the script as they are now."""
+        for bar in self._bars(response):
+            self.echo(f"{painted(bar.label, colour=bar.colour)} {bar.text}" if bar.label else bar.text)
 
-    def _status(self, response: WatchResponse, width: int) -> str:
-        if response.row.phase != "running" or self.progress is None:
-            return ""
-        silent_s = time.monotonic() - self.stepped_at
-        return join_parts(progress_parts(self.progress, len(response.row.machines), silent_s), width)
+    def _bars(self, response: WatchResponse) -> list[OutputBar]:
+        workers = {worker.number: worker for worker in (*response.past, *response.workers)}
+        bars = []
+        for number, text, is_rewritten in self.following.open_lines():
+            label, colour = self._label(workers.get(number), len(workers))
+            bars.append(OutputBar(number, label, colour, text, is_rewritten))
+        return bars
 
     def say(self, text: str, *, again: bool = False) -> None:
         """Print a line on stderr, so that the script's own output stays clean."""
@@ -156,21 +126,27 @@ class RunView:
 
     def _print_own(self, text: str) -> None:
         self.close()
-        click.echo(painted(_PREFIX + text, dim=True, err=True), err=True)
+        click.echo(painted(PREFIX + text, dim=True, err=True), err=True)
 
     def _print_line(self, worker: WorkerRow | None, count: int, line: str) -> None:
-        self.close()
-        if worker is None or count == 1:
-            self.echo(line)
+        if worker is not None and self.status.was_printed(worker.number, line):
             return
+        self.close()
+        self.status.has_output = True
+        label, colour = self._label(worker, count)
+        is_ours, text = split_prefix(line)
+        if is_ours and label:
+            self.echo(painted(f"{PREFIX}{label}: {text}", dim=True))
+        else:
+            self.echo(f"{painted(label, colour=colour)} {line}" if label else line)
+
+    def _label(self, worker: WorkerRow | None, count: int) -> tuple[str, str]:
+        """Return the name before the output of a worker, and its colour; empty if there is one worker."""
+        if worker is None or count == 1:
+            return "", ""
         is_named = self.all_ranks and worker.rank >= 0
         label = f"{worker.name}:{worker.rank}" if is_named else worker.name
-        is_ours, text = split_prefix(line)
-        if is_ours:
-            self.echo(click.style(f"{_PREFIX}{label}: {text}", dim=True))
-            return
-        colour = _COLOURS[worker.number % len(_COLOURS)]
-        self.echo(f"{painted(label, colour=colour)} {line}")
+        return label, _COLOURS[worker.number % len(_COLOURS)]
 
 
 def watch(run: str, *, all_ranks: bool, stops: bool, echo: Callable[[str], None] = click.echo) -> RunRow:

@@ -25,6 +25,7 @@ from barnraise.cli.agent_call import ask, print_json
 from barnraise.cli.runs import run as running
 from barnraise.cli.runs.progress_line import final_parts, join_parts, progress_parts
 from barnraise.cli.runs.run_view import RunView, watch
+from barnraise.cli.runs.status_view import StatusView
 from barnraise.cli.tables import table
 from barnraise.cli.terminal import columns, wrapped
 from barnraise.core.config import load_settings, state_directory
@@ -64,19 +65,27 @@ def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
 
 def logs(*, run: str, rank: int | None, all_ranks: bool, follow: bool) -> int:
     """Print the output of the workers so far; with ``follow``, until the run stops."""
-    view = RunView(all_ranks)
+    view = RunView(all_ranks, status=StatusView(shows_bars_only=True))
     response = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
-    while True:
-        shown = _shown_workers(response, rank, all_ranks=all_ranks)
-        positions = view.following.wanted(dict.fromkeys(shown, 0))
-        wait_s = 1.0 if follow else 0.0
-        response = ask(
-            WatchRequest(run=run, version=response.row.version, follow=positions, wait_s=wait_s),
-            WatchResponse,
-        )
-        view.print_heard(response)
-        if all(heard.whole for heard in response.heard) and (not follow or response.row.phase == "ended"):
-            return 0
+    try:
+        while True:
+            shown = _shown_workers(response, rank, all_ranks=all_ranks)
+            positions = view.following.wanted(dict.fromkeys(shown, 0))
+            wait_s = 1.0 if follow else 0.0
+            response = ask(
+                WatchRequest(run=run, version=response.row.version, follow=positions, wait_s=wait_s),
+                WatchResponse,
+            )
+            view.print_heard(response)
+            is_whole = all(heard.whole for heard in response.heard)
+            if is_whole and (not follow or response.row.phase == "ended"):
+                view.close()
+                view.print_bars(response)
+                return 0
+            if follow:
+                view.show_status(response)
+    finally:
+        view.close()
 
 
 def newest_run(*, active: bool = False) -> str:
@@ -121,7 +130,7 @@ def attach(*, run: str, all_ranks: bool) -> int:
     """Watch a run that goes on after Ctrl-C."""
     row = watch(run, all_ranks=all_ranks, stops=False)
     store = ArtifactStore(store_directory(state_directory(load_settings())))
-    return running.conclude(row, store, Path.cwd())
+    return running.conclude(row, store, Path.cwd(), all_output=all_ranks)
 
 
 def accept(*, run: str, yes: bool, refuse: bool, as_json: bool) -> int:

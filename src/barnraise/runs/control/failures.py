@@ -29,13 +29,19 @@ FOLLOWERS = ("PeerLost", "peer-lost", "rank is lost", "DistBackendError", "Conne
 
 
 def merge_failures(record: RunRecord, reports: Mapping[bytes, NodeReport]) -> RunRecord:
-    """Return the record with the failures that the machines report. The first ones stay if there are many."""
+    """Return the record with the failures that the machines report. The first ones stay if there are many.
+
+    A worker that was being stopped counts only if its exception is the one that ended the run: it had failed
+    in the same way.
+    """
+    ended_by = exception_line(record.outcome.tail) if record.outcome is not None else ""
     known = {failure.key for failure in record.failures}
     added = [
         RecordedFailure(node, failure)
         for node, report in sorted(reports.items())
         for failure in report.failures
         if (node, failure.local_rank, failure.start) not in known
+        and (not failure.is_stopping or (ended_by and exception_line(failure.tail) == ended_by))
     ]
     if not added or len(record.failures) >= MAX_RECORDED_FAILURES:
         return record

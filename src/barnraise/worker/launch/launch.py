@@ -324,7 +324,8 @@ def _result(store: ArtifactStore, row: RunRow, result_file: FileEntry | None) ->
         worker = f"rank {row.failed_rank} on {row.failed_on}" if row.failed_on else "the first failure"
         words = f"\n--- last output of {worker}\n{row.tail.rstrip()}\n---" if row.tail else ""
         raise RunError(
-            f"run {row.run}: {row.sentence}{words}", hint=f"All its output: barnraise logs {row.run} --all"
+            f"run {row.run}: {row.sentence}{words}",
+            hint=f"Full output of every machine: barnraise logs {row.run} --all",
         )
     if result_file is None:
         raise RunError(

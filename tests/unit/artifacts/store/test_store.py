@@ -14,7 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.artifacts import PIECE, ArtifactStore, FileEntry, FolderLimits, FolderManifest, collect, pack
+from barnraise.artifacts import (
+    PIECE,
+    ArtifactStore,
+    FileEntry,
+    FolderLimits,
+    FolderManifest,
+    collect,
+    find_garbage,
+    pack,
+    remove_garbage,
+    stored_manifests,
+)
 from barnraise.artifacts.store.linked_files import link_files, unlink_files
 from barnraise.artifacts.store.manifest import make_manifest, piece_hash
 from barnraise.core.errors import ShippingError
@@ -266,6 +277,20 @@ def test_collect_keeps_last_used(store: ArtifactStore, tmp_path: Path) -> None:
         assert len(store.missing(dropped_pack.manifest)) == 1
     assert [path.name for path in store.data.iterdir()] == [packs[0].id.hex()]
     assert store.missing(FolderManifest((half,))) == {half.object: [0, 1]}
+
+
+def test_garbage_that_is_used_again_stays(store: ArtifactStore, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "x").write_bytes(content(1000, 1))
+    packed = pack(tmp_path / "folder", store, LIMITS)
+    age(store, {packed.id: 1})
+    garbage = find_garbage(store, 0, set())
+    assert (len(garbage.manifests), garbage.bytes) == (1, 1000)
+    assert store.missing(packed.manifest) == {}, "finding removes nothing"
+    pack(tmp_path / "folder", store, LIMITS)
+    assert remove_garbage(store, garbage).objects == 0
+    assert store.missing(packed.manifest) == {}
+    assert stored_manifests(store) == {packed.id}
 
 
 def test_reading_manifest_counts_as_use(store: ArtifactStore, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from barnraise.agent_client.cluster_requests import DeviceRow, NodeRow, StatusResponse
+from barnraise.agent_client.cluster_requests import DeviceRow, DiskUse, NodeRow, StatusResponse
 from barnraise.cli.cluster import status
 
 ID = "-".join(["1EF2"] * 14)
@@ -56,6 +56,26 @@ def test_status_shows_which_machines_are_busy() -> None:
     assert mac.split()[-2:] == ["free", "-"]
     assert "away, guest" in nas
     assert nas.endswith("2x RTX 4090 24 GiB")
+
+
+@pytest.mark.parametrize(
+    ("disk", "shown"),
+    [
+        (DiskUse(4096, 8192, 0), ["disk: Barnraise uses 12 KiB"]),
+        (DiskUse(3 << 20, 0, 0), ["disk: Barnraise uses 3 MiB (runs 3 MiB)"]),
+        (
+            DiskUse(3 << 30, 9 << 29, 200 << 20),
+            [
+                "disk: Barnraise uses 7.7 GiB (runs 3 GiB, files 4.5 GiB, environments 200 MiB)",
+                "To free space: barnraise clean",
+            ],
+        ),
+    ],
+)
+def test_status_shows_disk_use_and_how_to_free_much(disk: DiskUse, shown: list[str]) -> None:
+    text = status.describe(replace(cluster(machine("pc")), disk=disk))
+    assert text.splitlines()[-len(shown) :] == shown
+    assert "disk" not in status.describe(cluster(machine("pc")))
 
 
 def test_nodes_show_whole_ids_in_eighty_columns(

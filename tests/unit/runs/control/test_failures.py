@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from barnraise.identity import NodeKey
 from barnraise.runs.control.failures import merge_failures, root_failures, summarize
@@ -10,6 +11,7 @@ from barnraise.runs.record import (
     MAX_RECORDED_FAILURES,
     NodeReport,
     RecordedFailure,
+    RunOutcome,
     RunRecord,
     WorkerFailure,
     decode_record,
@@ -55,6 +57,17 @@ RECORD = RunRecord(order=b"order", signature=bytes(64))
 def test_failure_becomes_one_line(failed: WorkerFailure, line: str) -> None:
     assert summarize(failed).startswith(line)
     assert "\n" not in summarize(failed)
+
+
+def test_failure_of_a_stopping_worker_counts_if_it_is_the_one_that_ended_the_run() -> None:
+    stopping = replace(failure(), is_stopping=True)
+    other = replace(failure(tail="Traceback (most recent call last):\nKeyError: 'x'\n"), is_stopping=True)
+    ended = replace(RECORD, outcome=RunOutcome(code=1, sentence="it failed", tail=TRACE))
+    stopped = replace(RECORD, outcome=RunOutcome(code=130, sentence="stopped from mac"))
+    assert merge_failures(RECORD, {A: report(stopping)}) is RECORD
+    assert merge_failures(stopped, {A: report(stopping)}) is stopped
+    merged = merge_failures(ended, {A: report(stopping), B: report(other)})
+    assert [item.node for item in merged.failures] == [A]
 
 
 def test_reported_failures_are_added_once_and_survive_the_store() -> None:
