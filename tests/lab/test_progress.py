@@ -120,3 +120,15 @@ def test_run_prints_progress_lines_without_a_terminal(line: CommandLine, tmp_pat
     assert name is not None
     shown = line.run(1, "ps", name[1], folder=tmp_path).stdout
     assert re.search(r"^step 64 of 64, loss [\d.]+$", shown, re.MULTILINE), shown
+
+
+def test_build_of_an_environment_is_announced_and_followed(line: CommandLine, tmp_path: Path) -> None:
+    write_folder(tmp_path, "print('hello')\n", extra={"requirements.txt": "--no-index\n"})
+    done = line.run(0, "run", "--separate", "train.py", folder=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "hello" in done.stdout
+    assert "barnraise: each machine builds an environment from requirements.txt" in done.stderr
+    assert re.search(r"barnraise: .*environment .*requirements\.txt.* \(\d+ s\)", done.stderr), done.stderr
+    again = line.run(0, "run", "--separate", "train.py", folder=tmp_path, timeout=200)
+    assert again.returncode == 0, again.stderr
+    assert "builds an environment" not in again.stderr, "it is there already"

@@ -294,11 +294,21 @@ class RunExecutor:
             return
         self._report("building", f"building the environment of {plan.source}")
 
-        def progress(words: str) -> None:
-            self._report("building", words)
-
+        words: list[str] = []
+        reporter = self._loop.create_task(self._report_building(words))
         root = self._context.directory / "environments"
-        self._python = await builder.build(plan, self.folder, root, progress)
+        try:
+            self._python = await builder.build(plan, self.folder, root, words.append)
+        finally:
+            reporter.cancel()
+
+    async def _report_building(self, words: list[str]) -> None:
+        """Report the newest words of a build, at most twice a second."""
+        while True:
+            if words:
+                self._report("building", words[-1])
+                words.clear()
+            await asyncio.sleep(_REPORT_S)
 
     async def _make_container(self, image: str) -> RunContainers:
         self._report("building", f"looking for the image {image}")

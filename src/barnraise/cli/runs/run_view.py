@@ -21,8 +21,8 @@ from barnraise.agent_client.run_requests import (
     WorkerRow,
 )
 from barnraise.cli.agent_call import ask
-from barnraise.cli.runs.status_view import PREFIX, OutputBar, StatusView
-from barnraise.cli.runs.waiting_line import part_line
+from barnraise.cli.runs.progress.status_view import PREFIX, OutputBar, StatusView
+from barnraise.cli.runs.progress.waiting_line import part_line
 from barnraise.cli.terminal import painted
 from barnraise.core.errors import AgentError
 from barnraise.core.flow.console_log import split_prefix
