@@ -8,6 +8,7 @@ worker's last micro-batch of a step, it finishes the step with all workers: see 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +52,14 @@ from barnraise.training.steps.step_loop import StepLoop
 from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
 from barnraise.training.validation.buffer_mutation import BufferMutationCheck
-from barnraise.training.validation.checks import check_all_taken, check_prepared, parameters_of
+from barnraise.training.validation.checks import (
+    check_all_taken,
+    check_prepared,
+    parameters_of,
+    unused_device,
+)
+
+log = logging.getLogger("barnraise.training")
 
 _SCALER = "barnraise.scaler"
 _HUB = "barnraise.hub"
@@ -180,6 +188,8 @@ class Session:
         schedulers = [thing for thing in more if thing not in scalers]
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         check_prepared(model, optimizers, schedulers)
+        if warning := unused_device(model, self.device):
+            log.warning(warning)
         self._model, self._optimizers = model, optimizers
         self._reducer = GradientReducer(
             parameter for each_optimizer in optimizers for parameter in parameters_of(each_optimizer)

@@ -107,3 +107,17 @@ def test_parameter_trained_later_is_rejected() -> None:
     with pytest.raises(RunError, match=r"0\.weight is trained, but was not") as caught:
         _train(net, optimizer, batches)
     assert "when you call prepare" in caught.value.hint
+
+
+def test_model_on_cpu_of_worker_with_gpu_is_pointed_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("BARNRAISE_DEVICE", "cuda:1")
+    net = torch.nn.Linear(2, 1)
+    _prepare(net, _sgd(*net.parameters()))
+    assert "this worker has cuda:1, but the model is on the CPU" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("BARNRAISE_DEVICE", "cpu")
+    net = torch.nn.Linear(2, 1)
+    _prepare(net, _sgd(*net.parameters()))
+    assert "model.to" not in caplog.text
