@@ -20,7 +20,8 @@ PATIENCE_S = 240.0
 CODE = re.compile(r"barnraise join (\d+-[a-z]+-[a-z]+)")
 _COMMAND = f"""\
 #!/bin/sh
-exec "{sys.executable}" -P -m barnraise.cli.main "$@"
+exec "{sys.executable}" -P -c 'import sys; sys.argv[0] = "barnraise"
+from barnraise.cli.main import main; main()' "$@"
 """
 # Python without torch: no import finds it, and no list of packages names it.
 _WITHOUT_TORCH = """\

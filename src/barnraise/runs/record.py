@@ -80,10 +80,14 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftOutNode(msgspec.Struct, frozen=True, array_like=True):
-    """Machine that was chosen and does not take part, and the reason."""
+    """Machine that was chosen and does not take part, and the reason.
+
+    ``may_join``: it can join a session later, as a machine that was only away.
+    """
 
     node: Node
     why: Sentence
+    may_join: bool = True
 
 
 class RestartedFailure(msgspec.Struct, frozen=True, array_like=True):
@@ -155,6 +159,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     def nodes(self) -> tuple[bytes, ...]:
         """Return the machines of this generation, in order of rank."""
         return tuple(dict.fromkeys(slot.node for slot in self.slots))
+
+    def may_join(self, node: bytes) -> bool:
+        """Tell whether a machine without a worker may join a session; one that lacks a package may not."""
+        return all(machine.may_join for machine in self.left_out if machine.node == node)
 
     def ranks_of(self, node: bytes) -> list[int]:
         """Return the ranks on a machine."""

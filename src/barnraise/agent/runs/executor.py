@@ -200,7 +200,8 @@ class RunExecutor:
         absent = [place for place in wanted if place not in busy]
         succeeded = (state.state == "ended" and not state.failed for state in self._exited.values())
         is_over = record.finished or any(succeeded)
-        if not absent or is_over or me not in self.entry.spec.nodes or self._cannot_join(members):
+        may_join = me in self.entry.spec.nodes and record.may_join(me)
+        if not absent or is_over or not may_join or self._cannot_join(members):
             return False
         pause = _RESTART_BACKOFF.wait(self._restarts)
         if self._loop.time() < self._started_at + pause:

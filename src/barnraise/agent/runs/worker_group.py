@@ -24,6 +24,7 @@ from barnraise.core.files import remove_tree
 from barnraise.core.sanitize import rewritten_text
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
+from barnraise.runs.control.failures import has_failed_by_itself
 from barnraise.runs.record import MAX_FAILURE_TAIL, RunRecord, RunSpec, WorkerFailure, WorkerState
 from barnraise.runs.worker_environment import worker_environment
 
@@ -288,14 +289,17 @@ class WorkerGroup:
         self._on_change()
 
     def _note_failure(self, rank: int) -> None:
-        """Keep a failed exit, unless this machine killed the worker."""
+        """Keep a failed exit, unless this machine killed a worker that had not failed before."""
         state, is_stopping = self.states[rank], self._is_terminating
-        if state.failed and not (state.signal and (is_stopping or rank in self._evicted)):
+        code, signal = state.code, state.signal
+        if signal and (is_stopping or rank in self._evicted):
+            if not has_failed_by_itself(state.tail):
+                return
+            code, signal = 1, 0  # as it would have exited
+        if state.failed:
             tail = state.tail[-MAX_FAILURE_TAIL:]
             self.failures.append(
-                WorkerFailure(
-                    rank, state.local_rank, state.start, state.code, state.signal, tail, is_stopping
-                )
+                WorkerFailure(rank, state.local_rank, state.start, code, signal, tail, is_stopping)
             )
 
 

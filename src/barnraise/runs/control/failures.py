@@ -74,6 +74,17 @@ def exception_line(tail: str) -> str:
     return lines[0].strip() if lines else ""
 
 
+def has_failed_by_itself(tail: str) -> bool:
+    """Tell whether a worker's output ends with an exception of its script, not with one that follows another.
+
+    Such a worker may be slow to exit. If it is killed meanwhile, it has still failed.
+    """
+    exception = exception_line(tail)
+    if not exception or exception.startswith("barnraise.") or any(text in tail for text in FOLLOWERS):
+        return False
+    return tail.rstrip().rpartition("\n")[2].strip() == exception
+
+
 def _script_line(tail: str) -> str:
     """Return ``train.py:31``: the last frame of the last traceback in the folder of the run."""
     for path, line in reversed(_FRAME.findall(tail.rpartition(_TRACE)[2])):

@@ -165,7 +165,7 @@ def _reconcile_preparing(record: RunRecord, facts: ReconcileInput) -> RunRecord 
     away = [
         LeftOutNode(node, "it was not here when the run started") for node in candidates if node not in here
     ]
-    lacks = [LeftOutNode(node, why) for node, why in lacking.items()]
+    lacks = [LeftOutNode(node, why, may_join=False) for node, why in lacking.items()]
     chosen = [node for node in here if node not in lacking]
     left_out = (*record.left_out, *away, *lacks)
     return _start_generation(replace(record, left_out=left_out), facts, chosen, "")

@@ -4,17 +4,50 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from barnraise.agent.runs.worker_group import WorkerGroup
+from barnraise.agent.supervisor.messages import WorkerExited
 from barnraise.agent_client.run_requests import GroupRequest
 from barnraise.identity import NodeKey
 from barnraise.runs.record import RunRecord, WorkerSlot
 
+TRACE = """\
+epoch 1
+Traceback (most recent call last):
+  File "train.py", line 28, in <module>
+    raise ValueError('no such label')
+ValueError: no such label
+"""
 
-def test_set_state_of_old_request_keeps_newer_facts() -> None:
+
+def _group() -> WorkerGroup:
     config: Any = None
     slots = (WorkerSlot(NodeKey.generate().id.raw, 0, "cpu", 3),)
     record = RunRecord(order=b"", signature=bytes(64), slots=slots)
-    group = WorkerGroup(config, record, [0], 3, lambda: None, lambda text: None)
+    return WorkerGroup(config, record, [0], 3, lambda: None, lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("tail", "failures"),
+    [
+        (TRACE, [(1, 0)]),
+        ("epoch 1\n", []),
+        (TRACE + "continues with the next epoch\n", []),
+        (TRACE.replace("ValueError: no such label", "barnraise.core.errors.PeerLost: pc"), []),
+    ],
+)
+def test_evicted_worker_that_is_killed_has_failed_if_its_output_ends_with_an_exception(
+    tail: str, failures: list[tuple[int, int]]
+) -> None:
+    group = _group()
+    group._evicted = {0}
+    group._on_exit(WorkerExited(0, None, 9, 1.0, tail.encode()))
+    assert [(failure.code, failure.signal) for failure in group.failures] == failures
+
+
+def test_set_state_of_old_request_keeps_newer_facts() -> None:
+    group = _group()
     early = GroupRequest("train-abcd", 0, 3)
     late = GroupRequest("train-abcd", 0, 3, trained=True, words="pc")
     assert not group.update_from(early)

@@ -155,6 +155,7 @@ def test_absent_machines_are_waited_for_then_left_out() -> None:
     assert begun is not None
     assert begun.phase == "running"
     assert [machine.node for machine in begun.left_out] == [C]
+    assert begun.may_join(C), "when it comes back"
     few = next_record(record, facts(spec, {A: report()}, here=(A,), since_s=31.0))
     assert few is not None
     assert few.outcome is not None
@@ -170,6 +171,7 @@ def test_machine_without_a_package_is_left_out_unless_it_is_needed() -> None:
     (left_out,) = begun.left_out
     assert left_out.node == C
     assert "pip install" in left_out.why
+    assert [begun.may_join(node) for node in (A, B, C)] == [True, True, False], "later it lacks it, too"
     needed = order(needs=spec.program.needs, min_nodes=3)
     ended = next_record(sign_spec(needed, KEY), facts(needed, reports))
     assert ended is not None
