@@ -114,7 +114,7 @@ class Terminal:
         return command
 
     def press(self, keys: str) -> None:
-        """Press keys, such as an answer to a question or Ctrl-C ("\\x03")."""
+        """Send keys, such as an answer to a question or Ctrl-C ("\\x03")."""
         os.write(self._ours, keys.encode())
 
     def run(self, line: str, timeout: float = 120.0) -> TypedCommand:
@@ -131,19 +131,19 @@ class Terminal:
 
     def until(self, command: TypedCommand, pattern: str, timeout: float = 120.0) -> re.Match[str]:
         """Wait until the pattern was printed; the command may have ended then."""
-        found: list[re.Match[str]] = []
+        matches: list[re.Match[str]] = []
 
         def look() -> bool:
             text = "".join(part.text for part in command.printed)
             match = re.search(pattern, plain(text).replace("\r\n", "\n"), re.MULTILINE)
             if match is not None:
-                found.append(match)
+                matches.append(match)
             return match is not None or command.code is not None
 
         self._wait(look, timeout, f"{pattern!r} in {command.line!r}")
-        if not found:
+        if not matches:
             raise LabError(f"{command.line!r} ended without {pattern!r}:\n{command.output}")
-        return found[0]
+        return matches[0]
 
     def close(self) -> None:
         """End the shell and what runs in it in the foreground."""

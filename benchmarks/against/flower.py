@@ -78,10 +78,10 @@ def rounds_and_kill(options: Options) -> dict[str, Any]:
             return result | {"first_round": str(error), "peak_rss_mb": dict(memory.peak)}
         first = trace.rounds()
         result["round_s"] = first[1]["at"] - first[0]["at"]
-        replies = side.said("Push replies")
+        replies = side.count_lines("Push replies")
         result["client_bytes_down_up"] = [b - a for a, b in zip(before, traffic(hosts[0]), strict=True)]
         result["database_mb"] = sum(file.stat().st_size for file in side.directory.glob("state.db*")) / 1e6
-        wait_for(lambda: side.said("Push replies") > replies, _ROUND_S, "a reply of the second round")
+        wait_for(lambda: side.count_lines("Push replies") > replies, _ROUND_S, "a reply of the second round")
         time.sleep(2.0)
         result |= kill(side, trace)
         result["peak_rss_mb"] = dict(memory.peak)
@@ -101,7 +101,7 @@ def kill(side: Flower, trace: Trace) -> dict[str, Any]:
     result["serverapp_survived"] = Path(f"/proc/{app}").exists() and trace.rounds()[-1]["pid"] == app
     result["status_after_kill"] = side.status(trace.run)
     result["nodes_that_ended"] = sum(node.poll() is not None for node in side.nodes)
-    result["nodes_known_again"] = side.said("Activated node_id")
+    result["nodes_known_again"] = side.count_lines("Activated node_id")
     words = [node.output().strip().splitlines()[-1][-160:] for node in side.nodes[:1]]
     return result | {"a_node_said": words}
 

@@ -79,9 +79,11 @@ class Flower:
             ]
             argv += ["--node-config", f"partition-id={number}"]
             self.nodes.append(host.start(argv, env=self.environment(host.name)))
-        wait_for(lambda: self.said("Activated node_id") >= len(self.nodes), wait_s, "all nodes to be known")
+        wait_for(
+            lambda: self.count_lines("Activated node_id") >= len(self.nodes), wait_s, "all nodes to be known"
+        )
 
-    def said(self, words: str) -> int:
+    def count_lines(self, words: str) -> int:
         assert self.link is not None
         return self.link.output().count(words)
 

@@ -89,7 +89,7 @@ class Machines:
                 return self.status(place)
             except BarnraiseError:
                 if time.monotonic() > deadline:
-                    raise AssertionError(f"agent {place} does not start:\n{self.words(place)}") from None
+                    raise AssertionError(f"agent {place} does not start:\n{self.agent_log(place)}") from None
                 time.sleep(0.02)
 
     def process(self, place: int) -> LabProcess:
@@ -111,7 +111,7 @@ class Machines:
     def thaw(self, place: int) -> None:
         self.process(place).signal(signal.SIGCONT)
 
-    def words(self, place: int) -> str:
+    def agent_log(self, place: int) -> str:
         """Return the log of the agent."""
         process = self.agents[place]
         return process.output() if process is not None else ""
@@ -183,7 +183,7 @@ class Machines:
         while not truth():
             if time.monotonic() > begin + _PATIENCE * seconds:
                 logs = "\n".join(
-                    f"--- {place}\n{self.words(place)[-3000:]}" for place in range(len(self.hosts))
+                    f"--- {place}\n{self.agent_log(place)[-3000:]}" for place in range(len(self.hosts))
                 )
                 raise AssertionError(f"waited {_PATIENCE * seconds:g} s without success until {what}\n{logs}")
             time.sleep(0.02)

@@ -106,7 +106,7 @@ class HubProcess:
         assert self._process is not None
         return self._process.pid
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def kill(self) -> None:

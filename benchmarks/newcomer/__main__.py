@@ -1,8 +1,8 @@
-"""The first hour of a new user: ``python -m benchmarks.newcomer [--quick]`` (root).
+"""The first hour of a new user: run this package with ``python -m``; ``--quick`` writes no recordings (root).
 
-Types what README.md tells a new user to type on three machines, from the installation to the first step of a
-run that all three train. Each machine is a host of the lab with its own name, home directory and terminal of
-80 columns. Packages come from a folder on disk: how long a download takes is not measured here.
+Types on three machines what README.md tells a new user to type. It begins with the installation, and ends
+with the first step of a run on all three. Each machine is a host of the lab with its own name, home directory
+and terminal of 80 columns. Packages come from a folder on disk: how long a download takes is not measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lab import Lab
 from lab.terminal import Terminal, TypedCommand
 
 NAMES = ("mac", "pc", "nas")
-FIRST_STEP = r"step \d+ of|epoch 0"  # whichever comes first
+FIRST_STEP = r"step \d+ of|epoch 0"  # the first of the two that appears
 ANSWER = "Install torch now"
 _CODE = re.compile(r"barnraise join (\d+-[a-z]+-[a-z]+)")
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -56,7 +56,7 @@ class Machine:
             raise SystemExit(f"on {self.name}, {command.line!r} ended with {code}:\n{command.output}")
 
     def agree_to_torch(self, command: TypedCommand) -> None:
-        """Press Enter at the question about torch."""
+        """Answer the question about torch with Enter."""
         self.terminal.until(command, ANSWER, _PAIR_S)
         self.answers += 1
         self.terminal.press("\n")

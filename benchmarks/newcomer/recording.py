@@ -1,4 +1,4 @@
-"""What a recorded terminal says about the commands typed there: silences, wide lines, text to read."""
+"""Judgement of recorded terminals: silences, wide lines, and text for people to read."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class Soak:
     def _explain(self) -> None:
         """Print the last log lines of every agent and worker, to explain a failure."""
         for place in range(HOSTS):
-            print(f"== h{place}", *self._machines.words(place).splitlines()[-25:], sep="\n")
+            print(f"== h{place}", *self._machines.agent_log(place).splitlines()[-25:], sep="\n")
             logs = sorted(
                 self._machines.state(place).glob("runs/*/logs/*"), key=lambda path: path.stat().st_mtime
             )

@@ -29,8 +29,8 @@ def test_line_that_is_redrawn_unchanged_is_silence() -> None:
 
 
 def test_question_that_waits_for_a_person_is_no_silence() -> None:
-    asked = _command((11.0, "Install torch now? [Y/n]: "), (60.0, "\r\n"), (61.0, "unpacking"), end_s=62.0)
-    assert silent_seconds(asked, 99.0) == 0.0
+    question = _command((11.0, "Install torch now? [Y/n]: "), (60.0, "\r\n"), (61.0, "unpacking"), end_s=62.0)
+    assert silent_seconds(question, 99.0) == 0.0
 
 
 def test_wide_lines_are_counted_without_colours_and_padding() -> None:

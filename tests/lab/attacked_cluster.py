@@ -146,7 +146,7 @@ class AttackedCluster:
         return 7000 + self._names
 
     def log_lines(self, place: int, since: int = 0) -> list[str]:
-        return self.machines.words(place).splitlines()[since:]
+        return self.machines.agent_log(place).splitlines()[since:]
 
     # pairing
 
@@ -162,7 +162,7 @@ class AttackedCluster:
 
     def await_log_lines(self, place: int, words: str) -> list[str]:
         """Wait for log lines with this text, and return them."""
-        self.machines.until(lambda: words in self.machines.words(place), 30.0, f"h{place} logs {words!r}")
+        self.machines.until(lambda: words in self.machines.agent_log(place), 30.0, f"h{place} logs {words!r}")
         return [line for line in self.log_lines(place) if words in line]
 
     def join(self, code: str, source: Host | None = None, /, **more: Any) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class RunCluster:
         return [row.run for row in self.machines.ask(place, RunsRequest(), RunsResponse).runs]
 
     def log_lines(self, place: int, since: int = 0) -> list[str]:
-        return self.machines.words(place).splitlines()[since:]
+        return self.machines.agent_log(place).splitlines()[since:]
 
     def start_run(self, on: str, folder: Path, *more: str) -> str:
         """Start a run of the first owner and return its name."""

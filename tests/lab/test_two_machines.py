@@ -118,7 +118,7 @@ def test_either_machine_lost_training_continues(training: Path, machines: Machin
     """Commits of a junior machine that is left alone are provisional until the senior one is back."""
     first = _place_of_senior(machines)
     victim = first if senior else 1 - first
-    log_length = len(machines.words(1 - victim))
+    log_length = len(machines.agent_log(1 - victim))
     begin = time.time()
     machines.hosts[victim].kill_all()
     machines.agents[victim] = None
@@ -126,16 +126,16 @@ def test_either_machine_lost_training_continues(training: Path, machines: Machin
     last = _by(training, 1, begin)[-1]
     if senior:
         machines.until(
-            lambda: "provisionally, because" in machines.words(1 - victim)[log_length:],
+            lambda: "without a majority, because" in machines.agent_log(1 - victim)[log_length:],
             90.0,
             "a report",
         )
     else:
-        assert "provisionally, because" not in machines.words(1 - victim)[log_length:]
+        assert "without a majority, because" not in machines.agent_log(1 - victim)[log_length:]
     machines.start(victim)
     machines.until(lambda: bool(_by(training, 2, last.at)), 90.0, "both train again")
     assert _by(training, 2, last.at)[0].step > last.step, "what was trained meanwhile is history"
-    assert "were discarded" not in machines.words(1 - victim)[log_length:]
+    assert "were discarded" not in machines.agent_log(1 - victim)[log_length:]
     _check(training)
 
 
@@ -144,7 +144,7 @@ def test_cut_between_two_machines_is_resolved_without_loss(
 ) -> None:
     """Both go on, one of them provisionally; afterwards the other's history counts."""
     first = _place_of_senior(machines)
-    log_length = len(machines.words(1 - first))
+    log_length = len(machines.agent_log(1 - first))
     begin = time.time()
     lab.cut(lab.hosts[0], lab.hosts[1])
     machines.until(
@@ -152,7 +152,7 @@ def test_cut_between_two_machines_is_resolved_without_loss(
     )
     apart = time.time()
     machines.until(
-        lambda: "provisionally, because" in machines.words(1 - first)[log_length:],
+        lambda: "without a majority, because" in machines.agent_log(1 - first)[log_length:],
         90.0,
         "one says how it goes on",
     )
@@ -162,7 +162,7 @@ def test_cut_between_two_machines_is_resolved_without_loss(
         return [commit for commit in _by(training, 2, apart) if commit.rank == 0]
 
     machines.until(lambda: bool(together()), 90.0, "they train together again")
-    machines.until(lambda: "were discarded" in machines.words(1 - first)[log_length:], 90.0, "a report")
+    machines.until(lambda: "were discarded" in machines.agent_log(1 - first)[log_length:], 90.0, "a report")
     elder = together()[0]
     kept = [commit.step for commit in _by(training, 1, begin) if commit.pid == elder.pid]
     assert elder.step == max(kept) + 1, "the first member is the one whose history counts"
@@ -172,8 +172,8 @@ def test_cut_between_two_machines_is_resolved_without_loss(
 def _check_told(trace: Path, machines: Machines, begin: float, elder: Commit, junior: int) -> None:
     """A person learns at either machine how many steps were for nothing."""
     form = r"run (\S+): (h\d had trained (\d+) provisional steps alone; they are dropped, .* from step (\d+))"
-    machines.until(lambda: re.search(form, machines.words(junior)), 90.0, "the steps are told")
-    report = re.findall(form, machines.words(junior))[-1]
+    machines.until(lambda: re.search(form, machines.agent_log(junior)), 90.0, "the steps are told")
+    report = re.findall(form, machines.agent_log(junior))[-1]
     dropped = [commit for commit in _by(trace, 1, begin) if commit.pid != elder.pid]
     assert abs(int(report[2]) - len(dropped)) <= 1, "all that the junior one committed alone"
     assert int(report[3]) >= elder.step - 1, "where both go on"

@@ -35,7 +35,7 @@ def say(sentence: str) -> None:
 class ChildProcess:
     """Supervised child process of a command.
 
-    ``room``: directory of its output and of the supervisor's record. ``folder``: its working directory.
+    ``workspace``: directory of its output and of the supervisor's record. ``folder``: its working directory.
     """
 
     def __init__(self, log: Path) -> None:
@@ -49,16 +49,16 @@ class ChildProcess:
         name: str,
         command: tuple[str, ...],
         *,
-        room: Path,
+        workspace: Path,
         folder: Path,
         environment: Mapping[str, str],
         quiet: bool = False,
     ) -> ChildProcess:
-        kept = cls(room / f"{name}.output")
+        kept = cls(workspace / f"{name}.output")
         worker = WorkerLaunch(0, 0, command, str(folder), dict(environment), str(kept._log))
         limits = QUIET if quiet else WorkerLimits()
         kept._supervisor = await SupervisorClient.start(
-            LaunchRequest(name, 0, (worker,), str(room), limits, grace_s=_GRACE_S), kept._hear
+            LaunchRequest(name, 0, (worker,), str(workspace), limits, grace_s=_GRACE_S), kept._hear
         )
         return kept
 

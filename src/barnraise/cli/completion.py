@@ -82,11 +82,11 @@ def _runs(incomplete: str, is_wanted: Callable[[RunRow], bool]) -> list[Completi
     return _matching((("", row.run, row.phase) for row in rows if is_wanted(row)), incomplete)
 
 
-def _matching(found: Iterable[tuple[str, str, str]], typed: str) -> list[CompletionItem]:
+def _matching(names: Iterable[tuple[str, str, str]], typed: str) -> list[CompletionItem]:
     """Return the names that start with the text. Each comes with the text before it and a remark."""
     return [
         CompletionItem(before + name, help=remark or None)
-        for before, name, remark in found
+        for before, name, remark in names
         if name.lower().startswith(typed.lower())
     ]
 

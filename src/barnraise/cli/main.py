@@ -22,8 +22,8 @@ from barnraise.cli.completion import (
 from barnraise.cli.help import SectionedGroup, misplaced_options
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.plan.options import planning_options, take_wishes
+from barnraise.cli.project_file import ProjectFileCommand
 from barnraise.cli.runs.options import RunCommandOptions, run_options, take_run_options
-from barnraise.cli.runs.project_file import ProjectFileCommand
 from barnraise.core.errors import BarnraiseError
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from barnraise.cli.runs.live_line import LiveLines, cut, is_live_terminal, terminal_columns
+from barnraise.cli.runs.progress.live_line import LiveLines, cut, is_live_terminal, terminal_columns
 
 _REDRAW_S = 0.5
 _FIRST_S = 1.0  # a shorter wait shows nothing

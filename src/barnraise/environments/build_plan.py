@@ -20,6 +20,8 @@ from barnraise.core.errors import RunEnvironmentError
 Mode = Literal["auto", "sync", "agent"]
 Kind = Literal["agent", "uv.lock", "pylock.toml", "requirements"]
 
+SOURCES = ("uv.lock", "pylock.toml", "requirements.lock", "requirements.txt")
+
 _INCLUDES = re.compile(r"^(?:-r|-c|--requirement|--constraint)[ \t=]*(\S+)")
 _EDITABLE = re.compile(r"^(?:-e|--editable)[ \t=]*(\S+)")
 _OWN_INDEX = re.compile(r"^(?:-i|--index-url|--extra-index-url|--no-index)\b|download\.pytorch\.org")
@@ -47,7 +49,7 @@ def plan_environment(files: Mapping[str, bytes], mode: Mode) -> EnvironmentPlan:
         return EnvironmentPlan(
             kind="pylock.toml", source="pylock.toml", digest=_digest(files, ("pylock.toml",))
         )
-    for name in ("requirements.lock", "requirements.txt"):
+    for name in SOURCES[2:]:
         if name in files:
             return _from_requirements(files, name)
     if mode == "sync":
@@ -65,7 +67,7 @@ def _from_requirements(files: Mapping[str, bytes], name: str) -> EnvironmentPlan
     waiting = [name]
     while waiting:
         current = waiting.pop()
-        for line in _lines(files[current]):
+        for line in requirement_lines(files[current]):
             lines.append(line)
             included = _INCLUDES.match(line)
             if included is not None:
@@ -99,7 +101,7 @@ def _wants_torch_index(lines: list[str]) -> bool:
     return bool(named) and not any("@" in rest or "+" in rest.partition(";")[0] for rest in named)
 
 
-def _lines(text: bytes) -> Iterator[str]:
+def requirement_lines(text: bytes) -> Iterator[str]:
     """Yield requirements without comments and with continued lines joined; pip judges invalid bytes."""
     joined = text.decode("utf-8-sig", "replace").replace("\\\r\n", " ").replace("\\\n", " ")
     for line in joined.splitlines():

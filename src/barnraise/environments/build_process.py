@@ -20,14 +20,19 @@ import psutil
 
 from barnraise.core.errors import RunEnvironmentError
 from barnraise.core.sanitize import printable
+from barnraise.core.units import format_size
 
 _TAIL_LINES = 60
 _SHOWN_LINES = 8
 _LONGEST_LINE = 400
 # Lines of pip and uv that show progress.
 _PROGRESS = re.compile(
-    r"^\s*(Collecting|Downloading|Building|Installing|Successfully|Resolved|Prepared|Installed) "
+    r"^\s*(Collecting|Downloading|Using cached|Building|Installing|Successfully|Resolved|Prepared|Installed) "
 )
+_WHEEL = re.compile(
+    r"^(?P<verb>Downloading|Using cached) (?:\S*/)?(?P<name>[\w.]+)-(?P<version>\d[^-\s]*)-\S+"
+)
+_SHARE = re.compile(r"^Progress (?P<done>\d{1,18}) of (?P<total>\d{1,18})$")
 _UNREACHABLE = re.compile(
     r"NewConnectionError|Failed to establish a new connection|NameResolutionError|getaddrinfo|dns error"
     r"|Network is unreachable|error sending request|Connection refused|ReadTimeoutError"
@@ -59,6 +64,28 @@ class BuildStep(msgspec.Struct, frozen=True):
     variables: Mapping[str, str] = {}
 
 
+class BuildProgress:
+    """Reader of the output of pip and uv that keeps what is worth showing. Pure."""
+
+    def __init__(self) -> None:
+        self._current = ""
+
+    def words(self, line: str) -> str:
+        """Return a short text about progress, or an empty one."""
+        share = _SHARE.match(line.strip())
+        if share is not None:
+            done, total = format_size(int(share["done"])), format_size(int(share["total"]))
+            return f"{self._current}: {done} of {total}" if self._current else f"{done} of {total}"
+        if _PROGRESS.match(line) is None:
+            return ""
+        text = line.strip()
+        wheel = _WHEEL.match(text)
+        if wheel is not None:
+            text = f"{wheel['verb']} {wheel['name']} {wheel['version']}{text[wheel.end() :]}"
+        self._current = re.sub(r" \([^)]*\)$", "", text)
+        return text
+
+
 async def run_step(
     step: BuildStep,
     source: str,
@@ -70,9 +97,12 @@ async def run_step(
 ) -> None:
     """Run a build command; after an error or a cancellation no process of it is left."""
 
+    lines = BuildProgress()
+
     def on_line(line: str) -> None:
-        if every_line or _PROGRESS.match(line):
-            on_progress(line.strip())
+        words = line.strip() if every_line else lines.words(line)
+        if words:
+            on_progress(words)
 
     try:
         code, tail = await run_build_command(step.command, folder, environment, on_line)

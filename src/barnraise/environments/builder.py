@@ -27,6 +27,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import secrets
 import shutil
 import site
@@ -129,6 +130,11 @@ def remove_environment(target_root: Path, key: str) -> bool:
     return True
 
 
+def is_built(plan: EnvironmentPlan, target_root: Path) -> bool:
+    """Tell whether this machine has the environment already."""
+    return plan.kind == "agent" or _complete_python(target_root / f"{_key(plan)}.whole") is not None
+
+
 async def _build_new(
     plan: EnvironmentPlan, folder: Path, target_root: Path, key: str, on_progress: Progress
 ) -> Path:
@@ -193,13 +199,24 @@ def _tool_environment(step: BuildStep) -> dict[str, str]:
     quiet = {
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PIP_NO_INPUT": "1",
-        "PIP_PROGRESS_BAR": "off",
+        "PIP_PROGRESS_BAR": "raw" if _has_raw_progress() else "off",
         "UV_NO_PROGRESS": "1",
         "UV_PYTHON_DOWNLOADS": "never",
         "NO_COLOR": "1",
         "PYTHONUNBUFFERED": "1",
     }
     return {**kept, **quiet, **step.variables}
+
+
+def _has_raw_progress() -> bool:
+    """Tell whether the pip of a new environment can print its progress as lines: since 24.1."""
+    try:
+        import ensurepip
+
+        numbers = re.match(r"(\d+)\.(\d+)", ensurepip.version())
+    except ImportError:  # Debian has it in a package of its own
+        return False
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (24, 1)
 
 
 async def _check(python: Path, plan: EnvironmentPlan, folder: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from barnraise.cli.doctor import hub_checks, network_checks
 from barnraise.cli.doctor.facts import HubFacts
-from barnraise.cli.hub.directories import top_folder, top_room, write_addresses
-from barnraise.cli.hub.join import SEAT
+from barnraise.cli.hub.directories import top_folder, workspace_root, write_addresses
+from barnraise.cli.hub.join import CREDENTIALS_FILE
 from barnraise.core.config import load_settings
 from barnraise.hub.client.credentials import MemberCredentials, write_credentials
 from barnraise.hub.protocol.messages import RoundConfig
@@ -42,7 +42,7 @@ def hub(_own_state: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubProces
 
 def make_room(name: str, pid: int, has: str) -> Path:
     """Make the folder of a command with this pid."""
-    room = top_room(load_settings()) / f"{name}-0a1b2c3d-{pid}"
+    room = workspace_root(load_settings()) / f"{name}-0a1b2c3d-{pid}"
     room.mkdir(parents=True)
     if has:
         (room / has).touch()
@@ -55,8 +55,10 @@ def look() -> list[HubFacts]:
 
 def sit(pid: int, hub: NodeId, *addresses: str) -> None:
     room = make_room("theirs", pid, "")
-    seat = MemberCredentials(addresses=addresses, hub=hub.raw, key=bytes(32), run="theirs", folder=str(room))
-    write_credentials(seat, room / SEAT)
+    credentials = MemberCredentials(
+        addresses=addresses, hub=hub.raw, key=bytes(32), run="theirs", folder=str(room)
+    )
+    write_credentials(credentials, room / CREDENTIALS_FILE)
 
 
 def test_without_hubs_nothing_is_said() -> None:
@@ -77,7 +79,7 @@ def test_hosted_hub_is_checked(hub: HubProcess) -> None:
     hub.kill()
     (facts,) = look()
     assert not facts.ways[0].answers
-    assert "not up" in network_checks.hub(facts, "linux")[0].sentence
+    assert "not running" in network_checks.hub(facts, "linux")[0].sentence
     room = make_room("fireside", os.getpid(), "hub.output")
     (facts,) = look()
     assert facts.up
@@ -94,8 +96,8 @@ def test_joined_hub_is_checked(hub: HubProcess) -> None:
     (row,) = network_checks.hub(facts, "linux")
     assert row.state == "fail"
     assert "not signed with the key of the invite" in row.sentence
-    (room,) = top_room(load_settings()).iterdir()
-    (room / SEAT).unlink()
+    (room,) = workspace_root(load_settings()).iterdir()
+    (room / CREDENTIALS_FILE).unlink()
     room.rmdir()
     sit(os.getpid(), right, "https://127.0.0.1:1", hub.address)
     (facts,) = look()

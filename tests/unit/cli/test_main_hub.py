@@ -34,12 +34,13 @@ loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=32, shu
 run = barnraise.init()
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 for epoch in run.epochs(2):
-    for a, b in batches:
-        loss = nn.functional.mse_loss(model(a), b)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.log(loss=loss)
+    for batch in batches:
+        for a, b in batch:
+            loss = nn.functional.mse_loss(model(a), b)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.log(loss=loss)
 with open("notes.txt", "w") as file:
     file.write("written by the script")
 """
@@ -79,14 +80,14 @@ def hosted() -> Iterator[Hosted]:
             with hosted.friend.typing(
                 *("join", "--invite", first, "--yes", "--name", "ann", "--keep", "kept")
             ) as joined:
-                assert joined.ended() == 0, joined.said
-                assert "1 file written by the script: kept" in joined.said
+                assert joined.ended() == 0, joined.output
+                assert "1 file written by the script: kept" in joined.output
             yield hosted
 
 
 def _invite_of(up: Typed) -> str:
-    up.until(lambda: "--invite barnraise-invite:" in up.said, "the hub")
-    invite = re.search(r"barnraise-invite:\S+", up.said)
+    up.until(lambda: "--invite barnraise-invite:" in up.output, "the hub")
+    invite = re.search(r"barnraise-invite:\S+", up.output)
     assert invite is not None
     return invite[0]
 
@@ -144,8 +145,8 @@ def test_hub_follow_hand_over_and_take_over_replace_a_host_that_is_gone(hosted: 
     words = ("hub", "follow", "--name", "copy", "--host", "127.0.0.1", "--port", str(port))
     copy = hosted.mirror.state / "hub" / "copy"
     with hosted.mirror.typing(*words, hosted.invite("--mirror")) as following:
-        following.until(lambda: "barnraise hub hand-over " in following.said, "its id")
-        mirror_id = re.search(r"barnraise hub hand-over (\S+)", following.said)
+        following.until(lambda: "barnraise hub hand-over " in following.output, "its id")
+        mirror_id = re.search(r"barnraise hub hand-over (\S+)", following.output)
         assert mirror_id is not None
         word = hosted.host.type("hub", "hand-over", mirror_id[1]).splitlines()[0]
         following.until(lambda: _exports(hosted.mirror), "the copy of the model")
@@ -162,7 +163,7 @@ def test_hub_follow_hand_over_and_take_over_replace_a_host_that_is_gone(hosted: 
         assert (invite.addresses, invite.hub_id) == ((address,), hub_key(copy).id)
         friend = Machine(hosted.room, "late-friend")
         with friend.typing("join", "--invite", _invite_of(up), "--yes", "--name", "bob") as joined:
-            joined.until(lambda: "this machine is bob" in joined.said, "a friend of the new hub")
+            joined.until(lambda: "this machine is bob" in joined.output, "a friend of the new hub")
             joined.ended()
         status = json.loads(hosted.mirror.type("hub", "status", "--json"))
         assert {"ann", "bob"} <= {member["name"] for member in status["members"]}

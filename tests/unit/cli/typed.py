@@ -65,7 +65,7 @@ class Typed:
 
     def __init__(self, machine: Machine, words: tuple[str, ...]) -> None:
         self.words = words
-        self._file = machine.room / f"{words[0]}-{time.monotonic_ns()}.said"
+        self._file = machine.room / f"{words[0]}-{time.monotonic_ns()}.output"
         with self._file.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "barnraise.cli.main", *words],
@@ -77,15 +77,15 @@ class Typed:
             )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self._file.read_text(errors="replace")
 
     def until(self, truth: Callable[[], bool], what: str) -> None:
         """Wait while the command runs."""
         deadline = time.monotonic() + _PATIENCE_S
         while not truth():
-            assert self._process.poll() is None, f"{self.words} ended before {what}:\n{self.said}"
-            assert time.monotonic() < deadline, f"waited in vain for {what}:\n{self.said}"
+            assert self._process.poll() is None, f"{self.words} ended before {what}:\n{self.output}"
+            assert time.monotonic() < deadline, f"waited in vain for {what}:\n{self.output}"
             time.sleep(0.1)
 
     def ended(self) -> int:
@@ -99,4 +99,4 @@ class Typed:
             return self._process.wait(90)
         finally:
             self._process.kill()
-            print(f"$ {' '.join(self.words)}\n{self.said[-3000:]}")
+            print(f"$ {' '.join(self.words)}\n{self.output[-3000:]}")

@@ -37,7 +37,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A machine of its own: state, settings and port."""
     directory = tmp_path_factory.mktemp("b")
     return {
@@ -55,10 +55,10 @@ def _touch(path: Path) -> Path:
     return path
 
 
-def _start(house: dict[str, str], body: str) -> subprocess.Popen[str]:
+def _start(environment: dict[str, str], body: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", _PRELUDE + body],
-        env=house,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -66,8 +66,8 @@ def _start(house: dict[str, str], body: str) -> subprocess.Popen[str]:
     )
 
 
-def _run(house: dict[str, str], body: str) -> tuple[str, str, int]:
-    process = _start(house, body)
+def _run(environment: dict[str, str], body: str) -> tuple[str, str, int]:
+    process = _start(environment, body)
     try:
         out, err = process.communicate(timeout=150)
     finally:
@@ -85,9 +85,9 @@ def _gone(pid: int, seconds: float = 60.0) -> bool:
     return False
 
 
-def test_exit_with_open_groups_prints_nothing(house: dict[str, str]) -> None:
+def test_exit_with_open_groups_prints_nothing(environment: dict[str, str]) -> None:
     out, err, code = _run(
-        house,
+        environment,
         """
 work = pending()
 future = work.get_future().then(lambda f: print("never", f.value()))
@@ -101,9 +101,9 @@ assert not work.is_completed() and work.exception() is None
     assert "never" not in out
 
 
-def test_killed_comm_process_fails_pending_works_and_is_restarted(house: dict[str, str]) -> None:
+def test_killed_comm_process_fails_pending_works_and_is_restarted(environment: dict[str, str]) -> None:
     out, err, code = _run(
-        house,
+        environment,
         """
 work = pending()
 future = work.get_future()
@@ -129,9 +129,9 @@ print("right")
     assert code == 0
 
 
-def test_future_callback_may_wait_for_another_operation(house: dict[str, str]) -> None:
+def test_future_callback_may_wait_for_another_operation(environment: dict[str, str]) -> None:
     out, err, code = _run(
-        house,
+        environment,
         """
 def chained(future):
     first = future.value()[0]
@@ -158,9 +158,9 @@ print(b'barnraise_groups_open 0.0' in metrics.render())
 
 
 @needs_fork
-def test_forked_child_does_not_close_parents_comm_process(house: dict[str, str]) -> None:
+def test_forked_child_does_not_close_parents_comm_process(environment: dict[str, str]) -> None:
     out, err, code = _run(
-        house,
+        environment,
         """
 work = pending()
 child = os.fork()
@@ -184,10 +184,10 @@ print("parent goes on")
 
 
 @needs_fork
-def test_forked_child_does_not_keep_dead_workers_comm_process(house: dict[str, str]) -> None:
+def test_forked_child_does_not_keep_dead_workers_comm_process(environment: dict[str, str]) -> None:
     """The communication process notices its worker's death although a data loader's process lives on."""
     process = _start(
-        house,
+        environment,
         """
 child = os.fork()
 if child == 0:
@@ -211,7 +211,7 @@ time.sleep(300)
 
 @pytest.mark.parametrize(("latency", "bandwidth"), [("250", "80"), ("8000", "2")])
 def test_costs_that_settings_give_are_those_of_the_groups_table(
-    house: dict[str, str], latency: str, bandwidth: str
+    environment: dict[str, str], latency: str, bandwidth: str
 ) -> None:
     """Without both settings the links would be measured, and one process alone has none."""
     costs = {
@@ -222,6 +222,6 @@ def test_costs_that_settings_give_are_those_of_the_groups_table(
 table = group._submitter.table
 print(round(table.latency_s * 1e6), round(8e-6 / table.seconds_per_byte))
 """
-    out, err, code = _run(house | costs, body)
+    out, err, code = _run(environment | costs, body)
     assert code == 0, err
     assert out.split()[1:] == [latency, bandwidth]

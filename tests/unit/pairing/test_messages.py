@@ -192,7 +192,7 @@ def test_other_code_or_tag_gives_other_key() -> None:
 @given(st.binary(max_size=200))
 def test_garbage_with_right_key_is_rejected_and_uses_up_code(data: bytes) -> None:
     """The sender knows the code but breaks the protocol."""
-    offer = HOUSE.offer()
+    offer = OWNER.offer()
     offerer = taken(offer)
     end = joiner()
     end.receive(sent(offerer.receive(sent(end.begin().send)).send))
@@ -204,4 +204,4 @@ def test_garbage_with_right_key_is_rejected_and_uses_up_code(data: bytes) -> Non
     assert offer.state(0.0) == "burned"
 
 
-HOUSE = OwnerNode()
+OWNER = OwnerNode()

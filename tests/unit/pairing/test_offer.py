@@ -8,11 +8,11 @@ from barnraise.core.errors import PairingError
 from barnraise.pairing import LIFETIME_S, Offerer, PairingOffer, grant_text, new_psk, offer_tag
 from tests.unit.pairing.protocol_pair import CODE, OwnerNode, joiner, sent, taken, to_proof
 
-HOUSE = OwnerNode()
+OWNER = OwnerNode()
 
 
 def test_offer_expires_after_its_time() -> None:
-    offer = HOUSE.offer(now=1000.0)
+    offer = OWNER.offer(now=1000.0)
     assert offer.tag == offer_tag(7)
     assert offer.open_at(1000.0)
     assert offer.seconds_left(1000.0) == LIFETIME_S == 600.0
@@ -27,14 +27,14 @@ def test_offer_expires_after_its_time() -> None:
 
 
 def test_used_code_does_not_expire_afterwards() -> None:
-    offer = HOUSE.offer()
+    offer = OWNER.offer()
     to_proof(joiner(), taken(offer))
     assert offer.state(1e6) == "used"
     assert offer.take(1e6) == "The code was used by pc."
 
 
 def test_offer_sentence_names_outcome() -> None:
-    offer = HOUSE.offer()
+    offer = OWNER.offer()
     assert offer.sentence(0.0) == "The code is open."
     offerer = taken(offer)
     offerer.receive(sent(joiner().begin().send))
@@ -46,7 +46,7 @@ def test_offer_sentence_names_outcome() -> None:
 
 
 def test_offer_can_be_withdrawn() -> None:
-    offer = HOUSE.offer()
+    offer = OWNER.offer()
     offerer = taken(offer)
     offer.withdraw()
     assert not offer.open_at(0.0)
@@ -57,7 +57,7 @@ def test_offer_can_be_withdrawn() -> None:
 
 def test_garbage_is_not_a_guess_but_limited() -> None:
     """Each message costs some milliseconds, which an attacker could exploit."""
-    offer = HOUSE.offer()
+    offer = OWNER.offer()
     for _ in range(31):
         with pytest.raises(PairingError):
             taken(offer).receive(b"garbage")
@@ -69,7 +69,7 @@ def test_garbage_is_not_a_guess_but_limited() -> None:
 
 
 def test_garbage_after_a_good_guess_changes_nothing() -> None:
-    offer = HOUSE.offer()
+    offer = OWNER.offer()
     late = [taken(offer) for _ in range(40)]
     to_proof(joiner(), taken(offer))
     for offerer in late:
@@ -79,7 +79,7 @@ def test_garbage_after_a_good_guess_changes_nothing() -> None:
 
 
 def test_offer_of_psk_stays_open() -> None:
-    offer = HOUSE.offer(new_psk("owner"))
+    offer = OWNER.offer(new_psk("owner"))
     assert offer.open_at(1e9)
     for _ in range(40):
         with pytest.raises(PairingError):
@@ -92,7 +92,7 @@ def test_offer_of_psk_stays_open() -> None:
 
 def test_offer_repr_hides_words() -> None:
     assert (
-        repr(PairingOffer(CODE, "guest", key=HOUSE.key, name="mac", now=0.0)) == "Offer(Code(7), guest, open)"
+        repr(PairingOffer(CODE, "guest", key=OWNER.key, name="mac", now=0.0)) == "Offer(Code(7), guest, open)"
     )
 
 

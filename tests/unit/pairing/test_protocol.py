@@ -31,23 +31,23 @@ from tests.unit.pairing.protocol_pair import CODE, PC, WRONG, OwnerNode, joiner,
 
 @pytest.mark.parametrize("role", ["owner", "guest"])
 def test_pairing_with_code_completes(role: Role) -> None:
-    house, key = OwnerNode(), NodeKey.generate()
-    offer = house.offer(role=role)
+    owner, key = OwnerNode(), NodeKey.generate()
+    offer = owner.offer(role=role)
     offerer, end = taken(offer), joiner(key=key)
     assert offerer.begin().send is None
     seen = to_proof(end, offerer)
     assert seen == PairingProven(key.id, "pc", "Windows 11", ("192.168.1.20", "fd00::20"), 52416, role)
     assert offer.state(0.0) == "used"
 
-    step = end.receive(house.grant(offerer, seen))
+    step = end.receive(owner.grant(offerer, seen))
     joined = step.done
     assert isinstance(joined, PairingJoined)
-    assert (joined.log, joined.role, joined.offerer) == (house.log, role, house.key.id)
+    assert (joined.log, joined.role, joined.offerer) == (owner.log, role, owner.key.id)
     assert joined.log.role(key.id) == role
-    assert joined.log.secret == house.log.secret
+    assert joined.log.secret == owner.log.secret
     assert joined.offerer_name == "mac"
     assert [(peer.id, peer.addresses, peer.port) for peer in joined.peers] == [
-        (house.key.id, ("192.168.1.10",), 52416)
+        (owner.key.id, ("192.168.1.10",), 52416)
     ]
     assert offerer.receive(sent(step.send)).done == PairingConfirmed(key.id)
     for over in (end, offerer):
@@ -57,21 +57,21 @@ def test_pairing_with_code_completes(role: Role) -> None:
 
 @pytest.mark.parametrize("role", ["owner", "guest"])
 def test_psk_pairs_many_machines_in_its_role(role: Role) -> None:
-    house, psk = OwnerNode(), new_psk(role)
-    offer = house.offer(psk, role)
+    owner, psk = OwnerNode(), new_psk(role)
+    offer = owner.offer(psk, role)
     for _ in range(2):
         offerer, end = taken(offer, now=1e9), joiner(psk)
-        step = end.receive(house.grant(offerer, to_proof(end, offerer)))
+        step = end.receive(owner.grant(offerer, to_proof(end, offerer)))
         assert isinstance(step.done, PairingJoined)
         assert step.done.role == role
     assert offer.open_at(1e9)
     with pytest.raises(PairingError, match="for the role"):
-        house.offer(psk, "guest" if role == "owner" else "owner")
+        owner.offer(psk, "guest" if role == "owner" else "owner")
 
 
 def test_wrong_code_is_used_up_after_one_guess() -> None:
-    house = OwnerNode()
-    offer = house.offer()
+    owner = OwnerNode()
+    offer = owner.offer()
     offerer, end = taken(offer), joiner(WRONG)
     answer = sent(offerer.receive(sent(end.begin().send)).send)
     proof = sent(end.receive(answer).send)
@@ -108,8 +108,8 @@ def test_silence_after_answer_uses_up_code() -> None:
 
 
 def test_wrong_psk_is_rejected_and_uses_up_nothing() -> None:
-    house, psk = OwnerNode(), new_psk("owner")
-    offer = house.offer(psk)
+    owner, psk = OwnerNode(), new_psk("owner")
+    offer = owner.offer(psk)
     other = Psk("owner", bytes(32))
     offerer, end = taken(offer), joiner(other)
     proof = sent(end.receive(sent(offerer.receive(sent(end.begin().send)).send)).send)
@@ -120,16 +120,16 @@ def test_wrong_psk_is_rejected_and_uses_up_nothing() -> None:
 
 
 def test_recorded_session_cannot_be_replayed() -> None:
-    house = OwnerNode()
-    end, offerer = joiner(), house.taken()
+    owner = OwnerNode()
+    end, offerer = joiner(), owner.taken()
     hello = sent(end.begin().send)
     answer = sent(offerer.receive(hello).send)
     proof = sent(end.receive(answer).send)
     seen = proven(offerer.receive(proof).done)
-    grant = house.grant(offerer, seen)
+    grant = owner.grant(offerer, seen)
     done = sent(end.receive(grant).send)
 
-    offer = house.offer()  # even the very same code
+    offer = owner.offer()  # even the very same code
     again = taken(offer)
     assert sent(again.receive(hello).send) != answer
     with pytest.raises(PairingError, match="wrong code"):
@@ -142,7 +142,7 @@ def test_recorded_session_cannot_be_replayed() -> None:
     with pytest.raises(PairingError, match="does not know the code"):
         victim.receive(grant)
 
-    late = house.taken()
+    late = owner.taken()
     late.receive(hello)
     with pytest.raises(PairingError, match="wrong code"):
         late.receive(done)
@@ -151,8 +151,8 @@ def test_recorded_session_cannot_be_replayed() -> None:
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_mitm_cannot_change_any_byte(data: st.DataObject) -> None:
-    house, changed = OwnerNode(), data.draw(st.integers(0, 4))
-    offerer, end = house.taken(), joiner()
+    owner, changed = OwnerNode(), data.draw(st.integers(0, 4))
+    offerer, end = owner.taken(), joiner()
 
     def passes(number: int, message: bytes | None) -> bytes:
         if number != changed:
@@ -165,7 +165,7 @@ def test_mitm_cannot_change_any_byte(data: st.DataObject) -> None:
         answer = offerer.receive(passes(0, end.begin().send)).send
         proof = end.receive(passes(1, answer)).send
         step = offerer.receive(passes(2, proof))
-        last = end.receive(passes(3, house.grant(offerer, proven(step.done)))).send
+        last = end.receive(passes(3, owner.grant(offerer, proven(step.done)))).send
         offerer.receive(passes(4, last))
 
     with pytest.raises(PairingError):
@@ -175,8 +175,8 @@ def test_mitm_cannot_change_any_byte(data: st.DataObject) -> None:
 class Insider:
     """Man in the middle with the code, which decrypts everything."""
 
-    def __init__(self, house: OwnerNode, end: Joiner) -> None:
-        self.offerer = house.taken()
+    def __init__(self, owner: OwnerNode, end: Joiner) -> None:
+        self.offerer = owner.taken()
         hello = sent(end.begin().send)
         seen = messages.decode(hello, PairingHello, limit=1024)
         to_joiner = SpakeExchange("offerer", CODE.password, CODE.tag)
@@ -213,14 +213,14 @@ def test_mitm_cannot_replace_node_id_in_proof() -> None:
 
 def test_mitm_cannot_relay_grant() -> None:
     """The attacker knows the code and is admitted itself; its grant is not valid for the joiner."""
-    house, own, key = OwnerNode(), NodeKey.generate(), NodeKey.generate()
+    owner, own, key = OwnerNode(), NodeKey.generate(), NodeKey.generate()
     end = joiner(key=key)
-    between = Insider(house, end)
+    between = Insider(owner, end)
     unsigned = msgspec.structs.replace(between.proof, node=own.id.raw, signature=messages.NO_SIGNATURE)
     transcript = between.with_offerer.to_sign("joiner", messages.encode(unsigned, 8192))
     seen = between.proves(msgspec.structs.replace(unsigned, signature=own.sign(transcript)))
     assert seen.node == own.id
-    plain = sent(between.with_offerer.open(house.grant(between.offerer, seen)))
+    plain = sent(between.with_offerer.open(owner.grant(between.offerer, seen)))
     with pytest.raises(PairingError, match="does not hold the node key"):
         end.receive(between.with_joiner.seal(plain))
 
@@ -246,22 +246,22 @@ def _granting(key: NodeKey, log: TrustLog, role: Role, by: NodeKey, end: Joiner)
     return channel.seal(messages.encode(signed, messages.GRANT_BYTES))
 
 
-def _admitted(house: OwnerNode, key: NodeKey, role: Role) -> TrustLog:
-    return house.log.extended(house.log.admit(house.key, key.id, role, "pc"))
+def _admitted(owner: OwnerNode, key: NodeKey, role: Role) -> TrustLog:
+    return owner.log.extended(owner.log.admit(owner.key, key.id, role, "pc"))
 
 
 def test_joiner_rejects_log_without_its_admission() -> None:
-    house, key, guest = OwnerNode(), NodeKey.generate(), NodeKey.generate()
-    good = _admitted(house, key, "owner")
+    owner, key, guest = OwnerNode(), NodeKey.generate(), NodeKey.generate()
+    good = _admitted(owner, key, "owner")
     end = joiner(key=key)
-    assert isinstance(end.receive(_granting(key, good, "owner", house.key, end)).done, PairingJoined)
+    assert isinstance(end.receive(_granting(key, good, "owner", owner.key, end)).done, PairingJoined)
 
-    out = good.extended(good.revoke(house.key, key.id))
-    with_guest = good.extended(good.admit(house.key, guest.id, "guest", "visitor"))
+    out = good.extended(good.revoke(owner.key, key.id))
+    with_guest = good.extended(good.admit(owner.key, guest.id, "guest", "visitor"))
     for log, role, by, problem in (
-        (house.log, "owner", house.key, "does not admit this machine"),
-        (out, "owner", house.key, "does not admit this machine"),
-        (good, "guest", house.key, "does not admit this machine in the role"),
+        (owner.log, "owner", owner.key, "does not admit this machine"),
+        (out, "owner", owner.key, "does not admit this machine"),
+        (good, "guest", owner.key, "does not admit this machine in the role"),
         (good, "owner", NodeKey.generate(), "not an owner of the cluster"),
         (with_guest, "owner", guest, "not an owner of the cluster"),
     ):
@@ -271,61 +271,61 @@ def test_joiner_rejects_log_without_its_admission() -> None:
 
 
 def test_joiner_rejects_log_that_is_cut_or_forged() -> None:
-    house, key = OwnerNode(), NodeKey.generate()
-    log = _admitted(house, key, "owner")
+    owner, key = OwnerNode(), NodeKey.generate()
+    log = _admitted(owner, key, "owner")
     forged = msgspec.structs.replace(log.entries[1], signature=bytes(64))
     for entries in (log.entries[1:], (*log.entries, log.entries[1]), (log.entries[0], forged)):
         odd = TrustLog(entries, (), (), {}, {})
         end = joiner(key=key)
         with pytest.raises(PairingError, match="trust log is not valid"):
-            end.receive(_granting(key, odd, "owner", house.key, end))
+            end.receive(_granting(key, odd, "owner", owner.key, end))
 
 
 def test_joiner_rejects_other_role_than_agreed() -> None:
-    house, key = OwnerNode(), NodeKey.generate()
+    owner, key = OwnerNode(), NodeKey.generate()
     end = joiner(key=key, role="guest")
     with pytest.raises(PairingError, match="grants the role owner, not guest"):
-        end.receive(_granting(key, _admitted(house, key, "owner"), "owner", house.key, end))
+        end.receive(_granting(key, _admitted(owner, key, "owner"), "owner", owner.key, end))
 
 
 def test_cloned_node_key_is_named_in_error() -> None:
-    house = OwnerNode()
+    owner = OwnerNode()
     with pytest.raises(PairingError, match="same node key") as caught:
-        to_proof(joiner(key=house.key), house.taken())
+        to_proof(joiner(key=owner.key), owner.taken())
     assert "cloned" in caught.value.hint
 
 
 def test_member_that_pairs_again_keeps_its_role() -> None:
     """The machine was admitted but never learned of it; a new code helps."""
-    house, key = OwnerNode(), NodeKey.generate()
-    house.log = _admitted(house, key, "guest")
-    offerer, end = house.taken(role="guest"), joiner(key=key)
+    owner, key = OwnerNode(), NodeKey.generate()
+    owner.log = _admitted(owner, key, "guest")
+    offerer, end = owner.taken(role="guest"), joiner(key=key)
     to_proof(end, offerer)
-    assert isinstance(end.receive(offerer.grant(house.log, None, [])).done, PairingJoined)
-    offerer, end = house.taken(role="owner"), joiner(key=key)
+    assert isinstance(end.receive(offerer.grant(owner.log, None, [])).done, PairingJoined)
+    offerer, end = owner.taken(role="owner"), joiner(key=key)
     to_proof(end, offerer)
     with pytest.raises(PairingError, match="in this cluster already, as guest"):
-        offerer.grant(house.log, None, [])
+        offerer.grant(owner.log, None, [])
     with pytest.raises(PairingError, match=r"refused: A role is for good\."):
         end.receive(offerer.refuse("A role is for good."))
 
 
 def test_grant_without_admission_raises() -> None:
-    house = OwnerNode()
-    offerer = house.taken()
+    owner = OwnerNode()
+    offerer = owner.taken()
     seen = to_proof(joiner(), offerer)
     with pytest.raises(PairingError, match="does not admit"):
-        offerer.grant(house.log, None, [])
-    entry = house.log.admit(house.key, seen.node, "owner", "pc")
+        offerer.grant(owner.log, None, [])
+    entry = owner.log.admit(owner.key, seen.node, "owner", "pc")
     with pytest.raises(TrustError):
-        offerer.grant(house.log, msgspec.structs.replace(entry, signature=bytes(64)), [])
+        offerer.grant(owner.log, msgspec.structs.replace(entry, signature=bytes(64)), [])
     with pytest.raises(PairingError, match="not an owner of the cluster any more"):
         offerer.grant(TrustLog.found(NodeKey.generate(), "other"), None, [])
-    assert offerer.grant(house.log, entry, [])
+    assert offerer.grant(owner.log, entry, [])
     with pytest.raises(AssertionError):
         offerer.refuse("too late")
     with pytest.raises(AssertionError):
-        house.taken().grant(house.log, None, [])
+        owner.taken().grant(owner.log, None, [])
 
 
 def test_refusal_text_is_printable() -> None:
@@ -338,23 +338,23 @@ def test_refusal_text_is_printable() -> None:
 
 
 def test_grant_drops_peers_that_are_not_members_and_limits_their_number() -> None:
-    house = OwnerNode()
-    offerer, end = house.taken(), joiner()
+    owner = OwnerNode()
+    offerer, end = owner.taken(), joiner()
     seen = to_proof(end, offerer)
-    entry = house.log.admit(house.key, seen.node, "owner", "pc")
-    peers = [PairingPeer.of(house.key.id, [f"10.0.0.{n}" for n in range(1, 99)], 1)]
+    entry = owner.log.admit(owner.key, seen.node, "owner", "pc")
+    peers = [PairingPeer.of(owner.key.id, [f"10.0.0.{n}" for n in range(1, 99)], 1)]
     peers += [PairingPeer.of(NodeId(bytes([n]) * 32), ["10.0.0.1"], 1) for n in range(256)]
-    joined = end.receive(offerer.grant(house.log, entry, peers)).done
+    joined = end.receive(offerer.grant(owner.log, entry, peers)).done
     assert isinstance(joined, PairingJoined)
-    assert [peer.id for peer in joined.peers] == [house.key.id]
+    assert [peer.id for peer in joined.peers] == [owner.key.id]
     assert len(joined.peers[0].addresses) == 16
 
 
 def test_addresses_that_cannot_be_dialled_are_not_sent() -> None:
     addresses = ("10.0.0.1", "10.0.0.1", "fe80::1%eth0", "0.0.0.0", "224.0.0.1", "::", "mac.local", "")
-    house = OwnerNode()
+    owner = OwnerNode()
     end = Joiner(CODE, NodeKey.generate(), PeerIntroduction("pc", "Linux", (*addresses, "fe80::1"), 1))
-    assert to_proof(end, house.taken()).addresses == ("10.0.0.1", "fe80::1")
+    assert to_proof(end, owner.taken()).addresses == ("10.0.0.1", "fe80::1")
 
 
 def test_versions_are_negotiated_and_mismatch_uses_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,8 +378,8 @@ def test_versions_are_negotiated_and_mismatch_uses_up_nothing(monkeypatch: pytes
 
 
 def test_mitm_cannot_downgrade_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    house, end = OwnerNode(), joiner()
-    offerer = house.taken()
+    owner, end = OwnerNode(), joiner()
+    offerer = owner.taken()
     with monkeypatch.context() as both:
         both.setattr(messages, "VERSIONS", (1, 2))
         hello = sent(end.begin().send)
@@ -399,20 +399,20 @@ def test_version_that_was_not_offered_is_rejected() -> None:
 
 
 def test_message_larger_than_limit_is_rejected() -> None:
-    house = OwnerNode()
-    offerer, end = house.taken(), joiner()
+    owner = OwnerNode()
+    offerer, end = owner.taken(), joiner()
     assert (offerer.limit, end.limit) == (1024, 1024)
     seen = to_proof(end, offerer)
     assert (offerer.limit, end.limit) == (256, 2 << 20)
     with pytest.raises(PairingError, match="at most 2097152"):
         end.receive(bytes((2 << 20) + 1))
-    house.grant(offerer, seen)
+    owner.grant(offerer, seen)
     with pytest.raises(PairingError, match="at most 256"):
         offerer.receive(bytes(257))
-    offerer = house.taken()
+    offerer = owner.taken()
     with pytest.raises(PairingError, match="at most 1024"):
         offerer.receive(bytes(1025))
-    offer = house.offer()
+    offer = owner.offer()
     offerer = taken(offer)
     offerer.receive(sent(joiner().begin().send))
     assert offerer.limit == 8192
@@ -422,8 +422,8 @@ def test_message_larger_than_limit_is_rejected() -> None:
 
 
 def test_message_during_decision_ends_pairing() -> None:
-    house = OwnerNode()
-    offer = house.offer()
+    owner = OwnerNode()
+    offer = owner.offer()
     offerer = taken(offer)
     to_proof(joiner(), offerer)
     with pytest.raises(PairingError, match="sent a message before the answer"):
@@ -432,17 +432,17 @@ def test_message_during_decision_ends_pairing() -> None:
 
 
 def test_lost_connection_is_explained() -> None:
-    house = OwnerNode()
-    end, offerer = joiner(), house.taken()
+    owner = OwnerNode()
+    end, offerer = joiner(), owner.taken()
     end.begin()
     assert "did not answer" in end.lost().message
     assert "left before" in offerer.lost().message
-    offerer = house.taken()
+    offerer = owner.taken()
     seen = to_proof(joiner(), offerer)
     assert "pc left before the cluster had decided" in offerer.lost().message
-    offerer = house.taken()
+    offerer = owner.taken()
     seen = to_proof(joiner(), offerer)
-    house.grant(offerer, seen)
+    owner.grant(offerer, seen)
     assert "pc is admitted" in offerer.lost().message
 
 
@@ -456,16 +456,16 @@ def test_bad_name_is_rejected_before_code_is_used_up() -> None:
 
 
 def test_done_for_other_log_is_rejected() -> None:
-    house = OwnerNode()
-    offerer, end = house.taken(), joiner()
-    grant = house.grant(offerer, to_proof(end, offerer))
+    owner = OwnerNode()
+    offerer, end = owner.taken(), joiner()
+    grant = owner.grant(offerer, to_proof(end, offerer))
     done = bytearray(sent(end.receive(grant).send))
     done[-1] ^= 1
     with pytest.raises(PairingError, match="cannot be decrypted"):
         offerer.receive(bytes(done))
 
-    offerer, end = house.taken(), joiner()
-    house.grant(offerer, to_proof(end, offerer))
+    offerer, end = owner.taken(), joiner()
+    owner.grant(offerer, to_proof(end, offerer))
     assert end._channel is not None
     other = end._channel.seal(messages.encode(PairingDone(head=bytes(32)), 256))
     with pytest.raises(PairingError, match="another trust log"):
@@ -475,7 +475,7 @@ def test_done_for_other_log_is_rejected() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=1100))
 def test_any_first_bytes_raise_pairing_error(data: bytes) -> None:
-    offer = HOUSE.offer()
+    offer = OWNER.offer()
     with pytest.raises(PairingError):
         taken(offer).receive(data)
     assert offer.open_at(0.0), "garbage is no guess"
@@ -488,7 +488,7 @@ def test_any_first_bytes_raise_pairing_error(data: bytes) -> None:
 @given(st.binary(min_size=32, max_size=32), st.sampled_from([b"A", b"B", b"S", b"\0"]))
 def test_any_group_element_is_accepted_or_rejected(element: bytes, side: bytes) -> None:
     """Points off the curve, of small order, or in a second form raise our own error."""
-    offer = HOUSE.offer()
+    offer = OWNER.offer()
     hello = messages.encode(PairingHello(versions=(1,), spake=side + element), 1024)
     try:
         step = taken(offer).receive(hello)
@@ -514,7 +514,7 @@ ODD_POINTS = {
 
 @pytest.mark.parametrize("name", ODD_POINTS)
 def test_odd_group_elements_are_rejected(name: str) -> None:
-    offer = HOUSE.offer()
+    offer = OWNER.offer()
     spake = b"A" + ODD_POINTS[name].to_bytes(32, "little")
     with pytest.raises(PairingError, match="half of the key exchange"):
         taken(offer).receive(messages.encode(PairingHello(versions=(1,), spake=spake), 1024))
@@ -529,19 +529,19 @@ def test_answer_that_reflects_hello_is_rejected(letter: bytes) -> None:
 
 
 def test_repr_of_protocol_hides_secrets() -> None:
-    house = OwnerNode()
-    offer = house.offer()
+    owner = OwnerNode()
+    offer = owner.offer()
     offerer, end = taken(offer), joiner()
-    grant = house.grant(offerer, to_proof(end, offerer))
+    grant = owner.grant(offerer, to_proof(end, offerer))
     step = end.receive(grant)
     shown = "".join(map(repr, (offer, offerer, end, step, step.done, offerer._channel, end._exchange)))
     assert "crossover" not in shown
     assert "clockwork" not in shown
-    for secret in (house.log.secret, grant):
+    for secret in (owner.log.secret, grant):
         assert repr(secret)[2:20] not in shown
 
 
-HOUSE = OwnerNode()
+OWNER = OwnerNode()
 BEGUN = joiner()
 BEGUN.begin()
 
@@ -549,5 +549,5 @@ BEGUN.begin()
 def test_protocol_uses_no_socket_and_no_clock() -> None:
     for name in ("socket", "asyncio", "time", "os"):
         assert not hasattr(protocol, name)
-    assert isinstance(HOUSE.taken(), Offerer)
+    assert isinstance(OWNER.taken(), Offerer)
     assert PC.port == 52416

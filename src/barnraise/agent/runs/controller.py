@@ -149,7 +149,7 @@ class RunController:
         self._registry.apply(record)
         self._broadcast(entry)
         self._context.report_event(
-            f"run {entry.run}: {record.phase}, {record.why}; provisionally, because {why}"
+            f"run {entry.run}: {record.phase}, {record.why}; without a majority, because {why}"
         )
 
     async def _reconcile(self, entry: RunEntry) -> None:

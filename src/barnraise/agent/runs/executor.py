@@ -296,11 +296,21 @@ class RunExecutor:
             return
         self._report("building", f"building the environment of {plan.source}")
 
-        def progress(words: str) -> None:
-            self._report("building", words)
-
+        words: list[str] = []
+        reporter = self._loop.create_task(self._report_building(words))
         root = self._context.directory / "environments"
-        self._python = await builder.build(plan, self.folder, root, progress)
+        try:
+            self._python = await builder.build(plan, self.folder, root, words.append)
+        finally:
+            reporter.cancel()
+
+    async def _report_building(self, words: list[str]) -> None:
+        """Report the newest words of a build, at most twice a second."""
+        while True:
+            if words:
+                self._report("building", words[-1])
+                words.clear()
+            await asyncio.sleep(_REPORT_S)
 
     async def _make_container(self, image: str) -> RunContainers:
         self._report("building", f"looking for the image {image}")
@@ -376,9 +386,11 @@ class RunExecutor:
         group = next((candidate for candidate in self._groups if candidate.start == request.start), None)
         state = "running" if rank is not None and not request.stuck else "near" if request.near else "waiting"
         state = "leaving" if self._leaving else state
-        if group is not None and (group.set_state(state, request) or not self._elastic):
-            self._elastic = True
-            self._report("running")
+        if group is not None:
+            is_new_main = rank == 0 and group.mark_main(request)
+            if group.set_state(state, request) or is_new_main or not self._elastic:
+                self._elastic = True
+                self._report("running")
         return rank
 
     def note_request(self, request: GroupRequest) -> None:

@@ -55,10 +55,11 @@ loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch
 run = barnraise.init(seed=1)
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 for epoch in run.epochs(20):
-    for inputs, labels in batches:
-        torch.nn.functional.mse_loss(model(inputs), labels).backward()
-        time.sleep(PAUSE)
-        optimizer.step(); optimizer.zero_grad()
+    for batch in batches:
+        for inputs, labels in batch:
+            torch.nn.functional.mse_loss(model(inputs), labels).backward()
+            time.sleep(PAUSE)
+            optimizer.step(); optimizer.zero_grad()
 print("final", run.done, *(repr(one.sum().item()) for one in model.parameters()))
 """
 
@@ -68,21 +69,21 @@ T = TypeVar("T", bound=AgentResponse)
 class SelfTestNode:
     """One agent of the test, with a state directory and a port of its own."""
 
-    def __init__(self, name: str, room: Path, discovery: int) -> None:
+    def __init__(self, name: str, workspace: Path, discovery: int) -> None:
         self.name = name
-        self.state = room / name
+        self.state = workspace / name
         self.state.mkdir(mode=0o700)
         self.port = _free_port()
         kept = {key: value for key, value in child_environment().items() if not key.startswith("BARNRAISE_")}
         self.environment = {
             **kept,
-            "BARNRAISE_CONFIG": str(room / "config.toml"),
+            "BARNRAISE_CONFIG": str(workspace / "config.toml"),
             "BARNRAISE_STATE_DIRECTORY": str(self.state),
             "BARNRAISE_NETWORK_PORT": str(self.port),
             "BARNRAISE_NETWORK_DISCOVERY_PORT": str(discovery),
             "BARNRAISE_NETWORK_ADDRESSES": "127.0.0.1",
         }
-        log = open(room / f"{name}.log", "wb")  # noqa: SIM115  # the process owns it
+        log = open(workspace / f"{name}.log", "wb")  # noqa: SIM115  # the process owns it
         command = [sys.executable, "-P", "-m", "barnraise.agent"]
         self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
         log.close()
@@ -115,12 +116,12 @@ def run() -> int:
     click.echo("Three test machines are simulated here; they pair and train for about a minute.")
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="by-self-", ignore_cleanup_errors=True) as name:
-        room = Path(name)
-        (room / "config.toml").touch()
+        workspace = Path(name)
+        (workspace / "config.toml").touch()
         discovery = _free_port()
-        nodes = [SelfTestNode(node_name, room, discovery) for node_name in NAMES]
+        nodes = [SelfTestNode(node_name, workspace, discovery) for node_name in NAMES]
         try:
-            _prove(nodes, room)
+            _prove(nodes, workspace)
         finally:
             for node in nodes:
                 node.end()
@@ -128,7 +129,7 @@ def run() -> int:
     return 0
 
 
-def _prove(nodes: list[SelfTestNode], room: Path) -> None:
+def _prove(nodes: list[SelfTestNode], workspace: Path) -> None:
     first = nodes[0]
     for node in nodes:
         _until(node.answers, f"the agent of {node.name} answers")
@@ -138,8 +139,8 @@ def _prove(nodes: list[SelfTestNode], room: Path) -> None:
         node.ask(JoinClusterRequest(code, at=f"127.0.0.1:{first.port}"), RequestDone)
     _until(lambda: _members(first) == 3, "all three agree")
     click.echo("ok  three machines found and trust each other by one-time codes, over encrypted links")
-    trace = room / "trace"
-    running = _start(first, room, trace)
+    trace = workspace / "trace"
+    running = _start(first, workspace, trace)
     try:
         _until(lambda: _last(trace)[0] >= _STEPS_BEFORE and _last(trace)[1] == 3, "all three train")
         click.echo(
@@ -155,20 +156,20 @@ def _prove(nodes: list[SelfTestNode], room: Path) -> None:
         _until(lambda: _last(trace)[1] == 3 and _last(trace)[0] > step + 2, "it is back")
         click.echo(f"ok  it was started again, received the state and joined at step {_last(trace)[0]}")
         if running.wait(_PATIENCE_S) != 0:
-            raise RunError(f"the run failed:\n{_words(room)}", hint="Report this with the lines above.")
+            raise RunError(f"the run failed:\n{_words(workspace)}", hint="Report this with the lines above.")
     finally:
         running.kill()
     _check_trace(trace)
     click.echo("ok  after every step all machines held the same bits, and no sample counted twice")
-    _compare(first, room)
+    _compare(first, workspace)
 
 
-def _start(node: SelfTestNode, room: Path, trace: Path) -> subprocess.Popen[bytes]:
-    folder = room / "project"
+def _start(node: SelfTestNode, workspace: Path, trace: Path) -> subprocess.Popen[bytes]:
+    folder = workspace / "project"
     folder.mkdir()
     (folder / "train.py").write_text(f"PAUSE = 0.05\n{_PROGRAM}")
     words = ["run", "--set", f"BARNRAISE_TRACE_COMMITS={trace}", "train.py"]
-    with open(room / "run.log", "wb") as log:
+    with open(workspace / "run.log", "wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "barnraise.cli.main", *words],
             cwd=folder,
@@ -178,12 +179,12 @@ def _start(node: SelfTestNode, room: Path, trace: Path) -> subprocess.Popen[byte
         )
 
 
-def _compare(node: SelfTestNode, room: Path) -> None:
+def _compare(node: SelfTestNode, workspace: Path) -> None:
     """Run the same steps on one machine alone, and compare the results."""
-    trained = re.search(r"final (\d+) (.*)", _words(room))
+    trained = re.search(r"final (\d+) (.*)", _words(workspace))
     if trained is None:
         raise RunError("the run printed no result", hint="Report this with the agents' logs.")
-    script = room / "alone.py"
+    script = workspace / "alone.py"
     script.write_text(f"PAUSE = 0.0\n{_PROGRAM}")
     environment = {key: value for key, value in node.environment.items() if not key.startswith("BARNRAISE_")}
     done = runner(120.0, environment)([sys.executable, str(script)])
@@ -243,8 +244,8 @@ def _until(truth: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def _words(room: Path) -> str:
-    return (room / "run.log").read_text(errors="replace")
+def _words(workspace: Path) -> str:
+    return (workspace / "run.log").read_text(errors="replace")
 
 
 def _free_port() -> int:

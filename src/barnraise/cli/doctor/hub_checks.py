@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from barnraise.cli.doctor.facts import HubAddressFacts, HubFacts
-from barnraise.cli.hub.directories import kept_hubs, known_addresses, rooms_with
-from barnraise.cli.hub.join import SEAT, fit_name, require_hub_parts
+from barnraise.cli.hub.directories import kept_hubs, known_addresses, workspaces_with
+from barnraise.cli.hub.join import CREDENTIALS_FILE, fit_name, require_hub_parts
 from barnraise.core.config import Settings
 from barnraise.core.errors import HubAway, HubError, HubRefused
 from barnraise.core.flow.background import DeadlineCall, DeadlineExceeded
@@ -81,7 +81,7 @@ def _way(address: str, result: HubAddressFacts | DeadlineExceeded) -> HubAddress
 
 def _kept(settings: Settings) -> Iterator[_Known]:
     """Yield the hubs hosted here that have an address, because they ran at least once."""
-    up = {room.name.rsplit("-", 2)[0] for room in rooms_with(settings, "hub.output")}
+    up = {workspace.name.rsplit("-", 2)[0] for workspace in workspaces_with(settings, "hub.output")}
     for directory in kept_hubs(settings):
         addresses = known_addresses(directory)
         if not addresses:
@@ -97,9 +97,9 @@ def _kept(settings: Settings) -> Iterator[_Known]:
 
 
 def _joined(settings: Settings) -> Iterator[_Known]:
-    for room in rooms_with(settings, SEAT):
+    for workspace in workspaces_with(settings, CREDENTIALS_FILE):
         require_hub_parts()
         from barnraise.hub.client.credentials import read_credentials
 
-        seat = read_credentials(room / SEAT)
-        yield _Known(HubFacts(seat.run), seat.hub_id, seat.addresses)
+        credentials = read_credentials(workspace / CREDENTIALS_FILE)
+        yield _Known(HubFacts(credentials.run), credentials.hub_id, credentials.addresses)

@@ -30,12 +30,12 @@ class OfferedCode(NamedTuple):
     manifest: FolderManifest
 
 
-def look(client: HubClient, description: RunDescription, room: Path, settings: Settings) -> OfferedCode:
+def look(client: HubClient, description: RunDescription, workspace: Path, settings: Settings) -> OfferedCode:
     """Fetch the list of files, without the files themselves."""
     if description.code is None:
         raise HubError(f"the hub of {description.name} has no code to run", hint=ASK_THE_SENDER)
-    code = decode_message(CodeDescription, client.fetch_bytes(description.code, MOST_CODE_BYTES, room))
-    listed = client.fetch_bytes(code.manifest, MOST_ENCODED, room)
+    code = decode_message(CodeDescription, client.fetch_bytes(description.code, MOST_CODE_BYTES, workspace))
+    listed = client.fetch_bytes(code.manifest, MOST_ENCODED, workspace)
     return OfferedCode(description, code, files_of(code, listed, folder_limits(settings)))
 
 
@@ -64,17 +64,17 @@ def shown(offered: OfferedCode, machines: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
-def lay_out(client: HubClient, offered: OfferedCode, room: Path) -> Path:
+def lay_out(client: HubClient, offered: OfferedCode, workspace: Path) -> Path:
     """Fetch every file, check it against the list that was shown, and return the folder to run in."""
-    store = ArtifactStore(room / "store")
+    store = ArtifactStore(workspace / "store")
     store.check_room(2 * offered.manifest.size)
     objects = offered.manifest.objects().items()
     for sha256, (_, entry) in zip(offered.code.contents, objects, strict=True):
-        path = room / sha256
+        path = workspace / sha256
         client.fetch(sha256, path, size=entry.size)
         _keep(store, entry, path)
         path.unlink()
-    target = room / "code"
+    target = workspace / "code"
     store.unpack(offered.manifest, target)
     _check_needs(store, offered)
     return target

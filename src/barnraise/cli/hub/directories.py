@@ -24,21 +24,21 @@ def top_folder(settings: Settings) -> Path:
     return state_directory(settings) / "hub"
 
 
-def top_room(settings: Settings) -> Path:
+def workspace_root(settings: Settings) -> Path:
     return state_directory(settings) / "hubs"
 
 
-def is_in_use(room: Path) -> bool:
+def is_in_use(workspace: Path) -> bool:
     """Tell whether the command that this folder belongs to still runs."""
-    pid = room.name.rpartition("-")[2]
+    pid = workspace.name.rpartition("-")[2]
     return pid.isdigit() and psutil.pid_exists(int(pid))
 
 
-def rooms_with(settings: Settings, name: str) -> list[Path]:
+def workspaces_with(settings: Settings, name: str) -> list[Path]:
     """List the folders of running commands that hold such a file."""
-    top = top_room(settings)
+    top = workspace_root(settings)
     folders = sorted(top.iterdir()) if top.is_dir() else []
-    return [room for room in folders if is_in_use(room) and (room / name).exists()]
+    return [workspace for workspace in folders if is_in_use(workspace) and (workspace / name).exists()]
 
 
 def kept_hubs(settings: Settings) -> list[Path]:
@@ -85,4 +85,6 @@ def addresses_from_here(directory: Path) -> tuple[str, ...]:
 async def start_hub(directory: Path, options: Sequence[str], place: Path) -> ChildProcess:
     command = (sys.executable, "-P", "-m", "barnraise.hub", str(directory), *options)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    return await ChildProcess.start("hub", command, room=place, folder=directory, environment=environment)
+    return await ChildProcess.start(
+        "hub", command, workspace=place, folder=directory, environment=environment
+    )

@@ -25,7 +25,7 @@ from barnraise.artifacts import ArtifactStore, FolderManifest, changed_since, fo
 from barnraise.cli.agent_call import ask
 from barnraise.cli.child_process import LEFT, ChildProcess, say, until_left
 from barnraise.cli.cluster.identity import machine_key
-from barnraise.cli.hub.directories import is_in_use, rooms_with, top_room
+from barnraise.cli.hub.directories import is_in_use, workspace_root, workspaces_with
 from barnraise.core.config import Settings, load_settings
 from barnraise.core.errors import HubError
 from barnraise.core.files import remove_tree
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from barnraise.hub.protocol.invites import Invite
 
 _PATIENCE_S = 30.0
-SEAT = "seat"  # in the room of a command that trains
-MANNERS = "BARNRAISE_CONTRIBUTING_"  # how settings begin in the environment that are about a hub
+CREDENTIALS_FILE = "credentials"  # in the workspace of a command that trains
+CONTRIBUTING_VARIABLES = "BARNRAISE_CONTRIBUTING_"  # prefix of settings that are about a hub
 
 
 class JoinedHub(NamedTuple):
-    """A machine that may begin: its files are laid out, and it has a seat."""
+    """A machine that may begin: its files are laid out, and it has credentials."""
 
-    room: Path
+    workspace: Path
     folder: Path
     command: tuple[str, ...]
     manifest: FolderManifest
-    seat: MemberCredentials
+    credentials: MemberCredentials
 
 
 def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, site: bool) -> int:
@@ -63,7 +63,7 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
     settings = load_settings()
     machines = _machines_of_site() if site else ()
     client = client_of(settings, parsed_invite)
-    with room(settings, parsed_invite.run) as place:
+    with open_workspace(settings, parsed_invite.run) as place:
         description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_PATIENCE_S)
         offered = look(client, description, place, settings)
         click.echo(shown(offered, machines))
@@ -71,19 +71,19 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
             click.echo("Nothing was started, and nothing is kept.")
             return 1
         client.accept_store(description.store)
-        seated = take_seat(client, parsed_invite, offered, place, settings, name=name)
+        contributor = take_credentials(client, parsed_invite, offered, place, settings, name=name)
         if site:
             from barnraise.cli.hub.site import (
                 train_site,
             )  # which takes a while to load, and one machine needs not
 
             client.close()
-            return train_site(seated, settings, keep=keep, quiet=quiet)
+            return train_site(contributor, settings, keep=keep, quiet=quiet)
         client.close()
         say("training; Ctrl-C leaves immediately and deletes its files")
-        code = until_left(_train(seated, quiet))
+        code = until_left(_train(contributor, quiet))
         if code == 0 and keep is not None:
-            keep_results(seated, keep, settings)
+            keep_results(contributor, keep, settings)
     if code == LEFT:
         say("this machine has left; nothing of the run is kept here")
     return code
@@ -115,7 +115,7 @@ def client_of(settings: Settings, invite: Invite, answer_s: float | None = None)
     return HubClient(invite.addresses, invite.hub_id, key, say=say, answer_s=answer_s or ANSWER_S)
 
 
-def take_seat(
+def take_credentials(
     client: HubClient,
     invite: Invite,
     offered: OfferedCode,
@@ -138,7 +138,7 @@ def take_seat(
         from barnraise.cli.hub.region import settle
 
         invite = settle(invite, joined, request.name, partial(client_of, settings))
-    seat = MemberCredentials(
+    credentials = MemberCredentials(
         addresses=invite.addresses,
         hub=invite.hub,
         key=member_secret(machine_key(settings), invite.hub_id),
@@ -149,37 +149,39 @@ def take_seat(
         only_begins=only_begins,
     )
     say(f"this machine is {request.name} in {invite.run}")
-    return JoinedHub(place, folder, (offered.code.entry, *offered.code.arguments), offered.manifest, seat)
+    return JoinedHub(
+        place, folder, (offered.code.entry, *offered.code.arguments), offered.manifest, credentials
+    )
 
 
 def _check_free(settings: Settings, invite: Invite) -> None:
     """Check that no other command trains for this hub: the hub would see one member twice."""
     from barnraise.hub.client.credentials import read_credentials
 
-    for taken in rooms_with(settings, SEAT):
-        if read_credentials(taken / SEAT).hub_id == invite.hub_id:
+    for taken in workspaces_with(settings, CREDENTIALS_FILE):
+        if read_credentials(taken / CREDENTIALS_FILE).hub_id == invite.hub_id:
             raise HubError(
                 f"this machine trains in {invite.run} already",
                 hint="End the other command first; a hub that is not to train itself: hub up --no-train.",
             )
 
 
-async def start_script(seated: JoinedHub, *, quiet: bool = False) -> ChildProcess:
+async def start_script(contributor: JoinedHub, *, quiet: bool = False) -> ChildProcess:
     from barnraise.hub.client.credentials import write_credentials
 
-    write_credentials(seated.seat, seated.room / SEAT)
+    write_credentials(contributor.credentials, contributor.workspace / CREDENTIALS_FILE)
     return await ChildProcess.start(
         "script",
-        (sys.executable, *seated.command),
-        room=seated.room,
-        folder=seated.folder,
-        environment=_environment(seated),
+        (sys.executable, *contributor.command),
+        workspace=contributor.workspace,
+        folder=contributor.folder,
+        environment=_environment(contributor),
         quiet=quiet,
     )
 
 
-async def _train(seated: JoinedHub, quiet: bool) -> int:
-    kept = await start_script(seated, quiet=quiet)
+async def _train(contributor: JoinedHub, quiet: bool) -> int:
+    kept = await start_script(contributor, quiet=quiet)
     try:
         await kept.until_ended()
     except asyncio.CancelledError:
@@ -198,9 +200,9 @@ def fit_name(name: str) -> str:
 
 
 @contextlib.contextmanager
-def room(settings: Settings, run: str) -> Iterator[Path]:
+def open_workspace(settings: Settings, run: str) -> Iterator[Path]:
     """Create a folder for a command and delete it afterwards; delete leftovers of killed commands first."""
-    top = top_room(settings)
+    top = workspace_root(settings)
     top.mkdir(mode=0o700, exist_ok=True)
     for left in top.iterdir():
         if not is_in_use(left):
@@ -215,23 +217,23 @@ def room(settings: Settings, run: str) -> Iterator[Path]:
             top.rmdir()
 
 
-def keep_results(seated: JoinedHub, target: Path, settings: Settings) -> None:
+def keep_results(contributor: JoinedHub, target: Path, settings: Settings) -> None:
     """Copy the files that the script wrote to the folder that the user named."""
     limits = folder_limits(settings)
-    changed = changed_since(seated.manifest, seated.folder, limits)
+    changed = changed_since(contributor.manifest, contributor.folder, limits)
     if not changed:
         say("the script wrote no files")
         return
-    store = ArtifactStore(seated.room / "written")
-    count = unpack_into(store, pack(seated.folder, store, limits, only=changed).id, target)
+    store = ArtifactStore(contributor.workspace / "written")
+    count = unpack_into(store, pack(contributor.folder, store, limits, only=changed).id, target)
     say(f"{counted(count, 'file')} written by the script: {os.path.relpath(target)}")
 
 
-def _environment(seated: JoinedHub) -> dict[str, str]:
-    kept = (MANNERS, "BARNRAISE_CONFIG")
+def _environment(contributor: JoinedHub) -> dict[str, str]:
+    kept = (CONTRIBUTING_VARIABLES, "BARNRAISE_CONFIG")
     given = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("BARNRAISE_") or name.startswith(kept)
     }
-    return given | {"BARNRAISE_HUB": str(seated.room / SEAT), "PYTHONUNBUFFERED": "1"}
+    return given | {"BARNRAISE_HUB": str(contributor.workspace / CREDENTIALS_FILE), "PYTHONUNBUFFERED": "1"}

@@ -10,7 +10,7 @@ import click
 
 from barnraise.cli.child_process import LEFT, say, until_left
 from barnraise.cli.hub.directories import kept_hub, start_hub, top_folder
-from barnraise.cli.hub.join import require_hub_parts, room
+from barnraise.cli.hub.join import open_workspace, require_hub_parts
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
 from barnraise.identity.node_id import NodeId
@@ -43,7 +43,7 @@ def follow(*, invite: str, name: str, host: str, port: int) -> int:
         say(f"the mirror {kept.how()}")
         return kept.code
 
-    with room(settings, directory.name) as place:
+    with open_workspace(settings, directory.name) as place:
         return until_left(serve(place))
 
 

@@ -19,7 +19,7 @@ from barnraise.agent_client.run_requests import RunStarted, StartRunRequest
 from barnraise.artifacts import ArtifactStore, folder_limits, pack, store_directory
 from barnraise.cli.agent_call import ask
 from barnraise.cli.child_process import say
-from barnraise.cli.hub.join import MANNERS, SEAT, JoinedHub
+from barnraise.cli.hub.join import CONTRIBUTING_VARIABLES, CREDENTIALS_FILE, JoinedHub
 from barnraise.cli.runs.run import bring_results, needs_in, python_sources, say_end
 from barnraise.cli.runs.run_view import watch
 from barnraise.core.config import Settings, state_directory
@@ -32,16 +32,18 @@ _START_S = 50.0
 _LEAVE_S = 10.0
 
 
-def train_site(seated: JoinedHub, settings: Settings, *, keep: Path | None, quiet: bool) -> int:
+def train_site(contributor: JoinedHub, settings: Settings, *, keep: Path | None, quiet: bool) -> int:
     """Train until the run stops or Ctrl-C is pressed, and return the exit code."""
     from barnraise.hub.client.credentials import write_credentials
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    write_credentials(seated.seat, seated.room / SEAT)  # as long as this command runs
+    write_credentials(
+        contributor.credentials, contributor.workspace / CREDENTIALS_FILE
+    )  # as long as this command runs
     store = ArtifactStore(store_directory(state_directory(settings)))
-    run = _start(seated, store, settings, quiet=quiet)
+    run = _start(contributor, store, settings, quiet=quiet)
     row = watch(run, all_ranks=False, stops=True)
-    _leave(seated.seat)  # only now: while any machine of the site trained, the lease was in use
+    _leave(contributor.credentials)  # only now: while any machine of the site trained, the lease was in use
     if keep is not None:
         bring_results(run, store, keep)
     code = say_end(row)
@@ -50,34 +52,38 @@ def train_site(seated: JoinedHub, settings: Settings, *, keep: Path | None, quie
     return code
 
 
-def _leave(seat: MemberCredentials) -> None:
+def _leave(credentials: MemberCredentials) -> None:
     from barnraise.hub.client.client import HubClient
     from barnraise.hub.protocol.messages import RunDescription
 
-    with contextlib.closing(HubClient(seat.addresses, seat.hub_id, seat.member_key, say=say)) as client:
+    with contextlib.closing(
+        HubClient(credentials.addresses, credentials.hub_id, credentials.member_key, say=say)
+    ) as client:
         try:
             client.ask_with_retries("POST", "/v1/leave", RunDescription, patience_s=_LEAVE_S)
         except HubError as error:
             say(f"the lease could not be given back: {error.message}")
 
 
-def _start(seated: JoinedHub, store: ArtifactStore, settings: Settings, *, quiet: bool) -> str:
+def _start(contributor: JoinedHub, store: ArtifactStore, settings: Settings, *, quiet: bool) -> str:
     from barnraise.hub.client.credentials import SITE_VARIABLE, credentials_text
 
-    packed = pack(seated.folder, store, folder_limits(settings))
-    seat = msgspec.structs.replace(seated.seat, folder="")
-    manners = [(name, value) for name, value in os.environ.items() if name.startswith(MANNERS)]
+    packed = pack(contributor.folder, store, folder_limits(settings))
+    credentials = msgspec.structs.replace(contributor.credentials, folder="")
+    contributing = [
+        (name, value) for name, value in os.environ.items() if name.startswith(CONTRIBUTING_VARIABLES)
+    ]
     question = StartRunRequest(
         program=RunProgram(
-            command=seated.command,
+            command=contributor.command,
             folder=packed.id,
-            needs=needs_in(python_sources(store, packed.manifest), seated.command),
+            needs=needs_in(python_sources(store, packed.manifest), contributor.command),
         ),
         options=RunOptions(
-            title=seated.seat.run[:MAX_TITLE],
+            title=contributor.credentials.run[:MAX_TITLE],
             quiet=quiet,
             environment="agent",  # as for a single member: install nothing without consent
-            variables=((SITE_VARIABLE, credentials_text(seat)), *manners),
+            variables=((SITE_VARIABLE, credentials_text(credentials)), *contributing),
         ),
     )
     started = ask(question, RunStarted, timeout_s=_START_S)

@@ -31,7 +31,14 @@ from barnraise.cli.hub.directories import (
     write_addresses,
     write_local_address,
 )
-from barnraise.cli.hub.join import client_of, keep_results, require_hub_parts, room, start_script, take_seat
+from barnraise.cli.hub.join import (
+    client_of,
+    keep_results,
+    open_workspace,
+    require_hub_parts,
+    start_script,
+    take_credentials,
+)
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import HubError, RunError
 from barnraise.core.flow.background import start_in_thread
@@ -92,7 +99,7 @@ def up(options: HubUpOptions) -> int:
     hub_key(directory)
     addresses = options.address or known_addresses(directory) or _own(options)
     write_addresses(directory, addresses)
-    with room(settings, directory.name) as place:
+    with open_workspace(settings, directory.name) as place:
         return until_left(_keep_hub(options, directory, addresses, place, settings))
 
 
@@ -120,11 +127,13 @@ async def _keep_hub(
         # A region's model is its parent's; its own machine is a member like all others.
         role: Role = "friend" if options.parent else "owner"
         own = create_invite(directory, [local], role=role, valid_s=_OWNERS_S)
-        seated = await _while_up(start_in_thread(partial(_begin_own, own, place, options, settings)), hub)
-        owner = await start_script(seated) if seated is not None else None
+        contributor = await _while_up(
+            start_in_thread(partial(_begin_own, own, place, options, settings)), hub
+        )
+        owner = await start_script(contributor) if contributor is not None else None
         await _while_up(start_in_thread(partial(_await_base, own, settings)), hub, owner)
         _print_invite(create_invite(directory, addresses, uses=options.uses), addresses, options)
-        return await _watch(hub, owner, options, seated, settings)
+        return await _watch(hub, owner, options, contributor, settings)
     except asyncio.CancelledError:
         say("the hub stops; `barnraise hub up` continues it")
         return LEFT
@@ -193,7 +202,7 @@ def _begin_own(invite: Invite, place: Path, options: HubUpOptions, settings: Set
         if description.version is not None and not options.train:
             return None
         offered = look(client, description, place, settings)
-        return take_seat(client, invite, offered, place, settings, only_begins=not options.train)
+        return take_credentials(client, invite, offered, place, settings, only_begins=not options.train)
     finally:
         client.close()
 
@@ -202,16 +211,16 @@ async def _watch(
     hub: ChildProcess,
     owner: ChildProcess | None,
     options: HubUpOptions,
-    seated: JoinedHub | None,
+    contributor: JoinedHub | None,
     settings: Settings,
 ) -> int:
     """Watch until the hub stops. The hub keeps running after this machine's own part, for slower members."""
     while hub.ended is None:
         hub.show()
-        if owner is not None and seated is not None:
+        if owner is not None and contributor is not None:
             owner.show()
             if owner.ended is not None:
-                await _end_own(owner, options, seated, settings)
+                await _end_own(owner, options, contributor, settings)
                 owner = None
         await asyncio.sleep(LOOK_S)
     hub.show()
@@ -219,13 +228,15 @@ async def _watch(
     return 1
 
 
-async def _end_own(owner: ChildProcess, options: HubUpOptions, seated: JoinedHub, settings: Settings) -> None:
+async def _end_own(
+    owner: ChildProcess, options: HubUpOptions, contributor: JoinedHub, settings: Settings
+) -> None:
     owner.show()
     if owner.code == 0 and not options.train:
         return
     if owner.code == 0:
-        target = (options.folder or Path.cwd()) / RESULTS / seated.room.name
-        await asyncio.to_thread(keep_results, seated, target, settings)
+        target = (options.folder or Path.cwd()) / RESULTS / contributor.workspace.name
+        await asyncio.to_thread(keep_results, contributor, target, settings)
     say(f"this machine's own part {owner.how()}; the hub continues until Ctrl-C")
 
 

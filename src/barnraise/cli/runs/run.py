@@ -44,6 +44,7 @@ from barnraise.cli.plan.options import PlanOptions
 from barnraise.cli.plan.parse import check, levels_of
 from barnraise.cli.plan.plan import run_measured
 from barnraise.cli.runs.adapt import refuse_separate_training
+from barnraise.cli.runs.environment_choice import choose_environment
 from barnraise.cli.runs.failure_text import failure_hint, final_line, is_traceback_shown, restarted_lines
 from barnraise.cli.runs.options import RunCommandOptions
 from barnraise.cli.runs.run_view import watch
@@ -53,6 +54,7 @@ from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import RunEnvironmentError, RunError
 from barnraise.core.units import counted, format_size
 from barnraise.environments.script_imports import scan_imports
+from barnraise.environments.script_paths import absolute_paths, data_hint
 from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN, VARIABLE
 
@@ -79,6 +81,8 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
         _check_session(sources, script)
     elif not options.separate:
         refuse_separate_training(sources, command, chosen, options.on)
+    offer_agent()
+    chosen = choose_environment(store, packed.manifest, chosen, options.on, state_directory(settings))
     data = tuple(_data(text, store, settings) for text in options.data)
     question = StartRunRequest(
         program=RunProgram(command=tuple(command), folder=packed.id, data=data, needs=needs),
@@ -89,12 +93,13 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
         ),
         on=options.on,
     )
-    offer_agent()
     with waiting("barnraise: waiting for the machines"):
         started = ask(question, RunStarted, timeout_s=chosen.wait_s + _ANSWER_S)
     what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
     where = ", ".join(started.nodes)
     click.echo(f"barnraise: run {started.run} of {folder.name} ({what}) on {where}", err=True)
+    if len(started.nodes) > 1:
+        _warn_of_local_paths(sources, command[0], folder, options.data)
     if options.detach:
         click.echo(started.run)
         return 0
@@ -104,6 +109,23 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
         return code or run_measured(_profile(row, store), on=options.on, wishes=options.wishes)
     row = watch(started.run, all_ranks=options.all_output, stops=True)
     return conclude(row, store, folder, all_output=options.all_output)
+
+
+def _warn_of_local_paths(
+    sources: Mapping[str, bytes], script: str, folder: Path, data: Sequence[str]
+) -> None:
+    """Print a hint for absolute paths in the script that this machine has, outside the folder."""
+    given = [Path(text.partition("=")[2].removeprefix("@")).expanduser() for text in data]
+    for named in absolute_paths(sources, script):
+        path = Path(named.path).expanduser()
+        if not path.is_absolute() or not os.path.exists(path):
+            continue
+        if not any(path.resolve().is_relative_to(part.resolve()) for part in (folder, *given)):
+            option, variable = data_hint(str(path if path.is_dir() else path.parent))
+            where = f"{named.file}:{named.line}"
+            click.echo(f"barnraise: {where} names {path}, which the other machines may not have", err=True)
+            click.echo(f"  -> Send it with {option}, and read it from {variable}", err=True)
+            return
 
 
 def conclude(row: RunRow, store: ArtifactStore, folder: Path, *, all_output: bool = False) -> int:

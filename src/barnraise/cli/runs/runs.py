@@ -23,9 +23,9 @@ from barnraise.agent_client.run_requests import (
 from barnraise.artifacts import ArtifactStore, store_directory
 from barnraise.cli.agent_call import ask, print_json
 from barnraise.cli.runs import run as running
-from barnraise.cli.runs.progress_line import final_parts, join_parts, progress_parts
+from barnraise.cli.runs.progress.progress_line import final_parts, join_parts, progress_parts
+from barnraise.cli.runs.progress.status_view import StatusView
 from barnraise.cli.runs.run_view import RunView, watch
-from barnraise.cli.runs.status_view import StatusView
 from barnraise.cli.tables import table
 from barnraise.cli.terminal import columns, wrapped
 from barnraise.core.config import load_settings, state_directory
@@ -69,7 +69,8 @@ def logs(*, run: str, rank: int | None, all_ranks: bool, follow: bool) -> int:
     response = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
     try:
         while True:
-            positions = view.following.wanted(_shown_workers(response, rank, all_ranks=all_ranks))
+            shown = _shown_workers(response, rank, all_ranks=all_ranks)
+            positions = view.following.wanted(dict.fromkeys(shown, 0))
             wait_s = 1.0 if follow else 0.0
             response = ask(
                 WatchRequest(run=run, version=response.row.version, follow=positions, wait_s=wait_s),

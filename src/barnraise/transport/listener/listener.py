@@ -89,7 +89,7 @@ class Listener:
     ) -> None:
         """Create a listener that is not started yet.
 
-        ``any_port``: use another port if the wanted one is taken. ``house``: the agent's policy; without one
+        ``any_port``: use another port if the wanted one is taken. ``policy``: the agent's policy; without one
         the settings decide which nodes to trust.
         """
         self._settings = settings

@@ -109,7 +109,7 @@ CASES: list[Case] = [
     (lambda: machine_checks.cloned_key(KeyFacts("/s/node.key", in_image=True)), "warn", "every container"),
     (lambda: machine_checks.clock(NOW_S, NOW_S - 5, "linux"), "ok", "2027-01-15"),
     (lambda: machine_checks.clock(1000.0, NOW_S, "linux"), "warn", "1970-01-01"),
-    (lambda: machine_checks.clock(9e9, NOW_S, "windows"), "warn", "which cannot be"),
+    (lambda: machine_checks.clock(9e9, NOW_S, "windows"), "warn", "which is wrong"),
     (lambda: machine_checks.sleep(SleepFacts(0, "logind"), "linux"), "ok", "does not sleep"),
     (lambda: machine_checks.sleep(SleepFacts(0, "logind", lid=True), "linux"), "ok", "closing the lid"),
     (lambda: machine_checks.sleep(SleepFacts(), "linux"), "ok", "could be read"),
@@ -156,12 +156,12 @@ CASES: list[Case] = [
     (
         lambda: network_checks.hub(one_hub(HubAddressFacts(HOME, words=SILENT), kept=True), "linux")[0],
         "ok",
-        "not up",
+        "not running",
     ),
     (
         lambda: network_checks.hub(one_hub(HubAddressFacts(HOME, other=True), kept=True), "linux")[0],
         "ok",
-        "not up",
+        "not running",
     ),
     (
         lambda: network_checks.hub(one_hub(HubAddressFacts(HOME, words=SILENT), kept=True, up=True), "linux")[
@@ -758,14 +758,14 @@ def test_inbound_peer_proves_open_firewall(
     both = checks.reach(_linked_both_ways(), checks.LocalFacts("here"))
     monkeypatch.setattr(doctor, "ask", _agent(both))
     assert command(monkeypatch, "--all") == 0
-    assert re.search(r"^ok    firewall +ufw is active and lets mac in", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^ok    firewall +ufw is active and allows mac", capsys.readouterr().out, re.MULTILINE)
 
 
 def _linked_both_ways() -> checks.PeerFacts:
     from barnraise.agent.diagnostics.reachability import DialResult
 
-    knock = DialResult("192.168.1.7", "answered", rtt_ms=0.4)
-    return checks.PeerFacts("mac", paths=(checks.DialPath(knock),), dial_backs=(knock,))
+    answered = DialResult("192.168.1.7", "answered", rtt_ms=0.4)
+    return checks.PeerFacts("mac", paths=(checks.DialPath(answered),), dial_backs=(answered,))
 
 
 @pytest.mark.usefixtures("calm")

@@ -62,13 +62,14 @@ model, optimizer, batches = run.prepare(model, optimizer, loader)
 if site:
     run.on_commit(note)
 for epoch in run.epochs(100000):
-    for a, b in batches:
-        loss = torch.nn.functional.cross_entropy(model(a), b)
-        loss.backward()
-        time.sleep(0.02)
-        run.log(loss=loss)
-        optimizer.step()
-        optimizer.zero_grad()
+    for batch in batches:
+        for a, b in batch:
+            loss = torch.nn.functional.cross_entropy(model(a), b)
+            loss.backward()
+            time.sleep(0.02)
+            run.log(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
 """
 
 
@@ -109,7 +110,7 @@ class Fireside:
         return sum(row.seniority is not None for row in status.nodes)
 
     def type(self, name: str, environment: dict[str, str], *words: str) -> subprocess.Popen[bytes]:
-        with open(self.room / f"{name}.said", "wb") as output:
+        with open(self.room / f"{name}.output", "wb") as output:
             command = [sys.executable, "-m", "barnraise.cli.main", *words]
             started = subprocess.Popen(
                 command,
@@ -131,8 +132,8 @@ class Fireside:
         port = str(free_port())
         place = ("--plain", "--host", "127.0.0.1", "--port", port, "--address", f"http://127.0.0.1:{port}")
         self.type("hub", environment, "hub", "up", *place, "--round", "5s", "train.py", str(self.room))
-        self.until(lambda: "barnraise-invite:" in self.said("hub"), "the hub prints an invite")
-        invite = re.search(r"barnraise-invite:\S+", self.said("hub"))
+        self.until(lambda: "barnraise-invite:" in self.output("hub"), "the hub prints an invite")
+        invite = re.search(r"barnraise-invite:\S+", self.output("hub"))
         assert invite is not None
         return invite[0]
 
@@ -142,12 +143,12 @@ class Fireside:
 
     def leave(self, site: subprocess.Popen[bytes]) -> None:
         site.send_signal(signal.SIGINT)
-        assert site.wait(120) == 130, self.said("site")
-        assert "this site has left" in self.said("site")
+        assert site.wait(120) == 130, self.output("site")
+        assert "this site has left" in self.output("site")
         self.running.remove(site)
 
-    def said(self, name: str) -> str:
-        return (self.room / f"{name}.said").read_text(errors="replace")
+    def output(self, name: str) -> str:
+        return (self.room / f"{name}.output").read_text(errors="replace")
 
     def members(self) -> dict[str, MemberRecord]:
         """The home, and the host's own machine."""
@@ -187,8 +188,8 @@ class Fireside:
     def until(self, is_so: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
         begin = time.monotonic()
         while not is_so():
-            names = [file.stem for file in self.room.glob("*.said")]
-            words = "\n---\n".join(f"{name}: {self.said(name)[-3000:]}" for name in names)
+            names = [file.stem for file in self.room.glob("*.output")]
+            words = "\n---\n".join(f"{name}: {self.output(name)[-3000:]}" for name in names)
             assert all(process.poll() is None for process in self.running), (
                 f"a process has exited: {what}\n{words}"
             )

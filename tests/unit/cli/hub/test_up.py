@@ -13,7 +13,7 @@ import torch
 
 from barnraise.cli.cluster.identity import machine_key
 from barnraise.cli.hub.directories import top_folder, write_addresses, write_local_address
-from barnraise.cli.hub.join import SEAT, _check_free, room
+from barnraise.cli.hub.join import CREDENTIALS_FILE, _check_free, open_workspace
 from barnraise.cli.hub.mirror import hand_over, take_over
 from barnraise.cli.hub.owner import expel, pardon
 from barnraise.cli.hub.status import status
@@ -233,10 +233,12 @@ def test_machine_cannot_join_a_run_twice() -> None:
     other, _ = make_invite(
         ("http://127.0.0.1:2",), NodeKey.generate().id, "fireside", role="friend", uses=1, expires=9
     )
-    with room(settings, "fireside") as place:
+    with open_workspace(settings, "fireside") as place:
         _check_free(settings, invite)
-        seat = MemberCredentials(addresses=invite.addresses, hub=invite.hub, key=bytes(32), run="fireside")
-        write_credentials(seat, place / SEAT)
+        credentials = MemberCredentials(
+            addresses=invite.addresses, hub=invite.hub, key=bytes(32), run="fireside"
+        )
+        write_credentials(credentials, place / CREDENTIALS_FILE)
         with pytest.raises(HubError, match="trains in fireside already") as error:
             _check_free(settings, invite)
         assert "--no-train" in error.value.hint

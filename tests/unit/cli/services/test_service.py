@@ -310,7 +310,7 @@ def test_other_systems_have_none(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def house(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> System:
+def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> System:
     """A home without an agent, on a Linux whose commands are made up."""
     system = System(**LIVELY, is_active=(0, "active\n"), is_enabled=(0, "enabled\n"))
     monkeypatch.setattr(service, "runner", lambda _: system)
@@ -327,7 +327,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 
 def test_service_commands_report_exactly_what_they_did(
-    house: System, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    system: System, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert command(monkeypatch, "status") == 3
     assert "not installed" in capsys.readouterr().out
@@ -346,7 +346,7 @@ def test_service_commands_report_exactly_what_they_did(
 
 
 def test_install_with_running_agent_is_rejected(
-    house: System, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    system: System, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     standing = ListenerStanding(bytes(32), 52416, [], "tls", 0, 4711, "0.1", agent=True)
     monkeypatch.setattr(service, "standing_of", lambda _: standing)

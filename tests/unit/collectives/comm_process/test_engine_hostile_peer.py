@@ -252,7 +252,7 @@ def in_the_clear(worker: bytes) -> HandshakeSecurity:
     return HandshakeSecurity(worker, "run", bytes(32), True, None, None)
 
 
-KNOCK = IncomingConnection(bytes(16), "192.0.2.1", 1, 1, True)
+INCOMING = IncomingConnection(bytes(16), "192.0.2.1", 1, 1, True)
 
 
 @pytest.mark.parametrize(
@@ -268,13 +268,13 @@ KNOCK = IncomingConnection(bytes(16), "192.0.2.1", 1, 1, True)
     ],
 )
 def test_connection_without_hello_is_rejected(received: bytes) -> None:
-    error = meet(received, lambda sock: handshakes.accept(sock, KNOCK, in_the_clear(b"W" * 16)))
+    error = meet(received, lambda sock: handshakes.accept(sock, INCOMING, in_the_clear(b"W" * 16)))
     assert isinstance(error, HandshakeError | ProtocolError)
 
 
 def test_connection_with_own_worker_id_is_rejected() -> None:
     hello = FrameHeader(FrameKind.HELLO, 16).encode() + b"W" * 16
-    error = meet(hello, lambda sock: handshakes.accept(sock, KNOCK, in_the_clear(b"W" * 16)))
+    error = meet(hello, lambda sock: handshakes.accept(sock, INCOMING, in_the_clear(b"W" * 16)))
     assert isinstance(error, HandshakeError)
     assert "claims to be this worker" in error.message
 
@@ -289,7 +289,7 @@ def test_invalid_address_raises_transport_error() -> None:
 def test_rejection_is_preceded_by_protocol_answer() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        steps = handshakes.accept(ours, KNOCK, in_the_clear(b"W" * 16))
+        steps = handshakes.accept(ours, INCOMING, in_the_clear(b"W" * 16))
         next(steps)
         assert theirs.recv(100)[:8] == encode_answer(1, plaintext=True)
         steps.close()

@@ -88,7 +88,7 @@ def test_held_out_check_refuses_worse_model_and_failure_is_not_blamed(
             ann.push(lease_of_ann, good)
         assert untried.value.status == 503
         assert "no samples today" not in untried.value.problem.message, "the owner's words are for the owner"
-        assert "no samples today" in hub.said()
+        assert "no samples today" in hub.output()
         assert untried.value.problem.retry_s > 0
         (check.parent / "broken").unlink()
         assert ann.push(lease_of_ann, good).accepted
@@ -96,7 +96,7 @@ def test_held_out_check_refuses_worse_model_and_failure_is_not_blamed(
         page = plainly(hub.address).text
         assert "held-out" in page
         assert "untried" not in page, "a failed check is not counted against a member"
-        assert "the owner's own words" in hub.said(), "and not among the answers"
+        assert "the owner's own words" in hub.output(), "and not among the answers"
     finally:
         for friend in (owner, ann, eve):
             friend.close()

@@ -61,7 +61,7 @@ class HubWithStore:
         self.ann = Friend(self.hub.address, self.invite.hub_id)
         self.ann.join(self.invite)
         self.ann.pull(folder)
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def start(self) -> None:
         self.hub.start("--store", STORE, "--store-endpoint", self.s3.endpoint)
@@ -78,7 +78,7 @@ class HubWithStore:
     def client(self, store: str | None = None) -> HubClient:
         key = NodeKey.generate()
         origin = store or self.s3.endpoint
-        return HubClient([self.hub.address], self.invite.hub_id, key, say=self.said.append, store=origin)
+        return HubClient([self.hub.address], self.invite.hub_id, key, say=self.messages.append, store=origin)
 
     def shared(self) -> list[str]:
         log = HubLog(self.hub.directory)
@@ -103,8 +103,8 @@ class HubWithStore:
 
     def check_said(self, whys: list[str]) -> None:
         """Compare the messages since the last call."""
-        assert [why for why, message in zip(whys, self.said, strict=True) if why not in message] == []
-        self.said.clear()
+        assert [why for why, message in zip(whys, self.messages, strict=True) if why not in message] == []
+        self.messages.clear()
 
     def await_led(self, hub: HubProcess, name: str) -> str:
         """Wait until the hub redirects to a link, and return the link."""
@@ -130,7 +130,7 @@ def test_members_download_committed_blobs_from_store(scene: HubWithStore) -> Non
     scene.await_stocked()
     assert scene.ann.describe().store == scene.s3.endpoint
     scene.fetch_base(scene.client())
-    assert scene.said == []
+    assert scene.messages == []
     ((path, headers),) = scene.s3.fetched()
     assert path.startswith(f"/{BUCKET}/some/folder/{scene.invite.hub_id}/")
     assert headers == {
@@ -145,7 +145,9 @@ def test_members_download_committed_blobs_from_store(scene: HubWithStore) -> Non
     assert (led.status_code, led.headers["cache-control"]) == (307, "no-store")
     assert plainly(url, headers={STORE_HEADER: "https://elsewhere.example"}).status_code == 200
     assert plainly(link.replace("Signature=", "Signature=0")).status_code == 403
-    shown = scene.hub.said() + plainly(scene.hub.address).text + plainly(f"{scene.hub.address}/metrics").text
+    shown = (
+        scene.hub.output() + plainly(scene.hub.address).text + plainly(f"{scene.hub.address}/metrics").text
+    )
     assert KEY_ID not in shown
     assert SECRET not in shown
 
@@ -191,7 +193,7 @@ def test_rounds_continue_without_store_and_upload_follows(scene: HubWithStore) -
     begin = time.monotonic()
     scene.train(2)
     assert time.monotonic() - begin < 20.0
-    until(lambda: "EndpointConnectionError" in scene.hub.said(), "the hub's word about it")
+    until(lambda: "EndpointConnectionError" in scene.hub.output(), "the hub's word about it")
     newest = scene.shared()[0]
     for name in scene.shared():
         url = f"{scene.hub.address}/v1/blobs/{name}"
@@ -263,10 +265,10 @@ def test_store_without_permission_does_not_stop_rounds(
     scene = HubWithStore(tmp_path, s3)
     try:
         scene.train()
-        until(lambda: "it answered SignatureDoesNotMatch" in scene.hub.said(), "the hub's word")
+        until(lambda: "it answered SignatureDoesNotMatch" in scene.hub.output(), "the hub's word")
         scene.fetch_base(scene.client())
-        assert scene.said == []
-        assert "of-another-program" not in scene.hub.said()
+        assert scene.messages == []
+        assert "of-another-program" not in scene.hub.output()
     finally:
         scene.close()
 

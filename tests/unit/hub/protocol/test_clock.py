@@ -113,9 +113,9 @@ class Scene:
             friend = Friend(self.hub.address, self.hub_id, NodeKey.load_or_create(key))
             friend.join(invite, key.stem)
             friend.close()
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.ann = HubClient(
-            [self.hub.address], self.hub_id, NodeKey.load_or_create(self.keys[0]), say=self.said.append
+            [self.hub.address], self.hub_id, NodeKey.load_or_create(self.keys[0]), say=self.messages.append
         )
 
     def lease(self) -> Lease:
@@ -153,8 +153,8 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 def _wait_until_said(hub: HubProcess, words: str) -> None:
     until = time.monotonic() + 60
-    while words not in hub.said():
-        assert time.monotonic() < until, hub.said()
+    while words not in hub.output():
+        assert time.monotonic() < until, hub.output()
         time.sleep(0.1)
 
 
@@ -169,14 +169,14 @@ def test_hub_keeps_round_after_clock_jump(scene: Scene) -> None:
     again = scene.lease()
     assert again.id == lease.id
     assert 0 < again.void_s < lease.void_s, "a lease's time is not the clock's"
-    (message,) = scene.said
+    (message,) = scene.messages
     assert message.startswith("this machine's clock is 5 h behind the hub's: ")
 
     headers = scene.heard()
     scene.clock.set(-5 * HOUR)
     _wait_until_said(scene.hub, "clock jumped back by 10 h")
     assert scene.lease().id == lease.id
-    assert len(scene.said) == 1, "the time of signatures did not go back: there is nothing to adopt"
+    assert len(scene.messages) == 1, "the time of signatures did not go back: there is nothing to adopt"
     assert scene.send(headers).json()["kind"] == "replay"
     assert re.search(r"[0-9-]{10} [0-9:]{8} UTC", scene.page()), "no age of what lies ahead"
     _deliver(scene, lease)
@@ -245,4 +245,4 @@ def test_member_delivers_after_clock_jump_and_reports_it(scene: Scene, jump: int
     log = HubLog(scene.hub.directory)
     assert [part.lease for part in log.contributions(1)] == [lease]
     log.close()
-    assert "jumped" not in scene.hub.said(), "it is not the hub's clock"
+    assert "jumped" not in scene.hub.output(), "it is not the hub's clock"

@@ -171,7 +171,7 @@ def test_new_members_are_placed_by_distance_and_seats(tree: Tree) -> None:
     until = time.monotonic() + 150
     stranger = NodeKey.generate()
     while len(tree.regions_for("stranger", stranger)) < 2:
-        assert time.monotonic() < until, [region.said() for region in tree.regions]
+        assert time.monotonic() < until, [region.output() for region in tree.regions]
         time.sleep(0.5)
     near, far = (region.invite().hub_id for region in tree.regions)
     assert tree.settled() == near
@@ -192,7 +192,7 @@ def test_expelled_member_gets_no_region(tree: Tree) -> None:
     owner.ask("POST", f"/v1/members/{key.id}/expel", RunDescription)
     until = time.monotonic() + 150
     while not tree.regions_for("friend"):
-        assert time.monotonic() < until, [region.said() for region in tree.regions]
+        assert time.monotonic() < until, [region.output() for region in tree.regions]
         time.sleep(0.5)
     with tree.joined(key=key) as (_, joined):
         assert joined.regions == ()

@@ -114,7 +114,7 @@ def test_region_pushes_one_update_to_parent(tmp_path: Path) -> None:
         for friend in friends[1:]:
             friend.pull(tmp_path, wait=0)
         versions = {friend.version for friend in friends[1:]}
-        assert len(versions) == 1, (versions, parent.said(), region.said())
+        assert len(versions) == 1, (versions, parent.output(), region.output())
         assert torch.equal(direct.state, leaves[0].state)
         assert torch.equal(leaves[1].state, leaves[0].state)
     finally:
@@ -162,7 +162,7 @@ def test_all_members_of_region_get_samples(tmp_path: Path) -> None:
         owner.push(direct, torch.randn(LAYOUT.numel) * 0.01)
         for leaf in leaves:
             leaf.pull(tmp_path)
-        assert [leaf.version for leaf in leaves] == [1] * 4, (parent.said(), region.said())
+        assert [leaf.version for leaf in leaves] == [1] * 4, (parent.output(), region.output())
         covered = {lease.covered for lease in _leases(leaves, until)}
         assert covered == {80 + direct.samples}, "schedules follow all samples of the chain"
     finally:

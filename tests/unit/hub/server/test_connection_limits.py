@@ -207,7 +207,7 @@ def test_hub_raises_limit_of_open_files(tmp_path: Path) -> None:
 def test_full_hub_reports_it_and_recovers(tmp_path: Path) -> None:
     with _with_files(tmp_path, 200, 200) as hub, contextlib.ExitStack() as held:
         max_connections = connections_within(200, 8192)
-        assert f"permits only {max_connections} connections" in hub.said()
+        assert f"permits only {max_connections} connections" in hub.output()
         invite = hub.invite()
         friend = Friend(hub.address, invite.hub_id)
         held.callback(friend.close)
@@ -216,12 +216,12 @@ def test_full_hub_reports_it_and_recovers(tmp_path: Path) -> None:
         ]
         with pytest.raises(Refused, match="503 busy: the hub has no free connections"):
             friend.join(invite)
-        assert hub.said().count(f"all {max_connections} connections of this hub are in use") == 1
+        assert hub.output().count(f"all {max_connections} connections of this hub are in use") == 1
         for line in lines:
             line.close()
         _until(lambda: _joins(friend, invite), "there is room")
         # The hub logs it at the next accepted connection.
-        _until(lambda: _comes_in(hub) and "the hub accepts connections again" in hub.said(), "the log line")
+        _until(lambda: _comes_in(hub) and "the hub accepts connections again" in hub.output(), "the log line")
 
 
 def _joins(friend: Friend, invite: Invite) -> bool:

@@ -143,8 +143,8 @@ def test_slow_disk_does_not_stop_training(tmp_path: Path) -> None:
     assert len(visitor.took) > 100
     assert len(late) <= max(3, len(visitor.took) // 50), late
     print(f"longest answers of {len(visitor.took)}: {sorted(visitor.took)[-5:]}")
-    assert hub.said().count("the hub's disk is slow") == 1
-    assert "SSD" in hub.said()
+    assert hub.output().count("the hub's disk is slow") == 1
+    assert "SSD" in hub.output()
     assert "barnraise_hub_slow_disk 1.0" in metrics
     commits = re.search(r"barnraise_hub_commit_seconds_sum ([0-9.]+)", metrics)
     assert commits is not None

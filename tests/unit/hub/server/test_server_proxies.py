@@ -59,12 +59,13 @@ loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)
 run = barnraise.init(seed=1)
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 for epoch in run.epochs(int(sys.argv[1])):
-    for a, b in batches:
-        loss = torch.nn.functional.cross_entropy(model(a), b)
-        loss.backward()
-        run.log(loss=loss)
-        optimizer.step()
-        optimizer.zero_grad()
+    for batch in batches:
+        for a, b in batch:
+            loss = torch.nn.functional.cross_entropy(model(a), b)
+            loss.backward()
+            run.log(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
 """
 
 
@@ -73,10 +74,10 @@ class Typed:
 
     def __init__(self, room: Path, name: str, *words: str) -> None:
         (room / name).mkdir(exist_ok=True)
-        self._said = room / f"{name}.said"
+        self._output = room / f"{name}.output"
         environment = {**os.environ, "BARNRAISE_STATE_DIRECTORY": str(room / name), "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = str(SOURCES)
-        with self._said.open("wb") as output:
+        with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "barnraise.cli.main", *words],
                 stdin=subprocess.DEVNULL,
@@ -86,8 +87,8 @@ class Typed:
                 env=environment,
             )
 
-    def said(self) -> str:
-        return self._said.read_text(encoding="utf-8", errors="replace")
+    def output(self) -> str:
+        return self._output.read_text(encoding="utf-8", errors="replace")
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None
@@ -128,7 +129,7 @@ class HubBehindProxies:
     def until(self, is_so: Callable[[], bool], seconds: float, what: str, *typed: Typed) -> None:
         begin = time.monotonic()
         while not is_so():
-            words = "\n---\n".join(process.said()[-3000:] for process in (self.hub, *typed))
+            words = "\n---\n".join(process.output()[-3000:] for process in (self.hub, *typed))
             assert not any(process.has_ended() for process in (self.hub, *typed)), (
                 f"a process has exited: {what}\n{words}"
             )
@@ -160,7 +161,7 @@ def fireside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubBehindProx
         patch.setenv("NO_PROXY", "localhost")
         made = HubBehindProxies(room, port, addresses)
         stack.callback(made.hub.end)
-        made.until(lambda: "barnraise-invite:" in made.hub.said(), 120.0, "the hub prints an invite")
+        made.until(lambda: "barnraise-invite:" in made.hub.output(), 120.0, "the hub prints an invite")
         yield made
 
 
@@ -180,14 +181,16 @@ def test_friend_joins_trains_and_leaves_through_proxy(fireside: HubBehindProxies
         fireside.until(lambda: fireside.rounds(f"{site} friend") >= 3, 120.0, "three rounds", friend)
     finally:
         code = friend.end()
-    assert code == 130, friend.said()
-    assert "nothing of the run is kept here" in friend.said()
-    assert not re.search("waiting for|does not answer|cannot be reached", friend.said()), friend.said()
+    assert code == 130, friend.output()
+    assert "nothing of the run is kept here" in friend.output()
+    assert not re.search("waiting for|does not answer|cannot be reached", friend.output()), friend.output()
 
 
 def test_host_sees_reachable_address(fireside: HubBehindProxies) -> None:
     address = next(iter(fireside.addresses.values()))
-    assert f"only this machine itself reaches {address}. Say the address of the proxy" in fireside.hub.said()
+    assert (
+        f"only this machine itself reaches {address}. Say the address of the proxy" in fireside.hub.output()
+    )
 
 
 @pytest.mark.parametrize("site", [*OPEN, *HIDDEN_ONES])

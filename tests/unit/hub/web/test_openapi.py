@@ -157,7 +157,7 @@ def test_every_route_follows_openapi_document(
         # The web server answers unknown routes, without the hub's key. A blob is verified by its hash.
         if problem.kind not in ("route", "blob"):
             verify_response(scene.ann.hub, answer.status_code, answer.headers, answer.content, headers)
-    assert "Traceback" not in scene.hub.said(), exchange
+    assert "Traceback" not in scene.hub.output(), exchange
 
 
 def test_hub_works_after_fuzzing(scene: AttackedHub) -> None:

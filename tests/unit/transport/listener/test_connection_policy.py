@@ -102,7 +102,7 @@ class Home:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[Visited]:
+def visited(tmp_path: Path) -> Iterator[Visited]:
     home = Home(lambda: Visited(tmp_path))
     assert isinstance(home.machine, Visited)
     home.machine.stop_listening = lambda: home.do(home.machine.listener.stop())
@@ -112,8 +112,8 @@ def house(tmp_path: Path) -> Iterator[Visited]:
     home.stop()
 
 
-def knock(house: Machine, preface: Preface, secret: bytes, more: bytes = b"") -> socket.socket:
-    dialled = socket.create_connection(("127.0.0.1", house.listener.port), timeout=60)
+def dial(visited: Machine, preface: Preface, secret: bytes, more: bytes = b"") -> socket.socket:
+    dialled = socket.create_connection(("127.0.0.1", visited.listener.port), timeout=60)
     dialled.sendall(encode(preface, secret) + more)
     return dialled
 
@@ -136,22 +136,22 @@ def ask(channel: IpcChannel, *questions: ListenerRequest | ListenerStatus | Regi
     return replies
 
 
-def local(house: Visited) -> IpcChannel:
-    return IpcChannel(dial_local(house.directory, 60)[0], takes_sockets=True)
+def local(visited: Visited) -> IpcChannel:
+    return IpcChannel(dial_local(visited.directory, 60)[0], takes_sockets=True)
 
 
-def test_other_routes_are_delivered_to_policy(house: Visited) -> None:
-    target = target_of(house.node)
+def test_other_routes_are_delivered_to_policy(visited: Visited) -> None:
+    target = target_of(visited.node)
     offer = b"open offer".ljust(16)
     knocks = [
         (Preface(target, os.urandom(16), ROUTE_AGENT), SECRET),
         (Preface(target, os.urandom(16), ROUTE_AGENT_BULK), SECRET),
         (Preface(offer, os.urandom(16), ROUTE_PAIRING), PAIRING_KEY),
     ]
-    dialled = [knock(house, preface, secret, b"and more") for preface, secret in knocks]
-    wait_for(lambda: len(house.visitors) == 3)
+    dialled = [dial(visited, preface, secret, b"and more") for preface, secret in knocks]
+    wait_for(lambda: len(visited.visitors) == 3)
     for (preface, connection, address), there in zip(
-        sorted(house.visitors, key=lambda visitor: (visitor[0].route - 1) % 4), dialled, strict=True
+        sorted(visited.visitors, key=lambda visitor: (visitor[0].route - 1) % 4), dialled, strict=True
     ):
         assert preface in [known for known, _ in knocks]
         assert address == f"127.0.0.1:{connection.getpeername()[1]}"
@@ -166,62 +166,62 @@ def test_other_routes_are_delivered_to_policy(house: Visited) -> None:
         there.close()
 
 
-def test_unknown_target_is_closed_silently(house: Visited) -> None:
+def test_unknown_target_is_closed_silently(visited: Visited) -> None:
     for preface, secret in (
         (Preface(b"other agent".ljust(16), os.urandom(16), ROUTE_AGENT), SECRET),
         (Preface(b"closed offer".ljust(16), os.urandom(16), ROUTE_PAIRING), PAIRING_KEY),
         (Preface(b"open offer".ljust(16), os.urandom(16), ROUTE_PAIRING), SECRET),
-        (Preface(target_of(house.node), os.urandom(16), ROUTE_AGENT), PAIRING_KEY),
+        (Preface(target_of(visited.node), os.urandom(16), ROUTE_AGENT), PAIRING_KEY),
     ):
-        with knock(house, preface, secret) as dialled:
+        with dial(visited, preface, secret) as dialled:
             assert dialled.recv(100) == b""
-    assert not house.visitors
+    assert not visited.visitors
 
 
-def test_pairing_nonces_do_not_evict_others(house: Visited) -> None:
+def test_pairing_nonces_do_not_evict_others(visited: Visited) -> None:
     """The pairing key is public, so its users must not evict real nonces."""
-    keeper = house.listener.keeper
-    first = Preface(target_of(house.node), os.urandom(16), ROUTE_AGENT)
-    knock(house, first, SECRET).close()
-    wait_for(lambda: house.visitors)
+    keeper = visited.listener.keeper
+    first = Preface(target_of(visited.node), os.urandom(16), ROUTE_AGENT)
+    dial(visited, first, SECRET).close()
+    wait_for(lambda: visited.visitors)
     for number in range(20_000):
         keeper._pairing_replays.add(number.to_bytes(16, "little"))
     assert len(keeper._pairing_replays) <= 1024
-    with knock(house, Preface(b"open offer".ljust(16), first.nonce, ROUTE_PAIRING), PAIRING_KEY):
-        wait_for(lambda: len(house.visitors) == 2)
-    with knock(house, first, SECRET) as replayed:
+    with dial(visited, Preface(b"open offer".ljust(16), first.nonce, ROUTE_PAIRING), PAIRING_KEY):
+        wait_for(lambda: len(visited.visitors) == 2)
+    with dial(visited, first, SECRET) as replayed:
         assert replayed.recv(100) == b""
 
 
-def test_refusal_or_error_of_policy_closes_connection(house: Visited) -> None:
+def test_refusal_or_error_of_policy_closes_connection(visited: Visited) -> None:
     before = len(os.listdir("/dev/fd"))
-    house.refusal = ConnectionRefusal("not now", refuse_route())
-    preface = Preface(target_of(house.node), os.urandom(16), ROUTE_AGENT)
-    with knock(house, preface, SECRET) as dialled:
+    visited.refusal = ConnectionRefusal("not now", refuse_route())
+    preface = Preface(target_of(visited.node), os.urandom(16), ROUTE_AGENT)
+    with dial(visited, preface, SECRET) as dialled:
         assert parse_answer(dialled.recv(ANSWER_BYTES)).refusal
         assert dialled.recv(1) == b""
-    house.fault = ZeroDivisionError("a bug")
-    with knock(house, Preface(target_of(house.node), os.urandom(16), ROUTE_AGENT), SECRET) as dialled:
+    visited.fault = ZeroDivisionError("a bug")
+    with dial(visited, Preface(target_of(visited.node), os.urandom(16), ROUTE_AGENT), SECRET) as dialled:
         assert dialled.recv(1) == b""
     wait_for(lambda: len(os.listdir("/dev/fd")) <= before)
-    assert house.listener.keeper.waiting == 0
+    assert visited.listener.keeper.waiting == 0
 
 
-def test_trust_and_secret_are_read_for_each_ticket(house: Visited) -> None:
+def test_trust_and_secret_are_read_for_each_ticket(visited: Visited) -> None:
     friend = NodeKey.generate().id
-    channels = [local(house) for _ in range(2)]
+    channels = [local(visited) for _ in range(2)]
     register = RegisterEndpoint(run="mnist", generation=0, pid=os.getpid())
     first = ask(channels[0], register)[0]
-    house.friends.add(friend)
-    house.word = b"n" * 32
+    visited.friends.add(friend)
+    visited.word = b"n" * 32
     second = ask(channels[1], register)[0]
     assert isinstance(first, DialTicket)
     assert isinstance(second, DialTicket)
     assert (first.secret, second.secret) == (SECRET, b"n" * 32)
     assert set(second.trusted) - set(first.trusted) == {friend.raw}
-    with knock(house, Preface(first.worker, os.urandom(16), ROUTE_WORKER), SECRET) as old:
+    with dial(visited, Preface(first.worker, os.urandom(16), ROUTE_WORKER), SECRET) as old:
         assert old.recv(100) == b""
-    with knock(house, Preface(first.worker, os.urandom(16), ROUTE_WORKER), b"n" * 32):
+    with dial(visited, Preface(first.worker, os.urandom(16), ROUTE_WORKER), b"n" * 32):
         delivery = channels[0].receive()
         assert delivery is not None
         assert delivery.socket is not None
@@ -230,8 +230,8 @@ def test_trust_and_secret_are_read_for_each_ticket(house: Visited) -> None:
         channel.close()
 
 
-def test_agent_names_and_rejected_runs_get_no_ticket(house: Visited) -> None:
-    channel = local(house)
+def test_agent_names_and_rejected_runs_get_no_ticket(visited: Visited) -> None:
+    channel = local(visited)
     for run, why in (("@agent", "cannot begin with @"), ("@", "cannot begin"), ("unknown", "not known")):
         (reply,) = ask(channel, RegisterEndpoint(run=run, generation=0, pid=1))
         assert isinstance(reply, RegistrationRefused)
@@ -239,8 +239,8 @@ def test_agent_names_and_rejected_runs_get_no_ticket(house: Visited) -> None:
     channel.close()
 
 
-def test_policy_answers_requests_of_local_processes(house: Visited) -> None:
-    with ListenerClient.connect(house.directory, timeout=60) as client:
+def test_policy_answers_requests_of_local_processes(visited: Visited) -> None:
+    with ListenerClient.connect(visited.directory, timeout=60) as client:
         assert client.standing().agent
         assert client.ask(b"echo", 60) == b"echoecho"
         large = os.urandom(LARGEST_BODY)
@@ -257,18 +257,18 @@ def test_policy_answers_requests_of_local_processes(house: Visited) -> None:
         assert client.register("mnist", 0).run == "mnist"
 
 
-def test_request_without_answer_times_out_and_is_cancelled(house: Visited) -> None:
-    while not house.questions:  # a slow listener may read the request only after its timeout
-        with ListenerClient.connect(house.directory) as client:
+def test_request_without_answer_times_out_and_is_cancelled(visited: Visited) -> None:
+    while not visited.questions:  # a slow listener may read the request only after its timeout
+        with ListenerClient.connect(visited.directory) as client:
             with pytest.raises(AgentError, match=r"within 0\.2 s"):
                 client.ask(b"wait", 0.2)
-            with pytest.raises(AgentError, match="has ended"):
+            with pytest.raises(AgentError, match="has stopped"):
                 client.ask(b"echo", 1)
-    wait_for(house.busy.is_set)
+    wait_for(visited.busy.is_set)
 
 
-def test_answers_keep_the_order_of_the_requests(house: Visited) -> None:
-    channel = local(house)
+def test_answers_keep_the_order_of_the_requests(visited: Visited) -> None:
+    channel = local(visited)
     register = RegisterEndpoint(run="mnist", generation=0, pid=os.getpid())
     replies = ask(channel, ListenerRequest(b"a"), ListenerStatus(), ListenerRequest(b"refuse"), register)
     assert [type(reply) for reply in replies] == [
@@ -283,52 +283,54 @@ def test_answers_keep_the_order_of_the_requests(house: Visited) -> None:
     channel.close()
 
 
-def test_process_with_endless_requests_is_disconnected(house: Visited) -> None:
-    channel, other = local(house), local(house)
+def test_process_with_endless_requests_is_disconnected(visited: Visited) -> None:
+    channel, other = local(visited), local(visited)
     channel.send(encode_message(ListenerRequest(b"wait")))
-    wait_for(lambda: house.questions)
+    wait_for(lambda: visited.questions)
     for _ in range(listener_module._MOST_QUESTIONS):
         channel.send(encode_message(ListenerRequest(b"wait")))
     assert channel.receive() is None
     assert channel.closed
-    wait_for(house.busy.is_set)
+    wait_for(visited.busy.is_set)
     assert ask(other, ListenerRequest(b"x")) == [ListenerReply(b"xx")]
     channel.close()
     other.close()
 
 
-def test_process_that_does_not_read_is_disconnected(house: Visited, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_does_not_read_is_disconnected(
+    visited: Visited, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(listener_module, "_TELL_S", 0.2)
-    channel, other = local(house), local(house)
-    wait_for(lambda: len(house.listener._locals) == 2)
+    channel, other = local(visited), local(visited)
+    wait_for(lambda: len(visited.listener._locals) == 2)
     channel.send(encode_message(ListenerRequest(bytes(LARGEST_BODY))))
-    wait_for(lambda: len(house.listener._locals) == 1)
+    wait_for(lambda: len(visited.listener._locals) == 1)
     assert ask(other, ListenerRequest(b"x")) == [ListenerReply(b"xx")]
     channel.close()
     other.close()
 
 
-def test_answer_that_is_too_long_becomes_refusal(house: Visited, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_that_is_too_long_becomes_refusal(visited: Visited, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "LARGEST_BODY", 10)
-    channel = local(house)
+    channel = local(visited)
     (reply,) = ask(channel, ListenerRequest(b"123456"))
     assert isinstance(reply, RegistrationRefused)
     assert "12 bytes" in reply.message
     channel.close()
 
 
-def test_disconnect_and_stop_leave_nothing(house: Visited) -> None:
+def test_disconnect_and_stop_leave_nothing(visited: Visited) -> None:
     before = len(os.listdir("/dev/fd"))
     for _ in range(20):
-        channel = local(house)
+        channel = local(visited)
         channel.send(encode_message(ListenerRequest(b"wait")))
         channel.close()
     wait_for(lambda: len(os.listdir("/dev/fd")) <= before)
-    house.questions.clear()
-    channel = local(house)
+    visited.questions.clear()
+    channel = local(visited)
     channel.send(encode_message(ListenerRequest(b"wait")))
-    wait_for(lambda: house.questions)
-    house.stop_listening()
+    wait_for(lambda: visited.questions)
+    visited.stop_listening()
     assert channel.receive() is None
     channel.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from barnraise.agent_client.run_requests import PartRow, RunRow, WatchResponse, WorkerRow
-from barnraise.cli.runs.waiting_line import awaited, waiting_line
+from barnraise.cli.runs.progress.waiting_line import awaited, waiting_line
 
 
 def response(

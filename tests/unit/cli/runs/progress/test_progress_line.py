@@ -7,7 +7,7 @@ import math
 import pytest
 
 from barnraise.agent_client.run_requests import TrainingProgress
-from barnraise.cli.runs.progress_line import (
+from barnraise.cli.runs.progress.progress_line import (
     final_parts,
     format_speed,
     format_time_left,

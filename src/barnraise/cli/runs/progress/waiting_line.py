@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from barnraise.agent_client.run_requests import PartRow, WatchResponse, WorkerRow
-from barnraise.cli.runs.progress_line import format_time_left
+from barnraise.cli.runs.progress.progress_line import format_time_left
 from barnraise.core.units import counted, format_size
 
 _LARGE_BYTES = 4 << 20

@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from barnraise.agent_client.run_requests import TrainingProgress
-from barnraise.cli.runs.live_line import LiveLines
-from barnraise.cli.runs.status_view import OutputBar, StatusView, WaitCadence
-from tests.unit.cli.runs.test_waiting_line import response, workers
+from barnraise.cli.runs.progress.live_line import LiveLines
+from barnraise.cli.runs.progress.status_view import OutputBar, StatusView, WaitCadence
+from tests.unit.cli.runs.progress.test_waiting_line import response, workers
 
 
 def test_wait_cadence_is_slower_without_news() -> None:

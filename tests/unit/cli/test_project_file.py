@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from barnraise.cli.main import app
-from barnraise.cli.runs.project_file import FILE_NAME, ProjectFileCommand, option_keys, read_project_file
+from barnraise.cli.project_file import FILE_NAME, ProjectFileCommand, option_keys, read_project_file
 from barnraise.core.errors import ConfigError
 
 RUN = app.commands["run"]
@@ -56,7 +56,7 @@ def test_options_of_the_file_are_those_of_the_command_line(folder: Path) -> None
 
 
 def test_sample_of_the_documentation_is_valid(folder: Path) -> None:
-    page = Path(__file__).parents[4] / "docs" / "runs.md"
+    page = Path(__file__).parents[3] / "docs" / "runs.md"
     sample = page.read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0]
     (folder / FILE_NAME).write_text(sample)
     assert parse("train.py")["on"] == ("mac", "pc")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from barnraise.cli.runs.live_line import LiveLines, cut
+from barnraise.cli.runs.progress.live_line import LiveLines, cut
 
 
 def test_live_lines_are_erased_before_others_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

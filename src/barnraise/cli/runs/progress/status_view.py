@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from barnraise.agent_client.run_requests import TrainingProgress, WatchResponse
-from barnraise.cli.runs.live_line import LiveLines, cut, is_live_terminal, terminal_columns
-from barnraise.cli.runs.progress_line import join_parts, progress_parts
-from barnraise.cli.runs.waiting_line import awaited, waiting_line
+from barnraise.cli.runs.progress.live_line import LiveLines, cut, is_live_terminal, terminal_columns
+from barnraise.cli.runs.progress.progress_line import join_parts, progress_parts
+from barnraise.cli.runs.progress.waiting_line import awaited, waiting_line
 from barnraise.cli.terminal import painted
 from barnraise.core.flow.wait_reporter import WaitReporter
 
