@@ -135,7 +135,7 @@ class Window:
 
     def close(self) -> None:
         """Wait for its end and show the rest."""
-        self._process.wait(120.0)
+        self._process.wait(_PATIENCE_S)
         self._show(len(self.output.splitlines()))
 
     def _show(self, end: int) -> None:
