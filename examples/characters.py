@@ -52,7 +52,8 @@ def continued(model, text, letters):
     codes = [LETTERS.index(letter) for letter in text]
     with torch.no_grad():
         for _ in range(letters):
-            codes.append(int(model(torch.tensor([codes[-LENGTH:]]))[0, -1].argmax()))
+            known = torch.tensor([codes[-LENGTH:]], device=model.out.weight.device)
+            codes.append(int(model(known)[0, -1].argmax()))
     return "".join(LETTERS[code] for code in codes)
 
 
@@ -60,25 +61,28 @@ def main():
     options = argparse.ArgumentParser()
     options.add_argument("--small", action="store_true")
     small = options.parse_args().small
+    run = barnraise.init(seed=2)
     torch.manual_seed(0)
-    model = Writer()
+    model = Writer().to(run.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16 if small else 400)
     loader = DataLoader(Pieces(256 if small else 3200), batch_size=32, shuffle=True)
 
-    run = barnraise.init(seed=2)
     run.clip_grad_norm(1.0)
     model, optimizer, batches, schedule = run.prepare(model, optimizer, loader, schedule)
-    for epoch in run.epochs(2 if small else 4):
-        for known, following in batches:
-            loss = nn.functional.cross_entropy(model(known).flatten(0, 1), following.flatten())
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-            run.log(loss=loss)
-        if run.is_main and run.history:
-            print(f"epoch {epoch}: loss {run.history[-1]['loss']:.3f} on {run.world} machines", flush=True)
+    for _ in run.epochs(2 if small else 4):
+        for batch in batches:
+            for known, following in batch:
+                known, following = known.to(run.device), following.to(run.device)
+                loss = nn.functional.cross_entropy(model(known).flatten(0, 1), following.flatten())
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+                run.log(loss=loss)
+            if run.every(20):
+                loss = run.history[-1]["loss"]
+                run.print(f"step {run.step} of {run.total_steps}: loss {loss:.3f} on {run.world} machines")
     if run.is_main:
         print(continued(model, "the mac on the ", 20 if small else 60))
     run.save("writer.safetensors")

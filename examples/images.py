@@ -49,28 +49,32 @@ def main():
     options = argparse.ArgumentParser()
     options.add_argument("--small", action="store_true")
     small = options.parse_args().small
+    run = barnraise.init(seed=1)
     torch.manual_seed(0)
-    model = network()
+    model = network().to(run.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = DataLoader(Shapes(0, 512 if small else 8192), batch_size=64, shuffle=True)
 
-    run = barnraise.init(seed=1)
     model, optimizer, batches = run.prepare(model, optimizer, loader)
     for epoch in run.epochs(2 if small else 3):
-        for images, kinds in batches:
-            loss = nn.functional.cross_entropy(model(images), kinds)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            run.log(loss=loss)
-        if run.is_main and run.history:
-            print(f"epoch {epoch}: loss {run.history[-1]['loss']:.3f} on {run.world} machines", flush=True)
+        for batch in batches:
+            for images, kinds in batch:
+                loss = nn.functional.cross_entropy(model(images.to(run.device)), kinds.to(run.device))
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                run.log(loss=loss)
+        if run.history:
+            run.print(f"epoch {epoch}: loss {run.history[-1]['loss']:.3f} on {run.world} machines")
 
     if run.is_main:  # one of them is enough: all hold the same model
         model.eval()
         unseen = Shapes(1_000_000, 500 if small else 10_000)
         with torch.no_grad():
-            right = sum(int((model(x).argmax(1) == y).sum()) for x, y in DataLoader(unseen, batch_size=500))
+            right = sum(
+                int((model(x.to(run.device)).argmax(1).cpu() == y).sum())
+                for x, y in DataLoader(unseen, batch_size=500)
+            )
         print(f"{right / len(unseen):.1%} of {len(unseen)} new images are told right")
     run.save("shapes.safetensors")
 

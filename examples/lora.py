@@ -65,12 +65,13 @@ def main():
     loader = DataLoader(data, batch_size=64, shuffle=True)
     model, optimizer, batches = run.prepare(model, optimizer, loader)
     for _ in run.epochs(5 if small else 10):
-        for points, labels in batches:
-            loss = nn.functional.cross_entropy(model(points), labels)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            run.log(loss=loss)
+        for batch in batches:
+            for points, labels in batch:
+                loss = nn.functional.cross_entropy(model(points), labels)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                run.log(loss=loss)
     if run.is_main:
         share = sum(parameter.numel() for parameter in thin) / sum(
             parameter.numel() for parameter in model.parameters()

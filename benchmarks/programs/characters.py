@@ -77,13 +77,14 @@ def main() -> None:
     loader = DataLoader(Pieces(whole[:cut], BATCH * BATCHES), batch_size=BATCH)
     model, optimizer, batches, scheduler = run.prepare(model, optimizer, loader, scheduler)
     run.clip_grad_norm(1.0)
-    for x, y in batches:
-        loss = loss_of(model, x, y)
-        loss.backward()  # type: ignore[no-untyped-call]
-        run.log(loss=loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler.step()
+    for batch in batches:
+        for x, y in batch:
+            loss = loss_of(model, x, y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            run.log(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
     if run.is_main:
         held_out = DataLoader(Pieces(whole[cut:], BATCH * HELD_OUT), batch_size=BATCH)
         model.eval()

@@ -28,11 +28,12 @@ def main() -> None:
     if run.healed is not None:
         print("HEALED", run.healed.bytes, f"{run.healed.seconds:.6f}", run.healed.donors, flush=True)
     share = float(os.environ.get("STEP_S", "1.0")) / 8
-    for x, y in batches:
-        time.sleep(share * run.world)
-        torch.nn.functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
+    for batch in batches:
+        for x, y in batch:
+            time.sleep(share * run.world)
+            torch.nn.functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 if __name__ == "__main__":

@@ -82,11 +82,12 @@ def main() -> None:
     model, optimizer, batches = run.prepare(model, optimizer, loader)
     commits: list[tuple[float, int, barnraise.Sync]] = []
     run.on_commit(lambda commit: commits.append((time.monotonic(), commit.done, commit.sync)))
-    for (x,) in batches:
-        time.sleep(SAMPLE_S * len(x))
-        model(x).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    for batch in batches:
+        for (x,) in batch:
+            time.sleep(SAMPLE_S * len(x))
+            model(x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
     settled = [commit for commit in commits if commit[2] == commits[-1][2]]
     first, last = settled[0 if len(settled) < 3 else 1], settled[-1]
     seconds = (last[0] - first[0]) / (last[1] - first[1])

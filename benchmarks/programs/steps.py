@@ -53,10 +53,11 @@ def train_with_session(data: TensorDataset) -> tuple[bool, list[float]]:
     model, optimizer, batches = run.prepare(model, optimizer, loader)
     times = [time.monotonic()]
     run.on_commit(lambda _: times.append(time.monotonic()))
-    for x, y in batches:
-        compute(model, x, y, len(times) - 1)
-        optimizer.step()
-        optimizer.zero_grad()
+    for batch in batches:
+        for x, y in batch:
+            compute(model, x, y, len(times) - 1)
+            optimizer.step()
+            optimizer.zero_grad()
     return run.is_main, times
 
 

@@ -53,17 +53,18 @@ def main() -> None:
     model, optimizer, batches, scheduler = run.prepare(model, optimizer, loader, scheduler)
     run.clip_grad_norm(1.0)
     pauses, ended = [], time.monotonic()
-    for x, y in batches:
-        began = time.monotonic()
-        pauses.append(round(began - ended, 4))
-        loss = loss_of(model, x, y)
-        loss.backward()
-        time.sleep(max(0.0, SAMPLE_S * len(x) - (time.monotonic() - began)))
-        run.log(loss=loss)
-        ended = time.monotonic()
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler.step()
+    for batch in batches:
+        for x, y in batch:
+            began = time.monotonic()
+            pauses.append(round(began - ended, 4))
+            loss = loss_of(model, x, y)
+            loss.backward()
+            time.sleep(max(0.0, SAMPLE_S * len(x) - (time.monotonic() - began)))
+            run.log(loss=loss)
+            ended = time.monotonic()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
         if run.done >= STOP:
             break
     held_out = DataLoader(Pieces(whole[cut:], BATCH * HELD_OUT), batch_size=BATCH)

@@ -72,14 +72,15 @@ def main() -> None:
     hold = os.environ.get("HOLD", "")  # as long as this file is there, nothing comes to its end soon
     held_s = float(os.environ.get("HOLD_S", "0.2"))
     for _ in run.epochs(int(os.environ.get("EPOCHS", "20"))):
-        for inputs, labels in batches:
-            loss = torch.nn.functional.cross_entropy(model(inputs), labels)
-            loss.backward()
-            time.sleep(held_s if hold and os.path.exists(hold) else delay)
-            optimizer.step()
-            optimizer.zero_grad()
-            scheduler.step()
-            run.log(loss=loss)
+        for batch in batches:
+            for inputs, labels in batch:
+                loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+                loss.backward()
+                time.sleep(held_s if hold and os.path.exists(hold) else delay)
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+                run.log(loss=loss)
     for name, value in model.state_dict().items():
         print("final", run.done, name, value.double().sum().item(), value.double().square().sum().item())
     if os.environ.get("FINAL"):

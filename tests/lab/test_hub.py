@@ -35,13 +35,14 @@ loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)
 run = barnraise.init(seed=1)
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 for epoch in run.epochs(int(sys.argv[1])):
-    for a, b in batches:
-        loss = torch.nn.functional.cross_entropy(model(a), b)
-        loss.backward()
-        time.sleep(0.01)
-        run.log(loss=loss)
-        optimizer.step()
-        optimizer.zero_grad()
+    for batch in batches:
+        for a, b in batch:
+            loss = torch.nn.functional.cross_entropy(model(a), b)
+            loss.backward()
+            time.sleep(0.01)
+            run.log(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
 print("trained", run.done)
 """
 

@@ -32,11 +32,12 @@ run = barnraise.init(checkpoint_s=0.01)
 model, optimizer, batches = run.prepare(model, optimizer, DataLoader(data, batch_size=192))
 print("the script's own words")
 for epoch in run.epochs(100000):
-    for (x,) in batches:
-        loss = (model(x) - x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    for batch in batches:
+        for (x,) in batch:
+            loss = (model(x) - x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
 run.save("model.safetensors")
 """
 
@@ -124,10 +125,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 run = barnraise.init()
 loader = DataLoader(TensorDataset(torch.randn(1024, 256)), batch_size=64)
 model, optimizer, batches = run.prepare(model, optimizer, loader)
-for (x,) in batches:
-    model(x).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+for batch in batches:
+    for (x,) in batch:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 samples = [sample for metric in metrics.collective_duration_seconds.collect() for sample in metric.samples]
 taken = {sample.labels["strategy"] for sample in samples if sample.labels["kind"] == "all_reduce"}
 print("TAKEN", run.done, run.world, *sorted(taken), flush=True)
@@ -182,11 +184,12 @@ run = barnraise.init()
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 seen = []
 run.on_commit(lambda commit: seen.append((time.monotonic(), commit.done, commit.sync)))
-for (x,) in batches:
-    time.sleep(0.02 * len(x))
-    model(x).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+for batch in batches:
+    for (x,) in batch:
+        time.sleep(0.02 * len(x))
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def seconds(sync):
@@ -235,11 +238,12 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 loader = DataLoader(TensorDataset(torch.randn(16 * 40, 500)), batch_size=16)
 run = barnraise.init()
 model, optimizer, batches = run.prepare(model, optimizer, loader)
-for (x,) in batches:
-    time.sleep((0.25 if os.environ["RANK"] == "2" else 0.01) * len(x))
-    model(x).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+for batch in batches:
+    for (x,) in batch:
+        time.sleep((0.25 if os.environ["RANK"] == "2" else 0.01) * len(x))
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 if run.is_main:
     print("DONE", run.done, run.world, flush=True)
 """

@@ -41,10 +41,10 @@ def line() -> Iterator[CommandLine]:
 def _slow_session() -> str:
     """Return the example with few but slow steps, so that there is something to watch."""
     text = (ROOT / "examples" / "train.py").read_text(encoding="utf-8")
-    step = "        optimizer.step()\n"
+    step = "            optimizer.zero_grad()\n"
     assert step in text
     text = text.replace("run.epochs(16)", "run.epochs(1)")
-    return "import time\n" + text.replace(step, step + "        time.sleep(0.04)\n", 1)
+    return "import time\n" + text.replace(step, step + "            time.sleep(0.04)\n", 1)
 
 
 def _in_terminal(line: CommandLine, folder: Path, *words: str) -> str:
@@ -84,10 +84,10 @@ def _screen(written: str) -> list[str]:
 
 
 def test_run_redraws_progress_and_bars_of_the_script_at_a_terminal(line: CommandLine, tmp_path: Path) -> None:
-    loop = "    for x, y in batches:\n"
+    loop = "for batch in batches:"
     text = _slow_session()
     assert loop in text
-    bar = "    for x, y in tqdm(batches, desc='bar', disable=not run.is_main):\n"
+    bar = "for batch in tqdm(batches, desc='bar', disable=not run.is_main):"
     write_folder(tmp_path, "from tqdm import tqdm\n" + text.replace(loop, bar))
     written = _in_terminal(line, tmp_path, "run", "train.py")
     plain = re.sub(r"\x1b\[[0-9;]*m", "", written)
@@ -96,6 +96,7 @@ def test_run_redraws_progress_and_bars_of_the_script_at_a_terminal(line: Command
     assert len(steps) >= 4, "about one a second"
     bars = set(re.findall(r"mac bar: +(\d+%)", plain))
     assert len(bars) >= 4, "the bar of the script moves"
+    assert re.search(r"mac bar: 100%.* 64/64 ", plain), "it counts steps, and reaches its total"
     screen = _screen(written)
     assert len([text for text in screen if text.startswith("mac bar: ")]) == 1, "only its last state stays"
     assert not [text for text in screen if text.startswith("barnraise: step")], (

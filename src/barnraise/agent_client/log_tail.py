@@ -6,7 +6,7 @@ a worker is found after its machine has left the run, and no line is shown twice
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from barnraise.agent_client.run_requests import (
@@ -60,16 +60,14 @@ class LogTail:
 
     _lines: dict[int, _Lines] = field(default_factory=dict)
 
-    def wanted(
-        self, numbers: Collection[int], *, from_now: Collection[int] = ()
-    ) -> tuple[FollowPosition, ...]:
+    def wanted(self, starts: Mapping[int, int]) -> tuple[FollowPosition, ...]:
         """Return the requests for new output of these workers and of all that were followed before.
 
-        ``from_now``: workers whose earlier output is not shown.
+        ``starts``: by worker, the place in its output before which nothing is shown.
         """
-        for number in numbers:
+        for number, start in starts.items():
             if number not in self._lines:
-                self._lines[number] = _Lines(LARGEST_OFFSET if number in from_now else 0)
+                self._lines[number] = _Lines(start)
         open_lines = [(number, lines) for number, lines in sorted(self._lines.items()) if not lines.is_over]
         return tuple(FollowPosition(number, lines.offset) for number, lines in open_lines[:MOST_FOLLOWED])
 

@@ -235,6 +235,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     words: str = ""  # for what it waits
     number: int = 0
+    main_offset: int = -1  # bytes of output before it became rank 0; -1: unknown
     has_session: bool = False  # the script has started a session on this machine
 
 

@@ -7,13 +7,15 @@ It knows loops of this form, at the top level or in functions. The inner loop ma
             loss.backward()
             optimizer.step()
 
-It changes five things: the import, the session before the loop, ``range``, ``print``, and ``torch.save``.
+It changes six things: the import, the session before the loop, ``range``, the loop over the loader (which
+becomes two: over steps and over micro-batches), ``print``, and ``torch.save``.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -58,6 +60,7 @@ class _Loop:
 
     scope: _Scope
     epochs: ast.For
+    batches: ast.For
     model: str
     optimizer: str
     loader: str
@@ -72,7 +75,7 @@ class _Edits:
     lines: list[str]
     replaced: list[tuple[int, int, int, str]] = field(default_factory=list)  # line, start, end, text
     inserted: dict[int, list[str]] = field(default_factory=dict)  # before this line, counted from 1
-    indented: set[int] = field(default_factory=set)
+    indented: Counter[int] = field(default_factory=Counter)  # levels by line
 
     def replace(self, node: ast.expr, text: str) -> None:
         assert node.end_col_offset is not None
@@ -90,7 +93,7 @@ class _Edits:
         lines: list[str] = []
         for number, content in enumerate(changed, 1):
             lines += [f"{text}\n" for text in self.inserted.get(number, [])]
-            lines.append(("    " if number in self.indented else "") + content.decode())
+            lines.append("    " * self.indented[number] * bool(content.strip()) + content.decode())
         lines += [f"{text}\n" for text in self.inserted.get(len(changed) + 1, [])]
         return "".join(lines)
 
@@ -102,6 +105,11 @@ class _Adapter:
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         names |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
         self._run = next(name for name in ("run", "session", "barn") if name not in names or name == "barn")
+        self._batch = next(
+            name
+            for name in ("batch", "step_batch", "barn_batch")
+            if name not in names or name == "barn_batch"
+        )
         self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         self._notes: list[str] = []
 
@@ -110,6 +118,7 @@ class _Adapter:
         self._add_import()
         self._add_session(loop)
         self._change_range(loop.epochs)
+        self._split_loop(loop.batches)
         self._change_output(loop)
         if not loop.scheduler and self._has_scheduler():
             self._notes.append("Give the learning rate scheduler to prepare(), too.")
@@ -134,6 +143,7 @@ class _Adapter:
         optimizer = _stepped(batches)
         if len(optimizer) != 1:
             raise RunError(f"line {batches.lineno}: the loop has {len(optimizer)} optimizers, not one")
+        self._check_steps(batches, optimizer[0])
         epochs = self._epochs_loop(batches)
         names = {"loader": loader, "optimizer": optimizer[0]}
         if epochs is None:
@@ -145,6 +155,7 @@ class _Adapter:
         return _Loop(
             scope,
             epochs,
+            batches,
             model,
             names["optimizer"],
             names["loader"],
@@ -153,6 +164,17 @@ class _Adapter:
                 _steps(node, scheduler) and not _holds(batches, node) for node in ast.walk(scope)
             ),
         )
+
+    def _check_steps(self, batches: ast.For, optimizer: str) -> None:
+        """Raise RunError if the optimizer does not step for each batch of the loader."""
+        for node in ast.walk(batches):
+            parent = node
+            while _steps(node, optimizer) and parent is not batches:
+                parent = self._parents[parent]
+                if isinstance(parent, ast.If | ast.While | ast.Try):
+                    raise RunError(
+                        f"line {node.lineno}: {optimizer}.step() is not called for each batch of the loader"  # type: ignore[attr-defined]
+                    )
 
     def _epochs_loop(self, inner: ast.AST) -> ast.For | None:
         """Return the loop over a range around a node of the same function, or None."""
@@ -248,6 +270,35 @@ class _Adapter:
         count = _less(last, first.value)
         self._edits.replace(call, f"({first.value} + epoch for epoch in {self._run}.epochs({count}))")
 
+    def _split_loop(self, loop: ast.For) -> None:
+        """Turn the loop over the loader into one over steps, and inside it one over micro-batches."""
+        first = loop.body[0]
+        if first.lineno == loop.lineno:
+            raise RunError(f"line {loop.lineno}: the loop and its body are in one line")
+        target = loop.target
+        is_counted = isinstance(loop.iter, ast.Call) and last_name(loop.iter.func) == "enumerate"
+        if is_counted:
+            if not isinstance(target, ast.Tuple) or len(target.elts) != 2:
+                raise RunError(f"line {loop.lineno}: the loop does not name the number and the batch")
+            index, target = target.elts
+        microbatch = ast.unparse(target).strip("()")
+        self._edits.replace(target, self._batch)
+        self._edits.insert(first.lineno, f"{' ' * first.col_offset}for {microbatch} in {self._batch}:")
+        inner = _trained_part(loop, ast.unparse(index) if is_counted else "")
+        last = inner[-1].end_lineno or inner[-1].lineno
+        texts = {
+            line
+            for node in ast.walk(loop)
+            if isinstance(node, ast.Constant | ast.JoinedStr)
+            for line in range(node.lineno + 1, (node.end_lineno or node.lineno) + 1)
+        }
+        self._edits.indented.update(line for line in range(first.lineno, last + 1) if line not in texts)
+        if any(isinstance(node, ast.AugAssign) for part in inner for node in ast.walk(part)):
+            self._notes.append(
+                "Sums in the loop (total += ...) now add up micro-batches of one machine. "
+                f"For means over all machines, call {self._run}.log(loss=loss) and read {self._run}.history."
+            )
+
     def _change_output(self, loop: _Loop) -> None:
         """Print and save on one worker only, where the session can be named."""
         elsewhere = 0
@@ -275,12 +326,30 @@ class _Adapter:
         if line[: node.col_offset].strip():
             raise RunError(f"line {node.lineno}: several statements in one line")
         self._edits.insert(node.lineno, f"{' ' * node.col_offset}if {self._run}.is_main:")
-        self._edits.indented |= set(range(node.lineno, node.end_lineno + 1))
+        self._edits.indented.update(range(node.lineno, node.end_lineno + 1))
 
 
 def _trains(loop: ast.For) -> bool:
     called = {last_name(node.func) for node in ast.walk(loop) if isinstance(node, ast.Call)}
     return {"backward", "step"} <= called
+
+
+def _trained_part(loop: ast.For, index: str) -> list[ast.stmt]:
+    """Return the statements of a loop that each micro-batch needs.
+
+    What follows the optimizer's step and reports by the number of the batch belongs to the step.
+    """
+    called = [
+        {last_name(node.func) for node in ast.walk(part) if isinstance(node, ast.Call)} for part in loop.body
+    ]
+    end = max(place for place, names in enumerate(called) if names & {"backward", "step", "zero_grad"}) + 1
+    while end < len(loop.body):
+        part = loop.body[end]
+        names = {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}
+        if (isinstance(part, ast.If) and index in names) or "print" in names:
+            break
+        end += 1
+    return loop.body[:end]
 
 
 def _steps(node: ast.AST, name: str) -> bool:

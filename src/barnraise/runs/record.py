@@ -195,6 +195,8 @@ class WorkerState(msgspec.Struct, frozen=True, array_like=True):
     pauses_in: Version = 0
     pauses_why: Word = ""
     progress: TrainingProgress | None = None  # of the main worker of a session
+    # Bytes of output before it became rank 0 of a session; -1: it never was.
+    main_offset: Annotated[int, Meta(ge=-1, le=1 << 62)] = -1
 
     @property
     def failed(self) -> bool:

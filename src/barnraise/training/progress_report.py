@@ -69,7 +69,8 @@ class TrainingStatus(Protocol):
     @property
     def history(self) -> list[dict[str, float]]: ...
 
-    total_steps: int | None
+    @property
+    def total_steps(self) -> int | None: ...
 
 
 class ProgressReporter:

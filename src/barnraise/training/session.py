@@ -1,13 +1,14 @@
 """Training session: the API of a script, whose steps are exact no matter which workers compute them.
 
-The loader that `prepare` returns yields micro-batches. ``optimizer.step()`` after a micro-batch accumulates
-its gradients. After this worker's last micro-batch of a step, it finishes the step with all workers: see
-`steps.step_loop`.
+The loader that `prepare` returns yields one batch for each step, and a batch yields this worker's
+micro-batches (see `batches`). ``optimizer.step()`` after a micro-batch accumulates its gradients. After this
+worker's last micro-batch of a step, it finishes the step with all workers: see `steps.step_loop`.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from barnraise.planning import Levels, ModelSize, StepTimes
 from barnraise.planning.inputs.levels import OPEN
 from barnraise.training.autotune.profiler import profiled
 from barnraise.training.autotune.tuner import GroupSample, SyncMode, SyncTuner
+from barnraise.training.batches import TWO_LOOPS, AssignedParts, Batch, Batches
 from barnraise.training.data.iterable import IterableLoader
 from barnraise.training.data.loader import MicroBatchLoader
 from barnraise.training.gradients.batch_norm_stats import BatchNormStats
@@ -50,7 +52,14 @@ from barnraise.training.steps.step_loop import StepLoop
 from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
 from barnraise.training.validation.buffer_mutation import BufferMutationCheck
-from barnraise.training.validation.checks import check_all_taken, check_prepared, parameters_of
+from barnraise.training.validation.checks import (
+    check_all_taken,
+    check_prepared,
+    parameters_of,
+    unused_device,
+)
+
+log = logging.getLogger("barnraise.training")
 
 _SCALER = "barnraise.scaler"
 _HUB = "barnraise.hub"
@@ -77,7 +86,6 @@ class Session:
         ``parameter_server`` is None on machines of a site that cannot talk to the hub.
         """
         self.next_epoch = 0  # of the next pass over the batches
-        self.total_steps: int | None = None  # of all epochs; None: unknown
         self._manager = manager
         self._checkpoints = checkpoints
         self._seed = seed
@@ -94,6 +102,9 @@ class Session:
         self._parts_done = 0  # of a micro-batch that is computed in parts
         self._weight: float | None = None
         self._in_batch = False
+        self._epochs: int | None = None  # that the script asked for
+        self._round_progress = (0, 0)  # the batches before the round, and those of it that the loop has left
+        self._assigned: AssignedParts | None = None
         self._throughput = Throughput()
         self._oom_guard = OutOfMemoryGuard.from_environment()
         self._metrics = MetricsLog()
@@ -104,6 +115,31 @@ class Session:
     def done(self) -> int:
         """Return the number of committed steps, counted in batches of the loader."""
         return self._state.covered
+
+    @property
+    def step(self) -> int:
+        """Return the number of steps that are finished, from the start of the training.
+
+        In the loop over the batches it is one larger after each iteration, on all workers alike.
+        """
+        start, left = self._round_progress
+        covered = self._step_loop.round_start
+        return covered + (left if covered == start else 0)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Return the steps of all epochs; None before `epochs` is called, for a stream and with a hub."""
+        if self._epochs is None or isinstance(self._data, IterableLoader | LeasedData):
+            return None
+        return self._epochs * len(self._data)
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device that this worker should use."""
+        assigned = os.environ.get("BARNRAISE_DEVICE")
+        if assigned:
+            return torch.device(assigned)
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
     @property
     def healed(self) -> RecoveryStats | None:
@@ -152,6 +188,8 @@ class Session:
         schedulers = [thing for thing in more if thing not in scalers]
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         check_prepared(model, optimizers, schedulers)
+        if warning := unused_device(model, self.device):
+            log.warning(warning)
         self._model, self._optimizers = model, optimizers
         self._reducer = GradientReducer(
             parameter for each_optimizer in optimizers for parameter in parameters_of(each_optimizer)
@@ -200,11 +238,23 @@ class Session:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the remaining epochs; a worker that joins late starts with the current one."""
-        if isinstance(self._data, MicroBatchLoader) and not isinstance(self._data, LeasedData):
-            self.total_steps = count * len(self._data)
+        self._epochs = count
         for epoch in range(self._state.epoch, count):
             self.next_epoch = epoch
             yield epoch
+
+    def every(self, steps: int) -> bool:
+        """Return True after every ``steps``-th step, on all workers after the same one.
+
+        Call it in the loop over the batches, after the loop over the micro-batches, or in `on_commit`.
+        """
+        if self._current is not None:
+            raise RunError(
+                "run.every was called before the step was finished",
+                hint="Call it after the inner loop: a step has several micro-batches.",
+            )
+        first, last = self._step_loop.commit_range or (self.step - 1, self.step)
+        return last // steps > max(0, first) // steps
 
     def clip_grad_norm(self, max_norm: float) -> None:
         """Clip the gradient of each whole batch to this norm from now on."""
@@ -342,35 +392,57 @@ class Session:
 
     # the loop
 
-    def microbatches(self, epoch: int) -> Iterator[Any]:
-        """Yield this worker's micro-batches until the steps of an epoch are committed."""
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """Yield a batch for each step of an epoch that is left."""
         loop = self._step_loop
         if epoch > self._state.epoch and not self._data.is_over(epoch, self.done):
             self._state.epoch, self._state.epoch_start = epoch, self.done
             loop.start_epoch()
         while not self._data.is_over(epoch, self.done):
+            if loop.exchange_if_due():
+                continue
+            batch = Batch(self, epoch, self.step + 1)
+            self._in_batch = True
+            try:
+                yield batch
+            finally:
+                self._in_batch = False
+            batch.check_finished()
+
+    def microbatches(self, epoch: int, target: int) -> Iterator[Any]:
+        """Yield this worker's micro-batches until step ``target`` is finished.
+
+        A round of local steps is left in as many portions as it has steps: only the last one commits.
+        """
+        loop = self._step_loop
+        while not self._data.is_over(epoch, self.done) and not loop.has_reached(target):
             if not loop.pending:  # the other workers compute this step without us
                 loop.finish_step()
                 continue
-            (step, covered), assignment_epoch = loop.position, loop.assignment_epoch
+            (step, covered), assigned = loop.position, self._assigned_parts()
+            self._throughput.start_microbatch()  # loading data counts as this machine's work
+            part, batch = assigned.next()
+            self._start_microbatch(step, covered, part)
+            try:
+                yield batch
+            except GeneratorExit:  # break, return or an error: the script has left the loop
+                self._discard_microbatch()
+                raise
+            self._check_stepped()
+            self._throughput.finish_microbatch(part.span.size)
+        covered = loop.round_start
+        self._round_progress = (covered, max(0, target - covered) if loop.has_reached(target) else 0)
+
+    def _assigned_parts(self) -> AssignedParts:
+        """Return the parts that are left of this worker's micro-batches; read anew after a new assignment."""
+        loop = self._step_loop
+        key = (*loop.position, loop.assignment_epoch)
+        if self._assigned is None or self._assigned.key != key or not self._assigned.is_left:
             parts = [part for unit in loop.pending for part in self._oom_guard.split(unit)]
             parts = parts[self._parts_done :]
-            batches = self._data.batches(covered, [part.span for part in parts])
-            for part in parts:
-                self._throughput.start_microbatch()  # loading data counts as this machine's work
-                batch = next(batches)
-                self._start_microbatch(step, covered, part)
-                self._in_batch = True
-                try:
-                    yield batch
-                except GeneratorExit:  # break, return or an error: the script has left the loop
-                    self._discard_microbatch()
-                    raise
-                self._in_batch = False
-                self._check_stepped()
-                self._throughput.finish_microbatch(part.span.size)
-                if loop.assignment_epoch != assignment_epoch:
-                    break  # the group changed while an all-reduce was in flight
+            batches = self._data.batches(key[1], [part.span for part in parts])
+            self._assigned = AssignedParts(key, parts, batches)
+        return self._assigned
 
     def _start_microbatch(self, step: int, covered: int, part: MicroBatchPart) -> None:
         size = float(part.span.size)
@@ -390,15 +462,16 @@ class Session:
         self._batch_norms.finish_microbatch(None)
         self._reducer.discard_microbatch()
         self._reducer.clear_grads()
-        self._current, self._in_batch = None, False
+        self._current, self._assigned = None, None
 
     def _check_stepped(self) -> None:
         if self._current is not None:
             missing = len(self._optimizers) - len(self._stepped)
             each = f" of {missing} of the optimizers" if self._stepped else ""
             raise RunError(
-                f"a batch ended without optimizer.step(){each}",
-                hint="Call step() of each optimizer for each batch; it takes effect with the last one.",
+                f"a micro-batch ended without optimizer.step(){each}",
+                hint=f"{TWO_LOOPS} Call step() of each optimizer in the inner loop; it takes effect when the "
+                "batch is complete.",
             )
 
     def _wrap_step(self, optimizer: Optimizer) -> Callable[..., None]:
@@ -451,19 +524,3 @@ class Session:
             start = time.monotonic()
             self._step_loop.finish_step()
             self._throughput.add_wait(time.monotonic() - start)
-
-
-class Batches:
-    """Iterable over micro-batches; each pass is the next epoch, and a committed epoch is empty."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __len__(self) -> int:
-        """Return the steps of an epoch. Raise TypeError for a stream."""
-        return len(self._session._data)
-
-    def __iter__(self) -> Iterator[Any]:
-        epoch = self._session.next_epoch
-        self._session.next_epoch += 1
-        yield from self._session.microbatches(epoch)

@@ -41,23 +41,23 @@ def lines(following: LogTail, now: WatchResponse) -> list[str]:
 def test_log_tail_reads_worker_to_its_end() -> None:
     following = LogTail()
     assert not following.is_complete([0]), "its log was not requested yet"
-    assert following.wanted([0]) == (FollowPosition(0, 0),)
+    assert following.wanted({0: 0}) == (FollowPosition(0, 0),)
     assert lines(following, response("running", ["h0", "h1"], LogChunk(0, 0, b"one\ntw", True))) == ["one"]
-    assert following.wanted([0]) == (FollowPosition(0, 6),)
+    assert following.wanted({0: 0}) == (FollowPosition(0, 6),)
     last = response("ended", ["h0"], LogChunk(0, 6, b"o", True))
     assert lines(following, last) == ["two"], "also without the end of its line"
     assert following.is_complete([0])
-    assert following.wanted([0]) == ()
+    assert following.wanted({0: 0}) == ()
 
 
 def test_log_tail_reads_rest_of_worker_that_left_and_successor_from_now() -> None:
     following = LogTail()
-    following.wanted([0])
+    following.wanted({0: 0})
     assert lines(following, response("running", ["h0", "h1"], LogChunk(0, 0, b"a\n", True))) == ["a"]
-    assert following.wanted([1], from_now=[1]) == (FollowPosition(0, 2), FollowPosition(1, LARGEST_OFFSET))
+    assert following.wanted({1: LARGEST_OFFSET}) == (FollowPosition(0, 2), FollowPosition(1, LARGEST_OFFSET))
     heard = (LogChunk(0, 2, b"b\n", True), LogChunk(1, 500, b"", True))
     assert lines(following, response("running", ["h1"], *heard, past=["h0"], first=1)) == ["b"]
-    assert following.wanted([1]) == (FollowPosition(1, 500),), "its first 500 bytes are old"
+    assert following.wanted({1: 0}) == (FollowPosition(1, 500),), "its first 500 bytes are old"
     last = response("ended", ["h1"], LogChunk(1, 500, b"c\n", True), past=["h0"], first=1)
     assert lines(following, last) == ["c"], "and no line counts the output before it"
     assert following.is_complete([1])
@@ -65,7 +65,7 @@ def test_log_tail_reads_rest_of_worker_that_left_and_successor_from_now() -> Non
 
 def test_log_tail_names_workers_whose_machine_is_silent() -> None:
     following = LogTail()
-    following.wanted([0, 1])
+    following.wanted({0: 0, 1: 0})
     heard = (LogChunk(0, 0, b"", True, missing=True), LogChunk(1, 0, b"x\n", True))
     assert lines(following, response("ended", ["h0", "h1"], *heard)) == ["x"]
     assert following.missing() == [0]
@@ -74,14 +74,14 @@ def test_log_tail_names_workers_whose_machine_is_silent() -> None:
 
 def test_log_tail_says_how_much_output_was_dropped() -> None:
     following = LogTail()
-    following.wanted([0])
+    following.wanted({0: 0})
     now = response("running", ["h0"], LogChunk(0, 2048, b"half\nwhole\n", True))
     assert lines(following, now) == ["... 2 KiB of output are left out here ...", "whole"]
 
 
 def test_log_tail_knows_the_last_state_of_a_progress_bar() -> None:
     following = LogTail()
-    following.wanted([0])
+    following.wanted({0: 0})
     assert lines(following, response("running", ["h0"], LogChunk(0, 0, b"a\n\r10%", True))) == ["a"]
     assert following.open_lines() == [(0, "10%", True)]
     assert lines(following, response("running", ["h0"], LogChunk(0, 6, b"\r20%", True))) == []
@@ -93,7 +93,7 @@ def test_log_tail_knows_the_last_state_of_a_progress_bar() -> None:
 
 def test_log_tail_keeps_a_long_bar_in_one_line() -> None:
     following = LogTail()
-    following.wanted([0])
+    following.wanted({0: 0})
     offset = 0
     for place in range(3000):
         data = b"\r%05d" % place + b"#" * 60
@@ -104,7 +104,7 @@ def test_log_tail_keeps_a_long_bar_in_one_line() -> None:
 
 def test_log_tail_keeps_a_bar_whose_states_end_with_a_return() -> None:
     following = LogTail()
-    following.wanted([0])
+    following.wanted({0: 0})
     assert lines(following, response("running", ["h0"], LogChunk(0, 0, b"10%\r", True))) == []
     assert following.open_lines() == [(0, "10%", True)]
     assert lines(following, response("running", ["h0"], LogChunk(0, 4, b"20%\r\n", True))) == ["20%"]

@@ -34,12 +34,13 @@ loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=32, shu
 run = barnraise.init()
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 for epoch in run.epochs(2):
-    for a, b in batches:
-        loss = nn.functional.mse_loss(model(a), b)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.log(loss=loss)
+    for batch in batches:
+        for a, b in batch:
+            loss = nn.functional.mse_loss(model(a), b)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.log(loss=loss)
 with open("notes.txt", "w") as file:
     file.write("written by the script")
 """

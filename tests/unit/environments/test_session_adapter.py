@@ -114,12 +114,17 @@ def test_adapted_script_trains_in_a_session(text: str, tmp_path: Path) -> None:
 def test_adapted_script_differs_in_few_lines(tmp_path: Path) -> None:
     adapted = adapt_script(HEAD + LOOP)
     assert "for epoch in run.epochs(4):" in adapted.text
+    assert (
+        "    for batch in loader:\n        for a, b in batch:\n            optimizer.zero_grad()\n"
+        in adapted.text
+    )
     assert "model, optimizer, loader = run.prepare(model, optimizer, loader)" in adapted.text
     assert "    run.print(f" in adapted.text
     assert 'if run.is_main:\n    torch.save(model.state_dict(), "model.pt")\n' in adapted.text
     diff = unified_diff(HEAD + LOOP, adapted.text, "train.py")
-    changed = [line for line in diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-    assert len(changed) <= 10
+    before = {line.strip() for line in (HEAD + LOOP).splitlines()}
+    changed = [line for line in adapted.text.splitlines() if line.strip() not in before]
+    assert len(changed) == 8, "five new lines and three changed ones, besides the indentation"
     assert _applied(HEAD + LOOP, diff, tmp_path) == adapted.text
 
 
@@ -129,6 +134,24 @@ def test_names_in_functions_are_those_of_the_caller() -> None:
     assert "net, optimizer, train_loader = session.prepare(net, optimizer, train_loader)" in adapted.text
     assert "for epoch in (1 + epoch for epoch in session.epochs(args.epochs)):" in adapted.text
     assert any("every machine" in note for note in adapted.notes)
+
+
+def test_report_by_number_of_batch_stays_in_loop_over_steps() -> None:
+    adapted = adapt_script(IN_FUNCTIONS).text
+    assert "    for batch, (data, target)" not in adapted
+    header = (
+        "    for batch, step_batch in enumerate(train_loader):\n        for data, target in step_batch:\n"
+    )
+    assert header in adapted
+    assert "                optimizer.zero_grad()\n" not in adapted
+    assert "            optimizer.step()\n        if batch % 10 == 0:\n            print(" in adapted
+
+
+def test_sums_in_the_loop_are_pointed_out_and_long_texts_kept() -> None:
+    summed = LOOP.replace("optimizer.step()\n", 'optimizer.step()\n        total += """a\nb"""\n')
+    adapted = adapt_script(HEAD + summed)
+    assert any("total +=" in note for note in adapted.notes)
+    assert '            total += """a\nb"""\n    run.print' in adapted.text
 
 
 def test_scheduler_is_prepared_if_it_moves_with_batches_and_tracked_if_with_epochs() -> None:
@@ -149,6 +172,7 @@ def test_scheduler_is_prepared_if_it_moves_with_batches_and_tracked_if_with_epoc
         (HEAD + LOOP.replace("range(4)", "range(4, 0, -1)"), "count up"),
         (HEAD + LOOP.replace("in loader", "in DataLoader(1)"), "not over a DataLoader in a variable"),
         (HEAD + LOOP + LOOP, "several training loops"),
+        (HEAD + LOOP.replace("optimizer.step()", "if epoch: optimizer.step()"), "for each batch"),
         (HEAD.replace("optimizer =", "optimizer, rest =") + LOOP, "torch.optim.NAME"),
         (HEAD + LOOP.replace("for epoch in range(4):", "while True:"), "no `for epoch in range"),
         (HEAD + LOOP.replace("range(4)", "range(\n    4)"), "several lines"),

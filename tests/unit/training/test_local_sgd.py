@@ -19,6 +19,7 @@ from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import SYNC_NUMBERS, Sync
+from tests.unit.training.flat_loop import microbatches
 from tests.unit.training.threaded_group import LoneWorker, ThreadWorker, run_workers
 
 SAMPLES, BATCH, UNIT = 96, 8, 2
@@ -62,7 +63,7 @@ class Training:
 
     def train(self, epochs: int = 2) -> Training:
         for _ in self.run.epochs(epochs):
-            for x, y in self.batches:
+            for x, y in microbatches(self.batches):
                 torch.nn.functional.mse_loss(self.net(x), y).backward()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
@@ -108,7 +109,7 @@ def test_samples_of_rounds_are_computed_once() -> None:
 
     def member(worker: ThreadWorker) -> None:
         training = Training(worker, Sync(period=5))
-        for x, y in training.batches:
+        for x, y in microbatches(training.batches):
             seen[worker.rank] += x[:, 0].tolist()
             torch.nn.functional.mse_loss(training.net(x), y).backward()
             training.optimizer.step()
@@ -147,7 +148,7 @@ def test_round_after_failed_group_keeps_progress() -> None:
 
 def test_state_within_round_is_committed_state() -> None:
     training = Training(SingleWorkerManager(), Sync(period=6, inner=BATCH))
-    for x, y in training.batches:
+    for x, y in microbatches(training.batches):
         torch.nn.functional.mse_loss(training.net(x), y).backward()
         training.optimizer.step()
         if (

@@ -15,6 +15,7 @@ from barnraise.training.local_sgd import LocalSgd
 from barnraise.training.steps.step_loop import StepLoop
 from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
+from tests.unit.training.flat_loop import microbatches
 from tests.unit.training.test_local_sgd import BATCH, SAMPLES, UNIT, Training
 from tests.unit.training.threaded_group import PendingCopy, SharedExchange, ThreadWorker, run_workers
 
@@ -67,20 +68,23 @@ class Watched(Training):
 
     def __init__(self, manager: Any, sync: Sync) -> None:
         self.units: list[tuple[int, int]] = []
+        self.steps: list[int] = []  # after each iteration
         self.ahead = 0
         super().__init__(manager, sync)
 
     def train(self, epochs: int = 2) -> Watched:
         for _ in self.run.epochs(epochs):
-            for x, y in self.batches:
-                steps = self.run._step_loop
-                assert self.run._current is not None
-                self.units.append((steps.position[1], self.run._current.unit.number))
-                self.ahead += steps.position[0] > steps.done
-                torch.nn.functional.mse_loss(self.net(x), y).backward()
-                self.optimizer.step()
-                self.optimizer.zero_grad()
+            for batch in self.batches:
+                for x, y in batch:
+                    steps = self.run._step_loop
+                    assert self.run._current is not None
+                    self.units.append((steps.position[1], self.run._current.unit.number))
+                    self.ahead += steps.position[0] > steps.done
+                    torch.nn.functional.mse_loss(self.net(x), y).backward()
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
                 self.scheduler.step()
+                self.steps.append(self.run.step)
         return self
 
 
@@ -103,6 +107,8 @@ def _each_unit_once(members: Sequence[Watched]) -> None:
     every = sorted(unit for member in members for unit in member.units)
     assert len(every) == len(set(every))
     assert len(every) == 3 * SAMPLES // UNIT
+    for member in members:
+        assert member.steps == list(range(1, 3 * SAMPLES // BATCH + 1)), "one iteration for each step"
 
 
 @pytest.mark.parametrize("breaks_at", [(6,), (9,), (16, 18), (17, 19, 21)])
@@ -172,7 +178,7 @@ def test_microbatches_without_weight_change_nothing() -> None:
     for period in (1, 4):
         training = Training(SingleWorkerManager(), Sync(period=period), kind=torch.optim.AdamW)
         before = training.flat.clone()
-        for x, y in training.batches:
+        for x, y in microbatches(training.batches):
             training.run.weight(0.0)
             torch.nn.functional.mse_loss(training.net(x), y).backward()
             training.optimizer.step()
@@ -190,7 +196,7 @@ def test_nan_loss_without_weight_is_ignored(period: int, light: range) -> None:
     for factor in (float("nan"), 1.0):
         training = Training(SingleWorkerManager(), Sync(period=period), kind=torch.optim.AdamW)
         before, done = training.flat.clone(), 0
-        for number, (x, y) in enumerate(training.batches):
+        for number, (x, y) in enumerate(microbatches(training.batches)):
             if number == 24:
                 break
             is_light = number in light
@@ -209,7 +215,7 @@ def test_nan_loss_without_weight_is_ignored(period: int, light: range) -> None:
 
 def test_gather_within_microbatch_is_rejected() -> None:
     training = Training(SingleWorkerManager(), Sync(period=2))
-    for x, y in training.batches:
+    for x, y in microbatches(training.batches):
         torch.nn.functional.mse_loss(training.net(x), y).backward()
         with pytest.raises(RunError, match="within a batch"):
             training.run.gather(torch.zeros(1))
@@ -277,7 +283,7 @@ def test_script_ending_during_all_reduce_exits() -> None:
 
     def member(worker: ThreadWorker) -> int:
         training = Watched(Never(worker._exchange, worker.rank), Sync(period=3))
-        for x, y in training.batches:
+        for x, y in microbatches(training.batches):
             torch.nn.functional.mse_loss(training.net(x), y).backward()
             training.optimizer.step()
             if training.run._step_loop._in_flight is not None:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import barnraise
 from barnraise.core.errors import RunError
 from barnraise.runs.sharding import DataOrder
+from tests.unit.training.flat_loop import microbatches
 
 SAMPLES, BATCH = 96, 24
 
@@ -40,13 +41,14 @@ def train(
     if clip is not None:
         run.clip_grad_norm(clip)
     for _ in run.epochs(epochs):
-        for x, y in batches:
-            loss = torch.nn.functional.mse_loss(net(x), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            scheduler.step()
-            run.log(loss=loss)
+        for batch in batches:
+            for x, y in batch:
+                loss = torch.nn.functional.mse_loss(net(x), y)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+                run.log(loss=loss)
     return run
 
 
@@ -139,7 +141,7 @@ def test_unsupported_use_is_rejected_with_hint() -> None:
     )
     with pytest.raises(RunError, match="outside the loop"):
         scheduler.step()
-    for x, y in batches:
+    for x, y in microbatches(batches):
         torch.nn.functional.mse_loss(net(x), y).backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
         with pytest.raises(RunError, match="were changed between backward") as caught:
@@ -160,8 +162,7 @@ def test_batch_without_step_is_reported() -> None:
         net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(data(), batch_size=8)
     )
     with pytest.raises(RunError, match=r"ended without optimizer.step\(\)"):
-        for _ in batches:
-            pass
+        list(microbatches(batches))
 
 
 def test_model_is_saved_as_safetensors(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_frozen_batch_norm_keeps_and_uses_stats() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
     run = barnraise.init(unit=8)
     _, optimizer, batches = run.prepare(net, optimizer, DataLoader(data(), batch_size=BATCH))
-    for x, y in batches:
+    for x, y in microbatches(batches):
         assert torch.allclose(frozen(x), (x - 0.5) / (1 + frozen.eps) ** 0.5 * frozen.weight + frozen.bias)
         out = net[2](twice(twice(frozen(x))))
         torch.nn.functional.mse_loss(out, y).backward()

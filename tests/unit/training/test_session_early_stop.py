@@ -16,6 +16,7 @@ from barnraise.training.recovery.out_of_memory import OutOfMemoryGuard
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.steps.throughput import Throughput
+from tests.unit.training.flat_loop import microbatches
 from tests.unit.training.threaded_group import ThreadWorker, run_workers
 
 SAMPLES, BATCH, UNIT = 48, 12, 4
@@ -48,7 +49,7 @@ class Script:
 
     def train(self, stop: int | None = None, epochs: int = 1) -> Script:
         for _ in self.run.epochs(epochs):
-            for x, y in self.batches:
+            for x, y in microbatches(self.batches):
                 if self.run.done == stop:
                     return self
                 self.step(x, y)
@@ -83,7 +84,7 @@ def test_batch_norm_stats_are_committed_ones(tmp_path: Path) -> None:
 
 def test_save_within_microbatch_writes_committed_state(tmp_path: Path) -> None:
     script = Script(SingleWorkerManager())
-    for x, y in script.batches:
+    for x, y in microbatches(script.batches):
         script.run.save(tmp_path / "model.safetensors")
         digest = script.run.state_digest()
         held = _state(script)
@@ -104,7 +105,7 @@ def test_save_within_microbatch_writes_committed_state(tmp_path: Path) -> None:
 def test_second_pass_resumes_after_break(place: str, parts: int) -> None:
     """Also in the middle of a step, every sample counts once."""
     script = Script(SingleWorkerManager(), parts)
-    for number, (x, y) in enumerate(script.batches, 1):
+    for number, (x, y) in enumerate(microbatches(script.batches), 1):
         if number == 3 * parts + 2 and place == "before backward":
             break
         if number == 3 * parts + 2 and place == "after backward":
@@ -127,7 +128,7 @@ def test_error_in_loop_leaves_committed_state() -> None:
     script = Script(SingleWorkerManager())
 
     def fail() -> None:
-        for x, _ in script.batches:
+        for x, _ in microbatches(script.batches):
             script.net(x)
             raise ZeroDivisionError
 

@@ -25,6 +25,7 @@ from barnraise.training.session import Session
 from barnraise.training.state.bitwise_sync import arithmetic_of
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.steps.throughput import Throughput
+from tests.unit.training.flat_loop import microbatches
 from tests.unit.training.threaded_group import ThreadWorker, run_workers
 
 SAMPLES, BATCH = 60, 12
@@ -78,10 +79,11 @@ def train(run: Session, data: Any, epochs: int = 2, error: float = 0.0) -> tuple
     loader = DataLoader(data, batch_size=BATCH)
     net, optimizer, batches = run.prepare(net, Crooked(net.parameters(), 0.05, error), loader)
     for _ in run.epochs(epochs):
-        for x, y in batches:
-            torch.nn.functional.mse_loss(net(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        for batch in batches:
+            for x, y in batch:
+                torch.nn.functional.mse_loss(net(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
     return run, net
 
 
@@ -150,11 +152,12 @@ def test_iterable_random_numbers_depend_on_item(workers: int) -> None:
         net, optimizer, batches = run.prepare(net, Crooked(net.parameters(), 0.05), loader)
         values = []
         for _ in run.epochs(2):
-            for x, _ in batches:
-                values += x[:, 0].tolist()
-                torch.rand(noise)  # numbers that the script draws
-                net(x).sum().backward()
-                optimizer.step()
+            for batch in batches:
+                for x, _ in batch:
+                    values += x[:, 0].tolist()
+                    torch.rand(noise)  # numbers that the script draws
+                    net(x).sum().backward()
+                    optimizer.step()
         return values
 
     first = seen(1)
@@ -178,7 +181,7 @@ def test_joining_worker_skips_items_already_trained() -> None:
     half = session(SingleWorkerManager())
     other = model()
     _, first, earlier = half.prepare(other, Crooked(other.parameters(), 0.05), loader)
-    for x, y in earlier:
+    for x, y in microbatches(earlier):
         torch.nn.functional.mse_loss(other(x), y).backward()
         first.step()
         first.zero_grad()
@@ -186,10 +189,11 @@ def test_joining_worker_skips_items_already_trained() -> None:
             break
     late._step_loop.done = late._state.load(half._state.flatten(half.done))
     late._step_loop._start_next_step()
-    for x, y in batches:
-        torch.nn.functional.mse_loss(net(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    for batch in batches:
+        for x, y in batch:
+            torch.nn.functional.mse_loss(net(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
     assert late.done == whole.done == 4
     assert torch.equal(net.weight, expected.weight)  # type: ignore[arg-type]
 
@@ -217,7 +221,7 @@ def test_iterable_during_live_recovery_is_read_ahead(
     results: list[Any] = []
     half._step_loop._recovery.note_commit = lambda result: results.append(result())  # type: ignore[method-assign]
     snapshot = None
-    for x, y in earlier:
+    for x, y in microbatches(earlier):
         torch.nn.functional.mse_loss(other(x), y).backward()
         first.step()
         first.zero_grad()
@@ -292,11 +296,12 @@ net = torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1))
 run = barnraise.init(unit=8)
 loader = DataLoader(TensorDataset(torch.arange(32.0)), batch_size=16)
 _, optimizer, batches = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
-for (x,) in batches:
-    if len(x) > 3:
-        raise torch.OutOfMemoryError(f"no memory for {len(x)}")
-    net(x[:, None]).sum().backward()
-    optimizer.step()
+for batch in batches:
+    for (x,) in batch:
+        if len(x) > 3:
+            raise torch.OutOfMemoryError(f"no memory for {len(x)}")
+        net(x[:, None]).sum().backward()
+        optimizer.step()
 print("done", run.done, int(net[0].num_batches_tracked))
 """
 

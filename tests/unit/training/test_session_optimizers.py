@@ -75,11 +75,12 @@ def _train(manager: Any, order: list[str], epochs: int = 2) -> list[torch.Tensor
         gan.nets, [gan.optimizers[name] for name in order], DataLoader(_rows(), batch_size=BATCH)
     )
     for _ in run.epochs(epochs):
-        for real, noise in batches:
-            for name in order:
-                gan.optimizers[name].zero_grad()
-                gan.loss(name, real, noise).backward()
-                gan.optimizers[name].step()
+        for batch in batches:
+            for real, noise in batch:
+                for name in order:
+                    gan.optimizers[name].zero_grad()
+                    gan.loss(name, real, noise).backward()
+                    gan.optimizers[name].step()
     return gan.state()
 
 
@@ -101,10 +102,11 @@ def test_gradient_dropped_after_sending_does_not_count() -> None:
         gan, run = Gan(), _session(worker)
         optimizer = torch.optim.SGD(gan.nets.parameters(), lr=0.05)
         _, _, batches = run.prepare(gan.nets, optimizer, DataLoader(_rows(), batch_size=BATCH))
-        for real, noise in batches:
-            gan.loss(DISCRIMINATOR, real, noise).backward()
-            gan.nets[GENERATOR].zero_grad()
-            optimizer.step()
+        for batch in batches:
+            for real, noise in batch:
+                gan.loss(DISCRIMINATOR, real, noise).backward()
+                gan.nets[GENERATOR].zero_grad()
+                optimizer.step()
         return gan.state()
 
     gan = Gan()
@@ -122,7 +124,7 @@ def test_optimizers_step_once_per_batch() -> None:
     first, second = gan.optimizers.values()
     with pytest.raises(RunError, match="without a batch"):
         run.prepare(gan.nets, [first, second], DataLoader(_rows(), batch_size=BATCH)) and first.step()
-    batches = iter(run.microbatches(0))
+    batches = iter(run.microbatches(0, 1))
     next(batches)
     first.step()
     with pytest.raises(RunError, match="twice for a batch") as caught:

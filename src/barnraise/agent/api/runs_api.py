@@ -385,6 +385,7 @@ def _workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
                 signal=state.signal or None if state is not None and ended else None,
                 words=state.wait_reason if state is not None and not ended else "",
                 number=numbers.get(slot.key, 0),
+                main_offset=state.main_offset if state is not None else -1,
                 has_session=report is not None and report.elastic,
             )
         )

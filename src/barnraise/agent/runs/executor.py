@@ -384,9 +384,11 @@ class RunExecutor:
         group = next((candidate for candidate in self._groups if candidate.start == request.start), None)
         state = "running" if rank is not None and not request.stuck else "near" if request.near else "waiting"
         state = "leaving" if self._leaving else state
-        if group is not None and (group.set_state(state, request) or not self._elastic):
-            self._elastic = True
-            self._report("running")
+        if group is not None:
+            is_new_main = rank == 0 and group.mark_main(request)
+            if group.set_state(state, request) or is_new_main or not self._elastic:
+                self._elastic = True
+                self._report("running")
         return rank
 
     def note_request(self, request: GroupRequest) -> None:

@@ -102,6 +102,16 @@ class WorkerGroup:
                 return True
         return False
 
+    def mark_main(self, request: GroupRequest) -> bool:
+        """Record how much output a worker has when it becomes rank 0; return True if it is new there."""
+        for rank, current in self.states.items():
+            if current.local_rank == request.local_rank and current.main_offset < 0:
+                file = log_path(self._config.home, self.start, current.local_rank)
+                size = file.stat().st_size if file.exists() else 0
+                self.states[rank] = replace(current, main_offset=size)
+                return True
+        return False
+
     def update_from(self, request: GroupRequest) -> bool:
         """Record the facts of a worker's request; return True if they changed.
 

@@ -55,10 +55,11 @@ loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch
 run = barnraise.init(seed=1)
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 for epoch in run.epochs(20):
-    for inputs, labels in batches:
-        torch.nn.functional.mse_loss(model(inputs), labels).backward()
-        time.sleep(PAUSE)
-        optimizer.step(); optimizer.zero_grad()
+    for batch in batches:
+        for inputs, labels in batch:
+            torch.nn.functional.mse_loss(model(inputs), labels).backward()
+            time.sleep(PAUSE)
+            optimizer.step(); optimizer.zero_grad()
 print("final", run.done, *(repr(one.sum().item()) for one in model.parameters()))
 """
 

@@ -54,6 +54,7 @@ from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import RunEnvironmentError, RunError
 from barnraise.core.units import counted, format_size
 from barnraise.environments.script_imports import scan_imports
+from barnraise.environments.script_paths import absolute_paths, data_hint
 from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN, VARIABLE
 
@@ -97,6 +98,8 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
     what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
     where = ", ".join(started.nodes)
     click.echo(f"barnraise: run {started.run} of {folder.name} ({what}) on {where}", err=True)
+    if len(started.nodes) > 1:
+        _warn_of_local_paths(sources, command[0], folder, options.data)
     if options.detach:
         click.echo(started.run)
         return 0
@@ -106,6 +109,23 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
         return code or run_measured(_profile(row, store), on=options.on, wishes=options.wishes)
     row = watch(started.run, all_ranks=options.all_output, stops=True)
     return conclude(row, store, folder, all_output=options.all_output)
+
+
+def _warn_of_local_paths(
+    sources: Mapping[str, bytes], script: str, folder: Path, data: Sequence[str]
+) -> None:
+    """Print a hint for absolute paths in the script that this machine has, outside the folder."""
+    given = [Path(text.partition("=")[2].removeprefix("@")).expanduser() for text in data]
+    for named in absolute_paths(sources, script):
+        path = Path(named.path).expanduser()
+        if not path.is_absolute() or not os.path.exists(path):
+            continue
+        if not any(path.resolve().is_relative_to(part.resolve()) for part in (folder, *given)):
+            option, variable = data_hint(str(path if path.is_dir() else path.parent))
+            where = f"{named.file}:{named.line}"
+            click.echo(f"barnraise: {where} names {path}, which the other machines may not have", err=True)
+            click.echo(f"  -> Send it with {option}, and read it from {variable}", err=True)
+            return
 
 
 def conclude(row: RunRow, store: ArtifactStore, folder: Path, *, all_output: bool = False) -> int:

@@ -12,6 +12,7 @@ import click
 from barnraise.agent_client.cluster_requests import RequestDone
 from barnraise.agent_client.log_tail import LogTail
 from barnraise.agent_client.run_requests import (
+    LARGEST_OFFSET,
     FollowPosition,
     RunRow,
     StopRunRequest,
@@ -46,17 +47,19 @@ class RunView:
     def follow(self, response: WatchResponse | None) -> tuple[FollowPosition, ...]:
         """Return what to ask for next: the output of rank 0, or of every rank.
 
-        If another worker becomes rank 0 during a session, its earlier lines are not shown.
+        If another worker becomes rank 0 during a session, its earlier lines are not shown. It is asked for
+        once its machine has reported where its lines as rank 0 begin.
         """
         if response is None or not response.workers:
             return ()
-        numbers = self.numbers(response)
-        older = [
-            worker.number
-            for worker in response.workers
-            if self.following.has_started and worker.start < response.row.generation
-        ]
-        return self.following.wanted(numbers, from_now=() if self.all_ranks else older)
+        starts = dict.fromkeys(self.numbers(response), 0)
+        if self.following.has_started and not self.all_ranks:
+            for worker in response.workers:
+                if worker.number in starts and worker.start < response.row.generation:
+                    starts[worker.number] = worker.main_offset
+                    if worker.main_offset < 0 and response.row.phase == "ended":
+                        starts[worker.number] = LARGEST_OFFSET
+        return self.following.wanted({number: start for number, start in starts.items() if start >= 0})
 
     def numbers(self, response: WatchResponse) -> list[int]:
         """Return the workers whose output is shown."""

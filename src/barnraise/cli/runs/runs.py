@@ -69,7 +69,8 @@ def logs(*, run: str, rank: int | None, all_ranks: bool, follow: bool) -> int:
     response = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
     try:
         while True:
-            positions = view.following.wanted(_shown_workers(response, rank, all_ranks=all_ranks))
+            shown = _shown_workers(response, rank, all_ranks=all_ranks)
+            positions = view.following.wanted(dict.fromkeys(shown, 0))
             wait_s = 1.0 if follow else 0.0
             response = ask(
                 WatchRequest(run=run, version=response.row.version, follow=positions, wait_s=wait_s),

@@ -80,17 +80,22 @@ class StepProfiler:
         return len(self._batches)  # type: ignore[arg-type]  # TypeError for a stream, as always
 
     def __iter__(self) -> Iterator[Any]:
-        session = self._session
         for batch in self._batches:
+            yield self._measured(batch)
+        if len(self._commits) > 1:
+            self._report(self._exchange())
+
+    def _measured(self, batch: Iterable[Any]) -> Iterator[Any]:
+        """Yield the micro-batches of a batch, and measure them."""
+        session = self._session
+        for microbatch in batch:
             part, done, waited = session._current, session.done, session._throughput.waited_s
             start = time.monotonic()
-            yield batch
+            yield microbatch
             _synchronize()
             seconds = time.monotonic() - start - (session._throughput.waited_s - waited)
             tally = self._cold if done == 0 else self._last if session.done > done else self._warm
             tally.add(part.span.size if part is not None else 0, seconds)
-        if len(self._commits) > 1:
-            self._report(self._exchange())
 
     def _before_step(self, *_: Any) -> None:
         _synchronize()

@@ -48,7 +48,7 @@ class IterableLoader:
         self._current: tuple[int, list[Any]] = (-1, [])  # the current step's position and items
 
     def __len__(self) -> int:
-        raise TypeError("an iterable dataset has no length; count steps with run.done")
+        raise TypeError("an iterable dataset has no length; count steps with run.step")
 
     @property
     def batch(self) -> int:

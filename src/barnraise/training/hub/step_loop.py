@@ -60,6 +60,23 @@ class HubStepLoop(StepLoop):
         self._answer: HubAnswer | None = None  # result of an exchange, until it is committed
         self._lease_start = 0  # position in the metrics
         self._failed_at = -1  # the step at which this worker could not talk to the hub
+        self._trained_steps = 0  # of leases, since this process started
+
+    @property
+    def round_start(self) -> int:
+        """Return the steps of this group: those of other groups are in between."""
+        return self._trained_steps
+
+    def has_reached(self, target: int) -> bool:
+        """Tell whether this group has committed ``target`` steps."""
+        return self._trained_steps >= target
+
+    def exchange_if_due(self) -> bool:
+        """Run an exchange step if the lease is trained. Return True if it was."""
+        if not self._client.is_due:
+            return False
+        self.finish_step()
+        return True
 
     def wait_for_lease(self) -> None:
         """Run exchange steps until there is something to train, or the training is complete."""
@@ -152,6 +169,7 @@ class HubStepLoop(StepLoop):
         if not self._client.is_due:
             super()._apply_update(clip, batches)
             self._client.advance()
+            self._trained_steps += 1
             return
         assert self._answer is not None
         answer, self._answer = self._answer, None

@@ -86,6 +86,7 @@ class StepCommitter:
         self.done = 0
         self.clip: float | None = None
         self.on_commit: list[Callable[[], None]] = []
+        self.commit_range: tuple[int, int] | None = None  # batches before and after, during ``on_commit``
         self._manager, self._checkpoints, self._context = manager, checkpoints, context
         self._reducer, self._batch_norms, self._state = context.reducer, context.batch_norms, context.state
         self._local_sgd, self._bitwise_sync = context.local_sgd, context.bitwise_sync
@@ -113,7 +114,7 @@ class StepCommitter:
 
     def _apply_commit(self, votes: Sequence[CommitVote]) -> None:
         """Apply the result of the step: from here on it counts. ``votes`` is empty after a regroup."""
-        batches = self._batches_in_step()
+        batches, covered = self._batches_in_step(), self._state.covered
         self._recovery.note_commit(lambda: self._committed_step(batches))
         self._compression.commit()
         self._apply_update(self.clip, batches)
@@ -122,8 +123,10 @@ class StepCommitter:
             self._throughput.update([vote.speed for vote in votes], self._manager.rank)
             self._metrics.update([vote.logged for vote in votes], self.done)
         self._start_next_step()
+        self.commit_range = (covered, self._state.covered)
         for callback in self.on_commit:
             callback()
+        self.commit_range = None
         self._trace.write(self._state, self.done, completed)
 
     def _committed_step(self, batches: int) -> CommittedStep:

@@ -58,6 +58,15 @@ class StepProgress:
         """Tell whether the step can be finished; ``has_arrived``: the result in flight is there."""
         return not self.pending or has_arrived
 
+    def has_portion_left(self, left: int, count: int) -> bool:
+        """Tell whether at most ``left`` of ``count`` equal portions of this worker's share are pending.
+
+        The last portion has at least one micro-batch, because the step is finished with the last one.
+        Return False if ``left`` is 0 or less: no portion follows, so the step must be finished.
+        """
+        share = len(self.pending) + len(self.ahead if self.is_ahead else self.completed)
+        return left > 0 and len(self.pending) <= max(1, share * left // count)
+
     def start_step(
         self, units: tuple[MicroBatch, ...], completed: Mapping[int, frozenset[int]], assign: Assign
     ) -> None:

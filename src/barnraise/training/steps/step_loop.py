@@ -70,6 +70,26 @@ class StepLoop(StepRecovery):
         return self.done + 1, self._state.covered + self._batches_in_step()
 
     @property
+    def round_start(self) -> int:
+        """Return the batches before the round of the pending micro-batches; a step is a round of one."""
+        return self.position[1]
+
+    def has_reached(self, target: int) -> bool:
+        """Tell whether this worker has computed its part of the batches before ``target``.
+
+        The last batch of a round counts when the round is committed or in flight.
+        """
+        start = self.round_start
+        if start >= target:
+            return True
+        count = self._context.data.steps(start, self._state.sync.period)
+        return self._progress.has_portion_left(start + count - target, count)
+
+    def exchange_if_due(self) -> bool:
+        """Return False: only a group at a hub has something to do between two steps."""
+        return False
+
+    @property
     def sends_during_backward(self) -> bool:
         """Return True if gradients may be sent while backward still runs."""
         return not (self._state.sync.is_local or self._state.sync.is_encoded)

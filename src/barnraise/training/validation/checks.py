@@ -37,6 +37,14 @@ def check_prepared(
             )
 
 
+def unused_device(model: torch.nn.Module, device: torch.device) -> str:
+    """Return a warning if the model is on the CPU though this worker has another device; empty if not."""
+    kinds = {parameter.device.type for parameter in model.parameters()}
+    if device.type == "cpu" or kinds != {"cpu"}:
+        return ""
+    return f"this worker has {device}, but the model is on the CPU; move it with model.to(run.device)"
+
+
 def parameters_of(optimizer: Optimizer) -> Iterator[torch.nn.Parameter]:
     """Yield the parameters of an optimizer."""
     for group in optimizer.param_groups:

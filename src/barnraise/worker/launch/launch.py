@@ -241,7 +241,7 @@ class _View:
             sys.stderr.flush()
 
     def follow(self, response: WatchResponse | None) -> tuple[FollowPosition, ...]:
-        return () if response is None else self.following.wanted(_main_worker(response))
+        return () if response is None else self.following.wanted(dict.fromkeys(_main_worker(response), 0))
 
     def show(self, response: WatchResponse) -> None:
         row = response.row

@@ -62,13 +62,14 @@ model, optimizer, batches = run.prepare(model, optimizer, loader)
 if site:
     run.on_commit(note)
 for epoch in run.epochs(100000):
-    for a, b in batches:
-        loss = torch.nn.functional.cross_entropy(model(a), b)
-        loss.backward()
-        time.sleep(0.02)
-        run.log(loss=loss)
-        optimizer.step()
-        optimizer.zero_grad()
+    for batch in batches:
+        for a, b in batch:
+            loss = torch.nn.functional.cross_entropy(model(a), b)
+            loss.backward()
+            time.sleep(0.02)
+            run.log(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
 """
 
 

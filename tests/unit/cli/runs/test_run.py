@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from barnraise.agent_client.run_requests import FailureRow, RunRow
@@ -38,3 +40,27 @@ def test_end_names_failures_and_sets_the_exit_code(
     assert [line.removeprefix("barnraise: ") for line in shown[:-1]] == lines
     failed = "barnraise: run train-abcd failed: ValueError: no such label (train.py:31), on pc"
     assert shown[-1] == ("barnraise: run train-abcd: the end" if code in (0, 3, 130) else failed)
+
+
+@pytest.mark.parametrize("data", [(), ("pictures={}",), ("pictures=@{}",)])
+def test_path_outside_the_folder_gets_a_hint_unless_it_is_sent(
+    data: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    pictures, folder = tmp_path / "pictures", tmp_path / "project"
+    pictures.mkdir()
+    folder.mkdir()
+    (pictures / "cat.png").touch()
+    script = b"open('~/project')\nopen('~/absent')\nopen('~/pictures/cat.png')\n"
+    given = tuple(text.format(pictures) for text in data)
+    run._warn_of_local_paths({"train.py": script}, "train.py", folder, given)
+    printed = capsys.readouterr().err
+    if data:
+        assert printed == ""
+    else:
+        assert f"train.py:3 names {pictures / 'cat.png'}, which the other machines may not have" in printed
+        assert f"--data pictures={pictures}, and read it from" in printed

@@ -1,11 +1,21 @@
-"""Ctrl-C while a run is watched: each one counts, at any point of the view."""
+"""The view of a run: Ctrl-C counts at any point, and the next main worker loses no line."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from barnraise.agent_client.cluster_requests import RequestDone
-from barnraise.agent_client.run_requests import RunRow, StopRunRequest, WatchRequest, WatchResponse
+from barnraise.agent_client.run_requests import (
+    LARGEST_OFFSET,
+    FollowPosition,
+    LogChunk,
+    RunRow,
+    StopRunRequest,
+    WatchRequest,
+    WatchResponse,
+    WorkerRow,
+)
 from barnraise.cli.runs import run_view
 from barnraise.core.errors import AgentError
 
@@ -57,3 +67,42 @@ def test_absent_agent_receives_stop_later(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(run_view.time, "sleep", lambda seconds: None)
     assert run_view.watch("r", all_ranks=False, stops=True).phase == "ended"
     assert tries == 2
+
+
+def _in_session(
+    phase: str, generation: int, *offsets: int, heard: tuple[LogChunk, ...] = ()
+) -> WatchResponse:
+    """Return a response about a session whose workers were started together, and became rank 0 there."""
+    response = told(phase)
+    first = 2 - len(offsets)
+    workers = tuple(
+        WorkerRow(
+            rank=rank,
+            name=f"h{first + rank}",
+            device="cpu",
+            state="running",
+            start=1,
+            number=first + rank,
+            main_offset=offset,
+        )
+        for rank, offset in enumerate(offsets)
+    )
+    row = msgspec.structs.replace(response.row, generation=generation)
+    return msgspec.structs.replace(response, row=row, workers=workers, heard=heard)
+
+
+def test_next_main_worker_is_read_from_where_it_became_main() -> None:
+    """Its machine may report that place later than the others report the change."""
+    view = run_view.RunView(all_ranks=False)
+    both = _in_session("running", 1, 7, -1)
+    assert view.follow(both) == (FollowPosition(0, 0),), "all output of the first one"
+    list(view.following.heard(_in_session("running", 1, 7, -1, heard=(LogChunk(0, 0, b"a\n", True),))))
+    assert view.follow(_in_session("running", 2, -1)) == (FollowPosition(0, 2),), "not known yet"
+    assert view.follow(_in_session("running", 2, 500)) == (FollowPosition(0, 2), FollowPosition(1, 500))
+
+
+def test_main_worker_without_known_place_is_read_at_the_end() -> None:
+    view = run_view.RunView(all_ranks=False)
+    view.follow(_in_session("running", 1, 0, -1))
+    asked = view.follow(_in_session("ended", 2, -1))
+    assert FollowPosition(1, LARGEST_OFFSET) in asked

@@ -24,12 +24,13 @@ data = TensorDataset(torch.randn(96, 8))
 run = barnraise.init(unit=4)
 model, optimizer, batches = run.prepare(model, optimizer, DataLoader(data, batch_size=16))
 for epoch in run.epochs(int(sys.argv[1])):
-    for (x,) in batches:
-        loss = model(x.to(model[1].weight.dtype)).square().mean()
-        loss.backward()
-        time.sleep(0.005 if run.done else 0.05)  # the first step is slow
-        optimizer.step()
-        optimizer.zero_grad()
+    for batch in batches:
+        for (x,) in batch:
+            loss = model(x.to(model[1].weight.dtype)).square().mean()
+            loss.backward()
+            time.sleep(0.005 if run.done else 0.05)  # the first step is slow
+            optimizer.step()
+            optimizer.zero_grad()
 run.save("model.safetensors")
 print("the end")
 """

@@ -48,10 +48,11 @@ def train(loader: DataLoader[Any]) -> tuple[torch.Tensor, float, Any]:
     run = barnraise.init(seed=9, unit=3)
     net, optimizer, batches = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
     for _ in run.epochs(EPOCHS):
-        for x, y in batches:
-            torch.nn.functional.mse_loss(net(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        for batch in batches:
+            for x, y in batch:
+                torch.nn.functional.mse_loss(net(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
     return net.weight.detach(), float(torch.rand(1)), run
 
 

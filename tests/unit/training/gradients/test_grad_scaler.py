@@ -21,12 +21,13 @@ def _train(scaled: bool, poison: int | None = None) -> tuple[list[torch.Tensor],
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=scaled)
     run = barnraise.init(unit=4)
     model, optimizer, batches, scaler = run.prepare(model, optimizer, loader, scaler)
-    for x, y in batches:
-        loss = (model(x) - y).square().mean()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
+    for batch in batches:
+        for x, y in batch:
+            loss = (model(x) - y).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
     return [parameter.detach() for parameter in model.parameters()], scaler.get_scale()
 
 

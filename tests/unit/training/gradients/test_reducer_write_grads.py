@@ -39,10 +39,11 @@ def _optimizer(net: torch.nn.Module, **options: Any) -> torch.optim.AdamW:
 def _train(manager: Any, net: torch.nn.Module, rows: torch.Tensor, loss: Loss, **options: Any) -> Session:
     run, optimizer = _session(manager), _optimizer(net, **options)
     _, _, batches = run.prepare(net, optimizer, DataLoader(TensorDataset(rows), batch_size=BATCH))
-    for (x,) in batches:
-        loss(net, run.done, x).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    for batch in batches:
+        for (x,) in batch:
+            loss(net, run.done, x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
     return run
 
 

@@ -24,6 +24,7 @@ from barnraise.training.hub.parameter_server import (
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.steps.throughput import Throughput
+from tests.unit.training.flat_loop import microbatches
 from tests.unit.training.threaded_group import PendingCopy, SharedExchange, ThreadWorker, run_workers
 
 SAMPLES, BATCH, UNIT = 96, 16, 2
@@ -122,7 +123,7 @@ class Home:
         prepared = self.run.prepare(self.net, self.optimizer, loader, self.scheduler)
         self.run.on_commit(lambda run: self.hashes.append(run.state_digest()))
         for _ in self.run.epochs(epochs):
-            for rows, wanted, places in prepared[2]:
+            for rows, wanted, places in microbatches(prepared[2]):
                 self.seen += places.tolist()
                 loss = torch.nn.functional.mse_loss(self.net(rows), wanted)
                 loss.backward()

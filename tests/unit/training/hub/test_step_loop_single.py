@@ -61,14 +61,15 @@ class Friend:
         self.first = {name: value.clone() for name, value in self.net.state_dict().items()}
         for _ in self.run.epochs(epochs):
             self.seen.append([])
-            for x, y, places in batches:
-                self.seen[-1] += places.tolist()
-                loss = torch.nn.functional.mse_loss(self.net(x), y)
-                loss.backward()
-                self.run.log(loss=loss)
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-                self.scheduler.step()
+            for batch in batches:
+                for x, y, places in batch:
+                    self.seen[-1] += places.tolist()
+                    loss = torch.nn.functional.mse_loss(self.net(x), y)
+                    loss.backward()
+                    self.run.log(loss=loss)
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+                    self.scheduler.step()
         return self
 
 

@@ -17,6 +17,7 @@ from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.hub.flat_parameters import FlatParameters
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
+from tests.unit.training.flat_loop import microbatches
 
 NET = torch.nn.Sequential(
     torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
@@ -49,7 +50,7 @@ class Script:
         self.net, self.optimizer, self.batches = self.run.prepare(net, optimizer, loader)
 
     def train(self, stop: int = 4) -> Script:
-        for x, y in self.batches:
+        for x, y in microbatches(self.batches):
             if self.run.done == stop:
                 break
             torch.nn.functional.mse_loss(self.net(x), y).backward()

@@ -42,9 +42,10 @@ def _train(*layers: torch.nn.Module) -> Any:
     run = barnraise.init(unit=3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     _, _, batches = run.prepare(net, optimizer, DataLoader(ROWS, batch_size=6))
-    for (x,) in batches:
-        net(x).square().mean().backward()
-        optimizer.step()
+    for batch in batches:
+        for (x,) in batch:
+            net(x).square().mean().backward()
+            optimizer.step()
     return run
 
 

@@ -29,9 +29,10 @@ def _sgd(*parameters: torch.nn.Parameter) -> torch.optim.SGD:
 
 
 def _train(model: torch.nn.Module, optimizer: Any, batches: Any) -> None:
-    for x, _ in batches:
-        model(x).sum().backward()
-        optimizer.step()
+    for batch in batches:
+        for x, _ in batch:
+            model(x).sum().backward()
+            optimizer.step()
 
 
 def test_trained_parameter_outside_model_is_rejected() -> None:
@@ -69,11 +70,12 @@ def test_scheduler_with_argument_can_be_tracked() -> None:
     run.track("scheduler", scheduler)
     _, _, batches = run.prepare(net, optimizer, DataLoader(ROWS, batch_size=6))
     for _ in run.epochs(4):
-        for x, y in batches:
-            loss = (net(x) - y).square().mean()
-            loss.backward()
-            optimizer.step()
-            run.log(loss=loss)
+        for batch in batches:
+            for x, y in batch:
+                loss = (net(x) - y).square().mean()
+                loss.backward()
+                optimizer.step()
+                run.log(loss=loss)
         scheduler.step(run.history[-1]["loss"])
     assert optimizer.param_groups[0]["lr"] < 0.1
     run.state_digest()
@@ -105,3 +107,17 @@ def test_parameter_trained_later_is_rejected() -> None:
     with pytest.raises(RunError, match=r"0\.weight is trained, but was not") as caught:
         _train(net, optimizer, batches)
     assert "when you call prepare" in caught.value.hint
+
+
+def test_model_on_cpu_of_worker_with_gpu_is_pointed_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("BARNRAISE_DEVICE", "cuda:1")
+    net = torch.nn.Linear(2, 1)
+    _prepare(net, _sgd(*net.parameters()))
+    assert "this worker has cuda:1, but the model is on the CPU" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("BARNRAISE_DEVICE", "cpu")
+    net = torch.nn.Linear(2, 1)
+    _prepare(net, _sgd(*net.parameters()))
+    assert "model.to" not in caplog.text
