@@ -1,11 +1,12 @@
 """Terminal sessions of the documents, typed by a script into the real commands on lab hosts.
 
     python -m benchmarks.agents.transcript                    print the sessions
-    python -m benchmarks.agents.transcript readme             only that one (or: cluster)
+    python -m benchmarks.agents.transcript readme             only that one (or: cluster, failing)
     python -m benchmarks.agents.transcript readme --write     and put it into its document
 
 ``cluster`` is docs/transcripts/first-cluster.txt: four machines pair, leave, die and return. ``readme`` is
 the first ten minutes of README.md: three machines train, one loses its power, the run is stopped and resumed.
+``failing`` is the part of README.md about a worker that fails.
 Tests type them again and compare, apart from what differs each time: ids, codes, figures, paths.
 """
 
@@ -35,7 +36,8 @@ TRAIN = REPOSITORY / "examples" / "train.py"
 NAMES = ("mac", "pc", "nas", "laptop")
 _CODE = re.compile(r"barnraise join (\d+-[a-z]+-[a-z]+)")
 _RUN = re.compile(r"barnraise: run (\S+)")
-_TEN_MINUTES = re.compile(r"(?<=^## Your first ten minutes\n).*?(?=^## )", re.MULTILINE | re.DOTALL)
+_TEN_MINUTES = "Your first ten minutes"
+_FAILING = "When a worker fails"
 _SHOWN = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SCRIPT = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PATIENCE_S = 300.0
@@ -210,7 +212,35 @@ def record_readme() -> Recording:
         machines.extra["OMP_NUM_THREADS"] = "1"  # the hosts share the cores of one machine
         blocks = [_plain(block, machines) for block in _ten_minutes(lab, machines, folder)]
         stalls = _stalls(machines)
-    return Recording(_with_blocks(README.read_text(encoding="utf-8"), blocks), stalls)
+    text = _with_blocks(README.read_text(encoding="utf-8"), _TEN_MINUTES, blocks)
+    script = f"```python\n{TRAIN.read_text(encoding='utf-8')}```"
+    section = _section(text, _TEN_MINUTES)
+    return Recording(text.replace(section, _SCRIPT.sub(lambda _: script, section)), stalls)
+
+
+def record_failing() -> Recording:
+    """Return the README with the current output of a run whose script fails on one machine."""
+    readme = README.read_text(encoding="utf-8")
+    with (
+        tempfile.TemporaryDirectory(prefix="by-t-") as directory,
+        Lab(hosts=3) as lab,
+        Machines(lab.hosts) as machines,
+    ):
+        folder = Path(directory) / "labels"
+        folder.mkdir()
+        (folder / "train.py").write_text(shown_script(readme, _FAILING), encoding="utf-8")
+        for place, name in enumerate(NAMES[:3]):
+            lab.hosts[place].host_name = name
+            machines.start(place)
+        for joiner in (1, 2):
+            machines.pair(0, joiner)
+        session = Session(machines, folder)
+        session.until(lambda: machines.agree(range(3)), "all agree")
+        run = _RUN.search(session.type(0, "run", "train.py"))
+        assert run is not None
+        session.type(2, "ps", run[1])
+        block = _plain("\n".join(session.lines).strip() + "\n", machines)
+        return Recording(_with_blocks(readme, _FAILING, [block]), _stalls(machines))
 
 
 def _stalls(machines: Machines) -> int:
@@ -268,27 +298,32 @@ def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
 
 def ten_minutes(readme: str) -> str:
     """Return the terminal output that the README shows."""
-    return "\n".join(_SHOWN.findall(_section(readme)))
+    return "\n".join(_SHOWN.findall(_section(readme, _TEN_MINUTES)))
 
 
-def shown_script(readme: str) -> str:
-    match = _SCRIPT.search(_section(readme))
-    assert match is not None, "the README shows no script"
+def failing_session(readme: str) -> str:
+    """Return the terminal output of the README about a worker that fails."""
+    return "\n".join(_SHOWN.findall(_section(readme, _FAILING)))
+
+
+def shown_script(readme: str, heading: str = _TEN_MINUTES) -> str:
+    """Return the script that a section of the README shows."""
+    match = _SCRIPT.search(_section(readme, heading))
+    assert match is not None, f"the README shows no script in {heading}"
     return match[1]
 
 
-def _section(readme: str) -> str:
-    match = _TEN_MINUTES.search(readme)
-    assert match is not None, "the README has no first ten minutes, or nothing after them"
+def _section(readme: str, heading: str) -> str:
+    match = re.search(rf"(?<=^## {heading}\n).*?(?=^## )", readme, re.MULTILINE | re.DOTALL)
+    assert match is not None, f"the README has no section {heading}, or nothing after it"
     return match[0]
 
 
-def _with_blocks(readme: str, blocks: list[str]) -> str:
-    section = _section(readme)
+def _with_blocks(readme: str, heading: str, blocks: list[str]) -> str:
+    section = _section(readme, heading)
     assert len(_SHOWN.findall(section)) == len(blocks), f"the README needs {len(blocks)} blocks of a terminal"
     rest = iter(blocks)
     filled = _SHOWN.sub(lambda _: f"```console\n{next(rest)}```", section)
-    filled = _SCRIPT.sub(lambda _: f"```python\n{TRAIN.read_text(encoding='utf-8')}```", filled)
     return readme.replace(section, filled)
 
 
@@ -346,6 +381,7 @@ class Document:
 DOCUMENTS = {
     "cluster": Document(CLUSTER, record_cluster, str),
     "readme": Document(README, record_readme, ten_minutes),
+    "failing": Document(README, record_failing, failing_session),
 }
 
 

@@ -26,12 +26,12 @@ class NamedPath(NamedTuple):
 
 def absolute_paths(files: Mapping[str, bytes], script: str) -> list[NamedPath]:
     """Return the absolute paths in the texts of a script and of the modules of its folder that it imports."""
-    found: dict[str, NamedPath] = {}
+    paths: dict[str, NamedPath] = {}
     for file, tree in reached_modules(files, script).items():
         for line, text in _texts(tree):
             if len(text) <= _MAX_PATH and _ABSOLUTE.match(text) and not _SYSTEM.match(text):
-                found.setdefault(text, NamedPath(file, line, text))
-    return list(found.values())
+                paths.setdefault(text, NamedPath(file, line, text))
+    return list(paths.values())
 
 
 def data_hint(path: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Absolute paths that a script names are found in its text."""
+"""Absolute paths that a script names are paths in its text."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ windows = r"D:\\data\\cats"
 
 def test_absolute_paths_are_found_once_without_system_paths() -> None:
     files = {"train.py": SCRIPT, "parts.py": b"BASE = '/srv/base.csv'\n", "other.py": b"X = '/srv/no'\n"}
-    found = absolute_paths(files, "train.py")
-    assert {(item.file, item.line, item.path) for item in found} == {
+    paths = absolute_paths(files, "train.py")
+    assert {(item.file, item.line, item.path) for item in paths} == {
         ("train.py", 3, "/home/anna/pictures"),
         ("train.py", 4, "~/mnist"),
         ("train.py", 6, "D:\\data\\cats"),

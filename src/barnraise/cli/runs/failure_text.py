@@ -1,4 +1,4 @@
-"""What a person reads about the failures of a run at its end: each error once, with its machines. Pure."""
+"""Texts about the failures of a run at its end: each error once, with its machines. Pure."""
 
 from __future__ import annotations
 
