@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import psutil
 
+from barnraise.agent.disk.usage import used_bytes
 from barnraise.agent_client.bootstrap import standing_of
 from barnraise.agent_client.cluster_requests import ShutdownRequest, StatusRequest, StatusResponse
 from barnraise.agent_client.run_requests import RunsRequest, RunsResponse
@@ -75,12 +76,12 @@ def run(*, yes: bool, hard: bool) -> int:
     settings = load_settings()
     manager = _manager(state_directory(settings))
     removal = _collect(settings, manager)
+    check_unused(removal, hard=hard)
     click.echo(describe(removal))
     if is_empty(removal):
         _delete_if_empty(removal.state)
         click.echo(_remaining(removal))
         return 0
-    check_unused(removal, hard=hard)
     confirm("Remove all this?", yes)
     if removal.service and manager is not None:
         click.echo(f"{manager.remove().sentence.split(';')[0]}.")
@@ -106,8 +107,8 @@ def describe(removal: Removal) -> str:
     if removal.agent:
         steps.append(f"stop the agent (pid {removal.agent})")
     if removal.entries:
-        names = ", ".join(path.name for path in removal.entries)
-        steps.append(f"delete {removal.state} ({format_size(removal.bytes)}): {names}")
+        what = "this machine's key, cluster, runs, logs and files"
+        steps.append(f"delete {what} in {removal.state} ({format_size(removal.bytes)})")
     steps += [f"delete the model and the state of the hub {name}" for name in removal.hubs]
     if removal.config is not None:
         steps.append(f"delete the settings {removal.config}")
@@ -174,7 +175,7 @@ def _collect(settings: Settings, manager: ServiceManager | None) -> Removal:
     return Removal(
         state=state,
         entries=tuple(state / name for name in ours),
-        bytes=sum(_size(state / name) for name in ours),
+        bytes=_bytes_of([state / name for name in ours]),
         strangers=tuple(name for name in names if name not in ours),
         config=config if config is not None and config.is_file() else None,
         service=service.file if service is not None and service.installed else "",
@@ -211,19 +212,13 @@ def _folders(top: Path) -> list[Path]:
     return sorted(top.iterdir()) if top.is_dir() else []
 
 
-def _size(path: Path) -> int:
-    """Return the bytes of a file or folder. Files with several names count once."""
-    seen: set[tuple[int, int]] = set()
-    total = 0
-    paths = [path, *(path.rglob("*") if path.is_dir() and not path.is_symlink() else ())]
-    for inner in paths:
+def _bytes_of(paths: Iterable[Path]) -> int:
+    total, counted_files = 0, set[tuple[int, int]]()
+    for path in paths:
         try:
-            facts = inner.lstat()
-        except OSError:  # deleted meanwhile
+            total += used_bytes(path, counted_files) if path.is_dir() else path.lstat().st_size
+        except OSError:  # the agent deleted it meanwhile
             continue
-        if not inner.is_dir() and (facts.st_dev, facts.st_ino) not in seen:
-            seen.add((facts.st_dev, facts.st_ino))
-            total += facts.st_size
     return total
 
 

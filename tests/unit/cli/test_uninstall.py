@@ -34,12 +34,13 @@ def test_announcement_names_everything_that_goes_and_stays(monkeypatch: pytest.M
             hubs=("friends",),
         )
     )
-    assert text.splitlines()[:6] == [
+    assert text.splitlines()[:7] == [
         "This will:",
         "  - leave the cluster with mac, nas",
         "  - remove the service /home/ada/.config/systemd/user/barnraise.service",
         "  - stop the agent (pid 77)",
-        "  - delete /home/ada/.local/state/barnraise (3 MiB): node.key, store",
+        "  - delete this machine's key, cluster, runs, logs and files in",
+        "    /home/ada/.local/state/barnraise (3 MiB)",
         "  - delete the model and the state of the hub friends",
     ]
     assert "notes.txt" in text
