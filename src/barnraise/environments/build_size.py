@@ -1,4 +1,4 @@
-"""What can be known about the size of an environment before it is built. Pure."""
+"""Estimate of an environment's size before it is built. Pure."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Cleaner:
         home = run_directory(self._context.directory, run)
         changed_at = await asyncio.to_thread(run_changed_at, home)
         entry = self._runs.registry.runs.get(run)
-        if entry is None:  # it is in no list any more, so nobody can resume it
+        if entry is None:  # it is in no list any more, so it cannot be resumed
             return StoredRun(run, run in self._runs.executors, True, 0, changed_at)
         local, signers = self._runs.checkpoints.local, self._runs.checkpoints.signers_of(run)
         held = await asyncio.to_thread(local.held, run, signers)
