@@ -1,4 +1,4 @@
-"""Before an environment is built from a file in the folder, a person is asked or told."""
+"""Before an environment is built from a file in the folder, a person is asked or printed."""
 
 from __future__ import annotations
 
