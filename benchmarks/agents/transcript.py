@@ -137,7 +137,7 @@ class Window:
 
     def close(self) -> None:
         """Wait for its end and show the rest."""
-        self._process.wait(120.0)
+        self._process.wait(_PATIENCE_S)
         self._show(len(self.output.splitlines()))
 
     def _show(self, end: int) -> None:
@@ -348,6 +348,7 @@ def normal(text: str) -> list[str]:
     text = re.sub(r"(?<=GiB), [0-9.]+ TFLOPS", "", text)  # appears once the first measurement is in
     text = re.sub(r"^  .* \(cpu\), .*|linux x86_64.*", "HARDWARE", text, flags=re.MULTILINE)
     text = re.sub(r"(?<=\S)  +\S(?:(?!  ).)* GiB$", " HARDWARE", text, flags=re.MULTILINE)
+    text = re.sub(r"\w*…$", "…", text, flags=re.MULTILINE)  # a cell is cut where the columns before it end
     text = re.sub(r"\d+(\.\d+)*(e[+-]\d+)?", "N", text)
     text = re.sub(r"N (ms|us|µs|s|min)\b", "N", text)
     text = re.sub(r"\bN [GMk]bit/s", "N", text)

@@ -73,7 +73,7 @@ distribute divide do download drain draw drop dump emit empty enable encode encr
 enqueue ensure enter estimate evaluate evict exchange exclude execute exit expand expect expire
 explain export expose extend extract fail feed fetch fill filter find finish fire fit fix flatten
 flush fold follow force forget fork format forward free freeze gather generate get give go grant
-group grow guard guess halt handle hash have hold identify ignore import include increase index
+group grow guard guess halt handle hash have hold host identify ignore import include increase index
 inform inherit initialize insert inspect install interpolate interpret interrupt introduce invoke
 issue iterate join judge keep kill label launch lease leave let limit link list listen load locate
 lock log look lower make manage map mark match measure merge migrate mirror modify monitor mount

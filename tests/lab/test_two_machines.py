@@ -171,7 +171,7 @@ def test_cut_between_two_machines_is_resolved_without_loss(
 
 def _check_told(trace: Path, machines: Machines, begin: float, elder: Commit, junior: int) -> None:
     """A person learns at either machine how many steps were for nothing."""
-    form = r"run (\S+): (h\d had trained (\d+) provisional steps alone; they are dropped, .* from step (\d+))"
+    form = r"run (\S+): (h\d had trained (\d+) steps alone; they are dropped, .* from step (\d+))"
     machines.until(lambda: re.search(form, machines.agent_log(junior)), 90.0, "the steps are told")
     report = re.findall(form, machines.agent_log(junior))[-1]
     dropped = [commit for commit in _by(trace, 1, begin) if commit.pid != elder.pid]

@@ -4,7 +4,7 @@
 Connections belong in ``agent``. Never imports torch.
 """
 
-from barnraise.artifacts.packing.changes import changed_since
+from barnraise.artifacts.packing.changes import changed_since, drop_unchanged
 from barnraise.artifacts.packing.ignore_rules import RESULTS
 from barnraise.artifacts.packing.pack import PackedFolder, pack
 from barnraise.artifacts.packing.results import (
@@ -47,6 +47,7 @@ __all__ = [
     "collect",
     "data_limits",
     "decode_manifest",
+    "drop_unchanged",
     "encode_manifest",
     "find_garbage",
     "folder_limits",

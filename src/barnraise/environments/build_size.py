@@ -1,4 +1,4 @@
-"""What can be known about the size of an environment before it is built. Pure."""
+"""Size of an environment, as far as it is known before the build. Pure."""
 
 from __future__ import annotations
 

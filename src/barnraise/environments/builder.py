@@ -118,12 +118,14 @@ def built_environments(target_root: Path) -> dict[str, float]:
     return used
 
 
-def remove_environment(target_root: Path, key: str) -> bool:
-    """Remove an environment; return False if it is being built at this moment."""
+def remove_environment(target_root: Path, key: str, unused_since: float) -> bool:
+    """Remove an environment; return False if it is being built or was used after ``unused_since``."""
     lock = FileLock(target_root / f"{key}.lock")
     if not lock.try_acquire():
         return False
     try:
+        if built_environments(target_root).get(key, 0.0) > unused_since:
+            return False
         _sweep(target_root, key)
     finally:
         lock.release()

@@ -7,8 +7,8 @@ It knows loops of this form, at the top level or in functions. The inner loop ma
             loss.backward()
             optimizer.step()
 
-It changes six things: the import, the session before the loop, ``range``, the loop over the loader (which
-becomes two: over steps and over micro-batches), ``print``, and ``torch.save``.
+It adds the import, and the session before the loop. It replaces ``range``, ``print`` and ``torch.save``. The
+loop over the loader becomes two, over steps and over micro-batches.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class WorkerIdentity:
     worker: bytes
 
     def __str__(self) -> str:
-        return f"worker {self.worker.hex()[:8]} of run {self.run!r} on node {self.node.short}"
+        return f"worker {self.worker.hex()[:8]} of run {self.run!r} on machine {self.node.short}"
 
 
 def anchor(node: NodeId) -> bytes:

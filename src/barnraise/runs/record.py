@@ -220,7 +220,7 @@ class DroppedSteps(msgspec.Struct, frozen=True, array_like=True):
     def sentence(self, name: str) -> str:
         """Return a sentence for the user about the dropped steps."""
         they = "it is" if self.steps == 1 else "they are"
-        trained = counted(self.steps, "provisional step")
+        trained = counted(self.steps, "step")
         return (
             f"{name} had trained {trained} alone; {they} dropped, training continues from step {self.onward}"
         )

@@ -434,7 +434,7 @@ class Session:
         self._round_progress = (covered, max(0, target - covered) if loop.has_reached(target) else 0)
 
     def _assigned_parts(self) -> AssignedParts:
-        """Return the parts that are left of this worker's micro-batches; read anew after a new assignment."""
+        """Return the parts that are left of this worker's micro-batches, or of those in a new assignment."""
         loop = self._step_loop
         key = (*loop.position, loop.assignment_epoch)
         if self._assigned is None or self._assigned.key != key or not self._assigned.is_left:

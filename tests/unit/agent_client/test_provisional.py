@@ -35,12 +35,8 @@ def test_unreadable_note_is_none(tmp_path: Path) -> None:
 
 def test_dropped_steps_are_returned_once(capsys: pytest.CaptureFixture[str]) -> None:
     sentence = DroppedSteps(14, 120).sentence("h1")
-    assert sentence == (
-        "h1 had trained 14 provisional steps alone; they are dropped, training continues from step 120"
-    )
-    assert (
-        DroppedSteps(1, 2).sentence("h1").startswith("h1 had trained 1 provisional step alone; it is dropped")
-    )
+    assert sentence == ("h1 had trained 14 steps alone; they are dropped, training continues from step 120")
+    assert DroppedSteps(1, 2).sentence("h1").startswith("h1 had trained 1 step alone; it is dropped")
     row = RunRow(
         run="r", title="", command=("t.py",), by="h0", at=0, phase="running", generation=1, version=1,
         sentence="", machines=("h0",), left_out=(),

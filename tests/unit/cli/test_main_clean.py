@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,17 @@ def start(machine: Machine, name: str, script: str, *options: str) -> str:
     match = re.search(rf"\b{name}-\w{{4}}\b", output)
     assert match, output
     return match[0]
+
+
+def test_folder_of_an_ended_run_keeps_only_what_the_script_wrote(yew: Machine) -> None:
+    run = start(yew, "first", "open('out', 'w').write('x')")
+    folder = yew.state / "runs" / run / "folder"
+    deadline = time.monotonic() + 60
+    while os.listdir(folder) != ["out"]:
+        assert time.monotonic() < deadline, os.listdir(folder)
+        time.sleep(0.1)
+    again = start(yew, "again", "import os; print(os.path.getsize('data.bin'))")
+    assert str(SIZE) in yew.type("logs", again)
 
 
 def test_clean_removes_ended_runs_and_never_an_active_one(yew: Machine) -> None:

@@ -18,9 +18,17 @@ import pytest
 
 import barnraise
 from barnraise.core.errors import RunEnvironmentError
+from barnraise.core.file_lock import FileLock
 from barnraise.environments import builder
 from barnraise.environments.build_process import failure
-from barnraise.environments.builder import EnvironmentPlan, Mode, build, plan_environment
+from barnraise.environments.builder import (
+    EnvironmentPlan,
+    Mode,
+    build,
+    built_environments,
+    plan_environment,
+    remove_environment,
+)
 from barnraise.environments.installed_packages import Package, packages_of
 from barnraise.environments.torch_build import TorchChoice
 from tests.unit.processor_time import least_cpu_s
@@ -196,6 +204,25 @@ def test_agent_environment_needs_no_build(tmp_path: Path) -> None:
     python = asyncio.run(build(EnvironmentPlan(kind="agent"), tmp_path, tmp_path / "none", nothing))
     assert python == Path(sys.executable)
     assert not (tmp_path / "none").exists()
+
+
+def test_environment_is_removed_unless_it_is_built_or_used_now(tmp_path: Path) -> None:
+    (tmp_path / "0123.abcd").mkdir()
+    (tmp_path / "0123.abcd" / "big").write_bytes(bytes(100))
+    (tmp_path / "0123.whole").write_text("0123.abcd")
+    os.utime(tmp_path / "0123.whole", (1000, 1000))
+    (tmp_path / "4567.torn").mkdir()
+    assert built_environments(tmp_path) == {"0123": 1000.0, "4567": 0.0}
+    assert built_environments(tmp_path / "absent") == {}
+    lock = FileLock(tmp_path / "0123.lock")
+    assert lock.try_acquire()
+    assert not remove_environment(tmp_path, "0123", 2000.0), "it is being built"
+    lock.release()
+    assert not remove_environment(tmp_path, "0123", 999.0), "it was used again"
+    assert (tmp_path / "0123.abcd" / "big").exists()
+    assert remove_environment(tmp_path, "0123", 2000.0)
+    assert remove_environment(tmp_path, "4567", 2000.0)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".lock"}
 
 
 def test_unwritable_root_is_reported(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The script's loop: one iteration is one step, on every worker, whatever happens to the group."""
+"""The script's loop: one iteration is one step, on every worker, also if the group fails."""
 
 from __future__ import annotations
 

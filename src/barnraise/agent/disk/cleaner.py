@@ -72,12 +72,13 @@ class Cleaner:
         if only and self._is_active(only):
             raise RunError(f"run {only} has not ended", hint=f"Stop it first: barnraise stop {only}")
         async with self._cleaning:
+            listed_at = time.time()
             candidates = await self._find(only, everything=request.everything)
             if request.agreed is None:
                 return CleanResponse(rows=tuple(candidates.rows), kept=tuple(candidates.kept))
             before = await asyncio.to_thread(self._measure)
             agreed = [row for row in candidates.rows if row.key in request.agreed]
-            removed = [row for row in agreed if await self._remove(row, candidates.garbage)]
+            removed = [row for row in agreed if await self._remove(row, candidates.garbage, listed_at)]
             self.disk = after = await asyncio.to_thread(self._measure)
         return CleanResponse(rows=tuple(removed), freed=max(0, before.total - after.total))
 
@@ -117,7 +118,7 @@ class Cleaner:
         home = run_directory(self._context.directory, run)
         changed_at = await asyncio.to_thread(run_changed_at, home)
         entry = self._runs.registry.runs.get(run)
-        if entry is None:  # it is in no list any more, so nobody can resume it
+        if entry is None:  # it is in no list any more, so it cannot be resumed
             return StoredRun(run, run in self._runs.executors, True, 0, changed_at)
         local, signers = self._runs.checkpoints.local, self._runs.checkpoints.signers_of(run)
         held = await asyncio.to_thread(local.held, run, signers)
@@ -167,7 +168,7 @@ class Cleaner:
             if python.is_relative_to(self._environments)
         }
 
-    async def _remove(self, row: CleanRow, garbage: Garbage) -> bool:
+    async def _remove(self, row: CleanRow, garbage: Garbage, listed_at: float) -> bool:
         """Remove one row; return False if it is needed again since it was listed."""
         if row.kind == "files":
             await asyncio.to_thread(remove_garbage, self._runs.store, garbage)
@@ -175,7 +176,7 @@ class Cleaner:
         if row.kind == "environment":
             if row.name in self._active_environments():
                 return False
-            return await asyncio.to_thread(remove_environment, self._environments, row.name)
+            return await asyncio.to_thread(remove_environment, self._environments, row.name, listed_at)
         if self._is_active(row.name) or self._is_continued(row.name):
             return False
         # Renamed in the same moment as checked, so that a run that resumes it finds all of it or nothing.

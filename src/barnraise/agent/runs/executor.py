@@ -31,6 +31,7 @@ from barnraise.artifacts import (
     FolderLimits,
     FolderManifest,
     data_limits,
+    drop_unchanged,
     folder_limits,
     pack_changes,
     read_files,
@@ -149,6 +150,7 @@ class RunExecutor:
             await asyncio.gather(prepare, return_exceptions=True)  # its error was reported already
             await self._stop_workers(at_once=True)
         await self._pack_results()
+        await self._drop_unchanged()
 
     async def _reconcile(self, prepare: asyncio.Task[None]) -> bool:
         """Move this machine closer to the record; return True to reconcile again at once."""
@@ -462,6 +464,20 @@ class RunExecutor:
                 self._detail = f"the results stay in {self.folder}: {words}"
         self._collected = True
         self._report("ended", self._detail)
+
+    async def _drop_unchanged(self) -> None:
+        """Remove the files of the folder that the store has as well; those that the script wrote stay.
+
+        A provisional end may be overruled, and the run then needs its folder again.
+        """
+        if self.manifest is not None and not self.entry.record.provisional:
+            store = self._store
+            await asyncio.to_thread(
+                drop_unchanged,
+                self.manifest,
+                self.folder,
+                lambda entry: store.has(entry.object, entry.size),
+            )
 
     def _collect_failures(self) -> None:
         """Keep the failures of worker groups, which are forgotten when their workers have exited."""

@@ -104,7 +104,9 @@ class RunService:
             self.checkpoints.settle(entry.run, counts=counts)
         except OSError as error:
             _log.error(
-                "cannot keep or drop the checkpoints without a majority of run %s: %s", entry.run, error
+                "cannot keep or drop the checkpoints that run %s made without a majority: %s",
+                entry.run,
+                error,
             )
 
     def report_dropped(self, entry: RunEntry, dropped: DroppedSteps) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from barnraise.artifacts.packing.ignore_rules import ALWAYS_LEFT_OUT, FoundFile
@@ -21,6 +22,26 @@ def changed_since(manifest: FolderManifest, folder: Path, limits: FolderLimits) 
     known = {entry.path: entry for entry in manifest.files}
     altered = (file for file in _files(folder) if not _is_same(known.get(file.path), file))
     return sorted(file.path for file in check_size(folder, altered, limits))
+
+
+def drop_unchanged(manifest: FolderManifest, folder: Path, is_stored: Callable[[FileEntry], bool]) -> int:
+    """Remove the files of a run that has ended and that it did not change; return their bytes.
+
+    Only contents that the store has are removed. Nothing is removed through a symbolic link.
+    """
+    top = os.path.realpath(folder)
+    freed = 0
+    for entry in manifest.files:
+        real = os.path.join(top, *entry.path.split("/"))
+        try:
+            facts = os.lstat(real)
+            is_ours = stat.S_ISREG(facts.st_mode) and os.path.realpath(real) == real
+            if is_ours and is_stored(entry) and _is_same(entry, FoundFile(entry.path, real, facts)):
+                os.unlink(real)
+                freed += entry.size
+        except (OSError, ShippingError):  # the script removed or hid it
+            continue
+    return freed
 
 
 def _files(folder: Path) -> Iterator[FoundFile]:

@@ -138,11 +138,9 @@ def _pack_file(file: FoundFile, store: ArtifactStore, remembered: HashCache) -> 
         pieces = remembered.pieces(file.real, file.facts)
         facts = file.facts
         entry = _entry(file, facts.st_size, pieces) if pieces is not None else None
-        if entry is None or (pieces and not store.has(entry.object, entry.size)):
+        if entry is None or (pieces and not store.holds(entry)):
             facts, pieces = _hash_and_keep(file, store)
             entry = _entry(file, facts.st_size, pieces)
-        elif pieces:
-            store.keep_fresh(entry.object)
         return entry, HashedFile(file.real, facts, entry.pieces)
     except FileNotFoundError as error:
         raise _changing(file) from error
@@ -163,11 +161,9 @@ def _hash_and_keep(file: FoundFile, store: ArtifactStore) -> tuple[os.stat_resul
             pieces: tuple[bytes, ...] = (piece_hash(data),) if data else ()
             size = len(data)
             if pieces and size == before.st_size:
-                name = FileEntry(file.path, size, False, pieces).object
-                if store.has(name, size):
-                    store.keep_fresh(name)
-                else:
-                    store.put_object(name, data)
+                entry = FileEntry(file.path, size, False, pieces)
+                if not store.holds(entry):
+                    store.put_object(entry.object, data)
         else:
             size, pieces = _copy_in(file, source.fileno(), before.st_size, store)
         after = os.fstat(source.fileno())
@@ -192,9 +188,9 @@ def _copy_in(
                 write_all(target, data)
         finally:
             os.close(target)
-        name = FileEntry(file.path, size, False, tuple(pieces)).object
-        if size == expected and not store.has(name, size):
-            store.adopt(draft, name)
+        entry = FileEntry(file.path, size, False, tuple(pieces))
+        if size == expected and not store.holds(entry):
+            store.adopt(draft, entry.object)
     finally:
         discard(draft)
     return size, tuple(pieces)

@@ -1,4 +1,7 @@
-"""Unpacking of manifests: a copy for a run to work in, or links to read-only data."""
+"""Unpacking of manifests: a folder for a run to work in, or links to read-only data.
+
+Files share their blocks with the store where the disk can clone files.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from io import FileIO
 from pathlib import Path
 
 from barnraise.artifacts.packing.portable_names import check_names
+from barnraise.artifacts.store.clone import Cloner
 from barnraise.artifacts.store.disk import new_draft, shipping_error
 from barnraise.artifacts.store.manifest import PIECE, FileEntry, FolderManifest, piece_hash
+from barnraise.artifacts.store.stamps import is_stamped, stamp
 from barnraise.core.errors import ShippingError
 from barnraise.core.files import create_file, discard, remove_tree, write_all
 
@@ -17,7 +22,10 @@ Locate = Callable[[bytes], Path]
 
 
 def copy_tree(manifest: FolderManifest, target: Path, locate: Locate) -> None:
-    """Copy the files, never link them, since the script may write to its folder. Each copy is hashed."""
+    """Create the files as clones or copies, never as links: the script may write to its folder.
+
+    The content of each file is hashed.
+    """
     check_names(entry.path for entry in manifest.files)
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -28,10 +36,13 @@ def copy_tree(manifest: FolderManifest, target: Path, locate: Locate) -> None:
         raise shipping_error(error, target, "made") from error
     try:
         made = {""}
+        cloner = Cloner()
         buffer = memoryview(bytearray(min(PIECE, max((entry.size for entry in manifest.files), default=0))))
         for entry in manifest.files:
             _make_folders(target, entry.path.rpartition("/")[0], made)
-            _copy(entry, target / entry.path, locate, buffer)
+            mode = 0o777 if entry.executable else 0o666
+            if not _clone(entry, target / entry.path, locate, cloner, mode):
+                _copy(entry, target / entry.path, locate, buffer)
     except OSError as error:
         remove_tree(target)
         raise shipping_error(error, target, "unpacked") from error
@@ -41,16 +52,17 @@ def copy_tree(manifest: FolderManifest, target: Path, locate: Locate) -> None:
 
 
 def link_tree(manifest: FolderManifest, target: Path, locate: Locate) -> None:
-    """Link the files, hard where the disk supports it. The folder appears when it is complete."""
+    """Create the files as clones, links or copies, all read-only. The folder appears when it is complete."""
     draft = Path(new_draft(target.parent))
     check_names(entry.path for entry in manifest.files)
     try:
         draft.mkdir(mode=0o700)
         made = {""}
+        cloner = Cloner()
         buffer = memoryview(bytearray(min(PIECE, max((entry.size for entry in manifest.files), default=0))))
         for entry in manifest.files:
             _make_folders(draft, entry.path.rpartition("/")[0], made)
-            _link_or_copy(entry, draft / entry.path, locate, buffer)
+            _link_or_copy(entry, draft / entry.path, locate, cloner, buffer)
         for folder in sorted(made - {""}, reverse=True):
             os.chmod(draft / folder, 0o500)
         try:
@@ -77,7 +89,54 @@ def _make_folders(top: Path, folder: str, made: set[str]) -> None:
     made.add(folder)
 
 
-def _link_or_copy(entry: FileEntry, path: Path, locate: Locate, buffer: memoryview) -> None:
+def is_unchanged(path: Path | str, facts: os.stat_result, entry: FileEntry) -> bool:
+    """Tell whether a file has the content of an entry; it is read only if it was written since `stamp`."""
+    if facts.st_size != entry.size:
+        return False
+    return is_stamped(facts, entry.object) or _has_content(path, entry)
+
+
+def is_tree_unchanged(manifest: FolderManifest, tree: Path) -> bool:
+    """Tell whether a folder that `link_tree` made still has all files with their content."""
+    try:
+        for entry in manifest.files:
+            path = tree / entry.path
+            if not is_unchanged(path, os.lstat(path), entry):
+                return False
+    except OSError:
+        return False
+    return True
+
+
+def _has_content(path: Path | str, entry: FileEntry) -> bool:
+    buffer = memoryview(bytearray(min(PIECE, entry.size)))
+    with open(path, "rb", buffering=0) as file:
+        return all(
+            _fill(file, part := buffer[: entry.piece_size(index)]) and piece_hash(part) == digest
+            for index, digest in enumerate(entry.pieces)
+        )
+
+
+def _clone(entry: FileEntry, path: Path, locate: Locate, cloner: Cloner, mode: int) -> bool:
+    """Create the file as a clone of the stored content, and hash it; return False if it must be copied."""
+    if not entry.pieces or not cloner.works:
+        return False
+    source = locate(entry.object)
+    try:
+        if not cloner.clone(source, path, mode):
+            return False
+    except FileNotFoundError:
+        raise _gone(entry) from None
+    if os.stat(path).st_size != entry.size or not _has_content(path, entry):
+        discard(source)
+        raise _gone(entry)
+    return True
+
+
+def _link_or_copy(entry: FileEntry, path: Path, locate: Locate, cloner: Cloner, buffer: memoryview) -> None:
+    if _clone(entry, path, locate, cloner, 0o600):
+        _make_read_only(entry, path)
+        return
     # Links share one mode, so a program needs its own copy; and an empty file is no object.
     if entry.pieces and not entry.executable:
         try:
@@ -90,7 +149,12 @@ def _link_or_copy(entry: FileEntry, path: Path, locate: Locate, buffer: memoryvi
         except OSError:  # no hard links on this disk, or too many of this file
             pass
     _copy(entry, path, locate, buffer)
+    _make_read_only(entry, path)
+
+
+def _make_read_only(entry: FileEntry, path: Path) -> None:
     os.chmod(path, 0o500 if entry.executable else 0o400)
+    stamp(path, entry.object)
 
 
 def _copy(entry: FileEntry, path: Path, locate: Locate, buffer: memoryview) -> None:

@@ -51,7 +51,7 @@ def unlink_files(store: ArtifactStore, name: bytes) -> None:
 
 def _lend(path: Path, name: str, store: ArtifactStore) -> FileEntry:
     entry = entry_of(path, name)
-    if not entry.pieces or store.has(entry.object, entry.size):
+    if not entry.pieces or store.holds(entry):
         return entry
     draft = Path(new_draft(store.partial))
     try:

@@ -11,6 +11,7 @@ as long as the disk takes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from barnraise.artifacts.packing.unpack import copy_tree, link_tree
+from barnraise.artifacts.packing.unpack import copy_tree, is_tree_unchanged, is_unchanged, link_tree
 from barnraise.artifacts.store.disk import check_room, put_in_place, read_up_to, shipping_error, write_object
 from barnraise.artifacts.store.manifest import (
     MOST_FILES,
@@ -31,8 +32,9 @@ from barnraise.artifacts.store.manifest import (
     manifest_id,
     piece_hash,
 )
+from barnraise.artifacts.store.stamps import is_stamped, stamp
 from barnraise.core.errors import ShippingError
-from barnraise.core.files import discard, write_all
+from barnraise.core.files import discard, remove_tree, write_all
 
 READ_ONLY = 0o400
 _OWN_LIMITS = FolderLimits(most_bytes=1 << 60, most_files=MOST_FILES)
@@ -119,17 +121,32 @@ class ArtifactStore:
             return False
         return True
 
-    def keep_fresh(self, name: bytes) -> None:
-        """Mark the content as used now, so that `collect` in another process keeps it."""
+    def holds(self, entry: FileEntry) -> bool:
+        """Return True if the content is stored and unchanged, and mark it as used now.
+
+        A content that was written since it was stored is hashed, because a program may have changed it
+        through a hard link. A changed one is removed, so that it is fetched again.
+        """
+        name = entry.object
+        if not self.has(name, entry.size):
+            return False
         path = self._where(name)
-        if time.time() - os.stat(path).st_mtime > _TOUCH_AFTER_S:
-            os.utime(path)
+        try:
+            facts = os.stat(path)
+            if not is_unchanged(path, facts, entry):
+                discard(Path(path))
+                return False
+            if not is_stamped(facts, name) or time.time() - facts.st_mtime > _TOUCH_AFTER_S:
+                stamp(path, name)
+        except FileNotFoundError:  # collected meanwhile
+            return False
+        return True
 
     def missing(self, manifest: FolderManifest) -> dict[bytes, list[int]]:
         """Return the missing pieces by object. Pieces received before a restart are hashed again."""
         wanted = {}
         for name, entry in manifest.objects().items():
-            if not self.has(name, entry.size):
+            if not self.holds(entry):
                 have = self._pieces_here(name, entry)
                 if all(have):  # a full disk may have kept it from its place
                     self._complete(name)
@@ -195,23 +212,29 @@ class ArtifactStore:
 
     def put_object(self, name: bytes, data: bytes | memoryview) -> None:
         """Store a small content whose hash the caller knows."""
-        write_object(self._where(name), data, READ_ONLY, self.partial)
+        path = self._where(name)
+        write_object(path, data, READ_ONLY, self.partial)
+        with contextlib.suppress(FileNotFoundError):  # collected meanwhile
+            stamp(path, name)
 
     def adopt(self, draft: Path, name: bytes) -> None:
         """Make a complete file on the store's disk an object."""
         os.chmod(draft, READ_ONLY)
+        stamp(draft, name)
         put_in_place(draft, self._where(name))
 
     # folders
 
     def unpack(self, manifest: FolderManifest, target: Path) -> None:
-        """Copy all files to ``target``, which must not exist yet; remove it on failure."""
+        """Copy or clone all files to ``target``, which must not exist yet; remove it on failure."""
         copy_tree(manifest, target, self.object_path)
 
     def link_data(self, manifest: FolderManifest) -> Path:
-        """Return the data set as a read-only folder that all runs share."""
+        """Return the data set as a read-only folder that all runs share; make it again if it was changed."""
         name = manifest_id(encode_manifest(manifest))
         target = self.data / name.hex()
+        if target.is_dir() and not is_tree_unchanged(manifest, target):
+            remove_tree(target)
         if not target.is_dir():
             link_tree(manifest, target, self.object_path)
         return target

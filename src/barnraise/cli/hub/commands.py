@@ -51,7 +51,7 @@ def hub_group() -> None:
 @click.argument("script", required=False, shell_complete=complete_files)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_files)
 def _up(**options: Any) -> int:
-    """Host a model that friends train with you; without SCRIPT, continue the hub of before.
+    """Serve a model that friends train with you; without SCRIPT, continue the hub of before.
 
     Prints an invite for friends. Ctrl-C ends the hub; nothing of the run is lost.
     """

@@ -141,7 +141,8 @@ def _is_held_back(plan: Plan) -> bool:
 def _heading(answer: PlanReport) -> str:
     model, profile = answer.model, answer.profile
     size = f"{format_count(model.parameters)} parameters, {format_size(model.gradient_bytes)} of gradients"
-    return f"{size}; batches of {profile.batch:,} samples in units of {profile.unit_size:,}; {answer.basis}."
+    batches = f"batches of {profile.batch:,} samples in micro-batches of {profile.unit_size:,}"
+    return f"{size}; {batches}; {answer.basis}."
 
 
 def _machines(members: Sequence[PlannedMachine], width: int) -> str:

@@ -137,7 +137,7 @@ class Group:
     def check_join(self, body: JoinBody, peer: int) -> str | None:
         """Return the difference between this peer's description of the group and ours, or None."""
         if (body.generation, body.name) != (self.command.generation, self.command.name):
-            return f"rank {peer} calls it {body.name!r} of generation {body.generation}"
+            return f"rank {peer} calls it {body.name!r} of start {body.generation}"
         if body.rank != peer or body.world != self.world:
             return f"it says it is rank {body.rank} of {body.world}, here it is rank {peer} of {self.world}"
         if body.membership != membership_digest(self.workers):

@@ -71,7 +71,7 @@ def check_group(participants: Participants, group: dist.ProcessGroup) -> None:
         guests = " and ".join(participants.guests.values())
         raise UntrustedPickle(
             f"{guests} is a guest in this run, and a {dist.get_backend(group)} group does not "
-            "authenticate its members, so torch could unpickle data of the guest",
+            "authenticate its ranks, so torch could unpickle data of the guest",
             hint=f"{_HINT} A group of owners only may do so with the backend `barnraise`.",
         )
     not_owners = participants.not_owners(nodes)

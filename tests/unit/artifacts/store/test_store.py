@@ -26,6 +26,7 @@ from barnraise.artifacts import (
     remove_garbage,
     stored_manifests,
 )
+from barnraise.artifacts.store.clone import Cloner
 from barnraise.artifacts.store.linked_files import link_files, unlink_files
 from barnraise.artifacts.store.manifest import make_manifest, piece_hash
 from barnraise.core.errors import ShippingError
@@ -236,7 +237,8 @@ def test_link_data_links_once_for_all_runs(store: ArtifactStore, tmp_path: Path)
     assert store.link_data(manifest) == folder
     assert (folder / "d" / "big").read_bytes() == big
     if sys.platform != "win32":
-        assert os.path.samefile(folder / "d" / "big", store.object_path(entries[0].object))
+        if not Cloner().clone(store.object_path(entries[0].object), tmp_path / "clone", 0o600):
+            assert os.path.samefile(folder / "d" / "big", store.object_path(entries[0].object))
         for path in (folder, *folder.rglob("*")):
             assert not path.stat().st_mode & 0o222, path
         assert (folder / "go").stat().st_mode & 0o100
@@ -253,6 +255,52 @@ def test_link_data_copies_without_hard_links(store: ArtifactStore, monkeypatch: 
 
     monkeypatch.setattr("barnraise.artifacts.packing.unpack.os.link", no_links)
     assert (store.link_data(FolderManifest((entry,))) / "f").read_bytes() == data
+
+
+@pytest.mark.parametrize("size", [100, PIECE + 7])
+def test_content_changed_through_a_link_is_noticed_and_fetched_again(store: ArtifactStore, size: int) -> None:
+    data = content(size)
+    entry = entry_of(data)
+    manifest = FolderManifest((entry,))
+    fill(store, data, entry)
+    folder = store.link_data(manifest)
+    path = folder / "f"
+    os.chmod(path, 0o600)
+    with open(path, "r+b") as file:
+        file.write(b"not the data")
+    assert (
+        store.missing(manifest) == {entry.object: list(range(len(entry.pieces)))} or path.stat().st_nlink == 1
+    )
+    fill(store, data, entry)
+    assert (store.link_data(manifest) / "f").read_bytes() == data
+    assert store.object_path(entry.object).read_bytes() == data
+
+
+def test_unchanged_content_is_hashed_once_after_its_time_was_changed(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = content(1000)
+    entry = entry_of(data)
+    fill(store, data, entry)
+    os.utime(store.object_path(entry.object))
+    assert store.holds(entry)
+    monkeypatch.setattr("barnraise.artifacts.packing.unpack.piece_hash", lambda data: b"hashed")
+    assert store.holds(entry)
+
+
+def test_changed_content_is_packed_again(store: ArtifactStore, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    source = tmp_path / "folder" / "x"
+    source.write_bytes(content(1000))
+    os.utime(source, (1, 1))
+    packed = pack(tmp_path / "folder", store, LIMITS)
+    time.sleep(0.01)
+    (entry,) = packed.manifest.files
+    path = store.object_path(entry.object)
+    os.chmod(path, 0o600)
+    path.write_bytes(content(1000, 2))
+    assert pack(tmp_path / "folder", store, LIMITS).id == packed.id
+    assert path.read_bytes() == content(1000)
 
 
 def test_collect_keeps_last_used(store: ArtifactStore, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Before an environment is built from a file in the folder, a person is asked or told."""
+"""Before an environment is built from a file in the folder, a person is asked or printed."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def folder(tmp_path: Path) -> Folder:
 
 def test_without_a_terminal_the_decision_is_told(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     assert folder.choose() == "auto"
-    told = " ".join(capsys.readouterr().err.split())
-    assert told == (
+    printed = " ".join(capsys.readouterr().err.split())
+    assert printed == (
         "barnraise: each machine builds an environment from requirements.txt (1 package); "
         "`--env agent` skips it"
     )

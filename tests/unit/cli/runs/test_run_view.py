@@ -104,5 +104,5 @@ def test_next_main_worker_is_read_from_where_it_became_main() -> None:
 def test_main_worker_without_known_place_is_read_at_the_end() -> None:
     view = run_view.RunView(all_ranks=False)
     view.follow(_in_session("running", 1, 0, -1))
-    asked = view.follow(_in_session("ended", 2, -1))
-    assert FollowPosition(1, LARGEST_OFFSET) in asked
+    positions = view.follow(_in_session("ended", 2, -1))
+    assert FollowPosition(1, LARGEST_OFFSET) in positions

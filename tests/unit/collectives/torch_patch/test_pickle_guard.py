@@ -125,6 +125,6 @@ def test_torch_does_not_unpickle_data_of_a_guest(tmp_path: Path) -> None:
     assert not canary.exists(), "it was executed"
     assert "friend is a guest in this group" in done.stdout
     assert "-> Send tensors instead (all_gather, or run.gather of a session)" in done.stdout
-    assert "a gloo group does not authenticate its members" in done.stdout
+    assert "a gloo group does not authenticate its ranks" in done.stdout
     assert "torch's RPC runs any function that a rank names" in done.stdout
     assert "torch says: Default process group has not been initialized" in done.stdout

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from barnraise.agent_client.run_requests import TrainingProgress, WatchResponse
 from barnraise.cli.runs.progress.live_line import LiveLines, cut, is_live_terminal, terminal_columns
-from barnraise.cli.runs.progress.progress_line import join_parts, progress_parts
+from barnraise.cli.runs.progress.progress_line import is_overdue, join_parts, progress_parts
 from barnraise.cli.runs.progress.waiting_line import awaited, waiting_line
 from barnraise.cli.terminal import painted
 from barnraise.core.flow.wait_reporter import WaitReporter
@@ -19,6 +19,7 @@ _MAX_PLAIN_S = 60.0
 _FIRST_WAIT_S = 2.0
 _PLAIN_WIDTH = 80
 _MAX_BARS = 8
+_STALLED = "no step"
 
 
 def _progress_due() -> WaitReporter:
@@ -69,6 +70,7 @@ class StatusView:
     shows_bars_only: bool = False
     _stage: tuple[object, ...] = ()
     _wait: WaitCadence = field(default_factory=WaitCadence)
+    _stall: WaitCadence = field(default_factory=WaitCadence)  # since the newest step
     _progress_due: WaitReporter = field(default_factory=_progress_due)
     _bars_due: dict[int, WaitReporter] = field(default_factory=dict)
     _printed_bars: dict[int, str] = field(default_factory=dict)
@@ -107,6 +109,8 @@ class StatusView:
         if self.shows_bars_only:
             return False
         if response.row.phase == "running" and self.progress is not None:
+            if is_overdue(self.progress, time.monotonic() - self.stepped_at):
+                return self._stall.is_due(_STALLED)
             return is_new and self._progress_due.is_due()
         # A script without a session tells by its own output that it runs.
         is_quiet = self.has_output and not any(worker.has_session for worker in response.workers)
@@ -121,6 +125,7 @@ class StatusView:
         is_new = newest is not None and (last is None or newest.step != last.step)
         if is_new:
             self.progress, self.stepped_at = newest, time.monotonic()
+            self._stall = WaitCadence()
         return is_new
 
     def _status(self, response: WatchResponse, width: int) -> str:

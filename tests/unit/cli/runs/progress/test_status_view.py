@@ -59,3 +59,17 @@ def test_live_view_of_logs_shows_bars_only() -> None:
     view.show(response("running", workers(True, True)), [], print, print)
     assert view.live is not None
     assert view.live.drawn == ()
+
+
+def test_plain_view_says_once_that_no_step_comes() -> None:
+    view = StatusView(live=None)
+    own_lines: list[str] = []
+    now = response("running", workers(True, True))
+    now = replace(now, row=replace(now.row, progress=TrainingProgress(5, 64, "loss", 0.5, 2.0, 8.0)))
+    view.show(now, [], own_lines.append, own_lines.append)
+    assert own_lines == []
+    view.stepped_at -= 30.0
+    view._stall = WaitCadence(iter((0.0, 0.0, 0.0, *[30.0] * 20)).__next__)
+    for _ in range(3):
+        view.show(now, [], own_lines.append, own_lines.append)
+    assert own_lines == ["step 5 of 64, loss 0.500, 8 samples/s, 2 machines, no step for 31 s"]
