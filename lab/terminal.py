@@ -213,6 +213,7 @@ class Screen:
     def __init__(self) -> None:
         self._rows: list[list[str]] = [[]]
         self._row = self._column = 0
+        self.touched: set[int] = set()  # rows that were written to; the reader may clear it
 
     @property
     def lines(self) -> list[str]:
@@ -247,6 +248,7 @@ class Screen:
             row.extend(" " * (self._column + 1 - len(row)))
             row[self._column] = letter
             self._column += 1
+            self.touched.add(self._row)
 
     def _move(self, escape: re.Match[str]) -> None:
         """Move the cursor, or erase a part of its row."""

@@ -53,10 +53,14 @@ def cast(terminal: Terminal, title: str) -> str:
 
 
 def text_with_times(printed: Iterable[Printed], begin_s: float) -> str:
-    """Return the lines on the screen at the end, each with the seconds at which it began."""
+    """Return the lines on the screen at the end, each with the seconds at which it last changed."""
     screen = Screen()
-    times: list[float] = []
+    times: dict[int, float] = {}
     for part in printed:
         screen.show(part.text)
-        times += [part.at_s - begin_s] * (len(screen) - len(times))
-    return "".join(f"{at:8.1f}  {line}\n" for at, line in zip(times, screen.lines, strict=True))
+        times |= dict.fromkeys(screen.touched, part.at_s - begin_s)
+        screen.touched.clear()
+    return "".join(
+        f"{times[row]:8.1f}  {line}\n" if row in times else f"{'':8}  {line}\n"
+        for row, line in enumerate(screen.lines)
+    )

@@ -61,6 +61,6 @@ def test_screen_shows_the_last_text_of_each_line() -> None:
     assert screen.lines == ["mac$ run", "100%|####|", "over", "x", "    end"]
 
 
-def test_text_with_times_gives_each_line_its_beginning() -> None:
-    text = text_with_times([Printed(5.0, "one\r\ntw"), Printed(6.5, "o\r\nthree")], 4.0)
-    assert text == "     1.0  one\n     1.0  two\n     2.5  three\n"
+def test_text_with_times_gives_each_line_its_last_change() -> None:
+    text = text_with_times([Printed(5.0, "one\r\ntw"), Printed(6.5, "o\r\n\r\nthree")], 4.0)
+    assert text == "     1.0  one\n     2.5  two\n          \n     2.5  three\n"

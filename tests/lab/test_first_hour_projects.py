@@ -196,6 +196,18 @@ def test_programs_of_torch_distributed_run_unmodified(mac: TypedMachine, script:
     assert "finished successfully" in printed
 
 
+def test_requirements_file_is_built_only_if_the_person_agrees(mac: TypedMachine) -> None:
+    mac.write("print('it ran')\n")
+    (mac.folder / "requirements.txt").write_text("torch\n")
+    running = mac.open("barnraise run train.py")
+    mac.until(running, r"requirements\.txt on 3 machines\? \[Y/n\]")
+    mac.terminal.press("n\n")
+    printed = mac.ended(running, 0)
+    assert "it ran" in printed
+    assert "--env agent" in printed, "how to be asked no more"
+    assert "requirements.txt" not in mac.type("barnraise run --env agent train.py")
+
+
 def test_second_machine_called_pc_gets_another_name(
     machines: TypedMachines, mac: TypedMachine, pc: TypedMachine
 ) -> None:
