@@ -100,7 +100,7 @@ def test_up_with_witness_votes_and_takes_no_work(cluster: Cluster) -> None:
         "ash": True,
         "elm": False,
     }
-    assert "owner, witness" in cluster.oak.type("status")
+    assert "online, witness" in cluster.oak.type("status")
     output = _run(cluster.oak, "--per-node", "1", "print(1)")
     assert "1 worker on 1 machine" in output
     assert "elm" not in output
