@@ -151,9 +151,10 @@ def test_data_outside_the_folder_needs_an_option(mac: TypedMachine) -> None:
     data.mkdir()
     for number in range(3):
         (data / f"{number}.txt").write_text("a photo")
-    mac.write(count.format(place="'../photos'"))
+    mac.write(count.format(place="os.path.expanduser('~/photos')"))
     missing = mac.type("barnraise run train.py", code=1)
     assert "FileNotFoundError" in missing
+    assert "--data photos=" in missing, "how the others get it"
     mac.write(count.format(place="os.environ['BARNRAISE_DATA_PHOTOS']"))
     assert "files 3" in mac.type("barnraise run --data photos=../photos train.py")
     mac.write(count.format(place="'photos'"))
@@ -246,6 +247,7 @@ def test_script_that_asks_ends_with_its_error(mac: TypedMachine) -> None:
     mac.write("name = input('Your name? ')\nprint(name)\n")
     printed = mac.type("barnraise run train.py", code=1)
     assert "EOFError" in printed
+    assert "no keyboard" in printed, "why, and what to do"
 
 
 def test_run_goes_on_without_the_window_that_started_it(mac: TypedMachine, pc: TypedMachine) -> None:
