@@ -113,6 +113,7 @@ def test_crash_on_one_machine_is_named_everywhere_and_afterwards(line: CommandLi
         r"barnraise: (\w+): ValueError: no such label \(train\.py:\d+\); restarted", done.stderr
     )
     assert summary is not None, done.stderr
+    assert "does not respond" not in done.stderr, "it has failed, and its machine knows that"
     run = _run_name(done.stderr)
     for place in range(3):
         shown = _type(line, place, "ps", run, folder=tmp_path).stdout

@@ -134,6 +134,14 @@ class ProgressRequest(msgspec.Struct, frozen=True, tag="progress?"):
     progress: TrainingProgress
 
 
+class FailingRequest(msgspec.Struct, frozen=True, tag="failing?"):
+    """Report of a worker whose script raised an exception: it exits as soon as Python lets it."""
+
+    run: RunName
+    local_rank: Annotated[int, Meta(ge=0, le=64)]
+    start: Annotated[int, Meta(ge=0, le=1 << 40)]
+
+
 class DroppedStepsRequest(msgspec.Struct, frozen=True, tag="dropped?"):
     """Report of a worker: the number of steps trained here without a quorum that were discarded."""
 
@@ -191,6 +199,7 @@ RunRequest = (
     | ResultsRequest
     | GroupRequest
     | ProgressRequest
+    | FailingRequest
     | DroppedStepsRequest
     | CheckpointQuestion
 )

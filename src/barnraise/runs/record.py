@@ -205,6 +205,7 @@ class WorkerState(msgspec.Struct, frozen=True, array_like=True):
     progress: TrainingProgress | None = None  # of the main worker of a session
     # Bytes of output before it became rank 0 of a session; -1: it never was.
     main_offset: Annotated[int, Meta(ge=-1, le=1 << 62)] = -1
+    is_failing: bool = False  # its script raised an exception, and it is about to exit
 
     @property
     def failed(self) -> bool:

@@ -41,6 +41,7 @@ from barnraise.training.hub.step_loop import HubStepLoop
 from barnraise.training.local_sgd import LocalSgd
 from barnraise.training.metrics import MetricsLog
 from barnraise.training.progress_report import ProgressReporter
+from barnraise.training.recovery.failure_notice import install_failure_notice
 from barnraise.training.recovery.live_recovery import RecoveryStats
 from barnraise.training.recovery.out_of_memory import MicroBatchPart, OutOfMemoryGuard
 from barnraise.training.state.bitwise_sync import BitwiseSync, arithmetic_of
@@ -202,6 +203,8 @@ class Session:
         self._state = TrainingState(model, self._optimizers, schedulers, self._tracked)
         unit = self._unit_size or max(1, (loader.batch_size or 1) // 8)
         self._data = self._make_loader(loader, unit)
+        if (worker := WorkerId.from_environment()) is not None:
+            install_failure_notice(worker)
         self._oom_guard.install(unit)
         # With ``mixed``, no two workers count as bitwise equal.
         arithmetic = os.urandom(8) if self._mixed else arithmetic_of(self._optimizers)
@@ -226,8 +229,8 @@ class Session:
         if not isinstance(self._data, LeasedData):
             self._configure_sync(scaler, loader.batch_size or 1, unit)
         self._step_loop.on_commit.append(self._manager.report_trained)
-        self.on_commit(ProvisionalSteps.of(WorkerId.from_environment()))
-        if (worker := WorkerId.from_environment()) is not None:
+        self.on_commit(ProvisionalSteps.of(worker))
+        if worker is not None:
             self._step_loop.on_commit.append(ProgressReporter(worker, self, self._data.batch))
         atexit.register(self._manager.close)
         atexit.register(self._step_loop.close)

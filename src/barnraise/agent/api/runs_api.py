@@ -21,6 +21,7 @@ from barnraise.agent_client.run_requests import (
     AcceptRunRequest,
     AcceptRunResponse,
     DroppedStepsRequest,
+    FailingRequest,
     FailureRow,
     FollowPosition,
     GraphRequest,
@@ -89,6 +90,11 @@ async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
             executor = agent.runs.executors.get(agent.runs.registry.find(request.run).run)
             if executor is not None:
                 executor.note_progress(request)
+            return RequestDone("")
+        case FailingRequest():
+            executor = agent.runs.executors.get(agent.runs.registry.find(request.run).run)
+            if executor is not None:
+                executor.note_failing(request)
             return RequestDone("")
         case DroppedStepsRequest():
             agent.runs.report_dropped(

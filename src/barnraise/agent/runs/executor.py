@@ -25,7 +25,7 @@ from barnraise.agent.runs.worker_group import (
     run_directory,
     run_folder,
 )
-from barnraise.agent_client.run_requests import GroupRequest, ProgressRequest
+from barnraise.agent_client.run_requests import FailingRequest, GroupRequest, ProgressRequest
 from barnraise.artifacts import (
     ArtifactStore,
     FolderLimits,
@@ -404,6 +404,12 @@ class RunExecutor:
         """Record how far the main worker of a session is."""
         group = next((candidate for candidate in self._groups if candidate.start == request.start), None)
         if group is not None and group.set_progress(request):
+            self._report("running")
+
+    def note_failing(self, request: FailingRequest) -> None:
+        """Record that a worker is about to exit with an exception."""
+        group = next((candidate for candidate in self._groups if candidate.start == request.start), None)
+        if group is not None and group.mark_failing(request):
             self._report("running")
 
     async def leave(self) -> None:

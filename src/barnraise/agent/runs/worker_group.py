@@ -18,7 +18,7 @@ from barnraise.agent.power.inhibit_sleep import keep_awake
 from barnraise.agent.runs.supervisor_client import SupervisorClient
 from barnraise.agent.supervisor import messages
 from barnraise.agent_client.bootstrap import child_environment
-from barnraise.agent_client.run_requests import GroupRequest, ProgressRequest
+from barnraise.agent_client.run_requests import FailingRequest, GroupRequest, ProgressRequest
 from barnraise.core.config import Settings
 from barnraise.core.files import remove_tree
 from barnraise.core.sanitize import rewritten_text
@@ -139,6 +139,14 @@ class WorkerGroup:
             if current.local_rank == request.local_rank and current.state != "ended" and current != updated:
                 self.states[rank] = updated
                 return True
+        return False
+
+    def mark_failing(self, request: FailingRequest) -> bool:
+        """Record that a worker is about to exit with an exception; return True if that is new."""
+        for rank, current in self.states.items():
+            if current.local_rank == request.local_rank and current.state != "ended":
+                self.states[rank] = replace(current, is_failing=True)
+                return not current.is_failing
         return False
 
     def mark_leaving(self) -> None:

@@ -139,8 +139,10 @@ def say_end(row: RunRow, *, all_output: bool = False) -> int:
     for line in restarted_lines(row):
         click.echo(painted(f"barnraise: {line}", colour="yellow", err=True), err=True)
     if row.code == 0:
-        click.echo(f"barnraise: {final_line(row)}", err=True)
-        return FORGIVEN if any(not failure.signal for failure in row.failures) else 0
+        code = FORGIVEN if any(not failure.signal for failure in row.failures) else 0
+        remark = f", although a worker failed (exit code {code})" if code else ""
+        click.echo(f"barnraise: {final_line(row)}{remark}", err=True)
+        return code
     if row.tail and not is_traceback_shown(row, all_output=all_output):
         where = f"rank {row.failed_rank} on {row.failed_on}" if row.failed_on else "the first failure"
         click.echo(painted(f"\n--- last output of {where}", bold=True, err=True), err=True)

@@ -114,11 +114,11 @@ def _recover_joining(
     )
     if tuple(joining) == record.joining and not failed:
         return None
-    names = ", ".join(dict.fromkeys(facts.name(slot.node) for slot in joining))
+    names = ", ".join(dict.fromkeys(facts.name(slot.node) for slot in joining or record.joining))
     why = (
         f"{names}: receives the state while the others keep training"
         if joining
-        else "no worker is joining any more"
+        else f"{names}: the worker stopped before it could join"
     )
     return replace(record, joining=tuple(joining), recovery_attempt=record.version + 1, why=why)
 
@@ -128,8 +128,13 @@ def _evict(record: RunRecord, facts: ReconcileInput, evictions: Sequence[Evictio
     evicted = {eviction.rank for eviction in evictions}
     slots = tuple(slot for rank, slot in enumerate(record.slots) if rank not in evicted)
     name = [facts.name(slot.node) for slot in record.slots]
+    states = reported_states(facts.reports)
+    keys = {key for key, state in states.items() if state.is_failing}
+    failing = {rank for rank, slot in enumerate(record.slots) if slot.key in keys}
     reasons = [
-        f"the worker on {name[eviction.rank]} does not respond"
+        f"the worker on {name[eviction.rank]} failed"
+        if eviction.rank in failing
+        else f"the worker on {name[eviction.rank]} does not respond"
         if eviction.is_silent
         else f"{name[eviction.rank]} and {name[eviction.blamed_by]} cannot reach each other"
         for eviction in evictions

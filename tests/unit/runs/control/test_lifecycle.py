@@ -511,6 +511,11 @@ def test_silent_worker_is_evicted_once_others_have_lost_it() -> None:
     assert changed is not None
     assert changed.nodes == (A, C)
     assert changed.why == "the worker on pc does not respond; training continues on 2 machines"
+    failing = reports[B].workers[0]
+    reports[B] = replace(reports[B], workers=(replace(failing, is_failing=True),))
+    changed = next_record(record, facts(spec, reports)._replace(stuck_s=2.0))
+    assert changed is not None
+    assert changed.why == "the worker on pc failed; training continues on 2 machines"
 
 
 def test_junior_of_two_unreachable_machines_is_evicted_until_they_reach_each_other() -> None:
