@@ -1,10 +1,8 @@
-"""Recordings of five runs, for readers who say what happened in each (root).
+"""Recordings of five runs: can a reader tell from each what happened? (root).
 
-    python -m benchmarks.newcomer.five_runs --recordings FOLDER
-
-The runs: a success, the death of a machine, an error on one machine, an error on all machines, and a script
-that was not written for several machines. Each is typed at a terminal of 80 columns, and written as a text
-with times and for asciinema. The files are numbered in an order that does not tell which is which.
+The five are a success, the death of a machine, an error on one machine, and an error on all machines. The
+last one is a script that was not written for several machines. Each is typed at a terminal of 80 columns,
+and written as a text with times and for asciinema.
 """
 
 from __future__ import annotations
@@ -93,7 +91,7 @@ def main() -> int:
             machines.pair(0, place)
         machines.until(lambda: machines.agree(range(3)), 60.0, "all agree")
         runs = scripts(Path(directory))
-        for number, kind in enumerate(sorted(runs, key=lambda kind: kind == "death"), 1):  # the last one
+        for number, kind in enumerate(sorted(runs, key=lambda kind: kind == "death"), 1):  # last
             meanwhile = machines.hosts[2].kill_all if kind == "death" else None
             terminal = record(machines, Path(directory) / f"spiral{number}", runs[kind], meanwhile)
             text = text_with_times(terminal.printed, terminal.begin_s)
