@@ -82,13 +82,22 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
     )
     if failed is not None:
         verb = f"failed ({failure_kind(failed)}) and is restarted once"
-    return _regroup(record, slots, joining, f"{names} {verb if left else 'joined'}")
+    has_finished = bool(left) and verb == "has finished"
+    what = "waiting for" if has_finished else "training continues on"
+    return _regroup(record, slots, joining, f"{names} {verb if left else 'joined'}", what)
 
 
 def _regroup(
-    record: RunRecord, slots: Sequence[WorkerSlot], joining: Sequence[WorkerSlot], why: str
+    record: RunRecord,
+    slots: Sequence[WorkerSlot],
+    joining: Sequence[WorkerSlot],
+    why: str,
+    what: str = "training continues on",
 ) -> RunRecord:
-    """Return the record of the next generation with these members; ``why``: what has changed."""
+    """Return the record of the next generation with these members.
+
+    ``why``: what has changed. ``what`` happens now with the machines that are left.
+    """
     count = len({slot.node for slot in slots})
     machines = counted(count, "machine")
     workers = f" ({counted(len(slots), 'worker')})" if len(slots) > count else ""
@@ -98,7 +107,7 @@ def _regroup(
         slots=tuple(slots),
         joining=tuple(joining),
         recovery_attempt=record.version + 1,
-        why=f"{why}; training continues on {machines}{workers}",
+        why=f"{why}; {what} {machines}{workers}",
     )
 
 
