@@ -57,7 +57,7 @@ _SAID_OR_NOT = (
     # where it takes more than a moment
     r"^barnraise: stopping: .*\n",
     # where workers do not end within one moment
-    r"^(barnraise: \w+ has finished; waiting for .*\n)+(?=barnraise: \d+ files? written by the)",
+    r"^(barnraise: \w+ has finished; waiting for .*\n)+(?=barnraise: the script wrote )",
 )
 
 

@@ -283,7 +283,8 @@ class _Adapter:
             index, target = target.elts
         microbatch = ast.unparse(target).strip("()")
         self._edits.replace(target, self._batch)
-        self._edits.insert(first.lineno, f"{' ' * first.col_offset}for {microbatch} in {self._batch}:")
+        header = f"for {microbatch} in {self._batch}:  # this machine's part; step() takes effect after it"
+        self._edits.insert(first.lineno, f"{' ' * first.col_offset}{header}")
         inner = _trained_part(loop, ast.unparse(index) if is_counted else "")
         last = inner[-1].end_lineno or inner[-1].lineno
         texts = {

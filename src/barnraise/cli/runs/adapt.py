@@ -59,9 +59,13 @@ def refuse_separate_training(
     except RunError as error:
         lines = f"{_BY_HAND} (Automatically it is not possible: {error.message}.)"
     else:
+        click.echo(
+            f"barnraise: with these changes, the machines train one model together. {script} is unchanged:",
+            err=True,
+        )
         click.echo(unified_diff(text, adapted.text, script), nl=False, err=True)
         _echo_notes(adapted)
-        lines = f"Add the lines above: barnraise adapt --write {script}"
+        lines = f"Make these changes, then run it again: barnraise adapt --write {script}"
     raise RunError(
         f"{script} uses neither barnraise nor torch.distributed, so each of {counted(workers, 'worker')} "
         "would train its own copy of the model; nothing was started",

@@ -142,6 +142,8 @@ def say_end(row: RunRow, *, all_output: bool = False) -> int:
         code = FORGIVEN if any(not failure.signal for failure in row.failures) else 0
         remark = f", although a worker failed (exit code {code})" if code else ""
         click.echo(f"barnraise: {final_line(row)}{remark}", err=True)
+        if code:
+            click.echo(f"  -> Traceback of the worker: barnraise ps {row.run}", err=True)
         return code
     if row.tail and not is_traceback_shown(row, all_output=all_output):
         where = f"rank {row.failed_rank} on {row.failed_on}" if row.failed_on else "the first failure"
@@ -165,8 +167,11 @@ def bring_results(run: str, store: ArtifactStore, target: Path) -> None:
             click.echo(f"barnraise: {response.sentence}", err=True)
         return
     count = unpack_into(store, response.manifest, target)
-    where = os.path.relpath(target)
-    click.echo(f"barnraise: {counted(count, 'file')} written by the script: {where}", err=True)
+    files = [file for file in target.rglob("*") if file.is_file()]
+    if len(files) == 1:
+        click.echo(f"barnraise: the script wrote {os.path.relpath(files[0])}", err=True)
+    else:
+        click.echo(f"barnraise: the script wrote {count} files in {os.path.relpath(target)}", err=True)
 
 
 def _check_dry_run(options: RunCommandOptions) -> None:

@@ -43,6 +43,7 @@ class RunView:
     last_shown: str = ""
     following: LogTail = field(default_factory=LogTail)
     status: StatusView = field(default_factory=StatusView)
+    names: set[str] = field(default_factory=set)  # machines of the run
 
     def follow(self, response: WatchResponse | None) -> tuple[FollowPosition, ...]:
         """Return what to ask for next: the output of rank 0, or of every rank.
@@ -93,6 +94,7 @@ class RunView:
         for note in response.notes:
             self.say(note)
         workers = {worker.number: worker for worker in (*response.past, *response.workers)}
+        self.names |= {worker.name for worker in workers.values()}
         for number, line in self.following.heard(response):
             self._print_line(workers.get(number), len(workers), line)
         for number in self.following.missing():
@@ -136,7 +138,9 @@ class RunView:
         label, colour = self._label(worker, count)
         is_ours, text = split_prefix(line)
         if is_ours and label:
-            self.echo(painted(f"{PREFIX}{label}: {text}", dim=True))
+            # Some messages begin with the machine that they are about.
+            is_named = text.split(" ", 1)[0].rstrip(":") in self.names
+            self.echo(painted(PREFIX + (text if is_named else f"{label}: {text}"), dim=True))
         else:
             self.echo(f"{painted(label, colour=colour)} {line}" if label else line)
 
