@@ -26,6 +26,7 @@ model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
 """
+NOTE = "  # this machine's part; step() takes effect after it"
 LOOP = """\
 for epoch in range(4):
     for a, b in loader:
@@ -115,7 +116,7 @@ def test_adapted_script_differs_in_few_lines(tmp_path: Path) -> None:
     adapted = adapt_script(HEAD + LOOP)
     assert "for epoch in run.epochs(4):" in adapted.text
     assert (
-        "    for batch in loader:\n        for a, b in batch:  # this machine's part; step() takes effect after it\n            optimizer.zero_grad()\n"
+        f"    for batch in loader:\n        for a, b in batch:{NOTE}\n            optimizer.zero_grad()\n"
         in adapted.text
     )
     assert "model, optimizer, loader = run.prepare(model, optimizer, loader)" in adapted.text
@@ -139,7 +140,7 @@ def test_names_in_functions_are_those_of_the_caller() -> None:
 def test_report_by_number_of_batch_stays_in_loop_over_steps() -> None:
     adapted = adapt_script(IN_FUNCTIONS).text
     assert "    for batch, (data, target)" not in adapted
-    header = "    for batch, step_batch in enumerate(train_loader):\n        for data, target in step_batch:  # this machine's part; step() takes effect after it\n"
+    header = f"    for batch, step_batch in enumerate(train_loader):\n        for data, target in step_batch:{NOTE}\n"
     assert header in adapted
     assert "                optimizer.zero_grad()\n" not in adapted
     assert "            optimizer.step()\n        if batch % 10 == 0:\n            print(" in adapted
