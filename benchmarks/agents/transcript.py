@@ -49,7 +49,7 @@ _SAID_OR_NOT = (
     r"^The code was used by .* Waiting for the cluster to decide \.\.\.\n",
     # where a machine is busy with something else
     r"^barnraise: .+ \(\d+ (s|min)\)\n",
-    r"^barnraise: \w+: \w+ is too slow to wait for .*\n",
+    r"^barnraise: \w+ is too slow to wait for .*\n",
     # where another machine has a newer one
     r"^barnraise: \w+: resuming from the checkpoint of step .*\n",
     # where it takes some seconds
