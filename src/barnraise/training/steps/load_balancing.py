@@ -31,8 +31,8 @@ def assign_own(
     for rank in idle:
         if own_rank in (0, rank):
             log.warning(
-                "%s is too slow to wait for (%.0f samples/s, all together %.0f); the others do its work, and it is "
-                "tried again later",
+                "%s is too slow to wait for (%.0f samples/s, all together %.0f); the others do its work, and "
+                "it is tried again later",
                 manager.name_of(rank),
                 speeds[rank],
                 sum(speeds),
