@@ -189,7 +189,7 @@ def test_friend_joins_trains_and_leaves_through_proxy(fireside: HubBehindProxies
 def test_host_sees_reachable_address(fireside: HubBehindProxies) -> None:
     address = next(iter(fireside.addresses.values()))
     assert (
-        f"only this machine itself reaches {address}. Say the address of the proxy" in fireside.hub.output()
+        f"only this machine itself reaches {address}. Give the address of the proxy" in fireside.hub.output()
     )
 
 
