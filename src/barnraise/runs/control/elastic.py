@@ -45,12 +45,14 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
         if has_results(record):
             ended = with_reachable_results(record, facts.present)
             sentence = "finished successfully"
+            if lost := _lost_machines(record, facts):
+                sentence += f" without {' and '.join(map(facts.name, lost))}; every sample counts once"
             if ended.results_at != record.results_at:
                 sentence += f"; rank 0 is lost, so the results are those of {facts.name(ended.results_at)}"
             return succeed(ended, sentence)
-        lost = [node for node in record.nodes if node not in facts.present]
+        absent = [node for node in record.nodes if node not in facts.present]
         return restart_or_fail(
-            record, facts, lost, root_cause([worker for worker in workers if worker.failed])
+            record, facts, absent, root_cause([worker for worker in workers if worker.failed])
         )
     if len(alive) == len(workers):
         states = [worker.state for worker in workers]
@@ -85,6 +87,16 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
     has_finished = bool(left) and verb == "has finished"
     what = "waiting for" if has_finished else "training continues on"
     return _regroup(record, slots, joining, f"{names} {verb if left else 'joined'}", what)
+
+
+def _lost_machines(record: RunRecord, facts: ReconcileInput) -> list[bytes]:
+    """Return the machines that took part, are offline now, and did not reach the end."""
+    states = reported_states(facts.reports)
+    finished = {
+        key[0] for key, state in states.items() if state.state == "ended" and not (state.code or state.signal)
+    }
+    nodes = dict.fromkeys(slot.node for slot in record.workers)
+    return [node for node in nodes if node not in facts.present and node not in finished]
 
 
 def _regroup(

@@ -456,6 +456,29 @@ def test_session_succeeds_when_the_last_worker_has_finished() -> None:
     assert (ended.phase, ended.outcome.code) == ("ended", 0)
 
 
+def test_session_that_lost_a_machine_names_it_at_the_end() -> None:
+    spec = order()
+    record = in_session(spec)
+    reports = {node: at_work(record, node) for node in (A, B, C)}
+    two = next_record(record, facts(spec, reports, here=(A, B)))
+    assert two is not None
+    assert two.why == "box disappeared; training continues on 2 machines"
+    done = {
+        A: at_work(record, A, x=WorkerState(0, "ended")),
+        B: at_work(record, B, x=WorkerState(1, "ended")),
+        C: reports[C],
+    }
+    ended = next_record(two, facts(spec, done, here=(A, B)))
+    assert ended is not None
+    assert ended.outcome is not None
+    assert ended.outcome.sentence == "finished successfully without box; every sample counts once"
+    finished = {**done, C: at_work(record, C, x=WorkerState(2, "ended"))}
+    ended = next_record(two, facts(spec, finished, here=(A, B)))
+    assert ended is not None
+    assert ended.outcome is not None
+    assert ended.outcome.sentence == "finished successfully", "it was switched off after its end"
+
+
 def test_session_without_survivors_restarts() -> None:
     spec = order(nodes=(A, B))
     record = in_session(spec)
