@@ -33,18 +33,20 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+torch.manual_seed(0)
 x = torch.randn(512, 4)
 y = (x.sum(1) > 0).long()
 model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)
 for epoch in range(3):
-    for inputs, labels in loader:
+    for a, b in loader:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss = nn.functional.cross_entropy(model(a), b)
         loss.backward()
         optimizer.step()
     print(f"epoch {epoch} loss {loss.item():.4f}")
+torch.save(model.state_dict(), "model.pt")
 """
 
 

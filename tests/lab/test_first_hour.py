@@ -11,32 +11,13 @@ import pytest
 
 from benchmarks.agents.machines import Machines
 from benchmarks.agents.runs import CommandLine, write_folder
+from benchmarks.newcomer.five_runs import PLAIN
 from lab import Lab
 from tests.repository import ROOT
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(300)]
 
 NAMES = ("mac", "pc", "nas")
-PLAIN = """\
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed(0)
-x = torch.randn(512, 4)
-y = (x.sum(1) > 0).long()
-model = nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)
-for epoch in range(3):
-    for a, b in loader:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(a), b)
-        loss.backward()
-        optimizer.step()
-    print(f"epoch {epoch} loss {loss.item():.4f}")
-torch.save(model.state_dict(), "model.pt")
-"""
 # The worker of one machine raises once, after some steps; its restart does not.
 CRASH = """
             if os.environ["RANK"] == "1" and run.step >= 8 and not os.path.exists(os.environ["MARK"]):

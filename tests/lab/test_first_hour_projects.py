@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.newcomer.five_runs import PLAIN
 from lab import Lab
-from tests.lab.test_first_hour import PLAIN
 from tests.lab.typed_machines import CODE, TypedMachine, TypedMachines, run_name
 from tests.repository import ROOT
 

@@ -86,15 +86,10 @@ async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
             return _accept(agent, request)
         case GroupRequest():
             return await group_response(agent, request)
-        case ProgressRequest():
+        case ProgressRequest() | FailingRequest():
             executor = agent.runs.executors.get(agent.runs.registry.find(request.run).run)
             if executor is not None:
-                executor.note_progress(request)
-            return RequestDone("")
-        case FailingRequest():
-            executor = agent.runs.executors.get(agent.runs.registry.find(request.run).run)
-            if executor is not None:
-                executor.note_failing(request)
+                executor.note_request(request)
             return RequestDone("")
         case DroppedStepsRequest():
             agent.runs.report_dropped(

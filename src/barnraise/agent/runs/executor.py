@@ -384,7 +384,7 @@ class RunExecutor:
         """Handle a worker's request for its group; return its rank, or None if it has none."""
         key = (self._context.me.raw, request.local_rank, request.start)
         rank = next((rank for rank, slot in enumerate(self.entry.record.slots) if slot.key == key), None)
-        group = next((candidate for candidate in self._groups if candidate.start == request.start), None)
+        group = self._group_of(request.start)
         state = "running" if rank is not None and not request.stuck else "near" if request.near else "waiting"
         state = "leaving" if self._leaving else state
         if group is not None:
@@ -394,23 +394,14 @@ class RunExecutor:
                 self._report("running")
         return rank
 
-    def note_request(self, request: GroupRequest) -> None:
+    def note_request(self, request: GroupRequest | ProgressRequest | FailingRequest) -> None:
         """Record what a worker says in its request, before the request waits for a change."""
-        group = next((candidate for candidate in self._groups if candidate.start == request.start), None)
+        group = self._group_of(request.start)
         if group is not None and group.update_from(request):
             self._report("running")
 
-    def note_progress(self, request: ProgressRequest) -> None:
-        """Record how far the main worker of a session is."""
-        group = next((candidate for candidate in self._groups if candidate.start == request.start), None)
-        if group is not None and group.set_progress(request):
-            self._report("running")
-
-    def note_failing(self, request: FailingRequest) -> None:
-        """Record that a worker is about to exit with an exception."""
-        group = next((candidate for candidate in self._groups if candidate.start == request.start), None)
-        if group is not None and group.mark_failing(request):
-            self._report("running")
+    def _group_of(self, start: int) -> WorkerGroup | None:
+        return next((group for group in self._groups if group.start == start), None)
 
     async def leave(self) -> None:
         """Ask the group to continue without this machine, and wait for its next commit."""

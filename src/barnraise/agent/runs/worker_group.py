@@ -96,30 +96,35 @@ class WorkerGroup:
     def set_state(self, state: str, request: GroupRequest) -> bool:
         """Set the state that a worker reports; return True if it changed."""
         broke, blames = (request.generation, request.blames) if request.stuck else (0, ())
-        for rank, current in self.states.items():
-            updated = replace(current, state=state, broken_generation=broke, blames=blames)
-            if current.local_rank == request.local_rank and current.state != "ended" and current != updated:
-                self.states[rank] = updated
-                return True
-        return False
+        return self._change(
+            request.local_rank,
+            lambda current: replace(current, state=state, broken_generation=broke, blames=blames),
+        )
 
     def mark_main(self, request: GroupRequest) -> bool:
         """Record how much output a worker has when it becomes rank 0; return True if it is new there."""
-        for rank, current in self.states.items():
-            if current.local_rank == request.local_rank and current.main_offset < 0:
-                file = log_path(self._config.home, self.start, current.local_rank)
-                size = file.stat().st_size if file.exists() else 0
-                self.states[rank] = replace(current, main_offset=size)
-                return True
-        return False
 
-    def update_from(self, request: GroupRequest) -> bool:
+        def mark(current: WorkerState) -> WorkerState:
+            if current.main_offset >= 0:
+                return current
+            file = log_path(self._config.home, self.start, current.local_rank)
+            return replace(current, main_offset=file.stat().st_size if file.exists() else 0)
+
+        return self._change(request.local_rank, mark)
+
+    def update_from(self, request: GroupRequest | ProgressRequest | FailingRequest) -> bool:
         """Record the facts of a worker's request; return True if they changed.
 
         Unlike `set_state` it is called when the request arrives, because the response may come much later.
         """
-        for rank, current in self.states.items():
-            updated = replace(
+
+        def update(current: WorkerState) -> WorkerState:
+            match request:
+                case ProgressRequest():
+                    return replace(current, progress=request.progress)
+                case FailingRequest():
+                    return replace(current, is_failing=True)
+            return replace(
                 current,
                 trained=current.trained or request.trained,
                 wait_reason=request.words,
@@ -127,26 +132,15 @@ class WorkerGroup:
                 pauses_in=request.generation if request.pauses else 0,
                 pauses_why=request.pauses_why,
             )
-            if current.local_rank == request.local_rank and current.state != "ended" and current != updated:
-                self.states[rank] = updated
-                return True
-        return False
 
-    def set_progress(self, request: ProgressRequest) -> bool:
-        """Record how far the training is; return True if that changed."""
-        for rank, current in self.states.items():
-            updated = replace(current, progress=request.progress)
-            if current.local_rank == request.local_rank and current.state != "ended" and current != updated:
-                self.states[rank] = updated
-                return True
-        return False
+        return self._change(request.local_rank, update)
 
-    def mark_failing(self, request: FailingRequest) -> bool:
-        """Record that a worker is about to exit with an exception; return True if that is new."""
+    def _change(self, local_rank: int, change: Callable[[WorkerState], WorkerState]) -> bool:
+        """Change the state of a worker that has not exited; return True if it is another one now."""
         for rank, current in self.states.items():
-            if current.local_rank == request.local_rank and current.state != "ended":
-                self.states[rank] = replace(current, is_failing=True)
-                return not current.is_failing
+            if current.local_rank == local_rank and current.state != "ended":
+                self.states[rank] = updated = change(current)
+                return updated != current
         return False
 
     def mark_leaving(self) -> None:

@@ -92,9 +92,7 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
 def _lost_machines(record: RunRecord, facts: ReconcileInput) -> list[bytes]:
     """Return the machines that took part, are offline now, and did not reach the end."""
     states = reported_states(facts.reports)
-    finished = {
-        key[0] for key, state in states.items() if state.state == "ended" and not (state.code or state.signal)
-    }
+    finished = {key[0] for key, state in states.items() if state.state == "ended" and not state.failed}
     nodes = dict.fromkeys(slot.node for slot in record.workers)
     return [node for node in nodes if node not in facts.present and node not in finished]
 
