@@ -73,7 +73,7 @@ class Agent:
         self.listener = Listener(settings, policy=ClusterConnectionPolicy(self))
         self.events: deque[str] = deque(maxlen=_KEPT_EVENTS)
         self.on_event: Callable[[str], None] | None = None
-        self.on_request: Callable[[bytes], Awaitable[bytes]] | None = None
+        self.on_request: Callable[[bytes, str], Awaitable[bytes]] | None = None
         self.stop_requested = asyncio.Event()
         self.membership_lock = asyncio.Lock()  # no admission while this machine joins another cluster
         self.removed_by = ""
@@ -268,11 +268,11 @@ class Agent:
         """Accept a connection of another agent."""
         self.connections.accept(connection, preface, address)
 
-    async def answer(self, request: bytes) -> bytes:
-        """Answer a request of a process on this machine."""
+    async def answer(self, request: bytes, run: str) -> bytes:
+        """Answer a request of a process on this machine; ``run`` limits what a worker may ask."""
         if self.on_request is None:
             raise AgentError("the agent is still starting", hint="Ask again in a moment.")
-        return await self.on_request(request)
+        return await self.on_request(request, run)
 
     # what the links tell (see agent.connections)
 

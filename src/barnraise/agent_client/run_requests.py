@@ -246,6 +246,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
     main_offset: int = -1  # bytes of output before it became rank 0; -1: unknown
     has_session: bool = False  # the script has started a session on this machine
+    is_owner: bool = False  # its machine is an owner's
 
 
 class FailureRow(msgspec.Struct, frozen=True):

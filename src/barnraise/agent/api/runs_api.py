@@ -102,6 +102,13 @@ async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
             return await agent.runs.checkpoints.answer(request)
 
 
+def graph_of_run(agent: Agent, run: str) -> GraphResponse:
+    """Return the measurements of the machines of one run, for its workers."""
+    nodes = tuple(raw.hex() for raw in agent.runs.registry.find(run).spec.nodes)
+    graph = agent.link_prober.graph().restricted_to(nodes)
+    return GraphResponse(graph=encode_graph(graph), nodes=nodes, this=agent.me.raw.hex())
+
+
 # start and stop
 
 
@@ -388,6 +395,7 @@ def _workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
                 number=numbers.get(slot.key, 0),
                 main_offset=state.main_offset if state is not None else -1,
                 has_session=report is not None and report.elastic,
+                is_owner=agent.log.role(NodeId(slot.node)) == "owner",
             )
         )
     return tuple(rows)
