@@ -50,7 +50,7 @@ class RunInterface:
         return cls(listener, run, directory)
 
     def close(self) -> None:
-        """Disconnect the workers, and remove the directory."""
+        """Close the socket of the run and remove its directory."""
         self._listener.close_run(self._run)
         remove_tree(self.directory)
 
