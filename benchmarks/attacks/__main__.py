@@ -5,9 +5,9 @@
     python -m benchmarks.attacks --only ID --only ID
     python -m benchmarks.attacks --list              print the attacks, start nothing
 
-One line for each attack: refused or not, its id, the role, what was tried, how it ended. The last line is one JSON
-object. The exit code is 0 only if no attack succeeded, none disturbed honest work, and all were judged.
-Needs root on Linux (docs/lab.md).
+One line for each attack: refused or not, its id, the role, what was tried, how it ended. The last line is
+one JSON object. The exit code is 0 only if no attack succeeded, none disturbed honest work, and all were
+judged. Needs root on Linux (docs/lab.md).
 """
 
 from __future__ import annotations
