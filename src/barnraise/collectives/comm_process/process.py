@@ -9,6 +9,7 @@ import selectors
 import socket
 import sys
 import time
+from pathlib import Path
 
 import psutil
 
@@ -42,6 +43,7 @@ from barnraise.collectives.shm.segment import SharedSegment
 from barnraise.core.config import Settings
 from barnraise.core.errors import BarnraiseError, ListenerError, ProtocolError
 from barnraise.identity.node_id import NodeId
+from barnraise.transport.ipc.dialing import BROKER_VARIABLE
 from barnraise.transport.links.frames import FrameHeader, FrameKind
 from barnraise.transport.links.link import Link
 from barnraise.transport.links.parallel_streams import (
@@ -92,8 +94,13 @@ class CommProcess:
         plaintext = ticket.encryption == "plaintext"
         if plaintext:
             log.info("links are in PLAINTEXT (network.encryption): use this only in a network you trust")
+        broker = os.environ.get(BROKER_VARIABLE)
         security = HandshakeSecurity.of(
-            ticket.credentials, [NodeId(raw) for raw in ticket.trusted], ticket.secret, plaintext=plaintext
+            ticket.credentials,
+            [NodeId(raw) for raw in ticket.trusted],
+            ticket.secret,
+            plaintext=plaintext,
+            broker=Path(broker) if broker else None,
         )
         clocks = Clocks(settings.link.heartbeat_s, settings.link.silence_s)
         engine = CommEngine(ticket.worker, ticket.run, ticket.generation, clocks, self)

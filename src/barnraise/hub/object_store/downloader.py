@@ -22,8 +22,9 @@ from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration
 from barnraise.hub.client.deadline import enforce_rate
 from barnraise.hub.client.downloads import receive, resume_headers
-from barnraise.hub.object_store.redirects import STORE_HEADER, allowed_addresses, network_of, refusal_reason
+from barnraise.hub.object_store.redirects import STORE_HEADER, allowed_addresses, refusal_reason
 from barnraise.hub.storage.blobs import hash_file
+from barnraise.transport.addresses import network_of
 
 _CONNECT_S, _SILENCE_S = 5.0, 10.0
 _AT_LEAST_S, _SLOWEST_BYTES_S = 30.0, 64 << 10  # what is slower comes from the hub
