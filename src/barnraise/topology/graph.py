@@ -20,7 +20,7 @@ MOST_NODES = 256
 _MOST_LINKS = MOST_NODES * (MOST_NODES - 1) // 2
 _LARGEST = 16 * 1024 * 1024
 
-NodeHex = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,64}$")]
+NodeHex = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,64}\Z")]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Text = Annotated[str, Meta(max_length=300)]
 Pair = tuple[str, str]

@@ -359,6 +359,7 @@ def _past_workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
             local_rank=slot.local_rank,
             start=slot.start,
             number=number,
+            is_trusted=_is_trusted(agent, slot.node),
         )
         for number, slot in enumerate(record.workers)
         if slot.key not in current
@@ -388,9 +389,15 @@ def _workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
                 number=numbers.get(slot.key, 0),
                 main_offset=state.main_offset if state is not None else -1,
                 has_session=report is not None and report.elastic,
+                is_trusted=_is_trusted(agent, slot.node),
             )
         )
     return tuple(rows)
+
+
+def _is_trusted(agent: Agent, node: bytes) -> bool:
+    """Tell whether output of a machine's workers reaches this machine's terminal unchanged."""
+    return agent.log.role(agent.me) == "owner" and agent.log.role(NodeId(node)) == "owner"
 
 
 def _findings(agent: Agent, entry: RunEntry) -> tuple[str, ...]:

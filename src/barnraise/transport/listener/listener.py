@@ -28,6 +28,7 @@ from barnraise import __version__
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import BarnraiseError, IdentityError, ListenerError, ProtocolError
 from barnraise.core.file_lock import FileLock
+from barnraise.core.flow.console_log import install_process_log
 from barnraise.identity import WORKER_BYTES, NodeId, delegate
 from barnraise.identity.private_file import private_directory
 from barnraise.transport.addresses import own_addresses
@@ -412,7 +413,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--until-idle", action="store_true", help="stop soon after the last worker has left")
     parser.add_argument("--settings", help="complete settings as JSON, instead of file and environment")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    install_process_log()
     try:
         if options.settings is not None:
             settings = msgspec.json.decode(options.settings, type=Settings)
