@@ -1,4 +1,4 @@
-"""A server that compresses its answers: nothing is unpacked, whatever the client asks for."""
+"""A server that compresses its answers: the client never unpacks them."""
 
 from __future__ import annotations
 
