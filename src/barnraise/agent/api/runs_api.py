@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from barnraise.agent.api.group_api import group_response
+from barnraise.agent.api.group_api import group_response, roles_response
 from barnraise.agent.checkpoints.service import LocatedCheckpoint, ShardedCheckpoint
 from barnraise.agent.daemon import Agent
 from barnraise.agent.runs.messages import MAX_LOG_BYTES
@@ -33,6 +33,7 @@ from barnraise.agent_client.run_requests import (
     ResultsRequest,
     ResultsResponse,
     ResumeRunRequest,
+    RolesRequest,
     RunRequest,
     RunRow,
     RunsRequest,
@@ -86,6 +87,8 @@ async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
             return _accept(agent, request)
         case GroupRequest():
             return await group_response(agent, request)
+        case RolesRequest():
+            return roles_response(agent, request)
         case ProgressRequest() | FailingRequest():
             executor = agent.runs.executors.get(agent.runs.registry.find(request.run).run)
             if executor is not None:
