@@ -12,14 +12,14 @@ from barnraise.core.errors import AgentError
 _ANSWER_S = 30.0
 
 
-def ask_roles(settings: Settings, run: str = "") -> RolesResponse | None:
+def ask_roles(settings: Settings, run: str, *, launched: bool) -> RolesResponse | None:
     """Return the roles in the cluster; None if no agent serves this machine, because trust is then a setting.
 
-    ``run``: the run of this worker; empty outside of runs. Raise an error if an agent is there and does not
-    answer, so that no caller takes silence for a cluster without guests.
+    ``run``: the run of this process; empty if it has none. ``launched``: an agent started the process, so one
+    must answer. Silence of an agent is an error: it must not be taken for a cluster without guests.
     """
     directory = state_directory(settings)
-    if not run:
+    if not launched:
         standing = standing_of(directory)
         if standing is None or not standing.agent:
             return None

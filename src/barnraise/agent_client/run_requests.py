@@ -190,7 +190,7 @@ class FetchCheckpointRequest(msgspec.Struct, frozen=True, tag="bring?"):
 class RolesRequest(msgspec.Struct, frozen=True, tag="roles?"):
     """Request for the owners and guests of the cluster. ``run``: the run that asks; empty outside of runs."""
 
-    run: Annotated[str, Meta(max_length=64)] = ""
+    run: Annotated[str, Meta(max_length=200)] = ""
 
 
 CheckpointQuestion = SignRequest | SignersRequest | NewestCheckpointRequest | FetchCheckpointRequest
@@ -253,6 +253,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
     main_offset: int = -1  # bytes of output before it became rank 0; -1: unknown
     has_session: bool = False  # the script has started a session on this machine
+    # Its machine and this one are owners. Otherwise only colours of its output reach the terminal.
+    is_trusted: bool = False
 
 
 class FailureRow(msgspec.Struct, frozen=True):

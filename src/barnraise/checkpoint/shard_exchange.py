@@ -141,7 +141,7 @@ def _reject_guests() -> None:
     """Raise RunError if a guest's machine takes part in the run, because DCP unpickles its messages."""
     if not os.environ.get("BARNRAISE_LAUNCHED"):
         return
-    known = ask_roles(load_settings(), os.environ["BARNRAISE_RUN"])
+    known = ask_roles(load_settings(), os.environ["BARNRAISE_RUN"], launched=True)
     if known is not None and (guests := known.run_guests):
         raise RunError(
             f"{', '.join(guests)} takes part as a guest, and DCP would unpickle what its workers send",

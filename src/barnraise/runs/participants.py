@@ -1,4 +1,4 @@
-"""Owners and guests: which machines the workers of a run trust, and whose pickles they load. Pure."""
+"""Owners and guests: which machines the workers of a run trust, and which pickles they load. Pure."""
 
 from __future__ import annotations
 

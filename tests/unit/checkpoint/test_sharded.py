@@ -353,7 +353,7 @@ def test_group_with_guest_is_rejected(tmp_path: Path, monkeypatch: pytest.Monkey
     mac, lap, away = b"\1" * 32, b"\2" * 32, b"\3" * 32
     guests = (GuestRow(lap, "lap", True), GuestRow(away, "away", False))
     known = RolesResponse(here=mac, owners=(mac,), guests=guests)
-    monkeypatch.setattr(shard_exchange, "ask_roles", lambda settings, run: known)
+    monkeypatch.setattr(shard_exchange, "ask_roles", lambda settings, run, launched: known)
     for call in (lambda: save_sharded({}, tmp_path / "x", 1), lambda: load_sharded({}, tmp_path / "x")):
         with pytest.raises(RunError, match="lap takes part as a guest"):
             call()

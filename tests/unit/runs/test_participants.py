@@ -1,4 +1,4 @@
-"""Which machines the workers of a run trust, and whose pickles they load."""
+"""Which machines the workers of a run trust, and which pickles they load."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def install_pickle_guard() -> None:
     if isinstance(getattr(distributed_c10d, _UNPICKLES), _Guarded):
         return
     launched = bool(os.environ.get("BARNRAISE_LAUNCHED"))
-    roles = ask_roles(load_settings(), os.environ["BARNRAISE_RUN"] if launched else "")
+    roles = ask_roles(load_settings(), os.environ.get("BARNRAISE_RUN", ""), launched=launched)
     if roles is None or not roles.guests:
         return
     for name in (*_OBJECTS, _UNPICKLES):

@@ -23,7 +23,7 @@ from barnraise.core.errors import UntrustedPickle
 
 here, owner, guest = b"\\1" * 32, b"\\2" * 32, b"\\7" * 32
 in_run = sys.argv[2] == "in a run"
-pickle_guard.ask_roles = lambda settings, run: RolesResponse(
+pickle_guard.ask_roles = lambda settings, run, launched: RolesResponse(
     here=here, owners=(here, owner), guests=(GuestRow(guest, "friend", in_run),))
 pickle_guard.install_pickle_guard()
 
