@@ -21,7 +21,7 @@ import torch.distributed as dist
 from msgspec import Meta
 
 from barnraise.agent_client.client import ListenerClient
-from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse, decode_response, encode
+from barnraise.agent_client.cluster_requests import decode_response, encode
 from barnraise.agent_client.run_requests import WatchRequest, WatchResponse
 from barnraise.checkpoint.shard_files import DRAFT, ShardFile, Start, TransferPlan, is_valid
 from barnraise.core.config import load_settings, state_directory
@@ -144,7 +144,7 @@ def _reject_guests() -> None:
     """Raise RunError if a guest's machine takes part in the run, because DCP unpickles its messages."""
     if not os.environ.get("BARNRAISE_LAUNCHED"):
         return
-    guests = guest_machines(*_ask_agent(os.environ["BARNRAISE_RUN"]))
+    guests = guest_machines(_ask_agent(os.environ["BARNRAISE_RUN"]))
     if guests:
         raise RunError(
             f"{', '.join(guests)} takes part as a guest, and DCP would unpickle what its workers send",
@@ -152,19 +152,17 @@ def _reject_guests() -> None:
         )
 
 
-def guest_machines(run: WatchResponse, cluster: StatusResponse) -> list[str]:
+def guest_machines(run: WatchResponse) -> list[str]:
     """Return the machines of a run that are not known as owners' machines."""
-    owners = {node.name for node in cluster.nodes if node.role == "owner"}
-    return sorted({worker.name for worker in run.workers} - owners)
+    return sorted({worker.name for worker in run.workers if not worker.is_owner})
 
 
-def _ask_agent(run: str) -> tuple[WatchResponse, StatusResponse]:
+def _ask_agent(run: str) -> WatchResponse:
     with ListenerClient.connect(state_directory(load_settings())) as client:
         watch = decode_response(client.ask(encode(WatchRequest(run=run, wait_s=0.0)), _REQUEST_S))
-        status = decode_response(client.ask(encode(StatusRequest()), _REQUEST_S))
-    if not isinstance(watch, WatchResponse) or not isinstance(status, StatusResponse):
+    if not isinstance(watch, WatchResponse):
         raise AgentError("the agent did not answer which machines take part in this run")
-    return watch, status
+    return watch
 
 
 # file transfer

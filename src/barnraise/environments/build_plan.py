@@ -105,8 +105,8 @@ def _from_requirements(files: Mapping[str, bytes], name: str) -> EnvironmentPlan
 def _torch_requirements(lines: list[str]) -> tuple[str, ...]:
     """Return the requirements of torch and of packages that must fit its build.
 
-    None if torch is not named, or if the file fixes its source: by an index, an address, a hash, or a build
-    such as +cu126.
+    Return none if torch is not named, or if the file fixes its source. An index, an address, a hash, or a
+    build such as +cu126 does so.
     """
     if any(_OWN_INDEX.search(line) for line in lines):
         return ()

@@ -13,7 +13,7 @@ from barnraise.runs.record import MOST_MACHINES
 
 VARIABLE = "BARNRAISE_GUESTS"  # not there, or empty: all machines of the run are owners'
 
-Id = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Id = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
 
 
 class Participants(msgspec.Struct, frozen=True):

@@ -39,8 +39,8 @@ class ListenerHost(Protocol):
     def deliver_agent(self, preface: Preface, connection: socket.socket, address: str) -> None:
         """Accept a connection of another agent."""
 
-    async def answer(self, request: bytes) -> bytes:
-        """Answer a request of a process on this machine."""
+    async def answer(self, request: bytes, run: str) -> bytes:
+        """Answer a request of a process on this machine; ``run`` limits what a worker may ask."""
 
 
 class ClusterConnectionPolicy:
@@ -82,9 +82,9 @@ class ClusterConnectionPolicy:
             return None
         return ConnectionRefusal(f"route {preface.route} does not exist here", refuse_route())
 
-    async def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes, run: str) -> bytes:
         """Answer a request of a process on this machine."""
-        return await self._agent.answer(question)
+        return await self._agent.answer(question, run)
 
     def refuse_run(self, run: str) -> str | None:
         """Return None: an agent refuses no run at this point."""

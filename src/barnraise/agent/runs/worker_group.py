@@ -37,6 +37,7 @@ class WorkerGroupConfig(NamedTuple):
 
     spec: RunSpec
     state: Path
+    interface: Path  # replaces the state directory for the workers
     settings: Settings
     python: Path
     containers: RunContainers | None
@@ -241,7 +242,7 @@ class WorkerGroup:
             record,
             rank,
             start=self.start,
-            state_directory=STATE_INSIDE if in_container else str(config.state),
+            state_directory=STATE_INSIDE if in_container else str(config.interface),
             # A container does not see the directory, and uses the cluster's key-value store.
             local_store="" if in_container else str(config.home / f"store-{record.generation}"),
             checkpoints="" if in_container else str(config.home / "checkpoints"),

@@ -50,10 +50,11 @@ class ConnectionPolicy(Protocol):
         exception, the listener sends the refusal and closes it.
         """
 
-    async def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes, run: str) -> bytes:
         """Answer a request of a local process of the same user; a BarnraiseError becomes a rejection.
 
-        The call is cancelled when the process disconnects.
+        ``run``: the run whose local interface received it; empty for the interface of the person. The call is
+        cancelled when the process disconnects.
         """
 
     def refuse_run(self, run: str) -> str | None:
@@ -85,7 +86,7 @@ class SettingsConnectionPolicy:
     def deliver(self, preface: Preface, connection: socket.socket, address: str) -> ConnectionRefusal | None:
         return ConnectionRefusal(f"route {preface.route} does not exist here", refuse_route())
 
-    async def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes, run: str) -> bytes:
         raise AgentError("this machine has a listener but no agent", hint="Start the agent: barnraise up")
 
     def refuse_run(self, run: str) -> str | None:
