@@ -75,6 +75,14 @@ class TopologyGraph(msgspec.Struct, frozen=True, kw_only=True):
         is_known = place < len(self.nodes) and self.nodes[place].node == node
         return self.nodes[place] if is_known else None
 
+    def restricted_to(self, nodes: Iterable[str]) -> TopologyGraph:
+        """Return the graph of these nodes only, and of the links between them."""
+        kept = frozenset(nodes)
+        return TopologyGraph(
+            nodes=tuple(facts for facts in self.nodes if facts.node in kept),
+            links=tuple(link for link in self.links if {link.a, link.b} <= kept),
+        )
+
     def link(self, a: str, b: str) -> LinkFacts | None:
         """Return the link between two nodes, in either order."""
         pair = ordered_pair(a, b)

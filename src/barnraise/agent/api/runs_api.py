@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from barnraise.agent.api.group_api import group_response
+from barnraise.agent.api.group_api import group_response, roles_response
 from barnraise.agent.checkpoints.service import LocatedCheckpoint, ShardedCheckpoint
 from barnraise.agent.daemon import Agent
 from barnraise.agent.runs.messages import MAX_LOG_BYTES
@@ -33,6 +33,7 @@ from barnraise.agent_client.run_requests import (
     ResultsRequest,
     ResultsResponse,
     ResumeRunRequest,
+    RolesRequest,
     RunRequest,
     RunRow,
     RunsRequest,
@@ -86,6 +87,8 @@ async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
             return _accept(agent, request)
         case GroupRequest():
             return await group_response(agent, request)
+        case RolesRequest():
+            return roles_response(agent, request)
         case ProgressRequest() | FailingRequest():
             executor = agent.runs.executors.get(agent.runs.registry.find(request.run).run)
             if executor is not None:
@@ -100,6 +103,13 @@ async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
             return await _results(agent, agent.runs.registry.find(request.run))
         case _:
             return await agent.runs.checkpoints.answer(request)
+
+
+def graph_of_run(agent: Agent, run: str) -> GraphResponse:
+    """Return the measurements of the machines of one run, for its workers."""
+    nodes = tuple(raw.hex() for raw in agent.runs.registry.find(run).spec.nodes)
+    graph = agent.link_prober.graph().restricted_to(nodes)
+    return GraphResponse(graph=encode_graph(graph), nodes=nodes, this=agent.me.raw.hex())
 
 
 # start and stop
