@@ -63,18 +63,18 @@ def find_sandbox() -> Sandbox:
     return Sandbox("none", reason=f"{Path(sandbox.program).name} does not work here: {last_line[:200]}")
 
 
-def _installed() -> Sandbox:
-    if sys.platform == "linux":
+def _installed(platform: str = sys.platform) -> Sandbox:
+    if platform == "linux":
         program = shutil.which(bubblewrap.PROGRAM)
         if program is None:
             return Sandbox("none", reason=f"bubblewrap is not installed; try: {_HOW_TO_INSTALL}")
         numbers = re.findall(r"\d+", runner(_TRY_S)((program, "--version")).stdout)
         return Sandbox("bubblewrap", program, tuple(map(int, numbers[:3])))
-    if sys.platform == "darwin" and os.path.exists(seatbelt.PROGRAM):
+    if platform == "darwin" and os.path.exists(seatbelt.PROGRAM):
         return Sandbox("seatbelt", seatbelt.PROGRAM)
-    if sys.platform == "win32":
+    if platform == "win32":
         return Sandbox("restricted token", sys.executable)
-    return Sandbox("none", reason=f"there is none for {sys.platform}")
+    return Sandbox("none", reason=f"there is none for {platform}")
 
 
 def sandbox_sentence(*, is_wanted: bool = True, sandbox: Sandbox | None = None) -> str:

@@ -6,6 +6,7 @@ script's folders, the network, signals and Apple events are denied. The only net
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from barnraise.sandbox.spec import SandboxSpec
@@ -48,7 +49,7 @@ def seatbelt_profile(spec: SandboxSpec, proxy_port: int) -> str:
         "(deny appleevent-send)",
         _rule("deny mach-lookup", "global-name", _SERVICES),
         "(deny network*)",
-        _rule("allow network-outbound", "subpath", spec.writable),  # the sockets of the broker and the run
+        _rule("allow network-outbound", "subpath", (*spec.writable, *_sockets(spec))),
         f'(allow network-bind network-inbound (local ip "localhost:{proxy_port}"))',
         f'(allow network-outbound (remote ip "localhost:{proxy_port}"))',
     ]
@@ -58,6 +59,10 @@ def seatbelt_profile(spec: SandboxSpec, proxy_port: int) -> str:
 def seatbelt_command(spec: SandboxSpec, command: Sequence[str], proxy_port: int) -> tuple[str, ...]:
     """Return the command line that runs ``command`` in a sandbox."""
     return (PROGRAM, "-p", seatbelt_profile(spec, proxy_port), *command)
+
+
+def _sockets(spec: SandboxSpec) -> tuple[str, ...]:
+    return (os.path.dirname(spec.broker),) if spec.broker else ()
 
 
 def _rule(action: str, kind: str, values: Sequence[str]) -> str:

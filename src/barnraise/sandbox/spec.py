@@ -43,7 +43,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     ``root``: the directory for the script's home and temporary files. ``writable``: what it may change.
     ``protected``: parts of the writable directories that it may only read. ``readable``: further files.
     ``hidden``: directories that are not shown even inside of the system's. ``broker``: the socket file of the
-    broker in a writable directory, the only way to a network.
+    broker in a directory that is named, too; it is the only way to a network.
     """
 
     root: str

@@ -60,7 +60,7 @@ def shown(offered: OfferedCode, machines: Sequence[str] = ()) -> str:
         lines.append(f"  {format_size(sum(entry.size for entry in rest)):>9}  in {len(rest)} more")
     if description.store:
         lines.append(f"Files and models may also come from {description.store}, checked by their hashes.")
-    lines.append("It runs with your rights: agree only if you trust the sender of the invite.")
+    lines.append("Agree only if you trust the sender of the invite.")
     return "\n".join(lines)
 
 

@@ -43,16 +43,16 @@ def refusal_reason(link: str, accepted: str, sha256: str) -> str:
 
 def allowed_addresses(addresses: Iterable[str], hub: Where, scheme: str) -> tuple[str, ...]:
     """Return the addresses of a store that a hub in the network ``hub`` may redirect to, in their order."""
-    return tuple(address for address in addresses if _may_lead(hub, network_of(address), scheme))
+    networks = allowed_networks(hub, scheme)
+    return tuple(address for address in addresses if network_of(address) in networks)
 
 
-def _may_lead(hub: Where, store: Where, scheme: str) -> bool:
-    if scheme != "https" and store != "machine":
-        return False
+def allowed_networks(hub: Where, scheme: str) -> frozenset[Where]:
+    """Return the networks with stores that a hub in the network ``hub`` may redirect to."""
     allowed: dict[Where, tuple[Where, ...]] = {
         "machine": ("machine", "network", "internet"),
         "network": ("network", "internet"),
         "internet": ("internet",),
         "nowhere": ("internet",),
     }
-    return store in allowed[hub]
+    return frozenset(where for where in allowed[hub] if scheme == "https" or where == "machine")

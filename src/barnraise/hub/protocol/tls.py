@@ -9,7 +9,6 @@ every response (see `signatures`).
 from __future__ import annotations
 
 import datetime
-import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from barnraise.core.errors import HandshakeError, HubAway
+from barnraise.core.errors import HandshakeError, HubAway, TransportError
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
+from barnraise.transport.ipc.dialing import open_connection
 
 KEY_FILE = "hub.key"
 _FILE = "hub.crt"
@@ -99,7 +99,7 @@ def context_for(host: str, port: int, hub: NodeId, timeout_s: float) -> ssl.SSLC
     try:
         # With its name, by which a proxy that only passes TLS on finds the hub.
         with (
-            socket.create_connection((host, port), timeout_s) as link,
+            open_connection(host, port, timeout_s) as link,
             pinned.wrap_socket(link, server_hostname=host),
         ):
             return pinned
@@ -107,7 +107,7 @@ def context_for(host: str, port: int, hub: NodeId, timeout_s: float) -> ssl.SSLC
         if not getproxies():
             raise HubAway(f"{host}:{port} does not answer in time") from error
         return ssl.create_default_context()
-    except (HandshakeError, OSError, ValueError):
+    except (TransportError, OSError, ValueError):
         return ssl.create_default_context()
 
 

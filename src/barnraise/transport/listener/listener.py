@@ -49,6 +49,7 @@ from barnraise.transport.ipc.messages import (
     RegistrationRefused,
     Reply,
     Request,
+    TrustUpdate,
     decode_request,
     encode_message,
 )
@@ -73,16 +74,20 @@ _log = logging.getLogger(__name__)
 
 
 class _Interface(NamedTuple):
-    """Local socket, and the run that it serves; empty: it serves the person, and every request."""
+    """Local socket, and the run that it serves; empty: it serves the person, and every request.
+
+    ``has_secret``: workers get the discovery secret. Those in a sandbox do not: a broker dials for them.
+    """
 
     listener: LocalListener
     run: str
+    has_secret: bool = True
 
 
 class _Local:
     """Connection of a local process, which is a worker once it has registered."""
 
-    __slots__ = ("channel", "interface", "pid", "requests", "run", "talk", "worker")
+    __slots__ = ("channel", "interface", "pid", "requests", "run", "talk", "trust", "worker")
 
     def __init__(self, channel: IpcChannel, interface: _Interface) -> None:
         self.channel = channel
@@ -90,6 +95,7 @@ class _Local:
         self.worker: bytes | None = None
         self.run = ""
         self.pid = 0
+        self.trust: TrustUpdate | None = None  # what the worker was told last
         self.requests: deque[Request] = deque()  # waiting behind a question; the first is in work
         self.talk: asyncio.Task[None] | None = None
 
@@ -149,8 +155,8 @@ class Listener:
             await self.stop()
             raise
         _log.info(
-            "node %s listens on port %d; trusted nodes: %d; encryption: %s",
-            *(self.node.short, self.port, len(self._policy.trusted()), self._settings.network.encryption),
+            "node %s listens on port %d; encryption: %s",
+            *(self.node.short, self.port, self._settings.network.encryption),
         )
 
     async def stop(self) -> None:
@@ -167,13 +173,14 @@ class Listener:
             await asyncio.wait(talks, timeout=_PREDECESSOR_S)
         self._lock.release()
 
-    def open_run(self, run: str, directory: Path) -> None:
+    def open_run(self, run: str, directory: Path, *, has_secret: bool = True) -> None:
         """Serve the workers of a run at a local socket of their own in ``directory``.
 
-        Every other request than those of this run's workers is rejected there.
+        Every other request than those of this run's workers is rejected there. ``has_secret``: the workers
+        get the discovery secret, to dial others themselves.
         """
         self.close_run(run)
-        self._open_interface(run, directory)
+        self._open_interface(run, directory, has_secret=has_secret)
 
     def close_run(self, run: str) -> None:
         """Close the local socket of a run and disconnect the processes that use it."""
@@ -183,8 +190,8 @@ class Listener:
             for local in [local for local in self._locals if local.interface is interface]:
                 self._farewell(local)
 
-    def _open_interface(self, run: str, directory: Path) -> None:
-        interface = _Interface(LocalListener(directory), run)
+    def _open_interface(self, run: str, directory: Path, *, has_secret: bool = True) -> None:
+        interface = _Interface(LocalListener(directory), run, has_secret)
         self._interfaces[run] = interface
         self._loop.add_reader(interface.listener.socket, self._accept_local, interface)
 
@@ -193,6 +200,28 @@ class Listener:
         self._loop.remove_reader(interface.listener.socket)
         interface.listener.close()
         return interface
+
+    def refresh_trust(self) -> None:
+        """Tell every worker what it may trust now, if that has changed since it was told last.
+
+        A worker that does not read its messages now is told at the next call.
+        """
+        for local in list(self._workers.values()):
+            trust = self._trust_for(local, local.run)
+            if trust == local.trust:
+                continue
+            try:
+                local.channel.send(encode_message(trust))
+                local.trust = trust
+            except BlockingIOError:
+                continue
+            except (BarnraiseError, OSError) as error:
+                _log.warning("a worker was disconnected: %s", error)
+                self._farewell(local)
+
+    def _trust_for(self, local: _Local, run: str) -> TrustUpdate:
+        secret = self._policy.secret() if local.interface.has_secret else b""
+        return TrustUpdate([node.raw for node in self._policy.trusted(run)], secret)
 
     async def wait_until_idle(self, *, first_s: float = _FIRST_WORKER_S, after_s: float = _IDLE_S) -> None:
         """Return once no local process has been connected for a while."""
@@ -366,10 +395,11 @@ class Listener:
 
     def _register(self, local: _Local, request: RegisterEndpoint) -> DialTicket:
         worker = secrets.token_bytes(WORKER_BYTES)
+        trust = self._trust_for(local, request.run)
         ticket = DialTicket(
             credentials=delegate(self._policy.key, run=request.run, worker=worker),
-            trusted=[node.raw for node in self._policy.trusted()],
-            secret=self._policy.secret(),
+            trusted=trust.trusted,
+            secret=trust.secret,
             run=request.run,
             generation=request.generation,
             worker=worker,
@@ -378,7 +408,7 @@ class Listener:
             encryption=self._settings.network.encryption,
             listener_version=__version__,
         )
-        local.worker, local.run, local.pid = worker, request.run, request.pid
+        local.worker, local.run, local.pid, local.trust = worker, request.run, request.pid, trust
         self._workers[worker] = local
         _log.info("worker %s of run %r is registered (pid %d)", worker.hex()[:8], request.run, request.pid)
         return ticket
