@@ -62,7 +62,7 @@ class AuditTrail:
         self._log, self._branch = log, branch
 
     def cluster_changed(self, log: TrustLog, branch: int, why: str) -> None:
-        """Record who was admitted or removed, and whether a person let a part of the cluster continue."""
+        """Record admissions, removals, and that a person let a part of the cluster continue."""
         before = self._log
         if before is not None and before != log:
             for change in trust_changes(before, log):

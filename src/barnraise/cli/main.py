@@ -475,7 +475,7 @@ def _listen(port: int | None, trust: tuple[str, ...], until_idle: bool) -> int:
 )
 @_as_json
 def _audit(since: str, limit: int, as_json: bool) -> int:
-    """Show who was admitted or removed, what was run, and other events of trust."""
+    """Show what changed trust and ran code on this machine."""
     from barnraise.cli.cluster import audit
 
     return audit.run(since=since, limit=limit, as_json=as_json)

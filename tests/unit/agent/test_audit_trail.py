@@ -1,4 +1,4 @@
-"""What the agent writes to the audit log about trust and runs."""
+"""Entries of the audit log about trust and runs."""
 
 from __future__ import annotations
 
@@ -127,33 +127,33 @@ def test_agents_record_what_changes_trust(tmp_path: Path) -> None:
     """Tries a pairing, a wrong code, a pre-shared key, a new name and a removal: each leaves an entry."""
 
     async def scenario() -> None:
-        one, two = Agent(_settings(tmp_path / "one")), Agent(_settings(tmp_path / "two"))
-        await one.start()
-        await two.start()
+        offerer, joiner = Agent(_settings(tmp_path / "one")), Agent(_settings(tmp_path / "two"))
+        await offerer.start()
+        await joiner.start()
         try:
-            await answer(one, encode(PairRequest("owner")), "")
-            code = one.pairing.offer
+            await answer(offerer, encode(PairRequest("owner")), "")
+            code = offerer.pairing.offer
             assert code is not None
-            at = f"127.0.0.1:{one.listener.port}"
+            at = f"127.0.0.1:{offerer.listener.port}"
             number, *words = str(code.secret).split("-")
             wrong = "-".join([number, *reversed(words)])
             with contextlib.suppress(PairingError):
-                await join(two, JoinClusterRequest(wrong, at=at))
-            await answer(one, encode(PairRequest("owner")), "")
-            assert one.pairing.offer is not None
-            await join(two, JoinClusterRequest(str(one.pairing.offer.secret), at=at))
-            await answer(one, encode(PskRequest("guest")), "")
-            await answer(one, encode(RenameRequest("first")), "")
-            await answer(one, encode(UnpairRequest(two.me.short)), "")
+                await join(joiner, JoinClusterRequest(wrong, at=at))
+            await answer(offerer, encode(PairRequest("owner")), "")
+            assert offerer.pairing.offer is not None
+            await join(joiner, JoinClusterRequest(str(offerer.pairing.offer.secret), at=at))
+            await answer(offerer, encode(PskRequest("guest")), "")
+            await answer(offerer, encode(RenameRequest("first")), "")
+            await answer(offerer, encode(UnpairRequest(joiner.me.short)), "")
         finally:
-            await two.stop()
-            await one.stop()
+            await joiner.stop()
+            await offerer.stop()
 
     asyncio.run(scenario())
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert [len(_of(one, event)) for event in ("code-opened", "code-burned", "psk-made")] == [2, 1, 1]
-    assert [entry.by.rpartition(":")[0] for entry in _of(one, "code-burned")] == ["127.0.0.1"]
-    assert [len(_of(one, event)) for event in ("machine-admitted", "machine-removed")] == [1, 1]
-    assert "renamed" in _of(one, "identity-changed")[0].detail
-    assert [entry.detail for entry in _of(two, "cluster-joined")] == ["as owner, with a code"]
-    assert len(_of(two, "agent-started")) == 1
+    offerer, joiner = tmp_path / "one", tmp_path / "two"
+    assert [len(_of(offerer, event)) for event in ("code-opened", "code-burned", "psk-made")] == [2, 1, 1]
+    assert [entry.by.rpartition(":")[0] for entry in _of(offerer, "code-burned")] == ["127.0.0.1"]
+    assert [len(_of(offerer, event)) for event in ("machine-admitted", "machine-removed")] == [1, 1]
+    assert "renamed" in _of(offerer, "identity-changed")[0].detail
+    assert [entry.detail for entry in _of(joiner, "cluster-joined")] == ["as owner, with a code"]
+    assert len(_of(joiner, "agent-started")) == 1

@@ -36,7 +36,7 @@ MAX_TEXT = 400
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What happened, when by this machine's clock, to what, and by which machine or person.
+    """Event with its time by this machine's clock, what it is about, and the machine or person behind it.
 
     ``digest``: SHA-256 of the signed order of a run, or of a hub's code.
     """

@@ -39,7 +39,7 @@ class AuditLog:
     def write(
         self, event: AuditEvent, *, subject: str = "", by: str = "", detail: str = "", digest: str = ""
     ) -> None:
-        """Append an entry. If the disk rejects it, nothing else stops; the process logs that once."""
+        """Append an entry to the log. A disk that rejects it stops nothing else; that is logged once."""
         entry = make_entry(self._now(), event, subject=subject, by=by, detail=detail, digest=digest)
         try:
             self._rotate()
