@@ -29,7 +29,7 @@ _FORM = "A code is a number and three words, as in 7-crossover-clockwork-zebra."
 
 @dataclass(frozen=True, repr=False)
 class PairingCode:
-    """Number and words. ``str`` shows all of it; ``repr``, which ends in logs, hides the words."""
+    """Number and three words. ``str`` shows all of it; ``repr``, which ends in logs, hides the words."""
 
     number: int
     words: tuple[str, ...]
@@ -124,7 +124,7 @@ def _split(letters: list[str]) -> tuple[str, ...]:
 
 
 def _splits(typed: str, count: int) -> Iterator[tuple[str, ...]]:
-    """Yield the ways to read the text as so many words; there is one at most."""
+    """Yield the ways to read the text as ``count`` words; there is at most one way."""
     if count == 1:
         if typed in _KNOWN:
             yield (typed,)

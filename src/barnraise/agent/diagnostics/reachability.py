@@ -2,8 +2,8 @@
 
 A dial is a complete handshake whose connection is never opened. It proves route, port and key, and the other
 side keeps no state. A peer dials back only to addresses that it knows already: a request contains no address.
-A guest names its own addresses, so that only the address of its link is dialled for it, and it learns nothing
-but whether that succeeded. Otherwise it could scan the ports of an owner's network.
+A guest names its own addresses and could scan an owner's network with them. So only the address of its link
+is dialled, and it learns only whether that succeeded.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def merge_failures(record: RunRecord, reports: Mapping[bytes, NodeReport]) -> Ru
 def _within_limit(failures: list[RecordedFailure]) -> tuple[RecordedFailure, ...]:
     while len(failures) > MAX_RECORDED_FAILURES:
         counts = Counter(item.node for item in failures)
-        most = max(counts.values())
-        newest = max(place for place, item in enumerate(failures) if counts[item.node] == most)
+        highest = max(counts.values())
+        newest = max(place for place, item in enumerate(failures) if counts[item.node] == highest)
         del failures[newest]
     return tuple(failures)
 
