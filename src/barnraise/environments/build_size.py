@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from barnraise.core.units import counted, format_size
-from barnraise.environments.build_plan import EnvironmentPlan, requirement_lines
+from barnraise.environments.build_plan import EnvironmentPlan, included_lines
 
-_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*")
+_NAMED = re.compile(r"^[A-Za-z0-9][\w.-]*(?![\w.+/:-])")  # not an address or a path
 
 
 class BuildSize(msgspec.Struct, frozen=True):
@@ -35,7 +35,8 @@ def build_size(plan: EnvironmentPlan, files: Mapping[str, bytes]) -> BuildSize:
     """Return what the source of an environment says about its size. Files that cannot be read say nothing."""
     source = files[plan.source]
     if plan.kind == "requirements":
-        names = {match[0].lower() for line in requirement_lines(source) if (match := _NAME.match(line))}
+        lines = [line for line in included_lines(files, plan.source)[0] if not line.startswith("-")]
+        names = {match[0].lower() if (match := _NAMED.match(line)) else line for line in lines}
         return BuildSize(len(names), "torch" in names)
     try:
         lock = tomllib.loads(source.decode("utf-8", "replace"))
