@@ -46,6 +46,7 @@ from barnraise.membership.effects import Effect, LogNote, SaveState, SendMessage
 from barnraise.membership.node import TICK_S, MembershipNode
 from barnraise.membership.storage import MembershipStorage
 from barnraise.membership.view import PresentMember, first
+from barnraise.runs.participants import trusted_nodes
 from barnraise.topology import Machine, NodeFacts, decode_machine
 from barnraise.transport.addresses import own_addresses as machine_addresses
 from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlConnection
@@ -256,6 +257,11 @@ class Agent:
         return f"waiting for {choice}{', '.join(names)}: there is no majority without it"
 
     # ListenerHost
+    def trusted_for(self, run: str) -> tuple[NodeId, ...]:
+        """Return the machines that workers of this run trust."""
+        entry = self.runs.registry.runs.get(run)
+        return trusted_nodes(self.log, self.me, entry.spec if entry is not None else None)
+
     def pairing_key(self, target: bytes) -> bytes | None:
         """Return the preface key of an open offer, or None."""
         return self.pairing.key_for(target)
@@ -418,6 +424,7 @@ class Agent:
             if node not in self.log.members:
                 self.connections.send(node, protocol.REMOVED)
                 self.connections.disconnect(node, "it was removed from the cluster")
+        self.listener.refresh_trust()
         self.peer_store.keep_only(set(self.log.members))
         self.discovery.update_tags()
         self.discovery.dial_all()
@@ -435,6 +442,7 @@ class Agent:
         while True:
             self._perform(self.member.tick(self._loop.time()))
             self.discovery.update_tags()
+            self.listener.refresh_trust()
             self.peer_store.flush(self._loop.time())
             await asyncio.sleep(TICK_S)
 

@@ -147,7 +147,7 @@ def test_no_text_of_the_sender_makes_a_line_of_ours(text: str) -> None:
     assert len(lines) < 400
 
 
-def test_what_is_cut_is_said() -> None:
+def test_question_counts_what_it_does_not_show() -> None:
     shown = rows(describe(offered("x" * 5000, variables=[(f"V{number}", "1") for number in range(100)])))
     assert "NOT ALL OF IT IS SHOWN" in shown["command"]
     assert "NOT ALL ARE SHOWN: 76 more" in shown["variables"]
@@ -185,11 +185,11 @@ def test_offered_run_of_a_response_has_every_field() -> None:
         machines=("pc (1EF2-9K3M)",),
         sandbox="yes",
     )
-    asked = offered_run(response)
-    assert asked.heading.startswith("pc (1EF2-9K3M) asks this machine to take part in run train-k3f9.")
-    assert asked.data == [OfferedData("d", "/home/u")]
-    assert (asked.image, asked.packages, asked.package_count, asked.sandbox) == ("i", "uv.lock", 3, "yes")
-    assert asked.reach == ClusterReach("guest", ("pc (1EF2-9K3M)",))
+    question = offered_run(response)
+    assert question.heading.startswith("pc (1EF2-9K3M) asks this machine to take part in run train-k3f9.")
+    assert question.data == [OfferedData("d", "/home/u")]
+    assert (question.image, question.packages, question.package_count, question.sandbox) == ("i", "uv.lock", 3, "yes")
+    assert question.reach == ClusterReach("guest", ("pc (1EF2-9K3M)",))
 
 
 PROGRAM = f"""

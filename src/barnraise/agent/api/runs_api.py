@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from barnraise.agent.api.group_api import group_response
+from barnraise.agent.api.group_api import group_response, roles_response
 from barnraise.agent.checkpoints.service import LocatedCheckpoint, ShardedCheckpoint
 from barnraise.agent.daemon import Agent
 from barnraise.agent.runs.consent import OfferedFolder, describe_offer, spec_digest
@@ -34,6 +34,7 @@ from barnraise.agent_client.run_requests import (
     ResultsRequest,
     ResultsResponse,
     ResumeRunRequest,
+    RolesRequest,
     RunRequest,
     RunRow,
     RunsRequest,
@@ -87,6 +88,8 @@ async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
             return _accept(agent, request)
         case GroupRequest():
             return await group_response(agent, request)
+        case RolesRequest():
+            return roles_response(agent, request)
         case ProgressRequest() | FailingRequest():
             executor = agent.runs.executors.get(agent.runs.registry.find(request.run).run)
             if executor is not None:
@@ -397,7 +400,6 @@ def _workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
                 number=numbers.get(slot.key, 0),
                 main_offset=state.main_offset if state is not None else -1,
                 has_session=report is not None and report.elastic,
-                is_owner=agent.log.role(NodeId(slot.node)) == "owner",
                 is_trusted=_is_trusted(agent, slot.node),
             )
         )

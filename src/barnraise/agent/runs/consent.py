@@ -1,4 +1,4 @@
-"""What a run would do on this machine, as its user is asked, and whether the user agreed.
+"""Offer of a run: everything that the user of this machine is asked, and whether the user agreed.
 
 Before the user agrees, only the list of the run's files is fetched, and it stays in memory.
 """

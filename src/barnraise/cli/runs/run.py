@@ -54,7 +54,7 @@ from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import RunEnvironmentError, RunError
 from barnraise.core.sanitize import coloured, printable
 from barnraise.core.units import counted, format_size
-from barnraise.environments.listed_packages import listed_packages
+from barnraise.environments.build_size import listed_packages
 from barnraise.environments.script_imports import scan_imports
 from barnraise.environments.script_paths import absolute_paths, data_hint
 from barnraise.planning.inputs.codecs import CHOOSABLE

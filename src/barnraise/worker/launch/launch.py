@@ -47,7 +47,7 @@ from barnraise.core.errors import AgentError, BarnraiseError, ListenerError, Run
 from barnraise.core.files import write_atomically
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size, parse_duration
-from barnraise.environments.listed_packages import listed_packages
+from barnraise.environments.build_size import listed_packages
 from barnraise.environments.script_imports import scan_imports
 from barnraise.worker.launch.remote_main import ARGUMENTS, RESULT, SCRIPT, encode_call
 from barnraise.worker.launch.script_builder import script_of

@@ -21,10 +21,10 @@ def test_unpair_asks_with_the_id_of_the_machine(monkeypatch: pytest.MonkeyPatch)
         machine(LATIN, node="AAAA-BBBB-CCCC", short="AAAA-BBBB"),
         machine(CYRILLIC, node="DDDD-EEEE-FFFF", short="DDDD-EEEE"),
     )
-    asked: list[object] = []
+    requests: list[object] = []
 
     def ask(request: object, expected: type, **_: object) -> object:
-        asked.append(request)
+        requests.append(request)
         return response if expected is StatusResponse else RequestDone("removed")
 
     questions: list[str] = []
@@ -33,6 +33,6 @@ def test_unpair_asks_with_the_id_of_the_machine(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(click, "confirm", lambda text, abort: questions.append(text))
     assert members.unpair(node=CYRILLIC, yes=False, as_json=False) == 0
     assert questions == ["Remove рс (DDDD-EEEE) permanently? To return, it must leave and pair again."]
-    assert asked[-1] == UnpairRequest("DDDD-EEEE-FFFF")
+    assert requests[-1] == UnpairRequest("DDDD-EEEE-FFFF")
     with pytest.raises(MembershipError, match="no machine is called 'p'"):
         members.unpair(node="p", yes=False, as_json=False)
