@@ -43,15 +43,15 @@ def offered(*command: str, **changes: object) -> OfferedRun:
 
 def rows(text: str) -> dict[str, str]:
     """Return the text beside each label, its lines joined."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     label = ""
     for line in text.splitlines():
         if line.startswith("  ") and line[2:3] not in ("", " "):
             label, _, rest = line.strip().partition(" ")
-            found[label] = rest.strip()
+            texts[label] = rest.strip()
         elif label:
-            found[label] += f" {line.strip()}"
-    return found
+            texts[label] += f" {line.strip()}"
+    return texts
 
 
 def width(line: str) -> int:
@@ -188,7 +188,12 @@ def test_offered_run_of_a_response_has_every_field() -> None:
     question = offered_run(response)
     assert question.heading.startswith("pc (1EF2-9K3M) asks this machine to take part in run train-k3f9.")
     assert question.data == [OfferedData("d", "/home/u")]
-    assert (question.image, question.packages, question.package_count, question.sandbox) == ("i", "uv.lock", 3, "yes")
+    assert (question.image, question.packages, question.package_count, question.sandbox) == (
+        "i",
+        "uv.lock",
+        3,
+        "yes",
+    )
     assert question.reach == ClusterReach("guest", ("pc (1EF2-9K3M)",))
 
 

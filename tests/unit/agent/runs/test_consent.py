@@ -1,4 +1,4 @@
-"""What is known of a run, and kept of it, before the user of a guest agrees."""
+"""Knowledge and traces of a run on a guest before its user agrees."""
 
 from __future__ import annotations
 
