@@ -100,7 +100,7 @@ class AcceptRunRequest(msgspec.Struct, frozen=True, tag="accept?"):
     run: RunName
     yes: bool = False
     no: bool = False
-    order: Digest = b""
+    order: Annotated[str, Meta(max_length=64)] = ""
 
 
 class ResultsRequest(msgspec.Struct, frozen=True, tag="results?"):
@@ -343,7 +343,7 @@ class AcceptRunResponse(msgspec.Struct, frozen=True, kw_only=True, tag="accept")
     """
 
     run: str
-    order: Digest = b""
+    order: str = ""
     sentence: str = ""
     by: str = ""
     by_id: str

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Sequence
 
 import msgspec
 
 from barnraise.agent.api.group_api import group_response, roles_response
+from barnraise.agent.audit_trail import order_digest
 from barnraise.agent.checkpoints.service import LocatedCheckpoint, ShardedCheckpoint
 from barnraise.agent.daemon import Agent
-from barnraise.agent.runs.consent import OfferedFolder, describe_offer, spec_digest
+from barnraise.agent.runs.consent import OfferedFolder, describe_offer
 from barnraise.agent.runs.messages import MAX_LOG_BYTES
 from barnraise.agent.runs.registry import RunEntry
 from barnraise.agent_client.cluster_requests import AgentResponse, RequestDone
@@ -62,6 +64,7 @@ _MAX_LOG_RESPONSE = 900 << 10  # of one answer
 _MAX_LAG = 2 << 20
 _LIVE_TAIL = 16 << 10
 _MAX_RESUMED = 16
+_PERSON = "this machine's user"  # at the local interface
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
 
@@ -221,6 +224,9 @@ async def _stop(agent: Agent, request: StopRunRequest) -> RequestDone:
     entry = agent.runs.registry.find(request.run)
     if entry.has_ended:
         return RequestDone(f"run {entry.run} has ended already")
+    agent.audit.write(
+        "run-stopped", subject=entry.run, by=_PERSON, detail="asked", digest=order_digest(entry.record)
+    )
     try:
         await agent.runs.controller.stop(entry, hard=request.hard)
     except MembershipError as error:
@@ -421,20 +427,25 @@ def _findings(agent: Agent, entry: RunEntry) -> tuple[str, ...]:
 
 def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
     entry = agent.runs.registry.find(request.run)
-    executor = agent.runs.executors.get(entry.run)
+    spec, executor = entry.spec, agent.runs.executors.get(entry.run)
     consent = executor.consent if executor is not None else None
     if executor is None or executor.offered is None or consent is None or consent.done():
         sentence = f"run {entry.run} does not wait for consent on this machine"
         return _offer(agent, entry, OfferedFolder(), sentence, accepted=True)
-    if request.order and request.order != spec_digest(entry.record):
+    if request.order and request.order != order_digest(entry.record):
         raise RunError(
             f"run {entry.run} is not the run that was shown",
             hint=f"Look at it again: barnraise accept {entry.run}",
         )
-    if request.no:
-        consent.set_result(False)
-    elif request.yes:
-        consent.set_result(True)
+    if request.no or request.yes:
+        consent.set_result(not request.no)
+        agent.audit.write(
+            "consent-refused" if request.no else "consent-given",
+            subject=entry.run,
+            by=_PERSON,
+            detail=f"asked by {agent.name_of(NodeId(spec.by))}: {shlex.join(spec.program.command)}",
+            digest=order_digest(entry.record),
+        )
     result = "refused" if request.no else "accepted" if request.yes else "waiting for your decision"
     return _offer(agent, entry, executor.offered, f"run {entry.run}: {result}", accepted=request.yes)
 

@@ -5,10 +5,10 @@ Before the user agrees, only the list of the run's files is fetched, and it stay
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
+from barnraise.agent.audit_trail import order_digest
 from barnraise.agent_client.run_requests import AcceptRunResponse, DataRow
 from barnraise.artifacts import FolderManifest
 from barnraise.environments.build_plan import environment_source
@@ -58,16 +58,11 @@ def end_agreement(home: Path) -> None:
     (home / _AGREED).unlink(missing_ok=True)
 
 
-def spec_digest(record: RunRecord) -> bytes:
-    """Return the hash of a run's signed spec; an answer of the user is bound to it."""
-    return hashlib.sha256(record.order).digest()
-
-
 def describe_offer(record: RunRecord, spec: RunSpec, folder: OfferedFolder) -> AcceptRunResponse:
     """Return everything about a run that the user of this machine agrees to."""
     return AcceptRunResponse(
         run=spec.run,
-        order=spec_digest(record),
+        order=order_digest(record),
         by_id=NodeId(spec.by).short,
         command=spec.program.command,
         files=folder.files,

@@ -64,7 +64,7 @@ def test_describe_offer_names_variables_data_image_and_packages() -> None:
         ("own", "/data", 0, 0),
     ]
     assert (offer.image, offer.package_count, offer.by_id) == ("image", 3, KEY.id.short)
-    assert len(offer.order) == 32
+    assert len(offer.order) == 64
 
 
 def test_agreement_ends_with_the_run(tmp_path: Path) -> None:
