@@ -229,6 +229,7 @@ class UploadService:
             sketch=figures.sketch,
             loss=declared.loss,
             merged=merged,
+            has_strangers=declared.has_strangers,
         )
         weight = declared.samples * staleness_weight(versions_behind(hub.state, declared.version))
         try:
