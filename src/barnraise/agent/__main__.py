@@ -19,6 +19,8 @@ from barnraise.agent.cluster.join import join_by_psk
 from barnraise.agent.daemon import Agent
 from barnraise.core.config import Settings, load_settings
 from barnraise.core.errors import BarnraiseError, IdentityError
+from barnraise.core.flow.console_log import install_process_log
+from barnraise.core.sanitize import printable
 from barnraise.identity.private_file import read_private
 from barnraise.pairing import Psk, parse_psk
 
@@ -35,12 +37,12 @@ def main() -> int:
     parser.add_argument("--psk-file", type=Path)
     parser.add_argument("--witness", action="store_true")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    install_process_log()
     logging.getLogger("zeroconf").setLevel(logging.ERROR)
     try:
         return serve(load_settings(), psk_file=options.psk_file, witness=options.witness)
     except BarnraiseError as error:
-        print(error, file=sys.stderr)  # noqa: T201  # nothing else shows it yet
+        print(printable(str(error), also="\n"), file=sys.stderr)  # noqa: T201  # nothing else shows it yet
         return 1
 
 

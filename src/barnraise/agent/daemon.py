@@ -37,6 +37,7 @@ from barnraise.agent.runs.service import RunService
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import AgentError, MembershipError, ProtocolError
 from barnraise.core.flow.events import ChangeEvent
+from barnraise.core.sanitize import is_printable, printable
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.private_file import private_directory
 from barnraise.identity.trust import NAME_LENGTH, SignedEntry, TrustLog, check_name, encode_entry
@@ -45,7 +46,8 @@ from barnraise.membership.effects import Effect, LogNote, SaveState, SendMessage
 from barnraise.membership.node import TICK_S, MembershipNode
 from barnraise.membership.storage import MembershipStorage
 from barnraise.membership.view import PresentMember, first
-from barnraise.topology import Machine, NodeFacts
+from barnraise.runs.participants import trusted_nodes
+from barnraise.topology import Machine, NodeFacts, decode_machine
 from barnraise.transport.addresses import own_addresses as machine_addresses
 from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlConnection
 from barnraise.transport.listener.acceptor import ConnectionRefusal
@@ -73,7 +75,7 @@ class Agent:
         self.listener = Listener(settings, policy=ClusterConnectionPolicy(self))
         self.events: deque[str] = deque(maxlen=_KEPT_EVENTS)
         self.on_event: Callable[[str], None] | None = None
-        self.on_request: Callable[[bytes], Awaitable[bytes]] | None = None
+        self.on_request: Callable[[bytes, str], Awaitable[bytes]] | None = None
         self.stop_requested = asyncio.Event()
         self.membership_lock = asyncio.Lock()  # no admission while this machine joins another cluster
         self.removed_by = ""
@@ -200,6 +202,7 @@ class Agent:
 
     def report_event(self, text: str) -> None:
         """Write one line to the log, the display and `barnraise status`."""
+        text = printable(text)  # it may quote another machine
         _log.info("%s", text)
         self.events.append(text)
         if self.on_event is not None:
@@ -254,6 +257,11 @@ class Agent:
         return f"waiting for {choice}{', '.join(names)}: there is no majority without it"
 
     # ListenerHost
+    def trusted_for(self, run: str) -> tuple[NodeId, ...]:
+        """Return the machines that workers of this run trust."""
+        entry = self.runs.registry.runs.get(run)
+        return trusted_nodes(self.log, self.me, entry.spec if entry is not None else None)
+
     def pairing_key(self, target: bytes) -> bytes | None:
         """Return the preface key of an open offer, or None."""
         return self.pairing.key_for(target)
@@ -268,11 +276,11 @@ class Agent:
         """Accept a connection of another agent."""
         self.connections.accept(connection, preface, address)
 
-    async def answer(self, request: bytes) -> bytes:
-        """Answer a request of a process on this machine."""
+    async def answer(self, request: bytes, run: str) -> bytes:
+        """Answer a request of a process on this machine; ``run`` limits what a worker may ask."""
         if self.on_request is None:
             raise AgentError("the agent is still starting", hint="Ask again in a moment.")
-        return await self.on_request(request)
+        return await self.on_request(request, run)
 
     # what the links tell (see agent.connections)
 
@@ -373,10 +381,7 @@ class Agent:
         """Return the hardware facts of a machine, or None if they are unknown."""
         if node == self.me:
             return self.link_prober.machine
-        try:
-            return msgspec.msgpack.decode(self.peer_store[node].machine, type=Machine)
-        except (msgspec.DecodeError, ValueError, RecursionError):
-            return None
+        return decode_machine(self.peer_store[node].machine)
 
     def _send_hello(self) -> None:
         for node in self.connections.linked():
@@ -419,6 +424,7 @@ class Agent:
             if node not in self.log.members:
                 self.connections.send(node, protocol.REMOVED)
                 self.connections.disconnect(node, "it was removed from the cluster")
+        self.listener.refresh_trust()
         self.peer_store.keep_only(set(self.log.members))
         self.discovery.update_tags()
         self.discovery.dial_all()
@@ -436,6 +442,7 @@ class Agent:
         while True:
             self._perform(self.member.tick(self._loop.time()))
             self.discovery.update_tags()
+            self.listener.refresh_trust()
             self.peer_store.flush(self._loop.time())
             await asyncio.sleep(TICK_S)
 
@@ -452,7 +459,7 @@ class Agent:
 
     def _on_hello(self, node: NodeId, link: ControlConnection, hello: protocol.PeerHello) -> None:
         check_name(hello.name)
-        if not hello.version.isprintable():
+        if not is_printable(hello.version):
             raise ProtocolError(f"{node.short} sent a version with unprintable characters")
         self.peer_store.apply_hello(node, hello, link.address)
         self._report_name_clashes()
@@ -489,5 +496,5 @@ class Agent:
 
 def machine_name() -> str:
     """Return the first part of the host name, as the name of a machine that has no other yet."""
-    name = "".join(letter for letter in socket.gethostname().split(".")[0] if letter.isprintable()).strip()
+    name = printable(socket.gethostname().split(".")[0], instead="").strip()
     return name[:NAME_LENGTH].strip() or "machine"

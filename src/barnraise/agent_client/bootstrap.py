@@ -17,6 +17,7 @@ from barnraise.agent_client.client import ListenerClient
 from barnraise.core.config import NetworkSettings, Settings, state_directory
 from barnraise.core.errors import ListenerError
 from barnraise.core.file_lock import FileLock
+from barnraise.identity.private_file import private_directory
 from barnraise.transport.ipc.messages import DialTicket, ListenerStanding
 
 LOG_NAME = "listener.log"
@@ -60,6 +61,7 @@ def ensure_listener(settings: Settings) -> None:
     directory = state_directory(settings)
     if standing_of(directory) is not None:
         return
+    private_directory(directory)
     lock = FileLock(directory / "listener.start")
     if not lock.acquire(_START_S):
         raise ListenerError(
@@ -77,7 +79,7 @@ def start_agent(settings: Settings, options: Sequence[str] = ()) -> int | None:
 
     None if one runs already. A listener that only serves workers is left alone: ListenerError says so.
     """
-    directory = state_directory(settings)
+    directory = private_directory(state_directory(settings))
     lock = FileLock(directory / "listener.start")
     if not lock.acquire(_START_S):
         raise ListenerError(f"another process has been starting the agent for {_START_S:g} s")

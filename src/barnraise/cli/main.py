@@ -25,6 +25,7 @@ from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.project_file import ProjectFileCommand
 from barnraise.cli.runs.options import RunCommandOptions, run_options, take_run_options
 from barnraise.core.errors import BarnraiseError
+from barnraise.core.sanitize import printable
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -543,7 +544,8 @@ def main() -> None:
     except BarnraiseError as error:
         from barnraise.cli.explain import more_about
 
-        click.echo(f"barnraise: {error}\n     {more_about(error.code)}", err=True)
+        text = printable(str(error), also="\n\t")  # it may quote another machine
+        click.echo(f"barnraise: {text}\n     {more_about(error.code)}", err=True)
         sys.exit(1)
     except click.exceptions.Abort:
         sys.exit(130)

@@ -10,6 +10,8 @@ from typing import TextIO
 
 import click
 
+from barnraise.core.sanitize import printable
+
 _UNKNOWN = (80, 24)
 _NARROWEST = 40
 
@@ -34,9 +36,16 @@ def painted(
 
 
 def wrapped(text: str, width: int = 0, indent: str = "") -> str:
-    """Return a sentence in lines that fit; ``indent`` comes before all but the first."""
+    """Return a sentence in lines that fit; ``indent`` comes before all but the first.
+
+    The sentence may quote another machine, so that nothing in it commands the terminal.
+    """
     return textwrap.fill(
-        text, width or columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        printable(text, also="\n\t"),
+        width or columns(),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

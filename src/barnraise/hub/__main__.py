@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import sys
 from pathlib import Path
 
 from barnraise.core.errors import BarnraiseError
+from barnraise.core.flow.console_log import install_process_log
+from barnraise.core.sanitize import printable
 from barnraise.hub.mirror.server import serve_mirror
 from barnraise.hub.object_store.s3 import BucketUrl, parse_bucket_url
 from barnraise.hub.private_options import PrivateOptions, take_private_options
@@ -33,7 +34,7 @@ def run(
     Raise HubError if another process uses the directory, or the port is taken; nothing is changed then.
     """
     check_plain(listening)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    install_process_log()
     with lock_directory(directory):  # until its last thread has ended
         if follow is not None:
             asyncio.run(serve_mirror(directory, follow, listening))
@@ -76,7 +77,8 @@ def main(arguments: list[str]) -> int:
             held_out=given.held_out,
         )
     except BarnraiseError as error:
-        sys.stderr.write(f"{error}\n")
+        text = printable(str(error), also="\n")
+        sys.stderr.write(f"{text}\n")
         return 1
     except KeyboardInterrupt:
         return 0

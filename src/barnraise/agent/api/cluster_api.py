@@ -8,6 +8,7 @@ from typing import Literal
 
 from barnraise import __version__
 from barnraise.agent.api import runs_api
+from barnraise.agent.api.run_interface import refuse_request
 from barnraise.agent.cluster.join import join
 from barnraise.agent.cluster.machine_names import name_clash, name_clashes
 from barnraise.agent.daemon import Agent
@@ -15,6 +16,7 @@ from barnraise.agent.diagnostics import collect
 from barnraise.agent_client.cluster_requests import (
     AgentRequest,
     AgentResponse,
+    AnyAgentRequest,
     CheckRequest,
     CleanRequest,
     ContinueRequest,
@@ -39,7 +41,7 @@ from barnraise.agent_client.cluster_requests import (
 )
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest, KvResponse
 from barnraise.agent_client.kv_messages import encode as encode_kv
-from barnraise.agent_client.run_requests import RunRequest
+from barnraise.agent_client.run_requests import GraphRequest, RunRequest
 from barnraise.core.errors import AgentError, MembershipError
 from barnraise.identity import NodeId
 from barnraise.identity.trust import SignedEntry, TrustLog, check_name
@@ -52,9 +54,16 @@ from barnraise.topology.render import draw_graph
 State = Literal["this", "here", "joining", "silent", "away"]
 
 
-async def answer(agent: Agent, data: bytes) -> bytes:
-    """Answer one request of a process of this machine's user."""
+async def answer(agent: Agent, data: bytes, run: str) -> bytes:
+    """Answer one request of a process of this machine's user.
+
+    ``run``: the run whose local interface received it; empty for the interface of the person.
+    """
     request = decode_request(data)
+    if run:
+        _check_worker_request(agent, run, request)
+        if isinstance(request, GraphRequest):
+            return encode(runs_api.graph_of_run(agent, run))
     if isinstance(request, KvRequest | ClusterRequest):
         if isinstance(request, KvRequest) and agent.runs.proxy.is_needed:
             return encode_kv(
@@ -64,6 +73,18 @@ async def answer(agent: Agent, data: bytes) -> bytes:
     if isinstance(request, RunRequest):
         return encode(await runs_api.answer(agent, request))
     return encode(await _answer(agent, request))
+
+
+def _check_worker_request(agent: Agent, run: str, request: AnyAgentRequest) -> None:
+    """Raise AgentError unless a worker of this run may send this request."""
+    entry = agent.runs.registry.runs.get(run)
+    earlier = entry.spec.resumes if entry is not None else ()
+    reason = refuse_request(run, earlier, request)
+    if reason is not None:
+        raise AgentError(
+            f"the agent rejects {type(request).__name__} of a worker of run {run}: {reason}",
+            hint="Do it in a terminal, outside of the run.",
+        )
 
 
 async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from barnraise.agent.api.group_api import group_response
+from barnraise.agent.api.group_api import group_response, roles_response
 from barnraise.agent.checkpoints.service import LocatedCheckpoint, ShardedCheckpoint
 from barnraise.agent.daemon import Agent
 from barnraise.agent.runs.messages import MAX_LOG_BYTES
@@ -33,6 +33,7 @@ from barnraise.agent_client.run_requests import (
     ResultsRequest,
     ResultsResponse,
     ResumeRunRequest,
+    RolesRequest,
     RunRequest,
     RunRow,
     RunsRequest,
@@ -86,6 +87,8 @@ async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
             return _accept(agent, request)
         case GroupRequest():
             return await group_response(agent, request)
+        case RolesRequest():
+            return roles_response(agent, request)
         case ProgressRequest() | FailingRequest():
             executor = agent.runs.executors.get(agent.runs.registry.find(request.run).run)
             if executor is not None:
@@ -100,6 +103,13 @@ async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
             return await _results(agent, agent.runs.registry.find(request.run))
         case _:
             return await agent.runs.checkpoints.answer(request)
+
+
+def graph_of_run(agent: Agent, run: str) -> GraphResponse:
+    """Return the measurements of the machines of one run, for its workers."""
+    nodes = tuple(raw.hex() for raw in agent.runs.registry.find(run).spec.nodes)
+    graph = agent.link_prober.graph().restricted_to(nodes)
+    return GraphResponse(graph=encode_graph(graph), nodes=nodes, this=agent.me.raw.hex())
 
 
 # start and stop
@@ -359,6 +369,7 @@ def _past_workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
             local_rank=slot.local_rank,
             start=slot.start,
             number=number,
+            is_trusted=_is_trusted(agent, slot.node),
         )
         for number, slot in enumerate(record.workers)
         if slot.key not in current
@@ -388,9 +399,15 @@ def _workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
                 number=numbers.get(slot.key, 0),
                 main_offset=state.main_offset if state is not None else -1,
                 has_session=report is not None and report.elastic,
+                is_trusted=_is_trusted(agent, slot.node),
             )
         )
     return tuple(rows)
+
+
+def _is_trusted(agent: Agent, node: bytes) -> bool:
+    """Tell whether output of a machine's workers reaches this machine's terminal unchanged."""
+    return agent.log.role(agent.me) == "owner" and agent.log.role(NodeId(node)) == "owner"
 
 
 def _findings(agent: Agent, entry: RunEntry) -> tuple[str, ...]:

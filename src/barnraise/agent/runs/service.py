@@ -17,6 +17,7 @@ from barnraise.agent.context import AgentContext
 from barnraise.agent.runs import messages
 from barnraise.agent.runs.controller import RunController
 from barnraise.agent.runs.executor import RunExecutor
+from barnraise.agent.runs.local_interface import remove_interfaces
 from barnraise.agent.runs.messages import LogRequest, LogResponse, RecordUpdate, ReportUpdate, RunMessage
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent.runs.supervisor_client import kill_orphans
@@ -94,6 +95,7 @@ class RunService:
         """Kill leftovers of earlier agent processes and continue the runs that are active."""
         kill_orphans(self._context.directory / "supervisors")
         remove_container_leftovers(self._context.directory)
+        remove_interfaces(self._context.directory)
         self.registry.load()
         for entry in list(self.registry.runs.values()):
             self._on_record(entry)

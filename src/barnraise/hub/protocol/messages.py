@@ -19,13 +19,13 @@ PROTOCOL = 1
 PIECE_BYTES = 1 << 20  # the most that one PATCH may carry
 MOST_MESSAGE_BYTES = 8 << 20
 
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-NodeText = Annotated[str, Meta(pattern="^[0-9A-Z-]{69}$")]
-LeaseId = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-Name = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
-Address = Annotated[str, Meta(pattern="^https?://[A-Za-z0-9.:/_~%\\[\\]-]{1,400}$")]
-Origin = Annotated[str, Meta(pattern="^https?://[A-Za-z0-9.:\\[\\]-]{1,300}$")]
-CodecName = Annotated[str, Meta(pattern="^[a-z0-9]{1,16}(:[a-z0-9=,]{1,48})?(\\+zlib)?$")]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
+NodeText = Annotated[str, Meta(pattern="^[0-9A-Z-]{69}\\Z")]
+LeaseId = Annotated[str, Meta(pattern="^[0-9a-f]{32}\\Z")]
+Name = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}\\Z")]
+Address = Annotated[str, Meta(pattern="^https?://[A-Za-z0-9.:/_~%\\[\\]-]{1,400}\\Z")]
+Origin = Annotated[str, Meta(pattern="^https?://[A-Za-z0-9.:\\[\\]-]{1,300}\\Z")]
+CodecName = Annotated[str, Meta(pattern="^[a-z0-9]{1,16}(:[a-z0-9=,]{1,48})?(\\+zlib)?\\Z")]
 Sentence = Annotated[str, Meta(max_length=2000)]
 Version = Annotated[int, Meta(ge=0, le=1 << 40)]
 Count = Annotated[int, Meta(ge=0, le=1 << 50)]
@@ -33,7 +33,7 @@ Size = Annotated[int, Meta(ge=1, le=1 << 44)]
 Seconds = Annotated[float, Meta(ge=0, le=604_800)]
 LeaseTime = Annotated[float, Meta(ge=0, le=1 << 27)]  # what the longest rounds come to, by the slowest terms
 Role = Literal["owner", "friend", "stranger", "mirror", "region"]
-Signature = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{86}$")]
+Signature = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{86}\\Z")]
 Moment = Annotated[int, Meta(ge=0, le=1 << 40)]  # seconds since 1970 by the hub's clock
 Addresses = Annotated[tuple[Address, ...], Meta(min_length=1, max_length=8)]
 MOST_REGIONS = 16

@@ -325,6 +325,33 @@ def test_listener_does_not_leak_descriptors(running: Running) -> None:
     channel.close()
 
 
+def test_interface_of_run_registers_only_its_own_workers(running: Running) -> None:
+    """A worker of one run asks for credentials of another run, and of none."""
+    directory = running.directory / "ipc"
+    directory.mkdir()
+    running.call(lambda: running.listener.open_run("mnist", directory))
+    connection, _ = dial_local(directory, 60)
+    channel = IpcChannel(connection, takes_sockets=True)
+    for other in ("another", "default"):
+        request = RegisterEndpoint(run=other, generation=7, pid=os.getpid())
+        reply = ask(channel, encode_message(request))
+        assert isinstance(reply, RegistrationRefused)
+        assert reply.message == f"this local interface serves workers of run mnist only, not of {other!r}"
+    ticket = register(channel)
+    with running.dial() as dialled:
+        dialled.sendall(knock_of(ticket))
+        take(channel)[1].close()
+    person = running.local()
+    register(person, "another")
+    running.call(lambda: running.listener.close_run("mnist"))
+    assert channel.receive() is None
+    assert channel.closed, "its workers end with the run"
+    assert not (directory / "listener.sock").exists()
+    running.until(lambda: running.listener.workers == 1)
+    person.close()
+    channel.close()
+
+
 def test_listener_reports_its_status(running: Running) -> None:
     channel = running.local()
     standing = ask(channel, encode_message(ListenerStatus()))
