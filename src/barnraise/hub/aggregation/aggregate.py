@@ -88,13 +88,13 @@ def cap_invites(weights: Sequence[float], invites: Sequence[str]) -> list[float]
     The bound is three times the median weight, or the largest of these weights. So one machine keeps its
     weight, and one person with many machines does not outweigh the others.
     """
-    most = _MOST_OF_INVITE * _lower_median(weights)
-    totals, largest = defaultdict[str, float](float), dict[str, float]()
+    usual_bound = _MOST_OF_INVITE * _lower_median(weights)
+    totals, bounds = defaultdict[str, float](float), dict[str, float]()
     for weight, invite in zip(weights, invites, strict=True):
         totals[invite] += weight
-        largest[invite] = max(weight, largest.get(invite, most))
+        bounds[invite] = max(weight, bounds.get(invite, usual_bound))
     return [
-        weight * min(1.0, largest[invite] / totals[invite]) if invite and totals[invite] else weight
+        weight * min(1.0, bounds[invite] / totals[invite]) if invite and totals[invite] else weight
         for weight, invite in zip(weights, invites, strict=True)
     ]
 

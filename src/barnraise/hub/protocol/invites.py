@@ -1,7 +1,7 @@
 """Invites: one line of text with a hub's addresses, its key and a private key that admits a member.
 
 The hub stores the public half, and how often it can still be used. A member proves with a signature that it
-has the invite (`admission`), so what a proxy, a mirror or the hub's own disk holds admits no other machine.
+has the invite (`admission`). So a proxy, a mirror and the hub's own disk hold nothing that admits a machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHORT = 9
 
 
 class HubPlace(NamedTuple):
-    """Where a hub is reached. ``pinned``: it ends TLS itself, so only its own key is accepted there."""
+    """Addresses and key of a hub. ``pinned``: it ends TLS itself, so only its own key is accepted there."""
 
     addresses: tuple[str, ...]
     hub: NodeId
@@ -111,7 +111,7 @@ def check_addresses(addresses: Sequence[str]) -> None:
     for address in addresses:
         if not address.startswith("https://") and not _is_local(address):
             raise HubError(
-                f"everyone on the way could read along at {address}, which is without TLS",
+                f"the address {address} is without TLS, so others on the way could read along",
                 hint=_ADDRESS_HINT,
             )
 

@@ -2,7 +2,7 @@
 
 A hub that serves TLS itself presents a self-signed certificate of its own key. Its invites say so and name
 that key. The client then compares the key and ignores names, dates and authorities. No other certificate is
-accepted, whatever authority issued it.
+accepted, not even one that an authority issued.
 
 The invites of a hub behind a proxy or tunnel that ends TLS say that, too. There, another key is accepted if
 its certificate is valid for the name. Either way the hub itself must sign every response (see `signatures`).

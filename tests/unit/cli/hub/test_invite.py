@@ -59,7 +59,7 @@ def test_withdrawn_invite_is_not_listed_as_usable(
     (grant,) = known_invites(directory)[0]
     assert grant.withdrawn
     assert run(OPTIONS._replace(listed=True)) == 0
-    assert short not in capsys.readouterr().out, "nobody came with it"
+    assert short not in capsys.readouterr().out, "no machine came with it"
     with pytest.raises(HubError, match="no invite of fireside"):
         run(OPTIONS._replace(revoke="ZZZZ-ZZZZ"))
 

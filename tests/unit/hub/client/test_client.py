@@ -487,11 +487,12 @@ def test_valid_certificate_does_not_replace_pinned_key(
 ) -> None:
     """An authority that this machine trusts issued the certificate, for the hub's own name."""
     root, certificate, private = make_certificates()
-    for name, data in (("root.pem", root), ("server.pem", private + certificate)):
+    for name, data in (("root.pem", root), ("authority-issued.pem", private + certificate)):
         (tmp_path / name).write_bytes(data)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "root.pem"))
     server = Server(NodeKey.generate(), tmp_path)
-    server._context.load_cert_chain(tmp_path / "server.pem")
+    server._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server._context.load_cert_chain(tmp_path / "authority-issued.pem")
     address, hub = server.address.replace("127.0.0.1", "localhost"), NodeKey.generate().id
     with pytest.raises(HubAway, match="does not have the hub's key"):
         ask_once(address, hub, pinned=True)

@@ -40,7 +40,7 @@ def test_hub_behind_proxy_needs_no_direct_connection(silent: int, monkeypatch: p
 
 
 def test_pinned_hub_is_not_asked_for_its_key_first(silent: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever stands at the address, and whichever proxy is set: no other certificate counts."""
+    """No other certificate counts, with and without a proxy in the environment."""
     for proxy in ("", "http://127.0.0.1:1"):
         monkeypatch.setenv("HTTPS_PROXY", proxy)
         context = context_for("127.0.0.1", silent, NodeKey.generate().id, 0.2, pinned=True)

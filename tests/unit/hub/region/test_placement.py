@@ -144,7 +144,7 @@ class Tree:
         return settle(joined, self.connect, lambda _: self.key.id).hub
 
     def await_regions(self, count: int) -> JoinedPlace:
-        """Join as a stranger again and again until so many regions have offered seats."""
+        """Join as a stranger again and again until this number of regions has offered seats."""
         until = time.monotonic() + 150
         key = NodeKey.generate()
         while len((joined := self.join("stranger", key)).joined.regions) < count:

@@ -1,4 +1,4 @@
-"""Decisions about members: who is admitted, who has which seat, and whose seat is over."""
+"""Decisions about members: admission, seats, and the end of seats."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_member_cannot_collect_seats_under_many_ids() -> None:
             give_seat(_member("ann", role), "east", "id")
 
 
-def test_region_admits_who_its_parent_sent_while_seats_are_left() -> None:
+def test_region_admits_members_of_its_parent_while_seats_are_left() -> None:
     members: dict[str, MemberRecord] = {"own": _member("own", "owner")}
     for node in ("ann", "ben"):
         members[node] = admit_by_parent(REQUEST, node, SEATS, members, 1.0).member
