@@ -407,7 +407,7 @@ class Hub:
     async def expel(self, node: str) -> ExpelResponse:
         """Ban a member until the owner pardons it, and withdraw the invite that it came with.
 
-        Its updates that wait for their round still count. Return the invite, and the others that came with it.
+        Its updates that wait for their round still count. Return the invite, and its other members.
         """
         if node == self.founding.owner:
             raise HubRefused(403, "role", "the owner cannot be expelled", hint="Name another member.")
