@@ -19,6 +19,7 @@ FROZEN = {
     "accept": {"run", "--yes", "--refuse", *_JSON},
     "adapt": {"script", "--write"},
     "attach": {"run", "--all"},
+    "audit": {"--since", "--limit", *_JSON},
     "clean": {"run", "--all", "--dry-run", "--yes", *_JSON},
     "completion": {"shell"},
     "explain": {"code"},

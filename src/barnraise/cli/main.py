@@ -468,6 +468,19 @@ def _listen(port: int | None, trust: tuple[str, ...], until_idle: bool) -> int:
     return listen.run(port=port, trust=list(trust), until_idle=until_idle)
 
 
+@app.command("audit")
+@click.option("--since", default="", help="Only newer lines: a time such as 2h or 3d, or a date.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), default=50, help="How many lines; 0: all.  [default: 50]"
+)
+@_as_json
+def _audit(since: str, limit: int, as_json: bool) -> int:
+    """Show what changed trust and ran code on this machine."""
+    from barnraise.cli.cluster import audit
+
+    return audit.run(since=since, limit=limit, as_json=as_json)
+
+
 @app.command("settings")
 def _settings() -> None:
     """Show the settings in force and where each came from. Needs no agent."""

@@ -58,7 +58,7 @@ class Machine:
     def node(self) -> NodeId:
         return self._key.id
 
-    def trusted(self) -> tuple[NodeId, ...]:
+    def trusted(self, run: str) -> tuple[NodeId, ...]:
         return tuple(sorted(self.friends))
 
     def secret(self) -> bytes:

@@ -18,9 +18,9 @@ from barnraise.agent_client.run_requests import (
     GroupRequest,
     NewestCheckpointRequest,
     ProgressRequest,
+    RolesRequest,
     SignersRequest,
     SignRequest,
-    WatchRequest,
 )
 
 _OWN = (
@@ -30,7 +30,7 @@ _OWN = (
     DroppedStepsRequest,
     SignRequest,
     NewestCheckpointRequest,
-    WatchRequest,
+    RolesRequest,
 )
 _OWN_OR_EARLIER = SignersRequest, FetchCheckpointRequest
 

@@ -28,6 +28,9 @@ class ListenerHost(Protocol):
     def log(self) -> TrustLog:
         """Return the trust log of the cluster."""
 
+    def trusted_for(self, run: str) -> tuple[NodeId, ...]:
+        """Return the machines that workers of this run trust."""
+
     def pairing_key(self, target: bytes) -> bytes | None:
         """Return the preface key of an open offer, or None."""
 
@@ -54,9 +57,9 @@ class ClusterConnectionPolicy:
         """Return the node key of this machine."""
         return self._agent.key
 
-    def trusted(self) -> tuple[NodeId, ...]:
-        """Return the machines of the cluster."""
-        return tuple(self._agent.log.members)
+    def trusted(self, run: str) -> tuple[NodeId, ...]:
+        """Return the machines that workers of this run trust."""
+        return self._agent.trusted_for(run)
 
     def secret(self) -> bytes:
         """Return the newest secret of the cluster."""

@@ -22,7 +22,6 @@ from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent.runs.worker_group import (
     WorkerGroup,
     WorkerGroupConfig,
-    guests_of,
     run_directory,
     run_folder,
 )
@@ -359,7 +358,6 @@ class RunExecutor:
             containers=self._containers,
             data=self._data,
             cores=machine.cores if machine is not None else 0,
-            guests=guests_of(self.entry.spec, self._context.log, self._context.name_of),
         )
         group = WorkerGroup(
             config, self._record_for(places), ranks, start, self.report_again, self._context.report_event

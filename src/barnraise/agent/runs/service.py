@@ -98,6 +98,7 @@ class RunService:
         remove_interfaces(self._context.directory)
         self.registry.load()
         for entry in list(self.registry.runs.values()):
+            self._context.audit_trail.run_known(entry.run, entry.record.phase)
             self._on_record(entry)
 
     def _on_settled(self, entry: RunEntry, counts: bool) -> None:
@@ -219,6 +220,7 @@ class RunService:
     def _on_record(self, entry: RunEntry) -> None:
         """Start or wake this machine's executor for a newer record."""
         me = self._context.me.raw
+        self._context.audit_trail.run_changed(entry.spec, entry.record)
         self._allow(entry)
         if entry.has_ended:  # consent does not extend to a later run of the same name
             (run_directory(self._context.directory, entry.run) / "accepted").unlink(missing_ok=True)

@@ -22,8 +22,6 @@ from barnraise.agent_client.run_requests import FailingRequest, GroupRequest, Pr
 from barnraise.core.config import Settings
 from barnraise.core.files import remove_tree
 from barnraise.core.sanitize import rewritten_text
-from barnraise.identity import NodeId
-from barnraise.identity.trust import TrustLog
 from barnraise.runs.control.failures import has_failed_by_itself
 from barnraise.runs.record import MAX_FAILURE_TAIL, RunRecord, RunSpec, WorkerFailure, WorkerState
 from barnraise.runs.worker_environment import worker_environment
@@ -43,7 +41,6 @@ class WorkerGroupConfig(NamedTuple):
     containers: RunContainers | None
     data: Mapping[str, str]
     cores: int
-    guests: Mapping[bytes, str]  # guests among the run's machines, with their names
 
     @property
     def home(self) -> Path:
@@ -248,7 +245,6 @@ class WorkerGroup:
             checkpoints="" if in_container else str(config.home / "checkpoints"),
             data=config.data,
             cores=config.cores or os.cpu_count() or 1,
-            guests=config.guests,
         )
         return messages.WorkerLaunch(
             rank=rank,
@@ -304,11 +300,6 @@ class WorkerGroup:
             self.failures.append(
                 WorkerFailure(rank, state.local_rank, state.start, code, signal, tail, is_stopping)
             )
-
-
-def guests_of(order: RunSpec, log: TrustLog, name_of: Callable[[NodeId], str]) -> dict[bytes, str]:
-    """Return the guests among the machines of a run, with their names."""
-    return {node.raw: name_of(node) for node in map(NodeId, order.nodes) if log.role(node) == "guest"}
 
 
 def _is_suspended(process: psutil.Process) -> bool:

@@ -181,6 +181,9 @@ def _looks(run_command: Run) -> list[DeadlineCall[Rows]]:
         DeadlineCall(("gpu",), lambda: [machine_checks.gpu(collect.nvidia(run_command), collect.torch())]),
         DeadlineCall(("clock",), lambda: [machine_checks.clock(time.time(), collect.installed_s(), system)]),
         DeadlineCall(("sleep",), lambda: [machine_checks.sleep(collect.sleep(run_command), system)]),
+        DeadlineCall(
+            ("requirements",), lambda: [machine_checks.requirements(collect.requirements(Path.cwd()))]
+        ),
         DeadlineCall(("bridge",), lambda: [network_checks.bridge(collect.bridges(run_command))]),
     ]
 

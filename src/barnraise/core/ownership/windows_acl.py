@@ -30,8 +30,8 @@ def refuse_access_list(path: str, text: str, user: str, profile: str) -> Refusal
     ``user``: the security identifier of this user. ``profile``: its own folder, to suggest.
     """
     elsewhere = f"Choose a directory inside {profile} (BARNRAISE_STATE_DIRECTORY)."
-    found = _SID_AT.search(text)
-    owner = found["owner"] if found is not None else "unknown"
+    match = _SID_AT.search(text)
+    owner = match["owner"] if match is not None else "unknown"
     if owner not in _SYSTEM | {user}:
         return Refusal(f"the directory {path} belongs to another user ({owner})", elsewhere)
     _, listed, entries = text.partition("D:")

@@ -1,4 +1,4 @@
-"""Aggregation of updates, chunk by chunk in constant memory: norms, means and the outer step.
+"""Aggregation of updates, chunk by chunk in constant memory: means and the outer step.
 
 Updates of friends are merged by their weighted mean. If a stranger takes part, the largest and smallest
 values of each coordinate are trimmed first. The outer step is Nesterov SGD as in torch.optim.SGD, with error
@@ -7,7 +7,6 @@ feedback: the quantization error is added to the next step.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,17 +14,12 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-import numpy
 import torch
 
-from barnraise.core.errors import ProtocolError
-from barnraise.hub.aggregation.aggregator import RoundFigures
-from barnraise.hub.aggregation.update_checks import SKETCH, Sketch
 from barnraise.hub.protocol.messages import VersionStep
 from barnraise.hub.protocol.vector_file import MAGIC, VectorFile, VectorForm
 from barnraise.hub.storage.blobs import BlobStore
 
-_LEAST_SKETCHED = 4 * SKETCH  # numbers: fewer do not tell a copy from agreement
 _MOST_WEIGHT = 3.0  # times the median one, if a stranger takes part
 _MOST_AMONG_FRIENDS = 10.0
 T = TypeVar("T")
@@ -52,39 +46,6 @@ class OuterState(NamedTuple):
 
     momentum: Path | None
     feedback: Path | None
-
-
-def measure(path: Path, form: VectorForm) -> RoundFigures:
-    """Return norm and sketch of an update.
-
-    Raise ProtocolError if the file does not fit the form or has a number that is not finite.
-    """
-    square = 0.0
-    sketch = numpy.zeros(SKETCH, dtype=numpy.float32)
-    for index, values in enumerate(VectorFile(path, form).chunks()):
-        numbers = values.numpy()
-        square += float(numpy.dot(numbers, numbers))
-        sketch += _project(numbers, index)
-    if not math.isfinite(square):
-        raise ProtocolError("the update's norm is not finite", not_finite=True)
-    return RoundFigures(math.sqrt(square), sketch.tobytes() if form.numel >= _LEAST_SKETCHED else b"")
-
-
-def _project(numbers: Sketch, index: int) -> Sketch:
-    """Return the sketch of a chunk: every number is added to or subtracted from one of the sketch's
-    positions."""
-    padded = numpy.zeros(-(-len(numbers) // SKETCH) * SKETCH, dtype=numpy.float32)
-    numpy.multiply(numbers, _signs(index, len(numbers)), out=padded[: len(numbers)])
-    total: Sketch = padded.reshape(-1, SKETCH).sum(axis=0, dtype=numpy.float32)
-    return total
-
-
-@functools.lru_cache(maxsize=256)
-def _signs(index: int, count: int) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.int8]]:
-    """Return 1 or -1 for each number of a chunk. Philox is specified bit by bit, so all hubs agree."""
-    drawn = numpy.random.Generator(numpy.random.Philox(key=index)).bytes(-(-count // 8))
-    bits = numpy.unpackbits(numpy.frombuffer(drawn, dtype=numpy.uint8), count=count)
-    return (1 - 2 * bits.astype(numpy.int8)).astype(numpy.int8)
 
 
 def weighted_mean(rows: Iterator[tuple[torch.Tensor, float]], numel: int) -> torch.Tensor:

@@ -28,7 +28,7 @@ from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size
 from barnraise.hub.client.bandwidth_policy import UplinkLimiter
 from barnraise.hub.client.deadline import RequestDeadline, enforce_rate
-from barnraise.hub.client.downloads import partial_size, receive, resume_headers
+from barnraise.hub.client.downloads import AS_SENT, encoding_of, partial_size, receive, resume_headers
 from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
 from barnraise.hub.protocol.clock import JUMP_S, ClockJumps, describe_skew
 from barnraise.hub.protocol.messages import (
@@ -136,7 +136,7 @@ class HubClient:
                 verify=verify,
                 transport=self._transport,
                 timeout=httpx.Timeout(self._answer_s, connect=self._connect_s),
-                headers={"user-agent": f"barnraise/{__version__}"},
+                headers={"user-agent": f"barnraise/{__version__}", **AS_SENT},
                 follow_redirects=False,
                 trust_env=self._transport is None,
             )
@@ -314,8 +314,9 @@ class HubClient:
                     extensions={"trace": deadline.trace},
                 ) as response,
             ):
+                _check_encoding(response)
                 received = bytearray()
-                for part in response.iter_bytes(_READ_BYTES):
+                for part in response.iter_raw(_READ_BYTES):
                     received += part
                     if len(received) > MOST_MESSAGE_BYTES:
                         raise HubAway(f"{url.host} sends more than an answer may have")
@@ -421,8 +422,9 @@ class HubClient:
                     draft.unlink(missing_ok=True)
                 if response.status_code not in (200, 206):
                     raise HubAway(f"{url.host} answered {response.status_code} to a question for a blob")
+                _check_encoding(response)
                 parts = enforce_rate(
-                    response.iter_bytes(),
+                    response.iter_raw(),
                     _SLOWEST_BYTES_S,
                     self._answer_s,
                     lambda: HubAway(f"{url.host} sends a blob slower than {format_size(_SLOWEST_BYTES_S)}/s"),
@@ -441,6 +443,16 @@ class HubClient:
         for part in parts:
             self.received_bytes += len(part)
             yield part
+
+
+def _check_encoding(response: httpx.Response) -> None:
+    """Raise HubAway if the answer is compressed: its size in memory would be the sender's choice."""
+    if encoding := encoding_of(response):
+        raise HubAway(
+            f"{response.url.host} compresses its answers ({encoding}), and a hub never does",
+            hint="The hub's owner turns off compression in the proxy or tunnel in front of it.",
+            answered=True,
+        )
 
 
 def _foreign_response(address: str, status: int, why: str) -> str:

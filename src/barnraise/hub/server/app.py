@@ -182,7 +182,8 @@ class HubApp:
                 self._limit(self._strangers, place)
             self._limit(self._requests, "strangers")
             max_bytes = min(max_bytes, _SMALL)
-        self._nonces.accept(signed, self._time(), self._hub.now())
+        members = len(self._hub.members)
+        self._nonces.accept(signed, self._time(), self._hub.now(), members=members, is_member=is_member)
         self._hub.signed.note(signed.created)
         if is_member:  # after the replay check: a replay must not use up the member's rate limit
             self._limit(self._requests, node)

@@ -226,7 +226,6 @@ class UploadService:
             spans=declared.trained or first_samples(lent.spans, declared.samples),
             norm=norm,
             scale=scale,
-            sketch=figures.sketch,
             loss=declared.loss,
             merged=merged,
         )

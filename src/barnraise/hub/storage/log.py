@@ -70,7 +70,6 @@ class AcceptedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[SampleSpan, ...]
     norm: float
     scale: float  # what it is multiplied with if it is compared with those before it alone
-    sketch: bytes
     loss: float | None = None
     merged: int = 1
 
@@ -121,7 +120,7 @@ class UpdateFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     lease: str
     sha256: str
     norm: float  # per square root of a sample; 0 while it teaches nothing
-    sketch: bytes
+    sketch: bytes = b""  # under a key of this process, so it is neither written nor copied
     merged: int = 1
 
 
@@ -261,7 +260,8 @@ class HubLog:
         self._append("refusal", refusal, MOST_REFUSALS)
 
     def put_seen(self, seen: UpdateFingerprint) -> None:
-        self._append("seen", seen, MOST_SEEN)
+        """Store a fingerprint without its sketch."""
+        self._append("seen", msgspec.structs.replace(seen, sketch=b""), MOST_SEEN)
 
     def put_norms(self, norms: Mapping[str, float]) -> None:
         """Set the norms of known fingerprints, by hash."""

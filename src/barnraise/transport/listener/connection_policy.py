@@ -31,8 +31,8 @@ class ConnectionPolicy(Protocol):
     def key(self) -> NodeKey:
         """Return the key that signs the credentials of this machine's workers."""
 
-    def trusted(self) -> tuple[NodeId, ...]:
-        """Return the nodes whose workers may reach ours, including this node."""
+    def trusted(self, run: str) -> tuple[NodeId, ...]:
+        """Return the nodes whose workers may be in a group with our workers of this run, with this node."""
 
     def secret(self) -> bytes:
         """Return the discovery secret, for tickets and the route of workers."""
@@ -74,7 +74,7 @@ class SettingsConnectionPolicy:
     def key(self) -> NodeKey:
         return self._key
 
-    def trusted(self) -> tuple[NodeId, ...]:
+    def trusted(self, run: str) -> tuple[NodeId, ...]:
         return self._trusted
 
     def secret(self) -> bytes:

@@ -49,6 +49,7 @@ from barnraise.transport.ipc.messages import (
     RegistrationRefused,
     Reply,
     Request,
+    TrustUpdate,
     decode_request,
     encode_message,
 )
@@ -82,7 +83,7 @@ class _Interface(NamedTuple):
 class _Local:
     """Connection of a local process, which is a worker once it has registered."""
 
-    __slots__ = ("channel", "interface", "pid", "requests", "run", "talk", "worker")
+    __slots__ = ("channel", "interface", "pid", "requests", "run", "talk", "trust", "worker")
 
     def __init__(self, channel: IpcChannel, interface: _Interface) -> None:
         self.channel = channel
@@ -90,6 +91,7 @@ class _Local:
         self.worker: bytes | None = None
         self.run = ""
         self.pid = 0
+        self.trust: TrustUpdate | None = None  # what the worker was told last
         self.requests: deque[Request] = deque()  # waiting behind a question; the first is in work
         self.talk: asyncio.Task[None] | None = None
 
@@ -149,8 +151,8 @@ class Listener:
             await self.stop()
             raise
         _log.info(
-            "node %s listens on port %d; trusted nodes: %d; encryption: %s",
-            *(self.node.short, self.port, len(self._policy.trusted()), self._settings.network.encryption),
+            "node %s listens on port %d; encryption: %s",
+            *(self.node.short, self.port, self._settings.network.encryption),
         )
 
     async def stop(self) -> None:
@@ -193,6 +195,27 @@ class Listener:
         self._loop.remove_reader(interface.listener.socket)
         interface.listener.close()
         return interface
+
+    def refresh_trust(self) -> None:
+        """Tell every worker what it may trust now, if that has changed since it was told last.
+
+        A worker that does not read its messages now is told at the next call.
+        """
+        for local in list(self._workers.values()):
+            trust = self._trust_for(local.run)
+            if trust == local.trust:
+                continue
+            try:
+                local.channel.send(encode_message(trust))
+                local.trust = trust
+            except BlockingIOError:
+                continue
+            except (BarnraiseError, OSError) as error:
+                _log.warning("a worker was disconnected: %s", error)
+                self._farewell(local)
+
+    def _trust_for(self, run: str) -> TrustUpdate:
+        return TrustUpdate([node.raw for node in self._policy.trusted(run)], self._policy.secret())
 
     async def wait_until_idle(self, *, first_s: float = _FIRST_WORKER_S, after_s: float = _IDLE_S) -> None:
         """Return once no local process has been connected for a while."""
@@ -366,10 +389,11 @@ class Listener:
 
     def _register(self, local: _Local, request: RegisterEndpoint) -> DialTicket:
         worker = secrets.token_bytes(WORKER_BYTES)
+        trust = self._trust_for(request.run)
         ticket = DialTicket(
             credentials=delegate(self._policy.key, run=request.run, worker=worker),
-            trusted=[node.raw for node in self._policy.trusted()],
-            secret=self._policy.secret(),
+            trusted=trust.trusted,
+            secret=trust.secret,
             run=request.run,
             generation=request.generation,
             worker=worker,
@@ -378,7 +402,7 @@ class Listener:
             encryption=self._settings.network.encryption,
             listener_version=__version__,
         )
-        local.worker, local.run, local.pid = worker, request.run, request.pid
+        local.worker, local.run, local.pid, local.trust = worker, request.run, request.pid, trust
         self._workers[worker] = local
         _log.info("worker %s of run %r is registered (pid %d)", worker.hex()[:8], request.run, request.pid)
         return ticket

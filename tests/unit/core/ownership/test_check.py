@@ -89,7 +89,7 @@ def test_link_of_another_user_to_our_directory_is_rejected(tmp_path: Path) -> No
 
 @_as_root
 def test_key_file_of_another_user_is_rejected(tmp_path: Path) -> None:
-    """Tries a node key that another user made, who then can sign as this machine."""
+    """Tries a node key that another user made and can sign with."""
     NodeKey.load_or_create(tmp_path / "node.key")
     os.chown(tmp_path / "node.key", _OTHER, _OTHER)
     with pytest.raises(IdentityError, match="belongs to another user"):

@@ -12,13 +12,11 @@ import numpy
 import pytest
 import torch
 
-from barnraise.core.errors import ProtocolError
 from barnraise.hub.aggregation.aggregate import (
     MergeInput,
     OuterState,
     cap_weights,
     map_in_order,
-    measure,
     merge_chunk,
     take_outer_step,
     trimmed_mean,
@@ -101,26 +99,6 @@ def test_outer_step_equals_torch_sgd_with_error_feedback(tmp_path: Path) -> None
     lost = torch.frombuffer(bytearray(blobs.path(outcome.feedback).read_bytes()), dtype=torch.float32)
     assert torch.allclose(state + lost, parameter.detach(), atol=1e-4)
     assert worst < 5.0
-
-
-def test_measure_returns_norm_and_sketch(tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    form = VectorForm(20_000, 4096, "fp32", 0)
-    first, second = torch.randn(20_000), torch.randn(20_000)
-    files = _files(tmp_path, [first, second, first + 0.01 * second], form)
-    figures = [measure(tmp_path / f"update-{number}", form) for number in range(len(files))]
-    assert figures[0].norm == pytest.approx(float(first.norm()), rel=1e-5)
-    sketches = [numpy.frombuffer(figure.sketch, dtype="<f4") for figure in figures]
-
-    def cosine(a: int, b: int) -> float:
-        return float(
-            sketches[a] @ sketches[b] / numpy.linalg.norm(sketches[a]) / numpy.linalg.norm(sketches[b])
-        )
-
-    assert cosine(0, 2) > 0.999
-    assert abs(cosine(0, 1)) < 0.15
-    with pytest.raises(ProtocolError):
-        measure(tmp_path / "update-0", VectorForm(20_001, 4096, "fp32", 0))
 
 
 def test_map_in_order_limits_results_ahead() -> None:

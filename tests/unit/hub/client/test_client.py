@@ -53,6 +53,7 @@ from tests.unit.hub.client.fake_hub import (
     lost_answer,
     no_connection,
     proxys_page,
+    streamed,
 )
 
 LAYOUT = VectorLayout((VectorEntry("weight", (50, 60), "float32"), VectorEntry("bias", (60,), "float32")))
@@ -381,8 +382,8 @@ def test_blob_spoiled_at_one_address_is_fetched_from_another(
 
     def handle(request: httpx.Request) -> httpx.Response:
         if request.url.host == "one.test" and request.url.path.startswith("/v1/blobs/"):
-            return fault(request, lambda: hub._answer(request))
-        return hub._answer(request)
+            return streamed(fault(request, lambda: hub._answer(request)))
+        return streamed(hub._answer(request))
 
     addresses, pauses = ["http://one.test", "http://two.test"], []
     client = HubClient(
