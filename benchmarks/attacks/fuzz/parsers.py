@@ -47,7 +47,6 @@ from barnraise.membership.consensus.paxos import PaxosDecision
 from barnraise.membership.view import read_view
 from barnraise.pairing import channel
 from barnraise.pairing import messages as pairing
-from barnraise.runs.participants import VARIABLE, Participants
 from barnraise.runs.record import RunSpec, decode_record, read_spec, sign_spec
 from barnraise.topology import devices, graph
 from barnraise.transport.control.framing import ControlFrames
@@ -134,6 +133,7 @@ OWN_DATA = {
 # The whole modules whose places read numbers or rows that the hub itself has computed and kept.
 OWN_MODULES = {
     "barnraise.hub.aggregation.aggregate": "vectors whose file was checked chunk by chunk",
+    "barnraise.hub.aggregation.update_figures": "random numbers that the hub has drawn",
     "barnraise.hub.aggregation.update_checks": "sketches that the hub has computed",
     "barnraise.hub.storage.log": "the hub's own database",
 }
@@ -348,12 +348,6 @@ def _cluster() -> Iterator[Parser]:
         graph.decode_graph,
         ("barnraise.topology.graph:decode_graph",),
         lambda: examples(msgspec.msgpack.Decoder(graph.TopologyGraph), _EXAMPLES),
-    )
-    yield Parser(
-        "participants",
-        lambda data: Participants.read({VARIABLE: data.decode("latin-1")}),
-        ("barnraise.runs.participants:Participants.read",),
-        lambda: examples(msgspec.json.Decoder(Participants), _EXAMPLES),
     )
 
 
