@@ -37,8 +37,8 @@ from barnraise.compression.codecs.registry import codec_named
 from barnraise.core.decoding import decode
 from barnraise.discovery.datagrams import Datagram, decode_datagram, encode_datagram
 from barnraise.hub.client import credentials
-from barnraise.hub.mirror import mirror
-from barnraise.hub.protocol import invites, messages, signatures, tls
+from barnraise.hub.mirror import handover
+from barnraise.hub.protocol import admission, invites, messages, signatures, tls
 from barnraise.hub.protocol.vector_file import VectorFile, VectorForm, encode_vector
 from barnraise.identity import NodeKey, delegate, read_worker
 from barnraise.identity.trust import decode_entry
@@ -441,10 +441,13 @@ def _hub() -> Iterator[Parser]:
         lambda: [_checked_text(data) for data in _made(f"{protocol}.invites:_decoder")],
     )
     yield Parser(
+        "hub-admission-proof", _check_admission, (f"{protocol}.admission:check_proof",), _admission_requests
+    )
+    yield Parser(
         "hub-handover",
-        _latin(lambda text: mirror.read_handover(text, [_HUB.id])),
-        ("barnraise.hub.mirror.mirror:_decoder", "barnraise.hub.mirror.mirror:read_handover"),
-        lambda: [mirror.sign_handover(_HUB, _HUB.id, _HUB.id, 1).encode()],
+        _latin(lambda text: handover.read_handover(text, [_HUB.id])),
+        ("barnraise.hub.mirror.handover:_decoder", "barnraise.hub.mirror.handover:read_handover"),
+        lambda: [handover.sign_handover(_HUB, _HUB.id, _HUB.id, 1, 2).encode()],
     )
     yield Parser(
         "hub-credentials",
@@ -475,6 +478,19 @@ def _hub() -> Iterator[Parser]:
         (f"{protocol}.vector_file:VectorFile.__init__", f"{protocol}.vector_file:VectorForm.decode"),
         lambda: [_vector()],
     )
+
+
+def _admission_requests() -> list[bytes]:
+    statement = admission.AdmissionStatement(
+        hub=_HUB.id.raw, member=_HUB.id.raw, invite=_HUB.id.raw, role="friend", run="run", expires=9
+    )
+    return [msgspec.json.encode(admission.admission_request(_HUB, statement, "pc"))]
+
+
+def _check_admission(data: bytes) -> object:
+    request = messages.decode_message(messages.JoinRequest, data)
+    admission.check_proof(request, _HUB.id, _HUB.id, _HUB.id, "run")
+    return request
 
 
 def _msgpack_examples(kind: type[msgspec.Struct]) -> list[bytes]:
