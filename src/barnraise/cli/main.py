@@ -122,7 +122,7 @@ def _pair(**options: Any) -> int:
 @click.argument("code", required=False)
 @click.option("--at", metavar="HOST", help="The other machine's address, if it is not found automatically.")
 @_flag("--guest", "Agree to be a guest only.")
-@click.option("--invite", metavar="TEXT", help="Train a friend's model over the internet instead.")
+@click.option("--invite", metavar="TEXT", help="Train a friend's model over the internet instead; - asks.")
 @_flag("--yes", "Do not ask before torch is installed; with --invite, before the script is started.")
 @click.option("--name", default="", help="With --invite: what this machine is called there.")
 @click.option(
@@ -134,7 +134,8 @@ def _pair(**options: Any) -> int:
 def _join(code: str | None, **options: Any) -> int:
     """Join the cluster of the machine that shows CODE, or a friend's run with --invite.
 
-    Starts the agent if none runs.
+    Starts the agent if none runs. For "-" instead of CODE or TEXT it asks, so that no other user of this
+    machine sees the secret.
     """
     from barnraise.cli.cluster import join
 
