@@ -26,6 +26,7 @@ from barnraise.artifacts import ArtifactStore, FolderManifest, changed_since, fo
 from barnraise.cli.agent_call import ask
 from barnraise.cli.child_process import LEFT, ChildProcess, say, until_left
 from barnraise.cli.cluster.identity import machine_key
+from barnraise.cli.consent import agrees
 from barnraise.cli.hub.directories import is_in_use, workspace_root, workspaces_with
 from barnraise.cli.terminal import read_secret
 from barnraise.core.config import Settings, load_settings, state_directory
@@ -59,7 +60,7 @@ class JoinedHub(NamedTuple):
 
 def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, site: bool) -> int:
     require_hub_parts()
-    from barnraise.cli.hub.code import look, shown
+    from barnraise.cli.hub.code import cluster_reach, look, offered_run
     from barnraise.hub.protocol.invites import read_invite
     from barnraise.hub.protocol.messages import RunDescription
 
@@ -74,8 +75,8 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
     with open_workspace(settings, parsed_invite.run) as place:
         description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_PATIENCE_S)
         offered = look(client, description, place, settings)
-        click.echo(shown(offered, machines))
-        if not yes and not click.confirm("Run it there?" if site else "Run it here?", default=False):
+        question = "Run it there?" if site else "Run it here?"
+        if not agrees(offered_run(offered, cluster_reach(settings), machines), question, yes=yes):
             click.echo("Nothing was started, and nothing is kept.")
             _record_consent(settings, "consent-refused", offered)
             return 1
@@ -115,7 +116,7 @@ def _machines_of_site() -> tuple[str, ...]:
     machines = [
         node for node in response.nodes if node.seniority is not None and node.works and node.role == "owner"
     ]
-    return tuple(node.name for node in machines)
+    return tuple(f"{node.name} ({node.short})" for node in machines)
 
 
 def require_hub_parts() -> None:
