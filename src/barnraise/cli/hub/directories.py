@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING
 import psutil
 
 from barnraise.cli.child_process import ChildProcess
-from barnraise.core.config import Settings, load_settings, state_directory
+from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import HubError
-from barnraise.core.logs.audit_log import AuditLog
 
 if TYPE_CHECKING:
     from barnraise.hub.private_options import PrivateOptions
 
 _ADDRESSES, _LOCAL, _PROXIED = "addresses", "local-address", "proxied"
 _PRIVATE_OPTIONS = "private-options"
-PERSON = "this machine's user"  # in the audit log
 
 
 def top_folder(settings: Settings) -> Path:
@@ -46,11 +44,6 @@ def workspaces_with(settings: Settings, name: str) -> list[Path]:
     top = workspace_root(settings)
     folders = sorted(top.iterdir()) if top.is_dir() else []
     return [workspace for workspace in folders if is_in_use(workspace) and (workspace / name).exists()]
-
-
-def audit_log() -> AuditLog:
-    """Return the audit log of this machine."""
-    return AuditLog(state_directory(load_settings()))
 
 
 def kept_hubs(settings: Settings) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from barnraise.cli.child_process import say
-from barnraise.cli.hub.directories import PERSON, audit_log, is_pinned, kept_hub, known_addresses
+from barnraise.cli.hub.directories import is_pinned, kept_hub, known_addresses
 from barnraise.cli.hub.join import require_hub_parts
 from barnraise.cli.tables import table
 from barnraise.core.config import load_settings
@@ -18,7 +18,7 @@ from barnraise.core.errors import HubError
 from barnraise.core.units import counted, parse_duration
 
 if TYPE_CHECKING:
-    from barnraise.hub.protocol.invites import Invite, InviteGrant
+    from barnraise.hub.protocol.invites import InviteGrant
     from barnraise.hub.protocol.messages import Role
     from barnraise.hub.storage.log import MemberRecord
 
@@ -64,19 +64,11 @@ def _make(directory: Path, options: InviteOptions) -> int:
         valid_s=parse_duration(options.lasts),
         pinned=is_pinned(directory),
     )
-    note_invite(made, options.uses)
     click.echo(invite_text(made))
     key, until = short_key(str(made.signer.id)), _moment(made.expires)
     joins = _JOINS.get(role, "barnraise join --invite -")
     say(f"invite {key} for {counted(options.uses, 'machine')} until {until}: {joins}")
     return 0
-
-
-def note_invite(invite: Invite, uses: int) -> None:
-    """Write to this machine's audit log that an invite was made."""
-    key = invite.signer.id.short
-    detail = f"invite {key} for {counted(uses, 'machine')} as {invite.role}, until {_moment(invite.expires)}"
-    audit_log().write("invite-made", subject=invite.run, by=PERSON, detail=detail)
 
 
 def _role(options: InviteOptions) -> Role:
@@ -137,8 +129,6 @@ def _revoke(directory: Path, wanted: str) -> int:
             hint="Give an id that `barnraise invite --list` shows.",
         )
     withdraw_invite(directory, matches[0])
-    detail = f"invite {short_key(matches[0])}"
-    audit_log().write("invite-withdrawn", subject=directory.name, by=PERSON, detail=detail)
     say(f"the invite {short_key(matches[0])} is withdrawn; no machine can join with it any more")
     names = _came_with(matches[0], members)
     if names:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from barnraise.cli.child_process import say
-from barnraise.cli.hub.directories import PERSON, addresses_from_here, audit_log, is_pinned, kept_hub
+from barnraise.cli.hub.directories import addresses_from_here, is_pinned, kept_hub
 from barnraise.cli.hub.join import require_hub_parts
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
@@ -31,8 +31,6 @@ def expel(*, member: str, name: str) -> int:
     from barnraise.hub.protocol.messages import ExpelResponse
 
     called, result = _decide(member, name, "expel", ExpelResponse)
-    detail = f"its invite {short_key(result.invite)} was withdrawn" if result.invite else ""
-    audit_log().write("member-expelled", subject=called, by=PERSON, detail=detail)
     say(f"{called} is excluded; `barnraise hub pardon` accepts it again")
     if result.invite:
         say(f"its invite {short_key(result.invite)} is withdrawn")

@@ -33,7 +33,6 @@ from barnraise.cli.hub.directories import (
     write_local_address,
     write_proxied,
 )
-from barnraise.cli.hub.invite import note_invite
 from barnraise.cli.hub.join import (
     client_of,
     keep_results,
@@ -145,7 +144,6 @@ async def _keep_hub(
         owner = await start_script(contributor) if contributor is not None else None
         await _while_up(start_in_thread(partial(_await_base, own, settings)), hub, owner)
         invite = create_invite(directory, addresses, uses=options.uses, pinned=is_pinned(directory))
-        note_invite(invite, options.uses)
         _print_invite(invite, addresses, options)
         return await _watch(hub, owner, options, contributor, settings)
     except asyncio.CancelledError:

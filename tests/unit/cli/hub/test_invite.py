@@ -9,9 +9,8 @@ import pytest
 
 from barnraise.cli.hub.directories import is_pinned, top_folder, write_addresses, write_proxied
 from barnraise.cli.hub.invite import InviteOptions, run
-from barnraise.core.config import load_settings, state_directory
+from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
-from barnraise.core.logs.audit_log import read_audit
 from barnraise.hub.protocol.invites import Invite, read_invite
 from barnraise.hub.protocol.messages import RoundConfig
 from barnraise.hub.storage.create import create_hub, known_invites
@@ -57,9 +56,6 @@ def test_withdrawn_invite_is_not_listed_as_usable(
     short = invite.signer.id.short
     assert run(OPTIONS._replace(revoke=short.lower())) == 0
     assert f"{short} is withdrawn" in capsys.readouterr().err
-    entries = read_audit(state_directory(load_settings()))
-    assert [entry.event for entry in entries] == ["invite-made", "invite-withdrawn"]
-    assert all(short in entry.detail and entry.by == "this machine's user" for entry in entries)
     (grant,) = known_invites(directory)[0]
     assert grant.withdrawn
     assert run(OPTIONS._replace(listed=True)) == 0
