@@ -11,8 +11,10 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,18 +27,22 @@ from barnraise.artifacts import ArtifactStore, FolderManifest, changed_since, fo
 from barnraise.cli.agent_call import ask
 from barnraise.cli.child_process import LEFT, ChildProcess, say, until_left
 from barnraise.cli.cluster.identity import machine_key
+from barnraise.cli.consent import agrees
 from barnraise.cli.hub.directories import is_in_use, workspace_root, workspaces_with
-from barnraise.core.config import Settings, load_settings
+from barnraise.cli.terminal import read_secret
+from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import HubError, RunEnvironmentError
 from barnraise.core.files import remove_tree
 from barnraise.core.installation import install_hint
+from barnraise.core.logs.audit_entry import AuditEvent
+from barnraise.core.logs.audit_log import AuditLog
 from barnraise.core.units import counted
 
 if TYPE_CHECKING:
     from barnraise.cli.hub.code import OfferedCode
     from barnraise.hub.client.client import HubClient
     from barnraise.hub.client.credentials import MemberCredentials
-    from barnraise.hub.protocol.invites import Invite
+    from barnraise.hub.protocol.invites import HubPlace, Invite
     from barnraise.sandbox.spec import SandboxCommand
 
 _PATIENCE_S = 30.0
@@ -58,22 +64,30 @@ def run(
     *, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, site: bool, is_sandboxed: bool
 ) -> int:
     require_hub_parts()
-    from barnraise.cli.hub.code import look, shown
+    from barnraise.cli.hub.code import cluster_reach, look, offered_run
     from barnraise.hub.protocol.invites import read_invite
     from barnraise.hub.protocol.messages import RunDescription
 
-    parsed_invite = read_invite(invite)
+    parsed_invite = read_invite(read_secret(invite, "Invite"))
+    if parsed_invite.role == "mirror":
+        raise HubError(
+            "this invite is for a mirror, which does not train", hint="Use `barnraise hub follow`."
+        )
     settings = load_settings()
     machines = _machines_of_site() if site else ()
-    client = client_of(settings, parsed_invite)
+    client = client_of(settings, parsed_invite.place)
     with open_workspace(settings, parsed_invite.run) as place:
         description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_PATIENCE_S)
         offered = look(client, description, place, settings)
-        click.echo(shown(offered, machines))
-        is_sandboxed = _decide_sandbox(is_wanted=is_sandboxed, yes=yes)
-        if not yes and not click.confirm("Run it there?" if site else "Run it here?", default=False):
+        question = "Run it there?" if site else "Run it here?"
+        # The machines of a site run the script without a sandbox.
+        is_sandboxed, sentence = (False, "") if site else _decide_sandbox(is_wanted=is_sandboxed, yes=yes)
+        asked = replace(offered_run(offered, cluster_reach(settings), machines), sandbox=sentence)
+        if not agrees(asked, question, yes=yes):
             click.echo("Nothing was started, and nothing is kept.")
+            _record_consent(settings, "consent-refused", offered)
             return 1
+        _record_consent(settings, "consent-given", offered)
         client.accept_store(description.store)
         contributor = take_credentials(client, parsed_invite, offered, place, settings, name=name)
         if site:
@@ -93,8 +107,8 @@ def run(
     return code
 
 
-def _decide_sandbox(*, is_wanted: bool, yes: bool) -> bool:
-    """Print what confines the script, and return True if a sandbox does.
+def _decide_sandbox(*, is_wanted: bool, yes: bool) -> tuple[bool, str]:
+    """Return whether a sandbox confines the script, and a statement about it for the person.
 
     ``yes``: there is no question. Then RunEnvironmentError is raised if no sandbox is possible.
     """
@@ -106,8 +120,17 @@ def _decide_sandbox(*, is_wanted: bool, yes: bool) -> bool:
             f"this machine has no sandbox: {sandbox.reason}",
             hint="Install it, or trust the script with everything that you can do: --no-sandbox",
         )
-    click.echo(sandbox_sentence(is_wanted=is_wanted))
-    return is_wanted and sandbox.is_possible
+    return is_wanted and sandbox.is_possible, sandbox_sentence(is_wanted=is_wanted)
+
+
+def _record_consent(settings: Settings, event: AuditEvent, offered: OfferedCode) -> None:
+    AuditLog(state_directory(settings)).write(
+        event,
+        subject=f"{offered.description.name} of the hub {offered.description.hub[:9]}",
+        by="this machine's user",
+        detail=shlex.join((offered.code.entry, *offered.code.arguments)),
+        digest=offered.description.code or "",
+    )
 
 
 def _machines_of_site() -> tuple[str, ...]:
@@ -116,7 +139,7 @@ def _machines_of_site() -> tuple[str, ...]:
     machines = [
         node for node in response.nodes if node.seniority is not None and node.works and node.role == "owner"
     ]
-    return tuple(node.name for node in machines)
+    return tuple(f"{node.name} ({node.short})" for node in machines)
 
 
 def require_hub_parts() -> None:
@@ -127,13 +150,15 @@ def require_hub_parts() -> None:
         raise HubError("what a hub needs is not installed here", hint=install_hint("hub")) from error
 
 
-def client_of(settings: Settings, invite: Invite, answer_s: float | None = None) -> HubClient:
+def client_of(settings: Settings, place: HubPlace, answer_s: float | None = None) -> HubClient:
     """Create a client with the key that this machine has at the hub."""
     from barnraise.hub.client.client import ANSWER_S, HubClient
     from barnraise.hub.client.credentials import member_key
 
-    key = member_key(machine_key(settings), invite.hub_id)
-    return HubClient(invite.addresses, invite.hub_id, key, say=say, answer_s=answer_s or ANSWER_S)
+    key = member_key(machine_key(settings), place.hub)
+    return HubClient(
+        place.addresses, place.hub, key, pinned=place.pinned, say=say, answer_s=answer_s or ANSWER_S
+    )
 
 
 def take_credentials(
@@ -148,22 +173,31 @@ def take_credentials(
 ) -> JoinedHub:
     """Join as a member, and fetch everything that the script's process needs."""
     from barnraise.cli.hub.code import lay_out
-    from barnraise.hub.client.credentials import MemberCredentials, member_secret, write_credentials
-    from barnraise.hub.protocol.messages import JoinRequest, JoinResponse
+    from barnraise.hub.client.credentials import (
+        MemberCredentials,
+        member_key,
+        member_secret,
+        write_credentials,
+    )
+    from barnraise.hub.protocol.messages import JoinResponse
 
     _check_free(settings, invite)
-    request = JoinRequest(token=invite.token_text, name=fit_name(name or machine_name()))
+    key = machine_key(settings)
+    request = invite.request(member_key(key, invite.hub_id).id, fit_name(name or machine_name()))
     joined = client.ask_with_retries("POST", "/v1/members", JoinResponse, request, patience_s=_PATIENCE_S)
     folder = lay_out(client, offered, place)
+    hub = invite.place
     if joined.regions:
-        from barnraise.cli.hub.region import settle
+        from barnraise.cli.hub.region import JoinedPlace, settle
 
-        invite = settle(invite, joined, request.name, partial(client_of, settings))
+        first = JoinedPlace(hub, request, joined)
+        hub = settle(first, partial(client_of, settings), lambda region: member_key(key, region).id)
     credentials = MemberCredentials(
-        addresses=invite.addresses,
-        hub=invite.hub,
-        key=member_secret(machine_key(settings), invite.hub_id),
+        addresses=hub.addresses,
+        hub=hub.hub.raw,
+        key=member_secret(key, hub.hub),
         run=invite.run,
+        pinned=hub.pinned,
         folder=str(_made(place / "training")),
         store=client.store,
         is_owner=joined.role == "owner",
