@@ -1,4 +1,4 @@
-"""Which sandbox this machine has, whether it works, and how a program starts in it."""
+"""Sandbox of this machine: whether one works here, and the command that starts a program in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script in a sandbox sees and may change. Pure, except for `python_roots`."""
+"""Files and variables of a script in a sandbox. Pure, except for `python_roots`."""
 
 from __future__ import annotations
 
