@@ -44,7 +44,7 @@ if "HOSTILE" in os.environ:
 
 
 def _form_group(cluster: RunCluster, folder: Path, place: int, **more: str) -> list[str]:
-    """Form a group of the first owner and another machine by hand, and return what both printed."""
+    """Start a group of the first owner and another machine by hand, and return what both printed."""
     port = str(7300 + place)
     processes = []
     for rank, host in enumerate((0, place)):

@@ -127,10 +127,10 @@ def greet_with_new_names(cluster: AttackedCluster) -> str:
 def scan_ports(cluster: AttackedCluster) -> str:
     keep, victim = cluster.guests.keeps[0], cluster.addresses[1]
     with cluster.unchanged(views=4):
-        told = cluster.attack(
+        answers = cluster.attack(
             "guest_scans", keep=keep, agents=cluster.agents, victim=victim, ports=[PORT, 9, 4000]
         )["told"]
-    assert told, "the agent did not answer"
-    assert all(address != victim for address, _, _ in told), "the agent dialled another machine"
-    assert {outcome for _, outcome, _ in told} == {"unreached"}, "open and closed ports differ"
+    assert answers, "the agent did not answer"
+    assert all(address != victim for address, _, _ in answers), "the agent dialled another machine"
+    assert {outcome for _, outcome, _ in answers} == {"unreached"}, "open and closed ports differ"
     return "it dials the guest's own address only, and every port looks alike"

@@ -374,7 +374,7 @@ class ScanningGuest(Guest):
 
 @tool
 async def guest_scans(keep: str, agents: Agents, victim: str, ports: Sequence[int]) -> Result:
-    """Greet with another machine's address and each port, and ask the agents to dial it."""
+    """Send greetings with another machine's address and each port, and ask the agents to dial it."""
     guest = ScanningGuest(keep, agents)
     await guest.enter()
     epoch = len(guest.log.secrets)

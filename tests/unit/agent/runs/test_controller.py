@@ -1,4 +1,4 @@
-"""What the controller of runs knows of the machines: a removed one is not among those that are present."""
+"""The controller of runs does not count a removed machine among those that are present."""
 
 from __future__ import annotations
 
