@@ -15,6 +15,8 @@ import barnraise
 
 HOME_NAME = "home"  # in the writable directory: the home directory of the script
 TEMPORARY_NAME = "tmp"
+_OWN_NAMES = ("HOME", "TMPDIR", "USER", "LOGNAME")
+_VARIABLES_NAME = "variables"
 _DEPENDENCIES = ("msgspec", "psutil", "cryptography", "httpx", "numpy", "torch")
 _KEPT_NAMES = frozenset(
     {"PATH", "LANG", "LANGUAGE", "TZ", "TERM", "NO_COLOR", "SYSTEMROOT", "PYTHONUNBUFFERED"}
@@ -62,18 +64,26 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     def temporary(self) -> str:
         return str(Path(self.root, TEMPORARY_NAME))
 
+    @property
+    def variables_file(self) -> str:
+        """Return the file with the script's own variables."""
+        return str(Path(self.root, _VARIABLES_NAME))
+
 
 class SandboxCommand(msgspec.Struct, frozen=True):
-    """Command that starts a program in a sandbox, and its whole environment."""
+    """Command that starts a program in a sandbox, and its whole environment.
+
+    The environment has nothing of the script: it is also that of the program that makes the sandbox.
+    """
 
     command: tuple[str, ...]
     environment: dict[str, str]
 
 
-def clean_environment(base: Mapping[str, str], given: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
-    """Return the environment of a script: few variables of the machine, and all that were given to it.
+def clean_environment(base: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
+    """Return the few variables of the machine that a script gets.
 
-    The machine's variables may hold credentials, so unknown ones are left out.
+    The others may hold credentials, so unknown ones are left out.
     """
     kept = {
         name: value for name, value in base.items() if name in _KEPT_NAMES or name.startswith(_KEPT_PREFIXES)
@@ -82,7 +92,16 @@ def clean_environment(base: Mapping[str, str], given: Mapping[str, str], spec: S
     source = str(Path(barnraise.__file__).parents[1])
     if source not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         own["PYTHONPATH"] = source
-    return {**kept, **given, **own}
+    return {**kept, **own}
+
+
+def script_environment(machine: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the script: the machine's variables in the sandbox, and its own."""
+    paths = [given.get("PYTHONPATH", ""), machine.get("PYTHONPATH", "")]
+    own = {name: machine[name] for name in _OWN_NAMES if name in machine}
+    if any(paths):
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return {**machine, **given, **own}
 
 
 def python_roots(python: Path) -> tuple[str, ...]:
