@@ -58,7 +58,14 @@ def _contributor(seat: MemberCredentials, folder: Path) -> Contributor:
     manners = policy_from_settings(load_settings().contributing)
     install_process_log(logging.WARNING, "barnraise: %(message)s")
     pace = UplinkLimiter(manners.uplink_bytes_s)
-    client = HubClient(seat.addresses, seat.hub_id, seat.member_key, pace=pace, store=seat.store)
+    client = HubClient(
+        seat.addresses,
+        seat.hub_id,
+        seat.member_key,
+        pace=pace,
+        store=seat.store,
+        proxy_token=seat.proxy_token,
+    )
     return Contributor(client, folder, is_owner=seat.is_owner, manners=manners)
 
 

@@ -16,8 +16,9 @@ import psutil
 from barnraise.cli.child_process import ChildProcess
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import HubError
+from barnraise.hub.storage.addresses import known_addresses
 
-_ADDRESSES, _LOCAL = "addresses", "local-address"
+_LOCAL = "local-address"
 
 
 def top_folder(settings: Settings) -> Path:
@@ -57,15 +58,6 @@ def kept_hub(name: str, settings: Settings) -> Path:
         raise HubError("no hub is kept on this machine", hint="Begin one: barnraise hub up train.py")
     sentence = f"there is no hub called {name} here" if name else f"{len(names)} hubs are kept here"
     raise HubError(sentence, hint=f"Choose one with --name: {', '.join(names)}.")
-
-
-def known_addresses(directory: Path) -> tuple[str, ...]:
-    path = directory / _ADDRESSES
-    return tuple(path.read_text("utf-8").split()) if path.exists() else ()
-
-
-def write_addresses(directory: Path, addresses: Sequence[str]) -> None:
-    (directory / _ADDRESSES).write_text("\n".join(addresses) + "\n", "utf-8")
 
 
 def write_local_address(directory: Path, address: str) -> None:

@@ -112,7 +112,14 @@ def client_of(settings: Settings, invite: Invite, answer_s: float | None = None)
     from barnraise.hub.client.credentials import member_key
 
     key = member_key(machine_key(settings), invite.hub_id)
-    return HubClient(invite.addresses, invite.hub_id, key, say=say, answer_s=answer_s or ANSWER_S)
+    return HubClient(
+        invite.addresses,
+        invite.hub_id,
+        key,
+        say=say,
+        proxy_token=settings.hosting.proxy_token,
+        answer_s=answer_s or ANSWER_S,
+    )
 
 
 def take_credentials(
@@ -145,6 +152,7 @@ def take_credentials(
         run=invite.run,
         folder=str(place),
         store=client.store,
+        proxy_token=client.proxy_token,
         is_owner=joined.role == "owner",
         only_begins=only_begins,
     )

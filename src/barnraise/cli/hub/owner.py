@@ -28,10 +28,11 @@ def _told(member: str, name: str, word: str) -> str:
     from barnraise.hub.protocol.messages import RunDescription
     from barnraise.hub.storage.create import hub_key
 
-    directory = kept_hub(name, load_settings())
+    settings = load_settings()
+    directory = kept_hub(name, settings)
     called, node = _member(directory, member)
     key = hub_key(directory)
-    client = HubClient(addresses_from_here(directory), key.id, key)
+    client = HubClient(addresses_from_here(directory), key.id, key, proxy_token=settings.hosting.proxy_token)
     try:
         client.ask("POST", f"/v1/members/{node}/{word}", RunDescription)
     finally:

@@ -11,13 +11,14 @@ import click
 import msgspec
 
 from barnraise.cli.child_process import say
-from barnraise.cli.hub.directories import addresses_from_here, kept_hub, known_addresses
+from barnraise.cli.hub.directories import addresses_from_here, kept_hub
 from barnraise.cli.hub.join import require_hub_parts
 from barnraise.cli.tables import table
 from barnraise.cli.terminal import wrapped
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError, HubRefused
 from barnraise.core.units import counted, parse_duration
+from barnraise.hub.storage.addresses import add_addresses, known_addresses
 from barnraise.identity.keys import NodeKey
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def invite(
         raise HubError("the hub has no address yet", hint="Start it first: barnraise hub up")
     role = wanted[0] if wanted else "friend"
     made = create_invite(directory, addresses, role=role, uses=uses, valid_s=parse_duration(lasts))
+    add_addresses(directory, address)  # a hub behind a proxy accepts only names that it knows
     click.echo(invite_text(made))
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made.expires))
     say(f"for {counted(uses, 'machine')} until {until}: barnraise join --invite ...")
@@ -143,7 +145,7 @@ def _waits(directory: Path, version: int | None) -> str:
     key, addresses = hub_key(directory), addresses_from_here(directory)
     if not addresses:
         return "it was never up; start it: barnraise hub up"
-    client = HubClient(addresses, key.id, key)
+    client = HubClient(addresses, key.id, key, proxy_token=load_settings().hosting.proxy_token)
     try:
         head = client.ask("GET", "/v1/head", VersionHead, query={} if version is None else {"after": version})
     except HubRefused as error:
@@ -163,7 +165,8 @@ def _reached(directory: Path, address: str) -> str:
     from barnraise.hub.protocol.messages import RunDescription
     from barnraise.hub.storage.create import hub_key
 
-    client = HubClient([address], hub_key(directory).id, NodeKey.generate())
+    token = load_settings().hosting.proxy_token
+    client = HubClient([address], hub_key(directory).id, NodeKey.generate(), proxy_token=token)
     try:
         client.ask("GET", "/v1/run", RunDescription)
     except HubError as error:

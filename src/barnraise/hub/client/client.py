@@ -30,6 +30,7 @@ from barnraise.hub.client.bandwidth_policy import UplinkLimiter
 from barnraise.hub.client.deadline import RequestDeadline, enforce_rate
 from barnraise.hub.client.downloads import AS_SENT, encoding_of, partial_size, receive, resume_headers
 from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
+from barnraise.hub.object_store.redirects import network_of
 from barnraise.hub.protocol.clock import JUMP_S, ClockJumps, describe_skew
 from barnraise.hub.protocol.messages import (
     MOST_MESSAGE_BYTES,
@@ -39,7 +40,7 @@ from barnraise.hub.protocol.messages import (
     decode_message,
     encode_message,
 )
-from barnraise.hub.protocol.signatures import sign_request, verify_response
+from barnraise.hub.protocol.signatures import PROXY_HEADER, sign_request, verify_response
 from barnraise.hub.protocol.tls import NEW_INVITE, context_for
 from barnraise.hub.storage.blobs import hash_file
 from barnraise.identity.keys import NodeKey
@@ -77,6 +78,7 @@ class HubClient:
         say: Callable[[str], None] = log.warning,
         pace: UplinkLimiter | None = None,
         store: str | None = None,
+        proxy_token: str | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
         wall: Callable[[], float] = time.time,
@@ -95,6 +97,7 @@ class HubClient:
         self.say = say
         self.sent_bytes = self.received_bytes = 0
         self._store = BucketDownloader(store, say)
+        self._proxy_token = proxy_token  # for a hub without TLS on this machine
         self._transport = transport
         self._http_clients: dict[str, httpx.Client] = {}  # by address
         self._deadlines = defaultdict[str, RequestDeadline](RequestDeadline)  # of each line
@@ -114,6 +117,11 @@ class HubClient:
     def store(self) -> str | None:
         """Return the accepted origin of the object store, or None."""
         return self._store.origin
+
+    @property
+    def proxy_token(self) -> str | None:
+        """Return the token for a hub without TLS, if an address of this hub is on this machine."""
+        return self._proxy_token if any(self._proof(httpx.URL(each)) for each in self._addresses) else None
 
     def accept_store(self, origin: str | None) -> None:
         """Accept this origin for blobs from now on, as the user of this machine agreed."""
@@ -136,11 +144,18 @@ class HubClient:
                 verify=verify,
                 transport=self._transport,
                 timeout=httpx.Timeout(self._answer_s, connect=self._connect_s),
-                headers={"user-agent": f"barnraise/{__version__}", **AS_SENT},
+                headers={"user-agent": f"barnraise/{__version__}", **AS_SENT, **self._proof(url)},
                 follow_redirects=False,
                 trust_env=self._transport is None,
             )
         return self._http_clients[address]
+
+    def _proof(self, url: httpx.URL) -> dict[str, str]:
+        """Return the header that a hub without TLS wants; empty for servers on other machines."""
+        is_here = url.host == "localhost" or network_of(url.host) == "machine"
+        if self._proxy_token is None or url.scheme != "http" or not is_here:
+            return {}
+        return {PROXY_HEADER: self._proxy_token}
 
     def _disconnect(self, address: str) -> None:
         """Close the connections to an address. The next attempt may reach another server."""
@@ -235,12 +250,7 @@ class HubClient:
     ) -> bytes:
         for attempt in range(2):
             url = httpx.URL(f"{address}{path}", params=dict(query) if query else None)
-            target = url.raw_path.decode("ascii")
-            url_path, _, query_text = target.partition("?")
-            # A hub below a path of a proxy's is asked there, but signs what reaches it.
-            signed_path = url_path.removeprefix(httpx.URL(address).path.rstrip("/"))
-            now = self._wall() + self._offset
-            headers = sign_request(self._key, method, signed_path, query_text, data, self._hub, now)
+            headers = self._sign(address, method, url, data)
             status, response_headers, body = self._exchange(address, method, url, headers, data, timeout_s)
             try:
                 self.ahead_s = (
@@ -276,6 +286,13 @@ class HubClient:
                 offset=problem.offset,
             )
         raise AssertionError("unreachable")
+
+    def _sign(self, address: str, method: str, url: httpx.URL, data: bytes = b"") -> dict[str, str]:
+        url_path, _, query = url.raw_path.decode("ascii").partition("?")
+        # A hub below a path of a proxy's is asked there, but signs what reaches it.
+        signed_path = url_path.removeprefix(httpx.URL(address).path.rstrip("/"))
+        now = self._wall() + self._offset
+        return sign_request(self._key, method, signed_path, query, data, self._hub, now)
 
     def _adopt_hub_time(self, hub_time: float) -> None:
         """Sign with the hub's time from now on.
@@ -401,7 +418,8 @@ class HubClient:
             return None
         url = httpx.URL(f"{self.address}/v1/blobs/{sha256}")
         offered = self._store.request_headers()
-        headers = resume_headers(draft) | offered
+        # Signed, because the hub limits what it sends to clients that are no members.
+        headers = resume_headers(draft) | offered | self._sign(self.address, "GET", url)
         deadline = self._deadlines[self.address]
         try:
             with contextlib.ExitStack() as held:

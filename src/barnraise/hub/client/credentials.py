@@ -40,6 +40,7 @@ class MemberCredentials(msgspec.Struct, frozen=True, kw_only=True):
     run: Name
     folder: Annotated[str, Meta(max_length=4096)] = ""  # for files on their way; of a site, each has its own
     store: Origin | None = None  # what was accepted beside the hub
+    proxy_token: Annotated[str, Meta(max_length=200)] | None = None  # of a hub without TLS on this machine
     is_owner: bool = False
     only_begins: bool = False  # the owner's model becomes the first version, and nothing is trained here
 

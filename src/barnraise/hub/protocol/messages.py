@@ -244,8 +244,8 @@ _encoder = msgspec.json.Encoder()
 _decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[msgspec.Struct]] = {}
 
 
-def encode_message(message: msgspec.Struct) -> bytes:
-    """Encode a message; equal messages give equal bytes."""
+def encode_message(message: msgspec.Struct | msgspec.Raw) -> bytes:
+    """Encode a message; equal messages give equal bytes. ``Raw``: one that is encoded already."""
     return _encoder.encode(message)
 
 

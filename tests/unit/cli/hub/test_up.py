@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from barnraise.cli.cluster.identity import machine_key
-from barnraise.cli.hub.directories import top_folder, write_addresses, write_local_address
+from barnraise.cli.hub.directories import top_folder, write_local_address
 from barnraise.cli.hub.join import CREDENTIALS_FILE, _check_free, open_workspace
 from barnraise.cli.hub.mirror import hand_over, take_over
 from barnraise.cli.hub.owner import expel, pardon
@@ -25,6 +25,7 @@ from barnraise.hub.client.credentials import MemberCredentials, member_key, writ
 from barnraise.hub.mirror.mirror import sign_handover
 from barnraise.hub.protocol.invites import make_invite
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig
+from barnraise.hub.storage.addresses import write_addresses
 from barnraise.hub.storage.create import FOLLOWS, create_hub, hub_key
 from barnraise.hub.storage.log import HubLog, MemberRecord, change
 from barnraise.identity import NodeKey
