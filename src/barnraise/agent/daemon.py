@@ -15,6 +15,7 @@ import msgspec
 
 from barnraise import __version__
 from barnraise.agent import protocol
+from barnraise.agent.audit_trail import AuditTrail
 from barnraise.agent.cluster.admission import admit, renew_lost_key
 from barnraise.agent.cluster.connection_policy import ClusterConnectionPolicy
 from barnraise.agent.cluster.connections import AgentConnections, PeerAddress
@@ -37,11 +38,12 @@ from barnraise.agent.runs.service import RunService
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import AgentError, MembershipError, ProtocolError
 from barnraise.core.flow.events import ChangeEvent
+from barnraise.core.logs.audit_log import AuditLog
 from barnraise.core.sanitize import is_printable, printable
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.private_file import private_directory
 from barnraise.identity.trust import NAME_LENGTH, SignedEntry, TrustLog, check_name, encode_entry
-from barnraise.membership.consensus.paxos import AcceptorState, founded
+from barnraise.membership.consensus.paxos import BRANCH_BITS, AcceptorState, founded
 from barnraise.membership.effects import Effect, LogNote, SaveState, SendMessage, ViewChanged
 from barnraise.membership.node import TICK_S, MembershipNode
 from barnraise.membership.storage import MembershipStorage
@@ -73,6 +75,8 @@ class Agent:
         self.key = NodeKey.load_or_create(self.directory / "node.key")
         self.me = self.key.id
         self.listener = Listener(settings, policy=ClusterConnectionPolicy(self))
+        self.audit = AuditLog(self.directory)
+        self.audit_trail = AuditTrail(self.audit, self.name_of)
         self.events: deque[str] = deque(maxlen=_KEPT_EVENTS)
         self.on_event: Callable[[str], None] | None = None
         self.on_request: Callable[[bytes, str], Awaitable[bytes]] | None = None
@@ -99,6 +103,7 @@ class Agent:
             self.key = NodeKey.load_or_create(self.directory / "node.key")
             self.me = self.key.id
             self.report_event("cluster.db is missing: this machine starts as a new one, with a new id")
+            self.audit.write("identity-changed", subject=self.me.short, detail="cluster.db was missing")
         saved_name = self.storage.fact(_NAME_FACT)
         self.name = saved_name.decode() if saved_name is not None else machine_name()
         log, record = self.storage.log(), self.storage.record()
@@ -112,6 +117,7 @@ class Agent:
         self.connections = AgentConnections(self.me, tls, self)
         self.reachability = ReachabilityProber(tls, self._address_of, self.secret_for, self.connections.get)
         self.pairing = PairingServer(self.key, lambda: self.name, partial(admit, self))
+        self.pairing.on_burned = lambda address, why: self.audit.write("code-burned", by=address, detail=why)
         self.link_prober = LinkProber(self, self.directory)
         self.kv = KvService(self)
         self.runs = RunService(self)
@@ -126,6 +132,11 @@ class Agent:
         for job in (*self.link_prober.jobs(), self.kv.run, *self.runs.jobs(), self.cleaner.watch_disk):
             self.spawn(job())
         self.spawn(watch_sleep(self.suspend, self.resume))
+        self.audit.write(
+            "agent-started",
+            subject=f"{self.name} ({self.me.short})",
+            detail=f"version {__version__}, cluster {self.cluster_name}",
+        )
         self.report_event(f"{self.name} ({self.me.short}) is up in cluster {self.cluster_name}")
 
     async def stop(self) -> None:
@@ -211,6 +222,7 @@ class Agent:
     def rename(self, name: str) -> None:
         """Change the name of this machine; raise MembershipError if another machine has it."""
         check_name_is_free(name, self.named_machines(), self.me)
+        self.audit.write("identity-changed", subject=self.me.short, detail=f"renamed {self.name} to {name}")
         self.name = name
         self.storage.keep_fact(_NAME_FACT, name.encode())
         self._send_hello()
@@ -391,6 +403,7 @@ class Agent:
         """Start a new membership state for this trust log."""
         role = log.role(self.me)
         me = PresentMember(self.me.raw, self.incarnation, votes=role == "owner", works=self._works)
+        self.audit_trail.begin(log, record.decided.branch >> BRANCH_BITS)
         self.member = MembershipNode(me, record, log, random.Random(), asyncio.get_running_loop().time())
 
     def _perform(self, effects: list[Effect]) -> None:
@@ -418,6 +431,7 @@ class Agent:
         reason = why
         for node in (*self.log.members, *self.log.revoked):
             reason = reason.replace(node.raw.hex()[:8], self.name_of(node))
+        self.audit_trail.cluster_changed(self.log, self.member.record.decided.branch >> BRANCH_BITS, reason)
         self.report_event(f"online: {names} ({reason})")
         self._report_name_clashes()
         for node in self.connections.linked():

@@ -49,6 +49,18 @@ def wrapped(text: str, width: int = 0, indent: str = "") -> str:
     )
 
 
+def read_secret(given: str, name: str) -> str:
+    """Return a secret that the command line gives; for ``-`` ask for it, or read a line of standard input.
+
+    The process list and the shell's history show the words of a command line, and not what is read here.
+    """
+    if given != "-":
+        return given
+    if sys.stdin.isatty():
+        return str(click.prompt(name, hide_input=True, err=True)).strip()
+    return sys.stdin.readline().strip()
+
+
 def redraw(text: str, lines_before: int) -> None:
     """Draw a picture over the one before, which had ``lines_before`` lines."""
     back_and_clear = f"\x1b[{lines_before}F\x1b[J" if lines_before else ""

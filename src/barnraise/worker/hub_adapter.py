@@ -62,6 +62,7 @@ def _contributor(seat: MemberCredentials, folder: Path) -> Contributor:
         seat.addresses,
         seat.hub_id,
         seat.member_key,
+        pinned=seat.pinned,
         pace=pace,
         store=seat.store,
         proxy_token=seat.proxy_token,

@@ -51,6 +51,8 @@ from barnraise.topology import Machine, TopologyGraph
 from barnraise.topology.graph import ordered_pair
 from barnraise.topology.render import draw_graph
 
+_PERSON = "this machine's user"  # at the local interface
+
 State = Literal["this", "here", "joining", "silent", "away"]
 
 
@@ -94,6 +96,7 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
         case PairRequest():
             _check_owner(agent, "pair another machine")
             agent.pairing.open_code(request.role)
+            agent.audit.write("code-opened", by=_PERSON, detail=f"for the role {request.role}")
             agent.discovery.update_tags()
             return _offer(agent)
         case OfferRequest():
@@ -114,6 +117,9 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
             _check_owner(agent, "make a pre-shared key")
             psk = new_psk(request.role)
             agent.pairing.use_psk(psk)
+            agent.audit.write(
+                "psk-made", subject=psk.tag.hex(), by=_PERSON, detail=f"for the role {psk.role}"
+            )
             return RequestDone(
                 f"machines with this key are admitted as {psk.role} while this agent runs", str(psk)
             )
@@ -125,6 +131,7 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
         case CleanRequest():
             return await agent.cleaner.clean(request)
         case LeaveRequest():
+            agent.audit.write("cluster-left", subject=agent.cluster_name, by=_PERSON)
             agent.leaves_cluster = True
             agent.stop_requested.set()
             return RequestDone(_left_text(agent))
@@ -205,10 +212,12 @@ async def _continue(agent: Agent, texts: list[str]) -> str:
                 f"{agent.name_of(node)} is online", hint="--without accepts only machines that are offline."
             )
     before = agent.member.record.decided.position
+    names = ", ".join(map(agent.name_of, nodes))
+    agent.audit.write("branch-opened", subject=agent.cluster_name, by=_PERSON, detail=f"without {names}")
     agent.continue_without(nodes)
     for _ in range(50):
         if agent.member.record.decided.position > before:
-            return f"the cluster continues without {', '.join(map(agent.name_of, nodes))}"
+            return f"the cluster continues without {names}"
         await asyncio.sleep(0.1)
     agent.continue_without([])  # an unused permission must not take effect later
     raise MembershipError(f"still no majority: {agent.blocked_reason()}")

@@ -15,6 +15,7 @@ from barnraise.agent.cluster.kv_proxy import KvProxy
 from barnraise.agent.containers.engine import remove_leftovers as remove_container_leftovers
 from barnraise.agent.context import AgentContext
 from barnraise.agent.runs import messages
+from barnraise.agent.runs.consent import end_agreement
 from barnraise.agent.runs.controller import RunController
 from barnraise.agent.runs.executor import RunExecutor
 from barnraise.agent.runs.local_interface import remove_interfaces
@@ -98,6 +99,7 @@ class RunService:
         remove_interfaces(self._context.directory)
         self.registry.load()
         for entry in list(self.registry.runs.values()):
+            self._context.audit_trail.run_known(entry.run, entry.record.phase)
             self._on_record(entry)
 
     def _on_settled(self, entry: RunEntry, counts: bool) -> None:
@@ -219,9 +221,10 @@ class RunService:
     def _on_record(self, entry: RunEntry) -> None:
         """Start or wake this machine's executor for a newer record."""
         me = self._context.me.raw
+        self._context.audit_trail.run_changed(entry.spec, entry.record)
         self._allow(entry)
-        if entry.has_ended:  # consent does not extend to a later run of the same name
-            (run_directory(self._context.directory, entry.run) / "accepted").unlink(missing_ok=True)
+        if entry.has_ended:
+            end_agreement(run_directory(self._context.directory, entry.run))
         executor = self.executors.get(entry.run)
         if executor is not None:
             executor.wake()

@@ -99,7 +99,10 @@ class OuterStep:
             scale = verdicts[update.id].scale if update.id in verdicts else 1.0
             behind = closed.head.number - update.version
             weight = update.samples * staleness_weight(behind)
-            inputs.append(MergeInput(self._update_file(arrival), weight, scale))
+            file = self._update_file(arrival)
+            invite = closed.invites.get(update.node) or update.node
+            is_strangers = update.node in closed.strangers
+            inputs.append(MergeInput(file, weight, scale, invite, is_strangers))
             parts.append(
                 Contribution(
                     node=update.node,
@@ -126,7 +129,9 @@ class OuterStep:
 
     def trim_fraction(self, closed: ClosedRound, parts: Sequence[Contribution]) -> float | None:
         """Return the fraction that `merge_chunk` trims on each side; None if no stranger takes part."""
-        return self._terms.trim if any(part.node in closed.strangers for part in parts) else None
+        counted = {part.sha256 for part in parts}
+        arrivals = tuple(arrival for arrival in closed.arrivals if arrival.sha256 in counted)
+        return self._terms.trim if closed._replace(arrivals=arrivals).has_strangers else None
 
     def _new_base(self, number: int, chain: Sequence[CommittedRound], last: VersionStep) -> VersionStep:
         base = chain[0].base

@@ -67,7 +67,10 @@ _PROXY_ERRORS = {
 
 
 class HubClient:
-    """HTTP client of one member. For one thread."""
+    """HTTP client of one member. For one thread.
+
+    ``pinned``: the hub's own key is the only one that TLS accepts.
+    """
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class HubClient:
         hub: NodeId,
         key: NodeKey,
         *,
+        pinned: bool = True,
         say: Callable[[str], None] = log.warning,
         pace: UplinkLimiter | None = None,
         store: str | None = None,
@@ -87,7 +91,7 @@ class HubClient:
         if not addresses:
             raise HubError("the hub has no address", hint="Ask for a new invite: `barnraise invite`.")
         self._addresses = [address.rstrip("/") for address in addresses]
-        self._hub, self._key = hub, key
+        self._hub, self._key, self._pinned = hub, key, pinned
         self._pace = pace or UplinkLimiter(0.0)
         self._sleep, self._wall = sleep, wall
         self._offset = 0.0  # of the hub's clock from ours, once it had to tell
@@ -139,7 +143,8 @@ class HubClient:
             verify: ssl.SSLContext | bool = True
             url = httpx.URL(address)
             if self._transport is None and url.scheme == "https":
-                verify = context_for(url.host, url.port or 443, self._hub, self._connect_s)
+                port = url.port or 443
+                verify = context_for(url.host, port, self._hub, self._connect_s, pinned=self._pinned)
             self._http_clients[address] = httpx.Client(
                 verify=verify,
                 transport=self._transport,

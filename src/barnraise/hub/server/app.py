@@ -22,12 +22,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 
-from barnraise.core.errors import HubRefused, ProtocolError
+from barnraise.core.errors import HubError, HubRefused, ProtocolError
 from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.hub.object_store.redirects import STORE_HEADER
 from barnraise.hub.object_store.uploader import BucketUploader
+from barnraise.hub.protocol.admission import AdmissionStatement, admission_request, exact_key
 from barnraise.hub.protocol.clock import SignatureClock
-from barnraise.hub.protocol.invites import read_invite
+from barnraise.hub.protocol.invites import check_addresses
 from barnraise.hub.protocol.messages import (
     MOST_MESSAGE_BYTES,
     PIECE_BYTES,
@@ -35,6 +36,9 @@ from barnraise.hub.protocol.messages import (
     LeaseRequest,
     Problem,
     RegionOffer,
+    RegionOrders,
+    SeatGrant,
+    SeatRequest,
     UpdateDeclaration,
     decode_message,
     encode_message,
@@ -46,10 +50,11 @@ from barnraise.hub.protocol.signatures import (
     sign_response,
     verify_request,
 )
-from barnraise.hub.region.placement import Regions, add_offer, invites_for
+from barnraise.hub.region.placement import Regions, add_offer, open_regions, take_seat
 from barnraise.hub.server.connection_limits import source_of
 from barnraise.hub.server.health import HealthWarning
 from barnraise.hub.server.hub import Hub
+from barnraise.hub.server.membership import SEAT_S, ended_seats
 from barnraise.hub.server.unsigned_allowance import UnsignedAllowance, UnsignedLimits
 from barnraise.hub.server.upload_slots import UploadSlots
 from barnraise.hub.server.uploads import UploadService
@@ -66,6 +71,7 @@ _KEPT_S = 1.0  # the page and the figures
 _REQUESTS_PER_S, _REQUESTS_AT_ONCE = 50.0, 500.0  # of a member, and of all strangers together
 _STRANGERS_PER_S, _STRANGERS_AT_ONCE = 10.0, 100.0  # from one place
 _JOINS_PER_S, _JOINS_AT_ONCE = 5.0, 1000.0
+_JOIN_PATH, _JOIN_BYTES = "/v1/members", 4 << 10
 _UPLOAD = re.compile("[0-9a-f]{32}")
 _IMMUTABLE = "public, max-age=31536000, immutable"
 
@@ -139,8 +145,9 @@ class HubApp:
             return for_anybody
         return [
             *for_anybody,
-            route("/v1/members", "POST", self._join, _SMALL),
+            route(_JOIN_PATH, "POST", self._join, _JOIN_BYTES),
             route("/v1/regions", "POST", self._offer, _SMALL),
+            route("/v1/seats", "POST", self._seat, _SMALL),
             route("/v1/members/{node}/pardon", "POST", self._pardon, 0),
             route("/v1/members/{node}/expel", "POST", self._expel, 0),
             route("/v1/replica", "GET", self._replica, 0),
@@ -237,11 +244,10 @@ class HubApp:
         signed = self._signature(request)
         node = str(signed.node)
         is_member = node in self._hub.members or node == str(self._hub.id)
+        if not is_member and request.url.path == _JOIN_PATH:
+            return await self._verify_join(request, signed, held)
         if not is_member:  # before an unknown sender can use memory
-            place = self._source(request)
-            if place:  # a limit per source leaves capacity for other sources
-                self._limit(self._strangers, place)
-            self._limit(self._requests, "strangers")
+            self._limit_stranger(request)
             max_bytes = min(max_bytes, _SMALL)
         self._check_new(signed, is_member=is_member)
         if is_member:  # after the replay check: a replay must not use up the member's rate limit
@@ -249,6 +255,36 @@ class HubApp:
         if node != self._hub.founding.owner:  # only the owner sends a layout
             max_bytes = min(max_bytes, PIECE_BYTES)
         return VerifiedRequest(node, await self._body(request, signed, max_bytes, held))
+
+    async def _verify_join(
+        self, request: Request, signed: SignedMessage, held: contextlib.AsyncExitStack
+    ) -> VerifiedRequest:
+        """Read a new member's request. One with a usable invite is counted apart from all other strangers.
+
+        Raise HubRefused if a check fails.
+        """
+        node, body = str(signed.node), await self._body(request, signed, _JOIN_BYTES, held)
+        is_invited = self._is_invited(node, body)
+        if not is_invited:
+            self._limit_stranger(request)
+        self._check_new(signed, is_member=False)
+        if is_invited:  # after the replay check: a replay must not use up the limit
+            self._limit(self._joins, "all")
+        return VerifiedRequest(node, body)
+
+    def _is_invited(self, node: str, body: bytes) -> bool:
+        try:
+            self._hub.admission(node, decode_message(JoinRequest, body))
+        except (HubRefused, ProtocolError):
+            return False
+        return True
+
+    def _limit_stranger(self, request: Request) -> None:
+        """Raise HubRefused (429) if strangers, from one source or in total, sent too many requests."""
+        place = self._source(request)
+        if place:  # a limit per source leaves capacity for other sources
+            self._limit(self._strangers, place)
+        self._limit(self._requests, "strangers")
 
     def _signature(self, request: Request) -> SignedMessage:
         path = request.scope["raw_path"].decode("latin-1")
@@ -313,26 +349,47 @@ class HubApp:
 
     async def _join(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         message = decode_message(JoinRequest, verified.body)
-        if self._hub.has_invited(message.token):  # invented tokens do not use up the limit
-            self._limit(self._joins, "all")
         joined = await self._hub.join(verified.node, message)
-        members = self._hub.members
-        if members[verified.node].quarantine:
+        if self._hub.members[verified.node].quarantine or joined.role not in ("friend", "stranger"):
             return joined
-        standing = {
-            node: capacity for node, capacity in self._regions.items() if not members[node].quarantine
-        }
-        self._regions, regions = invites_for(standing, verified.node, joined.role, self._hub.now())
+        regions = open_regions(self._standing_regions(), self._hub.now())
         return msgspec.structs.replace(joined, regions=regions)
+
+    def _standing_regions(self) -> Regions:
+        members = self._hub.members
+        return {node: capacity for node, capacity in self._regions.items() if not members[node].quarantine}
 
     async def _offer(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         if self._hub.member(verified.node).role != "region":
             raise HubRefused(403, "role", "this member was not invited as a region", hint=_REGION)
         offer = decode_message(RegionOffer, verified.body)
-        for text in (*offer.friends, *offer.strangers):
-            read_invite(text)
+        try:
+            check_addresses(offer.addresses)
+        except HubError as error:
+            raise HubRefused(422, "message", error.message, hint=error.hint) from error
         self._regions = add_offer(self._regions, verified.node, offer, self._hub.now())
-        return self._hub.description()
+        ended = ended_seats(self._hub.members.values(), verified.node)
+        return RegionOrders(ended=ended, time=int(self._hub.clock()))
+
+    async def _seat(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
+        """Give a member a seat at one region, and the proof with which it joins there."""
+        message = decode_message(SeatRequest, verified.body)
+        self._hub.member(verified.node)
+        region, id_there = exact_key(message.region), exact_key(message.member)
+        regions = take_seat(self._standing_regions(), message.region, self._hub.now())
+        if regions is None:
+            raise HubRefused(409, "seats", "this region has no seat left", hint="Try another region.")
+        self._regions = {**self._regions, **regions}
+        member = await self._hub.give_seat(verified.node, message.region, message.member)
+        statement = AdmissionStatement(
+            hub=region.raw,
+            member=id_there.raw,
+            invite=exact_key(member.invite).raw,
+            role=member.role,
+            run=self._hub.founding.name,
+            expires=int(self._hub.clock()) + SEAT_S,
+        )
+        return SeatGrant(request=admission_request(self._key, statement, message.name))
 
     async def _pardon(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         self._check_owner(verified)
@@ -341,8 +398,7 @@ class HubApp:
 
     async def _expel(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         self._check_owner(verified)
-        await self._hub.expel(str(request.path_params["node"]))
-        return self._hub.description()
+        return await self._hub.expel(str(request.path_params["node"]))
 
     def _check_owner(self, verified: VerifiedRequest) -> None:
         # The hub's key is accepted, too: a region or a mirror that took over has no other owner at hand.

@@ -228,6 +228,7 @@ class UploadService:
             scale=scale,
             loss=declared.loss,
             merged=merged,
+            has_strangers=declared.has_strangers,
         )
         weight = declared.samples * staleness_weight(versions_behind(hub.state, declared.version))
         try:

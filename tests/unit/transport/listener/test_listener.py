@@ -301,6 +301,20 @@ def test_unknown_peer_is_logged_once(running: Running, caplog: pytest.LogCapture
     assert len(caplog.records) == 257
 
 
+def test_source_is_named_again_after_an_hour(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    """Tries to fill the table of sources once, so that later attackers would never be named."""
+    keeper = running.listener.keeper
+    for number in range(1000):
+        keeper._complain(f"2001:db8::{number:x}", "test")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        keeper._complain("192.0.2.1", "test")
+        assert caplog.records == []
+        keeper._named_since -= 3600.0
+        keeper._complain("192.0.2.1", "test")
+    assert ["192.0.2.1" in record.message for record in caplog.records] == [True]
+
+
 def test_listener_does_not_leak_descriptors(running: Running) -> None:
     channel = running.local()
     ticket = register(channel)
