@@ -28,9 +28,11 @@ from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size
 from barnraise.hub.client.bandwidth_policy import UplinkLimiter
 from barnraise.hub.client.deadline import RequestDeadline, enforce_rate
+from barnraise.hub.client.dialling import Target, led_target
 from barnraise.hub.client.downloads import AS_SENT, encoding_of, partial_size, receive, resume_headers
 from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
-from barnraise.hub.object_store.redirects import network_of
+from barnraise.hub.object_store.redirects import Where, network_of
+from barnraise.hub.protocol.chain import check_chain
 from barnraise.hub.protocol.clock import JUMP_S, ClockJumps, describe_skew
 from barnraise.hub.protocol.messages import (
     MOST_MESSAGE_BYTES,
@@ -69,7 +71,8 @@ _PROXY_ERRORS = {
 class HubClient:
     """HTTP client of one member. For one thread.
 
-    ``pinned``: the hub's own key is the only one that TLS accepts.
+    ``pinned``: the hub's own key is the only one that TLS accepts. ``led_from``: the network of the hub that
+    named these addresses, if that was not a person. ``root``: the run's hub, which signs what a region sends.
     """
 
     def __init__(
@@ -83,6 +86,8 @@ class HubClient:
         pace: UplinkLimiter | None = None,
         store: str | None = None,
         proxy_token: str | None = None,
+        led_from: Where | None = None,
+        root: NodeId | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
         wall: Callable[[], float] = time.time,
@@ -101,9 +106,13 @@ class HubClient:
         self.say = say
         self.sent_bytes = self.received_bytes = 0
         self._store = BucketDownloader(store, say)
+        self._led_from = led_from
+        self._root = None if root == hub else root
+        self.network: Where = "nowhere"  # of the hub, by the address that answered last
         self._proxy_token = proxy_token  # for a hub without TLS on this machine
         self._transport = transport
         self._http_clients: dict[str, httpx.Client] = {}  # by address
+        self._targets: dict[str, Target] = {}  # of these clients
         self._deadlines = defaultdict[str, RequestDeadline](RequestDeadline)  # of each line
         self.wait_for_policy: Callable[[], None] = lambda: None  # before anything large is sent or fetched
 
@@ -142,16 +151,21 @@ class HubClient:
         if address not in self._http_clients:
             verify: ssl.SSLContext | bool = True
             url = httpx.URL(address)
+            led_from = self._led_from if self._transport is None else None
+            target = Target(url) if led_from is None else led_target(url, led_from)
+            self._targets[address] = target
             if self._transport is None and url.scheme == "https":
-                port = url.port or 443
-                verify = context_for(url.host, port, self._hub, self._connect_s, pinned=self._pinned)
+                port, wait_s = url.port or 443, self._connect_s
+                verify = context_for(
+                    url.host, port, self._hub, wait_s, pinned=self._pinned, at=target.address
+                )
             self._http_clients[address] = httpx.Client(
                 verify=verify,
                 transport=self._transport,
                 timeout=httpx.Timeout(self._answer_s, connect=self._connect_s),
                 headers={"user-agent": f"barnraise/{__version__}", **AS_SENT, **self._proof(url)},
                 follow_redirects=False,
-                trust_env=self._transport is None,
+                trust_env=self._transport is None and led_from is None,
             )
         return self._http_clients[address]
 
@@ -240,9 +254,12 @@ class HubClient:
         query: dict[str, int | float] = {} if after is None else {"after": after}
         if wait_s:
             query["wait"] = wait_s
-        return self.ask_with_retries(
+        head = self.ask_with_retries(
             "GET", "/v1/head", VersionHead, query=query, wait_s=wait_s, patience_s=patience_s
         )
+        if self._root is not None:
+            check_chain(head.steps, after, self._root)
+        return head
 
     def _send_signed(
         self,
@@ -322,6 +339,7 @@ class HubClient:
         content = self._throttle(data) if data else None
         sizes = {"content-length": str(len(data))} if data else {}
         http_client, deadline = self._http_client(address), self._deadlines[address]
+        target = self._targets[address]
         slowest = min(_SLOWEST_SENT_BYTES_S, self._pace.bytes_in(1.0) or _SLOWEST_SENT_BYTES_S)
         in_all_s = self._connect_s + timeout_s + len(data) / slowest
         try:
@@ -329,13 +347,14 @@ class HubClient:
                 deadline.within(in_all_s),
                 http_client.stream(
                     method,
-                    url,
-                    headers={**headers, **sizes},
+                    target.aimed(url),
+                    headers={**headers, **sizes, **target.headers},
                     content=content,
                     timeout=httpx.Timeout(timeout_s, connect=self._connect_s),
-                    extensions={"trace": deadline.trace},
+                    extensions={"trace": deadline.trace, **target.extensions},
                 ) as response,
             ):
+                self.network = network_of(_peer_address(response))
                 _check_encoding(response)
                 received = bytearray()
                 for part in response.iter_raw(_READ_BYTES):
@@ -429,9 +448,13 @@ class HubClient:
         try:
             with contextlib.ExitStack() as held:
                 with deadline.within(self._connect_s + self._answer_s):
+                    line, target = self._http_client(self.address), self._targets[self.address]
                     response = held.enter_context(
-                        self._http_client(self.address).stream(
-                            "GET", url, headers=headers, extensions={"trace": deadline.trace}
+                        line.stream(
+                            "GET",
+                            target.aimed(url),
+                            headers=headers | target.headers,
+                            extensions={"trace": deadline.trace, **target.extensions},
                         )
                     )
                 if response.status_code == 307 and offered:

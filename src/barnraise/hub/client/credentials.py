@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from barnraise.core.decoding import decode
 from barnraise.core.errors import HubError, ProtocolError
+from barnraise.hub.object_store.redirects import Where
 from barnraise.hub.protocol.messages import Address, Name, Origin
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
@@ -39,6 +40,8 @@ class MemberCredentials(msgspec.Struct, frozen=True, kw_only=True):
     key: Annotated[bytes, Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES)]
     run: Name
     pinned: bool = True  # the hub ends TLS itself
+    led_from: Where | None = None  # the network of the hub that named a region
+    root: Annotated[bytes, Meta(min_length=32, max_length=32)] | None = None  # the run's hub, at a region
     folder: Annotated[str, Meta(max_length=4096)] = ""  # for files on their way; of a site, each has its own
     store: Origin | None = None  # what was accepted beside the hub
     proxy_token: Annotated[str, Meta(max_length=200)] | None = None  # of a hub without TLS on this machine

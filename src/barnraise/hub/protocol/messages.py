@@ -262,6 +262,7 @@ class VersionStep(msgspec.Struct, frozen=True, array_like=True):
     sha256: Sha256
     size: Size
     codec: CodecName
+    signature: Annotated[str, Meta(pattern="^([A-Za-z0-9_-]{86})?$")] = ""  # of the run's hub, see `chain`
 
 
 class VersionHead(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.hub.object_store.redirects import STORE_HEADER
 from barnraise.hub.object_store.uploader import BucketUploader
 from barnraise.hub.protocol.admission import AdmissionStatement, admission_request, exact_key
+from barnraise.hub.protocol.chain import sign_step
 from barnraise.hub.protocol.clock import SignatureClock
 from barnraise.hub.protocol.invites import check_addresses
 from barnraise.hub.protocol.messages import (
@@ -72,6 +73,7 @@ _REQUESTS_PER_S, _REQUESTS_AT_ONCE = 50.0, 500.0  # of a member, and of all stra
 _STRANGERS_PER_S, _STRANGERS_AT_ONCE = 10.0, 100.0  # from one place
 _JOINS_PER_S, _JOINS_AT_ONCE = 5.0, 1000.0
 _JOIN_PATH, _JOIN_BYTES = "/v1/members", 4 << 10
+_SIGNED_STEPS = 4096  # that are kept
 _UPLOAD = re.compile("[0-9a-f]{32}")
 _IMMUTABLE = "public, max-age=31536000, immutable"
 
@@ -108,6 +110,7 @@ class HubApp:
         self._time = SignatureClock(hub.clock, hub.now, hub.signed.time)
         self._nonces = NonceCache(self._time())
         self._slots = UploadSlots()
+        self._sign_step = functools.lru_cache(maxsize=_SIGNED_STEPS)(functools.partial(sign_step, key))
         self._requests = RateLimit(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
         self._strangers = RateLimit(_STRANGERS_PER_S, _STRANGERS_AT_ONCE)
         self._unsigned = UnsignedAllowance(limits.bytes_s, hub.now)
@@ -336,16 +339,19 @@ class HubApp:
 
     async def _run(self, request: Request, verified: VerifiedRequest) -> msgspec.Raw:
         """Return the description, encoded once for each version: a layout may have 100,000 entries."""
-        told = self._hub.description()
-        changing = (told.version, told.finished, told.store, told.layout is None, told.course)
+        run = self._hub.description()
+        changing = (run.version, run.finished, run.store, run.layout is None, run.course)
         if self._described is None or self._described[0] != changing:
-            self._described = changing, msgspec.Raw(encode_message(told))
+            self._described = changing, msgspec.Raw(encode_message(run))
         return self._described[1]
 
     async def _head(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         after = _number(request, "after", 1 << 40)
         wait = _number(request, "wait", _LONGEST_WAIT_S) or 0.0
-        return await self._hub.head(None if after is None else int(after), wait)
+        head = await self._hub.head(None if after is None else int(after), wait)
+        if self._hub.is_region or self._hub.is_mirror:  # these pass on the signatures of the run's hub
+            return head
+        return msgspec.structs.replace(head, steps=tuple(map(self._sign_step, head.steps)))
 
     async def _join(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         message = decode_message(JoinRequest, verified.body)

@@ -1,9 +1,9 @@
 """Guard against web pages: which requests a hub behind a proxy accepts, and what it tells browsers.
 
 A hub without TLS listens to its own machine, for a proxy there. A web page that is open on that machine can
-let its own name lead to this machine, and its requests then name the page's host. So only names of the hub
-are accepted as ``Host``. A proxy may prove itself by a token instead. The rules are pure, and `GuardedApp`
-applies them.
+let its own name lead to that machine. Its requests then name the page's host. So only names of the hub are
+accepted as ``Host``. A proxy may prove itself by a token instead. The rules are pure, and `GuardedApp` applies
+them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Respond = Callable[[Mapping[str, str], HubRefused], Response]
 
 
 class ProxyRule(NamedTuple):
-    """What a hub without TLS accepts. ``hosts``: the names in its addresses; ``token``: empty for none."""
+    """Rule of a hub without TLS. ``hosts``: the names in its addresses; ``token``: empty for none."""
 
     hosts: frozenset[str]
     token: str = ""

@@ -108,7 +108,7 @@ class Hub:
         self.directory, self.id, self.clock, self.now = directory, hub, clock, now
         self.blobs = hub_blobs(directory)
         self.signed, self.health, self.disk = LatestSigned(), HealthStatus(now), DiskLatency(now)
-        self._make_aggregator, self._is_region = make_finisher, is_region
+        self._make_aggregator, self.is_region = make_finisher, is_region
         self._log = HubLog(directory)
         self._reader = HubLog(directory)
         self._writer: HubLogWriter | None = None
@@ -541,7 +541,7 @@ class Hub:
         self.arrivals = {arrival.update.id: arrival for arrival in snapshot.arrivals}
         self.refusals = list(snapshot.refusals)
         self.seen = list(snapshot.seen)
-        self.state = restore_state(snapshot, founding, self.now(), is_region=self._is_region)
+        self.state = restore_state(snapshot, founding, self.now(), is_region=self.is_region)
         self.covered = covered_samples(snapshot, self.state)
         self._epoch += 1
         self._changed.announce()

@@ -1,6 +1,6 @@
 """Allowance for clients that are no members: requests and bytes, per source and in total.
 
-Everyone may read a hub, so anyone could keep a home's uplink full. Members sign their requests and are not
+Anyone may read a hub, so anyone could keep a home's uplink full. Members sign their requests and are not
 limited here. The bytes of all others together stay below a rate; their answers come more slowly then.
 """
 
@@ -61,7 +61,7 @@ class UnsignedAllowance:
         return response if self._bytes is None else _SlowedResponse(response, self, source)
 
     async def wait_for(self, source: str, count: int) -> None:
-        """Wait until so many bytes may be sent to this source."""
+        """Wait until this number of bytes may be sent to this source."""
         assert self._bytes is not None
         while (wait_s := self._bytes.take(source or None, self._now(), count)) > 0:
             await asyncio.sleep(wait_s)
@@ -99,16 +99,16 @@ class _SlowedResponse(Response):
             if is_last:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        gone = asyncio.create_task(_until_gone(receive))
+        leaving = asyncio.create_task(_until_gone(receive))
         sending = asyncio.create_task(self._response(scope, receive, send_slowed))
         self._allowance.begin(self._source)
         try:
-            await asyncio.wait((gone, sending), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((leaving, sending), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()  # raises what it raised
         finally:
             self._allowance.end(self._source)
-            gone.cancel()
+            leaving.cancel()
             sending.cancel()
 
 

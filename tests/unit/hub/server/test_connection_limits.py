@@ -169,7 +169,7 @@ def test_client_that_never_reads_is_disconnected(
 
     def check(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
-            line.sendall(f"GET /v1/blobs/{name} HTTP/1.1\r\nhost: hub\r\n\r\n".encode())
+            line.sendall(f"GET /v1/blobs/{name} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
             _until(lambda: bool(clocks), "the hub waits for its reader")
             if not reads:
                 assert lost.wait(60)
