@@ -12,7 +12,6 @@ from barnraise.cli.child_process import say
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.flow.background import DeadlineCall, DeadlineExceeded
 from barnraise.hub.client.client import HubClient
-from barnraise.hub.object_store.redirects import Where
 from barnraise.hub.protocol.invites import HubPlace, check_addresses
 from barnraise.hub.protocol.messages import (
     JoinRequest,
@@ -23,6 +22,7 @@ from barnraise.hub.protocol.messages import (
 )
 from barnraise.hub.region.placement import nearest_regions
 from barnraise.identity.node_id import NodeId
+from barnraise.transport.addresses import Where
 
 _LEVELS = 4
 _TRIES = 3

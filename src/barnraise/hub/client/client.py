@@ -28,10 +28,9 @@ from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size
 from barnraise.hub.client.bandwidth_policy import UplinkLimiter
 from barnraise.hub.client.deadline import RequestDeadline, enforce_rate
-from barnraise.hub.client.dialling import Target, led_target
+from barnraise.hub.client.dialling import Target, has_broker, led_target
 from barnraise.hub.client.downloads import AS_SENT, encoding_of, partial_size, receive, resume_headers
 from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
-from barnraise.hub.object_store.redirects import Where, network_of
 from barnraise.hub.protocol.chain import check_chain
 from barnraise.hub.protocol.clock import JUMP_S, ClockJumps, describe_skew
 from barnraise.hub.protocol.messages import (
@@ -47,6 +46,7 @@ from barnraise.hub.protocol.tls import NEW_INVITE, context_for
 from barnraise.hub.storage.blobs import hash_file
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
+from barnraise.transport.addresses import Where, network_of
 
 log = logging.getLogger("barnraise.hub")
 logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request would drown all others
@@ -165,7 +165,7 @@ class HubClient:
                 timeout=httpx.Timeout(self._answer_s, connect=self._connect_s),
                 headers={"user-agent": f"barnraise/{__version__}", **AS_SENT, **self._proof(url)},
                 follow_redirects=False,
-                trust_env=self._transport is None and led_from is None,
+                trust_env=self._transport is None and (led_from is None or has_broker()),
             )
         return self._http_clients[address]
 

@@ -19,11 +19,11 @@ from msgspec import Meta
 
 from barnraise.core.decoding import decode
 from barnraise.core.errors import HubError, ProtocolError
-from barnraise.hub.object_store.redirects import Where
 from barnraise.hub.protocol.messages import Address, Name, Origin
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
 from barnraise.identity.private_file import load_or_create_private
+from barnraise.transport.addresses import Where
 
 VARIABLE = "BARNRAISE_HUB"  # in the script's environment: the path of its seat
 SITE_VARIABLE = "BARNRAISE_SITE"  # on every machine of a site: the seat itself

@@ -19,10 +19,11 @@ from barnraise.core.errors import StoreAway
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration
 from barnraise.hub.client.deadline import enforce_rate
-from barnraise.hub.client.dialling import Target, has_proxy, resolved
+from barnraise.hub.client.dialling import Target, has_broker, has_proxy, resolved
 from barnraise.hub.client.downloads import AS_SENT, encoding_of, receive, resume_headers
-from barnraise.hub.object_store.redirects import STORE_HEADER, allowed_addresses, network_of, refusal_reason
+from barnraise.hub.object_store.redirects import STORE_HEADER, allowed_addresses, refusal_reason
 from barnraise.hub.storage.blobs import hash_file
+from barnraise.transport.addresses import Where, network_of
 
 _CONNECT_S, _SILENCE_S = 5.0, 10.0
 _AT_LEAST_S, _SLOWEST_BYTES_S = 30.0, 64 << 10  # what is slower comes from the hub
@@ -89,7 +90,7 @@ class BucketDownloader:
         if why := refusal_reason(link.url, self.origin, sha256):
             raise StoreAway(why)
         url = httpx.URL(link.url)
-        addresses = allowed_addresses(_resolved(url), network_of(link.hub), url.scheme)[:_MOST_ADDRESSES]
+        addresses = _addresses(url, network_of(link.hub))
         if not addresses:
             raise StoreAway("it is at an address that this hub may not lead to (docs/hub.md)")
         for place, address in enumerate(addresses):
@@ -133,9 +134,15 @@ class BucketDownloader:
                 timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
                 headers={"user-agent": f"barnraise/{__version__}", **AS_SENT},
                 follow_redirects=False,
-                trust_env=False,
+                trust_env=has_broker(),
             )
         return self._line
+
+
+def _addresses(url: httpx.URL, hub: Where) -> tuple[str, ...]:
+    if has_broker():
+        return (url.host,)
+    return allowed_addresses(_resolved(url), hub, url.scheme)[:_MOST_ADDRESSES]
 
 
 def _resolved(url: httpx.URL) -> list[str]:

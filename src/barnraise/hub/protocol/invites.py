@@ -19,11 +19,11 @@ from msgspec import Meta
 
 from barnraise.core.decoding import decode
 from barnraise.core.errors import HubError, HubRefused, ProtocolError
-from barnraise.hub.object_store.redirects import Where
 from barnraise.hub.protocol.admission import ASK_FOR_INVITE, AdmissionStatement, admission_request
 from barnraise.hub.protocol.messages import Addresses, JoinRequest, Moment, Name, NodeText, Role
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
+from barnraise.transport.addresses import Where
 
 PREFIX = "barnraise-invite:"
 _MOST_TEXT = 8000

@@ -2,7 +2,7 @@
 
 A hub without TLS listens to its own machine, for a proxy there. A web page that is open on that machine can
 let its own name lead to that machine. Its requests then name the page's host. So only names of the hub are
-accepted as ``Host``. A proxy may prove itself by a token instead. The rules are pure, and `GuardedApp` applies
+accepted as ``Host``. A proxy may prove itself by a token instead. The rules are pure; `GuardedApp` applies
 them.
 """
 

@@ -15,9 +15,9 @@ import pytest
 from barnraise.core.errors import HubAway
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.dialling import led_target
-from barnraise.hub.object_store.redirects import Where
 from barnraise.hub.protocol.messages import RunDescription
 from barnraise.identity import NodeKey
+from barnraise.transport.addresses import Where
 
 # What a region would like new members to ask: their router, their own services, a cloud's metadata.
 INSIDE = (
