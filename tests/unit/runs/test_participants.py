@@ -1,4 +1,4 @@
-"""Which machines the workers of a run trust, and which pickles they load."""
+"""Trust of the workers of a run, and the pickles that they load."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -28,10 +29,12 @@ from barnraise.cli.cluster.identity import machine_key
 from barnraise.cli.consent import agrees
 from barnraise.cli.hub.directories import is_in_use, workspace_root, workspaces_with
 from barnraise.cli.terminal import read_secret
-from barnraise.core.config import Settings, load_settings
+from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import HubError
 from barnraise.core.files import remove_tree
 from barnraise.core.installation import install_hint
+from barnraise.core.logs.audit_entry import AuditEvent
+from barnraise.core.logs.audit_log import AuditLog
 from barnraise.core.units import counted
 
 if TYPE_CHECKING:
@@ -75,7 +78,9 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
         question = "Run it there?" if site else "Run it here?"
         if not agrees(offered_run(offered, cluster_reach(settings), machines), question, yes=yes):
             click.echo("Nothing was started, and nothing is kept.")
+            _record_consent(settings, "consent-refused", offered)
             return 1
+        _record_consent(settings, "consent-given", offered)
         client.accept_store(description.store)
         contributor = take_credentials(client, parsed_invite, offered, place, settings, name=name)
         if site:
@@ -93,6 +98,16 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
     if code == LEFT:
         say("this machine has left; nothing of the run is kept here")
     return code
+
+
+def _record_consent(settings: Settings, event: AuditEvent, offered: OfferedCode) -> None:
+    AuditLog(state_directory(settings)).write(
+        event,
+        subject=f"{offered.description.name} of the hub {offered.description.hub[:9]}",
+        by="this machine's user",
+        detail=shlex.join((offered.code.entry, *offered.code.arguments)),
+        digest=offered.description.code or "",
+    )
 
 
 def _machines_of_site() -> tuple[str, ...]:

@@ -21,9 +21,11 @@ from barnraise.core.flow.backoff import Backoff, BackoffTimer
 from barnraise.core.flow.events import ChangeEvent
 from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.core.flow.supervised_task import run_until_done
+from barnraise.core.logs.audit_log import AuditLog
 from barnraise.hub.aggregation import update_checks
 from barnraise.hub.aggregation.aggregator import Aggregator, ClosedRound, RoundResult
 from barnraise.hub.protocol.admission import ASK_FOR_INVITE, check_proof
+from barnraise.hub.protocol.invites import short_key
 from barnraise.hub.protocol.messages import (
     ExpelResponse,
     HubDataOrder,
@@ -110,6 +112,7 @@ class Hub:
         self.signed, self.health, self.disk = LatestSigned(), HealthStatus(now), DiskLatency(now)
         self._make_aggregator, self._is_region = make_finisher, is_region
         self._log = HubLog(directory)
+        self._audit = AuditLog(directory, now=clock)
         self._reader = HubLog(directory)
         self._writer: HubLogWriter | None = None
         self._aggregator: asyncio.Task[Aggregator] | None = None
@@ -222,6 +225,13 @@ class Hub:
             changes = [change(HubLog.put_member, member)]
             changes += [change(HubLog.put_grant, admitted.grant)] if admitted.grant is not None else []
             await self.write(changes)
+            if is_new:
+                self._audit.write(
+                    "invite-used",
+                    subject=f"{member.name} ({node[:9]})",
+                    by=f"invite {short_key(member.invite)}" if grant is not None else "the hub above",
+                    detail=f"joined {self.founding.name} as {member.role}",
+                )
         return JoinResponse(role=member.role, description=self.description())
 
     async def give_seat(self, node: str, region: str, id_there: str) -> MemberRecord:
@@ -414,6 +424,7 @@ class Hub:
         member = membership.expelled(self._known(node), "the owner expelled this machine")
         why = f"a machine that came with it, {member.name}, was expelled"
         await self._put_member(member, [change(HubLog.withdraw_grant, member.invite, why)])
+        self._audit.write("member-expelled", subject=f"{member.name} ({node[:9]})", by="the hub's owner")
         await self.step(state_machine.LeaseAbandoned(node))
         return ExpelResponse(invite=member.invite, others=membership.came_together(self.members, node))
 

@@ -114,10 +114,10 @@ def test_values_end_with_the_run() -> None:
         starter, worker = machines[STARTER], machines[WORKER]
         entry = starter.registry.runs[RUN]
         starter.registry.apply(replace(entry.record, version=2, phase="ended"))
-        with pytest.raises(RunError) as told:
+        with pytest.raises(RunError) as raised:
             await worker.keeper.values_of(worker.registry.runs[RUN])
-        assert told.value.hint is not None
-        assert told.value.hint.endswith("give them again: barnraise resume train-abcd --set HF_TOKEN")
+        assert raised.value.hint is not None
+        assert raised.value.hint.endswith("give them again: barnraise resume train-abcd --set HF_TOKEN")
         starter.keeper.drop(RUN)
         with pytest.raises(RunError):
             await starter.keeper.values_of(entry)
@@ -178,9 +178,9 @@ def test_resume_without_a_value_names_the_option() -> None:
         entry = machine.registry.runs[RUN]
         with pytest.raises(
             RunError, match="was started with --set HF_TOKEN, and values are not kept"
-        ) as told:
+        ) as raised:
             runs_api._check_variables(entry, ResumeRunRequest(run=RUN))
-        assert told.value.hint == "Give them again: barnraise resume train-abcd --set HF_TOKEN=VALUE"
+        assert raised.value.hint == "Give them again: barnraise resume train-abcd --set HF_TOKEN=VALUE"
         runs_api._check_variables(entry, ResumeRunRequest(run=RUN, variables=(("HF_TOKEN", "x"),)))
 
     asyncio.run(main())
