@@ -37,6 +37,10 @@ _ANSWER_S = 20.0
 _PATIENCE = 3.0  # a machine whose cores others use is slow, not wrong
 
 
+class NotInTimeError(AssertionError):
+    """Error of a wait that ended without success."""
+
+
 class Machines:
     """One agent on each host, with a state directory that outlives the agent."""
 
@@ -185,7 +189,7 @@ class Machines:
                 logs = "\n".join(
                     f"--- {place}\n{self.agent_log(place)[-3000:]}" for place in range(len(self.hosts))
                 )
-                raise AssertionError(f"waited {_PATIENCE * seconds:g} s without success until {what}\n{logs}")
+                raise NotInTimeError(f"waited {_PATIENCE * seconds:g} s without success until {what}\n{logs}")
             time.sleep(0.02)
         return time.monotonic() - begin
 

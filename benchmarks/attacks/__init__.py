@@ -1,1 +1,1 @@
-"""Attacks on running agents, runs, checkpoints and parsers; lab tests use them."""
+"""Attacks on real processes, each with the proof that it had no effect."""

@@ -1,63 +1,59 @@
-"""Attacks on running agents, by machines on the same network and by members with too few rights.
+"""Attack real processes in the lab, while honest work goes on, and judge each attack by its effect.
 
-    python -m benchmarks.attacks NAME '{"argument": value}'
-    python -m benchmarks.attacks serve '{"path": "/tmp/attacker", "seconds": 300}'
+    python -m benchmarks.attacks --quick             every attack but the long ones
+    python -m benchmarks.attacks                     all
+    python -m benchmarks.attacks --only ID --only ID
+    python -m benchmarks.attacks --list              print the attacks, start nothing
 
-The second form accepts attacks over a Unix socket, as lines of JSON. ``tests/lab/test_attacks.py`` and
-``tests/lab/test_run_attacks.py`` use it in hosts of the lab. Every attack stops by itself and reports its
-result as JSON. Attacks without a key are in ``outsider``. Those with a member's key are in ``guest``,
-``runs`` and ``checkpoints``.
+One line for each attack: refused or not, its id, the role, what was tried, how it ended. The last line is
+one JSON object. The exit code is 0 only if no attack succeeded, none disturbed honest work, and all were
+judged. Needs root on Linux (docs/lab.md).
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import signal
+import argparse
 import sys
-import traceback
-from typing import Any
 
-from benchmarks.attacks import checkpoints, guest, outsider, runs
-from benchmarks.attacks.registry import ATTACKS, READY, Result
-
-LIMIT_S = 180.0
-AUTHORS = (outsider, guest, runs, checkpoints)  # importing them makes their attacks known
+from benchmarks.attacks.judging import figures, judge_all
+from benchmarks.attacks.registry import Attack, all_attacks
+from benchmarks.report import environment_line, last_line
+from lab import why_unavailable
 
 
-async def serve(path: str, seconds: float) -> Result:
-    """Run what is asked for, several at a time, for so long."""
-
-    async def answer(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        def say(words: object) -> None:
-            sink.write(json.dumps(words).encode() + b"\n")
-
-        READY.set(lambda: say("ready"))
-        try:
-            name, arguments = json.loads(await source.readline())
-            say(await _run(name, arguments))
-        except Exception:  # noqa: BLE001  # the caller receives it
-            say({"failed": traceback.format_exc()})
-        sink.close()
-
-    async with await asyncio.start_unix_server(answer, path):
-        await asyncio.sleep(seconds)
-    return {}
+def selected(attacks: list[Attack], *, quick: bool, only: list[str]) -> list[Attack]:
+    """Return the attacks to run; raise SystemExit if a named one does not exist."""
+    unknown = set(only) - {attack.id for attack in attacks}
+    if unknown:
+        raise SystemExit(f"there is no attack {', '.join(sorted(unknown))}: see --list")
+    if only:
+        return [attack for attack in attacks if attack.id in only]
+    return [attack for attack in attacks if not (quick and attack.tier == "full")]
 
 
-async def _run(name: str, arguments: dict[str, Any]) -> Result:
-    return await asyncio.wait_for(ATTACKS[name](**arguments), LIMIT_S)
-
-
-def main() -> int:
-    name, arguments = sys.argv[1], json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
-    os.nice(5)  # outside of the lab the attacker has its own processor
-    limit_s = arguments["seconds"] if name == "serve" else LIMIT_S
-    signal.alarm(int(limit_s) + 5)  # should the loop itself hang
-    print(json.dumps(asyncio.run(serve(**arguments) if name == "serve" else _run(name, arguments))))
-    return 0
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--quick", action="store_true", help="leave out the long ones")
+    parser.add_argument("--only", action="append", default=[], metavar="ID", help="this attack; repeatable")
+    parser.add_argument("--list", action="store_true", help="print the attacks, start nothing")
+    options = parser.parse_args(arguments)
+    attacks = selected(all_attacks(), quick=options.quick, only=options.only)
+    if options.list:
+        for attack in attacks:
+            print(f"{attack.id}: {attack.role}: {attack.text} ({attack.tier})")
+        return 0
+    reason = why_unavailable()
+    if reason is not None:
+        raise SystemExit(f"the lab is not available: {reason}")
+    print(environment_line(), flush=True)
+    judgements = []
+    for judgement in judge_all(attacks):
+        judgements.append(judgement)
+        print(judgement.line(), flush=True)
+    counts = figures(judgements)
+    last_line(counts)
+    return 0 if counts["attacks"] and sum(counts.values()) == counts["attacks"] else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

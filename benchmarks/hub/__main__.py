@@ -30,7 +30,6 @@ import torch
 from barnraise.core.errors import BarnraiseError
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.protocol.messages import (
-    JoinRequest,
     JoinResponse,
     RoundConfig,
     RunDescription,
@@ -165,8 +164,9 @@ class Witness(threading.Thread):
     def __init__(self, hub: HubProcess) -> None:
         super().__init__(daemon=True)
         invite = hub.invite("friend")
-        self._token = invite.token_text
-        self.client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate(), say=lambda words: None)
+        self._invite = invite
+        self._key = NodeKey.generate()
+        self.client = HubClient(invite.addresses, invite.hub_id, self._key, say=lambda words: None)
         self.announced: dict[int, VersionStep] = {}
         self.times: list[float] = []
         self.changed: list[int] = []
@@ -176,7 +176,7 @@ class Witness(threading.Thread):
     def run(self) -> None:
         with suppress(BarnraiseError):
             self.client.ask_with_retries(
-                "POST", "/v1/members", JoinResponse, JoinRequest(token=self._token, name="witness")
+                "POST", "/v1/members", JoinResponse, self._invite.request(self._key.id, "witness")
             )
         while not self.ended.is_set():
             newest = max(self.announced, default=None)
@@ -351,8 +351,9 @@ def train(hostile: Sequence[tuple[str, ...]], samples: int) -> dict[str, Any]:
 def _head_state(hub: HubProcess, task: Task) -> tuple[torch.Tensor, int]:
     """Rebuild the newest state from the chain of versions alone."""
     invite = hub.invite("friend")
-    client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate())
-    client.ask("POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name="judge"))
+    key = NodeKey.generate()
+    client = HubClient(invite.addresses, invite.hub_id, key)
+    client.ask("POST", "/v1/members", JoinResponse, invite.request(key.id, "judge"))
     description = client.ask("GET", "/v1/run", RunDescription)
     state = torch.zeros(task.layout.numel)
     head = client.head(None)

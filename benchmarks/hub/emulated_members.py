@@ -24,7 +24,6 @@ from barnraise.hub.protocol.invites import Invite
 from barnraise.hub.protocol.messages import (
     HubDataOrder,
     HubProgress,
-    JoinRequest,
     JoinResponse,
     Lease,
     LeaseRequest,
@@ -155,7 +154,7 @@ class Leaf:
 
     async def join(self) -> RunDescription:
         """Join the hub, and retry when the hub's rate limit for new members says so."""
-        request = JoinRequest(token=self.invite.token_text, name=self.name)
+        request = self.invite.request(self.key.id, self.name)
         while True:
             try:
                 return (await self.ask("POST", "/v1/members", JoinResponse, request)).description

@@ -109,8 +109,9 @@ class Village:
         """Start the hub and return its invite."""
         host = self._lab.hosts[0]
         address = f"https://{host.address}:{PORT}"
-        words = ("--name", RUN, "--address", address, "--round", round_time, "--no-train", SCRIPT)
-        hub = self.type(host, "hub", "hub", "up", *words)
+        words = ("--name", RUN, "--address", address, "--round", round_time, "--no-train")
+        count = sum(len(home.sample_s) for home in HOMES)
+        hub = self.type(host, "hub", "hub", "up", *words, "--uses", str(count), SCRIPT)
         self.until(lambda: "barnraise-invite:" in hub.output(), 200.0, "the hub prints an invite", [hub])
         match = re.search(r"barnraise-invite:\S+", hub.output())
         assert match is not None

@@ -19,6 +19,7 @@ from types import TracebackType
 
 import psutil
 
+from barnraise.hub.private_options import PrivateOptions, write_private_options
 from barnraise.hub.protocol.invites import Invite, invite_text
 from barnraise.hub.protocol.messages import Role, RoundConfig
 from barnraise.hub.storage.create import create_hub, create_invite
@@ -53,7 +54,8 @@ class HubProcess:
         ``wrapper``: command that executes the hub in its own process, which is the one watched and killed.
         """
         self.directory = directory
-        self._options = (["--plain"] if plain else []) + (["--parent", invite_text(parent)] if parent else [])
+        self._options = ["--plain"] if plain else []
+        self._private = PrivateOptions(parent=invite_text(parent)) if parent else None
         self._wrapper, self._environment = tuple(wrapper), dict(environment or {})
         self.owner = NodeKey.generate()
         self.port = free_port()
@@ -81,11 +83,16 @@ class HubProcess:
         if error is not None:
             print(f"--- the hub's last words\n{tail(self.log)}", file=sys.stderr)
 
-    def start(self, *more: str) -> float:
+    def start(self, *more: str, private: PrivateOptions | None = None) -> float:
         """Start the hub with more options and return the seconds until it responds."""
+        options, private = self._options, private or self._private
+        if private is not None:
+            path = self.directory.with_suffix(".private")
+            write_private_options(private, path)
+            options = [*options, "--private-options", str(path)]
         begin = time.monotonic()
         argv = [*self._wrapper, sys.executable, "-m", "barnraise.hub", str(self.directory)]
-        argv += ["--host", "127.0.0.1", "--port", str(self.port), *self._options, *more]
+        argv += ["--host", "127.0.0.1", "--port", str(self.port), *options, *more]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 argv,

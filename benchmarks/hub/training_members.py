@@ -24,7 +24,6 @@ from barnraise.hub.client.upload import push
 from barnraise.hub.protocol.invites import Invite
 from barnraise.hub.protocol.messages import (
     HubDataOrder,
-    JoinRequest,
     JoinResponse,
     Lease,
     SampleSpan,
@@ -185,8 +184,8 @@ class Worker(threading.Thread):
         self.ended_by = ""
         self.state = task.flat(task.model())
         self._invite, self._folder = invite, folder
-        key = owner_key or NodeKey.generate()
-        self.client = HubClient(invite.addresses, invite.hub_id, key, say=lambda words: None)
+        self._key = owner_key or NodeKey.generate()
+        self.client = HubClient(invite.addresses, invite.hub_id, self._key, say=lambda words: None)
         kind = Rogue if kinds else Contributor
         self.contributor = kind(self.client, folder, is_owner=owner_key is not None, metered=lambda: False)
         if isinstance(self.contributor, Rogue):
@@ -203,7 +202,7 @@ class Worker(threading.Thread):
             self.client.close()
 
     def _work(self) -> None:
-        request = JoinRequest(token=self._invite.token_text, name=self.name)
+        request = self._invite.request(self._key.id, self.name)
         self.client.ask_with_retries("POST", "/v1/members", JoinResponse, request)
         lease = self.contributor.start(self.task.layout, self.task.course, self.state)
         if self._start is not None:

@@ -148,7 +148,7 @@ def listening(host: Host) -> list[str]:
 
 
 def test_friends_join_train_outlive_the_hub_and_leave(lab_hub: LabHub) -> None:
-    hub = lab_hub.up("--round", "2s", "--no-train", "train.py", "100000")
+    hub = lab_hub.up("--round", "2s", "--no-train", "--uses", "2", "train.py", "100000")
     invite = lab_hub.invite(hub)
     hosts = [nat.hosts[0] for nat in lab_hub.lab.nats]
     began = time.monotonic()
@@ -234,9 +234,8 @@ def test_friends_page_matches_real_commands(lab_hub: LabHub) -> None:
         if line[0] != "hub" or line == ["hub", "status"]:
             process = lab_hub.type(host, "hub", *line)
             assert process.wait(150) == 0, process.output()
-            assert re.search(r"barnraise-invite:\S+|friends: version \d+, .*2 members", process.output()), (
-                line
-            )
+            shown = r"barnraise-invite:\S+|uses left|friends: version \d+, .*2 members"
+            assert re.search(shown, process.output()), line
     friend.signal(signal.SIGINT)
     assert friend.wait(120) == 130, friend.output()
     assert [path.name for path in lab_hub.state("friend").iterdir()] == ["node.key"]

@@ -8,8 +8,8 @@ every message that it ever saw. It reaches each machine that wakes up before the
 decisions, certificates, branches and trust logs, asks for votes, and admits a second machine of its own.
 
 It must never get a role at a machine that knows the removal, and its second machine must get none anywhere.
-No machine may take its orders, except one granted case: together with the machines that slept it is a quorum
-of the last view that they know. Afterwards the honest machines must agree.
+No machine may take its orders. One case is granted: together with the machines that slept, it is a quorum of
+the last view that they know. Afterwards the honest machines must agree.
 """
 
 from __future__ import annotations
@@ -420,7 +420,7 @@ class _Schedule:
                 _reconnect(cluster)
 
     def _agree(self, attacker: _Attacker, honest: list[Node]) -> str | None:
-        """Heal the network, with the attacker still at work, and wait for the honest machines."""
+        """Restore the network, with the attacker still at work, and wait for the honest machines."""
         cluster = self.cluster
         cluster.heal()
         for node in honest:

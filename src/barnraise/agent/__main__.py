@@ -17,12 +17,17 @@ from barnraise.agent.api import cluster_api
 from barnraise.agent.cluster.admission import forget_cluster
 from barnraise.agent.cluster.join import join_by_psk
 from barnraise.agent.daemon import Agent
+from barnraise.agent_client.bootstrap import AGENT_LOG
 from barnraise.core.config import Settings, load_settings
 from barnraise.core.errors import BarnraiseError, IdentityError
+from barnraise.core.flow.console_log import install_process_log
+from barnraise.core.logs.rotation import rotate_output
+from barnraise.core.sanitize import printable
 from barnraise.identity.private_file import read_private
 from barnraise.pairing import Psk, parse_psk
 
 _PSK_SEARCH_S = 4.0
+_ROTATE_S = 600.0
 
 _log = logging.getLogger(__name__)
 
@@ -35,12 +40,12 @@ def main() -> int:
     parser.add_argument("--psk-file", type=Path)
     parser.add_argument("--witness", action="store_true")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    install_process_log()
     logging.getLogger("zeroconf").setLevel(logging.ERROR)
     try:
         return serve(load_settings(), psk_file=options.psk_file, witness=options.witness)
     except BarnraiseError as error:
-        print(error, file=sys.stderr)  # noqa: T201  # nothing else shows it yet
+        print(printable(str(error), also="\n"), file=sys.stderr)  # noqa: T201  # nothing else shows it yet
         return 1
 
 
@@ -71,6 +76,7 @@ async def _serve(settings: Settings, psk: Psk | None, witness: bool, on_start: O
             asyncio.get_running_loop().add_signal_handler(number, agent.stop_requested.set)
     if on_start is not None:
         on_start(agent)
+    agent.spawn(_rotate_log(agent.directory / AGENT_LOG))
     psk_task = asyncio.ensure_future(_join_or_admit(agent, psk)) if psk is not None else None
     try:
         await agent.stop_requested.wait()
@@ -82,6 +88,13 @@ async def _serve(settings: Settings, psk: Psk | None, witness: bool, on_start: O
             forget_cluster(agent.directory)
         _log.info("the agent has stopped")
     return 0
+
+
+async def _rotate_log(path: Path) -> None:
+    """Rotate the log of this process whenever it is full, if its output goes there."""
+    while True:
+        rotate_output(sys.stderr.fileno(), path)
+        await asyncio.sleep(_ROTATE_S)
 
 
 async def _join_or_admit(agent: Agent, psk: Psk) -> None:

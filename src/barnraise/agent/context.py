@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from barnraise.agent.audit_trail import AuditTrail
 from barnraise.core.config import Settings
+from barnraise.core.logs.audit_log import AuditLog
 from barnraise.identity import NodeId, NodeKey
 from barnraise.identity.trust import TrustLog
 from barnraise.membership.node import MembershipNode
@@ -30,6 +32,8 @@ class AgentContext(Protocol):
     settings: Settings
     directory: Path
     storage: MembershipStorage
+    audit: AuditLog
+    audit_trail: AuditTrail
     member: MembershipNode
     listener: Listener
     connections: AgentConnections

@@ -15,6 +15,7 @@ import msgspec
 
 from barnraise import __version__
 from barnraise.agent import protocol
+from barnraise.agent.audit_trail import AuditTrail
 from barnraise.agent.cluster.admission import admit, renew_lost_key
 from barnraise.agent.cluster.connection_policy import ClusterConnectionPolicy
 from barnraise.agent.cluster.connections import AgentConnections, PeerAddress
@@ -37,16 +38,19 @@ from barnraise.agent.runs.service import RunService
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import AgentError, MembershipError, ProtocolError
 from barnraise.core.flow.events import ChangeEvent
+from barnraise.core.logs.audit_log import AuditLog
+from barnraise.core.sanitize import is_printable, printable
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.private_file import private_directory
 from barnraise.identity.trust import NAME_LENGTH, SignedEntry, TrustLog, check_name, encode_entry
-from barnraise.membership.consensus.paxos import founded
+from barnraise.membership.consensus.paxos import BRANCH_BITS, founded
 from barnraise.membership.effects import Effect, LogNote, SaveState, SendMessage, ViewChanged
 from barnraise.membership.history import StoredHistory
 from barnraise.membership.node import TICK_S, MembershipNode
 from barnraise.membership.storage import MembershipStorage
 from barnraise.membership.view import PresentMember, first
-from barnraise.topology import Machine, NodeFacts
+from barnraise.runs.participants import trusted_nodes
+from barnraise.topology import Machine, NodeFacts, decode_machine
 from barnraise.transport.addresses import own_addresses as machine_addresses
 from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlConnection
 from barnraise.transport.listener.acceptor import ConnectionRefusal
@@ -72,9 +76,11 @@ class Agent:
         self.key = NodeKey.load_or_create(self.directory / "node.key")
         self.me = self.key.id
         self.listener = Listener(settings, policy=ClusterConnectionPolicy(self))
+        self.audit = AuditLog(self.directory)
+        self.audit_trail = AuditTrail(self.audit, self.name_of)
         self.events: deque[str] = deque(maxlen=_KEPT_EVENTS)
         self.on_event: Callable[[str], None] | None = None
-        self.on_request: Callable[[bytes], Awaitable[bytes]] | None = None
+        self.on_request: Callable[[bytes, str], Awaitable[bytes]] | None = None
         self.stop_requested = asyncio.Event()
         self.membership_lock = asyncio.Lock()  # no admission while this machine joins another cluster
         self.removed_by = ""
@@ -98,6 +104,7 @@ class Agent:
             self.key = NodeKey.load_or_create(self.directory / "node.key")
             self.me = self.key.id
             self.report_event("cluster.db is missing: this machine starts as a new one, with a new id")
+            self.audit.write("identity-changed", subject=self.me.short, detail="cluster.db was missing")
         saved_name = self.storage.fact(_NAME_FACT)
         self.name = saved_name.decode() if saved_name is not None else machine_name()
         stored = self.storage.history()
@@ -111,6 +118,7 @@ class Agent:
         self.connections = AgentConnections(self.me, tls, self)
         self.reachability = ReachabilityProber(tls, self._address_of, self.secret_for, self.connections.get)
         self.pairing = PairingServer(self.key, lambda: self.name, partial(admit, self))
+        self.pairing.on_burned = lambda address, why: self.audit.write("code-burned", by=address, detail=why)
         self.link_prober = LinkProber(self, self.directory)
         self.kv = KvService(self)
         self.runs = RunService(self)
@@ -125,6 +133,11 @@ class Agent:
         for job in (*self.link_prober.jobs(), self.kv.run, *self.runs.jobs(), self.cleaner.watch_disk):
             self.spawn(job())
         self.spawn(watch_sleep(self.suspend, self.resume))
+        self.audit.write(
+            "agent-started",
+            subject=f"{self.name} ({self.me.short})",
+            detail=f"version {__version__}, cluster {self.cluster_name}",
+        )
         self.report_event(f"{self.name} ({self.me.short}) is up in cluster {self.cluster_name}")
 
     async def stop(self) -> None:
@@ -201,6 +214,7 @@ class Agent:
 
     def report_event(self, text: str) -> None:
         """Write one line to the log, the display and `barnraise status`."""
+        text = printable(text)  # it may quote another machine
         _log.info("%s", text)
         self.events.append(text)
         if self.on_event is not None:
@@ -209,6 +223,7 @@ class Agent:
     def rename(self, name: str) -> None:
         """Change the name of this machine; raise MembershipError if another machine has it."""
         check_name_is_free(name, self.named_machines(), self.me)
+        self.audit.write("identity-changed", subject=self.me.short, detail=f"renamed {self.name} to {name}")
         self.name = name
         self.storage.keep_fact(_NAME_FACT, name.encode())
         self._send_hello()
@@ -255,6 +270,11 @@ class Agent:
         return f"waiting for {choice}{', '.join(names)}: there is no majority without it"
 
     # ListenerHost
+    def trusted_for(self, run: str) -> tuple[NodeId, ...]:
+        """Return the machines that workers of this run trust."""
+        entry = self.runs.registry.runs.get(run)
+        return trusted_nodes(self.log, self.me, entry.spec if entry is not None else None)
+
     def pairing_key(self, target: bytes) -> bytes | None:
         """Return the preface key of an open offer, or None."""
         return self.pairing.key_for(target)
@@ -269,11 +289,11 @@ class Agent:
         """Accept a connection of another agent."""
         self.connections.accept(connection, preface, address)
 
-    async def answer(self, request: bytes) -> bytes:
-        """Answer a request of a process on this machine."""
+    async def answer(self, request: bytes, run: str) -> bytes:
+        """Answer a request of a process on this machine; ``run`` limits what a worker may ask."""
         if self.on_request is None:
             raise AgentError("the agent is still starting", hint="Ask again in a moment.")
-        return await self.on_request(request)
+        return await self.on_request(request, run)
 
     # what the links tell (see agent.connections)
 
@@ -374,10 +394,7 @@ class Agent:
         """Return the hardware facts of a machine, or None if they are unknown."""
         if node == self.me:
             return self.link_prober.machine
-        try:
-            return msgspec.msgpack.decode(self.peer_store[node].machine, type=Machine)
-        except (msgspec.DecodeError, ValueError, RecursionError):
-            return None
+        return decode_machine(self.peer_store[node].machine)
 
     def _send_hello(self) -> None:
         for node in self.connections.linked():
@@ -387,6 +404,7 @@ class Agent:
         """Start a new membership state from this history."""
         role = stored.log.role(self.me)
         me = PresentMember(self.me.raw, self.incarnation, votes=role == "owner", works=self._works)
+        self.audit_trail.begin(stored.log, stored.record.decided.branch >> BRANCH_BITS)
         now = asyncio.get_running_loop().time()
         self.member = MembershipNode(me, self.key, stored, random.Random(), now)
 
@@ -415,12 +433,14 @@ class Agent:
         reason = why
         for node in (*self.log.members, *self.log.revoked):
             reason = reason.replace(node.raw.hex()[:8], self.name_of(node))
+        self.audit_trail.cluster_changed(self.log, self.member.record.decided.branch >> BRANCH_BITS, reason)
         self.report_event(f"online: {names} ({reason})")
         self._report_name_clashes()
         for node in self.connections.linked():
             if node not in self.log.members:
                 self.connections.send(node, protocol.REMOVED)
                 self.connections.disconnect(node, "it was removed from the cluster")
+        self.listener.refresh_trust()
         self.peer_store.keep_only(set(self.log.members))
         self.discovery.update_tags()
         self.discovery.dial_all()
@@ -438,6 +458,7 @@ class Agent:
         while True:
             self._perform(self.member.tick(self._loop.time()))
             self.discovery.update_tags()
+            self.listener.refresh_trust()
             self.peer_store.flush(self._loop.time())
             await asyncio.sleep(TICK_S)
 
@@ -454,7 +475,7 @@ class Agent:
 
     def _on_hello(self, node: NodeId, link: ControlConnection, hello: protocol.PeerHello) -> None:
         check_name(hello.name)
-        if not hello.version.isprintable():
+        if not is_printable(hello.version):
             raise ProtocolError(f"{node.short} sent a version with unprintable characters")
         self.peer_store.apply_hello(node, hello, link.address)
         self._report_name_clashes()
@@ -491,5 +512,5 @@ class Agent:
 
 def machine_name() -> str:
     """Return the first part of the host name, as the name of a machine that has no other yet."""
-    name = "".join(letter for letter in socket.gethostname().split(".")[0] if letter.isprintable()).strip()
+    name = printable(socket.gethostname().split(".")[0], instead="").strip()
     return name[:NAME_LENGTH].strip() or "machine"

@@ -17,6 +17,8 @@ from barnraise.agent_client.client import ListenerClient
 from barnraise.core.config import NetworkSettings, Settings, state_directory
 from barnraise.core.errors import ListenerError
 from barnraise.core.file_lock import FileLock
+from barnraise.core.logs.rotation import open_output
+from barnraise.identity.private_file import private_directory
 from barnraise.transport.ipc.messages import DialTicket, ListenerStanding
 
 LOG_NAME = "listener.log"
@@ -60,6 +62,7 @@ def ensure_listener(settings: Settings) -> None:
     directory = state_directory(settings)
     if standing_of(directory) is not None:
         return
+    private_directory(directory)
     lock = FileLock(directory / "listener.start")
     if not lock.acquire(_START_S):
         raise ListenerError(
@@ -77,7 +80,7 @@ def start_agent(settings: Settings, options: Sequence[str] = ()) -> int | None:
 
     None if one runs already. A listener that only serves workers is left alone: ListenerError says so.
     """
-    directory = state_directory(settings)
+    directory = private_directory(state_directory(settings))
     lock = FileLock(directory / "listener.start")
     if not lock.acquire(_START_S):
         raise ListenerError(f"another process has been starting the agent for {_START_S:g} s")
@@ -121,7 +124,8 @@ def _launch(command: list[str], directory: Path, log_name: str) -> None:
     """Start a process of ours in the background and return once it answers."""
     what = "agent" if log_name == AGENT_LOG else "listener"
     _started[:] = [process for process in _started if process.poll() is None]
-    with open(directory / log_name, "wb", opener=_private_opener) as log:
+    with open_output(directory / log_name) as log:
+        start = os.fstat(log.fileno()).st_size
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -138,12 +142,12 @@ def _launch(command: list[str], directory: Path, log_name: str) -> None:
         if process.poll() is not None:
             if standing_of(directory) is not None:  # the listener of another process was faster
                 return
-            words = _last_words(directory, log_name)
+            words = _last_words(directory, log_name, start)
             raise ListenerError(f"the {what} stopped during its start; its output:\n{words}")
         if time.monotonic() > deadline:
             process.kill()
             process.wait()
-            words = _last_words(directory, log_name)
+            words = _last_words(directory, log_name, start)
             raise ListenerError(f"the {what} did not answer within {_START_S:g} s; its output:\n{words}")
         time.sleep(_POLL_S)
 
@@ -168,13 +172,10 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
-def _private_opener(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _last_words(directory: Path, log_name: str = LOG_NAME) -> str:
+def _last_words(directory: Path, log_name: str = LOG_NAME, start: int = 0) -> str:
+    """Return the end of a log, of what was written after its first ``start`` bytes."""
     try:
-        text = (directory / log_name).read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
+        text = (directory / log_name).read_bytes()[start:][-_TAIL_BYTES:].decode("utf-8", "replace").strip()
     except OSError:
         text = ""
     return text or "(nothing)"

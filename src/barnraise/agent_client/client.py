@@ -24,6 +24,7 @@ from barnraise.transport.ipc.messages import (
     RegistrationRefused,
     Reply,
     Request,
+    TrustUpdate,
     decode_reply,
     encode_message,
 )
@@ -99,9 +100,9 @@ class ListenerClient:
             raise ProtocolError(f"the agent answered {type(reply).__name__} instead of telling")
         return reply.answer
 
-    def receive(self) -> tuple[IncomingConnection, socket.socket] | None:
-        """Return a connection that was routed to this process, or None. Call until None whenever `fileno` is
-        readable.
+    def receive(self) -> tuple[IncomingConnection, socket.socket] | TrustUpdate | None:
+        """Return a connection that was routed to this process, a change of trust, or None. Call until None
+        whenever `fileno` is readable.
 
         Raise ListenerError once the listener is gone: existing links continue, new ones cannot arrive.
         """
@@ -114,6 +115,8 @@ class ListenerClient:
                 raise _gone() from ConnectionResetError("closed by the listener")
             return None
         message = _decode(delivery.message, delivery.socket)
+        if isinstance(message, TrustUpdate) and delivery.socket is None:
+            return message
         if not isinstance(message, IncomingConnection) or delivery.socket is None:
             if delivery.socket is not None:
                 delivery.socket.close()

@@ -16,7 +16,7 @@ from barnraise.agent_client.run_requests import (
     LogChunk,
     WatchResponse,
 )
-from barnraise.core.sanitize import rewritten_line
+from barnraise.core.sanitize import coloured, rewritten_line
 from barnraise.core.units import format_size
 
 _LONGEST_LINE = 64 << 10
@@ -32,6 +32,7 @@ class _Lines:
     is_over: bool = False  # the worker has exited and all of its output was read
     is_missing: bool = False  # its machine does not answer
     is_rewritten: bool = False  # the unfinished line has carriage returns, like a progress bar
+    is_trusted: bool = False  # of an owner, to an owner: unchanged
 
     def feed(self, heard: LogChunk) -> Iterator[str]:
         data = heard.data
@@ -51,7 +52,12 @@ class _Lines:
             self.rest = b""
         for line in lines:
             # A progress bar rewrites its line: only what it showed last is worth a line of ours.
-            yield rewritten_line(line.decode("utf-8", "replace"))
+            yield self.shown(line)
+
+    def shown(self, line: bytes) -> str:
+        """Return a line as a terminal may show it; of a guest's worker, only colours command the terminal."""
+        text = rewritten_line(line.decode("utf-8", "replace"))
+        return text if self.is_trusted else coloured(text)
 
 
 @dataclass
@@ -78,6 +84,7 @@ class LogTail:
 
     def heard(self, response: WatchResponse) -> Iterator[tuple[int, str]]:
         """Yield each new line with the number of its worker."""
+        trusted = {worker.number for worker in (*response.past, *response.workers) if worker.is_trusted}
         exited = {worker.number for worker in response.workers if worker.state == "ended"}
         exited |= {worker.number for worker in response.past}
         for heard in response.heard:
@@ -85,13 +92,14 @@ class LogTail:
             is_final = response.row.phase == "ended" or heard.worker in exited
             lines.is_over = heard.whole and is_final
             lines.is_missing = heard.missing
+            lines.is_trusted = heard.worker in trusted
             for line in lines.feed(heard):
                 yield heard.worker, line
 
     def open_lines(self) -> list[tuple[int, str, bool]]:
         """Return the unfinished line of each worker, and whether it is rewritten like a progress bar."""
         return [
-            (number, rewritten_line(lines.rest.decode("utf-8", "replace")), lines.is_rewritten)
+            (number, lines.shown(lines.rest), lines.is_rewritten)
             for number, lines in self._lines.items()
             if lines.rest
         ]

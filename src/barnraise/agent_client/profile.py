@@ -25,7 +25,7 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
     applying a step takes. ``is_ready``: it has seen enough; the main member's word counts.
     """
 
-    node: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")]
+    node: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]
     device: Word
     samples: Annotated[int, Meta(ge=0, le=1 << 50)]
     seconds: Seconds

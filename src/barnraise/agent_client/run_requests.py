@@ -187,6 +187,12 @@ class FetchCheckpointRequest(msgspec.Struct, frozen=True, tag="bring?"):
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 10.0
 
 
+class RolesRequest(msgspec.Struct, frozen=True, tag="roles?"):
+    """Request for the owners and guests of the cluster. ``run``: the run that asks; empty outside of runs."""
+
+    run: Annotated[str, Meta(max_length=200)] = ""
+
+
 CheckpointQuestion = SignRequest | SignersRequest | NewestCheckpointRequest | FetchCheckpointRequest
 RunRequest = (
     StartRunRequest
@@ -201,6 +207,7 @@ RunRequest = (
     | ProgressRequest
     | FailingRequest
     | DroppedStepsRequest
+    | RolesRequest
     | CheckpointQuestion
 )
 
@@ -246,6 +253,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
     main_offset: int = -1  # bytes of output before it became rank 0; -1: unknown
     has_session: bool = False  # the script has started a session on this machine
+    # Its machine and this one are owners. Otherwise only colours of its output reach the terminal.
+    is_trusted: bool = False
 
 
 class FailureRow(msgspec.Struct, frozen=True):
@@ -350,6 +359,27 @@ class GroupResponse(msgspec.Struct, frozen=True, kw_only=True, tag="group"):
     sentence: str
 
 
+class GuestRow(msgspec.Struct, frozen=True, array_like=True):
+    """A guest of the cluster. ``in_run``: the signed spec of the run that asks names it."""
+
+    node: Node
+    name: str
+    in_run: bool
+
+
+class RolesResponse(msgspec.Struct, frozen=True, kw_only=True, tag="roles"):
+    """Owners and guests of the cluster, as this machine's agent knows them. ``here``: this machine."""
+
+    here: Node
+    owners: tuple[Node, ...]
+    guests: tuple[GuestRow, ...] = ()
+
+    @property
+    def run_guests(self) -> tuple[str, ...]:
+        """Return the names of the guests in the run that asked."""
+        return tuple(guest.name for guest in self.guests if guest.in_run)
+
+
 class SignResponse(msgspec.Struct, frozen=True, tag="seal"):
     """Signature of this machine under a checkpoint."""
 
@@ -395,5 +425,6 @@ RunResponse = (
     | AcceptRunResponse
     | ResultsResponse
     | GroupResponse
+    | RolesResponse
     | CheckpointTold
 )

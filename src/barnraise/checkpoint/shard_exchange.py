@@ -20,13 +20,11 @@ import torch
 import torch.distributed as dist
 from msgspec import Meta
 
-from barnraise.agent_client.client import ListenerClient
-from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse, decode_response, encode
-from barnraise.agent_client.run_requests import WatchRequest, WatchResponse
+from barnraise.agent_client.roles import ask_roles
 from barnraise.checkpoint.shard_files import DRAFT, ShardFile, Start, TransferPlan, is_valid
-from barnraise.core.config import load_settings, state_directory
+from barnraise.core.config import load_settings
 from barnraise.core.decoding import decode
-from barnraise.core.errors import AgentError, BarnraiseError, ProtocolError, RunError
+from barnraise.core.errors import BarnraiseError, ProtocolError, RunError
 from barnraise.core.files import remove_tree, sync_path
 from barnraise.core.units import format_size
 
@@ -37,7 +35,6 @@ _MARKER, _PART = ".here-", ".part-"
 _CHUNK = 8 << 20
 _MAX_MESSAGE = 64 << 20
 _MAX_ERROR = 2000
-_REQUEST_S = 30.0
 _REPORT_S = 10.0
 
 T = TypeVar("T")
@@ -144,27 +141,12 @@ def _reject_guests() -> None:
     """Raise RunError if a guest's machine takes part in the run, because DCP unpickles its messages."""
     if not os.environ.get("BARNRAISE_LAUNCHED"):
         return
-    guests = guest_machines(*_ask_agent(os.environ["BARNRAISE_RUN"]))
-    if guests:
+    known = ask_roles(load_settings(), os.environ["BARNRAISE_RUN"], launched=True)
+    if known is not None and (guests := known.run_guests):
         raise RunError(
             f"{', '.join(guests)} takes part as a guest, and DCP would unpickle what its workers send",
             hint="Name only owners' machines with `--on`, or train with `barnraise.init()`.",
         )
-
-
-def guest_machines(run: WatchResponse, cluster: StatusResponse) -> list[str]:
-    """Return the machines of a run that are not known as owners' machines."""
-    owners = {node.name for node in cluster.nodes if node.role == "owner"}
-    return sorted({worker.name for worker in run.workers} - owners)
-
-
-def _ask_agent(run: str) -> tuple[WatchResponse, StatusResponse]:
-    with ListenerClient.connect(state_directory(load_settings())) as client:
-        watch = decode_response(client.ask(encode(WatchRequest(run=run, wait_s=0.0)), _REQUEST_S))
-        status = decode_response(client.ask(encode(StatusRequest()), _REQUEST_S))
-    if not isinstance(watch, WatchResponse) or not isinstance(status, StatusResponse):
-        raise AgentError("the agent did not answer which machines take part in this run")
-    return watch, status
 
 
 # file transfer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TypeVar
 
@@ -36,12 +37,29 @@ def ask(
     return answer
 
 
+def root_warning(user: int) -> str:
+    """Return what it means that the agent runs as this user id; empty unless that is root. Pure."""
+    if user != 0:
+        return ""
+    return (
+        "barnraise: the agent runs as root: every owner of its cluster can run code as root on this machine"
+    )
+
+
+def warn_of_root() -> None:
+    """Print one line if the agent will have the rights of root."""
+    warning = root_warning(os.geteuid()) if sys.platform != "win32" else ""
+    if warning:
+        click.echo(warning, err=True)
+
+
 def ensure_agent() -> None:
     """Start this machine's agent in the background if none runs, and say so."""
     settings = load_settings()
     standing = standing_of(state_directory(settings))
     if standing is not None and standing.agent:
         return
+    warn_of_root()
     with waiting("Starting the agent on this machine"):
         pid = start_agent(settings)
     if pid is not None:
@@ -76,6 +94,7 @@ def _wants_start() -> bool:
 
 
 def _start(settings: Settings) -> ListenerClient:
+    warn_of_root()
     with waiting("Starting the agent"):
         start_agent(settings)
     return ListenerClient.connect(state_directory(settings))

@@ -21,6 +21,7 @@ from barnraise.agent.supervisor.messages import (
     WorkerLaunch,
     WorkerLimits,
 )
+from barnraise.core.sanitize import OutputFilter, printable
 
 LEFT = 130  # the exit code of a command that the person ended
 LOOK_S = 0.1  # between two looks at what it has written
@@ -29,7 +30,8 @@ _READ_BYTES = 1 << 20
 
 
 def say(sentence: str) -> None:
-    click.echo(f"barnraise: {sentence}", err=True)
+    """Print a line of ours on stderr; it may quote a hub or another machine."""
+    click.echo(f"barnraise: {printable(sentence)}", err=True)
 
 
 class ChildProcess:
@@ -41,6 +43,7 @@ class ChildProcess:
     def __init__(self, log: Path) -> None:
         self.ended: WorkerExited | None = None
         self._log, self._shown = log, 0
+        self._filter = OutputFilter()
         self._supervisor: SupervisorClient | None = None
 
     @classmethod
@@ -63,11 +66,11 @@ class ChildProcess:
         return kept
 
     def show(self) -> None:
-        """Print the child's output since the last call."""
+        """Print the child's output since the last call; it may be a friend's script, so only colours pass."""
         part = read_log(self._log, self._shown, _READ_BYTES)
         self._shown = part.start + len(part.data)
         if part.data:
-            sys.stdout.write(part.data.decode(errors="replace"))
+            sys.stdout.write(self._filter.feed(part.data))
             sys.stdout.flush()
 
     async def until_ended(self) -> None:

@@ -25,6 +25,7 @@ from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.project_file import ProjectFileCommand
 from barnraise.cli.runs.options import RunCommandOptions, run_options, take_run_options
 from barnraise.core.errors import BarnraiseError
+from barnraise.core.sanitize import printable
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -121,7 +122,7 @@ def _pair(**options: Any) -> int:
 @click.argument("code", required=False)
 @click.option("--at", metavar="HOST", help="The other machine's address, if it is not found automatically.")
 @_flag("--guest", "Agree to be a guest only.")
-@click.option("--invite", metavar="TEXT", help="Train a friend's model over the internet instead.")
+@click.option("--invite", metavar="TEXT", help="Train a friend's model over the internet instead; - asks.")
 @_flag("--yes", "Do not ask before torch is installed; with --invite, before the script is started.")
 @click.option("--name", default="", help="With --invite: what this machine is called there.")
 @click.option(
@@ -133,7 +134,8 @@ def _pair(**options: Any) -> int:
 def _join(code: str | None, **options: Any) -> int:
     """Join the cluster of the machine that shows CODE, or a friend's run with --invite.
 
-    Starts the agent if none runs.
+    Starts the agent if none runs. For "-" instead of CODE or TEXT it asks, so that no other user of this
+    machine sees the secret.
     """
     from barnraise.cli.cluster import join
 
@@ -467,6 +469,19 @@ def _listen(port: int | None, trust: tuple[str, ...], until_idle: bool) -> int:
     return listen.run(port=port, trust=list(trust), until_idle=until_idle)
 
 
+@app.command("audit")
+@click.option("--since", default="", help="Only newer lines: a time such as 2h or 3d, or a date.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), default=50, help="How many lines; 0: all.  [default: 50]"
+)
+@_as_json
+def _audit(since: str, limit: int, as_json: bool) -> int:
+    """Show what changed trust and ran code on this machine."""
+    from barnraise.cli.cluster import audit
+
+    return audit.run(since=since, limit=limit, as_json=as_json)
+
+
 @app.command("settings")
 def _settings() -> None:
     """Show the settings in force and where each came from. Needs no agent."""
@@ -542,7 +557,8 @@ def main() -> None:
     except BarnraiseError as error:
         from barnraise.cli.explain import more_about
 
-        click.echo(f"barnraise: {error}\n     {more_about(error.code)}", err=True)
+        text = printable(str(error), also="\n\t")  # it may quote another machine
+        click.echo(f"barnraise: {text}\n     {more_about(error.code)}", err=True)
         sys.exit(1)
     except click.exceptions.Abort:
         sys.exit(130)

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from barnraise.cli import terminal
+from barnraise.core.sanitize import printable
 
 _GAP = "  "
 _LEAST_WORDS = 12  # columns of words are shortened to this, before other columns lose anything
@@ -25,8 +26,9 @@ def table(
     """Format rows in columns; no line is longer than ``width``, which is the terminal's if 0.
 
     ``words``: the columns to shorten first, such as sentences. ``wraps``: the last column is never shortened;
-    what does not fit continues below.
+    what does not fit continues below. Cells may quote another machine: control characters are replaced.
     """
+    rows = [tuple(printable(cell.replace("\n", " ")) for cell in row) for row in rows]
     count = len(rows[0])
     room = (width or terminal.columns()) - len(indent) - len(_GAP) * (count - 1)
     natural = [max(_length(row[place]) for row in rows) for place in range(count)]

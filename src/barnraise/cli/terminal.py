@@ -10,6 +10,8 @@ from typing import TextIO
 
 import click
 
+from barnraise.core.sanitize import printable
+
 _UNKNOWN = (80, 24)
 _NARROWEST = 40
 
@@ -34,10 +36,29 @@ def painted(
 
 
 def wrapped(text: str, width: int = 0, indent: str = "") -> str:
-    """Return a sentence in lines that fit; ``indent`` comes before all but the first."""
+    """Return a sentence in lines that fit; ``indent`` comes before all but the first.
+
+    The sentence may quote another machine, so that nothing in it commands the terminal.
+    """
     return textwrap.fill(
-        text, width or columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        printable(text, also="\n\t"),
+        width or columns(),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
+
+
+def read_secret(given: str, name: str) -> str:
+    """Return a secret that the command line gives; for ``-`` ask for it, or read a line of standard input.
+
+    The process list and the shell's history show the words of a command line, and not what is read here.
+    """
+    if given != "-":
+        return given
+    if sys.stdin.isatty():
+        return str(click.prompt(name, hide_input=True, err=True)).strip()
+    return sys.stdin.readline().strip()
 
 
 def redraw(text: str, lines_before: int) -> None:

@@ -38,7 +38,17 @@ from barnraise.core.units import counted, format_size
 
 # What Barnraise writes into the state directory. Other files there are the user's, and stay.
 _STATE_ENTRIES = (
-    *("agent.log*", "cluster.db*", "containers", "environments", "hub", "hubs", "listener.*", "node.*"),
+    *(
+        "agent.log*",
+        "audit.log*",
+        "cluster.db*",
+        "containers",
+        "environments",
+        "hub",
+        "hubs",
+        "listener.*",
+        "node.*",
+    ),
     *("openssl.cnf", "runs", "secret", "store", "supervisors"),
 )
 _SERVICE_S = 30.0

@@ -22,6 +22,7 @@ from barnraise.collectives.ops.tensors import only, split_blocks, split_rows
 from barnraise.collectives.rendezvous import exchange_members
 from barnraise.collectives.shm.arena import SharedArena
 from barnraise.collectives.submit import Submitter
+from barnraise.collectives.torch_patch.pickle_guard import install_pickle_guard
 from barnraise.collectives.torch_patch.torch_version import warn_if_untested
 from barnraise.collectives.work import BarnraiseWork, join_works
 from barnraise.core.config import Settings, load_settings
@@ -87,6 +88,7 @@ def _current_arena() -> SharedArena:
     with _arena_lock:
         comm_process = current_comm_process()
         if _arena is None or _arena.comm_process is not comm_process:
+            install_pickle_guard()
             _arena = SharedArena(comm_process)
         return _arena
 

@@ -209,7 +209,8 @@ def state_directory(settings: Settings) -> Path:
     except OSError as error:
         raise ConfigError(
             f"the state directory {directory} cannot be made: {error.strerror or error}",
-            hint="Give a directory you may write to, in [state] directory or BARNRAISE_STATE_DIRECTORY.",
+            hint="Choose a directory inside your home directory, in [state] directory or "
+            "BARNRAISE_STATE_DIRECTORY.",
         ) from error
     return directory
 

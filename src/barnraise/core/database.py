@@ -10,6 +10,7 @@ from pathlib import Path
 
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.installation import upgrade_hint
+from barnraise.core.ownership.check import check_file
 
 
 def open_database(
@@ -23,12 +24,14 @@ def open_database(
 ) -> sqlite3.Connection:
     """Open or create the database with these tables.
 
-    Raise ``newer`` if a later version of Barnraise, with a higher ``form``, wrote the file. sqlite3.Error and
-    OSError pass through. ``one_thread``: SQLite rejects calls from other threads. ``locked_s``: seconds to
+    Raise ``newer`` if a later version of Barnraise, with a higher ``form``, wrote the file. Raise
+    IdentityError if another user owns the file or may write to it. sqlite3.Error and OSError pass through.
+    ``one_thread``: SQLite rejects calls from other threads. ``locked_s``: seconds to
     wait for another process that writes.
     """
     with contextlib.suppress(FileExistsError):  # made for us alone before SQLite opens it
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    check_file(path, os.lstat(path), is_secret=False)
     base = sqlite3.connect(path, isolation_level=None, timeout=locked_s, check_same_thread=one_thread)
     try:
         base.execute("PRAGMA journal_mode=WAL")

@@ -21,6 +21,7 @@ _DURATIONS: Mapping[str, float] = {
     "s": 1.0,
     "min": 60.0,
     "h": 3600.0,
+    "d": 86400.0,
 }
 _PREFIXES: Mapping[str, int] = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_PREFIXES: Mapping[str, int] = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -25,17 +25,25 @@ SOURCES = ("uv.lock", "pylock.toml", "requirements.lock", "requirements.txt")
 _INCLUDES = re.compile(r"^(?:-r|-c|--requirement|--constraint)[ \t=]*(\S+)")
 _EDITABLE = re.compile(r"^(?:-e|--editable)[ \t=]*(\S+)")
 _OWN_INDEX = re.compile(r"^(?:-i|--index-url|--extra-index-url|--no-index)\b|download\.pytorch\.org")
-_TORCH = re.compile(r"^torch(?![\w.-])(?P<rest>.*)", re.IGNORECASE)
+# These packages fit each other only if they come from one index.
+_TORCH = re.compile(r"^(?P<name>torch|torchvision|torchaudio)(?![\w.-])(?P<rest>.*)", re.IGNORECASE)
+_OPTIONS = re.compile(r"\s--\w.*$")
+_HASH = re.compile(r"\s--hash[ =]")
 _LOCAL = re.compile(r"^(?:\.|/|file:|[\w./\\-]+[/\\])|\.(?:whl|tar\.gz|zip)\b|@\s*(?:\.|/|file:)")
 
 
 class EnvironmentPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Source of a run's environment; the digest changes with every change of the result."""
+    """Source of a run's environment; the digest changes with every change of the result.
+
+    ``torch``: requirements that are installed first and alone, from the index that fits the machine.
+    ``unhashed``: requirements without a hash, which an index can replace.
+    """
 
     kind: Kind
     source: str = ""
     digest: str = ""
-    wants_torch_index: bool = False
+    torch: tuple[str, ...] = ()
+    unhashed: int = 0
 
 
 def plan_environment(files: Mapping[str, bytes], mode: Mode) -> EnvironmentPlan:
@@ -89,16 +97,27 @@ def _from_requirements(files: Mapping[str, bytes], name: str) -> EnvironmentPlan
         kind="requirements",
         source=name,
         digest=_digest(files, tuple(files) if local else tuple(used)),
-        wants_torch_index=_wants_torch_index(lines),
+        torch=_torch_requirements(lines),
+        unhashed=sum(not line.startswith("-") and _HASH.search(line) is None for line in lines),
     )
 
 
-def _wants_torch_index(lines: list[str]) -> bool:
-    """Return True if torch is named without an index, an address or a build such as +cu126."""
+def _torch_requirements(lines: list[str]) -> tuple[str, ...]:
+    """Return the requirements of torch and of packages that must fit its build.
+
+    Return none if torch is not named, or if the file fixes its source. An index, an address, a hash, or a
+    build such as +cu126 does so.
+    """
     if any(_OWN_INDEX.search(line) for line in lines):
-        return False
-    named = [match["rest"] for line in lines if (match := _TORCH.match(line))]
-    return bool(named) and not any("@" in rest or "+" in rest.partition(";")[0] for rest in named)
+        return ()
+    named = {line: match for line in lines if (match := _TORCH.match(line))}
+    fixed = any(
+        "@" in match["rest"] or "+" in match["rest"].partition(";")[0] or _HASH.search(line)
+        for line, match in named.items()
+    )
+    if fixed or not any(match["name"].lower() == "torch" for match in named.values()):
+        return ()
+    return tuple(_OPTIONS.sub("", line) for line in named)
 
 
 def requirement_lines(text: bytes) -> Iterator[str]:

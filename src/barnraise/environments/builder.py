@@ -59,6 +59,7 @@ _MISLEADING = (
     *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX"),
     *("PIP_TARGET", "PIP_PREFIX", "PIP_USER", "UV_PROJECT_ENVIRONMENT"),
 )
+_INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_NO_INDEX", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_NO_INDEX")
 _CHECK = "import barnraise; print('barnraise', barnraise.__version__)"
 
 
@@ -149,7 +150,7 @@ async def _build_new(
             f"into the folder in place of {plan.source}.",
         )
     on_progress(f"building an environment from {plan.source} with {'uv' if uv else 'venv and pip'}")
-    index = choose_torch_here().index if plan.wants_torch_index else None
+    index = choose_torch_here().index if plan.torch and not _has_own_index() else None
     steps = _uv_steps(uv, plan, environment, index) if uv else _pip_steps(plan, environment, index)
     is_complete = False
     try:
@@ -177,23 +178,30 @@ def _uv_steps(uv: str, plan: EnvironmentPlan, environment: Path, index: str | No
         # The folder's own code is imported from the folder: an install of it would outlive the folder.
         sync = (uv, "sync", "--frozen", "--no-install-workspace", "--python", sys.executable)
         return [create, BuildStep(sync, {"UV_PROJECT_ENVIRONMENT": str(environment)})]
-    variables: dict[str, str] = {}
-    if index is not None:
-        # A variable, since an option would replace the user's own variable.
-        others = os.environ.get("UV_EXTRA_INDEX_URL", "").split()
-        variables["UV_EXTRA_INDEX_URL"] = " ".join([*others, index])
-        # The index of torch has old copies of other packages, which the first match would take.
-        variables["UV_INDEX_STRATEGY"] = os.environ.get("UV_INDEX_STRATEGY", "unsafe-best-match")
-    install = (uv, "pip", "install", "--python", python, "-r", plan.source)
-    return [create, BuildStep(install, variables)]
+    install = (uv, "pip", "install", "--python", python)
+    return [create, *_install_steps(install, plan, index)]
 
 
 def _pip_steps(plan: EnvironmentPlan, environment: Path, index: str | None) -> list[BuildStep]:
     create = BuildStep((sys.executable, "-m", "venv", str(environment)))
-    # pip appends this option to what its configuration says.
-    extra = ("--extra-index-url", index) if index is not None else ()
-    install = (str(_python_in(environment)), "-m", "pip", "install", *extra, "-r", plan.source)
-    return [create, BuildStep(install)]
+    install = (str(_python_in(environment)), "-m", "pip", "install")
+    return [create, *_install_steps(install, plan, index)]
+
+
+def _install_steps(install: tuple[str, ...], plan: EnvironmentPlan, index: str | None) -> list[BuildStep]:
+    """Return the steps that install; no step asks two indexes.
+
+    With two, the highest version of any name would win from either, also one that a stranger uploaded.
+    So torch comes from its own index first. Then it is installed, and the rest is installed without that
+    index.
+    """
+    torch = [BuildStep((*install, "--index-url", index, *plan.torch))] if index is not None else []
+    return [*torch, BuildStep((*install, "-r", plan.source))]
+
+
+def _has_own_index() -> bool:
+    """Return True if the user's variables name the index of all packages; torch comes from there, too."""
+    return any(os.environ.get(name) for name in _INDEX_VARIABLES)
 
 
 def _tool_environment(step: BuildStep) -> dict[str, str]:

@@ -35,7 +35,7 @@ from typing import Literal
 import msgspec
 
 from barnraise.agent_client.run_options import ScriptImports
-from barnraise.core.sanitize import printable
+from barnraise.core.sanitize import is_printable, printable
 from barnraise.environments.installed_packages import InstalledPackages, Package
 from barnraise.environments.torch_build import choose_torch
 
@@ -175,7 +175,7 @@ def _leave_out(node: str, why: str) -> str:
 
 def _pip(packages: InstalledPackages | None) -> str:
     python = packages.executable if packages is not None else ""
-    if not python.isprintable() or not python or set(python) & _BREAKS_A_COMMAND:
+    if not is_printable(python) or not python or set(python) & _BREAKS_A_COMMAND:
         return "python -m pip"
     return f'"{python}" -m pip' if " " in python else f"{python} -m pip"
 

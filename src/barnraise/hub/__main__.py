@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import sys
 from pathlib import Path
 
 from barnraise.core.errors import BarnraiseError
+from barnraise.core.flow.console_log import install_process_log
+from barnraise.core.sanitize import printable
 from barnraise.hub.mirror.server import serve_mirror
 from barnraise.hub.object_store.s3 import BucketUrl, parse_bucket_url
+from barnraise.hub.private_options import PrivateOptions, take_private_options
 from barnraise.hub.protocol.invites import Invite, read_invite
 from barnraise.hub.region.server import MemberSeats, serve_region
 from barnraise.hub.server.server import ListenOptions, check_plain, serve
@@ -32,7 +34,7 @@ def run(
     Raise HubError if another process uses the directory, or the port is taken; nothing is changed then.
     """
     check_plain(listening)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    install_process_log()
     with lock_directory(directory):  # until its last thread has ended
         if follow is not None:
             asyncio.run(serve_mirror(directory, follow, listening))
@@ -50,13 +52,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--port", type=int, default=52480)
     parser.add_argument("--with-parent", action="store_true", help="stop when standard input closes")
     parser.add_argument("--plain", action="store_true", help="no TLS: for a proxy on this machine")
-    parser.add_argument("--follow", metavar="INVITE", help="mirror the hub of this invite")
-    parser.add_argument("--parent", metavar="INVITE", help="be a region of the hub of this invite")
     parser.add_argument(
-        "--seats", type=int, default=0, help="as a region: places for new members of the parent"
+        "--private-options", metavar="FILE", type=Path, help="invites and addresses; deleted once read"
     )
     parser.add_argument(
-        "--offer", metavar="URL", action="append", default=[], help="address for these members"
+        "--seats", type=int, default=0, help="as a region: places for new members of the parent"
     )
     parser.add_argument("--store", metavar="s3://BUCKET/FOLDER", help="also upload blobs to this bucket")
     parser.add_argument(
@@ -65,22 +65,28 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--held-out", metavar="FILE", type=Path, help="file that validates updates")
     given = parser.parse_args(arguments)
     try:
+        private = take_private_options(given.private_options) if given.private_options else PrivateOptions()
         host = given.host or ("127.0.0.1" if given.plain else "0.0.0.0")
         run(
             given.directory,
             ListenOptions(host, given.port, given.plain, given.with_parent),
-            follow=read_invite(given.follow) if given.follow else None,
-            parent=read_invite(given.parent) if given.parent else None,
-            seats=MemberSeats(given.seats, tuple(given.offer)) if given.seats and given.offer else None,
+            follow=read_invite(private.follow) if private.follow else None,
+            parent=read_invite(private.parent) if private.parent else None,
+            seats=_seats(given.seats, private),
             store=parse_bucket_url(given.store, given.store_endpoint) if given.store else None,
             held_out=given.held_out,
         )
     except BarnraiseError as error:
-        sys.stderr.write(f"{error}\n")
+        text = printable(str(error), also="\n")
+        sys.stderr.write(f"{text}\n")
         return 1
     except KeyboardInterrupt:
         return 0
     return 0
+
+
+def _seats(count: int, private: PrivateOptions) -> MemberSeats | None:
+    return MemberSeats(count, private.offer, private.pinned) if count and private.offer else None
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID, SignatureAlgorithmOID
 
 from barnraise.core.errors import IdentityError
+from barnraise.core.sanitize import is_printable
 from barnraise.identity.credentials import WORKER_BYTES, WorkerCredentials
 from barnraise.identity.keys import NodeKey, private_pem
 from barnraise.identity.node_id import NodeId
@@ -116,7 +117,7 @@ def read_worker(der: bytes) -> WorkerIdentity:
 
 def check_run(run: str) -> None:
     """Raise IdentityError if a run's name does not fit into a certificate."""
-    if not 1 <= len(run) <= LONGEST_RUN or not run.isprintable():
+    if not 1 <= len(run) <= LONGEST_RUN or not is_printable(run):
         raise IdentityError(
             f"a run's name has 1 to {LONGEST_RUN} printable characters, this has {len(run)}",
             hint="Choose another name for the run.",

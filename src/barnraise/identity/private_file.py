@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import os
-import stat
-import sys
 from pathlib import Path
 
 from barnraise.core.errors import IdentityError
 from barnraise.core.files import BINARY, create_atomically
+from barnraise.core.ownership.check import check_directory, check_file, home_directory
 
 _LARGEST = 64 * 1024
 _NOT_BLOCKING: int = getattr(os, "O_NONBLOCK", 0)
 
 
 def private_directory(path: Path) -> Path:
-    """Create the directory for its owner alone; an existing directory keeps its mode."""
+    """Create the directory for its owner alone, or check an existing one.
+
+    Raise IdentityError if it belongs to another user, or if another user may write to it or to a parent.
+    """
+    _make(path)
+    check_directory(path)
+    return path
+
+
+def _make(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise IdentityError(
             f"the directory {path} cannot be made: {error.strerror}",
-            hint="Choose another state directory, or make this one writable for you.",
+            hint=f"Choose a directory inside {home_directory()}, or make this one writable for you only.",
         ) from error
-    return path
 
 
 def read_private(path: Path) -> bytes | None:
     """Return the file's bytes, or None if it does not exist.
 
-    Raise IdentityError if others may read the file.
+    Raise IdentityError if the file belongs to another user, or if others may read it.
     """
     try:
         # Not blocking, so that a fifo in the file's place is refused instead of waited for.
@@ -40,13 +47,7 @@ def read_private(path: Path) -> bytes | None:
         raise IdentityError(f"{path} cannot be read: {error.strerror}") from error
     try:
         facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise IdentityError(f"{path} is not a file", hint="Move it away; a new one will be created.")
-        if sys.platform != "win32" and facts.st_mode & 0o077:
-            raise IdentityError(
-                f"{path} holds a secret and others may read or change it (mode {facts.st_mode & 0o777:04o})",
-                hint=f"Run `chmod 600 {path}`; if anyone could have read it, delete it and pair again.",
-            )
+        check_file(path, facts, is_secret=True)
         if facts.st_size > _LARGEST:
             raise IdentityError(f"{path} is too large to be a key or a secret")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -60,13 +61,13 @@ def create_private(path: Path, content: bytes) -> bool:
 
     The file appears with all its bytes at once, so that a concurrent reader never sees half of it.
     """
-    private_directory(path.parent)
+    _make(path.parent)
     try:
         return create_atomically(path, content, 0o600)
     except OSError as error:
         raise IdentityError(
             f"{path} cannot be created: {error.strerror}",
-            hint="Choose another state directory, or make this one writable for you.",
+            hint=f"Choose a place inside {home_directory()}, or make this directory writable for you only.",
         ) from error
 
 
@@ -75,6 +76,7 @@ def load_or_create_private(path: Path, fresh: bytes) -> bytes:
 
     If another process creates it first, return the bytes of that process.
     """
+    private_directory(path.parent)
     content = read_private(path)
     if content is None and create_private(path, fresh):
         return fresh

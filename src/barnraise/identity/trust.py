@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.core.errors import TrustError
+from barnraise.core.sanitize import is_printable
 from barnraise.identity.keys import NodeKey, verify_signature
 from barnraise.identity.node_id import KEY_BYTES, NodeId
 
@@ -370,7 +371,7 @@ def _was_removed(node: NodeId) -> TrustError:
 
 def check_name(name: str) -> None:
     """Raise TrustError unless the name can be shown: printable, no blank at either end."""
-    if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable() or name != name.strip():
+    if not 1 <= len(name) <= NAME_LENGTH or not is_printable(name) or name != name.strip():
         raise TrustError(
             f"a machine's name has 1 to {NAME_LENGTH} printable characters and no blank at either end",
             hint="Choose another name: `barnraise rename NAME`.",

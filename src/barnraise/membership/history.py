@@ -1,8 +1,8 @@
 """History of the cluster at one node: the chain of decisions, its view, and the trust log. Pure.
 
 A decision from another node counts only with proof. Each link of the chain has the signatures of a quorum of
-the voters before it. A branch, which a person opened elsewhere, also needs a quorum of the voters that this
-node knows, or the word of this node's own person. Removed machines stay removed on every branch.
+the voters before it. A branch that a person opened elsewhere needs more: a quorum of the voters that
+this node knows, or the word of its own person. Removed machines stay removed on every branch.
 """
 
 from __future__ import annotations
@@ -186,18 +186,18 @@ class History:
 
         The word of a person that voters are gone holds for the decisions before it.
         """
-        gone = set(absent)
+        declared = set(absent)
         for link in reversed(self.chain[anchor:]):
             voters = link.decision.voters
-            if voters and not is_quorum(voters, agreeing, gone):
-                missing = [node for node in voters if node not in agreeing and node not in gone]
+            if voters and not is_quorum(voters, agreeing, declared):
+                missing = [node for node in voters if node not in agreeing and node not in declared]
                 names = ", ".join(NodeId(node).short for node in missing)
                 raise BranchNotConfirmed(
                     f"a person continued the cluster elsewhere, without {names}. This machine follows when "
                     "more of the machines that it knows do, or when you confirm it here: "
                     f"barnraise continue --without {' '.join(NodeId(node).short for node in missing)}"
                 )
-            gone |= set(read_view(link.decision).without)
+            declared |= set(read_view(link.decision).without)
 
     def differs_from(self, beat: Heartbeat) -> str | None:
         """Return "view" or "trust log" if there are two histories under one number, else None.

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.core.errors import PairingError, TrustError
+from barnraise.core.sanitize import is_printable
 from barnraise.identity.node_id import KEY_BYTES, NodeId
 from barnraise.identity.trust import ENTRY_BYTES, HASH_BYTES, LOG_ENTRIES, NAME_LENGTH, Role, check_name
 
@@ -204,7 +205,7 @@ def _check_addresses(addresses: tuple[str, ...]) -> None:
 
 
 def _check_printable(text: str) -> None:
-    if not text.isprintable():
+    if not is_printable(text):
         raise PairingError("a pairing message has text that cannot be shown")
 
 

@@ -1,50 +1,59 @@
-"""Owners and guests of a run, as its workers know them. Pure."""
+"""Owners and guests: which machines the workers of a run trust, and which pickles they load. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated
+from collections.abc import Callable, Iterable
 
-import msgspec
-from msgspec import Meta
-
-from barnraise.core.errors import ConfigError
-from barnraise.runs.record import MOST_MACHINES
-
-VARIABLE = "BARNRAISE_GUESTS"  # not there, or empty: all machines of the run are owners'
-
-Id = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+from barnraise.agent_client.run_requests import GuestRow, RolesResponse
+from barnraise.identity import NodeId
+from barnraise.identity.trust import TrustLog
+from barnraise.runs.record import RunSpec
 
 
-class Participants(msgspec.Struct, frozen=True):
-    """Machines of the run spec, by role, as the agent of this worker knows them. Ids are hex."""
+def trusted_nodes(log: TrustLog, here: NodeId, spec: RunSpec | None) -> tuple[NodeId, ...]:
+    """Return the machines that workers of one run on this machine trust.
 
-    here: Id
-    owners: Annotated[tuple[Id, ...], Meta(max_length=MOST_MACHINES)]
-    guests: Annotated[dict[Id, str], Meta(max_length=MOST_MACHINES)]  # and what they are called
+    A run that `barnraise run` started trusts the machines that its signed spec names. ``spec`` is None for
+    any other group (torchrun, a notebook): its workers trust owners only, and on a guest's machine no other
+    machine. A removed machine is never trusted.
+    """
+    if spec is not None:
+        named = (NodeId(raw) for raw in spec.nodes)
+        others = [node for node in named if log.role(node) is not None]
+    elif log.role(here) == "owner":
+        others = list(log.owners)
+    else:
+        others = []
+    return tuple(dict.fromkeys((here, *others)))
 
-    @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Participants | None:
-        """Read the participants from the environment; return None if the run has no guest."""
-        text = environment.get(VARIABLE)
-        if not text:
-            return None
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except ValueError as error:
-            raise ConfigError(
-                f"{VARIABLE} does not name the participants of this run: {error}",
-                hint="Start the script with `barnraise run`, which sets it.",
-            ) from error
 
-    def encode(self) -> str:
-        """Encode the participants for the environment of a worker."""
-        return msgspec.json.encode(self).decode()
+def roles(
+    log: TrustLog, here: NodeId, spec: RunSpec | None, name_of: Callable[[NodeId], str]
+) -> RolesResponse:
+    """Return the owners and guests of the cluster, for a worker of a run or for any other process."""
+    named = frozenset(spec.nodes) if spec is not None else frozenset()
+    return RolesResponse(
+        here=here.raw,
+        owners=tuple(node.raw for node in log.owners),
+        guests=tuple(
+            GuestRow(node.raw, name_of(node), node.raw in named)
+            for node in log.members
+            if log.role(node) == "guest"
+        ),
+    )
 
-    def not_owners(self, others: Iterable[bytes]) -> tuple[str, ...]:
-        """Return the names of machines, among ``others`` and this one, that do not belong to owners."""
-        nodes = dict.fromkeys((self.here, *(node.hex() for node in others)))
-        return tuple(self._name(node) for node in nodes if node not in self.owners)
 
-    def _name(self, node: str) -> str:
-        return self.guests.get(node, f"machine {node[:8]}" if node else "a machine without a certificate")
+def not_owners(known: RolesResponse, others: Iterable[bytes]) -> tuple[str, ...]:
+    """Return the names of machines in a group, with this one, that do not belong to owners.
+
+    A group that does not leave this machine has none.
+    """
+    nodes = dict.fromkeys((known.here, *others))
+    if set(nodes) == {known.here}:
+        return ()
+    names = {guest.node: guest.name for guest in known.guests}
+    return tuple(
+        names.get(node) or (f"machine {node.hex()[:8]}" if node else "a machine without a certificate")
+        for node in nodes
+        if node not in known.owners
+    )

@@ -25,7 +25,7 @@ MOST_DROPPED = 8
 MAX_REPORTED_FAILURES = 8
 MAX_RECORDED_FAILURES = 16
 MAX_FAILURE_TAIL = 4000
-RUN_ID = r"^[a-z0-9][a-z0-9-]{0,47}$"
+RUN_ID = r"^[a-z0-9][a-z0-9-]{0,47}\Z"
 ENDED = "ended"
 _PURPOSE = b"barnraise run order 1\0"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from barnraise.runs.participants import VARIABLE, Participants
 from barnraise.runs.record import RunRecord, RunSpec
 
 # Programs expect these to be set. The host does not exist; the cluster's own store is used instead.
@@ -24,7 +23,6 @@ def worker_environment(
     checkpoints: str,
     data: Mapping[str, str],
     cores: int,
-    guests: Mapping[bytes, str],
 ) -> dict[str, str]:
     """Return all variables of a worker.
 
@@ -70,12 +68,4 @@ def worker_environment(
         "BARNRAISE_MACHINES": ",".join(str(index[other.node]) for other in record.slots),
         "BARNRAISE_ENGINE": order.options.engine,
         "BARNRAISE_FABRIC": order.options.fabric,
-        VARIABLE: _participants(order, slot.node, guests),
     }
-
-
-def _participants(order: RunSpec, here: bytes, guests: Mapping[bytes, str]) -> str:
-    if not guests:
-        return ""
-    owners = tuple(node.hex() for node in order.nodes if node not in guests)
-    return Participants(here.hex(), owners, {node.hex(): name for node, name in guests.items()}).encode()

@@ -3,7 +3,7 @@
 Connections belong in ``transport``, decisions in ``planning``. Never imports torch.
 """
 
-from barnraise.topology.devices import Device, Machine, with_speeds
+from barnraise.topology.devices import Device, Machine, decode_machine, with_speeds
 from barnraise.topology.graph import LinkFacts, NodeFacts, TopologyGraph, build_graph
 from barnraise.topology.hardware_info import describe_machine
 from barnraise.topology.probe import measured_speeds
@@ -15,6 +15,7 @@ __all__ = [
     "NodeFacts",
     "TopologyGraph",
     "build_graph",
+    "decode_machine",
     "describe_machine",
     "measured_speeds",
     "with_speeds",

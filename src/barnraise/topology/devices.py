@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from barnraise.core.sanitize import printable
+
 Kind = Literal["cpu", "cuda", "mps", "xpu"]
 Word = Annotated[str, Meta(max_length=128)]
 Note = Annotated[str, Meta(max_length=400)]
@@ -65,6 +67,31 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             if device.kind != "cpu"
         ]
         return tuple(names) or ("cpu",)
+
+
+def decode_machine(data: bytes) -> Machine | None:
+    """Decode what another machine says about itself; None if it is malformed. Texts can be shown as they are.
+
+    A name that a terminal cannot show says nothing about hardware, so its characters are replaced.
+    """
+    try:
+        machine = msgspec.msgpack.decode(data, type=Machine)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return msgspec.structs.replace(
+        machine,
+        os=printable(machine.os),
+        os_version=printable(machine.os_version),
+        arch=printable(machine.arch),
+        cpu_name=printable(machine.cpu_name),
+        python=printable(machine.python),
+        torch=None if machine.torch is None else printable(machine.torch),
+        barnraise=printable(machine.barnraise),
+        devices=tuple(
+            msgspec.structs.replace(device, name=printable(device.name)) for device in machine.devices
+        ),
+        notes=tuple(map(printable, machine.notes)),
+    )
 
 
 class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):

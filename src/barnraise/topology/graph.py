@@ -20,7 +20,7 @@ MOST_NODES = 256
 _MOST_LINKS = MOST_NODES * (MOST_NODES - 1) // 2
 _LARGEST = 16 * 1024 * 1024
 
-NodeHex = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,64}$")]
+NodeHex = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,64}\Z")]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Text = Annotated[str, Meta(max_length=300)]
 Pair = tuple[str, str]
@@ -74,6 +74,14 @@ class TopologyGraph(msgspec.Struct, frozen=True, kw_only=True):
         place = bisect_left(self.nodes, node, key=lambda facts: facts.node)
         is_known = place < len(self.nodes) and self.nodes[place].node == node
         return self.nodes[place] if is_known else None
+
+    def restricted_to(self, nodes: Iterable[str]) -> TopologyGraph:
+        """Return the graph of these nodes only, and of the links between them."""
+        kept = frozenset(nodes)
+        return TopologyGraph(
+            nodes=tuple(facts for facts in self.nodes if facts.node in kept),
+            links=tuple(link for link in self.links if {link.a, link.b} <= kept),
+        )
 
     def link(self, a: str, b: str) -> LinkFacts | None:
         """Return the link between two nodes, in either order."""

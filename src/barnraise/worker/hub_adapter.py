@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from barnraise.core.config import load_settings
+from barnraise.core.flow.console_log import install_process_log
 from barnraise.hub.client.bandwidth_policy import UplinkLimiter, policy_from_settings
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.contributor import Contributor
@@ -55,9 +56,11 @@ def site_rounds_from_environment() -> HubAdapter:
 
 def _contributor(seat: MemberCredentials, folder: Path) -> Contributor:
     manners = policy_from_settings(load_settings().contributing)
-    logging.basicConfig(level=logging.WARNING, format="barnraise: %(message)s")
+    install_process_log(logging.WARNING, "barnraise: %(message)s")
     pace = UplinkLimiter(manners.uplink_bytes_s)
-    client = HubClient(seat.addresses, seat.hub_id, seat.member_key, pace=pace, store=seat.store)
+    client = HubClient(
+        seat.addresses, seat.hub_id, seat.member_key, pinned=seat.pinned, pace=pace, store=seat.store
+    )
     return Contributor(client, folder, is_owner=seat.is_owner, manners=manners)
 
 

@@ -16,7 +16,12 @@ from barnraise.agent_client.run_requests import (
 
 
 def response(
-    phase: str, names: Sequence[str], *heard: LogChunk, past: Sequence[str] = (), first: int = 0
+    phase: str,
+    names: Sequence[str],
+    *heard: LogChunk,
+    past: Sequence[str] = (),
+    first: int = 0,
+    trusted: bool = True,
 ) -> WatchResponse:
     """Return a response; the workers are numbered from ``first`` on, past ones from zero."""
     row = RunRow(
@@ -24,11 +29,19 @@ def response(
         sentence="", machines=tuple(names),
     )  # fmt: skip
     workers = tuple(
-        WorkerRow(rank=rank, name=name, device="cpu", state="running", start=1, number=first + rank)
+        WorkerRow(
+            rank=rank,
+            name=name,
+            device="cpu",
+            state="running",
+            start=1,
+            number=first + rank,
+            is_trusted=trusted,
+        )
         for rank, name in enumerate(names)
     )
     departed = tuple(
-        WorkerRow(rank=-1, name=name, device="cpu", state="ended", start=1, number=number)
+        WorkerRow(rank=-1, name=name, device="cpu", state="ended", start=1, number=number, is_trusted=trusted)
         for number, name in enumerate(past)
     )
     return WatchResponse(row=row, parts=(), workers=workers, past=departed, heard=heard)
@@ -109,3 +122,27 @@ def test_log_tail_keeps_a_bar_whose_states_end_with_a_return() -> None:
     assert following.open_lines() == [(0, "10%", True)]
     assert lines(following, response("running", ["h0"], LogChunk(0, 4, b"20%\r\n", True))) == ["20%"]
     assert following.open_lines() == []
+
+
+def test_guests_output_commands_no_terminal_except_for_colours() -> None:
+    """A guest's worker prints a title, a clipboard write and concealed text; an owner's line is unchanged."""
+    hostile = b"\x1b[32mok\x1b[0m\x1b]52;c;eA==\x07\x1b[8mhidden\xc2\x9b2J\n\x1b]0;t\x07open"
+    following = LogTail()
+    following.wanted({0: 0})
+    heard = LogChunk(0, 0, hostile, True)
+    assert lines(following, response("running", ["h0"], heard, trusted=False)) == [
+        "\x1b[32mok\x1b[0m?]52;c;eA==?hidden?2J\x1b[0m"
+    ]
+    assert following.open_lines() == [(0, "?]0;t?open", False)]
+    of_owner = LogTail()
+    of_owner.wanted({0: 0})
+    first = hostile.partition(b"\n")[0].decode()
+    assert lines(of_owner, response("running", ["h0"], heard)) == [first]
+
+
+def test_output_of_an_unknown_worker_commands_no_terminal() -> None:
+    following = LogTail()
+    following.wanted({5: 0})
+    assert lines(following, response("running", ["h0"], LogChunk(5, 0, b"\x1b]0;t\x07\n", True))) == [
+        "?]0;t?"
+    ]

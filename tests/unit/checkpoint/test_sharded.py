@@ -21,11 +21,9 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from barnraise.agent_client.cluster_requests import NodeRow, StatusResponse
-from barnraise.agent_client.run_requests import RunRow, WatchResponse, WorkerRow
+from barnraise.agent_client.run_requests import GuestRow, RolesResponse
 from barnraise.checkpoint import shard_exchange
 from barnraise.checkpoint.serialization import tensor_bytes
-from barnraise.checkpoint.shard_exchange import guest_machines
 from barnraise.checkpoint.shard_files import (
     FoundShards,
     ShardFile,
@@ -349,56 +347,13 @@ def test_resumed_run_links_earlier_checkpoints(tmp_path: Path, monkeypatch: pyte
         assert load("mine") == (9, later), "the run's own count"
 
 
-def cluster(**roles: str) -> StatusResponse:
-    nodes = tuple(
-        NodeRow(node=name, short=name, name=name, role=role, state="here")  # type: ignore[arg-type]
-        for name, role in roles.items()
-    )
-    fixed = dict.fromkeys(("cluster", "sentence", "coordinator", "why_coordinator", "encryption"), "")
-    numbers = {"branch": 0, "view": 1, "port": 1, "pid": 1}
-    return StatusResponse(
-        **fixed,
-        **numbers,
-        member=True,
-        decides=True,
-        nodes=nodes,
-        links=(),
-        version="0",  # type: ignore[arg-type]
-    )
-
-
-def run_on(*names: str) -> WatchResponse:
-    row = RunRow(
-        run="train-abcd",
-        title="",
-        command=(),
-        by="",
-        at=0.0,
-        phase="running",
-        generation=1,
-        version=1,
-        sentence="",
-        machines=names,
-    )
-    workers = [
-        WorkerRow(rank=rank, name=name, device="cpu", state="running") for rank, name in enumerate(names)
-    ]
-    return WatchResponse(row=row, parts=(), workers=tuple(workers))
-
-
-def test_guest_machines_are_found_by_role() -> None:
-    assert guest_machines(run_on("mac", "pc"), cluster(mac="owner", pc="owner", lap="guest")) == []
-    assert guest_machines(run_on("mac", "lap"), cluster(mac="owner", lap="guest")) == ["lap"]
-    assert guest_machines(run_on("mac", "gone"), cluster(mac="owner")) == ["gone"], (
-        "an unknown machine counts as a guest"
-    )
-
-
 def test_group_with_guest_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BARNRAISE_LAUNCHED", "1")
     monkeypatch.setenv("BARNRAISE_RUN", "train-abcd")
-    response = (run_on("mac", "lap"), cluster(mac="owner", lap="guest"))
-    monkeypatch.setattr(shard_exchange, "_ask_agent", lambda run: response)
+    mac, lap, away = b"\1" * 32, b"\2" * 32, b"\3" * 32
+    guests = (GuestRow(lap, "lap", True), GuestRow(away, "away", False))
+    known = RolesResponse(here=mac, owners=(mac,), guests=guests)
+    monkeypatch.setattr(shard_exchange, "ask_roles", lambda settings, run, launched: known)
     for call in (lambda: save_sharded({}, tmp_path / "x", 1), lambda: load_sharded({}, tmp_path / "x")):
         with pytest.raises(RunError, match="lap takes part as a guest"):
             call()

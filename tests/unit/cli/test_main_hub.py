@@ -110,7 +110,8 @@ def test_hub_export_of_a_trained_run_writes_its_newest_model(hosted: Hosted) -> 
 def test_hub_expel_and_pardon_change_whether_a_member_may_take_part(hosted: Hosted) -> None:
     assert hosted.members()["ann"] == ""
     output = hosted.host.type("hub", "expel", "ann")
-    assert "ann takes part no more" in output
+    assert "ann is excluded" in output
+    assert "is withdrawn" in output
     assert "expelled this machine" in hosted.members()["ann"]
     words = ("join", "--invite", hosted.invite("--uses", "2"), "--yes", "--name", "ann")
     assert "expelled this machine" in hosted.friend.type(*words, code=1)

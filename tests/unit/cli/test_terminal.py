@@ -6,9 +6,11 @@ import io
 import os
 import sys
 
+import click
 import pytest
 
 from barnraise.cli import terminal
+from barnraise.cli.terminal import read_secret
 from tests.arch.source_tree import files, module_name
 
 
@@ -67,3 +69,24 @@ def test_only_the_terminal_module_decides_about_colours() -> None:
         and any(sign in file.read_text(encoding="utf-8") for sign in ("click.style", "secho(", "NO_COLOR"))
     ]
     assert guilty == []
+
+
+def test_secret_is_read_from_standard_input_for_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words of a command line are visible to every user of the machine."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(" barnraise-invite:x \nyes\n"))
+    assert read_secret("barnraise-invite:y", "Invite") == "barnraise-invite:y"
+    assert read_secret("-", "Invite") == "barnraise-invite:x"
+    assert sys.stdin.readline() == "yes\n", "the next question gets its own line"
+
+
+def test_secret_is_asked_for_at_a_terminal_without_echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    questions: list[tuple[str, bool]] = []
+
+    def prompt(text: str, *, hide_input: bool, err: bool) -> str:
+        questions.append((text, hide_input))
+        return "word"
+
+    monkeypatch.setattr(click, "prompt", prompt)
+    assert read_secret("-", "Invite") == "word"
+    assert questions == [("Invite", True)]

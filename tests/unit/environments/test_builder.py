@@ -87,7 +87,7 @@ def test_editable_install_is_rejected() -> None:
         ("torch", True),
         ("torch==2.13.0  # comment", True),
         ("numpy\ntorch >= 2 ; sys_platform == 'linux'", True),
-        ("torch==2.13.0 \\\n  --hash=sha256:aa", True),
+        ("torch==2.13.0 \\\n  --hash=sha256:aa", False),
         ("-r more.txt", True),
         ("torchvision", False),
         ("torch-fidelity", False),
@@ -99,8 +99,29 @@ def test_editable_install_is_rejected() -> None:
         ("--find-links https://download.pytorch.org/whl/torch\ntorch", False),
     ],
 )
-def test_torch_index_is_added_only_without_another_source(text: str, wanted: bool) -> None:
-    assert plan(requirements_txt=text, more_txt="torch").wants_torch_index is wanted
+def test_torch_has_a_step_of_its_own_only_without_another_source(text: str, wanted: bool) -> None:
+    assert bool(plan(requirements_txt=text, more_txt="torch").torch) is wanted
+
+
+def test_packages_that_must_fit_torch_are_installed_with_it() -> None:
+    text = (
+        "numpy\ntorch>=2.13 ; python_version > '3'\nTorchVision --no-binary :all:\ntorchmetrics\ntorch>=2.13"
+    )
+    wanted = ("torch>=2.13 ; python_version > '3'", "TorchVision", "torch>=2.13")
+    assert plan(requirements_txt=text).torch == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "unhashed"),
+    [
+        ("", 0),
+        ("numpy==2.4.0 --hash=sha256:aa\n# torch\n--require-hashes", 0),
+        ("numpy==2.4.0 \\\n  --hash=sha256:aa\npillow\n-r more.txt", 2),
+        ("numpy\ntorch", 2),
+    ],
+)
+def test_requirements_without_a_hash_are_counted(text: str, unhashed: int) -> None:
+    assert plan(requirements_txt=text, more_txt="tqdm").unhashed == unhashed
 
 
 def test_invalid_bytes_are_left_to_pip() -> None:
@@ -263,33 +284,79 @@ def calls_in(file: Path) -> list[tuple[list[str], dict[str, str], str]]:
 
 
 @unix
-def test_uv_builds_from_requirements_with_the_index_of_torch_added(
+def test_uv_installs_torch_alone_from_its_index_and_then_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Tries a package of the file on the index of torch: no step may ask two indexes."""
     calls = fake_uv(monkeypatch, tmp_path)
-    monkeypatch.setenv("UV_EXTRA_INDEX_URL", "https://mine.example/simple")
+    for name in ("PIP_INDEX_URL", "PIP_NO_INDEX", "UV_INDEX_STRATEGY", "UV_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VIRTUAL_ENV", "/somewhere/else")
     choice = TorchChoice(True, "https://download.pytorch.org/whl/cu130", "")
     monkeypatch.setattr(builder, "choose_torch_here", lambda: choice)
-    folder, its_plan = folder_with(tmp_path, requirements_txt="torch==2.13.0\n")
+    folder, its_plan = folder_with(tmp_path, requirements_txt="torch==2.13.0\nnumpy\n")
     messages: list[str] = []
     python = asyncio.run(build(its_plan, folder, tmp_path / "environments", messages.append))
-    (create, _, _), (install, variables, cwd) = calls_in(calls)
+    (create, _, _), (torch, before, _), (rest, after, cwd) = calls_in(calls)
     assert create == ["venv", "--no-project", "--python", sys.executable, str(python.parents[1])]
-    assert install == ["pip", "install", "--python", str(python), "-r", "requirements.txt"]
-    assert variables["UV_EXTRA_INDEX_URL"] == "https://mine.example/simple " + str(choice.index)
-    assert variables["UV_INDEX_STRATEGY"] == "unsafe-best-match"
+    install = ["pip", "install", "--python", str(python)]
+    assert torch == [*install, "--index-url", choice.index, "torch==2.13.0"]
+    assert rest == [*install, "-r", "requirements.txt"]
+    for variables in (before, after):
+        assert "UV_EXTRA_INDEX_URL" not in variables
+        assert "UV_INDEX_STRATEGY" not in variables
     assert cwd == str(folder)
     assert "Resolved 3 packages in 1ms" in messages
     assert output_of(python, "import barnraise; print(barnraise.__version__)") == barnraise.__version__
 
 
-def test_pip_gets_the_index_of_torch_as_an_extra(tmp_path: Path) -> None:
-    its_plan = EnvironmentPlan(kind="requirements", source="requirements.txt", wants_torch_index=True)
-    _, install = builder._pip_steps(its_plan, tmp_path, "https://i.example")
-    assert install.command[1:] == (
-        *("-m", "pip", "install", "--extra-index-url", "https://i.example", "-r", "requirements.txt"),
+@unix
+def test_index_of_the_user_replaces_the_index_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = fake_uv(monkeypatch, tmp_path)
+    monkeypatch.setenv("UV_INDEX_URL", "https://mine.example/simple")
+    folder, its_plan = folder_with(tmp_path, requirements_txt="torch==2.13.0\n")
+    asyncio.run(build(its_plan, folder, tmp_path / "environments", nothing))
+    _, (install, _, _) = calls_in(calls)
+    assert "--index-url" not in install
+
+
+def test_pip_installs_torch_alone_from_its_index_and_then_the_rest(tmp_path: Path) -> None:
+    its_plan = EnvironmentPlan(
+        kind="requirements", source="requirements.txt", torch=("torch>=2", "torchvision")
     )
+    _, torch, rest = builder._pip_steps(its_plan, tmp_path, "https://i.example")
+    install = ("-m", "pip", "install")
+    assert torch.command[1:] == (*install, "--index-url", "https://i.example", "torch>=2", "torchvision")
+    assert rest.command[1:] == (*install, "-r", "requirements.txt")
+
+
+@pytest.mark.slow
+def test_package_on_the_index_of_torch_does_not_replace_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tries a higher version of a package of the file on the index of torch, with the real pip."""
+    index, own = tmp_path / "index", tmp_path / "own"
+    for place, name, version in (
+        (index, "torch", "2.13.0"),
+        (index, "pebble", "9.0"),
+        (own, "pebble", "1.0"),
+    ):
+        (place / name).mkdir(parents=True)
+        wheel(place / name, name, version, f"version = {version!r}")
+        file = f"{name}-{version}-py3-none-any.whl"
+        (place / name / "index.html").write_text(f'<!DOCTYPE html><a href="{file}">{file}</a>')
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name)
+    settings = tmp_path / "pip.conf"
+    settings.write_text(f"[global]\nindex-url = {own.as_uri()}\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    monkeypatch.setenv("HOME", str(tmp_path))  # no other settings of pip
+    monkeypatch.setattr(builder, "choose_torch_here", lambda: TorchChoice(True, index.as_uri(), ""))
+    folder, its_plan = folder_with(tmp_path, requirements_txt="torch\npebble\n")
+    python = asyncio.run(build(its_plan, folder, tmp_path / "environments", nothing))
+    assert output_of(python, "import torch, pebble; print(torch.version, pebble.version)") == "2.13.0 1.0"
 
 
 @unix

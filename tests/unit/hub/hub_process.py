@@ -16,7 +16,6 @@ from barnraise.hub.protocol.invites import Invite
 from barnraise.hub.protocol.messages import (
     HubDataOrder,
     HubProgress,
-    JoinRequest,
     JoinResponse,
     Lease,
     LeaseRequest,
@@ -95,7 +94,7 @@ class Friend:
         self.http.close()
 
     def join(self, invite: Invite, name: str = "ann") -> JoinResponse:
-        return self.ask("POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name=name))
+        return self.ask("POST", "/v1/members", JoinResponse, invite.request(self.key.id, name))
 
     def describe(self) -> RunDescription:
         return self.ask("GET", "/v1/run", RunDescription)

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import torch
 
+from barnraise.hub.protocol.invites import Invite
 from barnraise.hub.protocol.messages import (
     HubDataOrder,
     HubProgress,
-    JoinRequest,
     Lease,
     LeaseRequest,
     RoundConfig,
@@ -31,7 +31,7 @@ from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
 
 COURSE = HubDataOrder(samples=100_000, batch=10)
-ADDRESS = ("http://hub.test",)
+ADDRESS = ("https://hub.test",)
 
 
 class InProcessHub:
@@ -41,15 +41,15 @@ class InProcessHub:
         self.directory, self.hub, self.intake = directory, hub, UploadService(hub)
         self.keys: dict[str, NodeKey] = {}
 
-    async def join(self, token: str) -> str:
+    async def join(self, invite: Invite, name: str = "ann") -> str:
         key = NodeKey.generate()
         node = str(key.id)
         self.keys[node] = key
-        await self.hub.join(node, JoinRequest(token=token, name="ann"))
+        await self.hub.join(node, invite.request(key.id, name))
         return node
 
     async def member(self) -> str:
-        return await self.join(create_invite(self.directory, ADDRESS).token_text)
+        return await self.join(create_invite(self.directory, ADDRESS))
 
     async def lease(self, node: str, rate: float = 0.0) -> Lease:
         return await self.hub.lease(node, LeaseRequest(samples_per_s=rate, version=self.hub.version or 0))

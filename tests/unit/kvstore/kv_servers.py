@@ -58,7 +58,7 @@ class Machine(SettingsConnectionPolicy):
         self.waiting: dict[object, asyncio.Future[Result]] = {}
         self.questions = 0
 
-    async def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes, run: str) -> bytes:
         self.questions += 1
         request = decode_request(question)
         if isinstance(request, ClusterRequest):

@@ -73,9 +73,9 @@ def _next(
 def _branch(
     last: PaxosDecision, members: Iterable[NodeKey], by: NodeKey, absent: Iterable[NodeKey], log: TrustLog
 ) -> PaxosDecision:
-    gone = tuple(sorted(key.id.raw for key in absent))
-    declaration = BranchDeclaration(by.id.raw, by.sign(declaration_text(last.digest, gone)))
-    view = MembershipView(_members(members), len(log.entries), (), gone, declaration=declaration)
+    absent_nodes = tuple(sorted(key.id.raw for key in absent))
+    declaration = BranchDeclaration(by.id.raw, by.sign(declaration_text(last.digest, absent_nodes)))
+    view = MembershipView(_members(members), len(log.entries), (), absent_nodes, declaration=declaration)
     return decide(last, last.digest, view, 7)
 
 

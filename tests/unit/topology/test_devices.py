@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from barnraise.topology import Device, with_speeds
+import msgspec
+
+from barnraise.topology import Device, decode_machine, with_speeds
 from barnraise.topology.devices import DeviceSpeed, ProbeReport, best_of, honest_notes
 from tests.unit.topology.graphs import machine
 
@@ -51,3 +53,31 @@ def test_best_of_keeps_higher_figure() -> None:
     assert (both.speeds[0].tflops_fp32, both.speeds[0].memory_gbps) == (2.0, 40)
     assert (both.tries, both.busy) == (2, 0.5)
     assert best_of(None, second) == second
+
+
+def test_decode_machine_replaces_terminal_commands() -> None:
+    """A guest describes itself with the sequences that set a title and write the clipboard."""
+    hostile = "linux\x1b]52;c;b3duZWQ=\x07 x; \x1b]0;owned\x07cpu"
+    sent = msgspec.structs.replace(
+        machine(Device("cpu", 0, hostile, 0)),
+        os=hostile,
+        os_version=hostile,
+        arch=hostile,
+        cpu_name=hostile,
+        python=hostile,
+        torch=hostile,
+        barnraise=hostile,
+        notes=("\u202enote", hostile),
+    )
+    received = decode_machine(msgspec.msgpack.encode(sent))
+    assert received is not None
+    texts = msgspec.json.encode(received).decode()
+    assert "\\u001b" not in texts
+    assert "\\u0007" not in texts
+    assert received.notes[0] == "?note"
+    assert received.os == "linux?]52;c;b3duZWQ=? x; ?]0;owned?cpu"
+
+
+def test_decode_machine_of_malformed_bytes_is_none() -> None:
+    assert decode_machine(b"") is None
+    assert decode_machine(b"\x93") is None

@@ -44,6 +44,7 @@ class Machine:
         self.ends: asyncio.Queue[tuple[ControlConnection, str]] = asyncio.Queue()
         self.made: list[ControlConnection] = []
         self.questions: list[bytes] = []
+        self.runs: list[str] = []  # of the questions
         self.busy = asyncio.Event()
         self.tasks: set[asyncio.Task[None]] = set()
         settings = Settings(state=StateSettings(directory=str(directory)), network=NetworkSettings(port=0))
@@ -57,7 +58,7 @@ class Machine:
     def node(self) -> NodeId:
         return self._key.id
 
-    def trusted(self) -> tuple[NodeId, ...]:
+    def trusted(self, run: str) -> tuple[NodeId, ...]:
         return tuple(sorted(self.friends))
 
     def secret(self) -> bytes:
@@ -91,7 +92,8 @@ class Machine:
             "on_closed": lambda link, why: self.ends.put_nowait((link, why)),
         }
 
-    async def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes, run: str) -> bytes:
+        self.runs.append(run)
         self.questions.append(question)
         if question == b"refuse":
             raise AgentError("not today", hint="Come tomorrow.")

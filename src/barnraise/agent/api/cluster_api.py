@@ -8,6 +8,7 @@ from typing import Literal
 
 from barnraise import __version__
 from barnraise.agent.api import runs_api
+from barnraise.agent.api.run_interface import refuse_request
 from barnraise.agent.cluster.join import join
 from barnraise.agent.cluster.machine_names import name_clash, name_clashes
 from barnraise.agent.daemon import Agent
@@ -15,6 +16,7 @@ from barnraise.agent.diagnostics import collect
 from barnraise.agent_client.cluster_requests import (
     AgentRequest,
     AgentResponse,
+    AnyAgentRequest,
     CheckRequest,
     CleanRequest,
     ContinueRequest,
@@ -39,7 +41,7 @@ from barnraise.agent_client.cluster_requests import (
 )
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest, KvResponse
 from barnraise.agent_client.kv_messages import encode as encode_kv
-from barnraise.agent_client.run_requests import RunRequest
+from barnraise.agent_client.run_requests import GraphRequest, RunRequest
 from barnraise.core.errors import AgentError, MembershipError
 from barnraise.identity import NodeId
 from barnraise.identity.trust import SignedEntry, TrustLog, check_name
@@ -49,12 +51,21 @@ from barnraise.topology import Machine, TopologyGraph
 from barnraise.topology.graph import ordered_pair
 from barnraise.topology.render import draw_graph
 
+_PERSON = "this machine's user"  # at the local interface
+
 State = Literal["this", "here", "joining", "silent", "away"]
 
 
-async def answer(agent: Agent, data: bytes) -> bytes:
-    """Answer one request of a process of this machine's user."""
+async def answer(agent: Agent, data: bytes, run: str) -> bytes:
+    """Answer one request of a process of this machine's user.
+
+    ``run``: the run whose local interface received it; empty for the interface of the person.
+    """
     request = decode_request(data)
+    if run:
+        _check_worker_request(agent, run, request)
+        if isinstance(request, GraphRequest):
+            return encode(runs_api.graph_of_run(agent, run))
     if isinstance(request, KvRequest | ClusterRequest):
         if isinstance(request, KvRequest) and agent.runs.proxy.is_needed:
             return encode_kv(
@@ -66,6 +77,18 @@ async def answer(agent: Agent, data: bytes) -> bytes:
     return encode(await _answer(agent, request))
 
 
+def _check_worker_request(agent: Agent, run: str, request: AnyAgentRequest) -> None:
+    """Raise AgentError unless a worker of this run may send this request."""
+    entry = agent.runs.registry.runs.get(run)
+    earlier = entry.spec.resumes if entry is not None else ()
+    reason = refuse_request(run, earlier, request)
+    if reason is not None:
+        raise AgentError(
+            f"the agent rejects {type(request).__name__} of a worker of run {run}: {reason}",
+            hint="Do it in a terminal, outside of the run.",
+        )
+
+
 async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
     match request:
         case StatusRequest():
@@ -73,6 +96,7 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
         case PairRequest():
             _check_owner(agent, "pair another machine")
             agent.pairing.open_code(request.role)
+            agent.audit.write("code-opened", by=_PERSON, detail=f"for the role {request.role}")
             agent.discovery.update_tags()
             return _offer(agent)
         case OfferRequest():
@@ -93,6 +117,9 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
             _check_owner(agent, "make a pre-shared key")
             psk = new_psk(request.role)
             agent.pairing.use_psk(psk)
+            agent.audit.write(
+                "psk-made", subject=psk.tag.hex(), by=_PERSON, detail=f"for the role {psk.role}"
+            )
             return RequestDone(
                 f"machines with this key are admitted as {psk.role} while this agent runs", str(psk)
             )
@@ -104,6 +131,7 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
         case CleanRequest():
             return await agent.cleaner.clean(request)
         case LeaveRequest():
+            agent.audit.write("cluster-left", subject=agent.cluster_name, by=_PERSON)
             agent.leaves_cluster = True
             agent.stop_requested.set()
             return RequestDone(_left_text(agent))
@@ -197,10 +225,12 @@ async def _continue(agent: Agent, texts: list[str]) -> str:
                 f"{agent.name_of(node)} is online", hint="--without accepts only machines that are offline."
             )
     before = agent.member.record.decided.position
+    names = ", ".join(map(agent.name_of, nodes))
+    agent.audit.write("branch-opened", subject=agent.cluster_name, by=_PERSON, detail=f"without {names}")
     agent.continue_without(nodes)
     for _ in range(50):
         if agent.member.record.decided.position > before:
-            return f"the cluster continues without {', '.join(map(agent.name_of, nodes))}"
+            return f"the cluster continues without {names}"
         await asyncio.sleep(0.1)
     agent.continue_without([])  # an unused permission must not take effect later
     raise MembershipError(f"still no majority: {agent.blocked_reason()}")

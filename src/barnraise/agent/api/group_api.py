@@ -1,4 +1,4 @@
-"""API handler that tells a worker which process group it belongs to."""
+"""API handlers that tell a worker which process group it belongs to, and which machines are guests'."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 
 from barnraise.agent.daemon import Agent
 from barnraise.agent.runs.registry import RunEntry
-from barnraise.agent_client.run_requests import GroupRequest, GroupResponse
+from barnraise.agent_client.run_requests import GroupRequest, GroupResponse, RolesRequest, RolesResponse
 from barnraise.identity import NodeId
 from barnraise.runs.control.eviction import unreachable_peer
 from barnraise.runs.control.pausing import pause_reason
+from barnraise.runs.participants import roles
 
 
 async def group_response(agent: Agent, request: GroupRequest) -> GroupResponse:
@@ -49,6 +50,15 @@ async def group_response(agent: Agent, request: GroupRequest) -> GroupResponse:
         names=tuple(agent.name_of(NodeId(slot.node)) for slot in record.slots),
         sentence=_waits_for(agent, entry) if rank is None else record.why,
     )
+
+
+def roles_response(agent: Agent, request: RolesRequest) -> RolesResponse:
+    """Return the owners and guests of the cluster, and which guests the spec of the run names.
+
+    In a run that is not known here no guest is trusted.
+    """
+    entry = agent.runs.registry.runs.get(request.run)
+    return roles(agent.log, agent.me, entry.spec if entry is not None else None, agent.name_of)
 
 
 def _waits_for(agent: Agent, entry: RunEntry) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Sequence
 
 import msgspec
 
-from barnraise.agent.api.group_api import group_response
+from barnraise.agent.api.group_api import group_response, roles_response
+from barnraise.agent.audit_trail import order_digest
 from barnraise.agent.checkpoints.service import LocatedCheckpoint, ShardedCheckpoint
 from barnraise.agent.daemon import Agent
 from barnraise.agent.runs.messages import MAX_LOG_BYTES
@@ -33,6 +35,7 @@ from barnraise.agent_client.run_requests import (
     ResultsRequest,
     ResultsResponse,
     ResumeRunRequest,
+    RolesRequest,
     RunRequest,
     RunRow,
     RunsRequest,
@@ -60,6 +63,7 @@ _MAX_LOG_RESPONSE = 900 << 10  # of one answer
 _MAX_LAG = 2 << 20
 _LIVE_TAIL = 16 << 10
 _MAX_RESUMED = 16
+_PERSON = "this machine's user"  # at the local interface
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
 
@@ -86,6 +90,8 @@ async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
             return _accept(agent, request)
         case GroupRequest():
             return await group_response(agent, request)
+        case RolesRequest():
+            return roles_response(agent, request)
         case ProgressRequest() | FailingRequest():
             executor = agent.runs.executors.get(agent.runs.registry.find(request.run).run)
             if executor is not None:
@@ -100,6 +106,13 @@ async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
             return await _results(agent, agent.runs.registry.find(request.run))
         case _:
             return await agent.runs.checkpoints.answer(request)
+
+
+def graph_of_run(agent: Agent, run: str) -> GraphResponse:
+    """Return the measurements of the machines of one run, for its workers."""
+    nodes = tuple(raw.hex() for raw in agent.runs.registry.find(run).spec.nodes)
+    graph = agent.link_prober.graph().restricted_to(nodes)
+    return GraphResponse(graph=encode_graph(graph), nodes=nodes, this=agent.me.raw.hex())
 
 
 # start and stop
@@ -210,6 +223,9 @@ async def _stop(agent: Agent, request: StopRunRequest) -> RequestDone:
     entry = agent.runs.registry.find(request.run)
     if entry.has_ended:
         return RequestDone(f"run {entry.run} has ended already")
+    agent.audit.write(
+        "run-stopped", subject=entry.run, by=_PERSON, detail="asked", digest=order_digest(entry.record)
+    )
     try:
         await agent.runs.controller.stop(entry, hard=request.hard)
     except MembershipError as error:
@@ -359,6 +375,7 @@ def _past_workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
             local_rank=slot.local_rank,
             start=slot.start,
             number=number,
+            is_trusted=_is_trusted(agent, slot.node),
         )
         for number, slot in enumerate(record.workers)
         if slot.key not in current
@@ -388,9 +405,15 @@ def _workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
                 number=numbers.get(slot.key, 0),
                 main_offset=state.main_offset if state is not None else -1,
                 has_session=report is not None and report.elastic,
+                is_trusted=_is_trusted(agent, slot.node),
             )
         )
     return tuple(rows)
+
+
+def _is_trusted(agent: Agent, node: bytes) -> bool:
+    """Tell whether output of a machine's workers reaches this machine's terminal unchanged."""
+    return agent.log.role(agent.me) == "owner" and agent.log.role(NodeId(node)) == "owner"
 
 
 def _findings(agent: Agent, entry: RunEntry) -> tuple[str, ...]:
@@ -419,10 +442,15 @@ def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
     assert executor is not None
     assert executor.consent is not None
     assert executor.manifest is not None
-    if request.no:
-        executor.consent.set_result(False)
-    elif request.yes:
-        executor.consent.set_result(True)
+    if request.no or request.yes:
+        executor.consent.set_result(not request.no)
+        agent.audit.write(
+            "consent-refused" if request.no else "consent-given",
+            subject=entry.run,
+            by=_PERSON,
+            detail=f"asked by {by}: {shlex.join(order.program.command)}",
+            digest=order_digest(entry.record),
+        )
     names = tuple(entry.path for entry in executor.manifest.files)
     texts = {True: "accepted", False: "refused", None: "waiting for your decision"}
     answer = True if request.yes else False if request.no else None

@@ -28,6 +28,9 @@ class ListenerHost(Protocol):
     def log(self) -> TrustLog:
         """Return the trust log of the cluster."""
 
+    def trusted_for(self, run: str) -> tuple[NodeId, ...]:
+        """Return the machines that workers of this run trust."""
+
     def pairing_key(self, target: bytes) -> bytes | None:
         """Return the preface key of an open offer, or None."""
 
@@ -39,8 +42,8 @@ class ListenerHost(Protocol):
     def deliver_agent(self, preface: Preface, connection: socket.socket, address: str) -> None:
         """Accept a connection of another agent."""
 
-    async def answer(self, request: bytes) -> bytes:
-        """Answer a request of a process on this machine."""
+    async def answer(self, request: bytes, run: str) -> bytes:
+        """Answer a request of a process on this machine; ``run`` limits what a worker may ask."""
 
 
 class ClusterConnectionPolicy:
@@ -54,9 +57,9 @@ class ClusterConnectionPolicy:
         """Return the node key of this machine."""
         return self._agent.key
 
-    def trusted(self) -> tuple[NodeId, ...]:
-        """Return the machines of the cluster."""
-        return tuple(self._agent.log.members)
+    def trusted(self, run: str) -> tuple[NodeId, ...]:
+        """Return the machines that workers of this run trust."""
+        return self._agent.trusted_for(run)
 
     def secret(self) -> bytes:
         """Return the newest secret of the cluster."""
@@ -82,9 +85,9 @@ class ClusterConnectionPolicy:
             return None
         return ConnectionRefusal(f"route {preface.route} does not exist here", refuse_route())
 
-    async def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes, run: str) -> bytes:
         """Answer a request of a process on this machine."""
-        return await self._agent.answer(question)
+        return await self._agent.answer(question, run)
 
     def refuse_run(self, run: str) -> str | None:
         """Return None: an agent refuses no run at this point."""

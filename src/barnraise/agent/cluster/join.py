@@ -151,6 +151,12 @@ async def _join_at(
         _check_alone(agent)  # a machine may have joined us meanwhile
         joined = await pair_with(joiner, secret, address, port)
         agent.report_event(f"paired with {joined.offerer_name} as {joined.role}")
+        agent.audit.write(
+            "cluster-joined",
+            subject=joined.log.cluster.hex()[:8],
+            by=joined.offerer_name,
+            detail=f"as {joined.role}, with a {'pre-shared key' if isinstance(secret, Psk) else 'code'}",
+        )
         await enter(agent, joined.log, list(joined.peers))
     return joined
 

@@ -54,7 +54,10 @@ class PairingServer:
         self._name = name
         self._admit = admit
         self._loop = asyncio.get_running_loop()
+        # Called once for a code that was used up by a failed attempt, with the last address and the reason.
+        self.on_burned: Callable[[str, str], None] = lambda address, why: None
         self.offer: PairingOffer | None = None
+        self._burned: PairingOffer | None = None
         self.joined: NodeId | None = None  # the machine that used the newest code
         self._psks: list[PairingOffer] = []
         self._tasks: dict[asyncio.Task[None], Offerer] = {}
@@ -145,6 +148,14 @@ class PairingServer:
             except asyncio.CancelledError:
                 offerer.lost()
                 raise
+            finally:
+                self._report_burned(address)
+
+    def _report_burned(self, address: str) -> None:
+        offer, now = self.offer, self._loop.time()
+        if offer is not None and offer is not self._burned and offer.state(now) == "burned":
+            self._burned = offer
+            self.on_burned(address, offer.sentence(now))
 
     async def _exchange(self, connection: socket.socket, offerer: Offerer) -> None:
         timeout_s = _HELLO_S  # a silent peer must not block others

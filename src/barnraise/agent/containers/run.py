@@ -1,8 +1,8 @@
 """The worker containers of a run: what each is given, how it starts, and that none outlives the run.
 
-A container sees the run's folder, its data sets (read-only), the agent's local socket and a small private
-directory. The private directory replaces the state directory, whose keys a container never sees. A container
-shares the machine's network and shared memory, and has none of the machine's environment variables.
+A container sees the run's folder, its data sets (read-only), the local socket of its run and a small private
+directory. The private directory replaces the state directory, whose keys and socket a container never sees. A
+container shares the machine's network, and has none of the machine's environment variables.
 
 The supervisor starts only the client of the engine. The client forwards SIGTERM, but a container survives the
 death of its client. Code that stops workers must therefore remove their containers, too.
@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 from msgspec.structs import replace
 
 from barnraise.agent.containers.engine import (
@@ -48,6 +49,7 @@ from barnraise.transport.ipc.local_socket import SOCKET_NAME
 _RUN_LABEL = "barnraise.run"
 _CHECK_S = 180.0  # the first container of a large image is slow
 _FULL_SHARES = 1024
+_MOST_PROCESSES = 4096  # threads count, too: torch starts some for each core, and data loaders start more
 # Variables that would change what the client itself does.
 _CLIENT_PREFIXES = ("DOCKER", "BUILDKIT", "CONTAINER", "PODMAN", "XDG_", "LD_", "GODEBUG", "TMPDIR")
 
@@ -59,12 +61,14 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     state: str  # the state directory: it only labels the container
     folder: str
+    interface: str  # the directory with the run's local socket
     private_dir: str  # mounted in place of the state directory
     data: tuple[str, ...] = ()
     variables: Mapping[str, str] = {}
     user: int = 0
     group: int = 0
     workdir: str = ""  # empty: the folder
+    shared_memory_bytes: int = 1 << 30  # for the data loaders of a script
     memory_bytes: int | None = None
     nice: int = 0
     cpus: frozenset[int] | None = None
@@ -89,14 +93,16 @@ def run_command(
     # In a user namespace of Docker's the machine's user is called root; Podman can keep its number.
     user = "0:0" if engine.rootless and not engine.podman else f"{spec.user}:{spec.group}"
     arguments = [
-        *(engine.program, "run", "--rm", "--init", "--pull=never", "--network=host", "--ipc=host"),
-        # SELinux would keep a container from the agent's socket.
+        *(engine.program, "run", "--rm", "--init", "--pull=never", "--network=host", "--ipc=private"),
+        *("--cap-drop=ALL", "--security-opt", "no-new-privileges", f"--pids-limit={_MOST_PROCESSES}"),
+        f"--shm-size={spec.shared_memory_bytes}b",
+        # SELinux would keep a container from the run's socket.
         *("--security-opt", "label=disable", "--user", user),
         *("--name", spec.name),
         *("--label", f"{STATE_LABEL}={spec.state}", "--label", f"{_RUN_LABEL}={spec.run}"),
         *("--workdir", spec.workdir or spec.folder),
         *("--volume", f"{spec.folder}:{spec.folder}", "--volume", f"{spec.private_dir}:{STATE_INSIDE}"),
-        *("--volume", f"{Path(spec.state, SOCKET_NAME)}:{STATE_INSIDE}/{SOCKET_NAME}"),
+        *("--volume", f"{Path(spec.interface, SOCKET_NAME)}:{STATE_INSIDE}/{SOCKET_NAME}"),
     ]
     for path in spec.data:
         arguments += ["--volume", f"{path}:{path}:ro"]
@@ -220,6 +226,7 @@ async def prepare_containers(
     *,
     state: Path,
     home: Path,
+    interface: Path,
     data: Mapping[str, str],
     variables: Mapping[str, str],
     gpus: bool,
@@ -240,12 +247,14 @@ async def prepare_containers(
         run=run,
         state=str(state),
         folder=str(home / "folder"),
+        interface=str(interface),
         private_dir=str(home / "rooms"),
         data=tuple(dict.fromkeys(data.values())),
         variables=variables,
         user=user,
         group=group,
         gpus=gpus,
+        shared_memory_bytes=psutil.virtual_memory().total // 2,  # as the system itself does
     )
     containers = RunContainers(engine, image, template)
     await containers.check()

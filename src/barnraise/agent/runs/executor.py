@@ -17,11 +17,11 @@ from barnraise.agent.artifact_service import ArtifactService, TransferProgress
 from barnraise.agent.containers.image import PYTHON
 from barnraise.agent.containers.run import RunContainers, prepare_containers
 from barnraise.agent.context import AgentContext
+from barnraise.agent.runs.local_interface import RunInterface
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent.runs.worker_group import (
     WorkerGroup,
     WorkerGroupConfig,
-    guests_of,
     run_directory,
     run_folder,
 )
@@ -133,6 +133,8 @@ class RunExecutor:
         """
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._restore_start()
+        context = self._context
+        self._interface = interface = RunInterface.open(context.listener, self.entry.run, context.directory)
         prepare = self._loop.create_task(self._prepare(asks))
         prepare.add_done_callback(lambda _: self.wake())
         try:
@@ -149,6 +151,7 @@ class RunExecutor:
             prepare.cancel()
             await asyncio.gather(prepare, return_exceptions=True)  # its error was reported already
             await self._stop_workers(at_once=True)
+            interface.close()
         await self._pack_results()
         await self._drop_unchanged()
 
@@ -320,6 +323,7 @@ class RunExecutor:
             self.entry.run,
             state=self._context.directory,
             home=self.home,
+            interface=self._interface.directory,
             data=self._data,
             variables=dict(self.entry.spec.options.variables),
             gpus=any(device.startswith("cuda") for device in self._devices),
@@ -348,12 +352,12 @@ class RunExecutor:
         config = WorkerGroupConfig(
             spec=self.entry.spec,
             state=self._context.directory,
+            interface=self._interface.directory,
             settings=self._context.settings,
             python=self._python,
             containers=self._containers,
             data=self._data,
             cores=machine.cores if machine is not None else 0,
-            guests=guests_of(self.entry.spec, self._context.log, self._context.name_of),
         )
         group = WorkerGroup(
             config, self._record_for(places), ranks, start, self.report_again, self._context.report_event

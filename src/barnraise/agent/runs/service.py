@@ -17,6 +17,7 @@ from barnraise.agent.context import AgentContext
 from barnraise.agent.runs import messages
 from barnraise.agent.runs.controller import RunController
 from barnraise.agent.runs.executor import RunExecutor
+from barnraise.agent.runs.local_interface import remove_interfaces
 from barnraise.agent.runs.messages import LogRequest, LogResponse, RecordUpdate, ReportUpdate, RunMessage
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent.runs.supervisor_client import kill_orphans
@@ -94,8 +95,10 @@ class RunService:
         """Kill leftovers of earlier agent processes and continue the runs that are active."""
         kill_orphans(self._context.directory / "supervisors")
         remove_container_leftovers(self._context.directory)
+        remove_interfaces(self._context.directory)
         self.registry.load()
         for entry in list(self.registry.runs.values()):
+            self._context.audit_trail.run_known(entry.run, entry.record.phase)
             self._on_record(entry)
 
     def _on_settled(self, entry: RunEntry, counts: bool) -> None:
@@ -217,6 +220,7 @@ class RunService:
     def _on_record(self, entry: RunEntry) -> None:
         """Start or wake this machine's executor for a newer record."""
         me = self._context.me.raw
+        self._context.audit_trail.run_changed(entry.spec, entry.record)
         self._allow(entry)
         if entry.has_ended:  # consent does not extend to a later run of the same name
             (run_directory(self._context.directory, entry.run) / "accepted").unlink(missing_ok=True)

@@ -22,8 +22,6 @@ from barnraise.agent_client.run_requests import FailingRequest, GroupRequest, Pr
 from barnraise.core.config import Settings
 from barnraise.core.files import remove_tree
 from barnraise.core.sanitize import rewritten_text
-from barnraise.identity import NodeId
-from barnraise.identity.trust import TrustLog
 from barnraise.runs.control.failures import has_failed_by_itself
 from barnraise.runs.record import MAX_FAILURE_TAIL, RunRecord, RunSpec, WorkerFailure, WorkerState
 from barnraise.runs.worker_environment import worker_environment
@@ -37,12 +35,12 @@ class WorkerGroupConfig(NamedTuple):
 
     spec: RunSpec
     state: Path
+    interface: Path  # replaces the state directory for the workers
     settings: Settings
     python: Path
     containers: RunContainers | None
     data: Mapping[str, str]
     cores: int
-    guests: Mapping[bytes, str]  # guests among the run's machines, with their names
 
     @property
     def home(self) -> Path:
@@ -241,13 +239,12 @@ class WorkerGroup:
             record,
             rank,
             start=self.start,
-            state_directory=STATE_INSIDE if in_container else str(config.state),
+            state_directory=STATE_INSIDE if in_container else str(config.interface),
             # A container does not see the directory, and uses the cluster's key-value store.
             local_store="" if in_container else str(config.home / f"store-{record.generation}"),
             checkpoints="" if in_container else str(config.home / "checkpoints"),
             data=config.data,
             cores=config.cores or os.cpu_count() or 1,
-            guests=config.guests,
         )
         return messages.WorkerLaunch(
             rank=rank,
@@ -303,11 +300,6 @@ class WorkerGroup:
             self.failures.append(
                 WorkerFailure(rank, state.local_rank, state.start, code, signal, tail, is_stopping)
             )
-
-
-def guests_of(order: RunSpec, log: TrustLog, name_of: Callable[[NodeId], str]) -> dict[bytes, str]:
-    """Return the guests among the machines of a run, with their names."""
-    return {node.raw: name_of(node) for node in map(NodeId, order.nodes) if log.role(node) == "guest"}
 
 
 def _is_suspended(process: psutil.Process) -> bool:

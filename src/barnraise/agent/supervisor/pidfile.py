@@ -14,7 +14,7 @@ from barnraise.core.files import write_atomically
 SUFFIX = ".supervisor"
 _MAX_BYTES = 256 << 10
 
-Mark = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Mark = Annotated[str, Meta(pattern="^[0-9a-f]{32}\\Z")]
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True):

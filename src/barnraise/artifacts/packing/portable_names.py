@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Iterable
 
 from barnraise.core.errors import ShippingError
+from barnraise.core.sanitize import forges_names
 
 MOST_NAME_BYTES = 255
 MOST_PATH_BYTES = 1024
@@ -40,8 +41,10 @@ def _why_part_unusable(part: str) -> str | None:
         return f"has a name of more than {MOST_NAME_BYTES} bytes" if len(part) > MOST_NAME_BYTES else None
     if len(part.encode()) > MOST_NAME_BYTES:
         return f"has a name of more than {MOST_NAME_BYTES} bytes"
-    if any(sign in _SIGNS or ord(sign) < 32 or ord(sign) == 127 for sign in part):
+    if any(sign in _SIGNS or ord(sign) < 32 for sign in part):
         return 'has a control character or one of < > : " | ? * \\, which Windows does not allow'
+    if (not part.isascii() or "\x7f" in part) and any(map(forges_names, part)):
+        return "has a control character or a mark of direction, so that it would look like another name"
     if part[-1] in ". ":
         return "has a name that ends with a dot or a space, which Windows does not allow"
     if part.split(".", 1)[0].rstrip(" ").casefold() in _DEVICES:

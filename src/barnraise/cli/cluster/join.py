@@ -10,6 +10,7 @@ import click
 from barnraise.agent_client.cluster_requests import JoinClusterRequest, RequestDone, Role
 from barnraise.cli.agent_call import ask, ensure_agent, print_json
 from barnraise.cli.cluster.torch_install import offer_torch
+from barnraise.cli.terminal import read_secret
 from barnraise.cli.waiting import waiting
 from barnraise.core.errors import PairingError
 
@@ -52,7 +53,7 @@ def run(code: str | None, options: JoinOptions) -> int:
             site=options.site,
         )
     assert code is not None
-    return _pair(code, options)
+    return _pair(read_secret(code, "Code"), options)
 
 
 def _pair(code: str, options: JoinOptions) -> int:

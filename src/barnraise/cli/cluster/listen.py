@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 import click
 
 from barnraise.core.config import load_settings
+from barnraise.core.flow.console_log import install_process_log
 from barnraise.transport.listener.listener import serve
 
 
@@ -18,7 +17,7 @@ def run(*, port: int | None, trust: list[str] | None, until_idle: bool) -> int:
     if trust:
         overrides["trust.nodes"] = trust
     settings = load_settings(overrides=overrides)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    install_process_log()
     if settings.network.encryption == "plaintext":
         click.echo(
             "barnraise: PLAINTEXT links, by your setting: anyone on this network can read them", err=True

@@ -10,10 +10,11 @@ import click
 
 from barnraise.agent_client.bootstrap import AGENT_LOG, start_agent
 from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse
-from barnraise.cli.agent_call import ask
+from barnraise.cli.agent_call import ask, warn_of_root
 from barnraise.cli.waiting import waiting
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import AgentError
+from barnraise.core.flow.console_log import install_process_log
 
 
 def run(*, detach: bool, psk_file: Path | None, witness: bool) -> int:
@@ -21,6 +22,7 @@ def run(*, detach: bool, psk_file: Path | None, witness: bool) -> int:
     settings = load_settings()
     if settings.network.encryption == "plaintext":
         click.echo("barnraise: workers' links are PLAINTEXT, by your setting; agents are encrypted", err=True)
+    warn_of_root()
     if detach:
         options = ["--psk-file", str(psk_file.resolve())] if psk_file is not None else []
         options += ["--witness"] if witness else []
@@ -35,7 +37,7 @@ def run(*, detach: bool, psk_file: Path | None, witness: bool) -> int:
     from barnraise.agent.__main__ import serve
     from barnraise.cli.cluster.display import Display, print_events
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    install_process_log(logging.WARNING, "%(levelname)s %(message)s")
     logging.getLogger("zeroconf").setLevel(logging.ERROR)
     show = Display().attach if sys.stdout.isatty() else print_events
     return serve(settings, psk_file=psk_file, witness=witness, on_start=show)

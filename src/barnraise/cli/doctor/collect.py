@@ -24,12 +24,14 @@ from barnraise.cli.doctor.facts import (
     KeyFacts,
     NvidiaFacts,
     PortFacts,
+    RequirementsFacts,
     SleepFacts,
     TorchFacts,
     WslFacts,
 )
 from barnraise.core.command import NOT_FOUND, Run
-from barnraise.core.errors import BarnraiseError, ListenerError
+from barnraise.core.errors import BarnraiseError, ListenerError, RunEnvironmentError
+from barnraise.environments.build_plan import SOURCES, plan_environment
 from barnraise.transport.listener.bind import open_port
 
 SYSTEM = {"linux": "linux", "darwin": "macos", "win32": "windows"}.get(sys.platform, sys.platform)
@@ -73,6 +75,17 @@ def _nvidia_on_bus(root: Path) -> Iterator[Path]:
     for device in (root / "sys/bus/pci/devices").glob("*"):
         if _read(device / "vendor").strip() == "0x10de" and _read(device / "class").startswith("0x03"):
             yield device
+
+
+def requirements(folder: Path) -> RequirementsFacts | None:
+    """Return the file from which a run of this folder would install packages; None if there is none."""
+    names = (*SOURCES, "pyproject.toml")
+    files = {name: _read(folder / name).encode() for name in names if (folder / name).is_file()}
+    try:
+        plan = plan_environment(files, "auto")
+    except RunEnvironmentError as error:
+        return RequirementsFacts("requirements", trouble=error.message)
+    return RequirementsFacts(plan.source, plan.unhashed) if plan.kind != "agent" else None
 
 
 def disk(directory: Path) -> DiskFacts:

@@ -28,6 +28,7 @@ from barnraise.core.command import Run, runner
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.flow.background import DeadlineCall, DeadlineExceeded
+from barnraise.core.sanitize import printable
 from barnraise.core.units import counted
 
 _COMMAND_S = 2.0
@@ -147,7 +148,7 @@ def _lines(row: CheckRow, width: int) -> list[str]:
     indent = " " * (width + 8)
     sentence = wrapped(f"{'':4}  {row.name:{width}}  {peer}{row.sentence}", indent=indent)
     # A fix is often a command to copy, so it stays on one line if it has a line for itself.
-    fix = [f"{'':6}-> {row.fix}"] if row.fix else []
+    fix = [f"{'':6}-> {printable(row.fix)}"] if row.fix else []
     return [f"{mark}{sentence[4:]}", *fix]
 
 
@@ -180,6 +181,9 @@ def _looks(run_command: Run) -> list[DeadlineCall[Rows]]:
         DeadlineCall(("gpu",), lambda: [machine_checks.gpu(collect.nvidia(run_command), collect.torch())]),
         DeadlineCall(("clock",), lambda: [machine_checks.clock(time.time(), collect.installed_s(), system)]),
         DeadlineCall(("sleep",), lambda: [machine_checks.sleep(collect.sleep(run_command), system)]),
+        DeadlineCall(
+            ("requirements",), lambda: [machine_checks.requirements(collect.requirements(Path.cwd()))]
+        ),
         DeadlineCall(("bridge",), lambda: [network_checks.bridge(collect.bridges(run_command))]),
     ]
 

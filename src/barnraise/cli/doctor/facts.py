@@ -20,6 +20,7 @@ CHECKS = (
     "network-disk",
     "port",
     "python",
+    "requirements",
     "settings",
     "sleep",
     "torch",
@@ -42,6 +43,15 @@ class NvidiaFacts:
 
     cards: tuple[str, ...] = ()
     driver: bool = False
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class RequirementsFacts:
+    """The file that a run of this folder installs packages from; ``unhashed``: those without a hash."""
+
+    source: str
+    unhashed: int = 0
     trouble: str = ""
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from barnraise.cli.doctor.facts import HubAddressFacts, HubFacts
-from barnraise.cli.hub.directories import kept_hubs, known_addresses, workspaces_with
+from barnraise.cli.hub.directories import is_pinned, kept_hubs, known_addresses, workspaces_with
 from barnraise.cli.hub.join import CREDENTIALS_FILE, fit_name, require_hub_parts
 from barnraise.core.config import Settings
 from barnraise.core.errors import HubAway, HubError, HubRefused
@@ -32,6 +32,7 @@ class _Known(NamedTuple):
     hub: HubFacts
     id: NodeId
     addresses: Sequence[str]
+    pinned: bool
 
 
 def hubs(settings: Settings) -> list[HubFacts]:
@@ -40,7 +41,7 @@ def hubs(settings: Settings) -> list[HubFacts]:
     own = {entry.id for entry in known}
     known += [entry for entry in _joined(settings) if entry.id not in own]
     calls = [
-        [DeadlineCall(("hub",), partial(ask, address, entry.id)) for address in entry.addresses]
+        [DeadlineCall(("hub",), partial(ask, address, entry.id, entry.pinned)) for address in entry.addresses]
         for entry in known
     ]
     deadline = time.monotonic() + _ALL_S
@@ -52,12 +53,12 @@ def hubs(settings: Settings) -> list[HubFacts]:
     return facts
 
 
-def ask(address: str, hub: NodeId) -> HubAddressFacts:
+def ask(address: str, hub: NodeId, pinned: bool = True) -> HubAddressFacts:
     """Ask a hub as an unknown client, so that the request does not count against this machine's limits."""
     from barnraise.hub.client.client import HubClient
     from barnraise.hub.protocol.messages import RunDescription
 
-    client = HubClient([address], hub, NodeKey.generate(), answer_s=_ANSWER_S)
+    client = HubClient([address], hub, NodeKey.generate(), pinned=pinned, answer_s=_ANSWER_S)
     try:
         client.ask("GET", "/v1/run", RunDescription)
     except HubAway as error:
@@ -93,7 +94,7 @@ def _kept(settings: Settings) -> Iterator[_Known]:
         is_up = fit_name(directory.name) in up
         # A region is its own owner: its members are the machines of one network.
         hub = HubFacts(directory.name, kept=True, up=is_up, region=owner_of(directory) == str(key))
-        yield _Known(hub, key, addresses)
+        yield _Known(hub, key, addresses, is_pinned(directory))
 
 
 def _joined(settings: Settings) -> Iterator[_Known]:
@@ -102,4 +103,5 @@ def _joined(settings: Settings) -> Iterator[_Known]:
         from barnraise.hub.client.credentials import read_credentials
 
         credentials = read_credentials(workspace / CREDENTIALS_FILE)
-        yield _Known(HubFacts(credentials.run), credentials.hub_id, credentials.addresses)
+        facts = HubFacts(credentials.run)
+        yield _Known(facts, credentials.hub_id, credentials.addresses, credentials.pinned)

@@ -6,8 +6,16 @@ import time
 
 from barnraise.agent.diagnostics.checks import clock_fix
 from barnraise.agent_client.cluster_requests import CheckRow
-from barnraise.cli.doctor.facts import DiskFacts, KeyFacts, NvidiaFacts, SleepFacts, TorchFacts
+from barnraise.cli.doctor.facts import (
+    DiskFacts,
+    KeyFacts,
+    NvidiaFacts,
+    RequirementsFacts,
+    SleepFacts,
+    TorchFacts,
+)
 from barnraise.core.installation import TESTED_RANGE, install_hint, is_tested
+from barnraise.core.units import counted
 
 _FIRST_PYTHON = (3, 11)
 _UNTESTED_PYTHON = (3, 14)
@@ -97,6 +105,23 @@ def gpu(nvidia: NvidiaFacts, facts: TorchFacts) -> CheckRow:
             "barnraise torch prints the command that installs the right one",
         )
     return CheckRow("gpu", "ok", cards)
+
+
+def requirements(facts: RequirementsFacts | None) -> CheckRow | None:
+    """Check that the packages of this folder's runs are fixed by hashes; None without such a file."""
+    if facts is None:
+        return None
+    if facts.trouble:
+        return CheckRow("requirements", "warn", facts.trouble, "barnraise explain requirements")
+    if facts.unhashed:
+        return CheckRow(
+            "requirements",
+            "warn",
+            f"{facts.source} in this folder has {counted(facts.unhashed, 'requirement')} without a hash: "
+            "a run installs what the package index then has",
+            f"uv pip compile --universal --generate-hashes {facts.source} -o requirements.lock",
+        )
+    return CheckRow("requirements", "ok", f"{facts.source} fixes its packages by hashes")
 
 
 def disk(facts: DiskFacts) -> CheckRow:

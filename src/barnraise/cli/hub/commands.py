@@ -23,14 +23,15 @@ def hub_group() -> None:
 @click.option("--host", default="", help="Listen on this address (default: all).")
 @click.option("--port", type=click.IntRange(1, 65535), default=52480, help="Listen on this port (52480).")
 @click.option("--plain", is_flag=True, help="Without TLS, for a proxy or tunnel that runs on this machine.")
+@click.option("--proxied", is_flag=True, help="A proxy elsewhere ends TLS; friends trust its certificate.")
 @click.option(
     "--address", multiple=True, metavar="URL", help="How friends reach this hub; may be repeated, best first."
 )
-@click.option("--uses", type=click.IntRange(1, 10_000), default=10, help="Uses of the first invite.")
+@click.option("--uses", type=click.IntRange(1, 10_000), default=1, help="Uses of the first invite (1).")
 @click.option("--round", "round_time", default="30s", help="How long a round of training lasts.")
 @click.option("--codec", default="int8", help="How updates are encoded (int8, int4, bf16, fp32 ...).")
 @click.option("--train/--no-train", default=True, help="Train on this machine too (the default), or not.")
-@click.option("--parent", default="", metavar="INVITE", help="Send merged updates to that hub.")
+@click.option("--parent", default="", metavar="INVITE", help="Send merged updates to that hub; - asks.")
 @click.option(
     "--seats",
     type=click.IntRange(0, 10_000),
@@ -66,7 +67,7 @@ def _up(**options: Any) -> int:
 @click.option("--port", type=click.IntRange(1, 65535), default=52480, help="Listen on this port (52480).")
 @click.argument("invite")
 def _follow(**options: Any) -> int:
-    """Keep a copy of a hub that can replace it. INVITE: `barnraise invite --mirror`."""
+    """Keep a copy of a hub that can replace it. INVITE: `barnraise invite --mirror`; - asks for it."""
     from barnraise.cli.hub import mirror
 
     return mirror.follow(**options)
@@ -74,19 +75,21 @@ def _follow(**options: Any) -> int:
 
 @hub_group.command("hand-over")
 @_name
+@click.option("--for", "lasts", default="2160h", metavar="TIME", help="How long it can be used (2160h).")
+@click.option("--revoke", is_flag=True, help="Withdraw all permissions that NODE got so far.")
 @click.argument("node")
-def _hand_over(node: str, name: str) -> int:
+def _hand_over(**options: Any) -> int:
     """Print a permission for mirror NODE to replace this hub. Keep it in a safe place."""
     from barnraise.cli.hub import mirror
 
-    return mirror.hand_over(node=node, name=name)
+    return mirror.hand_over(**options)
 
 
 @hub_group.command("take-over")
 @_name
 @click.argument("word")
 def _take_over(word: str, name: str) -> int:
-    """Make the mirror on this machine the hub, with the permission WORD."""
+    """Make the mirror on this machine the hub, with the permission WORD; - asks for it."""
     from barnraise.cli.hub import mirror
 
     return mirror.take_over(word=word, name=name)
@@ -137,6 +140,8 @@ def _status(name: str, as_json: bool) -> int:
 @click.option(
     "--uses", type=click.IntRange(1, 10_000), default=1, help="Machines that may use it (default: one)."
 )
+@click.option("--list", "listed", is_flag=True, help="Show the invites, and which machines came with each.")
+@click.option("--revoke", default="", metavar="ID", help="Withdraw the invite with this id of --list.")
 @click.option("--for", "lasts", default="168h", metavar="TIME", help="How long it can be used (168h).")
 @click.option("--stranger", is_flag=True, help="For people you do not know: their updates are trimmed.")
 @click.option("--mirror", is_flag=True, help="For a machine that keeps a copy: `barnraise hub follow`.")
@@ -144,6 +149,6 @@ def _status(name: str, as_json: bool) -> int:
 @click.option("--address", multiple=True, metavar="URL", help="Address of this hub (default: as started).")
 def invite_command(**options: Any) -> int:
     """Print an invite to a hub of this machine: one line for `barnraise join --invite`."""
-    from barnraise.cli.hub import status
+    from barnraise.cli.hub import invite
 
-    return status.invite(**options)
+    return invite.run(invite.InviteOptions(**options))

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -17,7 +18,11 @@ from barnraise.cli.child_process import ChildProcess
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import HubError
 
-_ADDRESSES, _LOCAL = "addresses", "local-address"
+if TYPE_CHECKING:
+    from barnraise.hub.private_options import PrivateOptions
+
+_ADDRESSES, _LOCAL, _PROXIED = "addresses", "local-address", "proxied"
+_PRIVATE_OPTIONS = "private-options"
 
 
 def top_folder(settings: Settings) -> Path:
@@ -68,6 +73,17 @@ def write_addresses(directory: Path, addresses: Sequence[str]) -> None:
     (directory / _ADDRESSES).write_text("\n".join(addresses) + "\n", "utf-8")
 
 
+def write_proxied(directory: Path, *, proxied: bool) -> None:
+    """Write down whether a proxy ends TLS in front of the hub."""
+    (directory / _PROXIED).write_text("yes" if proxied else "no", "utf-8")
+
+
+def is_pinned(directory: Path) -> bool:
+    """Tell whether the hub ends TLS itself, so that no key but its own is accepted there."""
+    path = directory / _PROXIED
+    return not path.exists() or path.read_text("utf-8") != "yes"
+
+
 def write_local_address(directory: Path, address: str) -> None:
     """Write down the address at which this machine itself reaches the hub that it hosts."""
     (directory / _LOCAL).write_text(f"{address}\n", "utf-8")
@@ -82,7 +98,16 @@ def addresses_from_here(directory: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*local, *known_addresses(directory))))
 
 
-async def start_hub(directory: Path, options: Sequence[str], place: Path) -> ChildProcess:
+async def start_hub(
+    directory: Path, options: Sequence[str], place: Path, private: PrivateOptions | None = None
+) -> ChildProcess:
+    """Start the hub's process. Private options reach it in a file, because arguments are public."""
+    if private is not None:
+        from barnraise.hub.private_options import write_private_options
+
+        path = place / _PRIVATE_OPTIONS
+        write_private_options(private, path)
+        options = (*options, "--private-options", str(path))
     command = (sys.executable, "-P", "-m", "barnraise.hub", str(directory), *options)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     return await ChildProcess.start(

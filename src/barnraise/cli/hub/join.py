@@ -26,6 +26,7 @@ from barnraise.cli.agent_call import ask
 from barnraise.cli.child_process import LEFT, ChildProcess, say, until_left
 from barnraise.cli.cluster.identity import machine_key
 from barnraise.cli.hub.directories import is_in_use, workspace_root, workspaces_with
+from barnraise.cli.terminal import read_secret
 from barnraise.core.config import Settings, load_settings
 from barnraise.core.errors import HubError
 from barnraise.core.files import remove_tree
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from barnraise.cli.hub.code import OfferedCode
     from barnraise.hub.client.client import HubClient
     from barnraise.hub.client.credentials import MemberCredentials
-    from barnraise.hub.protocol.invites import Invite
+    from barnraise.hub.protocol.invites import HubPlace, Invite
 
 _PATIENCE_S = 30.0
 CREDENTIALS_FILE = "credentials"  # in the workspace of a command that trains
@@ -59,10 +60,14 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
     from barnraise.hub.protocol.invites import read_invite
     from barnraise.hub.protocol.messages import RunDescription
 
-    parsed_invite = read_invite(invite)
+    parsed_invite = read_invite(read_secret(invite, "Invite"))
+    if parsed_invite.role == "mirror":
+        raise HubError(
+            "this invite is for a mirror, which does not train", hint="Use `barnraise hub follow`."
+        )
     settings = load_settings()
     machines = _machines_of_site() if site else ()
-    client = client_of(settings, parsed_invite)
+    client = client_of(settings, parsed_invite.place)
     with open_workspace(settings, parsed_invite.run) as place:
         description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_PATIENCE_S)
         offered = look(client, description, place, settings)
@@ -106,13 +111,15 @@ def require_hub_parts() -> None:
         raise HubError("what a hub needs is not installed here", hint=install_hint("hub")) from error
 
 
-def client_of(settings: Settings, invite: Invite, answer_s: float | None = None) -> HubClient:
+def client_of(settings: Settings, place: HubPlace, answer_s: float | None = None) -> HubClient:
     """Create a client with the key that this machine has at the hub."""
     from barnraise.hub.client.client import ANSWER_S, HubClient
     from barnraise.hub.client.credentials import member_key
 
-    key = member_key(machine_key(settings), invite.hub_id)
-    return HubClient(invite.addresses, invite.hub_id, key, say=say, answer_s=answer_s or ANSWER_S)
+    key = member_key(machine_key(settings), place.hub)
+    return HubClient(
+        place.addresses, place.hub, key, pinned=place.pinned, say=say, answer_s=answer_s or ANSWER_S
+    )
 
 
 def take_credentials(
@@ -127,22 +134,26 @@ def take_credentials(
 ) -> JoinedHub:
     """Join as a member, and fetch everything that the script's process needs."""
     from barnraise.cli.hub.code import lay_out
-    from barnraise.hub.client.credentials import MemberCredentials, member_secret
-    from barnraise.hub.protocol.messages import JoinRequest, JoinResponse
+    from barnraise.hub.client.credentials import MemberCredentials, member_key, member_secret
+    from barnraise.hub.protocol.messages import JoinResponse
 
     _check_free(settings, invite)
-    request = JoinRequest(token=invite.token_text, name=fit_name(name or machine_name()))
+    key = machine_key(settings)
+    request = invite.request(member_key(key, invite.hub_id).id, fit_name(name or machine_name()))
     joined = client.ask_with_retries("POST", "/v1/members", JoinResponse, request, patience_s=_PATIENCE_S)
     folder = lay_out(client, offered, place)
+    hub = invite.place
     if joined.regions:
-        from barnraise.cli.hub.region import settle
+        from barnraise.cli.hub.region import JoinedPlace, settle
 
-        invite = settle(invite, joined, request.name, partial(client_of, settings))
+        first = JoinedPlace(hub, request, joined)
+        hub = settle(first, partial(client_of, settings), lambda region: member_key(key, region).id)
     credentials = MemberCredentials(
-        addresses=invite.addresses,
-        hub=invite.hub,
-        key=member_secret(machine_key(settings), invite.hub_id),
+        addresses=hub.addresses,
+        hub=hub.hub.raw,
+        key=member_secret(key, hub.hub),
         run=invite.run,
+        pinned=hub.pinned,
         folder=str(place),
         store=client.store,
         is_owner=joined.role == "owner",

@@ -11,20 +11,29 @@ import click
 from barnraise.cli.child_process import LEFT, say, until_left
 from barnraise.cli.hub.directories import kept_hub, start_hub, top_folder
 from barnraise.cli.hub.join import open_workspace, require_hub_parts
+from barnraise.cli.terminal import read_secret
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
+from barnraise.core.units import parse_duration
 from barnraise.identity.node_id import NodeId
 
 
 def follow(*, invite: str, name: str, host: str, port: int) -> int:
     """Run a mirror until Ctrl-C."""
     require_hub_parts()
+    from barnraise.hub.private_options import PrivateOptions
     from barnraise.hub.protocol.invites import read_invite
     from barnraise.hub.storage.create import hub_key
     from barnraise.hub.storage.directory_lock import check_mirror, read_facts
 
     settings = load_settings()
-    parsed_invite = read_invite(invite)
+    text = read_secret(invite, "Invite")
+    parsed_invite = read_invite(text)
+    if parsed_invite.role != "mirror":
+        raise HubError(
+            f"this invite is for a {parsed_invite.role}, and not for a mirror",
+            hint="Ask the owner of the hub for one that is: `barnraise invite --mirror`.",
+        )
     directory = top_folder(settings) / (name or f"{parsed_invite.run}-mirror")
     if directory.exists():
         check_mirror(read_facts(directory), directory, parsed_invite.hub_id)
@@ -33,7 +42,8 @@ def follow(*, invite: str, name: str, host: str, port: int) -> int:
     click.echo(f"  barnraise hub hand-over {key.id}")
 
     async def serve(place: Path) -> int:
-        kept = await start_hub(directory, ["--follow", invite, "--host", host, "--port", str(port)], place)
+        private = PrivateOptions(follow=text)
+        kept = await start_hub(directory, ["--host", host, "--port", str(port)], place, private)
         try:
             await kept.until_ended()
         except asyncio.CancelledError:
@@ -47,10 +57,10 @@ def follow(*, invite: str, name: str, host: str, port: int) -> int:
         return until_left(serve(place))
 
 
-def hand_over(*, node: str, name: str) -> int:
-    """Write the hub's signed statement that another machine may take over. It outlives this machine."""
+def hand_over(*, node: str, name: str, lasts: str = "2160h", revoke: bool = False) -> int:
+    """Print the hub's signed statement that another machine may take over, or withdraw it."""
     require_hub_parts()
-    from barnraise.hub.mirror.mirror import sign_handover
+    from barnraise.hub.mirror.handover import sign_handover, withdraw_handovers
     from barnraise.hub.storage.create import hub_key, is_mirror
 
     directory = kept_hub(name, load_settings())
@@ -59,17 +69,23 @@ def hand_over(*, node: str, name: str) -> int:
             f"{directory.name} is a mirror of another hub, and its word would count nowhere",
             hint="Run it on the machine that keeps the hub.",
         )
-    key = hub_key(directory)
-    click.echo(sign_handover(key, key.id, NodeId.parse(node), int(time.time())))
-    say("on the other machine, if this hub is lost: barnraise hub take-over WORD")
+    key, successor, now = hub_key(directory), NodeId.parse(node), int(time.time())
+    if revoke:
+        withdraw_handovers(directory, successor, now)
+        say(f"{successor.short} may not take over any more; it learns this when it follows this hub next")
+        return 0
+    expires = now + int(parse_duration(lasts))
+    click.echo(sign_handover(key, key.id, successor, now, expires))
+    until = time.strftime("%Y-%m-%d", time.localtime(expires))
+    say(f"on the other machine, if this hub is lost before {until}: barnraise hub take-over -")
     return 0
 
 
 def take_over(*, word: str, name: str) -> int:
     require_hub_parts()
-    from barnraise.hub.mirror.mirror import take_over as succeed
+    from barnraise.hub.mirror.handover import take_over as succeed
 
     directory = kept_hub(name, load_settings())
-    succeed(directory, word)
+    succeed(directory, read_secret(word, "Word"), time.time())
     say(f"this is the hub now: barnraise hub up --no-train --name {directory.name}; friends need new invites")
     return 0

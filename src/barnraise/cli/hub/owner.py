@@ -3,40 +3,55 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from barnraise.cli.child_process import say
-from barnraise.cli.hub.directories import addresses_from_here, kept_hub
+from barnraise.cli.hub.directories import addresses_from_here, is_pinned, kept_hub
 from barnraise.cli.hub.join import require_hub_parts
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
 
+T = TypeVar("T", bound=msgspec.Struct)
+
 
 def pardon(*, member: str, name: str) -> int:
-    say(f"{_told(member, name, 'pardon')} may take part again")
+    require_hub_parts()
+    from barnraise.hub.protocol.messages import RunDescription
+
+    called, _ = _decide(member, name, "pardon", RunDescription)
+    say(f"{called} may take part again")
     return 0
 
 
 def expel(*, member: str, name: str) -> int:
-    say(f"{_told(member, name, 'expel')} is excluded; `barnraise hub pardon` accepts it again")
+    require_hub_parts()
+    from barnraise.hub.protocol.invites import short_key
+    from barnraise.hub.protocol.messages import ExpelResponse
+
+    called, result = _decide(member, name, "expel", ExpelResponse)
+    say(f"{called} is excluded; `barnraise hub pardon` accepts it again")
+    if result.invite:
+        say(f"its invite {short_key(result.invite)} is withdrawn")
+    if result.others:
+        say(f"came with the same invite, and still take part: {', '.join(result.others)}")
     return 0
 
 
-def _told(member: str, name: str, word: str) -> str:
-    """Send the owner's decision about a member, and return the member's name."""
-    require_hub_parts()
+def _decide(member: str, name: str, word: str, kind: type[T]) -> tuple[str, T]:
+    """Send the owner's decision about a member, and return the member's name and the hub's answer."""
     from barnraise.hub.client.client import HubClient
-    from barnraise.hub.protocol.messages import RunDescription
     from barnraise.hub.storage.create import hub_key
 
     directory = kept_hub(name, load_settings())
     called, node = _member(directory, member)
     key = hub_key(directory)
-    client = HubClient(addresses_from_here(directory), key.id, key)
+    client = HubClient(addresses_from_here(directory), key.id, key, pinned=is_pinned(directory))
     try:
-        client.ask("POST", f"/v1/members/{node}/{word}", RunDescription)
+        return called, client.ask("POST", f"/v1/members/{node}/{word}", kind)
     finally:
         client.close()
-    return called
 
 
 def _member(directory: Path, wanted: str) -> tuple[str, str]:

@@ -6,74 +6,101 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from barnraise.cli.child_process import say
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.flow.background import DeadlineCall, DeadlineExceeded
 from barnraise.hub.client.client import HubClient
-from barnraise.hub.protocol.invites import Invite, read_invite
-from barnraise.hub.protocol.messages import JoinRequest, JoinResponse, RunDescription
+from barnraise.hub.protocol.invites import HubPlace, check_addresses
+from barnraise.hub.protocol.messages import (
+    JoinRequest,
+    JoinResponse,
+    RunDescription,
+    SeatGrant,
+    SeatRequest,
+)
 from barnraise.hub.region.placement import nearest_regions
+from barnraise.identity.node_id import NodeId
 
 _LEVELS = 4
 _TRIES = 3
 _MEASURED_S = 8.0
 
 # With the patience that it has for an answer.
-Connect = Callable[[Invite, float], HubClient]
+Connect = Callable[[HubPlace, float], HubClient]
+IdAt = Callable[[NodeId], NodeId]  # this machine's id at a hub
 
 
-def settle(first: Invite, joined: JoinResponse, name: str, connect: Connect) -> Invite:
-    """Return the invite of the hub that this machine joins; all of them have the same run."""
-    here, description = first, joined.description
+class JoinedPlace(NamedTuple):
+    """A hub that this machine has joined, with the request and its answer."""
+
+    place: HubPlace
+    request: JoinRequest
+    joined: JoinResponse
+
+
+def settle(first: JoinedPlace, connect: Connect, id_at: IdAt) -> HubPlace:
+    """Return the hub where this machine has its only seat: the first one, or the nearest of its regions."""
+    here = first
     for _ in range(_LEVELS):
-        others = _readable(joined.regions, here)
-        accepted = _take_in(here, others, description, name, connect) if others else None
-        if accepted is None:
+        below = _take_seat(here, connect, id_at) if here.joined.regions else None
+        if below is None:
             break
-        here, joined = accepted
-    return here
+        here = below
+    return here.place
 
 
-def _readable(regions: Sequence[str], here: Invite) -> list[Invite]:
-    invites = []
-    for text in regions:
-        with contextlib.suppress(BarnraiseError):  # of another version: other regions accept this machine
-            invites.append(read_invite(text))
-    return [invite for invite in invites if invite.hub != here.hub]
-
-
-def _take_in(
-    here: Invite, others: Sequence[Invite], description: RunDescription, name: str, connect: Connect
-) -> tuple[Invite, JoinResponse] | None:
-    own_s, *distances = _measured([here, *others], description, connect)
-    reached = [(invite, far) for invite, far in zip(others, distances, strict=True) if far is not None]
-    for invite, far in nearest_regions(own_s or float("inf"), reached):
-        with contextlib.closing(connect(invite, _MEASURED_S)) as client:
-            try:
-                joined = client.ask(
-                    "POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name=name)
+def _take_seat(here: JoinedPlace, connect: Connect, id_at: IdAt) -> JoinedPlace | None:
+    """Take a seat at the nearest region; None if this machine stays here."""
+    regions = _readable(here)
+    own_s, *distances = _measured([here.place, *regions], here.joined.description, connect)
+    reached = [(place, far) for place, far in zip(regions, distances, strict=True) if far is not None]
+    is_seated = False
+    for place, far in nearest_regions(own_s or float("inf"), reached):
+        try:
+            with contextlib.closing(connect(here.place, _MEASURED_S)) as client:
+                message = SeatRequest(
+                    region=str(place.hub), member=str(id_at(place.hub)), name=here.request.name
                 )
-            except BarnraiseError as error:
-                say(f"the region at {client.address} does not take this machine: {error.message}")
-                continue
-            near = "" if own_s is None else f"; the hub itself: {1000 * own_s:.0f} ms"
-            say(f"the nearest region of this run is {client.address} ({1000 * far:.0f} ms{near})")
-        return invite, joined
+                seat = client.ask("POST", "/v1/seats", SeatGrant, message)
+                is_seated = True
+            with contextlib.closing(connect(place, _MEASURED_S)) as client:
+                joined = client.ask("POST", "/v1/members", JoinResponse, seat.request)
+        except BarnraiseError as error:
+            say(f"the region at {place.addresses[0]} does not take this machine: {error.message}")
+            continue
+        near = "" if own_s is None else f"; the hub itself: {1000 * own_s:.0f} ms"
+        say(f"the nearest region of this run is {client.address} ({1000 * far:.0f} ms{near})")
+        return JoinedPlace(place, seat.request, joined)
+    if is_seated:  # joining again ends the seat that could not be taken
+        with contextlib.closing(connect(here.place, _MEASURED_S)) as client:
+            client.ask_with_retries("POST", "/v1/members", JoinResponse, here.request, patience_s=_MEASURED_S)
     return None
 
 
-def _measured(invites: Sequence[Invite], description: RunDescription, connect: Connect) -> list[float | None]:
+def _readable(here: JoinedPlace) -> list[HubPlace]:
+    places = []
+    for region in here.joined.regions:
+        with contextlib.suppress(BarnraiseError):  # other regions accept this machine
+            check_addresses(region.addresses)
+            places.append(HubPlace(region.addresses, NodeId.parse(region.hub), region.pinned))
+    return [place for place in places if place.hub != here.place.hub]
+
+
+def _measured(
+    places: Sequence[HubPlace], description: RunDescription, connect: Connect
+) -> list[float | None]:
     """Measure round trips to all hubs at once; None for a hub that is slow or has another run."""
-    calls = [DeadlineCall((), partial(_round_trip, connect, invite, description)) for invite in invites]
+    calls = [DeadlineCall((), partial(_round_trip, connect, place, description)) for place in places]
     deadline = time.monotonic() + _MEASURED_S
     results = [call.result(deadline) for call in calls]
     return [None if isinstance(result, DeadlineExceeded) else result for result in results]
 
 
-def _round_trip(connect: Connect, invite: Invite, description: RunDescription) -> float | None:
+def _round_trip(connect: Connect, place: HubPlace, description: RunDescription) -> float | None:
     took = []
-    with contextlib.closing(connect(invite, _MEASURED_S)) as client:
+    with contextlib.closing(connect(place, _MEASURED_S)) as client:
         for _ in range(_TRIES):  # the first one also connects
             began = time.monotonic()
             answer = client.ask("GET", "/v1/run", RunDescription)

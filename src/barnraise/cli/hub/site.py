@@ -57,7 +57,13 @@ def _leave(credentials: MemberCredentials) -> None:
     from barnraise.hub.protocol.messages import RunDescription
 
     with contextlib.closing(
-        HubClient(credentials.addresses, credentials.hub_id, credentials.member_key, say=say)
+        HubClient(
+            credentials.addresses,
+            credentials.hub_id,
+            credentials.member_key,
+            pinned=credentials.pinned,
+            say=say,
+        )
     ) as client:
         try:
             client.ask_with_retries("POST", "/v1/leave", RunDescription, patience_s=_LEAVE_S)

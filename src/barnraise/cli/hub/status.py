@@ -1,50 +1,22 @@
-"""``barnraise invite``, ``hub status`` and ``hub export``: invitations, members and results of a hub."""
+"""``barnraise hub status`` and ``hub export``: members and results of a hub."""
 
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from barnraise.cli.child_process import say
-from barnraise.cli.hub.directories import addresses_from_here, kept_hub, known_addresses
+from barnraise.cli.hub.directories import addresses_from_here, is_pinned, kept_hub, known_addresses
 from barnraise.cli.hub.join import require_hub_parts
 from barnraise.cli.tables import table
 from barnraise.cli.terminal import wrapped
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError, HubRefused
-from barnraise.core.units import counted, parse_duration
+from barnraise.core.units import counted
 from barnraise.identity.keys import NodeKey
-
-if TYPE_CHECKING:
-    from barnraise.hub.protocol.messages import Role
-
-
-def invite(
-    *, name: str, uses: int, lasts: str, stranger: bool, mirror: bool, region: bool, address: tuple[str, ...]
-) -> int:
-    require_hub_parts()
-    from barnraise.hub.protocol.invites import invite_text
-    from barnraise.hub.storage.create import create_invite
-
-    requested: dict[Role, bool] = {"stranger": stranger, "mirror": mirror, "region": region}
-    wanted = [role for role, is_wanted in requested.items() if is_wanted]
-    if len(wanted) > 1:
-        raise HubError(f"an invite is for a {' or for a '.join(wanted)}", hint="Leave out all but one.")
-    directory = kept_hub(name, load_settings())
-    addresses = address or known_addresses(directory)
-    if not addresses:
-        raise HubError("the hub has no address yet", hint="Start it first: barnraise hub up")
-    role = wanted[0] if wanted else "friend"
-    made = create_invite(directory, addresses, role=role, uses=uses, valid_s=parse_duration(lasts))
-    click.echo(invite_text(made))
-    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made.expires))
-    say(f"for {counted(uses, 'machine')} until {until}: barnraise join --invite ...")
-    return 0
 
 
 def export(*, folder: Path, name: str) -> int:
@@ -143,7 +115,7 @@ def _waits(directory: Path, version: int | None) -> str:
     key, addresses = hub_key(directory), addresses_from_here(directory)
     if not addresses:
         return "it was never up; start it: barnraise hub up"
-    client = HubClient(addresses, key.id, key)
+    client = HubClient(addresses, key.id, key, pinned=is_pinned(directory))
     try:
         head = client.ask("GET", "/v1/head", VersionHead, query={} if version is None else {"after": version})
     except HubRefused as error:
@@ -163,7 +135,8 @@ def _reached(directory: Path, address: str) -> str:
     from barnraise.hub.protocol.messages import RunDescription
     from barnraise.hub.storage.create import hub_key
 
-    client = HubClient([address], hub_key(directory).id, NodeKey.generate())
+    hub, pinned = hub_key(directory).id, is_pinned(directory)
+    client = HubClient([address], hub, NodeKey.generate(), pinned=pinned)
     try:
         client.ask("GET", "/v1/run", RunDescription)
     except HubError as error:

@@ -24,12 +24,14 @@ from barnraise.cli.child_process import LEFT, LOOK_S, ChildProcess, say, until_l
 from barnraise.cli.cluster.identity import machine_key
 from barnraise.cli.doctor.network_checks import hub_reach
 from barnraise.cli.hub.directories import (
+    is_pinned,
     kept_hub,
     known_addresses,
     start_hub,
     top_folder,
     write_addresses,
     write_local_address,
+    write_proxied,
 )
 from barnraise.cli.hub.join import (
     client_of,
@@ -39,6 +41,7 @@ from barnraise.cli.hub.join import (
     start_script,
     take_credentials,
 )
+from barnraise.cli.terminal import read_secret
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import HubError, RunError
 from barnraise.core.flow.background import start_in_thread
@@ -62,6 +65,7 @@ class HubUpOptions(NamedTuple):
     host: str
     port: int
     plain: bool
+    proxied: bool
     address: tuple[str, ...]
     uses: int
     round_time: str
@@ -80,6 +84,7 @@ class HubUpOptions(NamedTuple):
 def up(options: HubUpOptions) -> int:
     require_hub_parts()
     from barnraise.hub.object_store.s3 import parse_bucket_url
+    from barnraise.hub.protocol.invites import check_addresses
     from barnraise.hub.storage.create import hub_key
 
     if options.store or options.store_endpoint:
@@ -94,11 +99,15 @@ def up(options: HubUpOptions) -> int:
             f"{options.held_out} is in the folder that every friend gets, {sent}",
             hint="Keep it and its samples in another folder: a member with the samples can train on them.",
         )
+    options = options._replace(parent=read_secret(options.parent, "Invite"))
+    check_addresses(options.address)
     settings = load_settings()
     directory = _directory(options, settings)
     hub_key(directory)
     addresses = options.address or known_addresses(directory) or _own(options)
+    check_addresses(addresses)
     write_addresses(directory, addresses)
+    write_proxied(directory, proxied=options.plain or options.proxied)
     with open_workspace(settings, directory.name) as place:
         return until_left(_keep_hub(options, directory, addresses, place, settings))
 
@@ -106,19 +115,21 @@ def up(options: HubUpOptions) -> int:
 async def _keep_hub(
     options: HubUpOptions, directory: Path, addresses: Sequence[str], place: Path, settings: Settings
 ) -> int:
+    from barnraise.hub.private_options import PrivateOptions
     from barnraise.hub.storage.create import create_invite
 
     host = options.host or ("127.0.0.1" if options.plain else "0.0.0.0")
     arguments = ["--host", host, "--port", str(options.port)]
     arguments += ["--plain"] if options.plain else []
+    private: PrivateOptions | None = None
     if options.parent:
-        offered = [word for address in addresses for word in ("--offer", address)]
-        arguments += ["--parent", options.parent, "--seats", str(options.seats), *offered]
+        arguments += ["--seats", str(options.seats)]
+        private = PrivateOptions(parent=options.parent, offer=tuple(addresses), pinned=is_pinned(directory))
     if options.held_out is not None:
         arguments += ["--held-out", str(options.held_out.resolve())]
     if options.store:
         arguments += ["--store", options.store, "--store-endpoint", options.store_endpoint]
-    hub = await start_hub(directory, arguments, place)
+    hub = await start_hub(directory, arguments, place, private)
     owner: ChildProcess | None = None
     try:
         local = _url(_loopback(host), options.port, plain=options.plain)
@@ -132,7 +143,8 @@ async def _keep_hub(
         )
         owner = await start_script(contributor) if contributor is not None else None
         await _while_up(start_in_thread(partial(_await_base, own, settings)), hub, owner)
-        _print_invite(create_invite(directory, addresses, uses=options.uses), addresses, options)
+        invite = create_invite(directory, addresses, uses=options.uses, pinned=is_pinned(directory))
+        _print_invite(invite, addresses, options)
         return await _watch(hub, owner, options, contributor, settings)
     except asyncio.CancelledError:
         say("the hub stops; `barnraise hub up` continues it")
@@ -183,7 +195,7 @@ def _await_base(invite: Invite, settings: Settings) -> None:
     """Wait until the run has a model, so that members that join later need not wait for it."""
     from barnraise.hub.protocol.messages import RunDescription
 
-    client = client_of(settings, invite)
+    client = client_of(settings, invite.place)
     waiting = client.backoff("this machine's script, whose model the run begins with")
     while client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_ANSWER_S).version is None:
         waiting.pause("it is not there yet", 0.2)
@@ -195,7 +207,7 @@ def _begin_own(invite: Invite, place: Path, options: HubUpOptions, settings: Set
     from barnraise.cli.hub.code import look
     from barnraise.hub.protocol.messages import RunDescription
 
-    client = client_of(settings, invite)
+    client = client_of(settings, invite.place)
     try:
         patience_s = _ANSWER_S if options.held_out is None else _CHECK_S
         description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=patience_s)
@@ -250,7 +262,8 @@ def _print_invite(invite: Invite, addresses: Sequence[str], options: HubUpOption
     click.echo(f"The run {invite.run} is at {', '.join(addresses)}. Friends join it with:")
     click.echo(f"\n  barnraise join --invite {invite_text(invite)}\n")
     click.echo(
-        f"It can be used {counted(options.uses, 'time')} within 7 days; `barnraise invite` makes more."
+        f"It is for {counted(options.uses, 'machine')} within 7 days; `barnraise invite` makes one for each "
+        "other friend."
     )
     problem, fix = hub_reach(addresses)
     if problem and not options.parent:  # a region is for the machines of one network

@@ -52,6 +52,7 @@ from barnraise.cli.terminal import painted
 from barnraise.cli.waiting import waiting
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import RunEnvironmentError, RunError
+from barnraise.core.sanitize import coloured, printable
 from barnraise.core.units import counted, format_size
 from barnraise.environments.script_imports import scan_imports
 from barnraise.environments.script_paths import absolute_paths, data_hint
@@ -137,20 +138,20 @@ def conclude(row: RunRow, store: ArtifactStore, folder: Path, *, all_output: boo
 def say_end(row: RunRow, *, all_output: bool = False) -> int:
     """Print how a run ended, and return the exit code. ``all_output``: all ranks' output was shown."""
     for line in restarted_lines(row):
-        click.echo(painted(f"barnraise: {line}", colour="yellow", err=True), err=True)
+        click.echo(painted(f"barnraise: {printable(line)}", colour="yellow", err=True), err=True)
     if row.code == 0:
         code = FORGIVEN if any(not failure.signal for failure in row.failures) else 0
         remark = f", although a worker failed (exit code {code})" if code else ""
-        click.echo(f"barnraise: {final_line(row)}{remark}", err=True)
+        click.echo(f"barnraise: {printable(final_line(row))}{remark}", err=True)
         if code:
             click.echo(f"  -> Traceback of the worker: barnraise ps {row.run}", err=True)
         return code
     if row.tail and not is_traceback_shown(row, all_output=all_output):
         where = f"rank {row.failed_rank} on {row.failed_on}" if row.failed_on else "the first failure"
         click.echo(painted(f"\n--- last output of {where}", bold=True, err=True), err=True)
-        click.echo(row.tail.rstrip(), err=True)
+        click.echo(coloured(row.tail.rstrip(), also="\n\t"), err=True)
         click.echo("---", err=True)
-    click.echo(painted(f"barnraise: {final_line(row)}", colour="red", err=True), err=True)
+    click.echo(painted(f"barnraise: {printable(final_line(row))}", colour="red", err=True), err=True)
     if hint := failure_hint(row):
         click.echo(f"  -> {hint}", err=True)
     if row.generation:
@@ -164,7 +165,7 @@ def bring_results(run: str, store: ArtifactStore, target: Path) -> None:
         response = ask(ResultsRequest(run), ResultsResponse, timeout_s=600.0, offer_start=False)
     if not response.manifest:
         if response.sentence:
-            click.echo(f"barnraise: {response.sentence}", err=True)
+            click.echo(f"barnraise: {printable(response.sentence)}", err=True)
         return
     count = unpack_into(store, response.manifest, target)
     files = [file for file in target.rglob("*") if file.is_file()]

@@ -26,6 +26,7 @@ from barnraise.cli.runs.progress.waiting_line import part_line
 from barnraise.cli.terminal import painted
 from barnraise.core.errors import AgentError
 from barnraise.core.flow.console_log import split_prefix
+from barnraise.core.sanitize import printable
 
 _WAIT_S = 1.0
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
@@ -128,7 +129,7 @@ class RunView:
 
     def _print_own(self, text: str) -> None:
         self.close()
-        click.echo(painted(PREFIX + text, dim=True, err=True), err=True)
+        click.echo(painted(PREFIX + printable(text), dim=True, err=True), err=True)
 
     def _print_line(self, worker: WorkerRow | None, count: int, line: str) -> None:
         if worker is not None and self.status.was_printed(worker.number, line):
@@ -137,7 +138,7 @@ class RunView:
         self.status.has_output = True
         label, colour = self._label(worker, count)
         is_ours, text = split_prefix(line)
-        if is_ours and label:
+        if is_ours and label and worker is not None and worker.is_trusted:
             # Some messages begin with the machine that they are about.
             is_named = text.split(" ", 1)[0].rstrip(":") in self.names
             self.echo(painted(PREFIX + (text if is_named else f"{label}: {text}"), dim=True))
@@ -145,8 +146,11 @@ class RunView:
             self.echo(f"{painted(label, colour=colour)} {line}" if label else line)
 
     def _label(self, worker: WorkerRow | None, count: int) -> tuple[str, str]:
-        """Return the name before the output of a worker, and its colour; empty if there is one worker."""
-        if worker is None or count == 1:
+        """Return the name before the output of a worker, and its colour; empty if there is one worker.
+
+        A worker that is not trusted is always named, so that its lines cannot look like ours.
+        """
+        if worker is None or (count == 1 and worker.is_trusted):
             return "", ""
         is_named = self.all_ranks and worker.rank >= 0
         label = f"{worker.name}:{worker.rank}" if is_named else worker.name

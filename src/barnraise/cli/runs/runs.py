@@ -30,6 +30,7 @@ from barnraise.cli.tables import table
 from barnraise.cli.terminal import columns, wrapped
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunError
+from barnraise.core.sanitize import coloured, printable
 from barnraise.core.units import counted, format_size
 
 _SHOWN = 20
@@ -184,9 +185,10 @@ def describe(response: WatchResponse) -> str:
     for failure in row.failures:
         if not failure.follows:
             heading = f"rank {failure.rank} on {failure.machine}: {failure.summary}"
-            lines += ["", heading, failure.tail.rstrip()]
+            lines += ["", printable(heading), coloured(failure.tail.rstrip(), also="\n\t")]
     if row.tail and row.code and not row.failures:
-        lines += ["", f"last output of rank {row.failed_rank} on {row.failed_on}:", row.tail.rstrip()]
+        tail = coloured(row.tail.rstrip(), also="\n\t")
+        lines += ["", f"last output of rank {row.failed_rank} on {row.failed_on}:", tail]
     return "\n".join(lines)
 
 

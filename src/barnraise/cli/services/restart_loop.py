@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from barnraise.core.flow.backoff import Backoff
+from barnraise.core.logs.rotation import open_output
 
 _BACKOFF = Backoff(2.0, 60.0)
 _HEALTHY_S = 120.0
-_LARGEST_LOG = 5 * 1024 * 1024
 if sys.platform == "win32":
     _WINDOWLESS = subprocess.CREATE_NO_WINDOW
 else:
@@ -47,9 +47,8 @@ def keep(
 
 
 def start_once(command: Sequence[str], environment: dict[str, str], log: Path) -> int:
-    """Run the agent once and return its exit code. Its output goes to the log, which is cut when too long."""
-    mode = "wb" if log.exists() and log.stat().st_size > _LARGEST_LOG else "ab"
-    with open(log, mode, opener=_private_opener) as words:
+    """Run the agent once and return its exit code. Its output is appended to the log, which is rotated."""
+    with open_output(log) as words:
         return subprocess.run(
             list(command),
             check=False,
@@ -74,10 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if python.name.lower() == "pythonw.exe":
         python = python.with_name("python.exe")
     return keep(lambda: start_once([str(python), "-P", "-m", "barnraise.agent"], environment, options.log))
-
-
-def _private_opener(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Only a worker starts it.
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
 import socket
@@ -18,15 +17,16 @@ from barnraise.collectives.comm_process.process import CommProcess, report_start
 from barnraise.collectives.comm_process.scheduling import raise_priority
 from barnraise.core.config import load_settings
 from barnraise.core.errors import BarnraiseError
+from barnraise.core.flow.console_log import install_process_log
 
 
 def main(arguments: list[str]) -> int:
     # Both are for the worker, which may save something first; we exit with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(
-        level=os.environ.get("BARNRAISE_LOG", "WARNING").upper(),
-        format=f"%(asctime)s comm-process[{os.getpid()}] %(levelname)s %(message)s",
+    install_process_log(
+        os.environ.get("BARNRAISE_LOG", "WARNING").upper(),
+        f"%(asctime)s comm-process[{os.getpid()}] %(levelname)s %(message)s",
     )
     channel, direct = _socket(arguments[0]), _socket(arguments[1])
     try:

@@ -42,6 +42,7 @@ from barnraise.collectives.shm.segment import SharedSegment
 from barnraise.core.config import Settings
 from barnraise.core.errors import BarnraiseError, ListenerError, ProtocolError
 from barnraise.identity.node_id import NodeId
+from barnraise.transport.ipc.messages import TrustUpdate
 from barnraise.transport.links.frames import FrameHeader, FrameKind
 from barnraise.transport.links.link import Link
 from barnraise.transport.links.parallel_streams import (
@@ -89,12 +90,11 @@ class CommProcess:
     def _register(self, run: str, generation: int) -> tuple[ListenerClient, CommEngine, Connections]:
         settings = self._settings
         listener, ticket = register_worker(settings, run, generation)
+        self._credentials = ticket.credentials
         plaintext = ticket.encryption == "plaintext"
         if plaintext:
             log.info("links are in PLAINTEXT (network.encryption): use this only in a network you trust")
-        security = HandshakeSecurity.of(
-            ticket.credentials, [NodeId(raw) for raw in ticket.trusted], ticket.secret, plaintext=plaintext
-        )
+        security = self._trust(ticket.trusted, ticket.secret, plaintext=plaintext)
         clocks = Clocks(settings.link.heartbeat_s, settings.link.silence_s)
         engine = CommEngine(ticket.worker, ticket.run, ticket.generation, clocks, self)
         connections = Connections(
@@ -104,6 +104,11 @@ class CommProcess:
         member = GroupMember(ticket.worker, ticket.port, tuple(ticket.addresses))
         self.reply(CommProcessReady(member, ticket.run, ticket.generation, ticket.encryption))
         return listener, engine, connections
+
+    def _trust(self, trusted: list[bytes], secret: bytes, *, plaintext: bool) -> HandshakeSecurity:
+        nodes = [NodeId(raw) for raw in trusted]
+        self._trusted = frozenset(nodes)
+        return HandshakeSecurity.of(self._credentials, nodes, secret, plaintext=plaintext)
 
     # environment of the engine
 
@@ -229,6 +234,10 @@ class CommProcess:
 
     def _connected(self, connected: EstablishedLink) -> None:
         worker, sock = connected.worker, connected.socket
+        if connected.node is not None and connected.node not in self._trusted:
+            log.warning("rejected worker %s: its machine is not trusted any more", worker.hex()[:8])
+            sock.close()
+            return
         existing = self._engine.peers.get(worker)
         if existing is not None and self._nodes.get(existing.link) != connected.node:
             log.warning("rejected another machine that claims to be worker %s", worker.hex()[:8])
@@ -349,11 +358,24 @@ class CommProcess:
         descriptor = self._listener.fileno()
         try:
             while (received := self._listener.receive()) is not None:
-                self._connections.accept(received[1], received[0])
+                if isinstance(received, TrustUpdate):
+                    self._change_trust(received)
+                else:
+                    self._connections.accept(received[1], received[0])
         except ListenerError as error:
             # existing links continue; new ones cannot be accepted
             log.warning("the listener is gone: %s", error)
             self._selector.unregister(descriptor)
+
+    def _change_trust(self, update: TrustUpdate) -> None:
+        """Use the new trust for later handshakes, and cut the links to machines that it lacks."""
+        plaintext = self._connections.security.plaintext
+        self._connections.security = self._trust(update.trusted, update.secret, plaintext=plaintext)
+        for peer in self._engine.peers:
+            node = self._nodes.get(peer.link)
+            if node is not None and node not in self._trusted and isinstance(peer.link, StreamLink):
+                peer.link.close("its machine was removed from the cluster")
+        self._remove_closed_links()
 
     def _statistics(self, request: int) -> Statistics:
         engine = self._engine

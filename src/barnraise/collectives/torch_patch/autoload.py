@@ -24,8 +24,9 @@ def register() -> None:
 
         if not dist.is_available():
             return
-        if os.environ.get("BARNRAISE_GUESTS"):
-            # First: if it fails, there is no backend over which a guest could send data.
+        if os.environ.get("BARNRAISE_LAUNCHED"):
+            # First: if it fails, there is no backend over which a guest could send data. Other processes
+            # ask when they create a group of ours, because `import torch` must stay fast.
             from barnraise.collectives.torch_patch.pickle_guard import install_pickle_guard
 
             install_pickle_guard()

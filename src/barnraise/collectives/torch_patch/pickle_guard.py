@@ -20,8 +20,11 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from barnraise.agent_client.roles import ask_roles
+from barnraise.agent_client.run_requests import RolesResponse
+from barnraise.core.config import load_settings
 from barnraise.core.errors import UntrustedPickle
-from barnraise.runs.participants import Participants
+from barnraise.runs.participants import not_owners
 
 _OBJECTS = (
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
@@ -39,22 +42,27 @@ Function = Callable[..., Any]
 
 
 def install_pickle_guard() -> None:
-    """Guard torch's functions in a run with a guest, also in processes that its workers start.
+    """Guard torch's functions if the agent says that the cluster has a guest.
 
-    Raise an error if this torch lacks one of the functions, so that no path stays open.
+    Raise an error if the agent does not answer, or if this torch lacks one of the functions, so that no path
+    stays open.
     """
-    participants = Participants.read(os.environ)
-    if participants is None or isinstance(getattr(distributed_c10d, _UNPICKLES), _Guarded):
+    if isinstance(getattr(distributed_c10d, _UNPICKLES), _Guarded):
+        return
+    launched = bool(os.environ.get("BARNRAISE_LAUNCHED"))
+    roles = ask_roles(load_settings(), os.environ.get("BARNRAISE_RUN", ""), launched=launched)
+    if roles is None or not roles.guests:
         return
     for name in (*_OBJECTS, _UNPICKLES):
-        guarded = _Guarded(participants, getattr(distributed_c10d, name))
+        guarded = _Guarded(roles, getattr(distributed_c10d, name))
         for module in (dist, distributed_c10d):
             if hasattr(module, name):
                 setattr(module, name, guarded)
-    _refuse_rpc(participants)
+    if roles.run_guests:
+        _refuse_rpc(roles)
     partial = functools.partial
     finder = _PatchOnImport(
-        {_ZERO: partial(_guard_zero, participants), _TRANSPORT: partial(_guard_transport, participants)}
+        {_ZERO: partial(_guard_zero, roles), _TRANSPORT: partial(_guard_transport, roles)}
     )
     for name, patch in finder.patches.items():
         if name in sys.modules:
@@ -62,22 +70,27 @@ def install_pickle_guard() -> None:
     sys.meta_path.insert(0, finder)
 
 
-def check_group(participants: Participants, group: dist.ProcessGroup) -> None:
-    """Raise UntrustedPickle unless every member is proved to be on an owner's machine."""
+def check_group(roles: RolesResponse, group: dist.ProcessGroup) -> None:
+    """Raise UntrustedPickle unless every member is proved to be on an owner's machine.
+
+    A group of another backend proves nothing. It is rejected in a run with a guest, and only there.
+    """
     if group.size() == 1:
         return
     nodes: Sequence[bytes] | None = getattr(group, "nodes", None)
     if nodes is None:
-        guests = " and ".join(participants.guests.values())
+        if not roles.run_guests:
+            return
+        guests = " and ".join(roles.run_guests)
         raise UntrustedPickle(
             f"{guests} is a guest in this run, and a {dist.get_backend(group)} group does not "
             "authenticate its ranks, so torch could unpickle data of the guest",
             hint=f"{_HINT} A group of owners only may do so with the backend `barnraise`.",
         )
-    not_owners = participants.not_owners(nodes)
-    if not_owners:
+    strangers = not_owners(roles, nodes)
+    if strangers:
         raise UntrustedPickle(
-            f"{' and '.join(not_owners)} is a guest in this group, and torch would unpickle its data",
+            f"{' and '.join(strangers)} is a guest in this group, and torch would unpickle its data",
             hint=_HINT,
         )
 
@@ -85,9 +98,9 @@ def check_group(participants: Participants, group: dist.ProcessGroup) -> None:
 class _Guarded:
     """Wrapper of a torch function that has an argument called ``group``."""
 
-    def __init__(self, participants: Participants, original: Function) -> None:
+    def __init__(self, roles: RolesResponse, original: Function) -> None:
         functools.update_wrapper(self, original)
-        self._participants = participants
+        self._roles = roles
         self._original = original
         self._signature = inspect.signature(original)
 
@@ -99,11 +112,11 @@ class _Guarded:
         group = bound.arguments.get("group") or dist.group.WORLD
         # Without a group, and outside of it, torch unpickles nothing.
         if isinstance(group, dist.ProcessGroup):
-            check_group(self._participants, group)
+            check_group(self._roles, group)
         return self._original(*args, **kwargs)
 
 
-def _refuse_rpc(participants: Participants) -> None:
+def _refuse_rpc(roles: RolesResponse) -> None:
     """Disable RPC, which runs functions that other ranks name, over its own connections."""
     from torch.distributed import rpc
 
@@ -111,7 +124,7 @@ def _refuse_rpc(participants: Participants) -> None:
         return
 
     def refuse(*_: Any, **__: Any) -> None:
-        guests = " and ".join(participants.guests.values())
+        guests = " and ".join(roles.run_guests)
         raise UntrustedPickle(
             f"{guests} is a guest in this run, and torch's RPC runs any function that a rank names",
             hint=_HINT,
@@ -121,16 +134,16 @@ def _refuse_rpc(participants: Participants) -> None:
     rpc._init_rpc_backend = refuse
 
 
-def _guard_zero(participants: Participants, module: ModuleType) -> None:
-    module._broadcast_object = _Guarded(participants, module._broadcast_object)  # type: ignore[attr-defined]
+def _guard_zero(roles: RolesResponse, module: ModuleType) -> None:
+    module._broadcast_object = _Guarded(roles, module._broadcast_object)  # type: ignore[attr-defined]
 
 
-def _guard_transport(participants: Participants, module: ModuleType) -> None:
+def _guard_transport(roles: RolesResponse, module: ModuleType) -> None:
     original = module.PGTransport.recv_checkpoint
 
     @functools.wraps(original)
     def receive(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check_group(participants, self._pg)
+        check_group(roles, self._pg)
         return original(self, *args, **kwargs)
 
     module.PGTransport.recv_checkpoint = receive

@@ -1,11 +1,36 @@
-"""Warnings of this package in a script's output: each line begins with ``barnraise:``."""
+"""Logs: warnings of this package in a script's output, with ``barnraise:`` in front, and logs of daemons."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
+
+from barnraise.core.sanitize import printable
 
 _PREFIX = "barnraise: "
+
+
+class LogFormatter(logging.Formatter):
+    """Format of a log in which text of other machines commands no terminal and makes no line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # the name is the library's
+        """Return the line of a record."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # the name is the library's
+        """Return the traceback of a record."""
+        return printable(super().formatException(ei), also="\n\t")
+
+
+def install_process_log(
+    level: int | str = logging.INFO, form: str = "%(asctime)s %(levelname)s %(message)s"
+) -> None:
+    """Write the log of this process to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter(form))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 class _ConsoleHandler(logging.Handler):
@@ -25,7 +50,9 @@ def install_console_log() -> None:
     """Show the warnings of this package with its name in front. Calling it again does nothing."""
     logger = logging.getLogger("barnraise")
     if not any(isinstance(handler, _ConsoleHandler) for handler in logger.handlers):
-        logger.addHandler(_ConsoleHandler(logging.WARNING))
+        handler = _ConsoleHandler(logging.WARNING)
+        handler.setFormatter(LogFormatter())
+        logger.addHandler(handler)
 
 
 def split_prefix(line: str) -> tuple[bool, str]:

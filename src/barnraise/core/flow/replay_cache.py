@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from enum import Enum, auto
 from typing import Generic, TypeVar
@@ -29,19 +29,30 @@ class ReplayCache(Generic[Key]):
     def __init__(self, capacity: int, *, ttl_s: float | None = None, evict_when_full: bool) -> None:
         self._capacity, self._ttl_s = capacity, ttl_s
         self._evict_when_full = evict_when_full
-        self._added: OrderedDict[Key, float] = OrderedDict()  # the oldest key first
+        # The time and the sender of each key, the oldest key first.
+        self._added: OrderedDict[Key, tuple[float, Hashable]] = OrderedDict()
+        self._counts = Counter[Hashable]()
 
-    def add(self, key: Key, now: float = 0.0) -> KeyCheck:
-        """Remember a key that is new; ``now`` matters only with ``ttl_s`` and never goes back."""
+    def add(self, key: Key, now: float = 0.0, sender: Hashable = None) -> KeyCheck:
+        """Remember a key that is new; ``now`` matters only with ``ttl_s`` and never goes back.
+
+        ``sender``: the sender whose keys `count_of` counts.
+        """
         self._expire(now)
         if key in self._added:
             return KeyCheck.REPLAY
         if len(self._added) >= self._capacity:
             if not self._evict_when_full:
                 return KeyCheck.FULL
-            self._added.popitem(last=False)
-        self._added[key] = now
+            self._forget_oldest()
+        self._added[key] = now, sender
+        self._counts[sender] += 1
         return KeyCheck.NEW
+
+    def count_of(self, sender: Hashable, now: float = 0.0) -> int:
+        """Return the number of keys of a sender that are remembered."""
+        self._expire(now)
+        return self._counts[sender]
 
     def __len__(self) -> int:
         return len(self._added)
@@ -49,5 +60,11 @@ class ReplayCache(Generic[Key]):
     def _expire(self, now: float) -> None:
         if self._ttl_s is None:
             return
-        while self._added and now - next(iter(self._added.values())) > self._ttl_s:
-            self._added.popitem(last=False)
+        while self._added and now - next(iter(self._added.values()))[0] > self._ttl_s:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        _, (_, sender) = self._added.popitem(last=False)
+        self._counts[sender] -= 1
+        if not self._counts[sender]:
+            del self._counts[sender]

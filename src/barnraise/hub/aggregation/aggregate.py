@@ -1,42 +1,44 @@
-"""Aggregation of updates, chunk by chunk in constant memory: norms, means and the outer step.
+"""Aggregation of updates, chunk by chunk in constant memory: means and the outer step.
 
 Updates of friends are merged by their weighted mean. If a stranger takes part, the largest and smallest
-values of each coordinate are trimmed first. The outer step is Nesterov SGD as in torch.optim.SGD, with error
+values of each coordinate are trimmed first. The updates of all members that came with one invite have a
+bounded weight together. The outer step is Nesterov SGD as in torch.optim.SGD, with error
 feedback: the quantization error is added to the next step.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-import numpy
 import torch
 
-from barnraise.core.errors import ProtocolError
-from barnraise.hub.aggregation.aggregator import RoundFigures
-from barnraise.hub.aggregation.update_checks import SKETCH, Sketch
 from barnraise.hub.protocol.messages import VersionStep
 from barnraise.hub.protocol.vector_file import MAGIC, VectorFile, VectorForm
 from barnraise.hub.storage.blobs import BlobStore
 
-_LEAST_SKETCHED = 4 * SKETCH  # numbers: fewer do not tell a copy from agreement
 _MOST_WEIGHT = 3.0  # times the median one, if a stranger takes part
 _MOST_AMONG_FRIENDS = 10.0
+_MOST_OF_INVITE = 3.0  # times the median one, of all members together that came with one invite
 T = TypeVar("T")
 
 
 class MergeInput(NamedTuple):
-    """An update with its weight and the factor that scales it."""
+    """An update with its weight and the factor that scales it.
+
+    ``invite``: the invite that its member came with; empty for a member of its own.
+    """
 
     file: VectorFile
     weight: float
     scale: float = 1.0
+    invite: str = ""
+    is_strangers: bool = False
 
 
 class MergeOutcome(NamedTuple):
@@ -52,39 +54,6 @@ class OuterState(NamedTuple):
 
     momentum: Path | None
     feedback: Path | None
-
-
-def measure(path: Path, form: VectorForm) -> RoundFigures:
-    """Return norm and sketch of an update.
-
-    Raise ProtocolError if the file does not fit the form or has a number that is not finite.
-    """
-    square = 0.0
-    sketch = numpy.zeros(SKETCH, dtype=numpy.float32)
-    for index, values in enumerate(VectorFile(path, form).chunks()):
-        numbers = values.numpy()
-        square += float(numpy.dot(numbers, numbers))
-        sketch += _project(numbers, index)
-    if not math.isfinite(square):
-        raise ProtocolError("the update's norm is not finite", not_finite=True)
-    return RoundFigures(math.sqrt(square), sketch.tobytes() if form.numel >= _LEAST_SKETCHED else b"")
-
-
-def _project(numbers: Sketch, index: int) -> Sketch:
-    """Return the sketch of a chunk: every number is added to or subtracted from one of the sketch's
-    positions."""
-    padded = numpy.zeros(-(-len(numbers) // SKETCH) * SKETCH, dtype=numpy.float32)
-    numpy.multiply(numbers, _signs(index, len(numbers)), out=padded[: len(numbers)])
-    total: Sketch = padded.reshape(-1, SKETCH).sum(axis=0, dtype=numpy.float32)
-    return total
-
-
-@functools.lru_cache(maxsize=256)
-def _signs(index: int, count: int) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.int8]]:
-    """Return 1 or -1 for each number of a chunk. Philox is specified bit by bit, so all hubs agree."""
-    drawn = numpy.random.Generator(numpy.random.Philox(key=index)).bytes(-(-count // 8))
-    bits = numpy.unpackbits(numpy.frombuffer(drawn, dtype=numpy.uint8), count=count)
-    return (1 - 2 * bits.astype(numpy.int8)).astype(numpy.int8)
 
 
 def weighted_mean(rows: Iterator[tuple[torch.Tensor, float]], numel: int) -> torch.Tensor:
@@ -103,27 +72,71 @@ def trimmed_mean(rows: torch.Tensor, weights: Sequence[float], trim: float) -> t
     cut = min(math.floor(trim * count), (count - 1) // 2)
     order = torch.argsort(rows, dim=0, stable=True)[cut : count - cut]
     kept = torch.gather(rows, 0, order)
-    shares = torch.tensor(cap_weights(weights), dtype=torch.float32)[order]
+    shares = torch.tensor(weights, dtype=torch.float32)[order]
     return (kept * shares).sum(dim=0).div_(shares.sum(dim=0))
 
 
 def cap_weights(weights: Sequence[float], times: float = _MOST_WEIGHT) -> list[float]:
     """Cap the weights at a multiple of the median weight."""
-    median = sorted(weights)[(len(weights) - 1) // 2]
+    median = _lower_median(weights)
     return [min(weight, times * median) for weight in weights]
+
+
+def cap_invites(weights: Sequence[float], invites: Sequence[str]) -> list[float]:
+    """Bound the sum of the weights of all updates that came with one invite.
+
+    The bound is three times the median weight, or the largest of these weights. So one machine keeps its
+    weight, and one person with many machines does not outweigh the others.
+    """
+    usual_bound = _MOST_OF_INVITE * _lower_median(weights)
+    totals, bounds = defaultdict[str, float](float), dict[str, float]()
+    for weight, invite in zip(weights, invites, strict=True):
+        totals[invite] += weight
+        bounds[invite] = max(weight, bounds.get(invite, usual_bound))
+    return [
+        weight * min(1.0, bounds[invite] / totals[invite]) if invite and totals[invite] else weight
+        for weight, invite in zip(weights, invites, strict=True)
+    ]
+
+
+def _lower_median(weights: Sequence[float]) -> float:
+    return sorted(weights)[(len(weights) - 1) // 2]
+
+
+def merge_weights(inputs: Sequence[MergeInput], trim: float | None) -> list[float]:
+    """Return the weights of the updates. ``trim`` is None if only friends take part."""
+    times = _MOST_AMONG_FRIENDS if trim is None else _MOST_WEIGHT
+    capped = cap_weights([merge_input.weight for merge_input in inputs], times)
+    return cap_invites(capped, [merge_input.invite for merge_input in inputs])
 
 
 def merge_chunk(inputs: Sequence[MergeInput], index: int, trim: float | None) -> torch.Tensor:
     """Return the mean of one chunk over all updates. ``trim`` is None if only friends take part."""
+    weights = merge_weights(inputs, trim)
+    rows = (
+        (merge_input.file.chunk(index).mul_(merge_input.scale), weight)
+        for merge_input, weight in zip(inputs, weights, strict=True)
+    )
     if trim is None:
-        weights = cap_weights([merge_input.weight for merge_input in inputs], _MOST_AMONG_FRIENDS)
-        rows = (
-            (merge_input.file.chunk(index).mul_(merge_input.scale), weight)
-            for merge_input, weight in zip(inputs, weights, strict=True)
-        )
         return weighted_mean(rows, inputs[0].file.form.chunk_size(index))
-    stacked = torch.stack([merge_input.file.chunk(index).mul_(merge_input.scale) for merge_input in inputs])
-    return trimmed_mean(stacked, [merge_input.weight for merge_input in inputs], trim)
+    return _trimmed(inputs, rows, trim)
+
+
+def _trimmed(
+    inputs: Sequence[MergeInput], rows: Iterable[tuple[torch.Tensor, float]], trim: float
+) -> torch.Tensor:
+    """Return the trimmed mean, in which all strangers that came with one invite count as one."""
+    joint: dict[str, tuple[torch.Tensor, float]] = {}
+    for place, (merge_input, (values, weight)) in enumerate(zip(inputs, rows, strict=True)):
+        name = merge_input.invite if merge_input.is_strangers and merge_input.invite else f"update {place}"
+        if name in joint:
+            before, before_weight = joint[name]
+            total = before_weight + weight
+            values = before.mul_(before_weight / total).add_(values, alpha=weight / total)
+            weight = total
+        joint[name] = (values, weight)
+    stacked = torch.stack([values for values, _ in joint.values()])
+    return trimmed_mean(stacked, [weight for _, weight in joint.values()], trim)
 
 
 def take_outer_step(

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from barnraise.hub.aggregation.update_checks import UpdateVerdict
@@ -28,6 +30,14 @@ class ClosedRound(NamedTuple):
     chain: tuple[CommittedRound, ...]  # from the last base on
     time: float
     seen: tuple[UpdateFingerprint, ...] = ()
+    invites: Mapping[str, str] = MappingProxyType({})  # by member: the invite that it came with
+
+    @property
+    def has_strangers(self) -> bool:
+        """Return True if a stranger's update is in the round, directly or in the mean of a region."""
+        return any(
+            arrival.has_strangers or arrival.update.node in self.strangers for arrival in self.arrivals
+        )
 
 
 class RoundResult(NamedTuple):

@@ -15,18 +15,18 @@ import torch
 from barnraise.hub.aggregation.aggregate import (
     MergeInput,
     OuterState,
-    measure,
     merge_chunk,
     take_outer_step,
     write_base,
 )
 from barnraise.hub.aggregation.aggregator import ClosedRound, RoundFigures, RoundResult
-from barnraise.hub.aggregation.update_checks import UpdateVerdict, judge_round
+from barnraise.hub.aggregation.update_checks import Sketch, UpdateVerdict, judge_round, needs_sketches
+from barnraise.hub.aggregation.update_figures import draw_key, measure, sketch_round
 from barnraise.hub.protocol.messages import RoundConfig, VectorLayout, VersionStep
 from barnraise.hub.protocol.vector_file import VectorFile, VectorForm
 from barnraise.hub.rounds.state_machine import staleness_weight
 from barnraise.hub.storage.blobs import BlobStore
-from barnraise.hub.storage.log import CommittedRound, Contribution
+from barnraise.hub.storage.log import AcceptedUpdate, CommittedRound, Contribution
 
 
 class OuterStep:
@@ -35,6 +35,7 @@ class OuterStep:
     def __init__(self, blobs: BlobStore, terms: RoundConfig, layout: VectorLayout) -> None:
         torch.set_num_threads(1)  # chunks are worked on side by side instead
         self._blobs, self._terms, self._numel = blobs, terms, layout.numel
+        self._sketch_key = draw_key()
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hub-merge")
 
     def close(self) -> None:
@@ -46,7 +47,7 @@ class OuterStep:
 
     def measure(self, path: Path, version: int) -> RoundFigures:
         """Return norm and sketch of an update that starts from this version."""
-        return measure(path, self._form(self._terms.codec, version))
+        return measure(path, self._form(self._terms.codec, version), self._sketch_key)
 
     def merge(self, closed: ClosedRound) -> RoundResult:
         """Return the next version; all its blobs are on disk."""
@@ -87,7 +88,8 @@ class OuterStep:
         self, closed: ClosedRound
     ) -> tuple[list[MergeInput], tuple[Contribution, ...], dict[str, UpdateVerdict]]:
         """Return the updates to merge with their weights, their contributions, and the refused updates."""
-        verdicts = judge_round(closed.arrivals, closed.strangers, self._terms, closed.seen)
+        sketches = self._sketches(closed)
+        verdicts = judge_round(closed.arrivals, closed.strangers, self._terms, closed.seen, sketches)
         refused = {name: verdict for name, verdict in verdicts.items() if verdict.kind}
         inputs, parts = [], []
         for arrival in closed.arrivals:
@@ -97,8 +99,10 @@ class OuterStep:
             scale = verdicts[update.id].scale if update.id in verdicts else 1.0
             behind = closed.head.number - update.version
             weight = update.samples * staleness_weight(behind)
-            form = self._form(self._terms.codec, update.version)
-            inputs.append(MergeInput(VectorFile(self._blobs.path(arrival.sha256), form), weight, scale))
+            file = self._update_file(arrival)
+            invite = closed.invites.get(update.node) or update.node
+            is_strangers = update.node in closed.strangers
+            inputs.append(MergeInput(file, weight, scale, invite, is_strangers))
             parts.append(
                 Contribution(
                     node=update.node,
@@ -115,9 +119,19 @@ class OuterStep:
             )
         return inputs, tuple(parts), refused
 
+    def _sketches(self, closed: ClosedRound) -> dict[str, Sketch]:
+        """Return sketches of the round's updates by update, if a check needs them."""
+        if not needs_sketches(closed.arrivals, closed.strangers):
+            return {}
+        sketches = sketch_round([self._update_file(arrival) for arrival in closed.arrivals], self._pool)
+        names = (arrival.update.id for arrival in closed.arrivals)
+        return dict(zip(names, sketches, strict=False))  # there are none of a small model
+
     def trim_fraction(self, closed: ClosedRound, parts: Sequence[Contribution]) -> float | None:
         """Return the fraction that `merge_chunk` trims on each side; None if no stranger takes part."""
-        return self._terms.trim if any(part.node in closed.strangers for part in parts) else None
+        counted = {part.sha256 for part in parts}
+        arrivals = tuple(arrival for arrival in closed.arrivals if arrival.sha256 in counted)
+        return self._terms.trim if closed._replace(arrivals=arrivals).has_strangers else None
 
     def _new_base(self, number: int, chain: Sequence[CommittedRound], last: VersionStep) -> VersionStep:
         base = chain[0].base
@@ -133,6 +147,10 @@ class OuterStep:
 
     def _file(self, step: VersionStep) -> VectorFile:
         return VectorFile(self._blobs.path(step.sha256), self._form(step.codec, step.version))
+
+    def _update_file(self, arrival: AcceptedUpdate) -> VectorFile:
+        form = self._form(self._terms.codec, arrival.update.version)
+        return VectorFile(self._blobs.path(arrival.sha256), form)
 
     def _form(self, codec: str, version: int) -> VectorForm:
         return VectorForm(self._numel, self._terms.chunk, codec, version)
@@ -155,4 +173,4 @@ def first_version(base: VersionStep, time: float) -> CommittedRound:
 
 def check_base(path: Path, layout: VectorLayout, terms: RoundConfig) -> None:
     """Raise ProtocolError unless the file is a complete and finite state."""
-    measure(path, VectorForm(layout.numel, terms.chunk, terms.base_codec, 0))
+    measure(path, VectorForm(layout.numel, terms.chunk, terms.base_codec, 0), draw_key())

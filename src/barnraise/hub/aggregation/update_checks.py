@@ -1,8 +1,8 @@
 """Update checks for robust aggregation. Pure: figures in, a verdict with its reason out.
 
 Two figures describe an update. Its norm per square root of a sample is compared with the running median and
-with the other updates of the round. Its sketch, a random linear projection, shows the angle between updates.
-Both are cheap for any model size.
+with the other updates of the round. Its sketch, a linear projection under a secret key (`update_figures`),
+shows the angle between updates. Both are cheap for any model size.
 
 All norms may grow at once: a learning rate warm-up makes updates ten times larger within a round. So the
 running median only clips an update, less so if the round has other updates, and it is learned again. Only an
@@ -139,12 +139,14 @@ def judge_round(
     strangers: frozenset[str],
     terms: RoundConfig,
     seen: Sequence[UpdateFingerprint] = (),
+    sketches: Mapping[str, Sketch] | None = None,
 ) -> dict[str, UpdateVerdict]:
     """Judge all updates of a round together.
 
     Return the verdicts on those that differ from the others, by update.
 
-    Only strangers are judged by direction, and only if enough other updates agree on one.
+    Only strangers are judged by direction, and only if enough other updates agree on one. ``sketches``: of
+    all updates, under a key that was drawn after the last of them arrived.
     """
     merge_counts = {arrival.merged for arrival in arrivals}
     medians = {merged: _median(arrivals, merged) for merged in merge_counts}
@@ -159,7 +161,14 @@ def judge_round(
             )
         if verdict.kind or verdict.scale != 1.0:
             verdicts[arrival.update.id] = verdict
-    return verdicts | _judge_directions(arrivals, strangers)
+    directions = {name: _unit(sketch) for name, sketch in (sketches or {}).items()}
+    judged = _judge_directions(arrivals, strangers, directions)
+    return verdicts | judged | _judge_round_copies(arrivals, strangers, directions)
+
+
+def needs_sketches(arrivals: Sequence[AcceptedUpdate], strangers: frozenset[str]) -> bool:
+    """Tell whether `judge_round` would use sketches: a stranger takes part, and not alone."""
+    return len(arrivals) > 1 and any(arrival.update.node in strangers for arrival in arrivals)
 
 
 def _judge_size(arrival: AcceptedUpdate, median: float | None, terms: RoundConfig) -> UpdateVerdict:
@@ -219,12 +228,10 @@ def replace_norms(seen: Iterable[UpdateFingerprint], norms: Mapping[str, float])
 
 
 def _judge_directions(
-    arrivals: Sequence[AcceptedUpdate], strangers: frozenset[str]
+    arrivals: Sequence[AcceptedUpdate], strangers: frozenset[str], directions: Mapping[str, Sketch]
 ) -> dict[str, UpdateVerdict]:
     verdicts: dict[str, UpdateVerdict] = {}
-    sketches = {arrival.update.id: read_sketch(arrival.sketch) for arrival in arrivals}
-    directions = {name: _unit(sketch) for name, sketch in sketches.items() if sketch is not None}
-    if len(directions) < _LEAST_VOTES or not strangers:
+    if len(directions) < _LEAST_VOTES:
         return verdicts
     middle = _unit(numpy.median(numpy.stack(list(directions.values())), axis=0))
     angles = {name: float(direction @ middle) for name, direction in directions.items()}
@@ -235,6 +242,30 @@ def _judge_directions(
             way = "points against" if angle < -_UNLIKE * agreed else "is unrelated to"
             reason = f"it {way} the other updates of its round (cosine {angle:.2f}, the others' {agreed:.2f})"
             verdicts[arrival.update.id] = UpdateVerdict("unlike", reason, 0.0)
+    return verdicts
+
+
+def _judge_round_copies(
+    arrivals: Sequence[AcceptedUpdate], strangers: frozenset[str], directions: Mapping[str, Sketch]
+) -> dict[str, UpdateVerdict]:
+    """Refuse a stranger's update that repeats a friend's one, or an earlier one, of the same round."""
+    known = [arrival for arrival in arrivals if arrival.update.id in directions]
+    if not known:
+        return {}
+    rows = numpy.stack([directions[arrival.update.id] for arrival in known])
+    verdicts: dict[str, UpdateVerdict] = {}
+    for place, arrival in enumerate(known):
+        node = arrival.update.node
+        if node not in strangers:
+            continue
+        others = [
+            number
+            for number, other in enumerate(known)
+            if other.update.node != node and (number < place or other.update.node not in strangers)
+        ]
+        if bool((numpy.abs(rows[others] @ rows[place]) > _COPY).any()):
+            reason = "it points in the direction of another member's update of the same round"
+            verdicts[arrival.update.id] = UpdateVerdict("copy", reason, 0.0)
     return verdicts
 
 

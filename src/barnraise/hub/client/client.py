@@ -28,7 +28,7 @@ from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size
 from barnraise.hub.client.bandwidth_policy import UplinkLimiter
 from barnraise.hub.client.deadline import RequestDeadline, enforce_rate
-from barnraise.hub.client.downloads import partial_size, receive, resume_headers
+from barnraise.hub.client.downloads import AS_SENT, encoding_of, partial_size, receive, resume_headers
 from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
 from barnraise.hub.protocol.clock import JUMP_S, ClockJumps, describe_skew
 from barnraise.hub.protocol.messages import (
@@ -66,7 +66,10 @@ _PROXY_ERRORS = {
 
 
 class HubClient:
-    """HTTP client of one member. For one thread."""
+    """HTTP client of one member. For one thread.
+
+    ``pinned``: the hub's own key is the only one that TLS accepts.
+    """
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class HubClient:
         hub: NodeId,
         key: NodeKey,
         *,
+        pinned: bool = True,
         say: Callable[[str], None] = log.warning,
         pace: UplinkLimiter | None = None,
         store: str | None = None,
@@ -85,7 +89,7 @@ class HubClient:
         if not addresses:
             raise HubError("the hub has no address", hint="Ask for a new invite: `barnraise invite`.")
         self._addresses = [address.rstrip("/") for address in addresses]
-        self._hub, self._key = hub, key
+        self._hub, self._key, self._pinned = hub, key, pinned
         self._pace = pace or UplinkLimiter(0.0)
         self._sleep, self._wall = sleep, wall
         self._offset = 0.0  # of the hub's clock from ours, once it had to tell
@@ -131,12 +135,13 @@ class HubClient:
             verify: ssl.SSLContext | bool = True
             url = httpx.URL(address)
             if self._transport is None and url.scheme == "https":
-                verify = context_for(url.host, url.port or 443, self._hub, self._connect_s)
+                port = url.port or 443
+                verify = context_for(url.host, port, self._hub, self._connect_s, pinned=self._pinned)
             self._http_clients[address] = httpx.Client(
                 verify=verify,
                 transport=self._transport,
                 timeout=httpx.Timeout(self._answer_s, connect=self._connect_s),
-                headers={"user-agent": f"barnraise/{__version__}"},
+                headers={"user-agent": f"barnraise/{__version__}", **AS_SENT},
                 follow_redirects=False,
                 trust_env=self._transport is None,
             )
@@ -314,8 +319,9 @@ class HubClient:
                     extensions={"trace": deadline.trace},
                 ) as response,
             ):
+                _check_encoding(response)
                 received = bytearray()
-                for part in response.iter_bytes(_READ_BYTES):
+                for part in response.iter_raw(_READ_BYTES):
                     received += part
                     if len(received) > MOST_MESSAGE_BYTES:
                         raise HubAway(f"{url.host} sends more than an answer may have")
@@ -421,8 +427,9 @@ class HubClient:
                     draft.unlink(missing_ok=True)
                 if response.status_code not in (200, 206):
                     raise HubAway(f"{url.host} answered {response.status_code} to a question for a blob")
+                _check_encoding(response)
                 parts = enforce_rate(
-                    response.iter_bytes(),
+                    response.iter_raw(),
                     _SLOWEST_BYTES_S,
                     self._answer_s,
                     lambda: HubAway(f"{url.host} sends a blob slower than {format_size(_SLOWEST_BYTES_S)}/s"),
@@ -441,6 +448,16 @@ class HubClient:
         for part in parts:
             self.received_bytes += len(part)
             yield part
+
+
+def _check_encoding(response: httpx.Response) -> None:
+    """Raise HubAway if the answer is compressed: its size in memory would be the sender's choice."""
+    if encoding := encoding_of(response):
+        raise HubAway(
+            f"{response.url.host} compresses its answers ({encoding}), and a hub never does",
+            hint="The hub's owner turns off compression in the proxy or tunnel in front of it.",
+            answered=True,
+        )
 
 
 def _foreign_response(address: str, status: int, why: str) -> str:

@@ -38,6 +38,7 @@ class MemberCredentials(msgspec.Struct, frozen=True, kw_only=True):
     hub: Annotated[bytes, Meta(min_length=32, max_length=32)]
     key: Annotated[bytes, Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES)]
     run: Name
+    pinned: bool = True  # the hub ends TLS itself
     folder: Annotated[str, Meta(max_length=4096)] = ""  # for files on their way; of a site, each has its own
     store: Origin | None = None  # what was accepted beside the hub
     is_owner: bool = False

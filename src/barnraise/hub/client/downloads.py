@@ -7,6 +7,18 @@ from pathlib import Path
 
 import httpx
 
+from barnraise.core.sanitize import printable
+
+# Of every request. Answers are read as they were sent, so that their size is known before they are in memory.
+AS_SENT = {"accept-encoding": "identity"}
+_SHOWN = 40  # characters of an encoding's name
+
+
+def encoding_of(response: httpx.Response) -> str:
+    """Return the encoding that an answer names; empty if it comes as it is."""
+    named = response.headers.get("content-encoding", "").strip().lower()
+    return "" if named == "identity" else printable(named[:_SHOWN])
+
 
 def partial_size(draft: Path) -> int:
     """Return the size of the partial file; 0 if there is none."""
@@ -14,9 +26,9 @@ def partial_size(draft: Path) -> int:
 
 
 def resume_headers(draft: Path) -> dict[str, str]:
-    """Return the request headers for the missing rest, without compression."""
+    """Return the request headers for the missing rest."""
     have = partial_size(draft)
-    return {"accept-encoding": "identity"} | ({"range": f"bytes={have}-"} if have else {})
+    return {"range": f"bytes={have}-"} if have else {}
 
 
 def receive(response: httpx.Response, parts: Iterable[bytes], draft: Path, bound: int) -> int | None:

@@ -1,68 +1,28 @@
 """Mirror (standby) of a hub: it copies the versions, serves them, and takes over when it is told to.
 
 A mirror reads a replica of the hub's log, fetches its blobs, and only then writes its own log. So it always
-has some complete state of the hub. It has a key of its own. It becomes the hub when the owner, or the hub
-itself, signs a handover. Updates that were pending are trained again.
+has some complete state of the hub. It has a key of its own. It becomes the hub with a handover (`handover`).
+Updates that were pending are trained again.
 """
 
 from __future__ import annotations
 
-import base64
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta
 
 from barnraise.artifacts import FolderLimits
-from barnraise.core.decoding import decode
-from barnraise.core.errors import HubError, ProtocolError
+from barnraise.core.errors import HubError
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.mirror.blob_fetcher import BlobFetcher
 from barnraise.hub.protocol.messages import VectorLayout
-from barnraise.hub.storage.create import FOLLOWS, FOUNDING, SUCCEEDS, HubFounding, hub_blobs, hub_key
-from barnraise.hub.storage.directory_lock import lock_directory, read_facts
+from barnraise.hub.storage.create import FOLLOWS, FOUNDING, HubFounding, hub_blobs, hub_key
 from barnraise.hub.storage.log import Changes, CommittedRound, HubLog, LogReplica, change, read_fact
 from barnraise.hub.storage.versions import named_blobs
-from barnraise.identity.keys import NodeKey, verify_signature
 from barnraise.identity.node_id import NodeId
 from barnraise.identity.private_file import private_directory
 
-PREFIX = "barnraise-succession:"
-_SIGNATURE = 64
 logger = logging.getLogger(__name__)
-
-
-class Handover(msgspec.Struct, frozen=True, array_like=True):
-    """Statement that one hub succeeds another, signed by the run's owner or the old hub."""
-
-    hub: Annotated[bytes, Meta(min_length=32, max_length=32)]
-    successor: Annotated[bytes, Meta(min_length=32, max_length=32)]
-    time: Annotated[int, Meta(ge=0, le=1 << 40)]
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Handover)
-
-
-def sign_handover(signer: NodeKey, hub: NodeId, successor: NodeId, time: int) -> str:
-    """Return a signed handover as text."""
-    data = _encoder.encode(Handover(hub.raw, successor.raw, time))
-    return PREFIX + base64.urlsafe_b64encode(signer.sign(PREFIX.encode() + data) + data).decode()
-
-
-def read_handover(text: str, signers: Sequence[NodeId]) -> Handover:
-    """Parse and verify a handover. Raise HubError unless one of these signers signed it."""
-    try:
-        data = base64.b64decode(text.strip().removeprefix(PREFIX), altchars=b"-_", validate=True)
-        signature, payload = data[:_SIGNATURE], data[_SIGNATURE:]
-        if any(verify_signature(signer, signature, PREFIX.encode() + payload) for signer in signers):
-            return decode(_decoder, payload, "the handover cannot be read")
-    except (ValueError, ProtocolError) as error:
-        raise HubError("this is not a handover of a hub", hint=_COPY_AGAIN) from error
-    raise HubError("neither the owner of the run nor its hub has signed this", hint=_COPY_AGAIN)
 
 
 class HubMirror:
@@ -127,26 +87,3 @@ class HubMirror:
         changes += [change(HubLog.put_seen, fingerprint) for fingerprint in replica.seen]
         changes += [change(HubLog.put_version, version) for version in replica.versions]
         self._log.transact(changes)
-
-
-def take_over(directory: Path, word: str) -> None:
-    """Turn the mirror in this directory into the run's hub.
-
-    Raise HubError unless the handover names this mirror, or while the mirror still follows.
-    """
-    with lock_directory(directory):
-        facts = read_facts(directory)
-        founding, follows = read_fact(facts, FOUNDING, HubFounding), facts.get(FOLLOWS)
-        if founding is None or follows is None:
-            raise HubError(f"there is no mirror in {directory}", hint="Run `barnraise hub follow` first.")
-        handover = read_handover(word, (NodeId.parse(founding.owner), NodeId(follows)))
-        if (handover.hub, handover.successor) != (follows, hub_key(directory).id.raw):
-            raise HubError("the handover names other hubs", hint=_COPY_AGAIN)
-        log = HubLog(directory)
-        try:
-            log.transact([change(HubLog.set_fact, SUCCEEDS, word.strip().encode())])
-        finally:
-            log.close()
-
-
-_COPY_AGAIN = "Copy the whole line that the hub's machine printed."

@@ -14,7 +14,7 @@ from barnraise.core.flow.supervised_task import run_until_done
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.mirror.mirror import HubMirror
 from barnraise.hub.protocol.invites import Invite
-from barnraise.hub.protocol.messages import JoinRequest, JoinResponse
+from barnraise.hub.protocol.messages import JoinResponse
 from barnraise.hub.server.app import HubApp, make_app
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.server.server import ListenOptions, bind_listener, make_outer_step, serve_app
@@ -34,9 +34,9 @@ async def serve_mirror(directory: Path, invite: Invite, listening: ListenOptions
     with bind_listener(listening) as listener:
         check_mirror(read_facts(directory), directory, invite.hub_id)
         key = hub_key(directory)
-        client = HubClient(invite.addresses, invite.hub_id, key)
+        client = HubClient(invite.addresses, invite.hub_id, key, pinned=invite.pinned)
         mirror = HubMirror(directory, client, invite.hub_id, folder_limits(load_settings()))
-        joined = JoinRequest(token=invite.token_text, name="mirror")
+        joined = invite.request(key.id, "mirror")
 
         def join(patience_s: float | None = 0.0) -> None:
             answer = client.ask_with_retries(

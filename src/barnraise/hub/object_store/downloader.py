@@ -21,7 +21,7 @@ from barnraise.core.errors import StoreAway
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration
 from barnraise.hub.client.deadline import enforce_rate
-from barnraise.hub.client.downloads import receive, resume_headers
+from barnraise.hub.client.downloads import AS_SENT, encoding_of, receive, resume_headers
 from barnraise.hub.object_store.redirects import STORE_HEADER, allowed_addresses, network_of, refusal_reason
 from barnraise.hub.storage.blobs import hash_file
 
@@ -113,6 +113,8 @@ class BucketDownloader:
         with self._client().stream("GET", there, headers=headers, extensions=extensions) as response:
             if response.status_code not in (200, 206):
                 raise StoreAway(f"it answered {response.status_code}")
+            if encoding := encoding_of(response):
+                raise StoreAway(f"it compresses its answers ({encoding})")
             parts = enforce_rate(
                 response.iter_raw(),
                 _SLOWEST_BYTES_S,
@@ -129,7 +131,7 @@ class BucketDownloader:
             self._line = httpx.Client(
                 verify=ssl.create_default_context(),
                 timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
-                headers={"user-agent": f"barnraise/{__version__}"},
+                headers={"user-agent": f"barnraise/{__version__}", **AS_SENT},
                 follow_redirects=False,
                 trust_env=False,
             )

@@ -19,13 +19,13 @@ PROTOCOL = 1
 PIECE_BYTES = 1 << 20  # the most that one PATCH may carry
 MOST_MESSAGE_BYTES = 8 << 20
 
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-NodeText = Annotated[str, Meta(pattern="^[0-9A-Z-]{69}$")]
-LeaseId = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-Name = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
-Address = Annotated[str, Meta(pattern="^https?://[A-Za-z0-9.:/_~%\\[\\]-]{1,400}$")]
-Origin = Annotated[str, Meta(pattern="^https?://[A-Za-z0-9.:\\[\\]-]{1,300}$")]
-CodecName = Annotated[str, Meta(pattern="^[a-z0-9]{1,16}(:[a-z0-9=,]{1,48})?(\\+zlib)?$")]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
+NodeText = Annotated[str, Meta(pattern="^[0-9A-Z-]{69}\\Z")]
+LeaseId = Annotated[str, Meta(pattern="^[0-9a-f]{32}\\Z")]
+Name = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}\\Z")]
+Address = Annotated[str, Meta(pattern="^https?://[A-Za-z0-9.:/_~%\\[\\]-]{1,400}\\Z")]
+Origin = Annotated[str, Meta(pattern="^https?://[A-Za-z0-9.:\\[\\]-]{1,300}\\Z")]
+CodecName = Annotated[str, Meta(pattern="^[a-z0-9]{1,16}(:[a-z0-9=,]{1,48})?(\\+zlib)?\\Z")]
 Sentence = Annotated[str, Meta(max_length=2000)]
 Version = Annotated[int, Meta(ge=0, le=1 << 40)]
 Count = Annotated[int, Meta(ge=0, le=1 << 50)]
@@ -33,9 +33,11 @@ Size = Annotated[int, Meta(ge=1, le=1 << 44)]
 Seconds = Annotated[float, Meta(ge=0, le=604_800)]
 LeaseTime = Annotated[float, Meta(ge=0, le=1 << 27)]  # what the longest rounds come to, by the slowest terms
 Role = Literal["owner", "friend", "stranger", "mirror", "region"]
-InviteText = Annotated[str, Meta(max_length=4000, pattern="^barnraise-invite:[A-Za-z0-9_-]+$")]
+Signature = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{86}\\Z")]
+Moment = Annotated[int, Meta(ge=0, le=1 << 40)]  # seconds since 1970 by the hub's clock
+Addresses = Annotated[tuple[Address, ...], Meta(min_length=1, max_length=8)]
 MOST_REGIONS = 16
-MOST_OFFERED = 16
+MOST_SEATS = 10_000
 
 
 class VectorEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -121,25 +123,68 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request to join: `POST /v1/members`, signed with the joining member's key. Repeating it is harmless."""
+    """Request to join: `POST /v1/members`, signed with the joining member's key. Repeating it is harmless.
 
-    token: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{22}$")]
+    It holds the public half of an invite's key. ``proof``: see `admission`.
+    """
+
+    invite: NodeText
+    role: Role
+    expires: Moment
+    proof: Signature
     name: Name
 
 
+class RegionPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A region that has a seat left. It admits only members that its parent sends."""
+
+    hub: NodeText
+    addresses: Addresses
+    pinned: bool
+
+
 class JoinResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """Role of the new member, and invites of regions that would accept it."""
+    """Role of the new member, and the regions that have a seat left."""
 
     role: Role
     description: RunDescription
-    regions: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_REGIONS)] = ()  # that would take it in
+    regions: Annotated[tuple[RegionPlace, ...], Meta(max_length=MOST_REGIONS)] = ()
 
 
 class RegionOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Invites of a region for new members of its parent, one for each: `POST /v1/regions`, repeated."""
+    """Seats of a region for new members of its parent: `POST /v1/regions`, repeated."""
 
-    friends: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_OFFERED)]
-    strangers: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_OFFERED)]
+    addresses: Addresses
+    pinned: bool
+    seats: Annotated[int, Meta(ge=0, le=MOST_SEATS)]  # that are free
+
+
+class RegionOrders(msgspec.Struct, frozen=True, kw_only=True):
+    """Members of a region, by their ids there, whose seats its parent has ended."""
+
+    ended: Annotated[tuple[NodeText, ...], Meta(max_length=MOST_SEATS)]
+    time: Moment  # by the parent's clock
+
+
+class SeatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Request for a seat at a region: `POST /v1/seats`. A member has one seat at a time."""
+
+    region: NodeText
+    member: NodeText  # this member's id at the region
+    name: Name
+
+
+class SeatGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """The parent's proof for the region, as the request with which the member joins there."""
+
+    request: JoinRequest
+
+
+class ExpelResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of an expulsion: the invite that was withdrawn, and the other members that came with it."""
+
+    invite: str  # empty if the member came without one
+    others: Annotated[tuple[Name, ...], Meta(max_length=MOST_SEATS)]
 
 
 class SampleSpan(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -192,6 +237,7 @@ class UpdateDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()  # which; if none, the lease's first
     loss: Annotated[float, Meta(ge=-1e30, le=1e30)] | None = None
     merged: Annotated[int, Meta(ge=1, le=1 << 32)] = 1  # updates of its members that a region made one of
+    has_strangers: bool = False  # a stranger's update is among these
     layout: VectorLayout | None = None  # of a base
     course: HubDataOrder | None = None
 

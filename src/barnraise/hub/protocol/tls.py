@@ -1,9 +1,11 @@
 """TLS between a hub and its members: the hub's own certificate, and certificate pinning on the client.
 
-A hub that serves TLS itself presents a self-signed certificate of its own key. The invite names that key, so
-the client compares the key and ignores names, dates and authorities. A server with another key may be a proxy
-or tunnel in front of the hub; its certificate must be valid for its name. Either way the hub itself must sign
-every response (see `signatures`).
+A hub that serves TLS itself presents a self-signed certificate of its own key. Its invites say so and name
+that key. The client then compares the key and ignores names, dates and authorities. No other certificate is
+accepted, not even one that an authority issued.
+
+The invites of a hub behind a proxy or tunnel that ends TLS say that, too. There, another key is accepted if
+its certificate is valid for the name. Either way the hub itself must sign every response (see `signatures`).
 """
 
 from __future__ import annotations
@@ -90,19 +92,22 @@ class PinnedContext(ssl.SSLContext):
         )
 
 
-def context_for(host: str, port: int, hub: NodeId, timeout_s: float) -> ssl.SSLContext:
-    """Return a pinned context if the server shows the hub's key, an ordinary one otherwise or behind a proxy.
+def context_for(host: str, port: int, hub: NodeId, timeout_s: float, *, pinned: bool) -> ssl.SSLContext:
+    """Return a context for the hub at this address; a pinned one accepts the hub's key only.
 
-    Raise HubAway if the server is too slow: the next time it may show the hub's key.
+    If the invite does not pin the key, ask the server for its key first. A server with another key is a proxy
+    and needs an ordinary certificate. Raise HubAway if the server is too slow to show its key.
     """
-    pinned = PinnedContext.of(hub)
+    context = PinnedContext.of(hub)
+    if pinned:
+        return context
     try:
         # With its name, by which a proxy that only passes TLS on finds the hub.
         with (
             socket.create_connection((host, port), timeout_s) as link,
-            pinned.wrap_socket(link, server_hostname=host),
+            context.wrap_socket(link, server_hostname=host),
         ):
-            return pinned
+            return context
     except TimeoutError as error:
         if not getproxies():
             raise HubAway(f"{host}:{port} does not answer in time") from error

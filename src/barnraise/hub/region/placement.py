@@ -1,7 +1,7 @@
 """Assigns new members to regional hubs. Pure.
 
 A region repeats its offer; a silent region is not offered to new members. New members measure the round trip
-to each region.
+to each region, and take a seat at one of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from barnraise.hub.protocol.messages import MOST_REGIONS, RegionOffer, Role
+from barnraise.hub.protocol.messages import MOST_REGIONS, RegionOffer, RegionPlace
 
 REPEATED_S = 60.0
 _LASTS_S = 3 * REPEATED_S
@@ -20,38 +20,38 @@ T = TypeVar("T")
 
 
 class RegionCapacity(NamedTuple):
-    """Offer of a region. ``given``: the invite that each new member got, so that it gets only one."""
+    """Offer of a region, and the number of its seats that are left."""
 
     offer: RegionOffer
     until: float
-    given: Mapping[str, str]  # invite by member
+    seats: int
 
 
-Regions = Mapping[str, RegionCapacity]  # by their nodes
+Regions = Mapping[str, RegionCapacity]  # by their nodes, which are their hubs' ids, too
 
 
 def add_offer(regions: Regions, node: str, offer: RegionOffer, now: float) -> dict[str, RegionCapacity]:
     """Add a region's offer and drop the expired ones."""
-    given = regions[node].given if node in regions else {}
     others = {other: known for other, known in regions.items() if known.until > now and other != node}
-    return {node: RegionCapacity(offer, now + _LASTS_S, given), **others}
+    return {node: RegionCapacity(offer, now + _LASTS_S, offer.seats), **others}
 
 
-def invites_for(regions: Regions, member: str, role: Role, now: float) -> tuple[Regions, tuple[str, ...]]:
-    """Return one invite of each region for a new member. Owners, mirrors and regions get none."""
-    if role not in ("friend", "stranger"):
-        return regions, ()
-    after, invites = dict(regions), list[str]()
-    for node, known in regions.items():
-        offered = known.offer.friends if role == "friend" else known.offer.strangers
-        used = set(known.given.values())
-        invite = known.given.get(member) or next(
-            (candidate for candidate in offered if candidate not in used), None
-        )
-        if known.until > now and invite is not None and len(invites) < MOST_REGIONS:
-            invites.append(invite)
-            after[node] = known._replace(given={**known.given, member: invite})
-    return after, tuple(invites)
+def open_regions(regions: Regions, now: float) -> tuple[RegionPlace, ...]:
+    """Return the regions that have a seat left."""
+    places = [
+        RegionPlace(hub=node, addresses=known.offer.addresses, pinned=known.offer.pinned)
+        for node, known in regions.items()
+        if known.until > now and known.seats > 0
+    ]
+    return tuple(places[:MOST_REGIONS])
+
+
+def take_seat(regions: Regions, node: str, now: float) -> dict[str, RegionCapacity] | None:
+    """Return the regions after one seat of a region was taken; None if it has none left."""
+    known = regions.get(node)
+    if known is None or known.until <= now or known.seats < 1:
+        return None
+    return {**regions, node: known._replace(seats=known.seats - 1)}
 
 
 def nearest_regions(own_s: float, reached: Sequence[tuple[T, float]]) -> list[tuple[T, float]]:

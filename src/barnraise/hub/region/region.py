@@ -118,7 +118,7 @@ class RegionAggregator(OuterStep):
             0.0,
             self._pool,
         )
-        declaration = declare_update(outcome.step, lease, parts)
+        declaration = declare_update(outcome.step, lease, parts, has_strangers=trim is not None)
         # Not removed here: the mean of one update may be that update, byte by byte, which the log names.
         self._spent |= {
             outcome.step.sha256,
@@ -167,8 +167,10 @@ class RegionAggregator(OuterStep):
             return ()
 
 
-def declare_update(step: VersionStep, lease: Lease, parts: Sequence[Contribution]) -> UpdateDeclaration:
-    """Declare the merged update of a region.
+def declare_update(
+    step: VersionStep, lease: Lease, parts: Sequence[Contribution], *, has_strangers: bool = False
+) -> UpdateDeclaration:
+    """Declare the merged update of a region, and whether strangers took part in it.
 
     Adjacent spans are joined, because thousands of leases would not fit a message.
     """
@@ -181,6 +183,7 @@ def declare_update(step: VersionStep, lease: Lease, parts: Sequence[Contribution
         trained=merge_spans(span for part in parts for span in part.spans),
         loss=mean_loss(parts),
         merged=sum(part.merged for part in parts),
+        has_strangers=has_strangers,
     )
 
 

@@ -20,28 +20,26 @@ from barnraise.hub.client.bandwidth_policy import (
 )
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.object_store.s3 import BucketUrl
-from barnraise.hub.protocol.invites import Invite, invite_text
+from barnraise.hub.protocol.invites import Invite
 from barnraise.hub.protocol.messages import (
-    MOST_OFFERED,
-    JoinRequest,
+    MOST_SEATS,
     JoinResponse,
     RegionOffer,
-    Role,
+    RegionOrders,
     RoundConfig,
-    RunDescription,
     VectorLayout,
 )
 from barnraise.hub.region.placement import REPEATED_S
 from barnraise.hub.server.hub import Hub
+from barnraise.hub.server.membership import SeatsForParent, taken_seats
 from barnraise.hub.server.server import ListenOptions, bind_listener, running_hub, serve_app
 from barnraise.hub.storage.blobs import BlobStore
-from barnraise.hub.storage.create import create_invite, has_hub, hub_blobs, hub_key, usable_invites
+from barnraise.hub.storage.create import has_hub, hub_blobs, hub_key
 from barnraise.hub.storage.directory_lock import check_region, read_facts
 from barnraise.identity.keys import NodeKey
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 1.0
-_OFFERED_S = 86400.0
 
 
 class MemberSeats(NamedTuple):
@@ -49,6 +47,7 @@ class MemberSeats(NamedTuple):
 
     max_members: int
     addresses: tuple[str, ...]
+    pinned: bool
 
 
 async def serve_region(
@@ -82,7 +81,7 @@ async def _serve_region(
     key, blobs, settings = hub_key(directory), hub_blobs(directory), load_settings()
     client = parent_client(invite, key, settings.contributing)
     parent = ParentHub(client, blobs, directory / "uploads", folder_limits(settings))
-    message = JoinRequest(token=invite.token_text, name="region")
+    message = invite.request(key.id, "region")
     joined = await asyncio.to_thread(client.ask_with_retries, "POST", "/v1/members", JoinResponse, message)
     client.accept_store(joined.description.store)
     if not has_hub(directory):
@@ -94,8 +93,10 @@ async def _serve_region(
     async with running_hub(directory, make_finisher=pass_up, is_region=True, store=store) as (hub, app):
         working = [asyncio.create_task(run_region(hub, parent))]
         if joined.role == "region" and seats is not None:
-            above = HubClient(invite.addresses, invite.hub_id, key)  # for a thread of its own
-            working.append(asyncio.create_task(keep_offering(hub, above, RegionOffers(directory, seats))))
+            hub.seats = SeatsForParent(seats.max_members)
+            # For a thread of its own.
+            above = HubClient(invite.addresses, invite.hub_id, key, pinned=invite.pinned)
+            working.append(asyncio.create_task(keep_offering(hub, above, seats)))
         try:
             await serve_app(directory, hub, app, listening, listener)
         finally:
@@ -108,42 +109,23 @@ def parent_client(invite: Invite, key: NodeKey, wishes: ContributorSettings) -> 
     """Return a client of the parent hub that follows this machine's bandwidth policy."""
     manners = policy_from_settings(wishes)
     courtesy = PolicyGate(manners)
-    client = HubClient(invite.addresses, invite.hub_id, key, pace=UplinkLimiter(manners.uplink_bytes_s))
+    pace = UplinkLimiter(manners.uplink_bytes_s)
+    client = HubClient(invite.addresses, invite.hub_id, key, pinned=invite.pinned, pace=pace)
     client.wait_for_policy = lambda: courtesy.wait(client.backoff(A_BETTER_TIME))
     return client
 
 
-class RegionOffers:
-    """Single-use invites of a region for new members of its parent: one per free seat and role."""
-
-    def __init__(self, directory: Path, seats: MemberSeats) -> None:
-        self._directory, self._seats = directory, seats
-        self._open: dict[Role, list[Invite]] = {"friend": [], "stranger": []}
-
-    def offer(self, taken: int, clock: float) -> RegionOffer:
-        """Return the unused invites, topped up with new ones. Blocks."""
-        for role, known in self._open.items():
-            known[:] = usable_invites(self._directory, known, clock)
-            for _ in range(min(MOST_OFFERED, self._seats.max_members - taken) - len(known)):
-                known.append(
-                    create_invite(self._directory, self._seats.addresses, role=role, valid_s=_OFFERED_S)
-                )
-        return RegionOffer(
-            friends=tuple(invite_text(invite) for invite in self._open["friend"]),
-            strangers=tuple(invite_text(invite) for invite in self._open["stranger"]),
-        )
-
-
-async def keep_offering(hub: Hub, above: HubClient, offering: RegionOffers) -> None:
-    """Repeat the region's offer to its parent while the region has a model."""
+async def keep_offering(hub: Hub, above: HubClient, seats: MemberSeats) -> None:
+    """Repeat the region's offer to its parent while the region has a model, and follow the answers."""
 
     async def turn() -> bool:
         if hub.version is None:
             await asyncio.sleep(_PAUSE_S)
             return False
-        taken = sum(member.role != "owner" for member in hub.members.values())
-        offer = await asyncio.to_thread(offering.offer, taken, hub.clock())
-        await asyncio.to_thread(above.ask_with_retries, "POST", "/v1/regions", RunDescription, offer)
+        free = max(0, seats.max_members - taken_seats(hub.members))
+        offer = RegionOffer(addresses=seats.addresses, pinned=seats.pinned, seats=min(free, MOST_SEATS))
+        orders = await asyncio.to_thread(above.ask_with_retries, "POST", "/v1/regions", RegionOrders, offer)
+        await hub.follow_orders(orders)
         await asyncio.sleep(REPEATED_S)
         return False
 

@@ -21,12 +21,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from barnraise.core.errors import HubRefused, ProtocolError
+from barnraise.core.errors import HubError, HubRefused, ProtocolError
 from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.hub.object_store.redirects import STORE_HEADER
 from barnraise.hub.object_store.uploader import BucketUploader
+from barnraise.hub.protocol.admission import AdmissionStatement, admission_request, exact_key
 from barnraise.hub.protocol.clock import SignatureClock
-from barnraise.hub.protocol.invites import read_invite
+from barnraise.hub.protocol.invites import check_addresses
 from barnraise.hub.protocol.messages import (
     MOST_MESSAGE_BYTES,
     PIECE_BYTES,
@@ -34,6 +35,9 @@ from barnraise.hub.protocol.messages import (
     LeaseRequest,
     Problem,
     RegionOffer,
+    RegionOrders,
+    SeatGrant,
+    SeatRequest,
     UpdateDeclaration,
     decode_message,
     encode_message,
@@ -45,10 +49,11 @@ from barnraise.hub.protocol.signatures import (
     sign_response,
     verify_request,
 )
-from barnraise.hub.region.placement import Regions, add_offer, invites_for
+from barnraise.hub.region.placement import Regions, add_offer, open_regions, take_seat
 from barnraise.hub.server.connection_limits import source_of
 from barnraise.hub.server.health import HealthWarning
 from barnraise.hub.server.hub import Hub
+from barnraise.hub.server.membership import SEAT_S, ended_seats
 from barnraise.hub.server.upload_slots import UploadSlots
 from barnraise.hub.server.uploads import UploadService
 from barnraise.hub.web.metrics import HubMetrics
@@ -131,6 +136,7 @@ class HubApp:
             *for_anybody,
             route("/v1/members", "POST", self._join, _SMALL),
             route("/v1/regions", "POST", self._offer, _SMALL),
+            route("/v1/seats", "POST", self._seat, _SMALL),
             route("/v1/members/{node}/pardon", "POST", self._pardon, 0),
             route("/v1/members/{node}/expel", "POST", self._expel, 0),
             route("/v1/replica", "GET", self._replica, 0),
@@ -182,7 +188,8 @@ class HubApp:
                 self._limit(self._strangers, place)
             self._limit(self._requests, "strangers")
             max_bytes = min(max_bytes, _SMALL)
-        self._nonces.accept(signed, self._time(), self._hub.now())
+        members = len(self._hub.members)
+        self._nonces.accept(signed, self._time(), self._hub.now(), members=members, is_member=is_member)
         self._hub.signed.note(signed.created)
         if is_member:  # after the replay check: a replay must not use up the member's rate limit
             self._limit(self._requests, node)
@@ -238,26 +245,48 @@ class HubApp:
 
     async def _join(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         message = decode_message(JoinRequest, verified.body)
-        if self._hub.has_invited(message.token):  # invented tokens do not use up the limit
-            self._limit(self._joins, "all")
-        joined = await self._hub.join(verified.node, message)
-        members = self._hub.members
-        if members[verified.node].quarantine:
+        # Requests without a valid proof do not use up the limit.
+        joined = await self._hub.join(verified.node, message, lambda: self._limit(self._joins, "all"))
+        if self._hub.members[verified.node].quarantine or joined.role not in ("friend", "stranger"):
             return joined
-        standing = {
-            node: capacity for node, capacity in self._regions.items() if not members[node].quarantine
-        }
-        self._regions, regions = invites_for(standing, verified.node, joined.role, self._hub.now())
+        regions = open_regions(self._standing_regions(), self._hub.now())
         return msgspec.structs.replace(joined, regions=regions)
+
+    def _standing_regions(self) -> Regions:
+        members = self._hub.members
+        return {node: capacity for node, capacity in self._regions.items() if not members[node].quarantine}
 
     async def _offer(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         if self._hub.member(verified.node).role != "region":
             raise HubRefused(403, "role", "this member was not invited as a region", hint=_REGION)
         offer = decode_message(RegionOffer, verified.body)
-        for text in (*offer.friends, *offer.strangers):
-            read_invite(text)
+        try:
+            check_addresses(offer.addresses)
+        except HubError as error:
+            raise HubRefused(422, "message", error.message, hint=error.hint) from error
         self._regions = add_offer(self._regions, verified.node, offer, self._hub.now())
-        return self._hub.description()
+        ended = ended_seats(self._hub.members.values(), verified.node)
+        return RegionOrders(ended=ended, time=int(self._hub.clock()))
+
+    async def _seat(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
+        """Give a member a seat at one region, and the proof with which it joins there."""
+        message = decode_message(SeatRequest, verified.body)
+        self._hub.member(verified.node)
+        region, id_there = exact_key(message.region), exact_key(message.member)
+        regions = take_seat(self._standing_regions(), message.region, self._hub.now())
+        if regions is None:
+            raise HubRefused(409, "seats", "this region has no seat left", hint="Try another region.")
+        self._regions = {**self._regions, **regions}
+        member = await self._hub.give_seat(verified.node, message.region, message.member)
+        statement = AdmissionStatement(
+            hub=region.raw,
+            member=id_there.raw,
+            invite=exact_key(member.invite).raw,
+            role=member.role,
+            run=self._hub.founding.name,
+            expires=int(self._hub.clock()) + SEAT_S,
+        )
+        return SeatGrant(request=admission_request(self._key, statement, message.name))
 
     async def _pardon(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         self._check_owner(verified)
@@ -266,8 +295,7 @@ class HubApp:
 
     async def _expel(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         self._check_owner(verified)
-        await self._hub.expel(str(request.path_params["node"]))
-        return self._hub.description()
+        return await self._hub.expel(str(request.path_params["node"]))
 
     def _check_owner(self, verified: VerifiedRequest) -> None:
         # The hub's key is accepted, too: a region or a mirror that took over has no other owner at hand.

@@ -23,13 +23,15 @@ from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.core.flow.supervised_task import run_until_done
 from barnraise.hub.aggregation import update_checks
 from barnraise.hub.aggregation.aggregator import Aggregator, ClosedRound, RoundResult
-from barnraise.hub.protocol.invites import hash_token, use_grant
+from barnraise.hub.protocol.admission import ASK_FOR_INVITE, check_proof
 from barnraise.hub.protocol.messages import (
+    ExpelResponse,
     HubDataOrder,
     JoinRequest,
     JoinResponse,
     Lease,
     LeaseRequest,
+    RegionOrders,
     RoundConfig,
     RunDescription,
     VectorLayout,
@@ -48,10 +50,11 @@ from barnraise.hub.rounds.state_machine import (
     RoundState,
     decide,
 )
+from barnraise.hub.server import membership
 from barnraise.hub.server.health import DiskLatency, HealthMonitor, HealthStatus
 from barnraise.hub.server.status import RoundWaits, describe_run
 from barnraise.hub.storage.blobs import BlobStore
-from barnraise.hub.storage.create import FOLLOWS, SUCCEEDS, HubFounding, hub_blobs
+from barnraise.hub.storage.create import FOLLOWS, PARENT, SUCCEEDS, HubFounding, hub_blobs
 from barnraise.hub.storage.log import (
     MOST_REFUSALS,
     AcceptedUpdate,
@@ -90,6 +93,8 @@ class Hub:
     state: RoundState
     covered: int  # samples that the chain has behind it
     store: str | None = None  # the origin where members find blobs, too
+    parent: NodeId | None  # the hub above, of a region
+    seats = membership.SeatsForParent()  # of a region
 
     def __init__(
         self,
@@ -191,21 +196,48 @@ class Hub:
 
     # Requests of members.
 
-    async def join(self, node: str, message: JoinRequest) -> JoinResponse:
-        """Add a member by its invite token. Raise HubRefused (403) if the invite cannot be used."""
+    async def join(
+        self, node: str, message: JoinRequest, on_proof: Callable[[], None] = lambda: None
+    ) -> JoinResponse:
+        """Add a member by its invite, or because the hub above sent it. Raise HubRefused (403) otherwise.
+
+        ``on_proof``: called once the proof of admission is verified.
+        """
         async with self._joining:  # or one use is read by many before the first has used it up
-            grant = use_grant(self._reader.grant(hash_token(message.token)), node, self.clock())
-            member = self.members.get(node)
-            if member is None:
-                member = MemberRecord(node=node, name=message.name, role=grant.role, since=self.clock())
+            grant = self._reader.grant(message.invite)
+            signer = NodeId.parse(grant.key) if grant is not None else self.parent
+            if signer is None:
+                raise HubRefused(403, "invite", "no invite of this hub has this key", hint=ASK_FOR_INVITE)
+            check_proof(message, signer, NodeId.parse(node), self.id, self.founding.name)
+            on_proof()
+            admitted = (
+                membership.admit_by_parent(message, node, self.seats, self.members, self.clock())
+                if grant is None
+                else membership.admit_by_invite(message, node, grant, self.members, self.clock())
+            )
+            member, is_new = admitted.member, node not in self.members
+            if is_new:
                 logger.info("%s (%s) joins as %s", member.name, node[:9], member.role)
             self.members[node] = member
-            await self.write([change(HubLog.put_grant, grant), change(HubLog.put_member, member)])
+            changes = [change(HubLog.put_member, member)]
+            changes += [change(HubLog.put_grant, admitted.grant)] if admitted.grant is not None else []
+            await self.write(changes)
         return JoinResponse(role=member.role, description=self.description())
 
-    def has_invited(self, token: str) -> bool:
-        """Return True if the token belongs to an invite, used or not."""
-        return self._reader.grant(hash_token(token)) is not None
+    async def give_seat(self, node: str, region: str, id_there: str) -> MemberRecord:
+        """Give a member a seat at a region instead of the one here."""
+        after = membership.give_seat(self.member(node), region, id_there)
+        await self._put_member(after)
+        await self.step(state_machine.LeaseAbandoned(node))
+        return after
+
+    async def follow_orders(self, orders: RegionOrders) -> None:
+        """Exclude the members whose seats the hub above has ended."""
+        self.seats = self.seats._replace(orders=orders)
+        for member in membership.newly_ended(self.members, orders):
+            logger.info("%s (%s): %s", member.name, member.node[:9], member.quarantine)
+            await self._put_member(member)
+            await self.step(state_machine.LeaseAbandoned(member.node))
 
     def member(self, node: str) -> MemberRecord:
         """Return the record of a member. Raise HubRefused (403) if the node is unknown or in quarantine."""
@@ -218,8 +250,11 @@ class Hub:
 
     async def lease(self, node: str, message: LeaseRequest) -> Lease:
         """Grant a lease, or return the one that the member holds."""
-        if self.member(node).role == "mirror":
+        member = self.member(node)
+        if member.role == "mirror":
             raise HubRefused(403, "role", "a mirror cannot train", hint=_JOIN)
+        if membership.has_seat_below(member):
+            raise HubRefused(403, "seated", "this machine has its seat at a region", hint=_JOIN)
         name = secrets.token_hex(16)
         decision = await self.step(
             state_machine.LeaseRequested(node, name, message.version, message.samples_per_s)
@@ -367,22 +402,30 @@ class Hub:
 
     async def pardon(self, node: str) -> None:
         """End a member's quarantine and forget its refusals."""
-        await self._set_quarantine(node, "")
+        await self._put_member(msgspec.structs.replace(self._known(node), refusals=0, quarantine=""))
 
-    async def expel(self, node: str) -> None:
-        """Ban a member until the owner pardons it. Its updates that wait for their round still count."""
+    async def expel(self, node: str) -> ExpelResponse:
+        """Ban a member until the owner pardons it, and withdraw the invite that it came with.
+
+        Its updates that wait for their round still count. Return the invite, and its other members.
+        """
         if node == self.founding.owner:
             raise HubRefused(403, "role", "the owner cannot be expelled", hint="Name another member.")
-        await self._set_quarantine(node, "the owner expelled this machine")
+        member = membership.expelled(self._known(node), "the owner expelled this machine")
+        why = f"a machine that came with it, {member.name}, was expelled"
+        await self._put_member(member, [change(HubLog.withdraw_grant, member.invite, why)])
         await self.step(state_machine.LeaseAbandoned(node))
+        return ExpelResponse(invite=member.invite, others=membership.came_together(self.members, node))
 
-    async def _set_quarantine(self, node: str, why: str) -> None:
+    def _known(self, node: str) -> MemberRecord:
         member = self.members.get(node)
         if member is None:
             raise HubRefused(404, "member", "no member has this id", hint="Copy it from the hub's page.")
-        after = msgspec.structs.replace(member, refusals=0, quarantine=why)
-        self.members[node] = after
-        await self.write([change(HubLog.put_member, after)])
+        return member
+
+    async def _put_member(self, member: MemberRecord, changes: Changes | None = None) -> None:
+        self.members[member.node] = member
+        await self.write([change(HubLog.put_member, member), *(changes or [])])
 
     # Merging and committing a round.
 
@@ -409,7 +452,8 @@ class Hub:
     def _closed_round(self, arrivals: tuple[AcceptedUpdate, ...]) -> ClosedRound:
         chain = tuple(self.versions[last_base(self.versions) :])
         strangers, seen = update_checks.stranger_nodes(self.members), tuple(self.seen)
-        return ClosedRound(arrivals, strangers, self.versions[-1], chain, self.clock(), seen)
+        invites = {node: member.invite for node, member in self.members.items()}
+        return ClosedRound(arrivals, strangers, self.versions[-1], chain, self.clock(), seen, invites)
 
     async def _commit(self, arrivals: tuple[AcceptedUpdate, ...], merged: RoundResult) -> None:
         """Commit a merged round in one transaction: the version, its contributions and the end of its
@@ -494,6 +538,7 @@ class Hub:
         self.founding = founding
         self.signed.restore(snapshot.facts)
         self.is_mirror = FOLLOWS in snapshot.facts and SUCCEEDS not in snapshot.facts
+        self.parent = NodeId(snapshot.facts[PARENT]) if PARENT in snapshot.facts else None
         self.layout = read_fact(snapshot.facts, "layout", VectorLayout)
         self.versions = list(snapshot.versions)
         self.members = dict(snapshot.members)

@@ -226,9 +226,9 @@ class UploadService:
             spans=declared.trained or first_samples(lent.spans, declared.samples),
             norm=norm,
             scale=scale,
-            sketch=figures.sketch,
             loss=declared.loss,
             merged=merged,
+            has_strangers=declared.has_strangers,
         )
         weight = declared.samples * staleness_weight(versions_behind(hub.state, declared.version))
         try:

@@ -9,17 +9,18 @@ from pathlib import Path
 import msgspec
 
 from barnraise.core.errors import HubError
-from barnraise.hub.protocol.invites import Invite, hash_token, make_invite
+from barnraise.hub.protocol.invites import HubPlace, Invite, InviteGrant, make_invite
 from barnraise.hub.protocol.messages import Name, NodeText, Role, RoundConfig, Sha256
 from barnraise.hub.protocol.tls import KEY_FILE
 from barnraise.hub.storage.blobs import BlobStore
-from barnraise.hub.storage.log import HubLog, change, read_fact
+from barnraise.hub.storage.log import HubLog, MemberRecord, change, read_fact
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
 from barnraise.identity.private_file import private_directory
 
 FOUNDING = "founding"
 FOLLOWS, SUCCEEDS = "follows", "succeeds"  # facts of a mirror, and of one that took over
+WITHDRAWN = "withdrawn-handovers"  # fact of a hub, which its mirrors copy
 PARENT = "parent"  # fact of a region: the hub that it belongs to
 _LOSSLESS = ("fp32", "fp32+zlib")
 
@@ -121,30 +122,41 @@ def create_invite(
     role: Role = "friend",
     uses: int = 1,
     valid_s: float = 7 * 86400,
+    pinned: bool = True,
 ) -> Invite:
-    """Create an invite to the hub in this directory; the hub may be running."""
+    """Create an invite to the hub in this directory; the hub may be running.
+
+    ``pinned``: no proxy ends TLS at these addresses, so members accept the hub's own key only.
+    """
     log = HubLog(directory)
     try:
         founding = _founding(log, directory)
         expires = int(time.time() + valid_s)
-        invite, grant = make_invite(
-            tuple(addresses), hub_key(directory).id, founding.name, role=role, uses=uses, expires=expires
-        )
+        place = HubPlace(tuple(addresses), hub_key(directory).id, pinned)
+        invite, grant = make_invite(place, founding.name, role=role, uses=uses, expires=expires)
         log.transact([change(HubLog.put_grant, grant)])
         return invite
     finally:
         log.close()
 
 
-def usable_invites(directory: Path, invites: Sequence[Invite], clock: float) -> list[Invite]:
-    """Return the invites that can be used for at least another hour."""
+def known_invites(directory: Path) -> tuple[tuple[InviteGrant, ...], dict[str, MemberRecord]]:
+    """Return the records of all invites of this hub, and its members."""
     log = HubLog(directory)
     try:
-        grants = [log.grant(hash_token(invite.token_text)) for invite in invites]
+        snapshot, grants = log.read_with_grants()
     finally:
         log.close()
-    pairs = zip(invites, grants, strict=True)
-    return [invite for invite, grant in pairs if grant and grant.uses and grant.expires > clock + 3600.0]
+    return grants, snapshot.members
+
+
+def withdraw_invite(directory: Path, key: str) -> None:
+    """Withdraw an invite of the hub in this directory; the hub may be running."""
+    log = HubLog(directory)
+    try:
+        log.transact([change(HubLog.withdraw_grant, key, "the owner withdrew it")])
+    finally:
+        log.close()
 
 
 def _founding(log: HubLog, directory: Path) -> HubFounding:

@@ -47,6 +47,14 @@ CREATE TABLE IF NOT EXISTS seen (place INTEGER PRIMARY KEY AUTOINCREMENT, record
 """
 
 
+class RegionSeat(msgspec.Struct, frozen=True, array_like=True):
+    """Seat of a member at a region, with its id there."""
+
+    region: str
+    member: str
+    is_over: bool = False  # it was expelled, or trains elsewhere
+
+
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A member of the run, with its contribution and refusals."""
 
@@ -59,6 +67,8 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     refusals: int = 0  # that count; some acceptances take one away
     usual: int = 0  # samples of its last update
     quarantine: str = ""  # why
+    invite: str = ""  # the public key of the one that it came with
+    seats: tuple[RegionSeat, ...] = ()  # that this hub gave it, the newest last
 
 
 class AcceptedUpdate(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,9 +80,9 @@ class AcceptedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[SampleSpan, ...]
     norm: float
     scale: float  # what it is multiplied with if it is compared with those before it alone
-    sketch: bytes
     loss: float | None = None
     merged: int = 1
+    has_strangers: bool = False  # among the updates that were merged
 
 
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +131,7 @@ class UpdateFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     lease: str
     sha256: str
     norm: float  # per square root of a sample; 0 while it teaches nothing
-    sketch: bytes
+    sketch: bytes = b""  # under a key of this process, so it is neither written nor copied
     merged: int = 1
 
 
@@ -198,7 +208,7 @@ class HubLog:
         try:
             with self._read_transaction():
                 snapshot = HubSnapshot(
-                    facts=dict(self._base.execute("SELECT name, record FROM fact").fetchall()),
+                    facts=self.read_facts(),
                     members={member.node: member for member in self._all("member", "name", MemberRecord)},
                     leases=self._all("lease", "name", ActiveLease),
                     arrivals=self._all("arrived", "name", AcceptedUpdate),
@@ -210,6 +220,10 @@ class HubLog:
         except (sqlite3.Error, msgspec.DecodeError) as error:
             raise broken(error) from error
 
+    def read_facts(self) -> dict[str, bytes]:
+        """Return the facts, also inside a transaction."""
+        return dict(self._base.execute("SELECT name, record FROM fact").fetchall())
+
     def set_fact(self, name: str, value: msgspec.Struct | bytes) -> None:
         record = value if isinstance(value, bytes) else _encoder.encode(value)
         self._put("fact", name, record)
@@ -218,7 +232,17 @@ class HubLog:
         self.set_fact("pool", pool)
 
     def put_grant(self, grant: InviteGrant) -> None:
-        self._put("grants", grant.token_hash, _encoder.encode(grant))
+        """Store the record of an invite. It stays withdrawn if another process has withdrawn it meanwhile."""
+        known = self.grant(grant.key)
+        if known is not None and known.withdrawn:
+            grant = msgspec.structs.replace(grant, withdrawn=known.withdrawn)
+        self._put("grants", grant.key, _encoder.encode(grant))
+
+    def withdraw_grant(self, key: str, why: str) -> None:
+        """Mark an invite as withdrawn; nothing happens if it is unknown or withdrawn already."""
+        known = self.grant(key)
+        if known is not None and not known.withdrawn:
+            self._put("grants", key, _encoder.encode(msgspec.structs.replace(known, withdrawn=why)))
 
     def put_member(self, member: MemberRecord) -> None:
         self._put("member", member.node, _encoder.encode(member))
@@ -253,15 +277,16 @@ class HubLog:
         for table in ("member", "grants", "lease", "arrived", "seen"):
             self._base.execute(f"DELETE FROM {table}")
 
-    def grant(self, token_hash: str) -> InviteGrant | None:
-        row = self._base.execute("SELECT record FROM grants WHERE name = ?", (token_hash,)).fetchone()
+    def grant(self, key: str) -> InviteGrant | None:
+        row = self._base.execute("SELECT record FROM grants WHERE name = ?", (key,)).fetchone()
         return None if row is None else msgspec.msgpack.decode(row[0], type=InviteGrant)
 
     def put_refusal(self, refusal: RefusedUpdate) -> None:
         self._append("refusal", refusal, MOST_REFUSALS)
 
     def put_seen(self, seen: UpdateFingerprint) -> None:
-        self._append("seen", seen, MOST_SEEN)
+        """Store a fingerprint without its sketch."""
+        self._append("seen", msgspec.structs.replace(seen, sketch=b""), MOST_SEEN)
 
     def put_norms(self, norms: Mapping[str, float]) -> None:
         """Set the norms of known fingerprints, by hash."""

@@ -8,7 +8,7 @@ from barnraise.hub.protocol.messages import VersionStep
 from barnraise.hub.rounds.leases import ActiveLease
 from barnraise.hub.storage.log import CommittedRound, HubLog, LogReplica
 
-_REPLICATED = ("founding", "layout", "course", "pool")
+_REPLICATED = ("founding", "layout", "course", "pool", "withdrawn-handovers")
 
 
 def last_base(versions: Sequence[CommittedRound]) -> int:

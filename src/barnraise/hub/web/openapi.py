@@ -9,6 +9,7 @@ import msgspec
 
 from barnraise.hub.protocol.messages import (
     PROTOCOL,
+    ExpelResponse,
     HubProgress,
     JoinRequest,
     JoinResponse,
@@ -16,7 +17,10 @@ from barnraise.hub.protocol.messages import (
     LeaseRequest,
     Problem,
     RegionOffer,
+    RegionOrders,
     RunDescription,
+    SeatGrant,
+    SeatRequest,
     UpdateDeclaration,
     VersionHead,
 )
@@ -52,12 +56,11 @@ OPERATIONS = (
         "get", "/v1/head", "The blobs from a version to the newest.", VersionHead, query=("after", "wait")
     ),
     ApiOperation("get", "/v1/blobs/{name}", "A blob, whole or a range of it.", None, is_bytes=True),
-    ApiOperation("post", "/v1/members", "Join with an invite's token.", JoinResponse, JoinRequest),
-    ApiOperation(
-        "post", "/v1/regions", "As a region, offer places to new members.", RunDescription, RegionOffer
-    ),
+    ApiOperation("post", "/v1/members", "Join with the proof of an invite.", JoinResponse, JoinRequest),
+    ApiOperation("post", "/v1/regions", "As a region, offer seats.", RegionOrders, RegionOffer),
+    ApiOperation("post", "/v1/seats", "Take a seat at a region.", SeatGrant, SeatRequest),
     ApiOperation("post", "/v1/members/{node}/pardon", "Let a member out of quarantine.", RunDescription),
-    ApiOperation("post", "/v1/members/{node}/expel", "Expel a member.", RunDescription),
+    ApiOperation("post", "/v1/members/{node}/expel", "Expel a member.", ExpelResponse),
     ApiOperation("get", "/v1/replica", "Copy of the log for a mirror.", LogReplica, query=("after",)),
     ApiOperation("post", "/v1/leave", "Give the lease back.", RunDescription),
     ApiOperation("post", "/v1/leases", "Lease samples to train on.", Lease, LeaseRequest),

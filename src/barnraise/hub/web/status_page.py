@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from html import escape
 
 from barnraise.core.units import counted, format_duration
 from barnraise.hub.aggregation.update_checks import member_names
 from barnraise.hub.protocol.clock import JUMP_S
+from barnraise.hub.protocol.invites import short_key
 from barnraise.hub.server.health import HealthWarning
 from barnraise.hub.server.hub import Hub
+from barnraise.hub.server.membership import has_seat_below
 from barnraise.hub.storage.log import CommittedRound, MemberRecord
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -145,16 +148,37 @@ def _largest(hub: Hub) -> list[MemberRecord]:
 
 def _members(hub: Hub, active: set[str]) -> str:
     rows = []
-    for member in _largest(hub):
+    shown = by_invite(_largest(hub))
+    sizes = Counter(member.invite for member in hub.members.values())
+    for member in shown:
+        together = f" ({sizes[member.invite]} members)" if sizes[member.invite] > 1 else ""
+        invite = f"{escape(short_key(member.invite))}{together}" if member.invite else ""
         doing = "training" if member.node in active else ""
         if member.quarantine:
             doing = f"<span class=bad>quarantine: {escape(member.quarantine)}</span>"
+        elif has_seat_below(member):
+            doing = "at a region"
         rows.append(
             f"<tr><td>{escape(member.name)} <small>{escape(member.node[:9])}</small><td>{member.role}"
-            f"<td class=n>{member.samples:,}<td class=n>{member.accepted:,}<td>{doing}"
+            f"<td>{invite}<td class=n>{member.samples:,}<td class=n>{member.accepted:,}<td>{doing}"
         )
-    head = "<tr><th>Member<th>Role<th class=n>Samples<th class=n>Updates<th>"
+    head = "<tr><th>Member<th>Role<th>Invite<th class=n>Samples<th class=n>Updates<th>"
     return f"<h2>Contributors</h2><table>{head}{''.join(rows)}</table>"
+
+
+def by_invite(members: Sequence[MemberRecord]) -> list[MemberRecord]:
+    """Sort members so that those that came with one invite stand together, the most active invite first."""
+    samples = Counter[str]()
+    for member in members:
+        samples[member.invite or member.node] += member.samples
+    return sorted(
+        members,
+        key=lambda member: (
+            -samples[member.invite or member.node],
+            member.invite or member.node,
+            -member.samples,
+        ),
+    )
 
 
 def _versions(versions: Sequence[CommittedRound], now: float) -> str:

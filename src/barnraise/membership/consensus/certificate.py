@@ -1,7 +1,7 @@
 """Certificate: the signed votes that prove a decision, and the chain of decisions they prove. Pure.
 
-A machine that was away believes a decision only through certificates: each decision of the chain is signed by
-a quorum of the voters of the one before. A machine that was removed cannot make one by itself.
+A machine that was away believes a decision only with a certificate. A quorum of the voters of the decision
+before has signed it. A machine that was removed cannot make one by itself.
 """
 
 from __future__ import annotations

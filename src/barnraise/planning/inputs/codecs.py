@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}\Z")]
 LossShare = Annotated[float, Meta(ge=0, le=10)]
 
 EXACT = "exact"

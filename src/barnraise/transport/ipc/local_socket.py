@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from barnraise.core.errors import ListenerError
+from barnraise.core.ownership.check import home_directory
 from barnraise.identity.private_file import create_private, read_private
 
 SOCKET_NAME = "listener.sock"
@@ -101,7 +102,7 @@ if sys.platform != "win32":
             door.close()
             raise ListenerError(
                 f"the local socket {path} cannot be made: {error.strerror}",
-                hint="Choose a state directory on a local disk that you may write to.",
+                hint="Choose a state directory on a local disk that only you may write to.",
             ) from error
         return door
 
@@ -122,7 +123,8 @@ def _check_length(path: Path) -> None:
     if length > _LONGEST_PATH:
         raise ListenerError(
             f"the path {path} has {length} bytes; a local socket's path may have {_LONGEST_PATH}",
-            hint="Choose a state directory with a shorter path (BARNRAISE_STATE_DIRECTORY).",
+            hint=f"Choose a shorter state directory inside {home_directory()}, which only you may write to "
+            "(BARNRAISE_STATE_DIRECTORY).",
         )
 
 

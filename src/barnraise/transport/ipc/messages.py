@@ -98,6 +98,16 @@ class IncomingConnection(msgspec.Struct, frozen=True, tag="incoming"):
     plaintext: bool
 
 
+class TrustUpdate(msgspec.Struct, frozen=True, tag="trust"):
+    """Change of what a ticket said. The worker cuts its links to machines that are not trusted any more."""
+
+    trusted: list[RawNodeId]
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"TrustUpdate({len(self.trusted)} machines)"
+
+
 class RegistrationRefused(msgspec.Struct, frozen=True, tag="refused"):
     """Rejection of a request. ``code``: code of the error behind it, if it was one of ours."""
 
@@ -108,7 +118,7 @@ class RegistrationRefused(msgspec.Struct, frozen=True, tag="refused"):
 
 _UNREADABLE = "a local message cannot be read"
 Request = RegisterEndpoint | ListenerStatus | ListenerRequest
-Reply = DialTicket | ListenerStanding | ListenerReply | IncomingConnection | RegistrationRefused
+Reply = DialTicket | ListenerStanding | ListenerReply | IncomingConnection | TrustUpdate | RegistrationRefused
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -24,6 +24,7 @@ from barnraise.transport.listener.preface import (
     Preface,
     parse,
 )
+from barnraise.transport.log_throttle import LOG_PERIOD_S
 
 PREFACE_DEADLINE_S = 3.0
 MOST_WAITING = 128
@@ -78,6 +79,7 @@ class ConnectionAcceptor:
             total=MOST_WAITING, per_source=MOST_WAITING_PER_SOURCE
         )
         self._named_sources: set[str] = set()
+        self._named_since = 0.0
         self._loop = asyncio.get_running_loop()
         self.delivered = 0
         self.refused = 0
@@ -182,13 +184,16 @@ class ConnectionAcceptor:
         pending.socket.close()
 
     def _complain(self, source: str, why: str) -> None:
-        """Log a failure once per source, with a limit on the sources."""
+        """Log a failure once per source and hour, with a limit on the sources."""
+        if self._loop.time() - self._named_since >= LOG_PERIOD_S:
+            self._named_sources.clear()
+            self._named_since = self._loop.time()
         if source in self._named_sources or len(self._named_sources) >= _MOST_NAMED_SOURCES:
             return
         self._named_sources.add(source)
-        _log.warning("rejected %s: %s (logged once for this source)", source, why)
+        _log.warning("rejected %s: %s (logged once an hour for this source)", source, why)
         if len(self._named_sources) == _MOST_NAMED_SOURCES:
-            _log.warning("further sources are rejected without a line here")
+            _log.warning("for an hour, further sources are rejected without a line here")
 
 
 def accept_or_pause(

@@ -31,8 +31,8 @@ class ConnectionPolicy(Protocol):
     def key(self) -> NodeKey:
         """Return the key that signs the credentials of this machine's workers."""
 
-    def trusted(self) -> tuple[NodeId, ...]:
-        """Return the nodes whose workers may reach ours, including this node."""
+    def trusted(self, run: str) -> tuple[NodeId, ...]:
+        """Return the nodes whose workers may be in a group with our workers of this run, with this node."""
 
     def secret(self) -> bytes:
         """Return the discovery secret, for tickets and the route of workers."""
@@ -50,10 +50,11 @@ class ConnectionPolicy(Protocol):
         exception, the listener sends the refusal and closes it.
         """
 
-    async def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes, run: str) -> bytes:
         """Answer a request of a local process of the same user; a BarnraiseError becomes a rejection.
 
-        The call is cancelled when the process disconnects.
+        ``run``: the run whose local interface received it; empty for the interface of the person. The call is
+        cancelled when the process disconnects.
         """
 
     def refuse_run(self, run: str) -> str | None:
@@ -73,7 +74,7 @@ class SettingsConnectionPolicy:
     def key(self) -> NodeKey:
         return self._key
 
-    def trusted(self) -> tuple[NodeId, ...]:
+    def trusted(self, run: str) -> tuple[NodeId, ...]:
         return self._trusted
 
     def secret(self) -> bytes:
@@ -85,7 +86,7 @@ class SettingsConnectionPolicy:
     def deliver(self, preface: Preface, connection: socket.socket, address: str) -> ConnectionRefusal | None:
         return ConnectionRefusal(f"route {preface.route} does not exist here", refuse_route())
 
-    async def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes, run: str) -> bytes:
         raise AgentError("this machine has a listener but no agent", hint="Start the agent: barnraise up")
 
     def refuse_run(self, run: str) -> str | None:

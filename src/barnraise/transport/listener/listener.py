@@ -1,6 +1,7 @@
-"""Listener of a machine: one port for other machines, one local socket for its own processes.
+"""Listener of a machine: one port for other machines, local sockets for its own processes.
 
-Workers register at the local socket and get their ticket there; they never open a port. A connection with a
+One local socket serves the person's commands. Each run has another one, which knows only that run. Workers
+register at a local socket and get their ticket there; they never open a port. A connection with a
 valid preface names a worker or another route. It is passed to that worker's communication process, or to the
 policy. The listener does no TLS for it and sees none of its bytes. It asks its policy about trust and secrets
 each time.
@@ -21,6 +22,9 @@ import signal
 import socket
 import sys
 from collections import deque
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,6 +32,7 @@ from barnraise import __version__
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import BarnraiseError, IdentityError, ListenerError, ProtocolError
 from barnraise.core.file_lock import FileLock
+from barnraise.core.flow.console_log import install_process_log
 from barnraise.identity import WORKER_BYTES, NodeId, delegate
 from barnraise.identity.private_file import private_directory
 from barnraise.transport.addresses import own_addresses
@@ -44,6 +49,7 @@ from barnraise.transport.ipc.messages import (
     RegistrationRefused,
     Reply,
     Request,
+    TrustUpdate,
     decode_request,
     encode_message,
 )
@@ -67,16 +73,25 @@ _TELL_S = 10.0
 _log = logging.getLogger(__name__)
 
 
+class _Interface(NamedTuple):
+    """Local socket, and the run that it serves; empty: it serves the person, and every request."""
+
+    listener: LocalListener
+    run: str
+
+
 class _Local:
     """Connection of a local process, which is a worker once it has registered."""
 
-    __slots__ = ("channel", "pid", "requests", "run", "talk", "worker")
+    __slots__ = ("channel", "interface", "pid", "requests", "run", "talk", "trust", "worker")
 
-    def __init__(self, channel: IpcChannel) -> None:
+    def __init__(self, channel: IpcChannel, interface: _Interface) -> None:
         self.channel = channel
+        self.interface = interface
         self.worker: bytes | None = None
         self.run = ""
         self.pid = 0
+        self.trust: TrustUpdate | None = None  # what the worker was told last
         self.requests: deque[Request] = deque()  # waiting behind a question; the first is in work
         self.talk: asyncio.Task[None] | None = None
 
@@ -103,7 +118,7 @@ class Listener:
         self._occupied, self._empty = asyncio.Event(), asyncio.Event()
         self._empty.set()
         self._keeper: ConnectionAcceptor | None = None
-        self._door: LocalListener | None = None
+        self._interfaces: dict[str, _Interface] = {}  # by run; the one of the person under an empty name
 
     @property
     def node(self) -> NodeId:
@@ -131,22 +146,19 @@ class Listener:
             port_socket = open_port(self._settings.network.port, any_port=self._any_port)
             self._keeper = ConnectionAcceptor(port_socket, self._policy.key_for, self._deliver)
             self._keeper.open()
-            self._door = LocalListener(self._directory)
-            self._loop.add_reader(self._door.socket, self._accept_local)
+            self._open_interface("", self._directory)
         except BaseException:
             await self.stop()
             raise
         _log.info(
-            "node %s listens on port %d; trusted nodes: %d; encryption: %s",
-            *(self.node.short, self.port, len(self._policy.trusted()), self._settings.network.encryption),
+            "node %s listens on port %d; encryption: %s",
+            *(self.node.short, self.port, self._settings.network.encryption),
         )
 
     async def stop(self) -> None:
         """Close everything; safe to call twice, or without a start."""
-        if self._door is not None:
-            self._loop.remove_reader(self._door.socket)
-            self._door.close()
-            self._door = None
+        for run in list(self._interfaces):
+            self._close_interface(run)
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None
@@ -156,6 +168,54 @@ class Listener:
         if talks:
             await asyncio.wait(talks, timeout=_PREDECESSOR_S)
         self._lock.release()
+
+    def open_run(self, run: str, directory: Path) -> None:
+        """Serve the workers of a run at a local socket of their own in ``directory``.
+
+        Every other request than those of this run's workers is rejected there.
+        """
+        self.close_run(run)
+        self._open_interface(run, directory)
+
+    def close_run(self, run: str) -> None:
+        """Close the local socket of a run and disconnect the processes that use it."""
+        assert run, "the interface of the person closes with the listener"
+        if run in self._interfaces:
+            interface = self._close_interface(run)
+            for local in [local for local in self._locals if local.interface is interface]:
+                self._farewell(local)
+
+    def _open_interface(self, run: str, directory: Path) -> None:
+        interface = _Interface(LocalListener(directory), run)
+        self._interfaces[run] = interface
+        self._loop.add_reader(interface.listener.socket, self._accept_local, interface)
+
+    def _close_interface(self, run: str) -> _Interface:
+        interface = self._interfaces.pop(run)
+        self._loop.remove_reader(interface.listener.socket)
+        interface.listener.close()
+        return interface
+
+    def refresh_trust(self) -> None:
+        """Tell every worker what it may trust now, if that has changed since it was told last.
+
+        A worker that does not read its messages now is told at the next call.
+        """
+        for local in list(self._workers.values()):
+            trust = self._trust_for(local.run)
+            if trust == local.trust:
+                continue
+            try:
+                local.channel.send(encode_message(trust))
+                local.trust = trust
+            except BlockingIOError:
+                continue
+            except (BarnraiseError, OSError) as error:
+                _log.warning("a worker was disconnected: %s", error)
+                self._farewell(local)
+
+    def _trust_for(self, run: str) -> TrustUpdate:
+        return TrustUpdate([node.raw for node in self._policy.trusted(run)], self._policy.secret())
 
     async def wait_until_idle(self, *, first_s: float = _FIRST_WORKER_S, after_s: float = _IDLE_S) -> None:
         """Return once no local process has been connected for a while."""
@@ -220,15 +280,17 @@ class Listener:
             copy.close()
         return refusal
 
-    def _accept_local(self) -> None:
-        assert self._door is not None
-        connection = accept_or_pause(self._loop, self._door.socket, self._accept_local)
+    def _accept_local(self, interface: _Interface) -> None:
+        listening = interface.listener.socket
+        connection = accept_or_pause(self._loop, listening, partial(self._accept_local, interface))
         if connection is None:
             return
-        if len(self._locals) >= _MOST_LOCAL or not is_same_user(connection):
+        # Workers of one run must not take the places of the person's commands and of other runs.
+        taken = sum(local.interface is interface for local in self._locals)
+        if taken >= _MOST_LOCAL or not is_same_user(connection):
             connection.close()
             return
-        local = _Local(IpcChannel(connection))
+        local = _Local(IpcChannel(connection), interface)
         self._locals.add(local)
         self._occupied.set()
         self._empty.clear()
@@ -247,8 +309,8 @@ class Listener:
 
     def _take(self, local: _Local, request: Request) -> None:
         """Answer at once, or after the earlier requests of this process."""
-        assert self._door is not None
-        if not secrets.compare_digest(request.token.encode(), self._door.token.encode()):
+        token = local.interface.listener.token
+        if not secrets.compare_digest(request.token.encode(), token.encode()):
             raise ProtocolError("a local process showed a wrong token")
         if local.talk is None and not isinstance(request, ListenerRequest):
             local.channel.send(encode_message(self._reply(local, request)))
@@ -264,7 +326,7 @@ class Listener:
             while local.requests:
                 request = local.requests[0]
                 if isinstance(request, ListenerRequest) and local.worker is None:
-                    frame = encode_frame(encode_message(await self._tell(request)))
+                    frame = encode_frame(encode_message(await self._tell(local, request)))
                     sending = self._loop.sock_sendall(local.channel.connection, frame)
                     await asyncio.wait_for(sending, _TELL_S)
                 else:
@@ -275,9 +337,10 @@ class Listener:
             _log.warning("a local process was disconnected: %s", error)
             self._farewell(local)
 
-    async def _tell(self, request: ListenerRequest) -> Reply:
+    async def _tell(self, local: _Local, request: ListenerRequest) -> Reply:
+        answering = self._policy.answer(request.question, local.interface.run)
         try:
-            answer = await asyncio.wait_for(self._policy.answer(request.question), _LONGEST_ANSWER_S)
+            answer = await asyncio.wait_for(answering, _LONGEST_ANSWER_S)
         except BarnraiseError as error:
             return RegistrationRefused(error.message, error.hint, error.code)
         except TimeoutError:
@@ -310,6 +373,12 @@ class Listener:
             return RegistrationRefused(
                 f"a run's name cannot begin with {RESERVED}", "Choose another name for the run."
             )
+        own_run = local.interface.run
+        if own_run and request.run != own_run:
+            return RegistrationRefused(
+                f"this local interface serves workers of run {own_run} only, not of {request.run!r}",
+                "Use the run name that BARNRAISE_RUN gives.",
+            )
         why = self._policy.refuse_run(request.run)
         if why is not None:
             return RegistrationRefused(why, "See what runs are known here: barnraise status")
@@ -320,10 +389,11 @@ class Listener:
 
     def _register(self, local: _Local, request: RegisterEndpoint) -> DialTicket:
         worker = secrets.token_bytes(WORKER_BYTES)
+        trust = self._trust_for(request.run)
         ticket = DialTicket(
             credentials=delegate(self._policy.key, run=request.run, worker=worker),
-            trusted=[node.raw for node in self._policy.trusted()],
-            secret=self._policy.secret(),
+            trusted=trust.trusted,
+            secret=trust.secret,
             run=request.run,
             generation=request.generation,
             worker=worker,
@@ -332,7 +402,7 @@ class Listener:
             encryption=self._settings.network.encryption,
             listener_version=__version__,
         )
-        local.worker, local.run, local.pid = worker, request.run, request.pid
+        local.worker, local.run, local.pid, local.trust = worker, request.run, request.pid, trust
         self._workers[worker] = local
         _log.info("worker %s of run %r is registered (pid %d)", worker.hex()[:8], request.run, request.pid)
         return ticket
@@ -412,7 +482,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--until-idle", action="store_true", help="stop soon after the last worker has left")
     parser.add_argument("--settings", help="complete settings as JSON, instead of file and environment")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    install_process_log()
     try:
         if options.settings is not None:
             settings = msgspec.json.decode(options.settings, type=Settings)

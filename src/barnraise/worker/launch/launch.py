@@ -45,6 +45,7 @@ from barnraise.artifacts.store.manifest import make_manifest
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import AgentError, BarnraiseError, ListenerError, RunEnvironmentError, RunError
 from barnraise.core.files import write_atomically
+from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size, parse_duration
 from barnraise.environments.script_imports import scan_imports
 from barnraise.worker.launch.remote_main import ARGUMENTS, RESULT, SCRIPT, encode_call
@@ -237,7 +238,7 @@ class _View:
     def say(self, text: str) -> None:
         if self.write is not None and text not in self.shown:
             self.shown.add(text)
-            sys.stderr.write(f"barnraise: {text}\n")
+            sys.stderr.write(f"barnraise: {printable(text)}\n")
             sys.stderr.flush()
 
     def follow(self, response: WatchResponse | None) -> tuple[FollowPosition, ...]:

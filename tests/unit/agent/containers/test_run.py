@@ -35,6 +35,7 @@ SPEC = ContainerSpec(
     run="train-ab12",
     state="/home/me/.local/state/barnraise",
     folder="/home/me/.local/state/barnraise/runs/train-ab12/folder",
+    interface="/home/me/.local/state/barnraise/ipc/ab12cd",
     private_dir="/home/me/.local/state/barnraise/runs/train-ab12/rooms/1-0",
     data=("/data/mnist",),
     variables={"RANK": "0", "API_KEY": "a secret", "PATH": "/opt/bin", "DOCKER_HOST": "tcp://elsewhere"},
@@ -57,12 +58,14 @@ def changed(**changes: object) -> ContainerSpec:
 def test_run_command_docker_has_all_arguments() -> None:
     state = SPEC.state
     assert arguments(ContainerEngine("/usr/bin/docker")) == (
-        *("/usr/bin/docker", "run", "--rm", "--init", "--pull=never", "--network=host", "--ipc=host"),
+        *("/usr/bin/docker", "run", "--rm", "--init", "--pull=never", "--network=host", "--ipc=private"),
+        *("--cap-drop=ALL", "--security-opt", "no-new-privileges", "--pids-limit=4096"),
+        "--shm-size=1073741824b",
         *("--security-opt", "label=disable", "--user", "1000:100", "--name", "barnraise-train-ab12-1-0"),
         *("--label", f"barnraise.state={state}", "--label", "barnraise.run=train-ab12"),
         *("--workdir", SPEC.folder, "--volume", f"{SPEC.folder}:{SPEC.folder}"),
         *("--volume", f"{SPEC.private_dir}:/run/barnraise"),
-        *("--volume", f"{state}/listener.sock:/run/barnraise/listener.sock"),
+        *("--volume", f"{SPEC.interface}/listener.sock:/run/barnraise/listener.sock"),
         *("--volume", "/data/mnist:/data/mnist:ro"),
         *("--env", "HOME=/run/barnraise", "--env", "USER", "--env", "RANK", "--env", "API_KEY"),
         *("--env", "PATH=/opt/bin", "--env", "DOCKER_HOST=tcp://elsewhere"),
@@ -142,6 +145,7 @@ def ready(state: Path, image: str = IMAGE, progress: list[str] | None = None) ->
             "r",
             state=state,
             home=home,
+            interface=state / "ipc",
             data={},
             variables={},
             gpus=False,
@@ -293,6 +297,15 @@ try:
 except OSError as error:
     print("not written:", error.strerror)
 dist.init_process_group("barnraise")
+from barnraise.agent_client.client import ListenerClient
+from barnraise.agent_client.cluster_requests import PskRequest, encode
+from barnraise.core.errors import BarnraiseError
+with ListenerClient.connect(pathlib.Path(os.environ["BARNRAISE_STATE_DIRECTORY"])) as client:
+    try:
+        client.ask(encode(PskRequest("owner")), 30)
+        print("has a key of the cluster")
+    except BarnraiseError as error:
+        print("refused:", error.message)
 total = torch.ones(3)
 dist.all_reduce(total)
 print("sum", total.tolist())
@@ -314,11 +327,13 @@ def test_run_in_container_end_to_end(agent: LoneAgent, tmp_path: Path) -> None:
     assert "variables False /run/barnraise a secret ['--lr', '0.1']" in done.stdout
     assert "data 1" in done.stdout
     assert "not written: Read-only file system" in done.stdout
+    assert "refused: the agent rejects PskRequest of a worker of run" in done.stdout
     assert "sum [1.0, 1.0, 1.0]" in done.stdout
     results = list((agent.state.parent / "project" / "barnraise-runs").glob("*/model.txt"))
     assert [path.read_text() for path in results] == ["made in a container"]
     checked, surveyed, worked = agent.engine.of("run")
     assert not any("a secret" in word or "node.key" in word for word in (*checked, *surveyed, *worked))
+    assert not any(f"{agent.state}/listener.sock" in word for word in (*checked, *surveyed, *worked))
     assert "--memory=2000000000b" in worked
     assert any(word.startswith("--cpu-shares") for word in worked)
     assert not agent.engine.running

@@ -88,3 +88,18 @@ def test_nodes_show_whole_ids_in_eighty_columns(
     assert text.count(ID) == 2
     assert "NVIDIA GeForce RTX 4090 (cuda), 24 GiB, 61 TFLOP/s" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_status_and_nodes_print_no_terminal_commands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest's system, device and name hold commands; also an agent that passed them on is no way in."""
+    hostile = "x\x1b]52;c;eA==\x07\x9b2J\u202e\ny"
+    row = machine(hostile, os=hostile, python=hostile, torch=hostile, version=hostile, address=hostile)
+    row = replace(row, devices=(DeviceRow("cpu", hostile, 1 << 30),), runs=(hostile,))
+    response = cluster(row, sentence=hostile)
+    monkeypatch.setattr(status, "ask", lambda *_: response)
+    status.nodes(as_json=False)
+    status.nodes(as_json=True)
+    shown = status.describe(response) + capsys.readouterr().out
+    assert not set(shown) & {"\x1b", "\x07", "\x9b", "\u202e"}

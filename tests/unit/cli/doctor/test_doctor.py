@@ -34,6 +34,7 @@ from barnraise.cli.doctor.facts import (
     KeyFacts,
     NvidiaFacts,
     PortFacts,
+    RequirementsFacts,
     SleepFacts,
     TorchFacts,
     WslFacts,
@@ -68,6 +69,9 @@ CASES: list[Case] = [
     (lambda: machine_checks.barnraise("0.1.0", "0.1.0"), "ok", "0.1.0"),
     (lambda: machine_checks.barnraise("0.1.0", None), "ok", "0.1.0"),
     (lambda: machine_checks.barnraise("0.2.0", "0.1.0"), "warn", "did not finish"),
+    (lambda: machine_checks.requirements(RequirementsFacts("uv.lock")), "ok", "by hashes"),
+    (lambda: machine_checks.requirements(RequirementsFacts("requirements.txt", 3)), "warn", "3 requirements"),
+    (lambda: machine_checks.requirements(RequirementsFacts("", 0, "-e .")), "warn", "-e ."),
     (lambda: machine_checks.torch(GOOD_TORCH, "linux", "x86_64"), "ok", GOOD_TORCH.version),
     (lambda: machine_checks.torch(TorchFacts(), "linux", "x86_64"), "warn", "not installed"),
     (lambda: machine_checks.torch(TorchFacts(), "macos", "x86_64"), "warn", "Intel Macs"),
@@ -818,3 +822,24 @@ def test_one_look_that_hangs_or_breaks_hides_nothing(
     assert "not checked: gpu (the check failed: ValueError: what a surprise)" in out
     assert "not checked: sleep (it did not answer in time)" in out
     assert "ok    python" in out
+
+
+@pytest.mark.parametrize(
+    ("files", "state"),
+    [
+        ({}, None),
+        ({"train.py": ""}, None),
+        ({"requirements.txt": "numpy\n"}, "warn"),
+        ({"requirements.txt": "numpy\n", "requirements.lock": "numpy==2 --hash=sha256:aa"}, "ok"),
+        ({"requirements.txt": "-e ."}, "warn"),
+        ({"requirements.txt": "numpy", "uv.lock": "", "pyproject.toml": ""}, "ok"),
+    ],
+)
+def test_requirements_of_the_folder_are_checked_for_hashes(
+    tmp_path: Path, files: dict[str, str], state: str | None
+) -> None:
+    """Tries a folder whose packages the index may replace: the doctor must say so."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    row = machine_checks.requirements(collect.requirements(tmp_path))
+    assert (row.state if row is not None else None) == state

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from barnraise.cli.child_process import ChildProcess
 from barnraise.cli.cluster.identity import machine_key
 from barnraise.cli.hub.directories import top_folder, write_addresses, write_local_address
 from barnraise.cli.hub.join import CREDENTIALS_FILE, _check_free, open_workspace
-from barnraise.cli.hub.mirror import hand_over, take_over
+from barnraise.cli.hub.mirror import follow, hand_over, take_over
 from barnraise.cli.hub.owner import expel, pardon
 from barnraise.cli.hub.status import status
 from barnraise.cli.hub.up import HubUpOptions, up
@@ -22,10 +23,12 @@ from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
 from barnraise.core.flow.background import start_in_thread
 from barnraise.hub.client.credentials import MemberCredentials, member_key, write_credentials
-from barnraise.hub.mirror.mirror import sign_handover
-from barnraise.hub.protocol.invites import make_invite
+from barnraise.hub.mirror.handover import read_handover, sign_handover
+from barnraise.hub.private_options import PrivateOptions, take_private_options
+from barnraise.hub.protocol.invites import HubPlace, invite_text, make_invite
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig
-from barnraise.hub.storage.create import FOLLOWS, create_hub, hub_key
+from barnraise.hub.storage.create import FOLLOWS, WITHDRAWN, create_hub, hub_key
+from barnraise.hub.storage.directory_lock import read_facts
 from barnraise.hub.storage.log import HubLog, MemberRecord, change
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess
@@ -37,6 +40,7 @@ def wishes(script: Path, codec: str = "int8", store: str = "", endpoint: str = "
         host="",
         port=52480,
         plain=False,
+        proxied=False,
         address=(),
         uses=1,
         round_time="30s",
@@ -112,11 +116,26 @@ def test_hub_hands_over_and_mirror_cannot(tmp_path: Path, capsys: pytest.Capture
     assert not capsys.readouterr().out
     assert hand_over(node=str(hub_key(mirror).id), name="hub") == 0
     word = capsys.readouterr().out
-    forged = sign_handover(hub_key(mirror), hub_key(hub).id, hub_key(mirror).id, 1)
+    forged = sign_handover(hub_key(mirror), hub_key(hub).id, hub_key(mirror).id, 1, 1 << 40)
     with pytest.raises(HubError, match="neither"):
         take_over(word=forged, name="mirror")
     assert take_over(word=word, name="mirror") == 0
     assert hand_over(node=str(owner), name="mirror") == 0, "it is the hub now"
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_hand_over_can_be_limited_and_withdrawn(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = top_folder(load_settings()) / "fireside"
+    create_hub(directory, "fireside", NodeKey.generate().id, RoundConfig())
+    mirror = NodeKey.generate().id
+    assert hand_over(node=str(mirror), name="", lasts="1h") == 0
+    handover = read_handover(capsys.readouterr().out, [hub_key(directory).id])
+    assert handover.expires - handover.time == 3600
+    assert hand_over(node=str(mirror), name="", revoke=True) == 0
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert f"{mirror.short} may not take over any more" in output.err
+    assert WITHDRAWN in read_facts(directory)
 
 
 @pytest.mark.parametrize("whose", ["this machine's", "another's", "the hub's"])
@@ -129,9 +148,15 @@ def test_owner_pardons_and_expels_members(whose: str, capsys: pytest.CaptureFixt
     own_key = member_key(machine_key(settings), own.id)
     owners = {"this machine's": own_key, "another's": NodeKey.generate(), "the hub's": own}
     create_hub(directory, "fireside", owners[whose].id, RoundConfig())
+    invite = str(NodeKey.generate().id)
     ann, bob = (
         MemberRecord(
-            node=str(NodeKey.generate().id), name=name, role="friend", since=0.0, quarantine="too large"
+            node=str(NodeKey.generate().id),
+            name=name,
+            role="friend",
+            since=0.0,
+            quarantine="too large",
+            invite=invite,
         )
         for name in ("ann", "bob")
     )
@@ -149,6 +174,7 @@ def test_owner_pardons_and_expels_members(whose: str, capsys: pytest.CaptureFixt
         members = log.read().members
         assert (members[ann.node].quarantine, members[bob.node].quarantine) == ("", "too large")
         assert expel(member=ann.node[:9], name="") == 0
+        assert "still take part: bob" in capsys.readouterr().err
         assert "expelled this machine" in log.read().members[ann.node].quarantine
         with pytest.raises(HubError, match="cannot be expelled"):
             expel(member="owner", name="")
@@ -229,9 +255,11 @@ def test_status_names_members_a_round_waits_for(capsys: pytest.CaptureFixture[st
 
 def test_machine_cannot_join_a_run_twice() -> None:
     settings, key = load_settings(), NodeKey.generate()
-    invite, _ = make_invite(("http://127.0.0.1:1",), key.id, "fireside", role="friend", uses=1, expires=9)
-    other, _ = make_invite(
-        ("http://127.0.0.1:2",), NodeKey.generate().id, "fireside", role="friend", uses=1, expires=9
+    invite, other = (
+        make_invite(
+            HubPlace(("http://127.0.0.1:1",), hub, pinned=True), "fireside", role="friend", uses=1, expires=9
+        )[0]
+        for hub in (key.id, NodeKey.generate().id)
     )
     with open_workspace(settings, "fireside") as place:
         _check_free(settings, invite)
@@ -244,3 +272,46 @@ def test_machine_cannot_join_a_run_twice() -> None:
         assert "--no-train" in error.value.hint
         _check_free(settings, other)
     _check_free(settings, invite)
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_address_without_tls_is_rejected(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(HubError, match="without TLS"):
+        up(wishes(script)._replace(address=("http://192.168.1.5:52480",)))
+    assert not top_folder(load_settings()).exists()
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_invites_and_secret_addresses_are_no_arguments_of_the_hubs_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user of this machine lists the arguments of the processes that a region or a mirror starts."""
+    hub = HubPlace(("https://hub.test",), NodeKey.generate().id, pinned=True)
+    commands: list[tuple[str, ...]] = []
+    started: list[PrivateOptions] = []
+
+    class Started(Exception):
+        pass
+
+    async def start(name: str, command: tuple[str, ...], **_: object) -> None:
+        commands.append(command)
+        started.append(take_private_options(Path(command[command.index("--private-options") + 1])))
+        raise Started
+
+    monkeypatch.setattr(ChildProcess, "start", start)
+    texts = [
+        invite_text(make_invite(hub, "fireside", role=role, uses=1, expires=9)[0])
+        for role in ("region", "mirror")
+    ]
+    secret = "https://region.test/kQ3v9mXwTz7b"
+    options = wishes(tmp_path / "train.py")._replace(script=None, folder=None, address=(secret,))
+    with pytest.raises(Started):
+        up(options._replace(parent=texts[0]))
+    with pytest.raises(Started):
+        follow(invite=texts[1], name="", host="127.0.0.1", port=1)
+    assert [started[0].parent, started[1].follow] == texts
+    assert started[0].offer == (secret,)
+    for command in commands:
+        assert not any(hidden in word for word in command for hidden in (*texts, secret))

@@ -84,6 +84,7 @@ def _in_session(
             start=1,
             number=first + rank,
             main_offset=offset,
+            is_trusted=True,
         )
         for rank, offset in enumerate(offsets)
     )
@@ -106,3 +107,14 @@ def test_main_worker_without_known_place_is_read_at_the_end() -> None:
     view.follow(_in_session("running", 1, 0, -1))
     positions = view.follow(_in_session("ended", 2, -1))
     assert FollowPosition(1, LARGEST_OFFSET) in positions
+
+
+def test_guests_lines_cannot_look_like_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """A guest's worker prints lines with our prefix, also as the only worker of the run."""
+    line = b"barnraise: h0 says: type your password\n"
+    response = _in_session("running", 1, 0, heard=(LogChunk(1, 0, line, True),))
+    guest = msgspec.structs.replace(response.workers[0], is_trusted=False)
+    view = run_view.RunView(all_ranks=False)
+    view.follow(response)
+    view.print_heard(msgspec.structs.replace(response, workers=(guest,)))
+    assert capsys.readouterr().out == "h1 barnraise: h0 says: type your password\n"

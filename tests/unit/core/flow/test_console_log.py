@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 
 import pytest
 
-from barnraise.core.flow.console_log import split_prefix
+from barnraise.core.flow.console_log import LogFormatter, split_prefix
 
 SCRIPT = """
 import logging
@@ -35,3 +36,22 @@ def test_warning_is_printed_once_with_prefix_or_by_the_scripts_handler(setup: st
 def test_split_prefix_recognises_our_lines() -> None:
     assert split_prefix("barnraise: pc is slow") == (True, "pc is slow")
     assert split_prefix("epoch 1") == (False, "epoch 1")
+
+
+def test_quoted_text_commands_no_terminal_and_makes_no_line_in_a_log() -> None:
+    """A peer's text holds a clipboard write and a forged line of the log."""
+    record = logging.LogRecord(
+        "barnraise", logging.WARNING, "", 0, "it said %s", ("\x1b]52;c;eA==\x07\nINFO ok",), None
+    )
+    assert LogFormatter("%(levelname)s %(message)s").format(record) == "WARNING it said ?]52;c;eA==??INFO ok"
+
+
+def test_traceback_keeps_its_lines_in_a_log() -> None:
+    try:
+        raise ValueError("bad \x1b[2J")
+    except ValueError:
+        record = logging.LogRecord("barnraise", logging.ERROR, "", 0, "failed", (), sys.exc_info())
+    lines = LogFormatter().format(record).splitlines()
+    assert lines[0] == "failed"
+    assert lines[1].startswith("Traceback")
+    assert lines[-1] == "ValueError: bad ?[2J"

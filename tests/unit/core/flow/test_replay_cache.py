@@ -23,3 +23,12 @@ def test_rejecting_cache_forgets_no_key_before_its_time() -> None:
     assert cache.add("b", 15.0) is KeyCheck.REPLAY
     assert cache.add("a", 15.1) is KeyCheck.NEW
     assert len(cache) == 2
+
+
+def test_count_of_sender_follows_what_is_remembered() -> None:
+    cache = ReplayCache[int](3, ttl_s=10.0, evict_when_full=True)
+    for key, sender in enumerate("aabb"):
+        cache.add(key, float(key), sender)
+    assert (cache.count_of("a", 3.0), cache.count_of("b", 3.0)) == (1, 2), "the oldest was evicted"
+    assert cache.add(3, 4.0, "a") is KeyCheck.REPLAY
+    assert (cache.count_of("a", 12.5), cache.count_of("b", 12.5)) == (0, 1), "two have expired"

@@ -12,13 +12,12 @@ import numpy
 import pytest
 import torch
 
-from barnraise.core.errors import ProtocolError
 from barnraise.hub.aggregation.aggregate import (
     MergeInput,
     OuterState,
+    cap_invites,
     cap_weights,
     map_in_order,
-    measure,
     merge_chunk,
     take_outer_step,
     trimmed_mean,
@@ -79,6 +78,32 @@ def test_mean_weight_of_one_member_is_capped(tmp_path: Path) -> None:
     numpy.testing.assert_allclose(usual, [-90.0 / 110.0] * 4, rtol=1e-6)
 
 
+def test_weight_of_one_invite_is_bounded(tmp_path: Path) -> None:
+    """One person takes ten seats with one invite; five friends have an invite each."""
+    form = VectorForm(4, 1024, "fp32", 0)
+    values = [torch.ones(4)] * 5 + [-torch.ones(4)] * 10
+    files = _files(tmp_path, values, form)
+    invites = [f"friend {number}" for number in range(5)] + ["one"] * 10
+    inputs = [MergeInput(file, 1.0, 1.0, invite) for file, invite in zip(files, invites, strict=True)]
+    numpy.testing.assert_allclose(merge_chunk(inputs, 0, None), [(5 - 3) / 8] * 4, rtol=1e-6)
+    assert cap_invites([1.0, 1.0, 9.0, 1.0], ["a", "b", "c", "c"]) == pytest.approx([1.0, 1.0, 8.1, 0.9])
+    assert cap_invites([2.0, 3.0], ["a", "a"]) == [2.0, 3.0], "below the bound nothing changes"
+    assert cap_invites([1.0] * 9, [""] * 9) == [1.0] * 9
+    alone = merge_chunk([*inputs[5:], MergeInput(files[0], 1.0, 1.0, "one")], 0, None)
+    numpy.testing.assert_allclose(alone, [-9 / 11] * 4, rtol=1e-6)
+
+
+def test_strangers_of_one_invite_count_as_one_in_the_trim(tmp_path: Path) -> None:
+    """Eight machines of one stranger would be most of the values that the trim leaves."""
+    form = VectorForm(4, 1024, "fp32", 0)
+    files = _files(tmp_path, [torch.full((4,), 0.1 * number) for number in range(4)], form)
+    (tmp_path / "evil").mkdir()
+    evil = _files(tmp_path / "evil", [torch.full((4,), 1e6)] * 8, form)
+    inputs = [MergeInput(file, 1.0, 1.0, f"friend {place}") for place, file in enumerate(files)]
+    inputs += [MergeInput(file, 1.0, 1.0, "one", is_strangers=True) for file in evil]
+    assert float(merge_chunk(inputs, 0, 0.25).max()) <= 0.3
+
+
 def test_outer_step_equals_torch_sgd_with_error_feedback(tmp_path: Path) -> None:
     """A coarse codec: the chain stays within one step's rounding of what torch.optim.SGD does."""
     torch.manual_seed(2)
@@ -101,26 +126,6 @@ def test_outer_step_equals_torch_sgd_with_error_feedback(tmp_path: Path) -> None
     lost = torch.frombuffer(bytearray(blobs.path(outcome.feedback).read_bytes()), dtype=torch.float32)
     assert torch.allclose(state + lost, parameter.detach(), atol=1e-4)
     assert worst < 5.0
-
-
-def test_measure_returns_norm_and_sketch(tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    form = VectorForm(20_000, 4096, "fp32", 0)
-    first, second = torch.randn(20_000), torch.randn(20_000)
-    files = _files(tmp_path, [first, second, first + 0.01 * second], form)
-    figures = [measure(tmp_path / f"update-{number}", form) for number in range(len(files))]
-    assert figures[0].norm == pytest.approx(float(first.norm()), rel=1e-5)
-    sketches = [numpy.frombuffer(figure.sketch, dtype="<f4") for figure in figures]
-
-    def cosine(a: int, b: int) -> float:
-        return float(
-            sketches[a] @ sketches[b] / numpy.linalg.norm(sketches[a]) / numpy.linalg.norm(sketches[b])
-        )
-
-    assert cosine(0, 2) > 0.999
-    assert abs(cosine(0, 1)) < 0.15
-    with pytest.raises(ProtocolError):
-        measure(tmp_path / "update-0", VectorForm(20_001, 4096, "fp32", 0))
 
 
 def test_map_in_order_limits_results_ahead() -> None:

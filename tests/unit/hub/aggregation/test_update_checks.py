@@ -18,6 +18,7 @@ from barnraise.hub.aggregation.update_checks import (
     judge_round,
     learned_norm,
     median_norm,
+    needs_sketches,
     replace_norms,
     trusted_merge_count,
 )
@@ -36,7 +37,7 @@ def _seen(node: str, sketch: numpy.ndarray, norm: float = 1.0, sha256: str = "")
     )
 
 
-def _arrival(name: str, sketch: numpy.ndarray, norm: float = 1.0, merged: int = 1) -> AcceptedUpdate:
+def _arrival(name: str, norm: float = 1.0, merged: int = 1) -> AcceptedUpdate:
     return AcceptedUpdate(
         update=PendingUpdate(name, name, "lease", 0, 10),
         sha256=name,
@@ -44,7 +45,6 @@ def _arrival(name: str, sketch: numpy.ndarray, norm: float = 1.0, merged: int = 
         spans=(),
         norm=norm,
         scale=1.0,
-        sketch=sketch.astype("<f4").tobytes(),
         merged=merged,
     )
 
@@ -77,7 +77,7 @@ def test_running_median_only_clips_and_is_learned_again() -> None:
 
 
 def test_round_with_all_norms_grown_is_accepted() -> None:
-    arrivals = [_arrival(f"n{number}", _honest(), norm=100.0 + number) for number in range(5)]
+    arrivals = [_arrival(f"n{number}", norm=100.0 + number) for number in range(5)]
     assert judge_round(arrivals, frozenset(), TERMS) == {}
     clipped = [msgspec.structs.replace(arrival, scale=scale) for arrival in arrivals for scale in (0.5, 0.1)]
     assert judge_round(clipped[::2], frozenset(), TERMS) == {}, "less than by the running median alone"
@@ -87,7 +87,7 @@ def test_round_with_all_norms_grown_is_accepted() -> None:
     assert {verdict.scale for verdict in judge_round(clipped[1:4:2], frozenset(), TERMS).values()} == {0.1}, (
         "two alone"
     )
-    arrivals.append(_arrival("large", _honest(), norm=5000.0))
+    arrivals.append(_arrival("large", norm=5000.0))
     assert judge_round(arrivals, frozenset(), TERMS)["large"].kind == "norm"
 
 
@@ -103,12 +103,18 @@ def test_copied_updates_are_refused_as_copies() -> None:
     assert judge_copy("c", "y", b"", earlier).kind == "", "a small model has no sketch"
 
 
+def _judged(
+    sketches: dict[str, numpy.ndarray], strangers: frozenset[str], norms: dict[str, float] | None = None
+) -> dict[str, UpdateVerdict]:
+    arrivals = [_arrival(name, norm=(norms or {}).get(name, 1.0)) for name in sketches]
+    return judge_round(arrivals, strangers, TERMS, sketches=sketches)
+
+
 def test_strangers_are_judged_by_other_updates_of_round() -> None:
-    arrivals = [_arrival(f"n{number}", _honest()) for number in range(15)]
-    arrivals += [_arrival(f"flip{number}", -_honest()) for number in range(3)]
-    arrivals += [_arrival("random", RANDOM.normal(size=SKETCH)), _arrival("large", _honest(), norm=100.0)]
-    all_nodes = frozenset(arrival.update.node for arrival in arrivals)
-    verdicts = judge_round(arrivals, all_nodes, TERMS)
+    sketches = {f"n{number}": _honest() for number in range(15)}
+    sketches |= {f"flip{number}": -_honest() for number in range(3)}
+    sketches |= {"random": RANDOM.normal(size=SKETCH), "large": _honest()}
+    verdicts = _judged(sketches, frozenset(sketches), {"large": 100.0})
     assert {name: verdict.kind for name, verdict in verdicts.items()} == {
         **{f"flip{number}": "unlike" for number in range(3)},
         "random": "unlike",
@@ -116,13 +122,28 @@ def test_strangers_are_judged_by_other_updates_of_round() -> None:
     }
     assert "against" in verdicts["flip0"].reason
     assert "unrelated" in verdicts["random"].reason
-    friends = judge_round(arrivals, frozenset(), TERMS)
+    friends = _judged(sketches, frozenset(), {"large": 100.0})
     assert set(friends) == {"large"}, "friends are believed in their direction"
 
 
 def test_round_without_agreed_direction_keeps_all_updates() -> None:
-    arrivals = [_arrival(f"n{number}", RANDOM.normal(size=SKETCH)) for number in range(10)]
-    assert judge_round(arrivals, frozenset(arrival.update.node for arrival in arrivals), TERMS) == {}
+    sketches = {f"n{number}": RANDOM.normal(size=SKETCH) for number in range(10)}
+    assert _judged(sketches, frozenset(sketches)) == {}
+
+
+def test_stranger_that_repeats_update_of_same_round_is_refused() -> None:
+    first, second = _honest(), _honest()
+    sketches = {"eve": 2 * first, "friend": first, "mallory": second, "mallory2": -second}
+    verdicts = _judged(sketches, frozenset({"eve", "mallory", "mallory2"}))
+    assert {name: verdict.kind for name, verdict in verdicts.items()} == {"eve": "copy", "mallory2": "copy"}
+    assert _judged(sketches, frozenset()) == {}, "friends' updates were compared when they arrived"
+
+
+def test_sketches_are_needed_only_beside_stranger() -> None:
+    arrivals = [_arrival("friend"), _arrival("eve")]
+    assert needs_sketches(arrivals, frozenset({"eve"}))
+    assert not needs_sketches(arrivals, frozenset({"mallory"})), "no stranger takes part"
+    assert not needs_sketches(arrivals[1:], frozenset({"eve"})), "there is nothing to compare with"
 
 
 NORMS = {"friend": 1.5, "owner": 1.0, "eve": 1e6, "mallory": 1e6}
@@ -142,7 +163,7 @@ NORMS = {"friend": 1.5, "owner": 1.0, "eve": 1e6, "mallory": 1e6}
 def test_stranger_without_known_median_is_clipped_to_friend(
     here: str, strangers: str, counts: dict[str, float]
 ) -> None:
-    arrivals = [_arrival(name, DIRECTION, NORMS[name]) for name in here.split()]
+    arrivals = [_arrival(name, NORMS[name]) for name in here.split()]
     verdicts = judge_round(arrivals, frozenset(strangers.split()), TERMS)
     verdict_by_name = {name: verdicts.get(name, UpdateVerdict()) for name in here.split()}
     counted = {
@@ -156,7 +177,7 @@ def test_stranger_without_known_median_is_clipped_to_friend(
 def test_stranger_beside_several_friends_is_clipped_to_smallest(order: str) -> None:
     """No norm is usual yet, and the friends' updates are of different length."""
     norms = {"small": 1.0, "large": 2.5, "eve": 2.0}
-    arrivals = [_arrival(name, DIRECTION, norms[name]) for name in order.split()]
+    arrivals = [_arrival(name, norms[name]) for name in order.split()]
     verdicts = judge_round(arrivals, frozenset({"eve"}), TERMS)
     assert set(verdicts) == {"eve"}
     assert verdicts["eve"].scale * norms["eve"] == pytest.approx(1.0)
@@ -165,9 +186,9 @@ def test_stranger_beside_several_friends_is_clipped_to_smallest(order: str) -> N
 def test_stranger_beside_region_means_is_clipped_to_single_update_norm() -> None:
     """A region's mean of 100 updates is up to ten times shorter than one of them."""
     arrivals = [
-        _arrival("region", DIRECTION, 0.3, merged=100),
-        _arrival("friend", DIRECTION, 4.0),
-        _arrival("eve", DIRECTION, 6.0),
+        _arrival("region", 0.3, merged=100),
+        _arrival("friend", 4.0),
+        _arrival("eve", 6.0),
     ]
     verdict = judge_round(arrivals, frozenset({"eve"}), TERMS)["eve"]
     assert (verdict.kind, verdict.scale * 6.0) == ("", pytest.approx(3.0))
@@ -175,14 +196,14 @@ def test_stranger_beside_region_means_is_clipped_to_single_update_norm() -> None
 
 def test_stranger_before_median_was_known_is_clipped_to_median() -> None:
     seen = [_seen(f"n{number}", DIRECTION) for number in range(3)]
-    verdict = judge_round([_arrival("eve", DIRECTION, 1e6)], frozenset({"eve"}), TERMS, seen)["eve"]
+    verdict = judge_round([_arrival("eve", 1e6)], frozenset({"eve"}), TERMS, seen)["eve"]
     assert (verdict.kind, verdict.scale * 1e6) == ("", pytest.approx(TERMS.clip_over))
 
 
 def test_stranger_norms_are_learned_only_if_confirmed() -> None:
     unconfirmed = [_seen("eve", DIRECTION, 0.0, sha256=name) for name in ("x", "y", "z")]
     assert median_norm(unconfirmed) is None
-    arrivals = [_arrival(name, DIRECTION, 4.0) for name in ("ann", "bob", "eve")]
+    arrivals = [_arrival(name, 4.0) for name in ("ann", "bob", "eve")]
     parts = [_part("ann", 1.0), _part("eve", 0.5)]
     assert confirmed_norms(arrivals, parts, frozenset({"eve"})) == {"eve": 2.0}
     assert confirmed_norms(arrivals[1:], parts[1:], frozenset({"eve"})) == {}, (
@@ -207,7 +228,7 @@ def test_regions_and_direct_members_in_one_round_all_count(regions: int, leaves:
         return (1 / merged + (1 - 1 / merged) * agreed) ** 0.5
 
     sizes = [200, 500, 1000][:regions] + [1] * leaves
-    arrivals = [_arrival(f"n{place}", DIRECTION, norm(size), size) for place, size in enumerate(sizes)]
+    arrivals = [_arrival(f"n{place}", norm(size), size) for place, size in enumerate(sizes)]
     assert judge_round(arrivals, frozenset(), TERMS) == {}
     seen = [
         msgspec.structs.replace(_seen("a", DIRECTION, arrival.norm), merged=arrival.merged)
@@ -218,7 +239,7 @@ def test_regions_and_direct_members_in_one_round_all_count(regions: int, leaves:
         assert clip_scale(norm(size), usual, TERMS) == 1.0
     if len(arrivals) > 2:
         for size in (1, 500):
-            large = _arrival("large", DIRECTION, 400.0, size)
+            large = _arrival("large", 400.0, size)
             assert judge_round([*arrivals, large], frozenset(), TERMS)["large"].kind == "norm"
 
 

@@ -18,7 +18,7 @@ from tests.unit.hub.in_process_hub import ADDRESS, InProcessHub, play
 
 
 async def _stranger(scene: InProcessHub) -> str:
-    return await scene.join(create_invite(scene.directory, ADDRESS, role="stranger").token_text)
+    return await scene.join(create_invite(scene.directory, ADDRESS, role="stranger"))
 
 
 async def _push(scene: InProcessHub, node: str, size: float) -> None:
@@ -43,6 +43,27 @@ def _moved(scene: InProcessHub) -> float:
 
 async def _until_version(scene: InProcessHub, version: int) -> None:
     await asyncio.wait_for(scene.until(lambda: scene.hub.version == version), 60)
+
+
+def test_update_of_region_with_strangers_is_trimmed(tmp_path: Path) -> None:
+    """A stranger alone in a region is a region to the parent; its declaration says that it is a stranger."""
+
+    async def story(scene: InProcessHub) -> None:
+        region = await scene.join(create_invite(scene.directory, ADDRESS, role="region"))
+        friends = [await scene.member() for _ in range(4)]
+        for version, has_strangers in enumerate((False, True)):
+            leases = {node: await scene.lease(node) for node in (region, *friends)}
+            for node, lease in leases.items():
+                data = encoded(torch.randn(LAYOUT.numel) * 0.01, TERMS.codec, lease.version)
+                is_declared = has_strangers and node == region
+                await scene.send(node, declared(lease, data, has_strangers=is_declared), data)
+            await _until_version(scene, version + 1)
+        assert [version.rule for version in scene.hub.versions[1:]] == [
+            "weighted mean",
+            "mean without 25% on each side",
+        ]
+
+    play(tmp_path, story)
 
 
 def test_first_stranger_waits_for_update_to_compare_with(tmp_path: Path) -> None:

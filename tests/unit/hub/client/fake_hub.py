@@ -64,6 +64,13 @@ def longer(request: httpx.Request, answer: Callable[[], httpx.Response]) -> http
     return httpx.Response(response.status_code, content=response.content + b"?", headers=kept)
 
 
+def streamed(response: httpx.Response) -> httpx.Response:
+    """Return the response unread, as from a network."""
+    return httpx.Response(
+        response.status_code, headers=response.headers, stream=httpx.ByteStream(response.content)
+    )
+
+
 class FakeHub:
     """Hub that applies half of each update at once.
 
@@ -98,8 +105,8 @@ class FakeHub:
         self.requests.append(f"{request.method} {request.url.path}")
         fault = self.faults.pop(0) if self.faults else None
         if fault is not None:
-            return fault(request, lambda: self._answer(request))
-        return self._answer(request)
+            return streamed(fault(request, lambda: self._answer(request)))
+        return streamed(self._answer(request))
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         if request.url.path.startswith("/v1/blobs/"):

@@ -13,7 +13,7 @@ from barnraise.core.config import ContributorSettings
 from barnraise.core.errors import ConfigError
 from barnraise.hub.client import bandwidth_policy
 from barnraise.hub.client.bandwidth_policy import BandwidthPolicy, QuietHours, UplinkLimiter, is_metered
-from barnraise.hub.protocol.invites import make_invite
+from barnraise.hub.protocol.invites import HubPlace, make_invite
 from barnraise.hub.region.server import parent_client
 from barnraise.identity.keys import NodeKey
 
@@ -105,7 +105,8 @@ def test_is_metered_follows_system(platform: str, answer: str, expected: bool) -
 
 def test_region_follows_bandwidth_policy_of_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     key = NodeKey.generate()
-    invite, _ = make_invite(("http://127.0.0.1:9",), key.id, "fireside", role="region", uses=1, expires=9)
+    place = HubPlace(("http://127.0.0.1:9",), key.id, pinned=True)
+    invite, _ = make_invite(place, "fireside", role="region", uses=1, expires=9)
     waited: list[float] = []
 
     class Waited(Exception):

@@ -53,7 +53,9 @@ from tests.unit.hub.client.fake_hub import (
     lost_answer,
     no_connection,
     proxys_page,
+    streamed,
 )
+from tests.unit.hub.reverse_proxies import make_certificates
 
 LAYOUT = VectorLayout((VectorEntry("weight", (50, 60), "float32"), VectorEntry("bias", (60,), "float32")))
 COURSE = HubDataOrder(samples=100, batch=8, epochs=4)
@@ -381,8 +383,8 @@ def test_blob_spoiled_at_one_address_is_fetched_from_another(
 
     def handle(request: httpx.Request) -> httpx.Response:
         if request.url.host == "one.test" and request.url.path.startswith("/v1/blobs/"):
-            return fault(request, lambda: hub._answer(request))
-        return hub._answer(request)
+            return streamed(fault(request, lambda: hub._answer(request)))
+        return streamed(hub._answer(request))
 
     addresses, pauses = ["http://one.test", "http://two.test"], []
     client = HubClient(
@@ -455,8 +457,10 @@ class Server:
                     talk.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
 
 
-def ask_once(address: str, hub: NodeId, context: ssl.SSLContext | None = None) -> None:
-    client = HubClient([address], hub, NodeKey.generate())
+def ask_once(
+    address: str, hub: NodeId, context: ssl.SSLContext | None = None, *, pinned: bool = False
+) -> None:
+    client = HubClient([address], hub, NodeKey.generate(), pinned=pinned)
     if context is not None:
         client._http_clients[address] = httpx.Client(verify=context, timeout=60)
     with contextlib.closing(client):
@@ -476,6 +480,26 @@ def test_server_with_other_key_and_invalid_certificate_gets_no_request(tmp_path:
     with pytest.raises(HubAway, match="CERTIFICATE_VERIFY_FAILED"):
         ask_once(server.address, NodeKey.generate().id)
     assert server.heard == []
+
+
+def test_valid_certificate_does_not_replace_pinned_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An authority that this machine trusts issued the certificate, for the hub's own name."""
+    root, certificate, private = make_certificates()
+    for name, data in (("root.pem", root), ("authority-issued.pem", private + certificate)):
+        (tmp_path / name).write_bytes(data)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "root.pem"))
+    server = Server(NodeKey.generate(), tmp_path)
+    server._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server._context.load_cert_chain(tmp_path / "authority-issued.pem")
+    address, hub = server.address.replace("127.0.0.1", "localhost"), NodeKey.generate().id
+    with pytest.raises(HubAway, match="does not have the hub's key"):
+        ask_once(address, hub, pinned=True)
+    assert server.heard == []
+    with pytest.raises(HubAway, match="answered 204"):
+        ask_once(address, hub)
+    assert server.heard, "an invite of a hub behind a proxy accepts the proxy's certificate"
 
 
 def test_server_that_replaced_hub_later_gets_no_request(tmp_path: Path) -> None:
@@ -498,4 +522,4 @@ def test_hub_behind_sni_proxy_is_pinned_by_key(tmp_path: Path) -> None:
 
     server._context.sni_callback = by_name
     with pytest.raises(HubAway, match="answered 204"):
-        ask_once(server.address.replace("127.0.0.1", "localhost"), hub.id)
+        ask_once(server.address.replace("127.0.0.1", "localhost"), hub.id, pinned=True)

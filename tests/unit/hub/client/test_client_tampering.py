@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace as replace_struct
 
 from barnraise.core.errors import HubAway, HubError
 from barnraise.hub.client.client import HubClient
@@ -24,9 +25,11 @@ from barnraise.hub.protocol.messages import (
     LeaseRequest,
     RunDescription,
     VersionHead,
+    decode_message,
+    encode_message,
 )
 from barnraise.identity import NodeKey
-from tests.unit.hub.hub_process import LAYOUT, Friend, HubProcess
+from tests.unit.hub.hub_process import LAYOUT, Friend, HubProcess, Refused
 
 COURSE = HubDataOrder(samples=1000, batch=10, seed=7)
 
@@ -130,8 +133,9 @@ def invite(hub: HubProcess, proxy: Proxy) -> Invite:
 @pytest.fixture
 def member(invite: Invite, proxy: Proxy) -> Iterator[HubClient]:
     """Return a member that joined while the proxy was honest."""
-    client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate(), sleep=lambda seconds: None)
-    client.ask("POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name="ann"))
+    key = NodeKey.generate()
+    client = HubClient(invite.addresses, invite.hub_id, key, sleep=lambda seconds: None)
+    client.ask("POST", "/v1/members", JoinResponse, invite.request(key.id, "ann"))
     yield client
     client.close()
 
@@ -219,8 +223,9 @@ def test_repeated_request_is_signed_again(member: HubClient, proxy: Proxy) -> No
 def test_other_address_is_used_if_one_is_tampered(hub: HubProcess, proxy: Proxy) -> None:
     invite = hub.invite()
     proxy.evil = Evil(lambda request: replace(request, body=request.body + b" "))
-    client = HubClient([proxy.address, hub.address], invite.hub_id, NodeKey.generate())
-    joined = client.ask("POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name="bob"))
+    key = NodeKey.generate()
+    client = HubClient([proxy.address, hub.address], invite.hub_id, key)
+    joined = client.ask("POST", "/v1/members", JoinResponse, invite.request(key.id, "bob"))
     assert joined.role == "friend"
     assert client.address == hub.address
     client.close()
@@ -238,3 +243,29 @@ def test_changed_blob_is_refused_by_name(member: HubClient, proxy: Proxy, tmp_pa
     proxy.evil = Evil()
     member.fetch(step.sha256, tmp_path / "base", size=step.size)
     assert hashlib.sha256((tmp_path / "base").read_bytes()).hexdigest() == step.sha256
+
+
+def test_proxy_that_reads_a_join_cannot_join_itself(hub: HubProcess, proxy: Proxy) -> None:
+    """A proxy that ends TLS keeps the first request to join back, and tries everything in it for itself."""
+    invite, attacker = hub.invite(), Friend(hub.address, hub.invite().hub_id)
+    own = Friend(proxy.address, invite.hub_id)
+    refusals: list[str] = []
+
+    def steal(request: SentRequest) -> SentRequest:
+        seen = decode_message(JoinRequest, request.body)
+        forged = [seen, replace_struct(seen, role="owner"), replace_struct(seen, invite=str(attacker.key.id))]
+        for join in forged:
+            with pytest.raises(Refused) as refused:
+                attacker.ask("POST", "/v1/members", JoinResponse, join)
+            refusals.append(refused.value.problem.kind)
+        return request
+
+    proxy.evil = Evil(steal)
+    try:
+        assert own.join(invite).role == "friend", "the invite still has its only use"
+    finally:
+        proxy.evil = Evil()
+        attacker.close()
+        own.close()
+    assert refusals == ["invite"] * 3
+    assert invite.key not in encode_message(invite.request(own.key.id, "ann"))

@@ -61,12 +61,14 @@ def test_response_has_total_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bytes, is_tls: bool
 ) -> None:
     # A handshake may take longer than an answer has here: the server is known all the same.
-    monkeypatch.setattr(client_module, "context_for", lambda *given: context_for(*given[:-1], 60.0))
+    monkeypatch.setattr(
+        client_module, "context_for", lambda *given, pinned: context_for(*given[:-1], 60.0, pinned=pinned)
+    )
     key = hub_key(tmp_path)
     context = server_context(tmp_path, key) if is_tls else None
     with _dripping(at_once, context) as port:
         address = f"{'https' if is_tls else 'http'}://127.0.0.1:{port}"
-        client = HubClient([address], key.id, NodeKey.generate(), answer_s=ANSWER_S)
+        client = HubClient([address], key.id, NodeKey.generate(), pinned=False, answer_s=ANSWER_S)
         for _ in range(2):
             begin = time.monotonic()
             with pytest.raises(HubAway, match="does not answer in time"):

@@ -20,6 +20,7 @@ from barnraise.hub.object_store import downloader
 from barnraise.hub.object_store.redirects import STORE_HEADER
 from barnraise.hub.object_store.s3 import BucketUrl, S3Bucket, parse_bucket_url
 from barnraise.hub.object_store.uploader import UploadPlan, is_worth_waiting, next_upload
+from barnraise.hub.private_options import PrivateOptions
 from barnraise.hub.protocol.invites import Invite, invite_text
 from barnraise.hub.protocol.messages import HubDataOrder
 from barnraise.hub.storage.log import HubLog
@@ -278,7 +279,7 @@ def test_mirror_downloads_copy_from_store(scene: HubWithStore) -> None:
     scene.await_stocked()
     second = HubProcess(scene.folder / "mirror", None)
     try:
-        second.start("--follow", invite_text(scene.hub.invite(role="mirror")))
+        second.start(private=PrivateOptions(follow=invite_text(scene.hub.invite(role="mirror"))))
         head = plainly(f"{second.address}/v1/head").json()
         assert head["version"] == 1
         for _, _, name, size, _ in head["steps"]:
@@ -296,7 +297,7 @@ def test_region_downloads_versions_from_store_and_has_own_store(scene: HubWithSt
     region = HubProcess(scene.folder / "region", None)
     own = ("--store", f"s3://{BUCKET}/region", "--store-endpoint", scene.s3.endpoint)
     try:
-        region.start("--parent", invite_text(scene.invite), *own)
+        region.start(*own, private=PrivateOptions(parent=invite_text(scene.invite)))
         listed = {"Bucket": BUCKET, "Prefix": "region/"}
         until(lambda: len(chain) == scene.s3.client().list_objects_v2(**listed)["KeyCount"], "the region")
         assert len(scene.s3.fetched()) == len(chain)

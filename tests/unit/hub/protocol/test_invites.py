@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import textwrap
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from barnraise.core.errors import BarnraiseError, HubError, HubRefused
 from barnraise.hub.protocol.invites import (
     PREFIX,
-    hash_token,
+    HubPlace,
     invite_text,
     make_invite,
     read_invite,
@@ -20,9 +22,9 @@ from barnraise.hub.protocol.invites import (
 from barnraise.identity import NodeKey
 
 HUB = NodeKey.generate().id
-INVITE, GRANT = make_invite(
-    ("https://hub.example.org", "http://192.0.2.7:52480"), HUB, "fireside", role="friend", uses=2, expires=100
-)
+PLACE = HubPlace(("https://hub.example.org", "http://127.0.0.1:52480"), HUB, pinned=True)
+INVITE, GRANT = make_invite(PLACE, "fireside", role="friend", uses=2, expires=100)
+ANN = NodeKey.generate().id
 
 
 def test_invite_survives_chat_programs() -> None:
@@ -53,21 +55,54 @@ def test_invite_from_any_text_is_refused_with_reason(text: str) -> None:
             read_invite(form)
 
 
-def test_invite_with_invalid_address_is_refused() -> None:
+@pytest.mark.parametrize(
+    "address",
+    [
+        "file:///etc/passwd",
+        "http://192.168.1.5:52480",
+        "http://hub.example.org",
+        "http://127.0.0.1.example.org",
+        "http://127.0.0.1@hub.example.org",
+        "http://localhost.example.org",
+    ],
+)
+def test_invite_with_address_without_tls_is_refused(address: str) -> None:
+    """An observer on the way would read along; only the hub's own machine needs no TLS."""
     with pytest.raises(BarnraiseError):
-        make_invite(("file:///etc/passwd",), HUB, "fireside", role="friend", uses=1, expires=1)
+        make_invite(PLACE._replace(addresses=(address,)), "fireside", role="friend", uses=1, expires=1)
+    with pytest.raises(HubError):
+        read_invite(invite_text(msgspec.structs.replace(INVITE, addresses=(address,))))
+
+
+def test_invite_keeps_its_key_out_of_logs_and_the_hubs_record() -> None:
+    secrets = (repr(INVITE.key)[2:-1], INVITE.key.hex(), base64.urlsafe_b64encode(INVITE.key).decode()[:40])
+    for public in (repr(INVITE), repr(GRANT), repr(INVITE.request(ANN, "ann"))):
+        assert not any(secret in public for secret in secrets)
+    assert str(INVITE.signer.id) == GRANT.key
 
 
 def test_invite_is_limited_to_its_uses() -> None:
-    assert hash_token(INVITE.token_text) == GRANT.token_hash
-    grant = use_grant(GRANT, "a", 50)
-    grant = use_grant(grant, "a", 50)
+    request = INVITE.request(ANN, "ann")
+    grant = use_grant(GRANT, request, "a", 50)
+    grant = use_grant(grant, request, "a", 50)
     assert grant.uses == 1, "joining again costs no use"
-    grant = use_grant(grant, "b", 50)
+    grant = use_grant(grant, request, "b", 50)
     with pytest.raises(HubRefused, match="used by 2"):
-        use_grant(grant, "c", 50)
-    assert use_grant(grant, "a", 500) == grant, "a member may join again later"
+        use_grant(grant, request, "c", 50)
+    assert use_grant(grant, request, "a", 500) == grant, "a member may join again later"
     with pytest.raises(HubRefused, match="expired"):
-        use_grant(GRANT, "a", 101)
-    with pytest.raises(HubRefused, match="no invite"):
-        use_grant(None, "a", 1)
+        use_grant(GRANT, request, "a", 101)
+
+
+def test_withdrawn_invite_admits_no_other_machine() -> None:
+    request = INVITE.request(ANN, "ann")
+    grant = msgspec.structs.replace(use_grant(GRANT, request, "a", 50), withdrawn="it was lost")
+    assert use_grant(grant, request, "a", 50) == grant, "a member that came with it stays one"
+    with pytest.raises(HubRefused, match="withdrawn: it was lost"):
+        use_grant(grant, request, "b", 50)
+
+
+def test_invite_of_another_role_is_refused() -> None:
+    request = msgspec.structs.replace(INVITE.request(ANN, "ann"), role="owner")
+    with pytest.raises(HubRefused, match="for a friend"):
+        use_grant(GRANT, request, "a", 50)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from types import SimpleNamespace
 
@@ -120,12 +121,44 @@ def test_restarted_hub_rejects_earlier_signatures() -> None:
 
 
 def test_nonce_cache_is_bounded() -> None:
-    nonces = NonceCache(capacity=1)
+    nonces = NonceCache(capacity=4)
     signed = verify_request("POST", "/v1/leases", "after=3&wait=5", _request(), HUB.id)
-    nonces.accept(signed, NOW, 0.0)
+    for number in range(2):
+        nonces.accept(signed._replace(nonce=f"{number}"), NOW, 0.0)
     with pytest.raises(HubRefused) as caught:
         nonces.accept(signed._replace(nonce="another"), NOW, 0.0)
     assert caught.value.status == 429
+
+
+def test_members_at_full_rate_leave_space_for_others() -> None:
+    """Eight of ten members and all strangers send as much as they can; the other two ask as usual."""
+    nonces, members = NonceCache(capacity=2200), 10
+    signed = verify_request("POST", "/v1/leases", "after=3&wait=5", _request(), HUB.id)
+    keys = [NodeKey.generate().id for _ in range(members + 1)]
+
+    def sent(place: int, count: int, name: str) -> int:
+        accepted = 0
+        for number in range(count):
+            request = signed._replace(node=keys[place], nonce=f"{name} {number}")
+            with contextlib.suppress(HubRefused):
+                nonces.accept(request, NOW, 0.0, members=members, is_member=place < members)
+                accepted += 1
+        return accepted
+
+    assert sent(0, 1500, "first") == 1100, "half of all, while there is space"
+    for place in (*range(1, 8), members):
+        assert sent(place, 1500, "flood") == 100, "a share of the other half"
+    assert [sent(place, 100, "usual") for place in (8, 9)] == [100, 100]
+    assert len(nonces._seen) == 2100 == 1100 + 7 * 100 + 100 + 2 * 100
+
+
+def test_request_of_new_member_cannot_be_replayed() -> None:
+    """The request was accepted before its sender became a member, and comes again afterwards."""
+    nonces = NonceCache()
+    signed = verify_request("POST", "/v1/leases", "after=3&wait=5", _request(), HUB.id)
+    nonces.accept(signed, NOW, 0.0, members=4)
+    with pytest.raises(HubRefused, match="before"):
+        nonces.accept(signed, NOW, 1.0, members=5, is_member=True)
 
 
 @given(st.dictionaries(st.sampled_from(["signature", "signature-input", "content-digest"]), st.text()))

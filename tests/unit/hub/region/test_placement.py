@@ -12,16 +12,24 @@ import msgspec
 import pytest
 import torch
 
-from barnraise.cli.hub.region import settle
+from barnraise.cli.hub.region import JoinedPlace, settle
+from barnraise.core.errors import HubRefused
 from barnraise.hub.client.client import HubClient
-from barnraise.hub.protocol.invites import Invite, invite_text
+from barnraise.hub.private_options import PrivateOptions
+from barnraise.hub.protocol.invites import HubPlace, invite_text
 from barnraise.hub.protocol.messages import (
+    ExpelResponse,
     HubDataOrder,
-    JoinRequest,
     JoinResponse,
+    Lease,
+    LeaseRequest,
     RegionOffer,
+    RegionOrders,
+    RegionPlace,
     Role,
     RunDescription,
+    SeatGrant,
+    SeatRequest,
 )
 from barnraise.hub.region import placement
 from barnraise.hub.region.placement import (
@@ -29,57 +37,47 @@ from barnraise.hub.region.placement import (
     REPEATED_S,
     Regions,
     add_offer,
-    invites_for,
     nearest_regions,
+    open_regions,
+    take_seat,
 )
+from barnraise.hub.storage.log import HubLog, MemberRecord
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused
 
-FRIENDS = ("barnraise-invite:f1", "barnraise-invite:f2")
-STRANGERS = ("barnraise-invite:s1",)
-OFFER = RegionOffer(friends=FRIENDS, strangers=STRANGERS)
+OFFER = RegionOffer(addresses=("https://region.test",), pinned=True, seats=2)
 
 
-def _told(regions: Regions, member: str, role: Role, now: float) -> tuple[str, ...]:
-    return invites_for(regions, member, role, now)[1]
+def _hubs(regions: Regions, now: float) -> list[str]:
+    return [place.hub for place in open_regions(regions, now)]
 
 
 def test_region_offer_expires_unless_repeated() -> None:
     regions = add_offer({}, "a", OFFER, 0.0)
     regions = add_offer(regions, "b", OFFER, REPEATED_S)
-    assert len(_told(regions, "ann", "friend", 2 * REPEATED_S)) == 2
-    assert len(_told(regions, "ann", "friend", 3.5 * REPEATED_S)) == 1
+    assert sorted(_hubs(regions, 2 * REPEATED_S)) == ["a", "b"]
+    assert _hubs(regions, 3.5 * REPEATED_S) == ["b"]
+    assert take_seat(regions, "a", 3.5 * REPEATED_S) is None
     assert list(add_offer(regions, "b", OFFER, 3.5 * REPEATED_S)) == ["b"]
 
 
-def test_new_member_gets_invite_of_its_role() -> None:
-    regions = add_offer({}, "a", OFFER, 0.0)
-    assert _told(regions, "ann", "friend", 1.0) == FRIENDS[:1]
-    assert _told(regions, "ann", "stranger", 1.0) == STRANGERS
-    roles: tuple[Role, ...] = ("owner", "mirror", "region")
-    assert not any(_told(regions, "ann", role, 1.0) for role in roles)
+def test_region_without_seats_is_not_offered() -> None:
+    regions: Regions | None = add_offer({}, "a", OFFER, 0.0)
+    for left in (1, 0):
+        assert regions is not None
+        regions = take_seat(regions, "a", 1.0)
+        assert regions is not None
+        assert regions["a"].seats == left
+    assert _hubs(regions, 1.0) == []
+    assert take_seat(regions, "a", 1.0) is None
+    assert _hubs(add_offer(regions, "a", OFFER, 2.0), 3.0) == ["a"]
 
 
-def test_new_member_gets_one_invite_per_region() -> None:
-    regions: Regions = add_offer({}, "a", OFFER, 0.0)
-    all_invites = []
-    for member in ("ann", "ben", "ann", "cem", "ann"):
-        regions, invites = invites_for(regions, member, "friend", 1.0)
-        all_invites.append(invites)
-    assert all_invites == [FRIENDS[:1], FRIENDS[1:], FRIENDS[:1], (), FRIENDS[:1]]
-    fresh = RegionOffer(friends=(FRIENDS[1], "barnraise-invite:f3"), strangers=())
-    regions = add_offer(regions, "a", fresh, 2.0)
-    assert _told(regions, "cem", "friend", 3.0) == ("barnraise-invite:f3",)
-    assert _told(regions, "ann", "friend", 3.0) == FRIENDS[:1]
-
-
-def test_invites_are_limited_to_message_size() -> None:
+def test_regions_are_limited_to_message_size() -> None:
     regions: Regions = {}
-    for number in range(40):
-        regions = add_offer(regions, str(number), OFFER, 0.0)
-    joined = JoinResponse(
-        role="friend", description=_description(), regions=_told(regions, "ann", "friend", 1.0)
-    )
+    for _ in range(40):
+        regions = add_offer(regions, str(NodeKey.generate().id), OFFER, 0.0)
+    joined = JoinResponse(role="friend", description=_description(), regions=open_regions(regions, 1.0))
     assert msgspec.convert(msgspec.to_builtins(joined), JoinResponse) == joined
 
 
@@ -120,35 +118,39 @@ class Tree:
         owner.close()
         for region in self.regions:
             invite = self.parent.invite(role="region")
-            region.start("--parent", invite_text(invite), "--seats", "1", "--offer", region.address)
+            private = PrivateOptions(parent=invite_text(invite), offer=(region.address,))
+            region.start("--seats", "1", private=private)
         self.delays[self.regions[1].invite().hub_id] = 0.25
 
     def close(self) -> None:
         for hub in (self.parent, *self.regions):
             hub.kill()
 
-    def connect(self, invite: Invite, answer_s: float = 30.0) -> HubClient:
-        slow = _Slow(self.delays.get(invite.hub_id, 0.0))
-        return HubClient(invite.addresses, invite.hub_id, self.key, transport=slow, answer_s=answer_s)
+    def connect(self, place: HubPlace, answer_s: float = 30.0) -> HubClient:
+        slow = _Slow(self.delays.get(place.hub, 0.0))
+        return HubClient(place.addresses, place.hub, self.key, transport=slow, answer_s=answer_s)
 
-    @contextlib.contextmanager
-    def joined(
-        self, role: Role = "friend", key: NodeKey | None = None
-    ) -> Iterator[tuple[Invite, JoinResponse]]:
+    def join(self, role: Role = "friend", key: NodeKey | None = None) -> JoinedPlace:
         """Join as a new member with a key of its own."""
         self.key = key or NodeKey.generate()
         invite = self.parent.invite(role)
-        with contextlib.closing(self.connect(invite)) as client:
-            request = JoinRequest(token=invite.token_text, name="ann")
-            yield invite, client.ask("POST", "/v1/members", JoinResponse, request)
+        with contextlib.closing(self.connect(invite.place)) as client:
+            request = invite.request(self.key.id, "ann")
+            return JoinedPlace(
+                invite.place, request, client.ask("POST", "/v1/members", JoinResponse, request)
+            )
 
-    def regions_for(self, role: Role, key: NodeKey | None = None) -> tuple[str, ...]:
-        with self.joined(role, key) as (_, joined):
-            return joined.regions
+    def settle(self, joined: JoinedPlace) -> NodeId:
+        return settle(joined, self.connect, lambda _: self.key.id).hub
 
-    def settled(self) -> NodeId:
-        with self.joined() as (invite, joined):
-            return settle(invite, joined, "ann", self.connect).hub_id
+    def await_regions(self, count: int) -> JoinedPlace:
+        """Join as a stranger again and again until this number of regions has offered seats."""
+        until = time.monotonic() + 150
+        key = NodeKey.generate()
+        while len((joined := self.join("stranger", key)).joined.regions) < count:
+            assert time.monotonic() < until, [region.output() for region in self.regions]
+            time.sleep(0.5)
+        return joined
 
 
 @pytest.fixture
@@ -168,34 +170,57 @@ def _description() -> RunDescription:
 
 @pytest.mark.slow
 def test_new_members_are_placed_by_distance_and_seats(tree: Tree) -> None:
-    until = time.monotonic() + 150
-    stranger = NodeKey.generate()
-    while len(tree.regions_for("stranger", stranger)) < 2:
-        assert time.monotonic() < until, [region.output() for region in tree.regions]
-        time.sleep(0.5)
+    tree.await_regions(2)
     near, far = (region.invite().hub_id for region in tree.regions)
-    assert tree.settled() == near
-    assert tree.settled() == tree.parent.invite().hub_id, "the invite of the only seat is given once"
-    with tree.joined() as (invite, joined):
-        assert joined.regions == ()
-        broken = ("barnraise-invite:x", invite_text(tree.regions[1].invite()))
-        odd = msgspec.structs.replace(joined, regions=broken)
-        assert settle(invite, odd, "ann", tree.connect).hub_id == far, "what cannot be read is passed over"
+    assert tree.settle(tree.join()) == near
+    assert tree.settle(tree.join()) == far, "the only seat of the nearer region is taken"
+    last = tree.join()
+    assert last.joined.regions == ()
+    assert tree.settle(last) == last.place.hub
+
+
+@pytest.mark.slow
+def test_member_of_region_has_no_seat_above_and_no_second_region(tree: Tree) -> None:
+    """One join at the parent brings one seat in the whole tree."""
+    tree.await_regions(2)
+    joined = tree.join()
+    regions = joined.joined.regions
+    with contextlib.closing(tree.connect(joined.place)) as client:
+        assert tree.settle(joined) == tree.regions[0].invite().hub_id
+        with pytest.raises(HubRefused, match="seat at a region"):
+            client.ask("POST", "/v1/leases", Lease, LeaseRequest(version=0))
+        for region in regions:  # each proof is for its own region, and ends the seat before
+            message = SeatRequest(region=region.hub, member=str(tree.key.id), name="ann")
+            with contextlib.suppress(HubRefused):
+                client.ask("POST", "/v1/seats", SeatGrant, message)
+    (record,) = [member for member in _members(tree.parent) if member.node == str(tree.key.id)]
+    assert sum(not seat.is_over for seat in record.seats) == 1
+
+
+@pytest.mark.slow
+def test_proof_for_one_region_is_refused_by_another(tree: Tree) -> None:
+    """A proxy, or the member itself, shows the parent's proof elsewhere and under other keys."""
+    joined = tree.await_regions(2)
+    first, second = joined.joined.regions
+    message = SeatRequest(region=first.hub, member=str(tree.key.id), name="eve")
+    with contextlib.closing(tree.connect(joined.place)) as client:
+        seat = client.ask("POST", "/v1/seats", SeatGrant, message)
+    for region, key in ((second, tree.key), (first, NodeKey.generate())):
+        friend = Friend(region.addresses[0], NodeId.parse(region.hub), key)
+        with pytest.raises(Refused) as refused:
+            friend.ask("POST", "/v1/members", JoinResponse, seat.request)
+        assert refused.value.problem.kind == "invite"
+        friend.close()
 
 
 @pytest.mark.slow
 def test_expelled_member_gets_no_region(tree: Tree) -> None:
     key = NodeKey.generate()
-    with tree.joined(key=key):
-        pass
+    tree.join(key=key)
+    tree.await_regions(1)
     owner = Friend(tree.parent.address, tree.parent.invite().hub_id, tree.parent.owner)
-    owner.ask("POST", f"/v1/members/{key.id}/expel", RunDescription)
-    until = time.monotonic() + 150
-    while not tree.regions_for("friend"):
-        assert time.monotonic() < until, [region.output() for region in tree.regions]
-        time.sleep(0.5)
-    with tree.joined(key=key) as (_, joined):
-        assert joined.regions == ()
+    owner.ask("POST", f"/v1/members/{key.id}/expel", ExpelResponse)
+    assert tree.join(key=key).joined.regions == ()
     owner.close()
 
 
@@ -205,7 +230,7 @@ def test_only_invited_regions_may_offer_seats(tree: Tree) -> None:
     friend = Friend(tree.parent.address, invite.hub_id)
     friend.join(invite)
     with pytest.raises(Refused) as refused:
-        friend.ask("POST", "/v1/regions", RunDescription, RegionOffer(friends=(), strangers=()))
+        friend.ask("POST", "/v1/regions", RegionOrders, OFFER)
     assert (refused.value.status, refused.value.problem.kind) == (403, "role")
     assert "invite --region" in refused.value.problem.hint
     friend.close()
@@ -213,10 +238,18 @@ def test_only_invited_regions_may_offer_seats(tree: Tree) -> None:
 
 @pytest.mark.slow
 def test_region_of_another_run_is_not_used(tree: Tree) -> None:
-    region = tree.regions[0].invite()
-    with tree.joined() as (invite, joined):
-        named = msgspec.structs.replace(joined, regions=(invite_text(region),))
-        other = msgspec.structs.replace(joined.description, code="0" * 64)
-        otherwise = msgspec.structs.replace(named, description=other)
-        assert settle(invite, otherwise, "ann", tree.connect) == invite
-        assert settle(invite, named, "ann", tree.connect) == region
+    joined = tree.await_regions(2)
+    other = msgspec.structs.replace(joined.joined.description, code="0" * 64)
+    changed = msgspec.structs.replace(joined.joined, description=other)
+    assert tree.settle(joined._replace(joined=changed)) == joined.place.hub
+    unreadable = RegionPlace(hub="A" * 69, addresses=("http://hub.example.org",), pinned=True)
+    odd = msgspec.structs.replace(joined.joined, regions=(unreadable, *joined.joined.regions))
+    assert tree.settle(joined._replace(joined=odd)) == tree.regions[0].invite().hub_id
+
+
+def _members(hub: HubProcess) -> list[MemberRecord]:
+    log = HubLog(hub.directory)
+    try:
+        return list(log.read().members.values())
+    finally:
+        log.close()

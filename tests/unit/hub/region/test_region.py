@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 
+from barnraise.hub.private_options import PrivateOptions
 from barnraise.hub.protocol.invites import invite_text
 from barnraise.hub.protocol.messages import HubDataOrder, Lease, SampleSpan, UpdateDeclaration, VersionStep
 from barnraise.hub.region.region import declare_update
@@ -48,7 +49,7 @@ def test_direct_member_counts_beside_two_regions(tmp_path: Path) -> None:
         invites = [
             create_invite(scene.directory, ADDRESS, role=role) for role in ("region", "region", "friend")
         ]
-        nodes = [await scene.join(invite.token_text) for invite in invites]
+        nodes = [await scene.join(invite) for invite in invites]
         for _ in range(TERMS.refusals):
             leases = [await scene.lease(node) for node in nodes]
             version = leases[0].version
@@ -86,7 +87,7 @@ def test_region_pushes_one_update_to_parent(tmp_path: Path) -> None:
     friends: list[Friend] = []
     try:
         parent.start()
-        region.start("--parent", invite_text(parent.invite()))
+        region.start(private=PrivateOptions(parent=invite_text(parent.invite())))
         invite, regional = parent.invite(), region.invite(uses=2)
         friends += [Friend(parent.address, invite.hub_id, key) for key in (parent.owner, None)]
         friends += [Friend(region.address, regional.hub_id) for _ in range(2)]
@@ -146,7 +147,7 @@ def test_all_members_of_region_get_samples(tmp_path: Path) -> None:
         owner.push_base(torch.randn(LAYOUT.numel), COURSE)
         direct = owner.lease()
         for hub in (region, idle):
-            hub.start("--parent", invite_text(parent.invite()))
+            hub.start(private=PrivateOptions(parent=invite_text(parent.invite())))
         invite = region.invite(uses=4)
         leaves += [Friend(region.address, invite.hub_id) for _ in range(4)]
         until = time.monotonic() + 150

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from barnraise.core.errors import HubRefused
 from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.hub.aggregation.aggregator import ClosedRound, RoundResult
+from barnraise.hub.protocol.invites import HubPlace, make_invite
 from barnraise.hub.protocol.messages import (
     PIECE_BYTES,
-    JoinRequest,
     Lease,
     RoundConfig,
     SampleSpan,
@@ -26,8 +27,8 @@ from barnraise.hub.protocol.messages import (
 )
 from barnraise.hub.protocol.signatures import sign_request
 from barnraise.hub.server.uploads import UploadService
-from barnraise.hub.storage.create import create_invite
-from barnraise.hub.storage.log import HubLog
+from barnraise.hub.storage.create import create_invite, known_invites, withdraw_invite
+from barnraise.hub.storage.log import Changes, HubLog
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared
 from tests.unit.hub.in_process_hub import ADDRESS, COURSE, InProcessHub, play, update
@@ -194,8 +195,8 @@ def test_update_with_layout_is_refused(tmp_path: Path) -> None:
 
 def test_single_use_invite_admits_one_of_many_at_once(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
-        token = create_invite(scene.directory, ADDRESS).token_text
-        results = await asyncio.gather(*(scene.join(token) for _ in range(20)), return_exceptions=True)
+        invite = create_invite(scene.directory, ADDRESS)
+        results = await asyncio.gather(*(scene.join(invite) for _ in range(20)), return_exceptions=True)
         assert sum(isinstance(result, str) for result in results) == 1
         assert {result.kind for result in results if isinstance(result, HubRefused)} == {"invite-used"}
 
@@ -396,11 +397,72 @@ def test_uncounted_refusals_do_not_fill_page(tmp_path: Path) -> None:
 def test_invented_invites_do_not_block_invited_members(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         scene.hub.now = lambda: 1000.0
-        tokens = ["A" * 22, "B" * 22, create_invite(scene.directory, ADDRESS).token_text]
+        invite = create_invite(scene.directory, ADDRESS)
+        place = HubPlace(ADDRESS, scene.hub.id, pinned=True)
+        invented = make_invite(place, "fireside", role="friend", uses=1, expires=invite.expires)[0]
         async with scene.line() as line:
             scene.reception._joins = RateLimit(1.0, 1.0)
-            joins = [encode_message(JoinRequest(token=token, name="ann")) for token in tokens]
-            answers = [await scene.ask(line, NodeKey.generate(), "POST /v1/members", join) for join in joins]
+            keys = [NodeKey.generate() for _ in range(3)]
+            stolen = replace(invited := invite.request(keys[2].id, "ann"), name="eve")
+            joins = [invented.request(keys[0].id, "eve"), stolen, invited]
+            answers = [
+                await scene.ask(line, key, "POST /v1/members", encode_message(join))
+                for key, join in zip(keys, joins, strict=True)
+            ]
             assert [answer.status_code for answer in answers] == [403, 403, 200]
+
+    play(tmp_path, story)
+
+
+def test_expelled_member_cannot_return_with_its_invite(tmp_path: Path) -> None:
+    """One person has an invite for ten machines, and joins under another key each time."""
+
+    async def story(scene: InProcessHub) -> None:
+        invite = create_invite(scene.directory, ADDRESS, uses=10)
+        eve, ben = await scene.join(invite, "eve"), await scene.join(invite, "ben")
+        result = await scene.hub.expel(eve)
+        assert (result.invite, result.others) == (scene.hub.members[eve].invite, ("ben",))
+        with pytest.raises(HubRefused) as refused:
+            await scene.join(invite, "eve again")
+        assert refused.value.kind == "invite-withdrawn"
+        assert (await scene.lease(ben)).samples, "it is not excluded without the owner's word"
+        await scene.hub.pardon(eve)
+        with pytest.raises(HubRefused, match="withdrawn"):
+            await scene.join(invite, "eve again")
+
+    play(tmp_path, story)
+
+
+def test_quarantined_member_cannot_return_with_its_invite(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        invite = create_invite(scene.directory, ADDRESS, uses=10, role="stranger")
+        eve = await scene.join(invite, "eve")
+        for _ in range(TERMS.refusals):
+            await scene.hub.record_refusal(eve, "norm", "too large")
+        with pytest.raises(HubRefused) as refused:
+            await scene.join(invite, "eve again")
+        assert refused.value.kind == "invite-held"
+
+    play(tmp_path, story)
+
+
+def test_withdrawal_by_another_process_holds_while_the_hub_uses_the_invite(tmp_path: Path) -> None:
+    """The person withdraws the invite between the hub's reading of it and the hub's writing."""
+
+    async def story(scene: InProcessHub) -> None:
+        invite = create_invite(scene.directory, ADDRESS, uses=10)
+        write = scene.hub.write
+
+        async def write_late(changes: Changes) -> None:
+            withdraw_invite(scene.directory, str(invite.signer.id))
+            await write(changes)
+
+        scene.hub.write = write_late
+        await scene.join(invite, "ann")
+        scene.hub.write = write
+        (grant,) = [grant for grant in known_invites(scene.directory)[0] if grant.used_by]
+        assert (grant.uses, grant.withdrawn) == (9, "the owner withdrew it")
+        with pytest.raises(HubRefused, match="withdrew"):
+            await scene.join(invite, "ben")
 
     play(tmp_path, story)

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 
 from barnraise.core.errors import HubError
 from barnraise.hub.__main__ import run
-from barnraise.hub.mirror.mirror import sign_handover, take_over
+from barnraise.hub.mirror.handover import sign_handover, take_over
+from barnraise.hub.private_options import PrivateOptions
 from barnraise.hub.protocol.invites import invite_text
 from barnraise.hub.protocol.messages import HubDataOrder
 from barnraise.hub.protocol.tls import server_context
@@ -28,6 +29,7 @@ from barnraise.hub.storage.log import LogReplica
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, plainly
 
+LATER = 1 << 40
 COURSE = HubDataOrder(samples=1000, batch=10, seed=7)
 
 
@@ -115,7 +117,7 @@ def test_mirror_takes_over_with_signed_handover(
     held = ann.lease()
     second = HubProcess(tmp_path / "mirror", None)
     try:
-        second.start("--follow", invite_text(copying))
+        second.start(private=PrivateOptions(follow=invite_text(copying)))
         head = plainly(f"{second.address}/v1/head").json()
         assert head["version"] == 1
         for _, _, name, size, _ in head["steps"]:
@@ -123,20 +125,21 @@ def test_mirror_takes_over_with_signed_handover(
         assert plainly(f"{second.address}/v1/leases", method="POST").status_code == 404, "it only shows"
         hub.kill()
         second.kill()
-        second.start("--follow", invite_text(copying))  # the hub is away, but there is something to serve
+        # The hub is away, but there is something to serve.
+        second.start(private=PrivateOptions(follow=invite_text(copying)))
         assert plainly(f"{second.address}/v1/head").json()["version"] == 1
         successor = hub_key(second.directory).id
         with pytest.raises(HubError, match="another process"):
-            take_over(second.directory, sign_handover(hub.owner, invite.hub_id, successor, 1))
+            take_over(second.directory, sign_handover(hub.owner, invite.hub_id, successor, 1, LATER), 2.0)
         second.kill()
         with pytest.raises(HubError, match="mirror"):
             asyncio.run(serve(second.directory, ListenOptions("127.0.0.1", 0, plain=True)))
         for key, heir in ((NodeKey.generate(), successor), (hub.owner, NodeKey.generate().id)):
             with pytest.raises(HubError):
-                take_over(second.directory, sign_handover(key, invite.hub_id, heir, 1))
-        take_over(second.directory, sign_handover(hub.owner, invite.hub_id, successor, 1))
+                take_over(second.directory, sign_handover(key, invite.hub_id, heir, 1, LATER), 2.0)
+        take_over(second.directory, sign_handover(hub.owner, invite.hub_id, successor, 1, LATER), 2.0)
         with pytest.raises(RuntimeError, match="has taken over"):
-            second.start("--follow", invite_text(copying))
+            second.start(private=PrivateOptions(follow=invite_text(copying)))
         second.start()
         friends.append(moved := Friend(second.address, successor, ann.key))
         moved.pull(tmp_path)

@@ -120,9 +120,7 @@ class Refusing:
 def _closed(sha256: str, size: int) -> ClosedRound:
     """Return a round of one update."""
     update, spans = PendingUpdate("u", "ann", "l", 0, 10), (SampleSpan(0, 0, 10),)
-    arrival = AcceptedUpdate(
-        update=update, sha256=sha256, size=size, spans=spans, norm=1.0, scale=1.0, sketch=b""
-    )
+    arrival = AcceptedUpdate(update=update, sha256=sha256, size=size, spans=spans, norm=1.0, scale=1.0)
     head = first_version(VersionStep("base", 0, "0" * 64, 1, "fp32"), 0.0)
     return ClosedRound((arrival,), frozenset(), head, (head,), 0.0)
 

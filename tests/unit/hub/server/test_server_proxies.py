@@ -23,7 +23,6 @@ from barnraise.hub.client.contributor import Contributor
 from barnraise.hub.protocol.invites import Invite, invite_text
 from barnraise.hub.protocol.messages import (
     PIECE_BYTES,
-    JoinRequest,
     JoinResponse,
     RunDescription,
     VersionHead,
@@ -117,7 +116,7 @@ class HubBehindProxies:
         self.directory = room / "host" / "hub" / "fireside"
 
     def invite(self, site: str) -> Invite:
-        return create_invite(self.directory, [self.addresses[site]])
+        return create_invite(self.directory, [self.addresses[site]], pinned=False)
 
     def rounds(self, name: str) -> int:
         log = HubLog(self.directory)
@@ -199,10 +198,9 @@ def test_member_uploads_pieces_and_downloads_parts_through_proxy(
 ) -> None:
     """The client rejects every response that the hub's key did not sign for its request."""
     invite = fireside.invite(site)
-    client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate())
-    assert client.ask(
-        "POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name=site)
-    ).role
+    key = NodeKey.generate()
+    client = HubClient(invite.addresses, invite.hub_id, key, pinned=invite.pinned)
+    assert client.ask("POST", "/v1/members", JoinResponse, invite.request(key.id, site)).role
     described = client.ask("GET", "/v1/run", RunDescription)
     assert described.layout is not None
     assert described.course is not None
@@ -235,7 +233,7 @@ def test_longest_poll_is_answered_through_proxy(fireside: HubBehindProxies) -> N
 
     def wait(site: str) -> None:
         invite = fireside.invite(site)
-        client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate())
+        client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate(), pinned=invite.pinned)
         try:
             began, head = time.monotonic(), client.ask("GET", "/v1/head", VersionHead)
             query = {"after": head.version, "wait": LONGEST_WAIT_S}

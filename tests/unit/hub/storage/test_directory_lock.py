@@ -12,7 +12,7 @@ from barnraise.cli.hub.mirror import follow
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
 from barnraise.hub.__main__ import run
-from barnraise.hub.protocol.invites import Invite, invite_text, make_invite
+from barnraise.hub.protocol.invites import HubPlace, Invite, invite_text, make_invite
 from barnraise.hub.server.server import ListenOptions
 from barnraise.hub.storage.create import FOLLOWS, SUCCEEDS, create_hub, hub_blobs
 from barnraise.hub.storage.directory_lock import check_mirror, check_region, lock_directory, read_facts
@@ -24,7 +24,8 @@ HERE = ListenOptions("127.0.0.1", 0, plain=True)
 
 
 def _invite(hub: NodeId) -> Invite:
-    return make_invite(("http://127.0.0.1:1",), hub, "fireside", role="mirror", uses=1, expires=9)[0]
+    place = HubPlace(("http://127.0.0.1:1",), hub, pinned=True)
+    return make_invite(place, "fireside", role="mirror", uses=1, expires=9)[0]
 
 
 def _found(directory: Path, parent: NodeId | None = None) -> None:

@@ -152,7 +152,7 @@ def test_replica_is_consistent_snapshot(tmp_path: Path, monkeypatch: pytest.Monk
     log, writer = HubLog(tmp_path), HubLog(tmp_path)
     lease = ActiveLease("l", "a", 0, (SampleSpan(0, 0, 5),), 1.0, 0.0, 0.0)
     writer.transact([change(HubLog.put_version, _version(0, base=True)), change(HubLog.put_lease, lease)])
-    grant = InviteGrant(token_hash="0" * 64, role="friend", uses=1, expires=9)
+    grant = InviteGrant(key="A" * 69, role="friend", uses=1, expires=9)
     read_all, tables = HubLog._all, []
 
     def committed_meanwhile(self: HubLog, table: str, order: str, kind: type) -> tuple[object, ...]:

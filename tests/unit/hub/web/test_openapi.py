@@ -131,7 +131,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedHub]:
             friend.close()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn=drawn_request(), signer=st.sampled_from(["owner", "member", "stranger"]), known=st.booleans())
 def test_every_route_follows_openapi_document(
     scene: AttackedHub, drawn: tuple[str, str, dict[str, str], str, bytes], signer: str, known: bool

@@ -6,9 +6,10 @@ import math
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from msgspec.structs import replace
 
 from barnraise.hub.storage.log import MemberRecord
-from barnraise.hub.web.status_page import draw_members
+from barnraise.hub.web.status_page import by_invite, draw_members
 
 _SVG = "{http://www.w3.org/2000/svg}"
 
@@ -42,6 +43,12 @@ def test_circles_do_not_overlap_and_fit_picture(count: int) -> None:
         assert r <= x <= 720 - r
         assert r <= y <= 340 - r
         assert all(math.dist((x, y), other[:2]) >= r + other[2] - 1e-6 for other in circles[:place])
+
+
+def test_members_that_came_with_one_invite_stand_together() -> None:
+    ann, ben, cem, own = _members(10, 500, 20, 100)
+    members = [replace(member, invite=invite) for member, invite in ((ann, "J"), (ben, "I"), (cem, "J"))]
+    assert [member.name for member in by_invite([*members, own])] == ["m1", "m3", "m2", "m0"]
 
 
 def test_member_without_samples_is_visible() -> None:

@@ -339,7 +339,7 @@ def test_listener_without_agent_refers_to_agent(tmp_path: Path) -> None:
     settings = Settings(state=StateSettings(directory=str(tmp_path)), network=NetworkSettings(port=0))
     plain = SettingsConnectionPolicy(settings)
     as_house: ConnectionPolicy = plain
-    assert as_house.trusted() == (plain.key.id,)
+    assert as_house.trusted("mnist") == (plain.key.id,)
     assert as_house.key_for(ROUTE_WORKER, bytes(16)) == as_house.secret()
     for route in (ROUTE_PAIRING, ROUTE_AGENT, ROUTE_AGENT_BULK, 200):
         assert as_house.key_for(route, bytes(16)) is None

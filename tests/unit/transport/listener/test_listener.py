@@ -301,6 +301,20 @@ def test_unknown_peer_is_logged_once(running: Running, caplog: pytest.LogCapture
     assert len(caplog.records) == 257
 
 
+def test_source_is_named_again_after_an_hour(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    """Tries to fill the table of sources once, so that later attackers would never be named."""
+    keeper = running.listener.keeper
+    for number in range(1000):
+        keeper._complain(f"2001:db8::{number:x}", "test")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        keeper._complain("192.0.2.1", "test")
+        assert caplog.records == []
+        keeper._named_since -= 3600.0
+        keeper._complain("192.0.2.1", "test")
+    assert ["192.0.2.1" in record.message for record in caplog.records] == [True]
+
+
 def test_listener_does_not_leak_descriptors(running: Running) -> None:
     channel = running.local()
     ticket = register(channel)
@@ -322,6 +336,33 @@ def test_listener_does_not_leak_descriptors(running: Running) -> None:
     for _ in range(50):
         visit()
     running.until(lambda: len(os.listdir("/dev/fd")) <= before)
+    channel.close()
+
+
+def test_interface_of_run_registers_only_its_own_workers(running: Running) -> None:
+    """A worker of one run asks for credentials of another run, and of none."""
+    directory = running.directory / "ipc"
+    directory.mkdir()
+    running.call(lambda: running.listener.open_run("mnist", directory))
+    connection, _ = dial_local(directory, 60)
+    channel = IpcChannel(connection, takes_sockets=True)
+    for other in ("another", "default"):
+        request = RegisterEndpoint(run=other, generation=7, pid=os.getpid())
+        reply = ask(channel, encode_message(request))
+        assert isinstance(reply, RegistrationRefused)
+        assert reply.message == f"this local interface serves workers of run mnist only, not of {other!r}"
+    ticket = register(channel)
+    with running.dial() as dialled:
+        dialled.sendall(knock_of(ticket))
+        take(channel)[1].close()
+    person = running.local()
+    register(person, "another")
+    running.call(lambda: running.listener.close_run("mnist"))
+    assert channel.receive() is None
+    assert channel.closed, "its workers end with the run"
+    assert not (directory / "listener.sock").exists()
+    running.until(lambda: running.listener.workers == 1)
+    person.close()
     channel.close()
 
 

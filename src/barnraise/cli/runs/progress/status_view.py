@@ -12,6 +12,7 @@ from barnraise.cli.runs.progress.progress_line import is_overdue, join_parts, pr
 from barnraise.cli.runs.progress.waiting_line import awaited, waiting_line
 from barnraise.cli.terminal import painted
 from barnraise.core.flow.wait_reporter import WaitReporter
+from barnraise.core.sanitize import printable
 
 PREFIX = "barnraise: "
 _PLAIN_S = 5.0  # between two lines where no line can be redrawn
@@ -129,6 +130,9 @@ class StatusView:
         return is_new
 
     def _status(self, response: WatchResponse, width: int) -> str:
+        return printable(self._own_text(response, width))
+
+    def _own_text(self, response: WatchResponse, width: int) -> str:
         row = response.row
         if self.shows_bars_only:
             return ""

@@ -86,7 +86,7 @@ class Connections:
         on_unreachable: Callable[[bytes, str], None],
     ) -> None:
         self._selector = selector
-        self._security = security
+        self.security = security  # for new handshakes
         self._network = network
         self._on_connected = on_connected
         self._on_unreachable = on_unreachable
@@ -105,7 +105,7 @@ class Connections:
             sock.close()
             return
         attempt = _Attempt(
-            accept(sock, incoming, self._security), self._deadline(), None, incoming.peer_address
+            accept(sock, incoming, self.security), self._deadline(), None, incoming.peer_address
         )
         self._accepting.add(attempt)
         self._resume(attempt)
@@ -135,7 +135,7 @@ class Connections:
                 member.port,
                 member.worker,
                 dialled.stream,
-                self._security,
+                self.security,
                 lambda: dialled.claim_lead(where),
             )
             attempt = _Attempt(steps, self._deadline(), dialled, where)

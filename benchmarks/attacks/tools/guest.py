@@ -1,7 +1,7 @@
 """Attacks by guests of the cluster: their keys and links are valid, their messages are not.
 
-Run by ``benchmarks.attacks``. A guest may announce that it lives, and its addresses. A guest decides nothing
-and speaks only for itself; its statements about others are ignored.
+Run by ``benchmarks.attacks.tools``. A guest may announce that it lives, and its addresses. A guest decides
+nothing and speaks only for itself; its statements about others are ignored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from barnraise.transport.control.agent_tls import AGENT_RUN, AgentTls
 from barnraise.transport.control.dial import ControlConnection, DialOptions, dial_unopened
 from barnraise.transport.control.framing import ControlFrameKind, encode_control
 from barnraise.transport.listener.preface import ROUTE_AGENT, target_of
-from benchmarks.attacks.registry import READY, Result, attack
+from benchmarks.attacks.tools.toolbox import READY, Result, tool
 
 _BEAT_S = 0.3
 _STALLED_S = 1.2
@@ -159,7 +159,7 @@ class Guest:
             link.close("it leaves")
 
 
-@attack
+@tool
 async def guest_decides(keep: str, agents: Agents, friend: str, times: int) -> Result:
     """Send messages that only an owner may send: propose, vote, announce, admit a friend, remove others."""
     guest = Guest(keep, agents)
@@ -200,7 +200,7 @@ def _decisions(guest: Guest, node: NodeId, friend: bytes) -> list[Message]:
     ]
 
 
-@attack
+@tool
 async def guests_lie(keeps: Sequence[str], agents: Agents, away: str, lie: str, cue: str) -> Result:
     """Send one kind of false heartbeat from several guests until the file ``cue`` exists."""
     guests = [Guest(keep, agents) for keep in keeps]
@@ -253,7 +253,7 @@ def _lie(guest: Guest, away: bytes, lie: str) -> Lie:
     return kinds[lie]
 
 
-@attack
+@tool
 async def guest_babbles(keep: str, agents: Agents, times: int) -> Result:
     """Send messages that no agent sends: unknown kinds, deep nesting, wrong lengths.
 
@@ -293,7 +293,7 @@ async def is_closed(link: ControlConnection) -> bool:
     return link.closed is not None
 
 
-@attack
+@tool
 async def guest_links(keep: str, agents: Agents, links: int) -> Result:
     """Open ever more links with one key."""
     guest = Guest(keep, agents)
@@ -311,7 +311,7 @@ async def guest_links(keep: str, agents: Agents, links: int) -> Result:
     return {"opened": len(opened), "open_still": still, "stalled": guest.stalled}
 
 
-@attack
+@tool
 async def guest_measures(keep: str, agents: Agents, crumbs: int) -> Result:
     """Send a link measurement in tiny pieces, unrequested receipts, and false figures of other links."""
     guest = Guest(keep, agents)
@@ -333,7 +333,7 @@ async def guest_measures(keep: str, agents: Agents, crumbs: int) -> Result:
     return {"dialled": guest.dialled, "stalled": guest.stalled}
 
 
-@attack
+@tool
 async def guest_greets(keep: str, agents: Agents, names: int) -> Result:
     """Send greetings with ever new names, which agents store on disk; some contain terminal control codes."""
     guest = Guest(keep, agents)

@@ -1,6 +1,6 @@
 """Attacks on runs, by members of the cluster whose keys are good: guests that want more, an owner that lies.
 
-``python -m benchmarks.attacks`` starts them; ``tests/lab/test_run_attacks.py`` uses them.
+``python -m benchmarks.attacks.tools`` starts them; the attacks of the scene ``RunCluster`` use them.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ from barnraise.runs.record import (
     sign_spec,
 )
 from barnraise.transport.listener.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
-from benchmarks.attacks.guest import Agents
-from benchmarks.attacks.registry import READY, Result, attack
-from benchmarks.attacks.run_member import RunMember, until_found
+from benchmarks.attacks.tools.guest import Agents
+from benchmarks.attacks.tools.run_member import RunMember, until_found
+from benchmarks.attacks.tools.toolbox import READY, Result, tool
 
 FORGED = b"FORGED"
 _NEWEST = 1 << 40
@@ -77,7 +77,7 @@ _canonical = msgspec.msgpack.Encoder(order="deterministic").encode
 # orders and records
 
 
-@attack
+@tool
 async def guest_orders(keep: str, agents: Agents, record: str, canary: str) -> Result:
     """Start a run, or change an owner's: by one's own order, in another's name, with other fields."""
     guest, real = RunMember(keep, agents), decode_record(bytes.fromhex(record))
@@ -99,7 +99,7 @@ async def guest_orders(keep: str, agents: Agents, record: str, canary: str) -> R
     return await _tell_records(guest, records)
 
 
-@attack
+@tool
 async def owner_orders(keep: str, agents: Agents, record: str, guest: str, canary: str) -> Result:
     """Send run specs that even an owner may not send: in another's name, of an existing run, or a guest's."""
     owner, real = RunMember(keep, agents), decode_record(bytes.fromhex(record))
@@ -144,7 +144,7 @@ def _forged(order: RunSpec, key: NodeKey) -> RunRecord:
 # what is not for a guest
 
 
-@attack
+@tool
 async def guest_asks(
     keep: str, agents: Agents, run: str, generation: int, folder: str, content: str, seconds: float
 ) -> Result:
@@ -210,7 +210,7 @@ async def guest_asks(
     }
 
 
-@attack
+@tool
 async def guest_forges_output(keep: str, agents: Agents, serials: int, seconds: float) -> Result:
     """Answer what was asked of others: numbers of questions are easy to guess."""
     guest = RunMember(keep, agents)
@@ -229,7 +229,7 @@ async def guest_forges_output(keep: str, agents: Agents, serials: int, seconds: 
 # reports
 
 
-@attack
+@tool
 async def guest_reports(keep: str, agents: Agents, run: str, generation: int) -> Result:
     """Send reports about a run in which the guest has no part, and reports that no machine makes."""
     guest = RunMember(keep, agents)
@@ -249,7 +249,7 @@ async def guest_reports(keep: str, agents: Agents, run: str, generation: int) ->
     return {"cut": {what: await guest.are_cut_at(report) for what, report in absurd.items()}}
 
 
-@attack
+@tool
 async def guest_works(keep: str, agents: Agents, lie: str, seconds: float) -> Result:
     """Take part in the next run that asks for it; once it runs, lie about it for so long."""
     guest = RunMember(keep, agents)
@@ -358,7 +358,7 @@ async def _strain_store(guest: RunMember, run: str, seconds: float) -> None:
 # files
 
 
-@attack
+@tool
 async def owner_ships(keep: str, agents: Agents, run: str, kind: str, canary: str, seconds: float) -> Result:
     """Order a run of a folder that no honest machine would send, and be its source."""
     owner = RunMember(keep, agents)
@@ -440,7 +440,7 @@ def _manifest(kind: str, content: bytes) -> FolderManifest:
 # too much
 
 
-@attack
+@tool
 async def guest_floods(keep: str, agents: Agents, kind: str, seconds: float, deaf: bool) -> Result:
     """Send one kind of request without end; with ``deaf``, without ever reading a response."""
     guest = RunMember(keep, agents)

@@ -35,7 +35,7 @@ from barnraise.transport.listener.preface import (
     encode,
     encode_answer,
 )
-from benchmarks.attacks.registry import READY, Result, attack, connect, more_descriptors, say, until_end
+from benchmarks.attacks.tools.toolbox import READY, Result, connect, more_descriptors, say, tool, until_end
 
 _MDNS = ("224.0.0.251", 5353)
 
@@ -43,7 +43,7 @@ _MDNS = ("224.0.0.251", 5353)
 # pairing
 
 
-@attack
+@tool
 async def join(code: str, host: str, port: int, keep: str = "", name: str = "friend") -> Result:
     """Pair as a machine does, without an agent; key and log are kept in a directory for later."""
     key, secret = NodeKey.generate(), parse_code(code)
@@ -62,7 +62,7 @@ async def join(code: str, host: str, port: int, keep: str = "", name: str = "fri
     return {"joined": True, "role": joined.role, "node": key.id.raw.hex(), "entries": len(joined.log)}
 
 
-@attack
+@tool
 async def relay(
     listen: int, host: str, port: int, record: str = "", way: str = "", at: int = -1, seconds: float = 120.0
 ) -> Result:
@@ -97,7 +97,7 @@ async def relay(
         return await over
 
 
-@attack
+@tool
 async def replay(record: str, number: int, host: str, port: int) -> Result:
     """Replay the bytes of a joiner, unchanged, and then behind a fresh preface for the open code."""
     recorded = Path(record).read_bytes()
@@ -110,7 +110,7 @@ async def replay(record: str, number: int, host: str, port: int) -> Result:
 # as a member
 
 
-@attack
+@tool
 async def come_as_member(
     agents: Sequence[Sequence[Any]],
     secrets: Sequence[str],
@@ -140,7 +140,7 @@ async def come_as_member(
     return {"entered": entered, "words": dict(words)}
 
 
-@attack
+@tool
 async def steal_advert(tag: str, listen: int, agents: Sequence[Sequence[Any]], seconds: float) -> Result:
     """Advertise the cluster's own tag, answer callers as far as possible, and replay their bytes."""
     key = NodeKey.generate()
@@ -211,7 +211,7 @@ async def _feed(session: TlsSession, source: asyncio.StreamReader, sink: asyncio
 # too much, too large, too slow
 
 
-@attack
+@tool
 async def garbage(agents: Sequence[Sequence[Any]], secret: str, times: int) -> Result:
     """Send malformed bytes instead of a preface, and after one that is valid by the known secret."""
     known = bytes.fromhex(secret)
@@ -245,7 +245,7 @@ async def garbage(agents: Sequence[Sequence[Any]], secret: str, times: int) -> R
     return {"answered_without_preface": answered}
 
 
-@attack
+@tool
 async def flood(host: str, port: int, silent: int, half: int, seconds: float, max_open: int) -> Result:
     """Open many connections that send nothing, or half a preface; soon at most ``max_open`` stay open."""
     more_descriptors()
@@ -271,7 +271,7 @@ async def flood(host: str, port: int, silent: int, half: int, seconds: float, ma
     return {"opened": len(connections), "open_still": open_still}
 
 
-@attack
+@tool
 async def crowd(host: str, port: int, number: int, people: int, seconds: float) -> Result:
     """Open ``people`` pairing requests that then stay silent; rejected ones connect again."""
     more_descriptors()
@@ -294,7 +294,7 @@ async def crowd(host: str, port: int, number: int, people: int, seconds: float) 
     return {"visits": visits}
 
 
-@attack
+@tool
 async def hasty(host: str, port: int, number: int, times: int) -> Result:
     """Open pairing requests and close them at once, again and again."""
     for _ in range(times):
@@ -307,7 +307,7 @@ async def hasty(host: str, port: int, number: int, times: int) -> Result:
     return {"times": times}
 
 
-@attack
+@tool
 async def drip(
     host: str, port: int, secret: str, number: int, each: int = 3, seconds: float = 20.0
 ) -> Result:
@@ -344,7 +344,7 @@ async def drip(
     return {kind: max(borne[place * each : (place + 1) * each]) for place, kind in enumerate(kinds)}
 
 
-@attack
+@tool
 async def datagrams(agents: Sequence[str], own: str, port: int, tag: str, each: int) -> Result:
     """Send random and false packets to the discovery port and over mDNS."""
     chance = random.Random(11)

@@ -1,4 +1,4 @@
-"""Attacks on checkpoints by members whose keys are good; served with those of ``benchmarks.attacks.runs``."""
+"""Attacks on checkpoints by members whose keys are good; served with those of ``tools.runs``."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from barnraise.runs.checkpoint_manifest import (
 )
 from barnraise.runs.checkpoint_manifest import CheckpointManifest as Checkpoint
 from barnraise.transport.listener.preface import ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
-from benchmarks.attacks.guest import Agents
-from benchmarks.attacks.registry import Result, attack
-from benchmarks.attacks.run_member import RunMember, until_found
+from benchmarks.attacks.tools.guest import Agents
+from benchmarks.attacks.tools.run_member import RunMember, until_found
+from benchmarks.attacks.tools.toolbox import Result, tool
 
 _TERABYTE = 10**12
 _STEP = 7
 
 
-@attack
+@tool
 async def guest_wants_checkpoints(keep: str, agents: Agents, run: str, step: int, seconds: float) -> Result:
     """Request the checkpoints, files and folder of a run in which the guest has no part, and offer a copy."""
     guest = RunMember(keep, agents)
@@ -89,7 +89,7 @@ async def guest_wants_checkpoints(keep: str, agents: Agents, run: str, step: int
     }
 
 
-@attack
+@tool
 async def owner_offers(keep: str, agents: Agents, run: str, lie: str, folder: str, seconds: float) -> Result:
     """Offer a copy that is not what it claims to be; an agent that accepts the offer fetches it from here."""
     owner = RunMember(keep, agents)

@@ -21,7 +21,7 @@ from barnraise.identity import NodeId
 from barnraise.runs.record import NodeReport, RunRecord, read_spec
 from barnraise.transport.control.dial import ControlConnection
 from barnraise.transport.listener.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
-from benchmarks.attacks.guest import Agents, Guest, is_closed
+from benchmarks.attacks.tools.guest import Agents, Guest, is_closed
 
 _answers: msgspec.msgpack.Decoder[KvProxyRequest | KvProxyReply] = msgspec.msgpack.Decoder(
     KvProxyRequest | KvProxyReply

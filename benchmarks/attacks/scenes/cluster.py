@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import socket
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Self
 
 import psutil
 
 from barnraise.agent_client.cluster_requests import OfferRequest, OfferResponse, PairRequest, StatusResponse
 from barnraise.identity.trust import Role, TrustLog, decode_entry
 from benchmarks.agents.machines import REPOSITORY, Machines
-from benchmarks.attacks.__main__ import LIMIT_S
+from benchmarks.attacks.registry import undisturbed
+from benchmarks.attacks.scenes.bystanders import Bystanders
+from benchmarks.attacks.tools.toolbox import LIMIT_S
 from lab import Host, Lab
 
-T = TypeVar("T")
 OWNERS = range(3)
 NAMES = {"h0", "h1", "h2"}
 PORT = 52416
@@ -32,29 +32,6 @@ MAX_GROWTH = 8 << 20
 ALLOCATOR_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
-class AttackedMachines(Protocol):
-    """The machines under attack, shared by the tests of a module."""
-
-    def restore(self) -> None:
-        """Wait until the machines are as before the failed test."""
-
-
-def restore_after_failure(test: Callable[..., T]) -> Callable[..., T]:
-    """Restore the shared machines after a failed test, so that later tests are not disturbed."""
-
-    @functools.wraps(test)
-    def wrapper(**fixtures: Any) -> T:
-        cluster: AttackedMachines = fixtures["cluster"]
-        try:
-            return test(**fixtures)
-        except Exception:
-            with contextlib.suppress(Exception):  # the test's own failure is what counts
-                cluster.restore()
-            raise
-
-    return wrapper
-
-
 class Reading(NamedTuple):
     """Values of an agent that an attack could change."""
 
@@ -62,6 +39,13 @@ class Reading(NamedTuple):
     rss: int
     descriptors: int
     lines: int
+
+
+class Guests(NamedTuple):
+    """Keys of two guests, and of an owner in the log that was never online."""
+
+    keeps: tuple[str, str]
+    away: str
 
 
 class RunningAttack:
@@ -100,7 +84,16 @@ class RunningAttack:
 
 
 class AttackedCluster:
-    """Three agents of owners, and two hosts that are not paired."""
+    """Three agents of owners with a run of two of them, and two hosts that are not paired."""
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls) -> Iterator[Self]:
+        """Start three agents, pair them and start the attacker's processes."""
+        with Lab(hosts=5) as lab, Machines(lab.hosts[:3]) as machines:
+            machines.extra |= ALLOCATOR_ENVIRONMENT
+            machines.form()
+            yield cls(lab, machines)
 
     def __init__(self, lab: Lab, machines: Machines) -> None:
         self.machines = machines
@@ -114,12 +107,27 @@ class AttackedCluster:
         self._attack_servers: dict[str, str] = {}
         for host in (self.stranger, self.friend):
             path = self._attack_servers[host.name] = self.new_path()
-            arguments = json.dumps({"path": path, "seconds": 3600})
-            command = [sys.executable, "-P", "-m", "benchmarks.attacks", "serve", arguments]
+            arguments = json.dumps({"path": path, "seconds": 7200})
+            command = [sys.executable, "-P", "-m", "benchmarks.attacks.tools", "serve", arguments]
             host.start(command, env=machines.environment(0), cwd=REPOSITORY)
         machines.until(
             lambda: all(map(os.path.exists, self._attack_servers.values())), 90.0, "the tools are ready"
         )
+        self.bystanders = Bystanders(machines)
+        self._guests: Guests | None = None
+
+    @property
+    def guests(self) -> Guests:
+        """Return the guests; they join at the first use."""
+        if self._guests is None:
+            keeps = (self.new_path(), self.new_path())
+            away = self.join(self.pairing_code(), name="away")
+            assert away["joined"], away
+            for keep in keeps:
+                joined = self.join(self.pairing_code("guest"), self.stranger, keep=keep, name="guest")
+                assert joined.get("role") == "guest", joined
+            self._guests = Guests(keeps, away["node"])
+        return self._guests
 
     def trust_log(self, place: int = 0) -> TrustLog:
         """Return the trust log on a member's disk, with the secrets that some attacks are given."""
@@ -194,7 +202,7 @@ class AttackedCluster:
         return Reading(status, process.memory_info().rss, process.num_fds(), len(self.log_lines(place)))
 
     @contextlib.contextmanager
-    def undisturbed(
+    def unchanged(
         self,
         *,
         decisions: int = 0,
@@ -213,8 +221,11 @@ class AttackedCluster:
         self.max_descriptors = 0
         yield
         self._settle()
-        assert self.max_descriptors <= max(reading.descriptors for reading in before) + descriptors
-        assert len(self.trust_log()) == length + decisions
+        undisturbed(
+            self.max_descriptors <= max(reading.descriptors for reading in before) + descriptors,
+            f"an agent had {self.max_descriptors} descriptors",
+        )
+        assert len(self.trust_log()) == length + decisions, "the trust log was changed"
         for place, old in enumerate(before):
             self.machines.until(
                 lambda place=place, old=old: self.measure(place).descriptors <= old.descriptors + 4,  # type: ignore[misc]
@@ -224,15 +235,22 @@ class AttackedCluster:
             new, new_lines = self.measure(place), self.log_lines(place, old.lines)
             shown = "\n".join(new_lines[-40:])
             changes = new.status.view - old.status.view
-            assert new.status.branch == old.status.branch, shown
-            assert decisions <= changes <= decisions + views, shown
-            assert all(set(members(line)) >= NAMES for line in new_lines if members(line)), shown
-            assert len(new_lines) <= MAX_LINES + changes, f"{len(new_lines)} lines:\n{shown}"
-            assert new.rss - old.rss < growth, f"{(new.rss - old.rss) / 2**20:.1f} MB more"
+            assert new.status.branch == old.status.branch, f"the branch was changed\n{shown}"
             assert "\x1b" not in shown, "text of a stranger has terminal escapes"
+            undisturbed(decisions <= changes <= decisions + views, f"{changes} views\n{shown}")
+            present = [members(line) for line in new_lines if members(line)]
+            undisturbed(all(set(names) >= NAMES for names in present), f"an owner was left out\n{shown}")
+            undisturbed(len(new_lines) <= MAX_LINES + changes, f"{len(new_lines)} lines\n{shown}")
+            undisturbed(new.rss - old.rss < growth, f"{(new.rss - old.rss) / 2**20:.1f} MB more")
+
+    def honest_work(self) -> contextlib.AbstractContextManager[None]:
+        """Watch the run of two owners and the status of an agent."""
+        return self.bystanders.watched()
 
     def restore(self) -> None:
+        """Wait until the agents agree and the run continues."""
         self._settle()
+        self.bystanders.restore()
 
     def _settle(self) -> None:
         """Wait for one view of the three owners, and for idle agents."""

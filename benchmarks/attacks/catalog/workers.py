@@ -1,4 +1,4 @@
-"""Attacks by unauthenticated and hostile peers. Each attack checks that it had no effect."""
+"""Attacks on a worker's port: by strangers, and by workers of machines that the run trusts."""
 
 from __future__ import annotations
 
@@ -9,71 +9,34 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import msgspec
 
 from barnraise.identity import NodeKey, delegate
 from barnraise.transport.links import tls
-from barnraise.transport.links.frames import HEADER_BYTES, MAX_CONTROL, FrameHeader, FrameKind
+from barnraise.transport.links.frames import MAX_CONTROL, FrameHeader, FrameKind
 from barnraise.transport.listener import preface
+from benchmarks.attacks.registry import Role, attack
+from benchmarks.attacks.scenes.group import WAIT_S, AttackedGroup, Target, take
 
-WAIT_S = 40.0  # much longer than every deadline that a stalled stranger can have
-_HELLO_BYTES = HEADER_BYTES + 16
-
-
-@dataclass(frozen=True)
-class Target:
-    """A worker under attack, with all data that its trusted peers have."""
-
-    port: int
-    worker: bytes
-    secret: bytes
-    key: NodeKey
-    friend: NodeKey  # of another machine, which is trusted too
-    member: bytes  # another worker of the group
-    run: str
-    generation: int
-    group: int
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), WAIT_S)
-
-    def send_preface(self, secret: bytes | None = None) -> socket.socket:
-        """Connect and send a valid preface, unless another secret is given."""
-        sock = self.connect()
-        sock.sendall(preface.encode(preface.Preface(self.worker, os.urandom(16)), secret or self.secret))
-        return sock
-
-    def tls_handshake(
-        self, key: NodeKey, run: str, worker: bytes | None = None, stream: int = 0
-    ) -> ssl.SSLSocket:
-        """Perform TLS as a worker of that node and run. In TLS 1.3 the rejection arrives only afterwards."""
-        sock = self.send_preface()
-        assert not preface.parse_answer(_take(sock, preface.ANSWER_BYTES)).refusal
-        name = worker or os.urandom(16)
-        context = tls.client_context(delegate(key, run=run, worker=name), [self.key.id])
-        wrapped = context.wrap_socket(sock)
-        try:
-            wrapped.sendall(FrameHeader(FrameKind.HELLO, length=16, first=stream).encode() + name)
-        except OSError:
-            pass  # the refusal was faster
-        return wrapped
-
-    def open_link(self) -> ssl.SSLSocket:
-        """Open a link as a trusted worker of the run that is in none of the groups."""
-        sock = self.tls_handshake(self.key, self.run)
-        assert _take(sock, _HELLO_BYTES)[0] == FrameKind.HELLO
-        return sock
+Function = Callable[[Target], socket.socket | None]
 
 
-def _take(sock: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        piece = sock.recv(count - len(data))
-        assert piece, "the other side hung up"
-        data += piece
-    return data
+def _attack(id: str, role: Role, text: str, ended: str) -> Callable[[Function], Function]:
+    """Register an attack on one worker; a connection that it returns stays open while memory is measured."""
+
+    def register(function: Function) -> Function:
+        def tried(group: AttackedGroup) -> str:
+            kept = function(group.target)
+            group.check_growth()
+            if kept is not None:
+                kept.close()
+            return ended
+
+        attack(id, role, text, AttackedGroup)(tried)
+        return function
+
+    return register
 
 
 def is_shut(sock: socket.socket) -> bool:
@@ -97,6 +60,7 @@ def _all_shut(socks: Iterable[socket.socket]) -> None:
 # without the secret, or with a stolen one
 
 
+@_attack("lan-wrong-secret", "person on the LAN", "dials a worker with another discovery secret", "no answer")
 def wrong_secret(target: Target) -> None:
     sock = target.send_preface(secret=bytes(32))
     sock.settimeout(WAIT_S)
@@ -104,32 +68,52 @@ def wrong_secret(target: Target) -> None:
     sock.close()
 
 
+@_attack("lan-replay-preface", "person on the LAN", "replays the preface of a worker", "no answer")
 def replayed_preface(target: Target) -> None:
     log_tail = preface.encode(preface.Preface(target.worker, os.urandom(16)), target.secret)
     first, second = target.connect(), target.connect()
     first.sendall(log_tail)
-    assert not preface.parse_answer(_take(first, preface.ANSWER_BYTES)).refusal
+    assert not preface.parse_answer(take(first, preface.ANSWER_BYTES)).refusal
     second.sendall(log_tail)
     assert second.recv(1) == b"", "a replay got an answer"
     first.close()
     second.close()
 
 
+@_attack(
+    "lan-unknown-worker",
+    "person on the LAN",
+    "asks for a worker that does not exist, with the stolen secret",
+    "refused and closed",
+)
 def unknown_worker(target: Target) -> None:
     sock = target.connect()
     sock.sendall(preface.encode(preface.Preface(os.urandom(16), os.urandom(16)), target.secret))
-    assert preface.parse_answer(_take(sock, preface.ANSWER_BYTES)).refusal
+    assert preface.parse_answer(take(sock, preface.ANSWER_BYTES)).refusal
     _all_shut([sock])
 
 
+@_attack(
+    "lan-untrusted-key",
+    "person on the LAN",
+    "dials a worker with a key that is not trusted",
+    "TLS rejected it",
+)
 def untrusted_key(target: Target) -> None:
     _all_shut(target.tls_handshake(NodeKey.generate(), target.run) for _ in range(3))
 
 
+@_attack("guest-wrong-run", "guest", "dials a worker with a certificate of another run", "closed")
 def wrong_run(target: Target) -> None:
     _all_shut(target.tls_handshake(target.key, "another run") for _ in range(3))
 
 
+@_attack(
+    "lan-garbage-after-preface",
+    "person on the LAN",
+    "sends garbage to a worker after a valid preface",
+    "closed",
+)
 def garbage_after_preface(target: Target) -> None:
     source = random.Random(7)
     socks = []
@@ -143,10 +127,14 @@ def garbage_after_preface(target: Target) -> None:
 # silent and slow connections
 
 
+@_attack(
+    "lan-silent-at-worker", "person on the LAN", "opens 500 silent connections to a worker", "all were closed"
+)
 def silent_connections(target: Target) -> None:
     _all_shut([target.connect() for _ in range(500)])
 
 
+@_attack("lan-half-prefaces", "person on the LAN", "sends half prefaces to a worker", "all were closed")
 def half_prefaces(target: Target) -> None:
     log_tail = preface.encode(preface.Preface(target.worker, os.urandom(16)), target.secret)
     socks = [target.connect() for _ in range(40)]
@@ -155,18 +143,21 @@ def half_prefaces(target: Target) -> None:
     _all_shut(socks)
 
 
+@_attack("lan-stalled-handshakes", "person on the LAN", "stops after a valid preface", "the worker timed out")
 def stalled_handshakes(target: Target) -> None:
     """Send a valid preface and then nothing: the worker itself must time out."""
     _all_shut([target.send_preface() for _ in range(40)])
 
 
+@_attack("guest-stalled-hello", "guest", "stops after TLS", "the worker timed out")
 def stalled_hello(target: Target) -> None:
     sock = target.send_preface()
-    _take(sock, preface.ANSWER_BYTES)
+    take(sock, preface.ANSWER_BYTES)
     context = tls.client_context(delegate(target.key, run=target.run, worker=os.urandom(16)), [target.key.id])
     _all_shut([context.wrap_socket(sock)])
 
 
+@_attack("guest-silent-link", "guest", "stops in the middle of a header", "the silence limit closed the link")
 def silent_link(target: Target) -> None:
     """Perform a whole handshake, send half a header, then nothing: the silence limit closes the link."""
     sock = target.open_link()
@@ -181,6 +172,9 @@ def _raw(kind: int, length: int = 0, group: int = 0, sequence: int = 0, flags: i
     return struct.pack("<BBHIQQII", kind, flags, 0, length, group, sequence, 1, 1)
 
 
+@_attack(
+    "guest-huge-lengths", "guest", "sends the largest lengths in every kind of frame", "each link was closed"
+)
 def huge_lengths(target: Target) -> None:
     """Send lengths and numbers at the limits of their fields, in every kind of frame."""
     for kind in FrameKind:
@@ -189,6 +183,7 @@ def huge_lengths(target: Target) -> None:
         _all_shut([sock])
 
 
+@_attack("guest-unknown-frames", "guest", "sends unknown kinds of frames and flags", "each link was closed")
 def unknown_kinds(target: Target) -> None:
     for log_tail in (
         _raw(0),
@@ -202,6 +197,12 @@ def unknown_kinds(target: Target) -> None:
         _all_shut([sock])
 
 
+@_attack(
+    "guest-frames-for-others",
+    "guest",
+    "sends frames for a group in which it has no part",
+    "the group went on with right sums",
+)
 def frames_for_a_group_of_others(target: Target) -> None:
     """Send frames for a group that this worker is not in. They must not fail it or change a byte."""
     failure = msgspec.msgpack.encode(("peer-lost", "a lie", 0, ()))
@@ -230,8 +231,9 @@ def frames_for_a_group_of_others(target: Target) -> None:
     sock.close()
 
 
+@_attack("guest-borrowed-name", "guest", "claims the worker id of another machine", "no link and no stream")
 def borrowed_name(target: Target) -> None:
-    """Claim a worker id of another machine. The peer gets neither a link nor a stream."""
+    """Use a worker id of another machine. The peer gets neither a link nor a stream."""
     for stream in (0, 1):
         _all_shut([target.tls_handshake(target.friend, target.run, target.member, stream)])
 
@@ -241,6 +243,7 @@ def _join_body(generation: int, name: str, extra: bytes = b"") -> bytes:
     return bytes([body[0] + 1]) + body[1:] + extra if extra else body
 
 
+@_attack("guest-old-generation", "guest", "joins with an old generation", "told that it is over")
 def old_generation(target: Target) -> None:
     """Join with an old generation. The reply names the current one."""
     sock = target.open_link()
@@ -254,6 +257,7 @@ def old_generation(target: Target) -> None:
     sock.close()
 
 
+@_attack("guest-nested-joins", "guest", "sends a message that is nested 30,000 deep", "the link was closed")
 def nested_joins(target: Target) -> None:
     """Send msgpack that is nested too deeply for any parser."""
     sock = target.open_link()
@@ -262,6 +266,7 @@ def nested_joins(target: Target) -> None:
     _all_shut([sock])
 
 
+@_attack("guest-endless-joins", "guest", "joins 3,000 groups that never form", "memory stayed bounded")
 def endless_joins(target: Target) -> socket.socket:
     """Send joins of groups that never form, as large as a frame may be."""
     sock = target.open_link()
@@ -275,6 +280,7 @@ def endless_joins(target: Target) -> socket.socket:
     return sock
 
 
+@_attack("guest-endless-pings", "guest", "asks 400,000 times and reads no answer", "memory stayed bounded")
 def questions_without_end(target: Target) -> socket.socket:
     """Send queries without reading: the replies must not fill the memory."""
     sock = target.open_link()
@@ -286,32 +292,3 @@ def questions_without_end(target: Target) -> socket.socket:
     except OSError:  # a timeout is one too: it no longer reads
         pass
     return sock
-
-
-# an attack may return a connection that is to stay open while its effect is measured
-ATTACKS: dict[str, Callable[[Target], socket.socket | None]] = {
-    attack.__name__.replace("_", " "): attack
-    for attack in (
-        wrong_secret,
-        replayed_preface,
-        unknown_worker,
-        untrusted_key,
-        wrong_run,
-        garbage_after_preface,
-        silent_connections,
-        half_prefaces,
-        stalled_handshakes,
-        stalled_hello,
-        silent_link,
-        huge_lengths,
-        unknown_kinds,
-        frames_for_a_group_of_others,
-        borrowed_name,
-        old_generation,
-        nested_joins,
-        endless_joins,
-        questions_without_end,
-    )
-}
-
-__all__ = ["ATTACKS", "Target"]

@@ -7,10 +7,9 @@ import json
 import os
 import sqlite3
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -26,47 +25,66 @@ from barnraise.core.errors import BarnraiseError
 from barnraise.identity.trust import Role, TrustLog, decode_entry
 from barnraise.runs.record import RunRecord, decode_record
 from benchmarks.agents.machines import REPOSITORY, Machines
-from benchmarks.agents.runs import CommandLine, write_folder
+from benchmarks.agents.runs import CommandLine
+from benchmarks.attacks.registry import undisturbed
+from benchmarks.attacks.scenes.bystanders import Bystanders
+from benchmarks.attacks.scenes.cluster import (
+    ALLOCATOR_ENVIRONMENT,
+    MAX_GROWTH,
+    MAX_LINES,
+    PORT,
+    RunningAttack,
+)
 from lab import Lab
-from tests.lab.attacked_cluster import MAX_GROWTH, MAX_LINES, PORT, RunningAttack
 
 OWNERS = (0, 1)
 GUEST = 2  # honest, with an agent
 ALL_MACHINES = range(3)
-HEARTBEAT_SCRIPT = """\
-import os, time
-place = os.path.join(os.environ["MARKS"], os.environ["RANK"])
-with open(place + "-pids", "a") as pids:
-    pids.write(str(os.getpid()) + " ")
-while True:
-    print("rank", os.environ["RANK"], "lives", flush=True)
-    with open(place, "w") as mark:
-        mark.write(repr(time.time()))
-    time.sleep(0.1)
-"""
 
 
 class RunCluster:
     """Agents of two owners with a run, an agent of a guest, and an attacker's host with two keys."""
 
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls) -> Iterator[Self]:
+        """Start three agents, pair them and start the attacker's process."""
+        with Lab(hosts=4) as lab, Machines(lab.hosts[:3]) as machines:
+            machines.extra |= ALLOCATOR_ENVIRONMENT
+            for place in ALL_MACHINES:
+                machines.launch(place)
+            for place in ALL_MACHINES:
+                machines.await_answer(place)
+                machines.rename(place, f"h{place}")
+            machines.pair(0, 1)
+            machines.pair(0, GUEST, guest=True)
+            yield cls(lab, machines)
+
     def __init__(self, lab: Lab, machines: Machines) -> None:
         self.machines, self.line = machines, CommandLine(machines)
         self.directory = machines.state(0).parent
-        self.marks, self.canary = self.directory / "marks", self.directory / "canary"
-        self.marks.mkdir()
+        self.canary = self.directory / "canary"
+        self._folders = 0
         self.attack_server = str(self.directory / "tool")
-        arguments = json.dumps({"path": self.attack_server, "seconds": 3600})
-        command = [sys.executable, "-P", "-m", "benchmarks.attacks", "serve", arguments]
+        arguments = json.dumps({"path": self.attack_server, "seconds": 7200})
+        command = [sys.executable, "-P", "-m", "benchmarks.attacks.tools", "serve", arguments]
         lab.hosts[3].start(command, env=machines.environment(0), cwd=REPOSITORY)
         machines.until(lambda: os.path.exists(self.attack_server), 90.0, "the tool is ready")
         self.addresses = [host.address for host in lab.hosts[:3]]
         self.guest, self.owner = str(self.directory / "guest"), str(self.directory / "owner")
         self.guest_id = self._join("guest", self.guest, "mallory")
         self.owner_id = self._join("owner", self.owner, "trudy")
-        write_folder(self.directory / "bystander", HEARTBEAT_SCRIPT)
-        self.run = self.start_run("h0,h1", self.directory / "bystander", "--restarts", "1000")
-        self.generation = 1
-        machines.until(lambda: self.live_workers() == 2, 90.0, "the run of the two owners is running")
+        self.bystanders = Bystanders(machines)
+        self.run = self.bystanders.run
+
+    @property
+    def generation(self) -> int:
+        return self.bystanders.generation
+
+    def new_folder(self) -> Path:
+        """Return the path of a new working folder."""
+        self._folders += 1
+        return self.directory / f"folder{self._folders}"
 
     def _join(self, role: Role, keep: str, name: str) -> str:
         code = self.machines.ask(0, PairRequest(role), OfferResponse).code
@@ -127,21 +145,13 @@ class RunCluster:
 
     def start_run(self, on: str, folder: Path, *more: str) -> str:
         """Start a run of the first owner and return its name."""
-        words = ("run", "--detach", "--on", on, "--set", f"MARKS={self.marks}", *more, "train.py")
-        done = self.line.run(0, *words, folder=folder)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()[-1]
-
-    def live_workers(self) -> int:
-        """Return the number of workers of the bystanders' run that wrote in the last seconds."""
-        times = [self.marks / str(rank) for rank in range(2)]
-        return sum(path.exists() and time.time() - path.stat().st_mtime < 3.0 for path in times)
+        return self.bystanders.start_run(on, folder, *more)
 
     # checks
 
     @contextlib.contextmanager
-    def undisturbed(self, *, growth: int = MAX_GROWTH, lines: int = MAX_LINES) -> Iterator[None]:
-        """Check that the agents and the run continue, and that no file was written."""
+    def unchanged(self, *, growth: int = MAX_GROWTH, lines: int = MAX_LINES) -> Iterator[None]:
+        """Check that the agents are as before, and that no file was written."""
         self._settle()
         agents = [psutil.Process(self.machines.process(place).pid) for place in ALL_MACHINES]
         sizes = [agent.memory_info().rss for agent in agents]
@@ -149,25 +159,22 @@ class RunCluster:
         entries = len(self.trust_log())
         yield
         self._settle()
-        for place, agent in enumerate(agents):
-            shown = "\n".join(self.log_lines(place, line_counts[place])[-40:])
-            assert agent.is_running(), f"the agent of h{place} has stopped:\n{shown}"
-            assert "Traceback" not in shown, shown
-            assert "\x1b" not in shown, "text of a member has terminal escapes"
-            assert len(self.log_lines(place, line_counts[place])) <= lines, shown
-            grown = agent.memory_info().rss - sizes[place]
-            assert grown < growth, f"h{place} holds {grown / 2**20:.1f} MB more"
-        assert len(self.trust_log()) == entries
+        assert len(self.trust_log()) == entries, "the trust log was changed"
         assert not self.canary.exists(), "code of the attacker was executed"
         assert not self.stray_files(), "a file was written outside the store"
-        self.check_run_continues()
+        for place, agent in enumerate(agents):
+            new_lines = self.log_lines(place, line_counts[place])
+            shown = "\n".join(new_lines[-40:])
+            assert "\x1b" not in shown, "text of a member has terminal escapes"
+            undisturbed(agent.is_running(), f"the agent of h{place} has stopped\n{shown}")
+            undisturbed("Traceback" not in shown, f"an error in the agent of h{place}\n{shown}")
+            undisturbed(len(new_lines) <= lines, f"{len(new_lines)} lines\n{shown}")
+            grown = agent.memory_info().rss - sizes[place]
+            undisturbed(grown < growth, f"h{place} holds {grown / 2**20:.1f} MB more")
 
-    def check_run_continues(self) -> None:
-        row = self.watch(self.run).row
-        assert (row.phase, row.generation) == ("running", self.generation), row
-        self.machines.until(lambda: self.live_workers() == 2, 60.0, "the run continues")
-        started = [(self.marks / f"{rank}-pids").read_text().split() for rank in range(2)]
-        assert [len(pids) for pids in started] == [self.generation] * 2, "a worker was restarted"
+    def honest_work(self) -> contextlib.AbstractContextManager[None]:
+        """Watch the run of two owners and the status of an agent."""
+        return self.bystanders.watched()
 
     def stray_files(self) -> list[Path]:
         """Return the files that an attacker's list names, in every folder where they could land."""
@@ -181,9 +188,9 @@ class RunCluster:
         return [path for top in tops for name in ("x", "C:", "..\\..\\x") if (path := top / name).exists()]
 
     def restore(self) -> None:
+        """Wait until the agents agree and the run continues."""
         self._settle()
-        self.machines.until(lambda: self.live_workers() == 2, 90.0, "the run continues again")
-        self.generation = self.watch(self.run).row.generation
+        self.bystanders.restore()
 
     def _settle(self) -> None:
         self.machines.until(self._agree, 90.0, "the agents agree")

@@ -1,0 +1,1 @@
+"""Scenes: real processes under attack, with honest work that goes on meanwhile."""

@@ -1,0 +1,1 @@
+"""Log files on disk: rotation, and the audit log of what changed trust and ran code on this machine."""

@@ -1,0 +1,60 @@
+"""The table and the JSON of `barnraise audit`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from barnraise.cli.cluster import audit
+from barnraise.core.errors import ConfigError
+from barnraise.core.logs.audit_entry import make_entry
+from barnraise.core.logs.audit_log import AuditLog
+
+_NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "100")
+    for hours in range(5, 0, -1):
+        log = AuditLog(tmp_path, now=lambda hours=hours: _NOW - hours * 3600)
+        log.write("run-started", subject=f"train-{hours}", by="mac (ab)", detail="x.py", digest="cd" * 32)
+    monkeypatch.setattr(audit.time, "time", lambda: _NOW)
+    return tmp_path
+
+
+def test_table_has_the_newest_last_with_the_digest(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit.run(since="", limit=2, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["TIME", "EVENT", "WHAT", "BY", "DETAIL"]
+    assert ["train-2" in lines[1], "train-1" in lines[2]] == [True, True]
+    assert "order cdcdcdcdcdcd" in lines[2]
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize(("since", "count"), [("150min", 2), ("3.5h", 3), ("2000-01-01", 5), ("1min", 0)])
+def test_since_takes_a_time_or_a_date(
+    state: Path, capsys: pytest.CaptureFixture[str], since: str, count: int
+) -> None:
+    audit.run(since=since, limit=0, as_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert (len(shown["entries"]), shown["kept"]) == (count, 5)
+
+
+def test_empty_log_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit.describe([], 0) == "No line matches; audit.log has 0 lines."
+
+
+def test_since_that_is_no_time_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="neither a time"):
+        audit.parse_since("yesterday", _NOW)
+
+
+def test_texts_of_peers_cannot_command_the_terminal() -> None:
+    """Tries a line that another program wrote into the file, with an escape sequence."""
+    entry = make_entry(_NOW, "run-ended", subject="x")
+    forged = audit.describe([type(entry)(at=entry.at, event="run-ended", detail="\x1b[2Jhidden")], 1)
+    assert "\x1b" not in forged
