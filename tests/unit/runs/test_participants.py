@@ -1,4 +1,4 @@
-"""Which machines the workers of a run trust, and which pickles they load."""
+"""Machines that the workers of a run trust, and pickles that they load."""
 
 from __future__ import annotations
 
