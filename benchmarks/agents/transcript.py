@@ -34,7 +34,7 @@ CLUSTER = REPOSITORY / "docs" / "transcripts" / "first-cluster.txt"
 README = REPOSITORY / "README.md"
 TRAIN = REPOSITORY / "examples" / "train.py"
 NAMES = ("mac", "pc", "nas", "laptop")
-_CODE = re.compile(r"barnraise join (\d+-[a-z]+-[a-z]+)")
+_CODE = re.compile(r"barnraise join (\d+(?:-[a-z]+){3})")
 _RUN = re.compile(r"barnraise: run (\S+)")
 _TEN_MINUTES = "Your first ten minutes"
 _FAILING = "When a worker fails"
@@ -192,8 +192,8 @@ def record_cluster() -> Recording:
         code = session.type(0, "pair", "--no-wait")
         match = _CODE.search(code)
         assert match is not None
-        number, first, second = match[1].split("-")
-        session.type(3, "join", f"{number}-{second}-{first}")
+        number, first, second, third = match[1].split("-")
+        session.type(3, "join", f"{number}-{second}-{third}-{first}")
         for place in range(4):
             session.type(place, "down")
         return Recording(_plain("\n".join(session.lines).strip() + "\n", machines), _stalls(machines))
@@ -332,7 +332,7 @@ def normal(text: str) -> list[str]:
     order.
     """
     text = re.sub(r"[0-9A-Z]{4}(-[0-9A-Z]{4})+", "ID", text)
-    text = re.sub(r"\b\d+-[a-z]+-[a-z]+\b", "CODE", text)
+    text = re.sub(r"\b\d+(?:-[a-z]+){3}\b", "CODE", text)
     text = re.sub(r"\btrain-[0-9a-z]{4}\b", "RUN", text)
     text = re.sub(r"cluster [0-9a-f]{8}", "cluster CLUSTER", text)
     text = re.sub(r"^[A-D]  ", "LETTER  ", text, flags=re.MULTILINE)

@@ -26,7 +26,7 @@ from lab.terminal import Terminal, TypedCommand
 NAMES = ("mac", "pc", "nas")
 FIRST_STEP = r"step \d+ of|epoch 0"  # the first of the two that appears
 ANSWER = "Install torch now"
-_CODE = re.compile(r"barnraise join (\d+-[a-z]+-[a-z]+)")
+_CODE = re.compile(r"barnraise join (\d+(?:-[a-z]+){3})")
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _INSTALL_S, _PAIR_S, _TRAIN_S = 1200.0, 300.0, 600.0
 

@@ -29,6 +29,7 @@ PRINTERS = {
     "cli.main": "errors",
     "cli.tables": "every table: status, ps, hub status",
     "cli.terminal": "every wrapped sentence: status, nodes, plan, doctor",
+    "cli.consent": "the question before code of others runs here",
     "cli.child_process": "lines of hub commands, and the output of a friend's script",
     "cli.doctor.doctor": "fixes",
     "cli.runs.run": "the end of a run",

@@ -153,8 +153,8 @@ def test_codes_and_roles() -> None:
             machines.start(place)
             machines.ask(place, RenameRequest(f"h{place}"), RequestDone)
         code = machines.ask(0, PairRequest(), OfferResponse).code
-        number, first, second = code.split("-")
-        wrong = f"{number}-{second}-{first}" if first != second else f"{number}-acrobat-{second}"
+        number, first, *rest = code.split("-")
+        wrong = "-".join((number, "acrobat" if first != "acrobat" else "zebra", *rest))
         with pytest.raises(PairingError, match="code was wrong"):
             machines.ask(1, JoinClusterRequest(wrong, patience_s=60.0), RequestDone, 120.0)
         # The joiner may know before the other has written it down.
@@ -163,6 +163,8 @@ def test_codes_and_roles() -> None:
             30.0,
             "the code is burned",
         )
+        with pytest.raises(PairingError, match="was tried here before"):
+            machines.ask(1, JoinClusterRequest(wrong, patience_s=3.0), RequestDone)
         with pytest.raises(PairingError):
             machines.ask(1, JoinClusterRequest(code, patience_s=3.0), RequestDone)
         machines.pair(0, 1, guest=True)

@@ -44,11 +44,11 @@ def _pair_with_mistakes(mac: TypedMachine, pc: TypedMachine) -> None:
     pairing = mac.open("barnraise pair")
     mac.until(pairing, "expires")
     code = CODE.findall(pairing.output)[-1]
-    number, first, second = code.split("-")
-    unknown = pc.type(f"barnraise join {number}-xyzzy-{second}", code=1)
+    number, first, second, third = code.split("-")
+    unknown = pc.type(f"barnraise join {number}-xyzzy-{second}-{third}", code=1)
     assert "xyzzy" in unknown
     assert pairing.code is None, "the code is still open"
-    swapped = pc.type(f"barnraise join {number}-{second}-{first}", code=1)
+    swapped = pc.type(f"barnraise join {number}-{second}-{third}-{first}", code=1)
     assert "code" in swapped
     refused = mac.ended(pairing, 1)
     assert "used up" in refused

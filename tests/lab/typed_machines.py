@@ -17,7 +17,7 @@ from lab.terminal import COLUMNS, Terminal, TypedCommand
 from tests.repository import ROOT
 
 PATIENCE_S = 240.0
-CODE = re.compile(r"barnraise join (\d+-[a-z]+-[a-z]+)")
+CODE = re.compile(r"barnraise join (\d+(?:-[a-z]+){3})")
 _COMMAND = f"""\
 #!/bin/sh
 exec "{sys.executable}" -P -c 'import sys; sys.argv[0] = "barnraise"

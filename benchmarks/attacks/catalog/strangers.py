@@ -20,8 +20,9 @@ _MAX_WAITING = 128 + 64  # connections without a preface, and handshakes
 def guess_code(cluster: AttackedCluster) -> str:
     with cluster.unchanged():
         code = cluster.pairing_code()
-        number, first, second = code.split("-")
-        wrong = f"{number}-{second}-{first}" if first != second else f"{number}-acrobat-zebra"
+        number, first, *rest = code.split("-")
+        other = "acrobat" if first != "acrobat" else "zebra"
+        wrong = "-".join((number, other, *rest))
         assert not cluster.join(wrong, cluster.stranger)["joined"]
         cluster.await_burned_code()
         assert not cluster.join(code, cluster.stranger)["joined"], "the right code, too late"

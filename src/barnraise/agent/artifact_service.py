@@ -95,6 +95,7 @@ class ArtifactService:
         self.patience_s = patience_s
         self.serving = PieceServer(store, carrier, self._is_coming)
         self._fetches: dict[bytes, _Fetch] = {}
+        self._lists: dict[bytes, _Fetch] = {}
         self._unwritten: list[_PendingWrite] = []
         self._unwritten_bytes = 0
         self._writer: asyncio.Task[None] | None = None
@@ -122,6 +123,17 @@ class ArtifactService:
             )
         return await fetch.wait(progress)
 
+    async def list_files(
+        self, manifest: bytes, sources: Iterable[NodeId], limits: FolderLimits
+    ) -> FolderManifest:
+        """Return a manifest, and write nothing to disk. Raise ShippingError if no machine sends it."""
+        listing = self._lists.get(manifest)
+        if listing is None:
+            listing = self._lists[manifest] = _Fetch(
+                self, manifest, list(sources), (), limits, only_lists=True
+            )
+        return await listing.wait(lambda _: None)
+
     def allow(self, manifest: bytes, nodes: Iterable[NodeId]) -> None:
         """Let these machines read the manifest's pieces, also those that arrive later."""
         self.serving.allow(manifest, nodes)
@@ -134,7 +146,7 @@ class ArtifactService:
         """Cancel all fetches and stop serving."""
         self._closed = True
         tasks: list[asyncio.Task[FolderManifest] | asyncio.Task[None]] = [
-            fetch.task for fetch in self._fetches.values()
+            fetch.task for fetch in (*self._fetches.values(), *self._lists.values())
         ]
         if self._writer is not None:
             tasks.append(self._writer)
@@ -177,8 +189,9 @@ class ArtifactService:
                 for fetch in list(self._fetches.values()):
                     fetch.handle(swarm_scheduler.PiecePromised(node))
             case ManifestIs():
-                if (waiting := self._fetches.get(message.id)) is not None:
-                    waiting.manifest_received(node, message.data)
+                for waiting in (self._fetches.get(message.id), self._lists.get(message.id)):
+                    if waiting is not None:
+                        waiting.manifest_received(node, message.data)
 
     # writes to disk
 
@@ -247,12 +260,13 @@ class ArtifactService:
 
     def fetch_done(self, manifest: bytes, fetch: _Fetch) -> None:
         """Forget a fetch that has finished or was cancelled."""
-        if self._fetches.get(manifest) is fetch:
-            del self._fetches[manifest]
+        for table in (self._fetches, self._lists):
+            if table.get(manifest) is fetch:
+                del table[manifest]
 
 
 class _Fetch:
-    """The fetch of one manifest and its pieces; several callers can wait for it."""
+    """The fetch of one manifest, and of its pieces; several callers can wait for it."""
 
     def __init__(
         self,
@@ -261,8 +275,11 @@ class _Fetch:
         sources: list[NodeId],
         receivers: Collection[NodeId],
         limits: FolderLimits,
+        *,
+        only_lists: bool = False,
     ) -> None:
         self._service = service
+        self._only_lists = only_lists  # the manifest, in memory
         self._name = name
         self._sources = sources
         self._receivers = receivers
@@ -345,6 +362,8 @@ class _Fetch:
         store = self._service.store
         try:
             manifest = await self._get_manifest()
+            if self._only_lists:
+                return manifest
             linked = self._linked()
             state = await asyncio.to_thread(self._prepare, manifest, linked)
             self._scheduler = state
@@ -418,7 +437,8 @@ class _Fetch:
             data = await self._ask_manifest()
             if data is not None:
                 manifest = await asyncio.to_thread(decode_manifest, data, self.limits)
-                await asyncio.to_thread(store.put_manifest, manifest)
+                if not self._only_lists:
+                    await asyncio.to_thread(store.put_manifest, manifest)
                 return manifest
             await asyncio.sleep(min(_TICK_S, self._service.patience_s / 4))
         raise self._no_progress_error("no machine sent the list of files", self._sources)

@@ -116,7 +116,13 @@ class Agent:
         self.build_member(stored)
         tls = AgentTls(delegate(self.key, run=AGENT_RUN, worker=self.incarnation), lambda: self.log.members)
         self.connections = AgentConnections(self.me, tls, self)
-        self.reachability = ReachabilityProber(tls, self._address_of, self.secret_for, self.connections.get)
+        self.reachability = ReachabilityProber(
+            tls,
+            self._address_of,
+            self.secret_for,
+            self.connections.get,
+            lambda node: self.log.role(node) == "owner",
+        )
         self.pairing = PairingServer(self.key, lambda: self.name, partial(admit, self))
         self.pairing.on_burned = lambda address, why: self.audit.write("code-burned", by=address, detail=why)
         self.link_prober = LinkProber(self, self.directory)

@@ -28,11 +28,16 @@ Finding = Annotated[str, Meta(max_length=MAX_FINDING)]
 
 
 class DataSet(msgspec.Struct, frozen=True, array_like=True):
-    """Data of a run: shipped if it has a manifest, otherwise each machine has it at this path."""
+    """Data of a run: shipped if it has a manifest, otherwise each machine has it at this path.
+
+    ``files`` and ``bytes``: what is shipped, as a guest's user is told. A machine rejects more than that.
+    """
 
     name: Annotated[str, Meta(pattern=DATA_NAME)]
     manifest: Digest = b""
     path: Argument = ""
+    files: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
 
 
 class ScriptImports(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +59,8 @@ class RunProgram(msgspec.Struct, frozen=True, kw_only=True):
     folder: Digest
     data: Annotated[tuple[DataSet, ...], Meta(max_length=64)] = ()
     needs: ScriptImports = ScriptImports()
+    # Packages that each machine installs, as a guest's user is told; the guest's machine rejects more.
+    packages: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
 
     @property
     def manifests(self) -> tuple[bytes, ...]:

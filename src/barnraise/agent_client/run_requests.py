@@ -92,11 +92,15 @@ class StopRunRequest(msgspec.Struct, frozen=True, tag="stop?"):
 
 
 class AcceptRunRequest(msgspec.Struct, frozen=True, tag="accept?"):
-    """Request for what a run would do here; with ``yes``: accept it."""
+    """Request for what a run would do here; with ``yes``: accept it.
+
+    ``order``: hash of the run spec that the user was shown; empty if the user did not look.
+    """
 
     run: RunName
     yes: bool = False
     no: bool = False
+    order: Annotated[str, Meta(max_length=64)] = ""
 
 
 class ResultsRequest(msgspec.Struct, frozen=True, tag="results?"):
@@ -323,15 +327,39 @@ class WatchResponse(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
     has_results: bool = False
 
 
-class AcceptRunResponse(msgspec.Struct, frozen=True, kw_only=True, tag="accept"):
-    """Description of a run that a guest is asked to accept."""
+class DataRow(msgspec.Struct, frozen=True, array_like=True):
+    """Data set of a run: a path of this machine, or files that are sent to it."""
 
-    sentence: str
-    by: str
+    name: str
+    path: str = ""
+    files: int = 0
+    bytes: int = 0
+
+
+class AcceptRunResponse(msgspec.Struct, frozen=True, kw_only=True, tag="accept"):
+    """Everything that the user of a guest is asked to accept. Texts of the sender are as it sent them.
+
+    ``order``: hash of the run spec. ``sandbox``: a statement about it; empty if there is none.
+    """
+
+    run: str
+    order: str = ""
+    sentence: str = ""
+    by: str = ""
+    by_id: str
     command: tuple[str, ...]
-    files: tuple[str, ...]
-    bytes: int
-    accepted: bool
+    files: tuple[tuple[str, int], ...] = ()  # path and bytes of the first ones
+    file_count: int = 0
+    bytes: int = 0
+    variables: tuple[tuple[str, str], ...] = ()
+    data: tuple[DataRow, ...] = ()
+    image: str = ""
+    packages: str = ""  # the file that lists them
+    package_count: int = 0
+    role: str = ""  # of this machine
+    machines: tuple[str, ...] = ()  # the others of the cluster, with their ids
+    sandbox: str = ""
+    accepted: bool = False
 
 
 class ResultsResponse(msgspec.Struct, frozen=True, tag="results"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -46,20 +46,27 @@ class EnvironmentPlan(msgspec.Struct, frozen=True, kw_only=True):
     unhashed: int = 0
 
 
+def environment_source(names: Collection[str], mode: Mode) -> str:
+    """Return the file that an environment is built from, by the names at the top of a folder; empty: none."""
+    if mode == "agent":
+        return ""
+    if "uv.lock" in names and "pyproject.toml" in names:
+        return "uv.lock"
+    return next((name for name in SOURCES[1:] if name in names), "")
+
+
 def plan_environment(files: Mapping[str, bytes], mode: Mode) -> EnvironmentPlan:
     """Return the plan for a folder, whose files are named by relative paths with ``/``."""
-    if mode == "agent":
-        return EnvironmentPlan(kind="agent")
-    if "uv.lock" in files and "pyproject.toml" in files:
+    source = environment_source(files, mode)
+    if source == "uv.lock":
         used = ("uv.lock", "pyproject.toml")
         return EnvironmentPlan(kind="uv.lock", source="uv.lock", digest=_digest(files, used))
-    if "pylock.toml" in files:
+    if source == "pylock.toml":
         return EnvironmentPlan(
             kind="pylock.toml", source="pylock.toml", digest=_digest(files, ("pylock.toml",))
         )
-    for name in SOURCES[2:]:
-        if name in files:
-            return _from_requirements(files, name)
+    if source:
+        return _from_requirements(files, source)
     if mode == "sync":
         raise RunEnvironmentError(
             "there is nothing in the folder to build an environment from",
@@ -69,7 +76,8 @@ def plan_environment(files: Mapping[str, bytes], mode: Mode) -> EnvironmentPlan:
     return EnvironmentPlan(kind="agent")
 
 
-def _from_requirements(files: Mapping[str, bytes], name: str) -> EnvironmentPlan:
+def included_lines(files: Mapping[str, bytes], name: str) -> tuple[list[str], tuple[str, ...]]:
+    """Return the lines of a requirements file and of the files that it includes, and their names."""
     used: dict[str, None] = {name: None}
     lines: list[str] = []
     waiting = [name]
@@ -83,6 +91,11 @@ def _from_requirements(files: Mapping[str, bytes], name: str) -> EnvironmentPlan
                 if path in files and path not in used:
                     used[path] = None
                     waiting.append(path)
+    return lines, tuple(used)
+
+
+def _from_requirements(files: Mapping[str, bytes], name: str) -> EnvironmentPlan:
+    lines, used = included_lines(files, name)
     for line in lines:
         editable = _EDITABLE.match(line)
         if editable is not None:
@@ -96,7 +109,7 @@ def _from_requirements(files: Mapping[str, bytes], name: str) -> EnvironmentPlan
     return EnvironmentPlan(
         kind="requirements",
         source=name,
-        digest=_digest(files, tuple(files) if local else tuple(used)),
+        digest=_digest(files, tuple(files) if local else used),
         torch=_torch_requirements(lines),
         unhashed=sum(not line.startswith("-") and _HASH.search(line) is None for line in lines),
     )

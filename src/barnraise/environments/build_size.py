@@ -1,4 +1,4 @@
-"""Size of an environment, as far as it is known before the build. Pure."""
+"""Size of an environment, as far as it is known before the build."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from typing import Any
 
 import msgspec
 
+from barnraise.artifacts import ArtifactStore, FolderManifest, read_files
 from barnraise.core.units import counted, format_size
-from barnraise.environments.build_plan import EnvironmentPlan, requirement_lines
+from barnraise.environments.build_plan import (
+    EnvironmentPlan,
+    Mode,
+    environment_source,
+    included_lines,
+    plan_environment,
+)
 
-_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*")
+_NAMED = re.compile(r"^[A-Za-z0-9][\w.-]*(?![\w.+/:-])")  # not an address or a path
 
 
 class BuildSize(msgspec.Struct, frozen=True):
@@ -35,7 +42,8 @@ def build_size(plan: EnvironmentPlan, files: Mapping[str, bytes]) -> BuildSize:
     """Return what the source of an environment says about its size. Files that cannot be read say nothing."""
     source = files[plan.source]
     if plan.kind == "requirements":
-        names = {match[0].lower() for line in requirement_lines(source) if (match := _NAME.match(line))}
+        lines = [line for line in included_lines(files, plan.source)[0] if not line.startswith("-")]
+        names = {match[0].lower() if (match := _NAMED.match(line)) else line for line in lines}
         return BuildSize(len(names), "torch" in names)
     try:
         lock = tomllib.loads(source.decode("utf-8", "replace"))
@@ -48,6 +56,15 @@ def build_size(plan: EnvironmentPlan, files: Mapping[str, bytes]) -> BuildSize:
     # One unknown size makes the sum worthless.
     known = 0 if 0 in sizes else sum(sizes)
     return BuildSize(len(packages), any(package.get("name") == "torch" for package in packages), known)
+
+
+def listed_packages(store: ArtifactStore, folder: FolderManifest, mode: Mode) -> int:
+    """Return how many packages each machine would install, as a guest's user is told."""
+    tops = [entry.path for entry in folder.files if "/" not in entry.path]
+    if not environment_source(tops, mode):
+        return 0
+    files = read_files(store, folder, lambda path: "/" not in path)
+    return build_size(plan_environment(files, mode), files).packages
 
 
 def _is_folder(package: Mapping[str, Any]) -> bool:

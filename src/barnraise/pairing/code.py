@@ -1,6 +1,6 @@
-"""Pairing code: a public number that names the offer, and two secret words.
+"""Pairing code: a public number that names the offer, and three secret words.
 
-The number is in the advert. The words are 16 bits, which is enough because a code allows one guess.
+The number is in the advert. The words are 24 bits, which is enough because a code allows one guess.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import re
 import secrets
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from barnraise.core.errors import PairingError
@@ -22,23 +23,23 @@ _LONGEST_WORD = max(map(len, WORDS))
 _TAG_DOMAIN = b"barnraise pairing offer 1\0"
 _PASSWORD_DOMAIN = b"barnraise pairing code 1\0"
 _KNOWN = frozenset(WORDS)
-_FORM = "A code is a number and two words, as in 7-crossover-clockwork."
+WORD_COUNT = 3
+_FORM = "A code is a number and three words, as in 7-crossover-clockwork-zebra."
 
 
 @dataclass(frozen=True, repr=False)
 class PairingCode:
-    """Number and two words. ``str`` shows all of it; ``repr``, which ends in logs, hides the words."""
+    """Number and three words. ``str`` shows all of it; ``repr``, which ends in logs, hides the words."""
 
     number: int
-    first: str
-    second: str
+    words: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.number not in NUMBERS or self.first not in _KNOWN or self.second not in _KNOWN:
+        if self.number not in NUMBERS or len(self.words) != WORD_COUNT or not _KNOWN.issuperset(self.words):
             raise PairingError("this is not a pairing code", hint=_FORM)
 
     def __str__(self) -> str:
-        return f"{self.number}-{self.first}-{self.second}"
+        return "-".join((str(self.number), *self.words))
 
     def __repr__(self) -> str:
         return f"Code({self.number})"
@@ -56,7 +57,7 @@ def new_code(number: int | None = None) -> PairingCode:
     """Return a random code; ``number`` is random, too, unless the caller passes a free one."""
     if number is None:
         number = secrets.choice(NUMBERS)
-    return PairingCode(number, secrets.choice(WORDS), secrets.choice(WORDS))
+    return PairingCode(number, tuple(secrets.choice(WORDS) for _ in range(WORD_COUNT)))
 
 
 def offer_tag(number: int) -> bytes:
@@ -80,11 +81,8 @@ def parse_code(text: str) -> PairingCode:
             + (", ".join(number[:8] for number in numbers[:3]) or "none"),
             hint=_FORM,
         )
-    if len(letters) == 2:
-        first, second = _word(letters[0]), _word(letters[1])
-    else:
-        first, second = _split(letters)
-    return PairingCode(int(numbers[0]), first, second)
+    words = tuple(map(_word, letters)) if len(letters) == WORD_COUNT else _split(letters)
+    return PairingCode(int(numbers[0]), words)
 
 
 def _word(typed: str) -> str:
@@ -111,18 +109,26 @@ def _match(typed: str) -> str | None:
     return words[0] if len(words) == 1 else None
 
 
-def _split(letters: list[str]) -> tuple[str, str]:
-    """Split words that were joined or torn apart; prefer whole words to beginnings."""
+def _split(letters: list[str]) -> tuple[str, ...]:
+    """Split whole words that were joined or torn apart.
+
+    Beginnings of words do not count here: a code with a missing word must not be read as another one.
+    """
     typed = "".join(letters)
-    places = range(PREFIX_LETTERS, min(len(typed), _LONGEST_WORD + 1))
-    halves = [(typed[:place], typed[place:]) for place in places]
-    for first, second in halves:
-        if first in _KNOWN and second in _KNOWN:
-            return first, second
-    pairs = {(_match(first), _match(second)) for first, second in halves}
-    complete = [(first, second) for first, second in pairs if first and second]
-    if len(complete) == 1:
+    complete = list(_splits(typed, WORD_COUNT))
+    if complete:
         return complete[0]
     if len(letters) != 1 or _match(typed) is not None:
-        raise PairingError(f"a pairing code has two words, this has {len(letters)}", hint=_FORM)
-    raise PairingError("the two words of the pairing code cannot be told apart", hint=f"Use dashes. {_FORM}")
+        raise PairingError(f"a pairing code has three words, this has {len(letters)}", hint=_FORM)
+    raise PairingError("the words of the pairing code cannot be told apart", hint=f"Use dashes. {_FORM}")
+
+
+def _splits(typed: str, count: int) -> Iterator[tuple[str, ...]]:
+    """Yield the ways to read the text as ``count`` words; there is at most one way."""
+    if count == 1:
+        if typed in _KNOWN:
+            yield (typed,)
+        return
+    for place in range(PREFIX_LETTERS, min(len(typed), _LONGEST_WORD + 1)):
+        if typed[:place] in _KNOWN:
+            yield from ((typed[:place], *rest) for rest in _splits(typed[place:], count - 1))

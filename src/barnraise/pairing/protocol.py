@@ -187,6 +187,11 @@ class Joiner(_Side):
     def limit(self) -> int:
         return messages.GRANT_BYTES if self._channel else messages.HELLO_BYTES
 
+    @property
+    def has_proved(self) -> bool:
+        """Return True once the proof is made, from which a false offerer learns if its guess was right."""
+        return self._channel is not None
+
     def begin(self) -> PairingStep:
         hello = PairingHello(versions=messages.VERSIONS, spake=self._exchange.message)
         self._hello = messages.encode(hello, messages.HELLO_BYTES)

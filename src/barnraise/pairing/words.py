@@ -1,7 +1,7 @@
-"""Word list of pairing codes: 256 plain English words, for both words of a code.
+"""Word list of pairing codes: 256 plain English words, for all words of a code.
 
 They are chosen so that one is not taken for another, spoken or typed. Any two differ by at least four
-letters. The first four letters identify a word. No two joined words read as another pair.
+letters. The first four letters identify a word, so that joined words can be told apart.
 
 Never change the list without a new version of the code: both machines must have the same words.
 """

@@ -447,3 +447,23 @@ def test_received_invalid_message_raises_protocol_error(tmp_path: Path) -> None:
         await cluster.close()
 
     run(test)
+
+
+def test_list_files_writes_nothing_and_sends_no_piece(tmp_path: Path) -> None:
+    async def main() -> None:
+        network = Network()
+        source, reader = (Host(network, node(number), tmp_path) for number in (1, 2))
+        packed = pack(make_folder(tmp_path / "folder"), source.store, LIMITS)
+        source.artifacts.allow(packed.id, [reader.me])
+        manifest = await reader.artifacts.list_files(packed.id, [source.me], LIMITS)
+        assert manifest == packed.manifest
+        assert not [path for path in reader.store.directory.rglob("*") if path.is_file()]
+        assert network.sent[source.me, reader.me] < 20_000
+        fetched = await reader.artifacts.fetch(packed.id, [source.me], [reader.me], LIMITS)
+        assert fetched == manifest, "the same machine may fetch it afterwards"
+        with pytest.raises(ShippingError, match="at most 10 B are allowed"):
+            await reader.artifacts.list_files(packed.id, [source.me], FolderLimits(10, 10_000))
+        for host in (source, reader):
+            await host.artifacts.close()
+
+    asyncio.run(main())

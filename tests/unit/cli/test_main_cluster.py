@@ -88,10 +88,12 @@ def test_join_with_at_a_place_where_no_agent_is_ends_with_a_sentence(cluster: Cl
     alone = Machine(cluster.oak.room, "alone")
     with alone.typing("up") as agent:
         agent.until(lambda: _answers(alone), "the agent")
-        output = alone.type("join", "7-crossover-clockwork", "--at", f"127.0.0.1:{free_port()}", code=1)
+        output = alone.type("join", "7-crossover-clockwork-zebra", "--at", f"127.0.0.1:{free_port()}", code=1)
         assert "Traceback" not in output
         assert "[" in output, "an error with its code"
-        assert "not an address" in alone.type("join", "7-crossover-clockwork", "--at", "here:there", code=1)
+        assert "not an address" in alone.type(
+            "join", "7-crossover-clockwork-zebra", "--at", "here:there", code=1
+        )
 
 
 def test_up_with_witness_votes_and_takes_no_work(cluster: Cluster) -> None:

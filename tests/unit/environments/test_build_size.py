@@ -35,6 +35,15 @@ def test_requirements_tell_packages_and_torch() -> None:
     assert size_of(requirements_txt=b"torchvision").text == "1 package"
 
 
+def test_requirements_count_addresses_paths_and_included_files() -> None:
+    """None of them may be missing in the number that a guest's user is told."""
+    files = {
+        "requirements.txt": b"numpy\n-r more.txt\ngit+https://example.org/x\n./own\nwheels/a.whl\nhttps://example.org/b.whl\n",
+        "more.txt": b"pandas\nnumpy>=2\nb @ https://example.org/b.whl\n",
+    }
+    assert build_size(plan_environment(files, "auto"), files).packages == 7
+
+
 def test_lock_tells_the_largest_files() -> None:
     size = size_of(uv_lock=LOCK, pyproject_toml=b"")
     assert size == BuildSize(2, has_torch=True, max_bytes=3072)

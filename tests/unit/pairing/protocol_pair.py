@@ -16,8 +16,8 @@ from barnraise.pairing import (
     Psk,
 )
 
-CODE = PairingCode(7, "crossover", "clockwork")
-WRONG = PairingCode(7, "crossover", "zebra")
+CODE = PairingCode(7, ("crossover", "clockwork", "zebra"))
+WRONG = PairingCode(7, ("crossover", "clockwork", "anchor"))
 PC = PeerIntroduction("pc", "Windows 11", ("192.168.1.20", "fd00::20"), 52416)
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from barnraise.core.errors import PairingError
 from barnraise.pairing import PairingCode, new_code, offer_tag, parse_code
-from barnraise.pairing.code import NUMBERS
+from barnraise.pairing.code import NUMBERS, WORD_COUNT
 from barnraise.pairing.words import PREFIX_LETTERS, WORDS
 
 words = st.sampled_from(WORDS)
-codes = st.builds(PairingCode, st.sampled_from(NUMBERS), words, words)
+codes = st.builds(PairingCode, st.sampled_from(NUMBERS), st.tuples(words, words, words))
 
 
 def _distance(first: str, second: str) -> int:
@@ -45,13 +45,20 @@ def test_edit_distance_of_tests_is_right() -> None:
 
 
 def test_joined_words_parse_in_one_way() -> None:
-    assert len({first + second for first in WORDS for second in WORDS}) == 256 * 256
+    """No word is the beginning of another, so any number of joined words can be read in one way only."""
+    assert [pair for pair in itertools.permutations(WORDS, 2) if pair[0].startswith(pair[1])] == []
+
+
+def test_words_of_a_code_are_24_bits() -> None:
+    """An attacker with one guess at a code for owners has one chance in 16,777,216."""
+    assert len(WORDS) ** WORD_COUNT == 1 << 24
+    assert len(new_code().words) == WORD_COUNT
 
 
 def test_new_code_uses_whole_list_and_given_number() -> None:
     made = [new_code() for _ in range(2000)]
-    assert len({code.first for code in made}) > 240
-    assert len({code.second for code in made}) > 240
+    for place in range(WORD_COUNT):
+        assert len({code.words[place] for code in made}) > 240
     assert {code.number for code in made} <= set(NUMBERS)
     assert len({code.number for code in made}) > 80
     assert new_code(7).number == 7
@@ -63,7 +70,7 @@ def test_new_code_uses_whole_list_and_given_number() -> None:
 def test_offer_tags_differ_by_number_and_are_fixed() -> None:
     assert len({offer_tag(number) for number in NUMBERS}) == len(NUMBERS)
     assert offer_tag(7).hex() == "98997e2d16e36297f863243a14cc7078"
-    assert PairingCode(7, "crossover", "clockwork").tag == offer_tag(7)
+    assert PairingCode(7, ("crossover", "clockwork", "zebra")).tag == offer_tag(7)
 
 
 @settings(deadline=None)
@@ -75,40 +82,44 @@ def test_code_prints_and_parses(code: PairingCode) -> None:
 @settings(deadline=None)
 @given(codes, st.sampled_from(["-", " ", "  ", "_", "–", "—", "\u00a0", ".", "/", " - "]), st.booleans())
 def test_parse_code_ignores_case_blanks_and_dashes(code: PairingCode, gap: str, shout: bool) -> None:
-    text = f"  {code.number}{gap}{code.first}{gap}{code.second}\n"
+    text = f"  {gap.join((str(code.number), *code.words))}\n"
     assert parse_code(text.upper() if shout else text.title()) == code
 
 
 @settings(deadline=None)
 @given(codes)
 def test_parse_code_accepts_missing_dashes(code: PairingCode) -> None:
-    assert parse_code(f"{code.number}{code.first}{code.second}") == code
-    assert parse_code(f"{code.first} {code.second} {code.number}") == code
+    first, *rest = code.words
+    assert parse_code(f"{code.number}{''.join(code.words)}") == code
+    assert parse_code(f"{' '.join(code.words)} {code.number}") == code
+    assert parse_code(f"{code.number}-{first}-{''.join(rest)}") == code
 
 
 @settings(deadline=None)
-@given(codes, st.integers(PREFIX_LETTERS, 10), st.integers(PREFIX_LETTERS, 10))
-def test_parse_code_accepts_start_of_word(code: PairingCode, first: int, second: int) -> None:
-    assert parse_code(f"{code.number}-{code.first[:first]}-{code.second[:second]}") == code
+@given(codes, st.lists(st.integers(PREFIX_LETTERS, 10), min_size=3, max_size=3))
+def test_parse_code_accepts_start_of_word(code: PairingCode, lengths: list[int]) -> None:
+    begun = [word[:length] for word, length in zip(code.words, lengths, strict=True)]
+    assert parse_code("-".join((str(code.number), *begun))) == code
 
 
 def test_parse_code_accepts_words_torn_apart() -> None:
-    assert str(parse_code("7 cross over clock work")) == "7-crossover-clockwork"
-    assert str(parse_code("７-Crossover-Clockwork")) == "7-crossover-clockwork"
+    assert str(parse_code("7 cross over clock work ze bra")) == "7-crossover-clockwork-zebra"
+    assert str(parse_code("７-Crossover-Clockwork-ZEBRA")) == "7-crossover-clockwork-zebra"
 
 
 @settings(deadline=None)
 @given(codes, st.data())
 def test_parse_code_with_typing_error_suggests_word(code: PairingCode, data: st.DataObject) -> None:
-    place = data.draw(st.integers(0, len(code.first) - 1))
+    first, *rest = code.words
+    place = data.draw(st.integers(0, len(first) - 1))
     letter = data.draw(st.sampled_from("abcdefghijklmnopqrstuvwxyz"))
-    typed = code.first[:place] + letter + code.first[place + 1 :]
-    if typed == code.first:
+    typed = first[:place] + letter + first[place + 1 :]
+    if typed == first:
         return
     with pytest.raises(PairingError, match="is not a word of a pairing code") as caught:
-        parse_code(f"{code.number}-{typed}-{code.second}")
+        parse_code("-".join((str(code.number), typed, *rest)))
     assert "Did you mean" in caught.value.hint
-    assert code.first in caught.value.hint
+    assert first in caught.value.hint
     assert "nothing was sent" in caught.value.hint
 
 
@@ -121,12 +132,13 @@ def test_parse_code_with_typing_error_suggests_word(code: PairingCode, data: st.
         ("100-crossover-clockwork", "this has 100"),
         ("7-8-crossover-clockwork", "this has 7, 8"),
         ("9" * 100 + "-crossover-clockwork", "this has 99999999\n"),
-        ("7", "two words, this has 0"),
-        ("7-crossover", "two words, this has 1"),
-        ("7-crossover-clockwork-zebra", "two words, this has 3"),
-        ("7-qqqqqq-clockwork", "'qqqqqq' is not a word"),
+        ("7", "three words, this has 0"),
+        ("7-crossover", "three words, this has 1"),
+        ("7-crossover-clockwork", "three words, this has 2"),
+        ("7-crossover-clockwork-zebra-anchor", "three words, this has 4"),
+        ("7-qqqqqq-clockwork-zebra", "'qqqqqq' is not a word"),
         ("7-qqqqqqqqqqqqqqq", "cannot be told apart"),
-        ("7-crossover-" + "z" * 100, r"'z{20}\.\.\.' is not a word"),
+        ("7-crossover-zebra-" + "z" * 100, r"'z{20}\.\.\.' is not a word"),
         ("7" * 201, "too long"),
     ],
 )
@@ -138,7 +150,7 @@ def test_parse_code_error_names_problem(text: str, problem: str) -> None:
 
 def test_parse_code_with_ambiguous_start_names_candidates() -> None:
     with pytest.raises(PairingError, match="'cro' is not a word") as caught:
-        parse_code("7-cro-clockwork")
+        parse_code("7-cro-clockwork-zebra")
     assert "Did you mean crocodile or crossover?" in caught.value.hint
 
 
@@ -162,4 +174,4 @@ def test_parse_code_of_similar_text_gives_code_or_pairing_error(text: str) -> No
 
 
 def test_code_repr_hides_words() -> None:
-    assert repr(PairingCode(7, "crossover", "clockwork")) == "Code(7)"
+    assert repr(PairingCode(7, ("crossover", "clockwork", "zebra"))) == "Code(7)"

@@ -1,4 +1,4 @@
-"""Machines that the workers of a run trust, and pickles that they load."""
+"""Trust of the workers of a run, and the pickles that they load."""
 
 from __future__ import annotations
 

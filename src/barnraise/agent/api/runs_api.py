@@ -15,6 +15,7 @@ from barnraise.agent.api.group_api import group_response, roles_response
 from barnraise.agent.audit_trail import order_digest
 from barnraise.agent.checkpoints.service import LocatedCheckpoint, ShardedCheckpoint
 from barnraise.agent.daemon import Agent
+from barnraise.agent.runs.consent import OfferedFolder, describe_offer
 from barnraise.agent.runs.messages import MAX_LOG_BYTES
 from barnraise.agent.runs.registry import RunEntry
 from barnraise.agent_client.cluster_requests import AgentResponse, RequestDone
@@ -426,41 +427,40 @@ def _findings(agent: Agent, entry: RunEntry) -> tuple[str, ...]:
 
 def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
     entry = agent.runs.registry.find(request.run)
-    order = entry.spec
-    executor = agent.runs.executors.get(entry.run)
-    waiting = executor is not None and executor.consent is not None and not executor.consent.done()
-    by = agent.name_of(NodeId(order.by))
-    if not waiting:
-        return AcceptRunResponse(
-            sentence=f"run {entry.run} does not wait for consent on this machine",
-            by=by,
-            command=order.program.command,
-            files=(),
-            bytes=0,
-            accepted=True,
+    spec, executor = entry.spec, agent.runs.executors.get(entry.run)
+    consent = executor.consent if executor is not None else None
+    if executor is None or executor.offered is None or consent is None or consent.done():
+        sentence = f"run {entry.run} does not wait for consent on this machine"
+        return _offer(agent, entry, OfferedFolder(), sentence, accepted=True)
+    if request.order and request.order != order_digest(entry.record):
+        raise RunError(
+            f"run {entry.run} is not the run that was shown",
+            hint=f"Look at it again: barnraise accept {entry.run}",
         )
-    assert executor is not None
-    assert executor.consent is not None
-    assert executor.manifest is not None
     if request.no or request.yes:
-        executor.consent.set_result(not request.no)
+        consent.set_result(not request.no)
         agent.audit.write(
             "consent-refused" if request.no else "consent-given",
             subject=entry.run,
             by=_PERSON,
-            detail=f"asked by {by}: {shlex.join(order.program.command)}",
+            detail=f"asked by {agent.name_of(NodeId(spec.by))}: {shlex.join(spec.program.command)}",
             digest=order_digest(entry.record),
         )
-    names = tuple(entry.path for entry in executor.manifest.files)
-    texts = {True: "accepted", False: "refused", None: "waiting for your decision"}
-    answer = True if request.yes else False if request.no else None
-    return AcceptRunResponse(
-        sentence=f"run {entry.run}: {texts[answer]}",
-        by=by,
-        command=order.program.command,
-        files=names[:5000],
-        bytes=executor.manifest.size,
-        accepted=request.yes,
+    result = "refused" if request.no else "accepted" if request.yes else "waiting for your decision"
+    return _offer(agent, entry, executor.offered, f"run {entry.run}: {result}", accepted=request.yes)
+
+
+def _offer(
+    agent: Agent, entry: RunEntry, folder: OfferedFolder, sentence: str, *, accepted: bool
+) -> AcceptRunResponse:
+    others = [node for node in agent.log.members if node != agent.me]
+    return msgspec.structs.replace(
+        describe_offer(entry.record, entry.spec, folder),
+        by=agent.name_of(NodeId(entry.spec.by)),
+        role=agent.log.role(agent.me) or "",
+        machines=tuple(f"{agent.name_of(node)} ({node.short})" for node in others),
+        sentence=sentence,
+        accepted=accepted,
     )
 
 

@@ -18,6 +18,7 @@ from barnraise.agent.checkpoints.fetch import CheckpointFetcher
 from barnraise.agent.checkpoints.grants import ReadGrants
 from barnraise.agent.checkpoints.local_store import LocalCheckpoints
 from barnraise.agent.context import AgentContext
+from barnraise.agent.runs.consent import has_agreed
 from barnraise.agent.runs.messages import (
     CheckpointAnswer,
     CheckpointRequest,
@@ -30,6 +31,7 @@ from barnraise.agent.runs.messages import (
     encode,
 )
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
+from barnraise.agent.runs.worker_group import run_directory, run_folder
 from barnraise.agent_client.run_requests import (
     CheckpointQuestion,
     CheckpointTold,
@@ -300,6 +302,12 @@ class CheckpointService:
         entry = self._registry.runs.get(offer.run)
         if entry is None or self._context.log.role(node) != "owner":
             raise RunError(f"this machine keeps no copy of run {offer.run}", hint="Ask another machine.")
+        home = run_directory(self._context.directory, entry.run)
+        took_part = has_agreed(home) or (entry.has_ended and run_folder(home).exists())
+        if self._context.log.role(self._context.me) != "owner" and not took_part:
+            raise RunError(
+                f"this machine's user has not agreed to run {offer.run}", hint="Ask another machine."
+            )
         async with self._copying:
             # The folder first, so that this machine could resume the run alone once it has the checkpoint.
             if not await asyncio.to_thread(self.local.has_files, [entry.spec.program.folder]):

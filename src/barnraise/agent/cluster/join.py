@@ -7,6 +7,8 @@ import contextlib
 import os
 import platform
 import socket
+import time
+from collections.abc import Callable
 
 from barnraise.agent.cluster.admission import enter
 from barnraise.agent.cluster.machine_names import name_clash
@@ -25,6 +27,7 @@ from barnraise.pairing import (
     parse_code,
     psk_preface_key,
 )
+from barnraise.pairing.spent_codes import decode_spent, encode_spent, is_spent, with_spent
 from barnraise.transport.addresses import show_address
 from barnraise.transport.listener.preface import (
     ANSWER_BYTES,
@@ -41,12 +44,18 @@ _CONNECT_S = 5.0
 _GRANT_S = 50.0  # longer than the server waits for the cluster's decision
 _TRIES = 4
 _RETRY_S = 0.7
+_SPENT_FACT = "spent codes"
 
 
 async def join(agent: Agent, request: JoinClusterRequest) -> str:
     """Join the cluster that offers a code, and return what was granted; raise PairingError if it fails."""
     code = parse_code(request.code)
     _check_alone(agent)
+    if is_spent(decode_spent(agent.storage.fact(_SPENT_FACT)), code, time.time()):
+        raise PairingError(
+            "this code was tried here before, and a code allows one try",
+            hint="Run `barnraise pair` on the other machine again, and type the new code here.",
+        )
     address, port = await _find(agent, code, request)
     joined = await _join_at(agent, code, address, port, request.role)
     return _granted(agent, joined)
@@ -67,10 +76,16 @@ def _granted(agent: Agent, joined: PairingJoined) -> str:
     return grant_text(joined.role, "joiner", joined.offerer_name, clash=clash)
 
 
-async def pair_with(joiner: Joiner, secret: PairingCode | Psk, address: str, port: int) -> PairingJoined:
+async def pair_with(
+    joiner: Joiner,
+    secret: PairingCode | Psk,
+    address: str,
+    port: int,
+    on_guess: Callable[[], None] = lambda: None,
+) -> PairingJoined:
     """Pair with the machine at this address, with the one guess that a code allows.
 
-    Raise PairingError if it fails.
+    ``on_guess`` is called before that guess is sent. Raise PairingError if the pairing fails.
     """
     where = show_address(address, port)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -89,7 +104,7 @@ async def pair_with(joiner: Joiner, secret: PairingCode | Psk, address: str, por
                 raise _no_answer(where, error) from error
             if answer.refusal is not None:
                 raise PairingError(f"{where} rejected the code: {answer.refusal}")
-            return await _exchange(connection, joiner)
+            return await _exchange(connection, joiner, on_guess)
     raise AssertionError("the last try has returned or raised")
 
 
@@ -147,9 +162,15 @@ async def _join_at(
         port=agent.listener.port,
     )
     joiner = Joiner(secret, agent.key, introduction, role=role)
+
+    def remember_guess() -> None:
+        if isinstance(secret, PairingCode):
+            spent = with_spent(decode_spent(agent.storage.fact(_SPENT_FACT)), secret, time.time())
+            agent.storage.keep_fact(_SPENT_FACT, encode_spent(spent))
+
     async with agent.membership_lock:
         _check_alone(agent)  # a machine may have joined us meanwhile
-        joined = await pair_with(joiner, secret, address, port)
+        joined = await pair_with(joiner, secret, address, port, remember_guess)
         agent.report_event(f"paired with {joined.offerer_name} as {joined.role}")
         agent.audit.write(
             "cluster-joined",
@@ -180,10 +201,12 @@ def _no_answer(where: str, error: OSError) -> PairingError:
     )
 
 
-async def _exchange(connection: socket.socket, joiner: Joiner) -> PairingJoined:
+async def _exchange(connection: socket.socket, joiner: Joiner, on_guess: Callable[[], None]) -> PairingJoined:
     step = joiner.begin()
     try:
         while True:
+            if joiner.has_proved and step.done is None:
+                on_guess()
             if step.send is not None:
                 await send_message(connection, step.send)
             if isinstance(step.done, PairingJoined):

@@ -2,6 +2,8 @@
 
 A dial is a complete handshake whose connection is never opened. It proves route, port and key, and the other
 side keeps no state. A peer dials back only to addresses that it knows already: a request contains no address.
+A guest names its own addresses and could scan an owner's network with them. So only the address of its link
+is dialled, and it learns only whether that succeeded.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _EACH_S = 3.0
 _WINDOW_S = 10.0
 _MAX_PER_WINDOW = 20
 
-Outcome = Literal["answered", "refused", "silent", "unreachable", "forbidden", "other"]
+# "unreached" stands for every failure in an answer to a guest.
+Outcome = Literal["answered", "refused", "silent", "unreachable", "forbidden", "other", "unreached"]
 _UNREACHABLE = {
     getattr(errno, name)
     for name in ("EHOSTUNREACH", "ENETUNREACH", "EHOSTDOWN", "ENETDOWN", "WSAEHOSTUNREACH", "WSAENETUNREACH")
@@ -103,6 +106,13 @@ def outcome_of(error: BarnraiseError) -> Outcome:
     return "other"
 
 
+def for_guest(result: DialResult) -> DialResult:
+    """Return what a guest learns of a dial: that it succeeded, or that it did not. Pure."""
+    if result.outcome == "answered":
+        return result
+    return DialResult(result.address, "unreached", f"{result.address} is not reached from there")
+
+
 # Not core.flow.rate_limit: a strict window over all nodes and a limit of concurrent dials, no bursts.
 class DialBackLimiter:
     """Rate limit of dial-backs, per node and in total. Pure."""
@@ -140,11 +150,13 @@ class ReachabilityProber:
         place: Callable[[NodeId], PeerAddress | None],
         secret_for: Callable[[NodeId | None, int], bytes],
         get: Callable[[NodeId], ControlConnection | None],
+        is_owner: Callable[[NodeId], bool],
     ) -> None:
         self._tls = tls
         self._place = place
         self._secret_for = secret_for
         self._get = get
+        self._is_owner = is_owner
         self._limiter = DialBackLimiter()
         self._serial = 0
         self._waiting: dict[tuple[NodeId, int], asyncio.Future[DialBackReply]] = {}
@@ -219,11 +231,22 @@ class ReachabilityProber:
 
     async def _dial_back(self, link: ControlConnection, serial: int) -> None:
         try:
-            results = await self.dial_node(link.peer.node, [link.address])
+            results = await self._dial_peer(link)
         finally:
             self._limiter.leave()
         declined = "" if results else "it knows no address of this machine"
         link.send(encode_dial_back(DialBackReply(serial, results, _wall(), declined)))
+
+    async def _dial_peer(self, link: ControlConnection) -> tuple[DialResult, ...]:
+        node = link.peer.node
+        if self._is_owner(node):
+            return await self.dial_node(node, [link.address])
+        place = self._place(node)
+        targets = dialable([link.address])
+        if place is None or not targets:
+            return ()
+        secret = self._secret_for(node, place.epoch)
+        return (for_guest(await self.dial(targets[0], place.port, secret, node)),)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -17,6 +17,7 @@ from barnraise.agent.artifact_service import ArtifactService, TransferProgress
 from barnraise.agent.containers.image import PYTHON
 from barnraise.agent.containers.run import RunContainers, prepare_containers
 from barnraise.agent.context import AgentContext
+from barnraise.agent.runs.consent import MAX_WAITING, OfferedFolder, has_agreed, note_agreement, summarize
 from barnraise.agent.runs.local_interface import RunInterface
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent.runs.worker_group import (
@@ -25,6 +26,7 @@ from barnraise.agent.runs.worker_group import (
     run_directory,
     run_folder,
 )
+from barnraise.agent_client.run_options import DataSet
 from barnraise.agent_client.run_requests import FailingRequest, GroupRequest, ProgressRequest
 from barnraise.artifacts import (
     ArtifactStore,
@@ -39,6 +41,7 @@ from barnraise.artifacts import (
 from barnraise.core.errors import BarnraiseError, RunError
 from barnraise.core.flow.backoff import SteppedBackoff
 from barnraise.environments import builder
+from barnraise.environments.build_size import build_size
 from barnraise.environments.installed_packages import InstalledPackages, own_packages, packages_of
 from barnraise.identity import NodeId
 from barnraise.runs.record import (
@@ -97,6 +100,7 @@ class RunExecutor:
         self._python = Path(sys.executable)
         self._containers: RunContainers | None = None
         self.manifest: FolderManifest | None = None
+        self.offered: OfferedFolder | None = None  # what this machine's user was asked about
         self._data: dict[str, str] = {}
         self._packages: InstalledPackages | None = None
         self.results = b""
@@ -243,19 +247,14 @@ class RunExecutor:
     async def _prepare(self, asks: bool) -> None:
         program = self.entry.spec.program
         self._report("fetching")
+        if asks and not has_agreed(self.home):
+            await self._ask_user()
         self.manifest = manifest = await self._fetch(program.folder, folder_limits(self._context.settings))
-        if asks and not (self.home / "accepted").exists():
-            self._report("asks", "its user has not agreed yet")
-            self.consent = self._loop.create_future()
-            if not await self.consent:
-                self._report("refused", "its user refused to take part")
-                raise RunError("its user refused to take part")
-            (self.home / "accepted").touch()
         if not self.folder.exists():
             await asyncio.to_thread(self._store.unpack, manifest, self.folder)
         for data in program.data:
-            self._data[data.name] = await self._data_set(data.manifest, data.path, data.name)
-        await self._make_environment(manifest)
+            self._data[data.name] = await self._data_set(data)
+        await self._make_environment(manifest, asks=asks)
         needs = program.needs
         names = (*needs.required, *needs.optional)
         if self._containers is not None:
@@ -267,6 +266,28 @@ class RunExecutor:
         if not self._groups:
             self._report("ended" if self._exited else "ready")
 
+    async def _ask_user(self) -> None:
+        """Wait until this machine's user agrees. Before, only the list of files is fetched, into memory."""
+        me, runs = self._context.me.raw, self._registry.runs.values()
+        reports = [entry.reports.get(me) for entry in runs if not entry.has_ended]
+        if sum(report is not None and report.stage == "asks" for report in reports) >= MAX_WAITING:
+            raise RunError(
+                f"{MAX_WAITING} other runs wait for the answer of its user",
+                hint="There, type `barnraise ps`, and accept or refuse some: barnraise accept RUN --refuse",
+            )
+        limits = folder_limits(self._context.settings)
+        spec = self.entry.spec
+        owners = [node for node in map(NodeId, spec.nodes) if self._context.log.role(node) == "owner"]
+        sources = dict.fromkeys([NodeId(spec.by), *owners])
+        manifest = await self._artifacts.list_files(spec.program.folder, sources, limits)
+        self.offered = summarize(manifest, spec)
+        self._report("asks", "its user has not agreed yet")
+        self.consent = self._loop.create_future()
+        if not await self.consent:
+            self._report("refused", "its user refused to take part")
+            raise RunError("its user refused to take part")
+        note_agreement(self.home)
+
     async def _fetch(self, manifest: bytes, limits: FolderLimits) -> FolderManifest:
         order = self.entry.spec
         nodes = [NodeId(raw) for raw in order.nodes]
@@ -277,19 +298,21 @@ class RunExecutor:
             receivers.append(self._context.me)
         return await self._artifacts.fetch(manifest, [by], receivers, limits, self._progress)
 
-    async def _data_set(self, manifest: bytes, path: str, name: str) -> str:
-        if manifest:
-            fetched = await self._fetch(manifest, data_limits(self._context.settings))
+    async def _data_set(self, data: DataSet) -> str:
+        if data.manifest:
+            limits = data_limits(self._context.settings)
+            stated = FolderLimits(min(limits.most_bytes, data.bytes), min(limits.most_files, data.files))
+            fetched = await self._fetch(data.manifest, stated)
             return str(await asyncio.to_thread(self._store.link_data, fetched))
-        location = Path(path).expanduser()
+        location = Path(data.path).expanduser()
         if not location.exists():
             raise RunError(
-                f"the data set {name} is not at {location} on this machine",
-                hint=f"Put it there, or send it: --data {name}=PATH without the @.",
+                f"the data set {data.name} is not at {location} on this machine",
+                hint=f"Put it there, or send it: --data {data.name}=PATH without the @.",
             )
         return str(location)
 
-    async def _make_environment(self, manifest: FolderManifest) -> None:
+    async def _make_environment(self, manifest: FolderManifest, *, asks: bool) -> None:
         if self.entry.spec.options.container:
             self._containers = await self._make_container(self.entry.spec.options.container)
             self._python = Path(PYTHON)
@@ -298,6 +321,12 @@ class RunExecutor:
         plan = builder.plan_environment(top, self.entry.spec.options.environment)
         if plan.kind == "agent":
             return
+        stated, listed = self.entry.spec.program.packages, build_size(plan, top).packages
+        if asks and listed > stated:
+            raise RunError(
+                f"{plan.source} lists {listed} packages, and its user agreed to {stated}",
+                hint="Start the run again with the same version of Barnraise on both machines.",
+            )
         self._report("building", f"building the environment of {plan.source}")
 
         words: list[str] = []

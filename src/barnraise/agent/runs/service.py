@@ -15,6 +15,7 @@ from barnraise.agent.cluster.kv_proxy import KvProxy
 from barnraise.agent.containers.engine import remove_leftovers as remove_container_leftovers
 from barnraise.agent.context import AgentContext
 from barnraise.agent.runs import messages
+from barnraise.agent.runs.consent import end_agreement
 from barnraise.agent.runs.controller import RunController
 from barnraise.agent.runs.executor import RunExecutor
 from barnraise.agent.runs.local_interface import remove_interfaces
@@ -222,8 +223,8 @@ class RunService:
         me = self._context.me.raw
         self._context.audit_trail.run_changed(entry.spec, entry.record)
         self._allow(entry)
-        if entry.has_ended:  # consent does not extend to a later run of the same name
-            (run_directory(self._context.directory, entry.run) / "accepted").unlink(missing_ok=True)
+        if entry.has_ended:
+            end_agreement(run_directory(self._context.directory, entry.run))
         executor = self.executors.get(entry.run)
         if executor is not None:
             executor.wake()

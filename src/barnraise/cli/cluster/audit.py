@@ -1,6 +1,6 @@
 """``barnraise audit``: what changed trust and ran code on this machine, from its audit log.
 
-The command reads the file itself, so it also works without an agent.
+The command reads the files itself, also those of the hubs that this machine keeps. It needs no agent.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from datetime import datetime
 import click
 import msgspec
 
+from barnraise.cli.hub.directories import kept_hubs
 from barnraise.cli.tables import table
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import ConfigError
@@ -26,7 +27,9 @@ _SHOWN_DIGEST = 12
 def run(*, since: str, limit: int, as_json: bool) -> int:
     """Print the newest entries; ``limit`` 0: all that are kept."""
     start = parse_since(since, time.time()) if since else 0.0
-    entries = read_audit(state_directory(load_settings()))
+    settings = load_settings()
+    places = [state_directory(settings), *kept_hubs(settings)]
+    entries = sorted((entry for place in places for entry in read_audit(place)), key=lambda entry: entry.at)
     chosen = newest(entries, since=start, limit=limit)
     if as_json:
         click.echo(json.dumps({"entries": msgspec.to_builtins(chosen), "kept": len(entries)}, indent=2))

@@ -13,15 +13,20 @@ from barnraise.agent_client.cluster_requests import (
     AgentRequest,
     ContinueRequest,
     LeaveRequest,
+    NodeRow,
     PskRequest,
     RenameRequest,
     RequestDone,
     ShutdownRequest,
+    StatusRequest,
+    StatusResponse,
     UnpairRequest,
 )
 from barnraise.cli.agent_call import ask, print_json
 from barnraise.core.config import load_settings, state_directory
-from barnraise.core.errors import AgentError, IdentityError
+from barnraise.core.errors import AgentError, IdentityError, MembershipError
+from barnraise.core.names import NamedItem, match_name
+from barnraise.core.sanitize import printable
 from barnraise.identity.private_file import create_private
 
 _END_S = 15.0
@@ -55,9 +60,22 @@ def end_agent(question: ShutdownRequest | LeaveRequest) -> RequestDone:
 
 
 def unpair(*, node: str, yes: bool, as_json: bool) -> int:
-    """Remove a machine from the cluster permanently."""
-    confirm(f"Remove {node} permanently? To return, it must leave and pair again.", yes or as_json)
+    """Remove a machine from the cluster permanently. The question names its id: names can look alike."""
+    if not yes and not as_json:
+        row = _find(node)
+        name = f"{printable(row.name)} ({row.short})"
+        confirm(f"Remove {name} permanently? To return, it must leave and pair again.", agreed=False)
+        node = row.node
     return _do(UnpairRequest(node), as_json)
+
+
+def _find(text: str) -> NodeRow:
+    rows = ask(StatusRequest(), StatusResponse).nodes
+    named = [NamedItem(row.name, row, (row.short, row.node)) for row in rows]
+    match = match_name(text, named, kind="machine", exact=True)
+    if match.value is None:
+        raise MembershipError(match.problem, hint=match.hint)
+    return match.value
 
 
 def rename(*, name: str, as_json: bool) -> int:

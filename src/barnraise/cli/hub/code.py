@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,16 +9,15 @@ from typing import NamedTuple
 
 from barnraise.artifacts import PIECE, ArtifactStore, FileEntry, FolderManifest, folder_limits, read_files
 from barnraise.artifacts.store.manifest import MOST_ENCODED
-from barnraise.core.config import Settings
+from barnraise.cli.cluster.identity import machine_key
+from barnraise.cli.consent import ClusterReach, OfferedRun
+from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import HubError, RunEnvironmentError
-from barnraise.core.sanitize import printable
-from barnraise.core.units import counted, format_size
 from barnraise.environments.script_imports import scan_imports
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.mirror.blob_fetcher import ASK_THE_SENDER, MOST_CODE_BYTES, files_of
 from barnraise.hub.protocol.messages import CodeDescription, RunDescription, decode_message
-
-_SHOWN_FILES = 12
+from barnraise.membership.storage import FILE_NAME, MembershipStorage
 
 
 class OfferedCode(NamedTuple):
@@ -39,29 +37,43 @@ def look(client: HubClient, description: RunDescription, workspace: Path, settin
     return OfferedCode(description, code, files_of(code, listed, folder_limits(settings)))
 
 
-def shown(offered: OfferedCode, machines: Sequence[str] = ()) -> str:
-    """Describe the code for the person at this machine, before anything is fetched.
+def offered_run(offered: OfferedCode, reach: ClusterReach, machines: Sequence[str] = ()) -> OfferedRun:
+    """Return what the person at this machine is asked about, before any file is fetched.
 
-    All of it comes from the hub, so the command line is quoted: one argument cannot look like two, and
-    nothing can overwrite this text. ``machines``: where the code would start, if not on this machine alone.
+    ``machines``: where the code would start, if not on this machine alone.
     """
     where = f"{', '.join(machines)} (this cluster)" if machines else "this machine"
     description, code, manifest = offered
     files = sorted(manifest.files, key=lambda entry: (entry.path != code.entry, -entry.size))
-    rest = files[_SHOWN_FILES:]
-    command = shlex.join(printable(part) for part in ("python", code.entry, *code.arguments))
-    lines = [
-        f"The run {description.name} of the hub {description.hub[:9]} would start on {where}:",
-        f"  {command}",
-        f"from {counted(len(files), 'file')}, {format_size(manifest.size)}:",
-        *(f"  {format_size(entry.size):>9}  {printable(entry.path)}" for entry in files[:_SHOWN_FILES]),
-    ]
-    if rest:
-        lines.append(f"  {format_size(sum(entry.size for entry in rest)):>9}  in {len(rest)} more")
+    notes = ["It runs with your rights: agree only if you trust the sender of the invite."]
     if description.store:
-        lines.append(f"Files and models may also come from {description.store}, checked by their hashes.")
-    lines.append("It runs with your rights: agree only if you trust the sender of the invite.")
-    return "\n".join(lines)
+        notes.insert(0, f"Files and models may also come from {description.store}, checked by their hashes.")
+    return OfferedRun(
+        heading=f"The run {description.name} of the hub {description.hub[:9]} would start on {where}:",
+        command=(code.entry, *code.arguments),
+        files=[(entry.path, entry.size) for entry in files],
+        file_count=len(files),
+        file_bytes=manifest.size,
+        reach=reach,
+        notes=notes,
+    )
+
+
+def cluster_reach(settings: Settings) -> ClusterReach:
+    """Return the cluster that a program on this machine can reach, also while no agent runs."""
+    directory = state_directory(settings)
+    if not (directory / FILE_NAME).exists():
+        return ClusterReach()
+    storage = MembershipStorage(directory)
+    try:
+        log = storage.log()
+    finally:
+        storage.close()
+    me = machine_key(settings).id
+    if log is None:
+        return ClusterReach()
+    others = [f"{member.name} ({node.short})" for node, member in log.members.items() if node != me]
+    return ClusterReach(log.role(me) or "", others)
 
 
 def lay_out(client: HubClient, offered: OfferedCode, workspace: Path) -> Path:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -25,12 +26,15 @@ from barnraise.artifacts import ArtifactStore, FolderManifest, changed_since, fo
 from barnraise.cli.agent_call import ask
 from barnraise.cli.child_process import LEFT, ChildProcess, say, until_left
 from barnraise.cli.cluster.identity import machine_key
+from barnraise.cli.consent import agrees
 from barnraise.cli.hub.directories import is_in_use, workspace_root, workspaces_with
 from barnraise.cli.terminal import read_secret
-from barnraise.core.config import Settings, load_settings
+from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import HubError
 from barnraise.core.files import remove_tree
 from barnraise.core.installation import install_hint
+from barnraise.core.logs.audit_entry import AuditEvent
+from barnraise.core.logs.audit_log import AuditLog
 from barnraise.core.units import counted
 
 if TYPE_CHECKING:
@@ -56,7 +60,7 @@ class JoinedHub(NamedTuple):
 
 def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, site: bool) -> int:
     require_hub_parts()
-    from barnraise.cli.hub.code import look, shown
+    from barnraise.cli.hub.code import cluster_reach, look, offered_run
     from barnraise.hub.protocol.invites import read_invite
     from barnraise.hub.protocol.messages import RunDescription
 
@@ -71,10 +75,12 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
     with open_workspace(settings, parsed_invite.run) as place:
         description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_PATIENCE_S)
         offered = look(client, description, place, settings)
-        click.echo(shown(offered, machines))
-        if not yes and not click.confirm("Run it there?" if site else "Run it here?", default=False):
+        question = "Run it there?" if site else "Run it here?"
+        if not agrees(offered_run(offered, cluster_reach(settings), machines), question, yes=yes):
             click.echo("Nothing was started, and nothing is kept.")
+            _record_consent(settings, "consent-refused", offered)
             return 1
+        _record_consent(settings, "consent-given", offered)
         client.accept_store(description.store)
         contributor = take_credentials(client, parsed_invite, offered, place, settings, name=name)
         if site:
@@ -94,13 +100,23 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
     return code
 
 
+def _record_consent(settings: Settings, event: AuditEvent, offered: OfferedCode) -> None:
+    AuditLog(state_directory(settings)).write(
+        event,
+        subject=f"{offered.description.name} of the hub {offered.description.hub[:9]}",
+        by="this machine's user",
+        detail=shlex.join((offered.code.entry, *offered.code.arguments)),
+        digest=offered.description.code or "",
+    )
+
+
 def _machines_of_site() -> tuple[str, ...]:
     """Return the machines that a run would start on: online, working, and of an owner."""
     response = ask(StatusRequest(), StatusResponse)
     machines = [
         node for node in response.nodes if node.seniority is not None and node.works and node.role == "owner"
     ]
-    return tuple(node.name for node in machines)
+    return tuple(f"{node.name} ({node.short})" for node in machines)
 
 
 def require_hub_parts() -> None:

@@ -54,6 +54,7 @@ from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import RunEnvironmentError, RunError
 from barnraise.core.sanitize import coloured, printable
 from barnraise.core.units import counted, format_size
+from barnraise.environments.build_size import listed_packages
 from barnraise.environments.script_imports import scan_imports
 from barnraise.environments.script_paths import absolute_paths, data_hint
 from barnraise.planning.inputs.codecs import CHOOSABLE
@@ -86,7 +87,13 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
     chosen = choose_environment(store, packed.manifest, chosen, options.on, state_directory(settings))
     data = tuple(_data(text, store, settings) for text in options.data)
     question = StartRunRequest(
-        program=RunProgram(command=tuple(command), folder=packed.id, data=data, needs=needs),
+        program=RunProgram(
+            command=tuple(command),
+            folder=packed.id,
+            data=data,
+            needs=needs,
+            packages=0 if chosen.container else listed_packages(store, packed.manifest, chosen.environment),
+        ),
         options=replace(
             chosen,
             title=chosen.title or Path(script).stem[:MAX_TITLE],
@@ -277,4 +284,4 @@ def _data(text: str, store: ArtifactStore, settings: Settings) -> DataSet:
         packed = pack(path, store, data_limits(settings), everything=True)
     what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
     click.echo(f"barnraise: {name}: {what}", err=True)
-    return DataSet(name, manifest=packed.id)
+    return DataSet(name, manifest=packed.id, files=packed.files, bytes=packed.bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from barnraise.agent_client.run_requests import (
 )
 from barnraise.artifacts import ArtifactStore, store_directory
 from barnraise.cli.agent_call import ask, print_json
+from barnraise.cli.consent import ClusterReach, OfferedData, OfferedRun, agrees
 from barnraise.cli.runs import run as running
 from barnraise.cli.runs.progress.progress_line import final_parts, join_parts, progress_parts
 from barnraise.cli.runs.progress.status_view import StatusView
@@ -31,9 +31,10 @@ from barnraise.cli.terminal import columns, wrapped
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunError
 from barnraise.core.sanitize import coloured, printable
-from barnraise.core.units import counted, format_size
+from barnraise.core.units import counted
 
 _SHOWN = 20
+_MAX_NAME = 64
 
 
 def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
@@ -135,32 +136,44 @@ def attach(*, run: str, all_ranks: bool) -> int:
 
 
 def accept(*, run: str, yes: bool, refuse: bool, as_json: bool) -> int:
-    """Show the sender, the files and the command of a run, then ask."""
+    """Show everything that a run would do on this machine, then ask."""
     response = ask(AcceptRunRequest(run, no=refuse), AcceptRunResponse, timeout_s=120.0)
     if as_json and not yes:
         print_json(response)
         return 0
     if refuse or response.accepted:
-        click.echo(response.sentence)
+        click.echo(printable(response.sentence))
         return 0
-    if not as_json:
-        click.echo(f"{response.by} asks this machine to take part in run {run}.")
-        click.echo(f"It would run, as you: python {' '.join(response.command)}")
-        click.echo(f"with these {len(response.files)} files ({format_size(response.bytes)}):")
-        for name in response.files[:40]:
-            click.echo(f"  {name}")
-        if len(response.files) > 40:
-            click.echo(f"  ... and {len(response.files) - 40} more")
-        click.echo("This is no sandbox: the program can do here all that you can do.")
-    if not yes and not (sys.stdin.isatty() and click.confirm("Let it run?", default=False)):
+    if not as_json and not agrees(offered_run(response), "Let it run?", yes=yes):
         click.echo("Nothing was accepted.")
         return 1
-    response = ask(AcceptRunRequest(run, yes=True), AcceptRunResponse, timeout_s=120.0)
+    request = AcceptRunRequest(response.run, yes=True, order=response.order)
+    response = ask(request, AcceptRunResponse, timeout_s=120.0)
     if as_json:
         print_json(response)
     else:
-        click.echo(response.sentence)
+        click.echo(printable(response.sentence))
     return 0
+
+
+def offered_run(response: AcceptRunResponse) -> OfferedRun:
+    """Return what the user of this machine is asked about."""
+    sender = printable(response.by, limit=_MAX_NAME)
+    return OfferedRun(
+        heading=f"{sender} ({response.by_id}) asks this machine to take part in run {response.run}. "
+        "It would run, as you:",
+        command=response.command,
+        files=response.files,
+        file_count=response.file_count,
+        file_bytes=response.bytes,
+        variables=response.variables,
+        data=[OfferedData(row.name, row.path, row.files, row.bytes) for row in response.data],
+        image=response.image,
+        packages=response.packages,
+        package_count=response.package_count,
+        reach=ClusterReach(response.role, response.machines),
+        sandbox=response.sandbox,
+    )
 
 
 def describe(response: WatchResponse) -> str:

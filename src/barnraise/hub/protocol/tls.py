@@ -18,6 +18,7 @@ from typing import Any
 from urllib.request import getproxies
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
@@ -121,6 +122,6 @@ def _key_of(certificate: bytes | None) -> bytes | None:
         return None
     try:
         key = x509.load_der_x509_certificate(certificate).public_key()
-    except ValueError:
+    except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm):
         return None
     return key.public_bytes_raw() if isinstance(key, Ed25519PublicKey) else None

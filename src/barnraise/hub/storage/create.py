@@ -9,7 +9,9 @@ from pathlib import Path
 import msgspec
 
 from barnraise.core.errors import HubError
-from barnraise.hub.protocol.invites import HubPlace, Invite, InviteGrant, make_invite
+from barnraise.core.logs.audit_log import AuditLog
+from barnraise.core.units import counted
+from barnraise.hub.protocol.invites import HubPlace, Invite, InviteGrant, make_invite, short_key
 from barnraise.hub.protocol.messages import Name, NodeText, Role, RoundConfig, Sha256
 from barnraise.hub.protocol.tls import KEY_FILE
 from barnraise.hub.storage.blobs import BlobStore
@@ -135,9 +137,14 @@ def create_invite(
         place = HubPlace(tuple(addresses), hub_key(directory).id, pinned)
         invite, grant = make_invite(place, founding.name, role=role, uses=uses, expires=expires)
         log.transact([change(HubLog.put_grant, grant)])
-        return invite
     finally:
         log.close()
+    AuditLog(directory).write(
+        "invite-made",
+        subject=short_key(grant.key),
+        detail=f"to {founding.name} as {role}, for {counted(uses, 'machine')}",
+    )
+    return invite
 
 
 def known_invites(directory: Path) -> tuple[tuple[InviteGrant, ...], dict[str, MemberRecord]]:
@@ -157,6 +164,7 @@ def withdraw_invite(directory: Path, key: str) -> None:
         log.transact([change(HubLog.withdraw_grant, key, "the owner withdrew it")])
     finally:
         log.close()
+    AuditLog(directory).write("invite-withdrawn", subject=short_key(key))
 
 
 def _founding(log: HubLog, directory: Path) -> HubFounding:

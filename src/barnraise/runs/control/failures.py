@@ -7,6 +7,7 @@ it during the run and afterwards.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath, PureWindowsPath
 
@@ -29,7 +30,10 @@ FOLLOWERS = ("PeerLost", "peer-lost", "rank is lost", "DistBackendError", "Conne
 
 
 def merge_failures(record: RunRecord, reports: Mapping[bytes, NodeReport]) -> RunRecord:
-    """Return the record with the failures that the machines report. The first ones stay if there are many.
+    """Return the record with the failures that the machines report.
+
+    If there are too many, the machine with the most loses its newest one. So the first ones of each machine
+    stay, and no machine can push out the failures of the others.
 
     A worker that was being stopped counts only if its exception is the one that ended the run: it had failed
     in the same way.
@@ -43,9 +47,17 @@ def merge_failures(record: RunRecord, reports: Mapping[bytes, NodeReport]) -> Ru
         if (node, failure.local_rank, failure.start) not in known
         and (not failure.is_stopping or (ended_by and exception_line(failure.tail) == ended_by))
     ]
-    if not added or len(record.failures) >= MAX_RECORDED_FAILURES:
-        return record
-    return replace(record, failures=(*record.failures, *added)[:MAX_RECORDED_FAILURES])
+    failures = _within_limit([*record.failures, *added])
+    return record if failures == record.failures else replace(record, failures=failures)
+
+
+def _within_limit(failures: list[RecordedFailure]) -> tuple[RecordedFailure, ...]:
+    while len(failures) > MAX_RECORDED_FAILURES:
+        counts = Counter(item.node for item in failures)
+        highest = max(counts.values())
+        newest = max(place for place, item in enumerate(failures) if counts[item.node] == highest)
+        del failures[newest]
+    return tuple(failures)
 
 
 def root_failures(failures: Sequence[RecordedFailure]) -> list[RecordedFailure]:

@@ -47,6 +47,7 @@ from barnraise.core.errors import AgentError, BarnraiseError, ListenerError, Run
 from barnraise.core.files import write_atomically
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size, parse_duration
+from barnraise.environments.build_size import listed_packages
 from barnraise.environments.script_imports import scan_imports
 from barnraise.worker.launch.remote_main import ARGUMENTS, RESULT, SCRIPT, encode_call
 from barnraise.worker.launch.script_builder import script_of
@@ -98,7 +99,10 @@ def launch(
         manifest = _pack(Path(draft), home, store, settings)
     question = StartRunRequest(
         program=RunProgram(
-            command=(SCRIPT,), folder=store.put_manifest(manifest), needs=_needs(store, manifest)
+            command=(SCRIPT,),
+            folder=store.put_manifest(manifest),
+            needs=_needs(store, manifest),
+            packages=listed_packages(store, manifest, env),  # type: ignore[arg-type]  # checked below
         ),
         options=RunOptions(
             title=name or fn.__name__[:MAX_TITLE],

@@ -17,7 +17,9 @@ from barnraise.agent.checkpoints import replicator, service
 from barnraise.agent.checkpoints.replicator import CheckpointReplicator
 from barnraise.agent.checkpoints.service import CheckpointService
 from barnraise.agent.runs import messages
+from barnraise.agent.runs.consent import note_agreement
 from barnraise.agent.runs.registry import RunRegistry
+from barnraise.agent.runs.worker_group import run_directory
 from barnraise.agent_client.run_options import RunProgram
 from barnraise.agent_client.run_requests import (
     FetchCheckpointRequest,
@@ -361,6 +363,25 @@ def test_guests_cannot_read_checkpoints_of_other_runs(tmp_path: Path) -> None:
             await guest.service.fetcher.fetch_files(first.me, guest.registry.runs[RUN], [cluster.folder_id])
         guest.saves(20, by=first.key)
         assert "no copy" in await guest.service.offer(first.me, RUN, 20)
+
+    run(test)
+
+
+def test_guest_takes_no_copy_before_its_user_agrees(tmp_path: Path) -> None:
+    """An owner offers a checkpoint of a run that names the guest, whose user was not asked yet."""
+
+    async def test() -> None:
+        cluster = Cluster(tmp_path, (0, 3))
+        first, _, _, guest = cluster.agents
+        first.saves(10)
+        assert "has not agreed" in await first.service.offer(guest.me, RUN, 10)
+        assert not guest.steps()
+        assert guest.stored() == 0
+        home = run_directory(guest.service._context.directory, RUN)
+        home.mkdir(parents=True, exist_ok=True)
+        note_agreement(home)
+        assert await first.service.offer(guest.me, RUN, 10) == ""
+        assert guest.steps()
 
     run(test)
 

@@ -81,7 +81,7 @@ class Patient(Agent):
         await super().start()
         tls = AgentTls(delegate(self.key, run=AGENT_RUN, worker=self.incarnation), lambda: self.log.members)
         self.prober = ReachabilityProber(
-            tls, self.peer_store.address_of, self.secret_for, self.connections.get
+            tls, self.peer_store.address_of, self.secret_for, self.connections.get, lambda node: True
         )
 
     def received(self, link: ControlConnection, message: bytes) -> None:

@@ -134,7 +134,14 @@ class ProbedMachine(Machine):
         super().__init__(directory, **options)
         self.at: dict[NodeId, PeerAddress] = {}
         self.to: dict[NodeId, ControlConnection] = {}
-        self.prober = ReachabilityProber(self.tls, self.at.get, lambda node, epoch: self.word, self.to.get)
+        self.guests: set[NodeId] = set()
+        self.prober = ReachabilityProber(
+            self.tls,
+            self.at.get,
+            lambda node, epoch: self.word,
+            self.to.get,
+            lambda node: node not in self.guests,
+        )
 
     def callbacks(self) -> dict[str, Any]:
         return {
@@ -237,6 +244,42 @@ def test_dial_back_failure_returns_reason(tmp_path: Path) -> None:
         assert await second.prober.request_dial_back(first.node) == "there is no connection to ask over"
 
     with_two_machines(tmp_path, body)
+
+
+@pytest.mark.usefixtures("_patient")
+def test_dial_back_for_guest_reaches_only_its_link_and_says_no_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest names addresses of the owner's network and ports, and asks the owner to dial them."""
+    monkeypatch.setattr(reachability, "_EACH_S", 0.0)
+
+    async def body(first: ProbedMachine, second: ProbedMachine) -> None:
+        second.guests.add(first.node)
+        with socket.create_server(("127.0.0.2", 0)) as victim:
+            victim.setblocking(False)
+            open_port = victim.getsockname()[1]
+            second.knows(first, "127.0.0.2", "127.0.0.1", port=open_port)
+            reply = await first.prober.request_dial_back(second.node)
+            assert isinstance(reply, DialBackReply)
+            with pytest.raises(BlockingIOError):
+                victim.accept()
+        closed = await first.prober.request_dial_back(second.node)
+        assert isinstance(closed, DialBackReply)
+        assert reply.results == closed.results, "an open and a closed port look alike"
+        assert reply.results == (DialResult("127.0.0.1", "unreached", "127.0.0.1 is not reached from there"),)
+        second.knows(first, "127.0.0.2")
+        reached = await first.prober.request_dial_back(second.node)
+        assert isinstance(reached, DialBackReply)
+        assert [(result.address, result.outcome) for result in reached.results] == [("127.0.0.1", "answered")]
+
+    with_two_machines(tmp_path, body)
+
+
+def test_for_guest_failures_look_alike() -> None:
+    outcomes = ("refused", "silent", "unreachable", "forbidden", "other")
+    answers = {reachability.for_guest(DialResult("10.0.0.1", outcome, outcome)) for outcome in outcomes}
+    assert len(answers) == 1
+    assert reachability.for_guest(GOOD) == GOOD
 
 
 @pytest.mark.usefixtures("_patient")

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from barnraise.cli.cluster import audit
+from barnraise.cli.hub.directories import top_folder
+from barnraise.core.config import load_settings
 from barnraise.core.errors import ConfigError
 from barnraise.core.logs.audit_entry import make_entry
 from barnraise.core.logs.audit_log import AuditLog
@@ -58,3 +60,15 @@ def test_texts_of_peers_cannot_command_the_terminal() -> None:
     entry = make_entry(_NOW, "run-ended", subject="x")
     forged = audit.describe([type(entry)(at=entry.at, event="run-ended", detail="\x1b[2Jhidden")], 1)
     assert "\x1b" not in forged
+
+
+def test_entries_of_hubs_are_shown_among_those_of_the_machine(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = top_folder(load_settings()) / "friends"
+    hub.mkdir(parents=True)
+    (hub / "hub.db").touch()
+    AuditLog(hub, now=lambda: _NOW - 2.5 * 3600).write("invite-used", subject="bob")
+    audit.run(since="", limit=3, as_json=True)
+    subjects = [entry["subject"] for entry in json.loads(capsys.readouterr().out)["entries"]]
+    assert subjects == ["bob", "train-2", "train-1"]

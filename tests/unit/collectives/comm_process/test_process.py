@@ -171,7 +171,7 @@ def test_worker_of_guest_in_the_store_is_not_connected(place: Place, turn: int) 
     forged = TCPStore("127.0.0.1", store.port, is_master=False)
     forged.set("barnraise/1", msgspec.msgpack.encode(_Entry(guest.member, "00")))  # type: ignore[arg-type]
     members, nonce = exchange_members(store, 0, 2, desk.member, WAIT_S)
-    assert members[1] == guest.member, "the store is open to everyone: the guest took the rank"
+    assert members[1] == guest.member, "the store is open to all: the guest took the rank"
     answers = open_group(nonce, desk, guest)
     assert [type(answer) for answer in answers] == [GroupNotOpened, GroupNotOpened]
     assert desk.links() == 0

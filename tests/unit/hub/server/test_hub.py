@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from barnraise.core.errors import HubRefused
 from barnraise.core.flow.rate_limit import RateLimit
+from barnraise.core.logs.audit_log import read_audit
 from barnraise.hub.aggregation.aggregator import ClosedRound, RoundResult
 from barnraise.hub.protocol.invites import HubPlace, make_invite
 from barnraise.hub.protocol.messages import (
@@ -429,6 +430,41 @@ def test_expelled_member_cannot_return_with_its_invite(tmp_path: Path) -> None:
         await scene.hub.pardon(eve)
         with pytest.raises(HubRefused, match="withdrawn"):
             await scene.join(invite, "eve again")
+
+    play(tmp_path, story)
+
+
+def test_expulsion_withdraws_every_invite_that_the_member_used(tmp_path: Path) -> None:
+    """A friend has two invites, and shows both under the same key."""
+
+    async def story(scene: InProcessHub) -> None:
+        invites = [create_invite(scene.directory, ADDRESS, uses=10) for _ in range(2)]
+        eve = await scene.join(invites[0], "eve")
+        await scene.hub.join(eve, invites[1].request(scene.keys[eve].id, "eve"))
+        await scene.hub.expel(eve)
+        for invite in invites:
+            with pytest.raises(HubRefused, match="withdrawn"):
+                await scene.join(invite, "eve again")
+
+    play(tmp_path, story)
+
+
+def test_invites_and_members_are_in_the_audit_log(tmp_path: Path) -> None:
+    """Tries to use an invite twice: the log must say which machine came with it, and when it was expelled."""
+
+    async def story(scene: InProcessHub) -> None:
+        invite = create_invite(scene.directory, ADDRESS, uses=2, role="stranger")
+        await scene.hub.expel(await scene.join(invite, "eve\u202e"))
+        withdraw_invite(scene.directory, str(invite.signer.id))
+        with pytest.raises(HubRefused):
+            await scene.join(invite, "ben")
+        entries = [entry for entry in read_audit(scene.directory) if entry.by != "" or entry.subject]
+        made, used, expelled, withdrawn = entries[-4:]
+        assert (made.event, made.detail.endswith("as stranger, for 2 machines")) == ("invite-made", True)
+        assert (used.event, used.by) == ("invite-used", f"invite {made.subject}")
+        assert (expelled.event, expelled.subject) == ("member-expelled", used.subject)
+        assert (withdrawn.event, withdrawn.subject) == ("invite-withdrawn", made.subject)
+        assert "\u202e" not in used.subject
 
     play(tmp_path, story)
 

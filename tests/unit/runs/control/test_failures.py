@@ -84,6 +84,28 @@ def test_many_failures_keep_the_first() -> None:
     assert [item.failure.start for item in record.failures] == list(range(MAX_RECORDED_FAILURES))
 
 
+def test_failures_of_one_machine_do_not_push_out_those_of_others() -> None:
+    """A guest reports new failures without end, before an owner's worker fails."""
+    record = RECORD
+    for turn in range(4):
+        flood = report(*(failure(start=8 * turn + number) for number in range(8)))
+        record = merge_failures(record, {A: flood})
+    assert len(record.failures) == MAX_RECORDED_FAILURES
+    reports = {A: flood, B: report(failure(start=1), failure(start=2))}
+    merged = merge_failures(record, reports)
+    assert [item.failure.start for item in merged.failures if item.node == B] == [1, 2]
+    assert [item.failure.start for item in merged.failures if item.node == A] == list(range(14))
+    assert merge_failures(merged, reports) is merged, "the record does not change without end"
+
+
+def test_failures_of_many_machines_keep_one_of_each() -> None:
+    others = {bytes([number]) * 32: report(failure()) for number in range(MAX_RECORDED_FAILURES - 1)}
+    flood = {b"\xff" * 32: report(*(failure(start=number) for number in range(8)))}
+    merged = merge_failures(merge_failures(RECORD, flood), flood | others)
+    assert len({item.node for item in merged.failures}) == MAX_RECORDED_FAILURES
+    assert merge_failures(merged, flood | others) is merged
+
+
 def test_failures_that_follow_from_another_are_no_roots() -> None:
     follower = RecordedFailure(B, failure(tail="... PeerLost: rank 0 is lost"))
     root = RecordedFailure(A, failure())
