@@ -46,7 +46,10 @@ FROZEN = {
         *("--name", "--uses", "--for", "--stranger", "--mirror", "--region", "--address"),
         *("--list", "--revoke"),
     },
-    "join": {"code", "--at", "--guest", "--invite", "--yes", "--name", "--keep", "--quiet", "--site", *_JSON},
+    "join": {
+        *("code", "--at", "--guest", "--invite", "--yes", "--name", "--keep", "--quiet", "--site"),
+        *("--no-sandbox", *_JSON),
+    },
     "leave": {"--yes", *_JSON},
     "listen": {"--port", "--trust", "--until-idle"},
     "logs": {"run", "--rank", "--all", "-f", "--follow"},

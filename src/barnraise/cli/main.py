@@ -130,6 +130,7 @@ def _pair(**options: Any) -> int:
 )
 @_flag("--quiet", "With --invite: leave the machine usable (lowest priority, one core free).")
 @_flag("--site", "With --invite: train on all machines of this cluster, which count as one there.")
+@_flag("--no-sandbox", "With --invite: let the script do everything that you can do.")
 @_as_json
 def _join(code: str | None, **options: Any) -> int:
     """Join the cluster of the machine that shows CODE, or a friend's run with --invite.
