@@ -62,7 +62,7 @@ FROZEN = {
     "ps": {"run", "--all", *_JSON},
     "psk new": {"--guest", "--output", *_JSON},
     "rename": {"name", *_JSON},
-    "resume": {"run", "--on", "--all", "--detach"},
+    "resume": {"run", "--on", "--set", "--all", "--detach"},
     "run": _RUN,
     "self-test": set(),
     "service install": _JSON,

@@ -86,8 +86,8 @@ def _start(contributor: JoinedHub, store: ArtifactStore, settings: Settings, *, 
             title=contributor.credentials.run[:MAX_TITLE],
             quiet=quiet,
             environment="agent",  # as for a single member: install nothing without consent
-            variables=((SITE_VARIABLE, credentials_text(credentials)), *contributing),
         ),
+        variables=((SITE_VARIABLE, credentials_text(credentials)), *contributing),
     )
     started = ask(question, RunStarted, timeout_s=_START_S)
     say(f"this site is {', '.join(started.nodes)}; run {started.run}. Ctrl-C leaves with all of them")
