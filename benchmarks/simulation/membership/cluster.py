@@ -224,8 +224,8 @@ class Cluster(FakeClock):
         assert node.member is not None
         log = node.member.log
         others = [self.by_raw[owner.raw] for owner in log.owners if self.by_raw[owner.raw] is not node]
-        told = [other for other in others if other.member is not None and not self.is_cut(node, other)]
-        known = [log] if not others else [other.member.log for other in told if other.member is not None]
+        reachable = [other for other in others if other.member is not None and not self.is_cut(node, other)]
+        known = [log] if not others else [other.member.log for other in reachable if other.member is not None]
         return any(each.role(new.id) is not None for each in known)
 
     def stall(self, node: Node, seconds: float) -> None:
