@@ -69,6 +69,8 @@ TABLE = (
     Row("deep", "numerics/*", where={"world": (4, 5)}),
     Row("fast", "numerics/test_harness.py"),
     Row("gate", "numerics/*"),
+    Row("deep", "fuzz/test_parsers.py", "test_mutated_input_*"),
+    Row("gate", "fuzz/*"),
     # Simulations: see --one-seed-in.
     Row("deep", "sim/test_commit.py", where={"block": tuple(range(2, 10))}),
     Row("deep", "sim/test_membership.py", "test_two_hundred_form_a_view"),

@@ -15,6 +15,7 @@ import pytest
 
 from barnraise.hub.storage.log import HubLog, MemberRecord
 from lab import Host, Lab, LabProcess
+from tests.unit.hub.reverse_proxies import make_certificates
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -63,11 +64,12 @@ class LabHub:
         path.mkdir(exist_ok=True)
         return path
 
-    def type(self, host: Host, name: str, *words: str, answers: str = "") -> LabProcess:
+    def type(self, host: Host, name: str, *words: str, answers: str = "", **variables: str) -> LabProcess:
         environment = {
             "BARNRAISE_STATE_DIRECTORY": str(self.state(name)),
             "PYTHONPATH": str(REPOSITORY / "src"),
             "OMP_NUM_THREADS": "1",
+            **variables,
         }
         command = [sys.executable, "-m", "barnraise.cli.main", *words]
         if answers:
@@ -198,6 +200,91 @@ def test_hub_run_finishes_on_every_machine(lab_hub: LabHub) -> None:
     hub.signal(signal.SIGINT)
     assert hub.wait(120) == 130, hub.output()
     lab_hub.until(lambda: lab_hub.lab.hosts[0].pids() == [], 60.0, "nothing runs there")
+
+
+# Ends TLS in front of the hub, sees every request in clear, and joins with what a friend sends.
+PROXY = """\
+import http.client, json, ssl, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from barnraise.core.errors import HubRefused
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.protocol.messages import JoinRequest, JoinResponse, decode_message
+from barnraise.identity.keys import NodeKey
+from barnraise.identity.node_id import NodeId
+
+def steal(body, headers):
+    seen = decode_message(JoinRequest, body)
+    thief = HubClient(["http://127.0.0.1:52480"], NodeId.parse(headers["barnraise-hub"]), NodeKey.generate())
+    try:
+        thief.ask("POST", "/v1/members", JoinResponse, seen)
+        result = "joined"
+    except HubRefused as error:
+        result = error.kind
+    with open(sys.argv[3], "a") as file:
+        file.write(result + " " + body.decode() + "\\n")
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def carry(self):
+        body = self.rfile.read(int(self.headers.get("content-length", "0")))
+        if self.path == "/v1/members":
+            steal(body, self.headers)
+        line = http.client.HTTPConnection("127.0.0.1", 52480, timeout=90)
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
+        line.request(self.command, self.path, body or None, headers)
+        answer = line.getresponse()
+        data = answer.read()
+        self.send_response_only(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("content-length", "connection"):
+                self.send_header(name, value)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    do_GET = do_POST = do_PATCH = carry
+    def log_message(self, *given):
+        pass
+
+server = ThreadingHTTPServer(("0.0.0.0", 8443), Handler)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(sys.argv[1], sys.argv[2])
+server.socket = context.wrap_socket(server.socket, server_side=True)
+print("the proxy listens", flush=True)
+server.serve_forever()
+"""
+
+
+def test_proxy_that_ends_tls_learns_nothing_that_joins(lab_hub: LabHub) -> None:
+    """The proxy has a certificate that the friend trusts, and tries each request to join for itself."""
+    host, home = lab_hub.lab.hosts[0], lab_hub.lab.nats[0].hosts[0]
+    address, seen = f"https://{host.address}:8443", lab_hub.folder / "seen"
+    names = ("root.pem", "chain.pem", "key.pem")
+    for name, data in zip(names, make_certificates(host.address), strict=True):
+        (lab_hub.folder / name).write_bytes(data)
+    root, chain, key = (str(lab_hub.folder / name) for name in names)
+    (lab_hub.folder / "proxy.py").write_text(PROXY)
+    command = [sys.executable, str(lab_hub.folder / "proxy.py"), chain, key, str(seen)]
+    proxy = host.start(command, env={"PYTHONPATH": str(REPOSITORY / "src")})
+    lab_hub.running.append(proxy)
+    words = ("--name", "fireside", "--plain", "--address", address, "--round", "2s", "--no-train")
+    hub = lab_hub.type(host, "hub", "hub", "up", *words, "train.py", "100000")
+    invite = lab_hub.invite(hub)
+    lab_hub.until(lambda: "listens" in proxy.output(), 60.0, "the proxy listens", proxy)
+    friend = lab_hub.type(
+        home,
+        "anna",
+        *("join", "--invite", "-", "--yes", "--name", "anna"),
+        answers=f"{invite}\n",
+        SSL_CERT_FILE=root,
+    )
+    lab_hub.until_rounds({"anna": friend}, {"anna": 1}, 240.0, hub)
+    results = [line.partition(" ")[0] for line in seen.read_text().splitlines()]
+    assert results
+    assert set(results) == {"invite"}, "the hub refused what the proxy had"
+    assert [member.name for member in lab_hub.members().values() if member.role == "friend"] == ["anna"]
+    assert invite not in seen.read_text()
+    arguments = [Path(f"/proc/{pid}/cmdline").read_text() for pid in (*host.pids(), *home.pids())]
+    assert not any("barnraise-invite:" in words for words in arguments), "the invite came by standard input"
 
 
 PAGE = REPOSITORY / "docs" / "friends.md"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.attacks.registry import attack, undisturbed
-from benchmarks.attacks.scenes.cluster import AttackedCluster, members
+from benchmarks.attacks.scenes.cluster import PORT, AttackedCluster, members
 from benchmarks.attacks.tools.guest import SELVES
 
 _GUEST: Final = "guest"
@@ -121,3 +121,16 @@ def greet_with_new_names(cluster: AttackedCluster) -> str:
     with cluster.unchanged(views=4):
         cluster.attack("guest_greets", keep=keep, agents=cluster.agents, names=100)
     return "few lines in the log, and no escape sequence"
+
+
+@attack("guest-scans-ports", _GUEST, "lets an owner's agent dial ports of another machine", AttackedCluster)
+def scan_ports(cluster: AttackedCluster) -> str:
+    keep, victim = cluster.guests.keeps[0], cluster.addresses[1]
+    with cluster.unchanged(views=4):
+        answers = cluster.attack(
+            "guest_scans", keep=keep, agents=cluster.agents, victim=victim, ports=[PORT, 9, 4000]
+        )["told"]
+    assert answers, "the agent did not answer"
+    assert all(address != victim for address, _, _ in answers), "the agent dialled another machine"
+    assert {outcome for _, outcome, _ in answers} == {"unreached"}, "open and closed ports differ"
+    return "it dials the guest's own address only, and every port looks alike"

@@ -19,6 +19,12 @@ import msgspec
 
 from barnraise.agent import protocol
 from barnraise.agent.cluster import link_probe
+from barnraise.agent.diagnostics.reachability import (
+    DialBackReply,
+    DialBackRequest,
+    decode_dial_back,
+    encode_dial_back,
+)
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import AdmitMember, RevokeMember, TrustLog, _signed, decode_entry, encode_entry
@@ -53,6 +59,7 @@ _STALLED_S = 1.2
 SELVES = 8  # so often a guest becomes another one
 _CUT_S = 30.0  # a cut comes at once, but an agent may stand still
 _HUGE = 2**53
+_SCAN_PAUSE_S = 5.5  # an agent dials back for each machine every 3 s, and waits 2 s for an answer
 
 Agents = Sequence[tuple[str, int, str]]
 Lie = Callable[[], dict[str, Any]]
@@ -348,6 +355,37 @@ async def guest_greets(keep: str, agents: Agents, names: int) -> Result:
     await guest.live(1.0)
     await guest.leave()
     return {"dialled": guest.dialled, "stalled": guest.stalled}
+
+
+class ScanningGuest(Guest):
+    """A guest that collects what agents tell it about addresses that they dialled for it."""
+
+    def __init__(self, keep: str, agents: Agents) -> None:
+        super().__init__(keep, agents)
+        self.told: list[tuple[str, str, str]] = []
+
+    def _received(self, link: ControlConnection, message: bytes) -> None:
+        if message[:1] != protocol.SURVEY:
+            super()._received(link, message)
+            return
+        reply = decode_dial_back(message[1:])
+        if isinstance(reply, DialBackReply):
+            self.told.extend((result.address, result.outcome, result.words) for result in reply.results)
+
+
+@tool
+async def guest_scans(keep: str, agents: Agents, victim: str, ports: Sequence[int]) -> Result:
+    """Send greetings with another machine's address and each port, and ask the agents to dial it."""
+    guest = ScanningGuest(keep, agents)
+    await guest.enter()
+    epoch = len(guest.log.secrets)
+    for port in ports:
+        greeting = protocol.encode_hello(protocol.PeerHello("guest", "9.9", (victim,), port, epoch))
+        for node in guest.agents:
+            await guest.say(node, [greeting, encode_dial_back(DialBackRequest(port))])
+        await guest.live(_SCAN_PAUSE_S)
+    await guest.leave()
+    return {"told": guest.told, "dialled": guest.dialled, "stalled": guest.stalled}
 
 
 async def _together(works: Iterable[Awaitable[None]]) -> None:

@@ -42,10 +42,6 @@ class FollowedChain(NamedTuple):
     log: TrustLog
 
 
-class BranchNotConfirmed(TrustError):
-    """A branch that a person opened elsewhere needs the word of this machine's person."""
-
-
 class History:
     """Chain of decisions, view and trust log. Every change returns the state to save."""
 
@@ -182,7 +178,7 @@ class History:
                 raise TrustError(f"{NodeId(declaration.node).short}, which was removed, opened that branch")
 
     def _check_endorsed(self, anchor: int, agreeing: Collection[bytes], absent: Collection[bytes]) -> None:
-        """Raise BranchNotConfirmed unless a quorum of each decision that a branch drops agrees to it.
+        """Raise TrustError unless a quorum of each decision that a branch drops agrees to it.
 
         The word of a person that voters are gone holds for the decisions before it.
         """
@@ -192,7 +188,7 @@ class History:
             if voters and not is_quorum(voters, agreeing, declared):
                 missing = [node for node in voters if node not in agreeing and node not in declared]
                 names = ", ".join(NodeId(node).short for node in missing)
-                raise BranchNotConfirmed(
+                raise TrustError(
                     f"a person continued the cluster elsewhere, without {names}. This machine follows when "
                     "more of the machines that it knows do, or when you confirm it here: "
                     f"barnraise continue --without {' '.join(NodeId(node).short for node in missing)}"

@@ -37,7 +37,7 @@ from barnraise.membership.consensus.quorum import QuorumStatus, is_quorum, quoru
 from barnraise.membership.effects import Effect, LogNote, SendMessage, ViewChanged
 from barnraise.membership.election import ElectedCoordinator, elect_coordinator
 from barnraise.membership.heartbeat import HeartbeatSender
-from barnraise.membership.history import BranchNotConfirmed, FollowedChain, History, StoredHistory
+from barnraise.membership.history import FollowedChain, History, StoredHistory
 from barnraise.membership.messages import (
     CatchUpRequest,
     DecisionMessage,
@@ -454,11 +454,10 @@ class MembershipNode:
         try:
             agreeing = self._peer_table.on_branch(received.branch, now) | {self.me.node}
             followed = self.history.follow(message, agreeing, self._absent)
-        except BranchNotConfirmed as error:
-            self._note_once(sender, error.message)
-            return
         except BarnraiseError as error:
-            self._note_once(sender, f"{_short(sender)} sent an invalid decision: {error.message}")
+            self._note_once(
+                sender, f"this machine does not follow a decision of {_short(sender)}: {error.message}"
+            )
             return
         if followed is None:
             if now - self._peer_table.peer(sender, now).catch_up_sent_at >= _TELL_AGAIN_S:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import ipaddress
 import os
 import re
 import shutil
@@ -128,8 +129,9 @@ def _listens(port: int) -> bool:
     return False
 
 
-def make_certificates() -> tuple[bytes, bytes, bytes]:
-    """Make a root, a certificate for `localhost` and its key, as an ordinary authority does."""
+def make_certificates(address: str = "") -> tuple[bytes, bytes, bytes]:
+    """Make a root, a certificate for `localhost` or an address and its key, as an ordinary authority does."""
+    subject_name = x509.IPAddress(ipaddress.ip_address(address)) if address else x509.DNSName("localhost")
     authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     root = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "an authority")])
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
@@ -152,7 +154,7 @@ def make_certificates() -> tuple[bytes, bytes, bytes]:
     own = certificate(root, authority).add_extension(x509.BasicConstraints(True, 0), critical=True)
     own = own.add_extension(x509.KeyUsage(**(usage | {"key_cert_sign": True})), critical=True)
     leaf = certificate(name, key).add_extension(x509.BasicConstraints(False, None), critical=True)
-    leaf = leaf.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    leaf = leaf.add_extension(x509.SubjectAlternativeName([subject_name]), critical=False)
     return (
         own.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM),
         leaf.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM),

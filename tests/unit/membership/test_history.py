@@ -17,7 +17,7 @@ from barnraise.membership.consensus.certificate import (
     vote_text,
 )
 from barnraise.membership.consensus.paxos import PaxosBallot, PaxosDecision, founded
-from barnraise.membership.history import BranchNotConfirmed, History, StoredHistory
+from barnraise.membership.history import History, StoredHistory
 from barnraise.membership.messages import DecisionMessage
 from barnraise.membership.view import (
     BranchDeclaration,
@@ -113,7 +113,7 @@ def test_follow_branch_of_removed_owner_is_rejected_by_the_machine_that_slept() 
     """X forges a branch with the old log and talks to C before the others do."""
     sleeper = _history()
     forged = _certified(_branch(FIRST, (X,), X, (A, B, C), LOG), (X,))
-    with pytest.raises(BranchNotConfirmed, match="continue --without"):
+    with pytest.raises(TrustError, match="continue --without"):
         _follow(sleeper, forged, me=C)
     assert sleeper.decided == FIRST
 
@@ -173,7 +173,7 @@ def test_follow_branch_with_entries_of_removed_owner_is_rejected() -> None:
 
 def test_follow_branch_after_the_word_of_the_own_person_is_accepted() -> None:
     branch = _certified(_branch(FIRST, (B, C), B, (A, X), LOG), (B,))
-    with pytest.raises(BranchNotConfirmed):
+    with pytest.raises(TrustError, match="confirm it here"):
         _follow(_history(), branch, me=C)
     history = _history()
     _follow(history, branch, me=C, absent={A.id.raw, X.id.raw})
@@ -186,7 +186,7 @@ def test_follow_branch_that_drops_own_decisions_needs_a_quorum_of_each() -> None
     history = _history(pair)
     _follow(history, _next(history, OWNERS, (X, C)), me=C)
     forged = _certified(_branch(pair, (X,), X, (C,), LOG), (X,))
-    with pytest.raises(BranchNotConfirmed):
+    with pytest.raises(TrustError, match="confirm it here"):
         _follow(history, forged, me=C)
 
 

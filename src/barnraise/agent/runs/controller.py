@@ -116,7 +116,12 @@ class RunController:
         return ReconcileInput(
             spec=entry.spec,
             reports=entry.reports,
-            present=[node for node in self._context.member.view.nodes if node not in missing],
+            present=[
+                node
+                for node in self._context.member.view.nodes
+                # A machine that was removed does not take part from now on, also if it is still in the view.
+                if node not in missing and self._context.log.role(NodeId(node)) is not None
+            ],
             since_s=now - entry.seen_at,
             stuck_s=now - entry.stuck_at if entry.stuck_at is not None else 0.0,
             unreachable_s=self.partitioned(),

@@ -25,13 +25,13 @@ from barnraise.core.errors import BarnraiseError, HandshakeError, ProtocolError
 from barnraise.transport.ipc.messages import IncomingConnection
 from barnraise.transport.links.frames import EAGER_BYTES, FrameHeader, FrameKind
 from barnraise.transport.listener.preface import encode_answer
-from benchmarks.attacks.fuzz import TARGETS, run_target
-from benchmarks.attacks.hostile_peer import FRIEND, HOSTILE, Session
+from benchmarks.attacks.fuzz.hostile_peer import FRIEND, HOSTILE, Session
+from benchmarks.attacks.fuzz.targets import SESSIONS, run_target
 
 MEBI = 1 << 20
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", SESSIONS)
 def test_fuzzer_short_run_finds_no_crash(target: str) -> None:
     assert list(run_target(target, 400 if target != "handshake" else 50, seed=9000))
 

@@ -30,6 +30,7 @@ from barnraise.collectives.messages import (
     encode_specification,
 )
 from barnraise.transport.links.frames import BULK, MAX_CONTROL, MAX_PAYLOAD, FrameHeader, FrameKind
+from benchmarks.attacks.fuzz.mutation import mutated
 from tests.memory_link import memory_pair
 
 VICTIM, FRIEND, HOSTILE = b"V" * 16, b"F" * 16, b"H" * 16
@@ -265,19 +266,3 @@ class Session:
             at += step
             while self.hostile._inbox and self.hostile.closed is None:
                 self.hostile.receive()
-
-
-def mutated(random: Random, data: bytes) -> bytes:
-    if not data:
-        return random.randbytes(3)
-    changed = bytearray(data)
-    for _ in range(random.randrange(1, 4)):
-        place = random.randrange(len(changed))
-        draw = random.random()
-        if draw < 0.6:
-            changed[place] = random.getrandbits(8)
-        elif draw < 0.8 and len(changed) > 1:
-            del changed[place]
-        else:
-            changed.insert(place, random.getrandbits(8))
-    return bytes(changed)

@@ -1,0 +1,51 @@
+"""A machine is removed while its worker is in a group: the others cut their links to it at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from barnraise.agent_client.cluster_requests import RequestDone, UnpairRequest
+from benchmarks.agents.machines import Machines
+from lab import Lab, LabProcess
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+_SUMS = """
+import os
+import torch, torch.distributed as dist
+dist.init_process_group("barnraise")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("SUM", total.item(), flush=True)
+try:
+    while True:
+        dist.all_reduce(total)
+except Exception as error:
+    print("LOST", error, flush=True)
+"""
+
+
+def _start(machines: Machines, rank: int, script: Path, address: str) -> LabProcess:
+    environment = machines.environment(rank) | {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": "7400",
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+    }
+    return machines.hosts[rank].start([sys.executable, str(script)], env=environment)
+
+
+def test_removal_cuts_links_of_running_workers(tmp_path: Path) -> None:
+    """The worker of a removed owner goes on to send; without the cut the group would never end."""
+    script = tmp_path / "sums.py"
+    script.write_text(_SUMS)
+    with Lab(hosts=3) as lab, Machines(lab.hosts) as machines:
+        machines.form()
+        ranks = [_start(machines, rank, script, lab.hosts[0].address) for rank in range(2)]
+        machines.until(lambda: all("SUM 2.0" in rank.output() for rank in ranks), 120.0, "they sum")
+        machines.ask(0, UnpairRequest("h1"), RequestDone)
+        machines.until(lambda: "LOST" in ranks[0].output(), 60.0, "the owner's worker has cut its link")
+        assert "its machine was removed from the cluster" in ranks[0].output()

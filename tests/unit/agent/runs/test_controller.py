@@ -1,0 +1,62 @@
+"""The controller of runs does not count a removed machine among those that are present."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from barnraise.agent.runs.controller import RunController
+from barnraise.agent.runs.registry import RunEntry
+from barnraise.identity import NodeKey
+from barnraise.identity.trust import TrustLog
+from barnraise.runs.control.lifecycle import next_record
+from barnraise.runs.record import RunRecord, sign_spec
+from tests.unit.runs.control.test_lifecycle import KEY, at_work, order, report
+
+NAS, BOX = NodeKey.generate(), NodeKey.generate()
+LOG = TrustLog.found(KEY, "mac")
+LOG = LOG.extended(LOG.admit(KEY, NAS.id, "owner", "nas"))
+LOG = LOG.extended(LOG.admit(KEY, BOX.id, "guest", "box"))
+NODES = (KEY.id.raw, NAS.id.raw, BOX.id.raw)
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize("removed", [NAS, BOX])
+def test_run_goes_on_without_a_machine_that_was_removed(removed: NodeKey, elastic: bool) -> None:
+    """A machine is removed while its worker is in a running group; the view still has the machine."""
+    spec = order(nodes=NODES, by=KEY.id.raw)
+    context: Any = SimpleNamespace(
+        me=KEY.id,
+        log=LOG,
+        name_of=lambda node: node.short,
+        member=SimpleNamespace(view=SimpleNamespace(nodes=NODES)),
+    )
+
+    async def decided() -> tuple[RunRecord | None, RunRecord | None]:
+        controller = RunController(context, SimpleNamespace())  # type: ignore[arg-type]
+        entry = RunEntry(sign_spec(spec, KEY), spec, asyncio.get_running_loop().time())
+
+        def reconcile() -> RunRecord | None:
+            return next_record(entry.record, controller.observe(entry))
+
+        entry.reports = {node: report() for node in NODES}
+        for _ in range(2 if elastic else 1):
+            changed = reconcile()
+            assert changed is not None
+            entry.record = changed
+            entry.reports = {node: replace(at_work(changed, node), elastic=elastic) for node in NODES}
+        before = reconcile()
+        context.log = LOG.extended(LOG.revoke(KEY, removed.id))
+        return before, reconcile()
+
+    before, after = asyncio.run(decided())
+    assert before is None
+    assert after is not None
+    if elastic:
+        assert removed.id.raw not in after.nodes, "its group continues without it"
+    else:
+        assert after.phase == "restarting"
