@@ -43,6 +43,7 @@ FROZEN = {
     },
     "hub take-over": {"word", "--name"},
     "id": set(),
+    "identity rotate": {"--yes", *_JSON},
     "invite": {
         *("--name", "--uses", "--for", "--stranger", "--mirror", "--region", "--address"),
         *("--list", "--revoke"),
@@ -63,7 +64,7 @@ FROZEN = {
     "ps": {"run", "--all", *_JSON},
     "psk new": {"--guest", "--output", *_JSON},
     "rename": {"name", *_JSON},
-    "resume": {"run", "--on", "--all", "--detach"},
+    "resume": {"run", "--on", "--set", "--all", "--detach"},
     "run": _RUN,
     "self-test": set(),
     "service install": _JSON,

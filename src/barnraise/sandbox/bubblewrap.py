@@ -84,7 +84,7 @@ def bubblewrap_command(
             arguments += ["--ro-bind", path, path]
     for path in (*spec.writable, spec.home):
         arguments += ["--bind", path, path]
-    for path in (spec.variables_file, *spec.protected):
+    for path in spec.protected:
         arguments += ["--ro-bind-try", path, path]
     arguments += ["--chdir", spec.directory, "--", *command]
     return ("/bin/sh", "-c", _KEEP_ON_SIGTERM, "sh", program, *arguments)

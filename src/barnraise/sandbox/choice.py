@@ -19,7 +19,7 @@ from barnraise.core.command import runner
 from barnraise.core.errors import RunEnvironmentError
 from barnraise.sandbox import bubblewrap, restricted_token, seatbelt
 from barnraise.sandbox.inside import PROXY_PORT_VARIABLE
-from barnraise.sandbox.spec import SandboxCommand, SandboxSpec, clean_environment, python_roots
+from barnraise.sandbox.spec import SandboxCommand, SandboxSpec, clean_environment, python_roots, renamed
 from barnraise.transport.ipc.dialing import BROKER_VARIABLE
 
 _TRY_S = 30.0
@@ -49,11 +49,11 @@ def find_sandbox() -> Sandbox:
     with tempfile.TemporaryDirectory(prefix="by-") as directory:
         roots = python_roots(Path(sys.executable))
         spec = SandboxSpec(root=directory, directory="/", writable=(), readable=roots)
-        _prepare(spec, {})
+        _prepare(spec)
         try:
             # The script's own Python, and what is imported before the script.
             program = (sys.executable, "-P", "-c", "import barnraise.sandbox.proxy")
-            wrapped = _wrapped(sandbox, spec, program, os.environ)
+            wrapped = _wrapped(sandbox, spec, program, clean_environment(os.environ, spec))
         except OSError as error:
             return Sandbox("none", reason=f"a sandbox could not be made: {error}")
         done = runner(_TRY_S, wrapped.environment)(wrapped.command)
@@ -121,15 +121,15 @@ def sandboxed(
     """
     if not sandbox.is_possible:
         raise no_sandbox(sandbox)
-    _prepare(spec, given)
-    first = () if sandbox.kind == "restricted token" else (*_FIRST_PROCESS, spec.variables_file)
-    return _wrapped(sandbox, spec, (*first, *command), base)
+    _prepare(spec)
+    first = () if sandbox.kind == "restricted token" else _FIRST_PROCESS
+    environment = clean_environment(base, spec) | renamed(given)
+    return _wrapped(sandbox, spec, (*first, *command), environment)
 
 
 def _wrapped(
-    sandbox: Sandbox, spec: SandboxSpec, command: Sequence[str], base: Mapping[str, str]
+    sandbox: Sandbox, spec: SandboxSpec, command: Sequence[str], environment: dict[str, str]
 ) -> SandboxCommand:
-    environment = clean_environment(base, spec)
     if spec.broker:
         environment[BROKER_VARIABLE] = spec.broker
     if sandbox.kind == "seatbelt":
@@ -147,15 +147,10 @@ def _wrapped(
     return SandboxCommand(wrapped, environment)
 
 
-def _prepare(spec: SandboxSpec, given: Mapping[str, str]) -> None:
-    """Create the script's home, its directory for temporary files, and the file with its variables."""
+def _prepare(spec: SandboxSpec) -> None:
+    """Create the script's home and its directory for temporary files."""
     for path in (spec.home, spec.temporary):
         Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = Path(spec.variables_file)
-    file.unlink(missing_ok=True)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as opened:
-        opened.write(msgspec.json.encode(dict(given)))
 
 
 def _link_of(name: str) -> str | None:

@@ -1,9 +1,7 @@
 """First process of a sandbox: starts the script, passes its exit code on, and serves as its HTTP proxy.
 
 The sandbox has no network. Programs that know HTTP proxies reach public addresses through this one, which
-asks the broker for each connection. The script's own variables come in a file. They must not reach the
-program that makes the sandbox, which is not confined itself.
-Started by ``python -P -m barnraise.sandbox.inside VARIABLES_FILE COMMAND...``.
+asks the broker for each connection. Started by ``python -P -m barnraise.sandbox.inside COMMAND...``.
 """
 
 from __future__ import annotations
@@ -12,9 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
-
-import msgspec
 
 from barnraise.sandbox.proxy import start_proxy
 from barnraise.sandbox.spec import script_environment
@@ -24,10 +19,9 @@ PROXY_PORT_VARIABLE = "BARNRAISE_PROXY_PORT"  # where the profile of the sandbox
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 
 
-def main(variables_file: str, command: list[str]) -> int:
+def main(command: list[str]) -> int:
     """Run the command until it exits; return its exit code, or 128 plus the signal that killed it."""
-    given = msgspec.json.decode(Path(variables_file).read_bytes(), type=dict[str, str])
-    environment = script_environment(os.environ, given)
+    environment = script_environment(os.environ)
     if broker := os.environ.get(BROKER_VARIABLE):
         port = start_proxy(broker, int(os.environ.get(PROXY_PORT_VARIABLE, "0")))
         address = f"http://127.0.0.1:{port}"
@@ -44,4 +38,4 @@ def main(variables_file: str, command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

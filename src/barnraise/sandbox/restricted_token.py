@@ -12,10 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from barnraise.core.command import runner
 from barnraise.sandbox.spec import SandboxSpec, outermost, script_environment
@@ -47,31 +44,18 @@ def _grant(path: str, right: str) -> tuple[str, ...]:
 def restricted_command(python: str, spec: SandboxSpec, command: Sequence[str]) -> tuple[str, ...]:
     """Return the command line that runs ``command`` with a restricted token. Pure."""
     grants = [word for grant in grant_commands(spec) for word in (grant[1], grant[3])]
-    return (
-        python,
-        "-P",
-        "-m",
-        "barnraise.sandbox.restricted_token",
-        spec.variables_file,
-        *grants,
-        _SEPARATOR,
-        *command,
-    )
+    return (python, "-P", "-m", "barnraise.sandbox.restricted_token", *grants, _SEPARATOR, *command)
 
 
 def main(words: list[str]) -> int:
-    """Grant access to the named paths, run the command with a restricted token, and return its exit code.
-
-    The first word names the file with the script's own variables.
-    """
+    """Grant access to the named paths, run the command with a restricted token, and return its exit code."""
     place = words.index(_SEPARATOR)
-    for path, grant in zip(words[1:place:2], words[2:place:2], strict=True):
+    for path, grant in zip(words[:place:2], words[1:place:2], strict=True):
         done = runner(_GRANT_S)(_grant(path, grant))
         if done.returncode != 0:
             sys.stderr.write(f"barnraise: cannot grant access to {path}: {done.stderr.strip()}\n")
             return 1
-    given = msgspec.json.decode(Path(words[0]).read_bytes(), type=dict[str, str])
-    os.environ.update(script_environment(os.environ, given))  # which the script inherits
+    os.environ.update(script_environment(os.environ))  # which the script inherits
     return _run(subprocess.list2cmdline(words[place + 1 :]))
 
 

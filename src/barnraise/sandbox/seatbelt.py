@@ -31,7 +31,7 @@ _SERVICES = (
 
 def seatbelt_profile(spec: SandboxSpec, proxy_port: int) -> str:
     """Return the profile of a sandbox. Of several rules that match, the last one counts."""
-    shown = (*spec.readable, *spec.writable, spec.home, spec.temporary, spec.variables_file)
+    shown = (*spec.readable, *spec.writable, spec.home, spec.temporary)
     changed = (*spec.writable, spec.home, spec.temporary)
     rules = [
         "(version 1)",

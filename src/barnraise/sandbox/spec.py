@@ -16,7 +16,7 @@ import barnraise
 HOME_NAME = "home"  # in the writable directory: the home directory of the script
 TEMPORARY_NAME = "tmp"
 _OWN_NAMES = ("HOME", "TMPDIR", "USER", "LOGNAME")
-_VARIABLES_NAME = "variables"
+_GIVEN = "BARNRAISE_GIVEN_"  # prefix of the script's own variables on their way into the sandbox
 _DEPENDENCIES = ("msgspec", "psutil", "cryptography", "httpx", "numpy", "torch")
 _KEPT_NAMES = frozenset(
     {"PATH", "LANG", "LANGUAGE", "TZ", "TERM", "NO_COLOR", "SYSTEMROOT", "PYTHONUNBUFFERED"}
@@ -64,16 +64,12 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     def temporary(self) -> str:
         return str(Path(self.root, TEMPORARY_NAME))
 
-    @property
-    def variables_file(self) -> str:
-        """Return the file with the script's own variables."""
-        return str(Path(self.root, _VARIABLES_NAME))
-
 
 class SandboxCommand(msgspec.Struct, frozen=True):
     """Command that starts a program in a sandbox, and its whole environment.
 
-    The environment has nothing of the script: it is also that of the program that makes the sandbox.
+    The program that makes the sandbox has the same environment, and is not confined itself. So the script's
+    own variables have other names there, and cannot load code into it.
     """
 
     command: tuple[str, ...]
@@ -95,10 +91,17 @@ def clean_environment(base: Mapping[str, str], spec: SandboxSpec) -> dict[str, s
     return {**kept, **own}
 
 
-def script_environment(machine: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the script: the machine's variables in the sandbox, and its own."""
-    paths = [given.get("PYTHONPATH", ""), machine.get("PYTHONPATH", "")]
+def renamed(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the script's own variables under names that no program knows."""
+    return {f"{_GIVEN}{name}": value for name, value in given.items()}
+
+
+def script_environment(launched: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the script, from that of the first process in the sandbox."""
+    machine = {name: value for name, value in launched.items() if not name.startswith(_GIVEN)}
+    given = {name.removeprefix(_GIVEN): value for name, value in launched.items() if name.startswith(_GIVEN)}
     own = {name: machine[name] for name in _OWN_NAMES if name in machine}
+    paths = [given.get("PYTHONPATH", ""), machine.get("PYTHONPATH", "")]
     if any(paths):
         own["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return {**machine, **given, **own}

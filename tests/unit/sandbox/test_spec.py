@@ -7,7 +7,14 @@ import sys
 from pathlib import Path
 
 import barnraise
-from barnraise.sandbox.spec import SandboxSpec, clean_environment, outermost, python_roots, script_environment
+from barnraise.sandbox.spec import (
+    SandboxSpec,
+    clean_environment,
+    outermost,
+    python_roots,
+    renamed,
+    script_environment,
+)
 
 SPEC = SandboxSpec(root="/run/box", directory="/run/folder", writable=("/run/folder",))
 
@@ -36,7 +43,7 @@ def test_clean_environment_leaves_credentials_of_machine_out() -> None:
 def test_script_environment_keeps_home_of_sandbox_and_both_module_paths() -> None:
     machine = {"HOME": "/run/box/home", "PYTHONPATH": "/source", "PATH": "/usr/bin"}
     given = {"HOME": "/home/me", "PYTHONPATH": "lib", "PATH": "/opt/bin", "RANK": "0"}
-    environment = script_environment(machine, given)
+    environment = script_environment(machine | renamed(given))
     paths = os.pathsep.join(("lib", "/source"))
     assert environment == {"HOME": "/run/box/home", "PYTHONPATH": paths, "PATH": "/opt/bin", "RANK": "0"}
 

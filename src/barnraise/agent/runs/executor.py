@@ -29,6 +29,7 @@ from barnraise.agent.runs.consent import (
 )
 from barnraise.agent.runs.local_interface import RunInterface
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
+from barnraise.agent.runs.variables import VariableKeeper
 from barnraise.agent.runs.worker_group import (
     WorkerGroup,
     WorkerGroupConfig,
@@ -65,6 +66,7 @@ from barnraise.runs.record import (
 from barnraise.sandbox.choice import find_sandbox, no_sandbox
 
 _REPORT_S = 0.5
+_AWAITS_VALUES = "waiting for the values of --set"
 _MAX_DETAIL = 4000
 _MAX_CRASHES = 3
 _LEAVE_S = 8.0
@@ -83,12 +85,14 @@ class RunExecutor:
         registry: RunRegistry,
         shipper: ArtifactService,
         store: ArtifactStore,
+        variables: VariableKeeper,
         entry: RunEntry,
     ) -> None:
         self._context = context
         self._registry = registry
         self._artifacts = shipper
         self._store = store
+        self._variables = variables
         self.entry = entry
         self.consent: asyncio.Future[bool] | None = None
         self.sandbox_wanted = True  # by this machine's user, together with the consent
@@ -115,6 +119,7 @@ class RunExecutor:
         self.manifest: FolderManifest | None = None
         self.offered: OfferedFolder | None = None  # what this machine's user was asked about
         self._data: dict[str, str] = {}
+        self.values: dict[str, str] = {}  # of the variables that the user of the run set
         self._packages: InstalledPackages | None = None
         self.results = b""
         self._collected = False
@@ -263,6 +268,8 @@ class RunExecutor:
 
     async def _prepare(self, asks: bool) -> None:
         program = self.entry.spec.program
+        self._report("fetching", _AWAITS_VALUES if self.entry.spec.variables.names else "")
+        self.values = await self._variables.values_of(self.entry)
         self._report("fetching")
         if asks and not has_agreed(self.home):
             await self._ask_user()
@@ -394,7 +401,7 @@ class RunExecutor:
             home=self.home,
             interface=self._interface_directory,
             data=self._data,
-            variables=dict(self.entry.spec.options.variables),
+            variables=dict(self.entry.spec.program.settings) | self.values,
             gpus=any(device.startswith("cuda") for device in self._devices),
             on_progress=lambda words: self._report("building", words),
         )
@@ -427,6 +434,7 @@ class RunExecutor:
             python=self._python,
             containers=self._containers,
             data=self._data,
+            values=self.values,
             cores=machine.cores if machine is not None else 0,
         )
         group = WorkerGroup(

@@ -42,6 +42,7 @@ class WorkerGroupConfig(NamedTuple):
     containers: RunContainers | None
     sandbox: RunSandbox | None
     data: Mapping[str, str]
+    values: Mapping[str, str]  # of the variables that the user set
     cores: int
 
     @property
@@ -248,6 +249,7 @@ class WorkerGroup:
             checkpoints="" if is_confined else str(config.home / "checkpoints"),
             data=config.data,
             cores=config.cores or os.cpu_count() or 1,
+            values=config.values,
         )
         worker = messages.WorkerLaunch(
             rank=rank,

@@ -60,6 +60,8 @@ def _leave(credentials: MemberCredentials) -> None:
             credentials.member_key,
             pinned=credentials.pinned,
             say=say,
+            proxy_token=credentials.proxy_token,
+            led_from=credentials.led_from,
         )
     ) as client:
         try:
@@ -89,8 +91,8 @@ def _start(
             quiet=quiet,
             sandbox=is_sandboxed,
             environment="agent",  # as for a single member: install nothing without consent
-            variables=((SITE_VARIABLE, credentials_text(credentials)), *contributing),
         ),
+        variables=((SITE_VARIABLE, credentials_text(credentials)), *contributing),
     )
     started = ask(question, RunStarted, timeout_s=_START_S)
     say(f"this site is {', '.join(started.nodes)}; run {started.run}. Ctrl-C leaves with all of them")
