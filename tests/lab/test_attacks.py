@@ -13,10 +13,12 @@ import pytest
 from benchmarks.attacks.judging import judge
 from benchmarks.attacks.registry import Attack, Scene, all_attacks
 from benchmarks.attacks.scenes.group import AttackedGroup
+from benchmarks.attacks.scenes.hub import AttackedHubRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
-_ATTACKS = {attack.id: attack for attack in all_attacks() if attack.scene is not AttackedGroup}
+_ELSEWHERE = (AttackedGroup, AttackedHubRun)  # these need no lab
+_ATTACKS = {attack.id: attack for attack in all_attacks() if attack.scene not in _ELSEWHERE}
 
 
 class OpenScene:

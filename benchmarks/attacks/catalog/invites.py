@@ -15,7 +15,6 @@ from barnraise.hub.storage.log import LogReplica
 from barnraise.identity.keys import NodeKey
 from benchmarks.attacks.registry import attack
 from benchmarks.attacks.scenes.hub import AttackedHubRun
-from benchmarks.hub.emulated_members import Leaf
 from benchmarks.hub.process import HubProcess
 
 
@@ -27,7 +26,7 @@ from benchmarks.hub.process import HubProcess
 )
 def take_invite(scene: AttackedHubRun) -> str:
     invite = scene.hub.invite()
-    thief = Leaf(invite, "thief")
+    thief = scene.leaf(invite, "thief")
     refusals: list[str] = []
 
     def look(method: str, path: str, body: bytes) -> None:
@@ -58,7 +57,7 @@ def forge_role(scene: AttackedHubRun) -> str:
     invite = scene.hub.invite(uses=10)
     roles: tuple[Role, ...] = ("owner", "mirror", "region")
     for role in roles:
-        leaf = Leaf(invite, "climber")
+        leaf = scene.leaf(invite, "climber")
         assert scene.refusal(leaf, replace(invite, role=role).request(leaf.key.id, "climber")) == "invite"
     assert "climber" not in scene.members()
     return "the hub knows the role of the invite"
@@ -73,12 +72,12 @@ def forge_role(scene: AttackedHubRun) -> str:
 def return_after_expulsion(scene: AttackedHubRun) -> str:
     invite = scene.hub.invite(uses=10)
     expelled, other = scene.join(invite, "expelled"), scene.join(invite, "other")
-    owner = Leaf(invite, "owner", scene.hub.owner)
+    owner = scene.leaf(invite, "owner", scene.hub.owner)
     path = f"/v1/members/{expelled.key.id}/expel"
     result = scene.run(owner.ask("POST", path, ExpelResponse))
     assert result.others == (other.name,), "the owner does not learn of the other seat"
     for _ in range(8):
-        again = Leaf(invite, "expelled again")
+        again = scene.leaf(invite, "expelled again")
         kind = scene.refusal(again, invite.request(again.key.id, again.name))
         assert kind == "invite-withdrawn", kind
     return "its invite was withdrawn, and its other seat named"
@@ -93,7 +92,7 @@ def return_after_expulsion(scene: AttackedHubRun) -> str:
 def use_withdrawn_invite(scene: AttackedHubRun) -> str:
     invite = scene.hub.invite("stranger", uses=10)
     withdraw_invite(scene.hub.directory, str(invite.signer.id))
-    leaf = Leaf(invite, "late")
+    leaf = scene.leaf(invite, "late")
     assert scene.refusal(leaf, invite.request(leaf.key.id, "late")) == "invite-withdrawn"
     return "refused while the hub was up"
 
@@ -109,7 +108,7 @@ def join_with_copy(scene: AttackedHubRun) -> str:
     unused = scene.hub.invite(uses=10)
     replica = scene.run(mirror.ask("GET", "/v1/replica", LogReplica))
     grants = {grant.key: grant for grant in replica.grants}
-    grant, thief = grants[str(unused.signer.id)], Leaf(unused, "copy")
+    grant, thief = grants[str(unused.signer.id)], scene.leaf(unused, "copy")
     for secret in (unused.signer.id.raw, mirror.key.id.raw):
         statement = AdmissionStatement(
             hub=unused.hub,

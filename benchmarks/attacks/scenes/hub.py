@@ -21,6 +21,7 @@ from barnraise.hub.protocol.messages import JoinRequest, JoinResponse, RoundConf
 from barnraise.hub.protocol.tls import server_context
 from barnraise.hub.storage.create import hub_key
 from barnraise.hub.storage.log import HubLog, MemberRecord
+from barnraise.identity.keys import NodeKey
 from benchmarks.agents.machines import NotInTimeError
 from benchmarks.attacks.registry import undisturbed
 from benchmarks.hub.emulated_members import Leaf, create_run, play_round
@@ -95,6 +96,8 @@ class AttackedHubRun:
         self.folder = folder
         self.hub = HubProcess(folder / "hub", _TERMS, name="attacked")
         self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._leaves: list[Leaf] = []
         self._over = threading.Event()
         self._rounds = 0
         self._problem = ""
@@ -105,7 +108,7 @@ class AttackedHubRun:
         """Start the hub, its proxy and its friends; stop them at the end."""
         with working_directory() as folder:
             scene = cls(folder)
-            threading.Thread(target=scene._loop.run_forever, daemon=True).start()
+            scene._thread.start()
             scene.hub.start()
             scene.proxy = TlsEndingProxy(scene.hub.port, folder / "proxy")
             training = asyncio.run_coroutine_threadsafe(scene._train(), scene._loop)
@@ -118,14 +121,21 @@ class AttackedHubRun:
                 scene.proxy.shutdown()
                 scene.proxy.server_close()
                 scene.hub.kill()
-                scene._loop.call_soon_threadsafe(scene._loop.stop)
+                scene._close_loop()
 
     proxy: TlsEndingProxy
 
+    def _close_loop(self) -> None:
+        for leaf in self._leaves:
+            self._loop.call_soon_threadsafe(leaf.wire.close)
+        self._loop.call_soon_threadsafe(self._loop.call_later, 0.5, self._loop.stop)
+        self._thread.join(_ROUND_S)
+        self._loop.close()
+
     async def _train(self) -> None:
-        owner = Leaf(self.hub.invite("owner"), "owner", self.hub.owner)
+        owner = self.leaf(self.hub.invite("owner"), "owner", self.hub.owner)
         description = await create_run(owner, NUMBERS)
-        friends = [Leaf(self.hub.invite(), f"friend {number}") for number in range(_FRIENDS)]
+        friends = [self.leaf(self.hub.invite(), f"friend {number}") for number in range(_FRIENDS)]
         for friend in friends:
             await friend.join()
             friend.version = description.version
@@ -163,9 +173,15 @@ class AttackedHubRun:
         """Run a coroutine beside the friends, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_ROUND_S)
 
+    def leaf(self, invite: Invite, name: str, key: NodeKey | None = None) -> Leaf:
+        """Return a machine that has not joined yet; without a key it makes one."""
+        leaf = Leaf(invite, name, key)
+        self._leaves.append(leaf)
+        return leaf
+
     def join(self, invite: Invite, name: str) -> Leaf:
         """Join with a key of its own; raise HubRefused with the hub's reason."""
-        leaf = Leaf(invite, name)
+        leaf = self.leaf(invite, name)
         self.run(leaf.join())
         return leaf
 

@@ -17,8 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import Role, TrustLog, decode_entry, encode_entry
+from barnraise.membership.consensus.certificate import CertifiedDecision
 from barnraise.membership.consensus.paxos import AcceptorState, founded
 from barnraise.membership.effects import Effect, LogNote, SaveState, SendMessage, ViewChanged
+from barnraise.membership.history import StoredHistory
 from barnraise.membership.node import TICK_S, MembershipNode
 from barnraise.membership.view import MembershipView, PresentMember, decide, first, nowhere
 from benchmarks.simulation.fake_clock import FakeClock
@@ -68,6 +70,30 @@ class Disk:
 
     record: AcceptorState
     entries: list[bytes]
+    chain: list[CertifiedDecision] = field(default_factory=list)
+    removed: set[bytes] = field(default_factory=set)
+
+    def save(self, state: SaveState) -> None:
+        """Write what a node asks to save."""
+        self.record = state.record
+        if state.log_from is not None:
+            del self.entries[state.log_from :]
+            self.entries += state.entries
+        if state.links:
+            first = state.links[0].decision.number
+            self.chain = [link for link in self.chain if link.decision.number < first]
+            self.chain += state.links
+        self.removed |= state.removed
+
+    def stored(self) -> StoredHistory:
+        """Return what a node reads when it starts."""
+        log = _read_log(tuple(self.entries))
+        return StoredHistory(self.record, log, tuple(self.chain), frozenset(self.removed))
+
+
+def _disk(record: AcceptorState, entries: list[bytes]) -> Disk:
+    chain = [CertifiedDecision(record.decided)] if record.decided.number else []
+    return Disk(record, list(entries), chain)
 
 
 @dataclass
@@ -100,7 +126,7 @@ class Cluster(FakeClock):
         blank = founded(nowhere())
         start = _formed_record(count, guests) if formed else founded(first(ids[0], bytes(16), len(entries)))
         self.nodes = [
-            Node(index, raw, Disk(start if formed or index == 0 else blank, list(entries)))
+            Node(index, raw, _disk(start if formed or index == 0 else blank, entries))
             for index, raw in enumerate(ids)
         ]
         self.by_raw = {node.raw: node for node in self.nodes}
@@ -121,10 +147,10 @@ class Cluster(FakeClock):
         if node.member is not None:
             return
         node.life += 1
-        log = _read_log(tuple(node.disk.entries))
         me = PresentMember(node.raw, _incarnation(node.index, node.life))
         rng = random.Random(self.rng.random())
-        node.member = MembershipNode(me, node.disk.record, log, rng, self.now)
+        key = keys(len(self.nodes))[node.index]
+        node.member = MembershipNode(me, key, node.disk.stored(), rng, self.now)
         node.waiting = []
         self._tick(node, node.life)
         for other in self.nodes:
@@ -229,10 +255,7 @@ class Cluster(FakeClock):
                 return
             match effect:
                 case SaveState():
-                    node.disk.record = effect.record
-                    if effect.log_from is not None:
-                        del node.disk.entries[effect.log_from :]
-                        node.disk.entries += effect.entries
+                    node.disk.save(effect)
                 case SendMessage():
                     self._send(node, effect)
                 case ViewChanged():

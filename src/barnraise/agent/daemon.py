@@ -43,8 +43,9 @@ from barnraise.core.sanitize import is_printable, printable
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.private_file import private_directory
 from barnraise.identity.trust import NAME_LENGTH, SignedEntry, TrustLog, check_name, encode_entry
-from barnraise.membership.consensus.paxos import BRANCH_BITS, AcceptorState, founded
+from barnraise.membership.consensus.paxos import BRANCH_BITS, founded
 from barnraise.membership.effects import Effect, LogNote, SaveState, SendMessage, ViewChanged
+from barnraise.membership.history import StoredHistory
 from barnraise.membership.node import TICK_S, MembershipNode
 from barnraise.membership.storage import MembershipStorage
 from barnraise.membership.view import PresentMember, first
@@ -106,13 +107,13 @@ class Agent:
             self.audit.write("identity-changed", subject=self.me.short, detail="cluster.db was missing")
         saved_name = self.storage.fact(_NAME_FACT)
         self.name = saved_name.decode() if saved_name is not None else machine_name()
-        log, record = self.storage.log(), self.storage.record()
-        is_new = log is None or record is None
-        if log is None or record is None:
+        stored = self.storage.history()
+        is_new = stored is None
+        if stored is None:
             log = TrustLog.found(self.key, self.name)
-            record = founded(first(self.me.raw, self.incarnation, len(log)))
+            stored = StoredHistory(founded(first(self.me.raw, self.incarnation, len(log))), log)
         self.peer_store = PeerStore(self.storage)
-        self.build_member(log, record)
+        self.build_member(stored)
         tls = AgentTls(delegate(self.key, run=AGENT_RUN, worker=self.incarnation), lambda: self.log.members)
         self.connections = AgentConnections(self.me, tls, self)
         self.reachability = ReachabilityProber(
@@ -130,7 +131,7 @@ class Agent:
         self.cleaner = Cleaner(self, self.runs)
         await self.listener.start()
         if is_new:
-            self.storage.replace_cluster(record, tuple(map(encode_entry, log.entries)))
+            self.storage.replace_cluster(stored.record, tuple(map(encode_entry, stored.log.entries)))
         self.discovery = PeerDiscovery(self)
         await self.discovery.start()
         self.spawn(self._tick())
@@ -405,12 +406,13 @@ class Agent:
         for node in self.connections.linked():
             self.connections.send(node, self._hello())
 
-    def build_member(self, log: TrustLog, record: AcceptorState) -> None:
-        """Start a new membership state for this trust log."""
-        role = log.role(self.me)
+    def build_member(self, stored: StoredHistory) -> None:
+        """Start a new membership state from this history."""
+        role = stored.log.role(self.me)
         me = PresentMember(self.me.raw, self.incarnation, votes=role == "owner", works=self._works)
-        self.audit_trail.begin(log, record.decided.branch >> BRANCH_BITS)
-        self.member = MembershipNode(me, record, log, random.Random(), asyncio.get_running_loop().time())
+        self.audit_trail.begin(stored.log, stored.record.decided.branch >> BRANCH_BITS)
+        now = asyncio.get_running_loop().time()
+        self.member = MembershipNode(me, self.key, stored, random.Random(), now)
 
     def _perform(self, effects: list[Effect]) -> None:
         if self._broken:  # memory is ahead of the disk: nothing may be sent
@@ -419,7 +421,7 @@ class Agent:
             match effect:
                 case SaveState():
                     try:
-                        self.storage.save(effect.record, effect.log_from, effect.entries)
+                        self.storage.save(effect)
                     except MembershipError as error:
                         self._broken = True
                         self.report_event(f"the agent stops: {error.message}")

@@ -23,7 +23,7 @@ from barnraise.cli.help import SectionedGroup, misplaced_options
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.project_file import ProjectFileCommand
-from barnraise.cli.runs.options import RunCommandOptions, run_options, take_run_options
+from barnraise.cli.runs.options import RunCommandOptions, run_options, set_option, take_run_options
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.sanitize import printable
 
@@ -130,6 +130,7 @@ def _pair(**options: Any) -> int:
 )
 @_flag("--quiet", "With --invite: leave the machine usable (lowest priority, one core free).")
 @_flag("--site", "With --invite: train on all machines of this cluster, which count as one there.")
+@_flag("--no-sandbox", "With --invite: let the script do everything that you can do.")
 @_as_json
 def _join(code: str | None, **options: Any) -> int:
     """Join the cluster of the machine that shows CODE, or a friend's run with --invite.
@@ -239,6 +240,7 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 )
 @_on
 @run_options
+@set_option
 @click.option(
     "--data", multiple=True, metavar="NAME=PATH", help="Send a data set. NAME=@PATH: on each machine."
 )
@@ -345,13 +347,17 @@ def _attach(run: str | None, all: bool) -> int:
 @app.command("resume")
 @click.argument("run", required=False, shell_complete=complete_ended_runs)
 @_on
+@set_option
 @_flag("--all", "Show every worker's output, not only rank 0's.")
 @_flag("--detach", "Print the new run's name and return.")
-def _resume(run: str | None, on: tuple[str, ...], all: bool, detach: bool) -> int:
+def _resume(
+    run: str | None, on: tuple[str, ...], variables: tuple[tuple[str, str], ...], all: bool, detach: bool
+) -> int:
     """Continue RUN (default: the newest), which has ended, from its newest complete checkpoint."""
     from barnraise.cli.runs import resume, runs
 
-    return resume.resume(run or runs.newest_run(), on=_names(on), all_ranks=all, detach=detach)
+    chosen = run or runs.newest_run()
+    return resume.resume(chosen, on=_names(on), variables=variables, all_ranks=all, detach=detach)
 
 
 @app.command("export")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import msgspec
@@ -171,6 +171,7 @@ class TrustLog:
     _heads: tuple[bytes, ...]
     _members: dict[NodeId, TrustedMember]
     _revoked: dict[NodeId, TrustedMember]
+    _barred: frozenset[NodeId] = frozenset()
 
     @classmethod
     def found(cls, key: NodeKey, name: str) -> TrustLog:
@@ -195,6 +196,8 @@ class TrustLog:
 
     def admit(self, key: NodeKey, node: NodeId, role: Role, name: str) -> SignedEntry:
         """Sign an entry that admits ``node``. The entry counts once it is in the log."""
+        if node in self._barred:
+            raise _was_removed(node)
         return self._next(key, AdmitMember(node=node.raw, role=role, name=name))
 
     def revoke(self, key: NodeKey, node: NodeId) -> SignedEntry:
@@ -218,8 +221,30 @@ class TrustLog:
         rotated = () if isinstance(body, AdmitMember) else (body.secret,)
         head = hashlib.sha3_256(data).digest()
         return TrustLog(
-            (*self.entries, entry), self.secrets + rotated, (*self._heads, head), members, revoked
+            (*self.entries, entry),
+            self.secrets + rotated,
+            (*self._heads, head),
+            members,
+            revoked,
+            self._barred,
         )
+
+    def barring(self, nodes: Iterable[NodeId]) -> TrustLog:
+        """Return the same log, in which these machines have no role and sign no further entry.
+
+        A removal stays in force on a branch of the history that does not know it.
+        """
+        return replace(self, _barred=self._barred | frozenset(nodes))
+
+    @property
+    def readmitted(self) -> tuple[NodeId, ...]:
+        """Return the barred machines that this log still lists: they must be removed in it, too."""
+        return tuple(node for node in self._members if node in self._barred)
+
+    def listed_role(self, node: NodeId) -> Role | None:
+        """Return the role that the entries alone give a machine, also a barred one."""
+        member = self._members.get(node)
+        return member.role if member else None
 
     @property
     def head(self) -> bytes:
@@ -244,23 +269,22 @@ class TrustLog:
 
     def role(self, node: NodeId) -> Role | None:
         """Return the role of a member, or None if the node is not a member."""
-        member = self._members.get(node)
-        return member.role if member else None
+        return None if node in self._barred else self.listed_role(node)
 
     @property
     def members(self) -> dict[NodeId, TrustedMember]:
         """Return the members in order of admission."""
-        return dict(self._members)
+        return {node: member for node, member in self._members.items() if node not in self._barred}
 
     @property
     def revoked(self) -> dict[NodeId, TrustedMember]:
         """Return the removed machines with their last role and name, in order of removal."""
-        return dict(self._revoked)
+        return self._revoked | {node: self._members[node] for node in self.readmitted}
 
     @property
     def owners(self) -> tuple[NodeId, ...]:
         """Return the members with the role of owner, in order of admission."""
-        return tuple(node for node, member in self._members.items() if member.role == "owner")
+        return tuple(node for node, member in self.members.items() if member.role == "owner")
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -321,10 +345,7 @@ class TrustLog:
                 hint="A role cannot change: unpair the machine, run `barnraise leave` on it, pair it again.",
             )
         if node in self._revoked:
-            raise TrustError(
-                f"{node.short} was removed from this cluster and cannot return with that id",
-                hint="On that machine run `barnraise leave`: it then is a new machine and can be paired.",
-            )
+            raise _was_removed(node)
         if len(self.entries) + 1 + len(self._members) + 1 > LOG_ENTRIES:
             raise TrustError(
                 "the trust log is full: the remaining space is reserved for removing machines",
@@ -339,6 +360,13 @@ class TrustLog:
                 f"{node.short} is the cluster's last owner and cannot be removed",
                 hint="Pair another machine as owner first.",
             )
+
+
+def _was_removed(node: NodeId) -> TrustError:
+    return TrustError(
+        f"{node.short} was removed from this cluster and cannot return with that id",
+        hint="On that machine run `barnraise leave`: it then is a new machine and can be paired.",
+    )
 
 
 def check_name(name: str) -> None:

@@ -198,7 +198,20 @@ async def _unpair(agent: Agent, text: str) -> str:
         await agent.commit_entry(entry)
     finally:
         agent.continue_without([])
-    return f"{name} ({node.short}) is removed permanently; the cluster's secret was changed"
+    return (
+        f"{name} ({node.short}) is removed permanently; the cluster's secret was changed{_uninformed(agent)}"
+    )
+
+
+def _uninformed(agent: Agent) -> str:
+    """Return a sentence about the owners' machines that do not know of the last removal yet."""
+    online = set(agent.member.view.nodes)
+    away = [agent.name_of(node) for node in agent.log.owners if node.raw not in online]
+    if not away:
+        return ""
+    verb = "are off and do" if len(away) > 1 else "is off and does"
+    start = "Start them" if len(away) > 1 else "Start it"
+    return f".\n{', '.join(away)} {verb} not know it yet. {start} while this machine is on"
 
 
 async def _continue(agent: Agent, texts: list[str]) -> str:

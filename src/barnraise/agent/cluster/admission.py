@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from barnraise.core.errors import MembershipError, PairingError
 from barnraise.identity.trust import SignedEntry, TrustLog, encode_entry
 from barnraise.membership.consensus.paxos import founded
+from barnraise.membership.history import StoredHistory
 from barnraise.membership.storage import FILE_NAME, MembershipStorage
 from barnraise.membership.view import nowhere
 from barnraise.pairing import PairingPeer, PairingProven
@@ -50,7 +51,7 @@ async def enter(agent: Agent, log: TrustLog, peers: list[PairingPeer]) -> None:
     agent.connections.forget_all("this machine joins another cluster")
     record = founded(nowhere())
     agent.storage.replace_cluster(record, tuple(map(encode_entry, log.entries)))
-    agent.build_member(log, record)
+    agent.build_member(StoredHistory(record, log))
     agent.kv.reset()
     agent.runs.reset()
     agent.discovery.forget()

@@ -39,6 +39,7 @@ from barnraise.runs.record import (
 _MAX_ENDED = 100  # runs that have ended
 _MAX_ACTIVE = 256
 _MAX_GENERATIONS = 16
+_MAX_HELD = 64
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class RunRegistry:
         self.on_record: Callable[[RunEntry], None] = lambda entry: None
         self.on_settled: Callable[[RunEntry, bool], None] = lambda entry, counts: None
         self._changed = ChangeEvent()
+        self._held: dict[str, tuple[RunRecord, NodeId]] = {}  # orders that wait for a quorum, by run
         self._warned: set[NodeId] = set()  # guests whose refusal was logged
 
     def load(self) -> None:
@@ -162,6 +164,10 @@ class RunRegistry:
             raise ProtocolError(f"two different runs are called {spec.run}")
         if entry is not None and not supersedes(record, entry.record):
             return False
+        if sender is not None and self._must_wait(record, entry):
+            self._hold(spec.run, record, sender)
+            return False
+        self._held.pop(spec.run, None)
         if entry is not None and entry.record.provisional and not record.provisional:
             self._settle(entry, record, is_ours)
         if entry is None:
@@ -171,6 +177,32 @@ class RunRegistry:
         if sender is not None:
             self._forward(entry, sender)
         return True
+
+    def _must_wait(self, record: RunRecord, entry: RunEntry | None) -> bool:
+        """Return True if an order must wait until a quorum confirms this machine's view.
+
+        A machine that slept may not know that the sender was removed. Only a run that goes on here without a
+        quorum takes provisional changes meanwhile.
+        """
+        if entry is not None and not entry.has_ended and record.provisional:
+            return False
+        return not self._context.member.is_current(self._loop.time())
+
+    def _hold(self, run: str, record: RunRecord, sender: NodeId) -> None:
+        if run in self._held or len(self._held) < _MAX_HELD:
+            self._held[run] = (record, sender)
+
+    def apply_held(self) -> None:
+        """Apply the orders that waited, once a quorum confirms this machine's view."""
+        if not self._held or not self._context.member.is_current(self._loop.time()):
+            return
+        held, self._held = self._held, {}
+        for record, sender in held.values():
+            if self._context.log.role(sender) == "owner":
+                try:
+                    self.apply(record, sender)
+                except BarnraiseError as error:
+                    _log.info("an order that waited is rejected: %s", error.message)
 
     def _settle(self, entry: RunEntry, decided: RunRecord, is_ours: bool) -> None:
         """Report whether steps that were trained here without a quorum are kept."""

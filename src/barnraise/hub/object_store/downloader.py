@@ -6,6 +6,7 @@ verified by its hash. After any failure the blob comes from the hub, and the sto
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import time
@@ -22,8 +23,10 @@ from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration
 from barnraise.hub.client.deadline import enforce_rate
 from barnraise.hub.client.downloads import AS_SENT, encoding_of, receive, resume_headers
-from barnraise.hub.object_store.redirects import STORE_HEADER, allowed_addresses, network_of, refusal_reason
+from barnraise.hub.object_store.redirects import STORE_HEADER, allowed_addresses, refusal_reason
 from barnraise.hub.storage.blobs import hash_file
+from barnraise.transport.addresses import Where, network_of
+from barnraise.transport.ipc.dialing import BROKER_VARIABLE
 
 _CONNECT_S, _SILENCE_S = 5.0, 10.0
 _AT_LEAST_S, _SLOWEST_BYTES_S = 30.0, 64 << 10  # what is slower comes from the hub
@@ -90,7 +93,7 @@ class BucketDownloader:
         if why := refusal_reason(link.url, self.origin, sha256):
             raise StoreAway(why)
         url = httpx.URL(link.url)
-        addresses = allowed_addresses(_resolved(url), network_of(link.hub), url.scheme)[:_MOST_ADDRESSES]
+        addresses = _addresses(url, network_of(link.hub))
         if not addresses:
             raise StoreAway("it is at an address that this hub may not lead to (docs/hub.md)")
         for place, address in enumerate(addresses):
@@ -133,7 +136,7 @@ class BucketDownloader:
                 timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
                 headers={"user-agent": f"barnraise/{__version__}", **AS_SENT},
                 follow_redirects=False,
-                trust_env=False,
+                trust_env=_has_broker(),
             )
         return self._line
 
@@ -141,9 +144,22 @@ class BucketDownloader:
 def _has_proxy() -> bool:
     """Tell whether a proxy is configured.
 
-    It would resolve the name itself, so the address could not be checked.
+    It would resolve the name itself, so the address could not be checked. The proxy of a sandbox does not
+    count: the broker behind it checks the address by the same rules.
     """
-    return any(urllib.request.getproxies().get(name) for name in ("http", "https", "all"))
+    return not _has_broker() and any(
+        urllib.request.getproxies().get(name) for name in ("http", "https", "all")
+    )
+
+
+def _has_broker() -> bool:
+    return bool(os.environ.get(BROKER_VARIABLE))
+
+
+def _addresses(url: httpx.URL, hub: Where) -> tuple[str, ...]:
+    if _has_broker():
+        return (url.host,)
+    return allowed_addresses(_resolved(url), hub, url.scheme)[:_MOST_ADDRESSES]
 
 
 def _resolved(url: httpx.URL) -> list[str]:

@@ -183,7 +183,7 @@ class SeatGrant(msgspec.Struct, frozen=True, kw_only=True):
 class ExpelResponse(msgspec.Struct, frozen=True, kw_only=True):
     """Result of an expulsion: the invite that was withdrawn, and the other members that came with it."""
 
-    invite: str  # empty if the member came without one
+    invite: str  # empty if the member came without one of this hub
     others: Annotated[tuple[Name, ...], Meta(max_length=MOST_SEATS)]
 
 

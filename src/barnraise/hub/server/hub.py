@@ -213,8 +213,9 @@ class Hub:
                 raise HubRefused(403, "invite", "no invite of this hub has this key", hint=ASK_FOR_INVITE)
             check_proof(message, signer, NodeId.parse(node), self.id, self.founding.name)
             on_proof()
+            parents_clock = self.seats.parents_clock(self.now())
             admitted = (
-                membership.admit_by_parent(message, node, self.seats, self.members, self.clock())
+                membership.admit_by_parent(message, node, self.seats, self.members, parents_clock)
                 if grant is None
                 else membership.admit_by_invite(message, node, grant, self.members, self.clock())
             )
@@ -243,7 +244,7 @@ class Hub:
 
     async def follow_orders(self, orders: RegionOrders) -> None:
         """Exclude the members whose seats the hub above has ended."""
-        self.seats = self.seats._replace(orders=orders)
+        self.seats = self.seats._replace(orders=orders, received=self.now())
         for member in membership.newly_ended(self.members, orders):
             logger.info("%s (%s): %s", member.name, member.node[:9], member.quarantine)
             await self._put_member(member)
@@ -415,7 +416,7 @@ class Hub:
         await self._put_member(msgspec.structs.replace(self._known(node), refusals=0, quarantine=""))
 
     async def expel(self, node: str) -> ExpelResponse:
-        """Ban a member until the owner pardons it, and withdraw the invite that it came with.
+        """Ban a member until the owner pardons it, and withdraw the invites that it used.
 
         Its updates that wait for their round still count. Return the invite, and its other members.
         """
@@ -423,10 +424,11 @@ class Hub:
             raise HubRefused(403, "role", "the owner cannot be expelled", hint="Name another member.")
         member = membership.expelled(self._known(node), "the owner expelled this machine")
         why = f"a machine that came with it, {member.name}, was expelled"
-        await self._put_member(member, [change(HubLog.withdraw_grant, member.invite, why)])
+        await self._put_member(member, [change(HubLog.withdraw_used_by, node, why)])
         self._audit.write("member-expelled", subject=f"{member.name} ({node[:9]})", by="the hub's owner")
         await self.step(state_machine.LeaseAbandoned(node))
-        return ExpelResponse(invite=member.invite, others=membership.came_together(self.members, node))
+        invite = member.invite if self._reader.grant(member.invite) is not None else ""
+        return ExpelResponse(invite=invite, others=membership.came_together(self.members, node))
 
     def _known(self, node: str) -> MemberRecord:
         member = self.members.get(node)

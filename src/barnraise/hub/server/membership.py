@@ -31,10 +31,15 @@ class Admission(NamedTuple):
 
 
 class SeatsForParent(NamedTuple):
-    """Seats that a region keeps for members of its parent, and what the parent said last."""
+    """Seats that a region keeps for members of its parent, and what the parent said last, and when."""
 
     max_members: int = 0
     orders: RegionOrders | None = None
+    received: float = 0.0  # by this machine's monotonic clock
+
+    def parents_clock(self, now: float) -> float:
+        """Return the time of the parent's clock, which its proofs follow."""
+        return 0.0 if self.orders is None else self.orders.time + now - self.received
 
 
 def admit_by_invite(
@@ -48,10 +53,15 @@ def admit_by_invite(
     member = members.get(node)
     if member is not None:
         return Admission(_without_seats(member), after)
-    if any(members[other].quarantine for other in grant.used_by if other in members):
+    _check_others(members[other] for other in grant.used_by if other in members)
+    return Admission(_new_member(request, node, clock), after)
+
+
+def _check_others(members: Iterable[MemberRecord]) -> None:
+    """Raise HubRefused (403) if one of these members, which came with the same invite, is excluded here."""
+    if any(member.quarantine not in ("", ENDED_ABOVE) for member in members):
         message = "a machine that came with this invite is in quarantine"
         raise HubRefused(403, "invite-held", message, hint=ASK_FOR_INVITE)
-    return Admission(_new_member(request, node, clock), after)
 
 
 def admit_by_parent(
@@ -61,7 +71,7 @@ def admit_by_parent(
     members: Mapping[str, MemberRecord],
     clock: float,
 ) -> Admission:
-    """Admit a member that the hub above sent.
+    """Admit a member that the hub above sent. ``clock``: the parent's.
 
     Raise HubRefused if its proof has expired or is older than the end of its seat, or if there is no seat.
     """
@@ -79,6 +89,7 @@ def admit_by_parent(
     if member is not None:
         quarantine = "" if member.quarantine == ENDED_ABOVE else member.quarantine
         return Admission(msgspec.structs.replace(_without_seats(member), quarantine=quarantine), None)
+    _check_others(other for other in members.values() if other.invite == request.invite)
     if taken_seats(members) >= seats.max_members:
         raise HubRefused(403, "seats", "this region has no seat left", hint=_JOIN_AGAIN)
     return Admission(_new_member(request, node, clock), None)
@@ -135,12 +146,12 @@ def newly_ended(members: Mapping[str, MemberRecord], orders: RegionOrders) -> li
 
 
 def came_together(members: Mapping[str, MemberRecord], node: str) -> tuple[str, ...]:
-    """Return the names of the other members that came with the same invite."""
+    """Return the names of the other members that came with the same invite and still take part."""
     invite = members[node].invite
     return tuple(
         member.name
         for other, member in members.items()
-        if invite and member.invite == invite and other != node
+        if invite and member.invite == invite and other != node and not member.quarantine
     )[:MOST_SEATS]
 
 

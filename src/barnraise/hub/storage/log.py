@@ -244,6 +244,12 @@ class HubLog:
         if known is not None and not known.withdrawn:
             self._put("grants", key, _encoder.encode(msgspec.structs.replace(known, withdrawn=why)))
 
+    def withdraw_used_by(self, node: str, why: str) -> None:
+        """Mark every invite that this member used as withdrawn."""
+        for grant in self._all("grants", "name", InviteGrant):
+            if node in grant.used_by:
+                self.withdraw_grant(grant.key, why)
+
     def put_member(self, member: MemberRecord) -> None:
         self._put("member", member.node, _encoder.encode(member))
 

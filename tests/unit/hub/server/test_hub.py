@@ -434,6 +434,21 @@ def test_expelled_member_cannot_return_with_its_invite(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_expulsion_withdraws_every_invite_that_the_member_used(tmp_path: Path) -> None:
+    """A friend has two invites, and shows both under the same key."""
+
+    async def story(scene: InProcessHub) -> None:
+        invites = [create_invite(scene.directory, ADDRESS, uses=10) for _ in range(2)]
+        eve = await scene.join(invites[0], "eve")
+        await scene.hub.join(eve, invites[1].request(scene.keys[eve].id, "eve"))
+        await scene.hub.expel(eve)
+        for invite in invites:
+            with pytest.raises(HubRefused, match="withdrawn"):
+                await scene.join(invite, "eve again")
+
+    play(tmp_path, story)
+
+
 def test_invites_and_members_are_in_the_audit_log(tmp_path: Path) -> None:
     """Tries to use an invite twice: the log must say which machine came with it, and when it was expelled."""
 

@@ -49,6 +49,7 @@ def test_invite_of_an_excluded_machine_admits_no_other() -> None:
 def test_members_that_came_with_one_invite_are_named() -> None:
     members = {node: _member(node) for node in ("ann", "ben")} | {"cem": _member("cem", invite="J" * 69)}
     assert came_together(members, "ann") == ("ben",)
+    assert came_together(members | {"ben": replace(members["ben"], quarantine="expelled")}, "ann") == ()
     assert came_together(members, "cem") == ()
     assert came_together({"own": _member("own", "owner", ""), **members}, "own") == ()
 
@@ -99,6 +100,22 @@ def test_region_admits_members_of_its_parent_while_seats_are_left() -> None:
     for role in ("owner", "mirror", "region"):
         with pytest.raises(HubRefused, match="sends no"):
             admit_by_parent(replace(REQUEST, role=role), "dan", SEATS, {}, 1.0)
+
+
+def test_region_that_expelled_a_machine_refuses_the_next_key_of_its_invite() -> None:
+    """The person asks the hub above for a seat under another id at the same region."""
+    members = {"ann": replace(_member("ann"), quarantine="the owner expelled this machine")}
+    with pytest.raises(HubRefused) as refused:
+        admit_by_parent(REQUEST, "ann again", SEATS, members, 1.0)
+    assert refused.value.kind == "invite-held"
+    moved = {"ann": replace(_member("ann"), quarantine=ENDED_ABOVE)}
+    assert admit_by_parent(REQUEST, "ben", SEATS, moved, 1.0).member.role == "friend"
+
+
+def test_parents_clock_follows_its_last_word() -> None:
+    """The region's own clock may be wrong by years."""
+    seats = SeatsForParent(2, RegionOrders(ended=(), time=5000), received=70.0)
+    assert seats.parents_clock(75.0) == 5005.0
 
 
 def test_seat_that_the_parent_ended_needs_a_newer_proof() -> None:
