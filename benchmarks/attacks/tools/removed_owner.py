@@ -1,7 +1,7 @@
 """Attacks by an owner's machine that was removed, on a machine that slept meanwhile.
 
-Run by ``benchmarks.attacks.tools``. The attacker keeps its key and its trust log. The machine that slept still
-trusts both.
+Run by ``benchmarks.attacks.tools``. The attacker keeps its key and its trust log. The machine that slept
+still trusts both.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RemovedOwner(RunMember):
 
 @tool
 async def return_as_owner(keep: str, agents: Agents, canary: str) -> Result:
-    """Forge decisions, branches and a trust log, and order a run, at each of these agents."""
+    """Send forged decisions, branches and a trust log, and an order, to each of these agents."""
     attacker = RemovedOwner(keep, agents)
     second = NodeKey.generate().id
     for _ in range(100):
