@@ -1,4 +1,4 @@
-"""What confines the workers of a run on this machine: a sandbox, or containers; and their broker.
+"""Confinement of the workers of a run on this machine: their sandbox, their data and their broker.
 
 Confined workers have no discovery secret, and those in a sandbox have no network. The broker opens their
 links to the machines of the run, and no others.

@@ -81,8 +81,8 @@ def run(
         offered = look(client, description, place, settings)
         question = "Run it there?" if site else "Run it here?"
         is_sandboxed, sentence = _decide_sandbox(is_wanted=is_sandboxed, yes=yes)
-        asked = replace(offered_run(offered, cluster_reach(settings), machines), sandbox=sentence)
-        if not agrees(asked, question, yes=yes):
+        shown_run = replace(offered_run(offered, cluster_reach(settings), machines), sandbox=sentence)
+        if not agrees(shown_run, question, yes=yes):
             click.echo("Nothing was started, and nothing is kept.")
             _record_consent(settings, "consent-refused", offered)
             return 1
