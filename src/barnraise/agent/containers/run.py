@@ -54,7 +54,7 @@ _RUN_LABEL = "barnraise.run"
 _CHECK_S = 180.0  # the first container of a large image is slow
 _FULL_SHARES = 1024
 _MOST_PROCESSES = 4096  # threads count, too: torch starts some for each core, and data loaders start more
-_MEMORY = Path("/dev/shm")
+_MEMORY = Path("/dev/shm")  # noqa: S108  # private files with names of ours
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
