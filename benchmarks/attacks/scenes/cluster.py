@@ -96,7 +96,7 @@ class AttackedCluster:
             yield cls(lab, machines)
 
     def __init__(self, lab: Lab, machines: Machines) -> None:
-        self.machines = machines
+        self.lab, self.machines = lab, machines
         self.stranger, self.friend = lab.hosts[3], lab.hosts[4]
         self.directory = machines.state(0).parent
         self.addresses = [host.address for host in lab.hosts[:3]]

@@ -18,10 +18,10 @@ import sys
 import traceback
 from typing import Any
 
-from benchmarks.attacks.tools import checkpoints, guest, outsider, runs
+from benchmarks.attacks.tools import checkpoints, guest, outsider, removed, runs
 from benchmarks.attacks.tools.toolbox import LIMIT_S, READY, TOOLS, Result
 
-AUTHORS = (outsider, guest, runs, checkpoints)  # importing them makes their tools known
+AUTHORS = (outsider, guest, removed, runs, checkpoints)  # importing them makes their tools known
 
 
 async def serve(path: str, seconds: float) -> Result:
