@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from barnraise.agent_client.cluster_requests import RequestDone, UnpairRequest
-from barnraise.identity import NodeId
 from benchmarks.attacks.registry import attack
-from benchmarks.attacks.scenes.cluster import OWNERS, AttackedCluster
+from benchmarks.attacks.scenes.cluster import AttackedCluster
 
 
 @attack(
@@ -36,38 +33,3 @@ def dial_after_removal(cluster: AttackedCluster) -> str:
             "the old secret fails at the preface"
         )
     return "no answer with the old secret, rejected by TLS with the new"
-
-
-@attack(
-    "removed-returns-through-sleeper",
-    "removed machine",
-    "reaches a machine that slept first: forges history, admits a second machine, orders a run",
-    AttackedCluster,
-)
-def return_through_sleeper(cluster: AttackedCluster) -> str:
-    keep, canary, sleeper = cluster.new_path(), cluster.new_path(), 2
-    with cluster.unchanged(decisions=1):
-        joined = cluster.join(cluster.pairing_code(), cluster.stranger, keep=keep, name="returner")
-        assert joined["joined"], joined
-    machines, hosts = cluster.machines, cluster.machines.hosts
-    machines.freeze(sleeper)
-    try:
-        machines.until(lambda: machines.agree((0, 1)), 90.0, "the others continue without the sleeper")
-        machines.ask(0, UnpairRequest("returner"), RequestDone)
-        for place in (0, 1):
-            cluster.lab.cut(hosts[place], hosts[sleeper])
-        machines.thaw(sleeper)
-        agents = [cluster.agents[sleeper]]
-        result = cluster.attack("removed_returns", keep=keep, agents=agents, canary=canary, seconds=6.0)
-        assert result["sent"], f"the sleeper did not hear it, so nothing was tried: {result}"
-        assert not Path(canary).exists(), "the sleeper ran its code"
-    finally:
-        machines.thaw(sleeper)
-        cluster.lab.heal_all()
-    machines.until(lambda: machines.agree(OWNERS), 90.0, "the owners agree again")
-    for place in OWNERS:
-        log = cluster.trust_log(place)
-        for raw in (joined["node"], result["second"]):
-            assert log.role(NodeId(bytes.fromhex(raw))) is None, f"h{place} counts it as a member"
-    assert not Path(canary).exists(), "a machine ran its code"
-    return f"{result['sent']} forged messages: no role anywhere, and nothing ran"
