@@ -82,8 +82,8 @@ def run(
         question = "Run it there?" if site else "Run it here?"
         # The machines of a site run the script without a sandbox.
         is_sandboxed, sentence = (False, "") if site else _decide_sandbox(is_wanted=is_sandboxed, yes=yes)
-        asked = replace(offered_run(offered, cluster_reach(settings), machines), sandbox=sentence)
-        if not agrees(asked, question, yes=yes):
+        shown_run = replace(offered_run(offered, cluster_reach(settings), machines), sandbox=sentence)
+        if not agrees(shown_run, question, yes=yes):
             click.echo("Nothing was started, and nothing is kept.")
             _record_consent(settings, "consent-refused", offered)
             return 1
