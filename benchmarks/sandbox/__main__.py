@@ -1,7 +1,10 @@
-"""Measure what a sandbox costs: seconds until the script's first line, and the time of a step.
+"""Measure what a sandbox costs: seconds until the script's first line, and the share of a step's time.
 
-The same program runs alternately in the sandbox and without it. A step is a small training step of torch and
-a message over a local socket, as between a worker and its communication process. The last line is JSON.
+Two processes run the same steps in turn, one in the sandbox and one without, in short blocks. So both meet
+the same load of the machine. A step trains a small model of torch, writes to shared memory and sends a
+message over a local socket, as a worker and its communication process do. Two processes without a sandbox
+are compared in the same way: ``step_noise`` says how far the machine lets equal processes differ. The last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ from pathlib import Path
 
 from barnraise.sandbox.choice import find_sandbox, sandboxed
 from barnraise.sandbox.spec import SandboxSpec, python_roots
+from benchmarks.report import environment_line, table
 
+_MAX_START_S = 0.5
+_MAX_STEP_SHARE = 0.01
 START = "import sys, time; sys.stdout.write(repr(time.time()))"
 STEPS = """
 import os, socket, sys, threading, time
@@ -44,69 +50,102 @@ def step():
     received = 0
     while received < 4096:
         received += len(near.recv(65536))
-for _ in range(20):
-    step()
-times = []
-for _ in range(int(sys.argv[1])):
-    began = time.perf_counter()
-    step()
-    times.append(time.perf_counter() - began)
-times.sort()
-print(times[len(times) // 2])
+for line in sys.stdin:
+    times = []
+    for _ in range(int(line)):
+        began = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - began)
+    times.sort()
+    print(times[len(times) // 2], flush=True)
 """
 
 
-def main() -> int:
-    """Print both costs and return 0 if they are within their limits."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="how often each is measured")
-    parser.add_argument("--steps", type=int, default=300, help="steps of each measurement")
-    options = parser.parse_args()
-    sandbox = find_sandbox()
-    if not sandbox.is_possible:
-        raise SystemExit(f"no sandbox is possible here: {sandbox.reason}")
-    with tempfile.TemporaryDirectory(prefix="by-") as directory:
-        folder = Path(directory, "folder")
+class Bench:
+    """Programs in a sandbox and without one, in the same folder."""
+
+    def __init__(self, directory: Path) -> None:
+        self._sandbox = find_sandbox()
+        if not self._sandbox.is_possible:
+            raise SystemExit(f"no sandbox is possible here: {self._sandbox.reason}")
+        folder = directory / "folder"
         folder.mkdir()
-        spec = SandboxSpec(
-            root=str(Path(directory, "sandbox")),
+        self._spec = SandboxSpec(
+            root=str(directory / "sandbox"),
             directory=str(folder),
             writable=(str(folder),),
             readable=python_roots(Path(sys.executable)),
             hidden=(str(Path.home()),),
         )
 
-        def measure(code: str, *words: str, confined: bool) -> tuple[float, float]:
-            """Return the number that a program printed, and when it was started."""
-            command: tuple[str, ...] = (sys.executable, "-c", code, *words)
-            environment = dict(os.environ)
-            if confined:
-                wrapped = sandboxed(sandbox, spec, command, os.environ, {})
-                command, environment = wrapped.command, wrapped.environment
-            began = time.time()
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-            if done.returncode:
-                raise SystemExit(done.stderr)
-            return float(done.stdout), began
+    def start(self, code: str, *, confined: bool) -> subprocess.Popen[str]:
+        """Start a program that can be talked to."""
+        command: tuple[str, ...] = (sys.executable, "-c", code)
+        environment = dict(os.environ)
+        if confined:
+            wrapped = sandboxed(self._sandbox, self._spec, command, os.environ, {})
+            command, environment = wrapped.command, wrapped.environment
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
-        starts: dict[bool, list[float]] = {False: [], True: []}
-        steps: dict[bool, list[float]] = {False: [], True: []}
-        for _ in range(options.rounds):
-            for confined in (False, True):
-                reached, began = measure(START, confined=confined)
-                starts[confined].append(reached - began)
-                steps[confined].append(measure(STEPS, str(options.steps), confined=confined)[0])
-    # The least of several: other programs of the machine only ever add to it.
-    start_s = min(starts[True]) - min(starts[False])
-    step_share = min(steps[True]) / min(steps[False]) - 1.0
-    spread = statistics.pstdev(steps[False]) / statistics.mean(steps[False])
-    sys.stdout.write(f"start: {min(starts[False]):.3f} s without, {min(starts[True]):.3f} s in the sandbox\n")
-    sys.stdout.write(
-        f"step: {min(steps[False]) * 1e3:.3f} ms without, {min(steps[True]) * 1e3:.3f} ms in it\n"
-    )
-    figures = {"start_s": start_s, "step_share": step_share, "spread_without": spread}
-    sys.stdout.write(json.dumps({name: round(value, 4) for name, value in figures.items()}) + "\n")
-    return 0 if start_s <= 0.5 and step_share <= 0.01 else 1
+    def start_s(self, *, confined: bool) -> float:
+        """Return the seconds until the first line of a program."""
+        began = time.time()
+        with self.start(START, confined=confined) as process:
+            return float(process.communicate(timeout=120)[0]) - began
+
+    def step_times(self, blocks: int, steps: int, *, confined: bool) -> list[tuple[float, float]]:
+        """Return the median step of each block, without a sandbox and, if ``confined``, in it."""
+        with self.start(STEPS, confined=False) as plain, self.start(STEPS, confined=confined) as boxed:
+            _block(plain, steps), _block(boxed, steps)  # the first steps are slower
+            pairs = []
+            for number in range(blocks):
+                if number % 2:
+                    pairs.append((_block(plain, steps), _block(boxed, steps)))
+                else:
+                    in_box = _block(boxed, steps)
+                    pairs.append((_block(plain, steps), in_box))
+            for process in (plain, boxed):
+                assert process.stdin is not None
+                process.stdin.close()
+            return pairs
+
+
+def _block(process: subprocess.Popen[str], steps: int) -> float:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{steps}\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+def main() -> int:
+    """Print both costs and return 0 if they are within their limits."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox", description=__doc__)
+    parser.add_argument("--starts", type=int, default=10, help="starts of each kind")
+    parser.add_argument("--blocks", type=int, default=200, help="blocks of steps of each kind")
+    parser.add_argument("--steps", type=int, default=15, help="steps of a block")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="by-") as directory:
+        bench = Bench(Path(directory))
+        starts = [
+            (bench.start_s(confined=False), bench.start_s(confined=True)) for _ in range(options.starts)
+        ]
+        steps = bench.step_times(options.blocks, options.steps, confined=True)
+        equal = bench.step_times(options.blocks, options.steps, confined=False)
+    start_s = statistics.median(boxed - plain for plain, boxed in starts)
+    step_share = statistics.median(boxed / plain for plain, boxed in steps) - 1.0
+    rows = [
+        ["start, s", *(statistics.median(pair[side] for pair in starts) for side in (0, 1))],
+        ["step, ms", *(statistics.median(pair[side] for pair in steps) * 1e3 for side in (0, 1))],
+    ]
+    noise = statistics.median(second / first for first, second in equal) - 1.0
+    figures = {"start_s": start_s, "step_share": step_share, "step_noise": noise}
+    figures = {name: round(value, 4) for name, value in figures.items()}
+    heading = ("median", "without", "sandbox")
+    sys.stdout.write(f"{environment_line()}\n{table(heading, rows)}\n{json.dumps(figures)}\n")
+    return 0 if start_s <= _MAX_START_S and step_share <= _MAX_STEP_SHARE else 1
 
 
 if __name__ == "__main__":
