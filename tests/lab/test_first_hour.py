@@ -174,7 +174,7 @@ def test_second_machine_with_a_name_gets_another_and_all_sides_are_told(
     assert f"Undo: barnraise unpair {later}" in offered.output()
     machines.until(lambda: machines.agree(range(3)), 60.0, "all agree")
     older = _type(line, 1, "status", folder=tmp_path).stdout
-    assert f"2 machines are called pc: pc (this machine) and {later}.\n" in older
+    assert f"2 machines are called pc: pc (this machine) and {later}. To rename" in older
     refused = _type(line, 2, "rename", "mac", folder=tmp_path)
     assert "another machine of this cluster is called mac already" in refused.stderr
     assert _type(line, 2, "rename", "box", folder=tmp_path).returncode == 0

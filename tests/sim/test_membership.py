@@ -17,6 +17,7 @@ from barnraise.identity.trust import encode_entry
 from barnraise.membership import history
 from barnraise.membership import node as node_module
 from barnraise.membership.consensus import paxos
+from barnraise.membership.consensus.certificate import CertifiedDecision
 from barnraise.membership.consensus.paxos import (
     BRANCH_BITS,
     AcceptorState,
@@ -215,7 +216,8 @@ def test_guest_neither_votes_nor_decides() -> None:
     assert owner.member is not None
     assert guest.raw not in owner.member.view.voters
     number = owner.member.record.decided.number
-    forged = DecisionMessage(msgspec.structs.replace(owner.member.record.decided, number=number + 1))
+    decision = msgspec.structs.replace(owner.member.record.decided, number=number + 1)
+    forged = DecisionMessage((CertifiedDecision(decision),))
     cluster.perform(owner, owner.member.receive, guest.raw, forged)
     assert owner.member.record.decided.number == number
     assert any("guest" in text for _, _, text in cluster.notes)

@@ -28,6 +28,7 @@ from barnraise.agent.diagnostics.reachability import (
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import AdmitMember, RevokeMember, TrustLog, _signed, decode_entry, encode_entry
+from barnraise.membership.consensus.certificate import CertifiedDecision, vote_text
 from barnraise.membership.consensus.paxos import (
     PaxosAccept,
     PaxosAccepted,
@@ -102,7 +103,7 @@ class Guest:
             if isinstance(decoded, Heartbeat):
                 self.heard[link.peer.node] = decoded
             elif isinstance(decoded, DecisionMessage):
-                self.members = read_view(decoded.decision).nodes
+                self.members = read_view(decoded.links[-1].decision).nodes
 
     async def enter(self) -> None:
         """Enter the view like an honest guest."""
@@ -196,10 +197,10 @@ def _decisions(guest: Guest, node: NodeId, friend: bytes) -> list[Message]:
         PaxosPrepare(heard.view, ballot),
         PaxosPromise(heard.view, ballot, None),
         PaxosAccept(ballot, coup),
-        PaxosAccepted(heard.view, ballot),
+        PaxosAccepted(heard.view, ballot, key.sign(vote_text(coup.digest, ballot))),
         PaxosReject(heard.view, ballot, ballot),
-        DecisionMessage(coup),
-        DecisionMessage(branch, 0, tuple(map(encode_entry, log.entries))),
+        DecisionMessage((CertifiedDecision(coup),)),
+        DecisionMessage((CertifiedDecision(branch),), 0, tuple(map(encode_entry, log.entries))),
         CatchUpRequest(0),
         TrustProposal(encode_entry(admits)),
         TrustProposal(encode_entry(removes)),

@@ -21,6 +21,7 @@ DATA_NAME = r"^[A-Za-z][A-Za-z0-9_]{0,39}\Z"
 Word = Annotated[str, Meta(max_length=200)]
 Argument = Annotated[str, Meta(max_length=32768)]
 Digest = Annotated[bytes, Meta(max_length=32)]
+Variables = Annotated[tuple[tuple[Word, Argument], ...], Meta(max_length=256)]
 ImportNames = Annotated[
     tuple[Annotated[str, Meta(max_length=MAX_IMPORT_NAME)], ...], Meta(max_length=MAX_IMPORTS)
 ]
@@ -61,6 +62,8 @@ class RunProgram(msgspec.Struct, frozen=True, kw_only=True):
     needs: ScriptImports = ScriptImports()
     # Packages that each machine installs, as a guest's user is told; the guest's machine rejects more.
     packages: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    # Variables of Barnraise itself. They are in the record of the run, so none is secret.
+    settings: Variables = ()
 
     @property
     def manifests(self) -> tuple[bytes, ...]:
@@ -83,4 +86,3 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     nice: Annotated[int, Meta(ge=0, le=19)] = 0
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0  # of each worker; 0: no limit
     container: Word = ""
-    variables: Annotated[tuple[tuple[Word, Argument], ...], Meta(max_length=256)] = ()

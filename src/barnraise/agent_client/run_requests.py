@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from barnraise.agent_client.run_options import MAX_MACHINES, Digest, RunOptions, RunProgram
+from barnraise.agent_client.run_options import MAX_MACHINES, Digest, RunOptions, RunProgram, Variables
 
 MOST_FOLLOWED = 64
 MOST_WORDS = 200
@@ -38,17 +38,22 @@ class TrainingProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StartRunRequest(msgspec.Struct, frozen=True, kw_only=True, tag="start?"):
-    """Request to start a run whose files are in this machine's store. ``on``: only the named machines."""
+    """Request to start a run whose files are in this machine's store. ``on``: only the named machines.
+
+    ``variables``: those of ``--set``; only the machines of the run get their values.
+    """
 
     program: RunProgram
     options: RunOptions = RunOptions()
+    variables: Variables = ()
     on: Annotated[tuple[Text, ...], Meta(max_length=MAX_MACHINES)] = ()
 
 
 class ResumeRunRequest(msgspec.Struct, frozen=True, kw_only=True, tag="resume?"):
-    """Go on with a run that has ended, from its newest checkpoint."""
+    """Go on with a run that has ended, from its newest checkpoint. ``variables``: those of ``--set``."""
 
     run: RunName
+    variables: Variables = ()
     on: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
 
 

@@ -23,7 +23,7 @@ from barnraise.cli.help import SectionedGroup, misplaced_options
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.project_file import ProjectFileCommand
-from barnraise.cli.runs.options import RunCommandOptions, run_options, take_run_options
+from barnraise.cli.runs.options import RunCommandOptions, run_options, set_option, take_run_options
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.sanitize import printable
 
@@ -130,6 +130,7 @@ def _pair(**options: Any) -> int:
 )
 @_flag("--quiet", "With --invite: leave the machine usable (lowest priority, one core free).")
 @_flag("--site", "With --invite: train on all machines of this cluster, which count as one there.")
+@_flag("--no-sandbox", "With --invite: let the script do everything that you can do.")
 @_as_json
 def _join(code: str | None, **options: Any) -> int:
     """Join the cluster of the machine that shows CODE, or a friend's run with --invite.
@@ -239,6 +240,7 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 )
 @_on
 @run_options
+@set_option
 @click.option(
     "--data", multiple=True, metavar="NAME=PATH", help="Send a data set. NAME=@PATH: on each machine."
 )
@@ -345,13 +347,17 @@ def _attach(run: str | None, all: bool) -> int:
 @app.command("resume")
 @click.argument("run", required=False, shell_complete=complete_ended_runs)
 @_on
+@set_option
 @_flag("--all", "Show every worker's output, not only rank 0's.")
 @_flag("--detach", "Print the new run's name and return.")
-def _resume(run: str | None, on: tuple[str, ...], all: bool, detach: bool) -> int:
+def _resume(
+    run: str | None, on: tuple[str, ...], variables: tuple[tuple[str, str], ...], all: bool, detach: bool
+) -> int:
     """Continue RUN (default: the newest), which has ended, from its newest complete checkpoint."""
     from barnraise.cli.runs import resume, runs
 
-    return resume.resume(run or runs.newest_run(), on=_names(on), all_ranks=all, detach=detach)
+    chosen = run or runs.newest_run()
+    return resume.resume(chosen, on=_names(on), variables=variables, all_ranks=all, detach=detach)
 
 
 @app.command("export")
@@ -368,7 +374,7 @@ def _export(run: str, folder: Path) -> int:
 @click.argument("run", required=False)
 @_flag("--all", "Also remove ended runs that could be resumed, and every environment not in use.")
 @_flag("--dry-run", "Only show what would be removed.")
-@_flag("--yes", "Do not ask.")
+@_flag("--yes", "Do not ask for confirmation.")
 @_as_json
 def _clean(run: str | None, all: bool, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Free disk space: remove old runs and unused files of this machine, or only RUN."""
@@ -451,6 +457,21 @@ def _id() -> None:
     from barnraise.cli.cluster import identity
 
     identity.run()
+
+
+@app.group("identity")
+def _identity() -> None:
+    """Change this machine's key."""
+
+
+@_identity.command("rotate")
+@_flag("--yes", "Do not ask.")
+@_as_json
+def _identity_rotate(yes: bool, as_json: bool) -> int:
+    """Replace this machine's key in place; the cluster keeps its role and name."""
+    from barnraise.cli.cluster import identity
+
+    return identity.rotate(yes=yes, as_json=as_json)
 
 
 @app.command("listen")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import msgspec
@@ -36,6 +36,7 @@ _NONCE_BYTES = 16
 _SIGNATURE_BYTES = 64
 _NO_HASH = bytes(HASH_BYTES)
 _DOMAIN = b"barnraise trust log entry 1\0"
+_PROOF = b"barnraise new node key 1\0"
 
 _Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 _Hash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
@@ -97,7 +98,27 @@ class RevokeMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
         return [("node", self.subject.short)]
 
 
-Body = FoundCluster | AdmitMember | RevokeMember
+class RotateKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="rotate"):
+    """Entry by which an owner's machine changes its key; role, name and place of its admission stay.
+
+    The old key signs the entry, and is dead afterwards like that of a removed machine. ``proof``: signature
+    of the new key, bound to this place of the log. The discovery secret stays, so that the machine can
+    reach the others with its new key before it has seen the decision.
+    """
+
+    node: _Key
+    new: _Key
+    proof: _Signature
+
+    @property
+    def subject(self) -> NodeId:
+        return NodeId(self.node)
+
+    def __repr__(self) -> str:
+        return f"Rotate({self.subject.short}, {NodeId(self.new).short})"
+
+
+Body = FoundCluster | AdmitMember | RevokeMember | RotateKey
 
 
 class _Unsigned(msgspec.Struct, frozen=True):
@@ -171,6 +192,7 @@ class TrustLog:
     _heads: tuple[bytes, ...]
     _members: dict[NodeId, TrustedMember]
     _revoked: dict[NodeId, TrustedMember]
+    _barred: frozenset[NodeId] = frozenset()
 
     @classmethod
     def found(cls, key: NodeKey, name: str) -> TrustLog:
@@ -195,11 +217,22 @@ class TrustLog:
 
     def admit(self, key: NodeKey, node: NodeId, role: Role, name: str) -> SignedEntry:
         """Sign an entry that admits ``node``. The entry counts once it is in the log."""
+        if node in self._barred:
+            raise _was_removed(node)
         return self._next(key, AdmitMember(node=node.raw, role=role, name=name))
 
     def revoke(self, key: NodeKey, node: NodeId) -> SignedEntry:
         """Sign an entry that removes ``node`` for good, with a new discovery secret."""
         return self._next(key, RevokeMember(node=node.raw, secret=secrets.token_bytes(SECRET_BYTES)))
+
+    def rotate(self, key: NodeKey, new: NodeKey) -> SignedEntry:
+        """Sign an entry by which the machine of ``key`` continues with a new key."""
+        body = RotateKey(
+            node=key.id.raw,
+            new=new.id.raw,
+            proof=new.sign(_to_prove(self.head, key.id.raw, new.id.raw)),
+        )
+        return self._next(key, body)
 
     def extended(self, entry: SignedEntry) -> TrustLog:
         """Verify one more entry and return the log with it. Earlier entries are not verified again."""
@@ -213,13 +246,45 @@ class TrustLog:
             members[node] = TrustedMember("owner", body.name)
         elif isinstance(body, AdmitMember):
             members[node] = TrustedMember(body.role, body.name)
+        elif isinstance(body, RotateKey):
+            revoked[node] = members[node]
+            members = {NodeId(body.new) if each == node else each: role for each, role in members.items()}
         else:
             revoked[node] = members.pop(node)
-        rotated = () if isinstance(body, AdmitMember) else (body.secret,)
+        fresh = (body.secret,) if isinstance(body, FoundCluster | RevokeMember) else ()
         head = hashlib.sha3_256(data).digest()
         return TrustLog(
-            (*self.entries, entry), self.secrets + rotated, (*self._heads, head), members, revoked
+            (*self.entries, entry),
+            self.secrets + fresh,
+            (*self._heads, head),
+            members,
+            revoked,
+            self._barred,
         )
+
+    def barring(self, nodes: Iterable[NodeId]) -> TrustLog:
+        """Return the same log, in which these machines have no role and sign no further entry.
+
+        A removal stays in force on a branch of the history that does not know it.
+        """
+        return replace(self, _barred=self._barred | frozenset(nodes))
+
+    @property
+    def readmitted(self) -> tuple[NodeId, ...]:
+        """Return the barred machines that this log still lists: they must be removed in it, too."""
+        return tuple(node for node in self._members if node in self._barred)
+
+    def listed_role(self, node: NodeId) -> Role | None:
+        """Return the role that the entries alone give a machine, also a barred one."""
+        member = self._members.get(node)
+        return member.role if member else None
+
+    def current(self, node: NodeId) -> NodeId:
+        """Return the key that a machine has now, after all changes of its key that this log knows."""
+        for entry in self.entries:
+            if isinstance(entry.body, RotateKey) and entry.body.subject == node:
+                node = NodeId(entry.body.new)
+        return node
 
     @property
     def head(self) -> bytes:
@@ -244,23 +309,22 @@ class TrustLog:
 
     def role(self, node: NodeId) -> Role | None:
         """Return the role of a member, or None if the node is not a member."""
-        member = self._members.get(node)
-        return member.role if member else None
+        return None if node in self._barred else self.listed_role(node)
 
     @property
     def members(self) -> dict[NodeId, TrustedMember]:
         """Return the members in order of admission."""
-        return dict(self._members)
+        return {node: member for node, member in self._members.items() if node not in self._barred}
 
     @property
     def revoked(self) -> dict[NodeId, TrustedMember]:
         """Return the removed machines with their last role and name, in order of removal."""
-        return dict(self._revoked)
+        return self._revoked | {node: self._members[node] for node in self.readmitted}
 
     @property
     def owners(self) -> tuple[NodeId, ...]:
         """Return the members with the role of owner, in order of admission."""
-        return tuple(node for node, member in self._members.items() if member.role == "owner")
+        return tuple(node for node, member in self.members.items() if member.role == "owner")
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -311,6 +375,8 @@ class TrustLog:
             )
         if isinstance(body, AdmitMember):
             self._check_admission(node)
+        elif isinstance(body, RotateKey):
+            self._check_rotation(entry, body)
         else:
             self._check_removal(node)
 
@@ -321,15 +387,26 @@ class TrustLog:
                 hint="A role cannot change: unpair the machine, run `barnraise leave` on it, pair it again.",
             )
         if node in self._revoked:
-            raise TrustError(
-                f"{node.short} was removed from this cluster and cannot return with that id",
-                hint="On that machine run `barnraise leave`: it then is a new machine and can be paired.",
-            )
+            raise _was_removed(node)
         if len(self.entries) + 1 + len(self._members) + 1 > LOG_ENTRIES:
             raise TrustError(
                 "the trust log is full: the remaining space is reserved for removing machines",
                 hint="Create a new cluster and pair the machines with it.",
             )
+
+    def _check_rotation(self, entry: SignedEntry, body: RotateKey) -> None:
+        new = NodeId(body.new)
+        if entry.by != body.subject:
+            raise TrustError(f"only {body.subject.short} itself can change its key")
+        if new in self._members or new in self._revoked:
+            raise TrustError(f"{new.short} has been in this cluster and cannot be a new key")
+        if len(self.entries) + 1 + len(self._members) > LOG_ENTRIES:
+            raise TrustError(
+                "the trust log is full: the remaining space is reserved for removing machines",
+                hint="Create a new cluster and pair the machines with it.",
+            )
+        if not verify_signature(new, body.proof, _to_prove(entry.previous, body.node, body.new)):
+            raise TrustError(f"entry {entry.index} is not signed by the new key that it names")
 
     def _check_removal(self, node: NodeId) -> None:
         if node not in self._members:
@@ -339,6 +416,13 @@ class TrustLog:
                 f"{node.short} is the cluster's last owner and cannot be removed",
                 hint="Pair another machine as owner first.",
             )
+
+
+def _was_removed(node: NodeId) -> TrustError:
+    return TrustError(
+        f"{node.short} was removed from this cluster and cannot return with that id",
+        hint="On that machine run `barnraise leave`: it then is a new machine and can be paired.",
+    )
 
 
 def check_name(name: str) -> None:
@@ -351,7 +435,7 @@ def check_name(name: str) -> None:
 
 
 def _check_name(body: Body) -> None:
-    if not isinstance(body, RevokeMember):
+    if isinstance(body, FoundCluster | AdmitMember):
         check_name(body.name)
 
 
@@ -363,6 +447,10 @@ def _signed(key: NodeKey, index: int, previous: bytes, body: Body) -> SignedEntr
 
 def _to_sign(index: int, previous: bytes, body: Body, signer: bytes) -> bytes:
     return _DOMAIN + _ENCODER.encode(_Unsigned(index=index, previous=previous, body=body, signer=signer))
+
+
+def _to_prove(previous: bytes, old: bytes, new: bytes) -> bytes:
+    return _PROOF + previous + old + new
 
 
 def _check_signature(entry: SignedEntry) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from barnraise.membership.consensus.certificate import CertifiedDecision
 from barnraise.membership.consensus.paxos import AcceptorState
 from barnraise.membership.messages import Message
 
@@ -12,12 +13,15 @@ class SaveState(NamedTuple):
     """Request to write this to disk, synced, before the effects that follow.
 
     ``entries`` replace the stored trust log after its first ``log_from`` entries. If ``log_from`` is None,
-    the log stays as it is.
+    the log stays as it is. ``links`` replace the stored decisions from the number of the first one on, and
+    ``removed`` are added to the removed machines.
     """
 
     record: AcceptorState
     log_from: int | None = None
     entries: tuple[bytes, ...] = ()
+    links: tuple[CertifiedDecision, ...] = ()
+    removed: frozenset[bytes] = frozenset()
 
 
 class SendMessage(NamedTuple):

@@ -7,13 +7,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from barnraise.membership.consensus.certificate import CertifiedDecision
 from barnraise.membership.consensus.paxos import (
     MOST_VOTERS,
     Count,
     Digest,
     PaxosAccept,
     PaxosAccepted,
-    PaxosDecision,
     PaxosPrepare,
     PaxosPromise,
     PaxosReject,
@@ -45,20 +45,24 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
 
 
 class DecisionMessage(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
-    """Newest decision of the chain.
+    """Decisions of the chain, each with its certificate, oldest first.
 
-    ``log``: trust log entries from ``log_from`` on that the addressee may lack.
+    ``log``: trust log entries from ``log_from`` on, for a node that knows no decision yet.
     """
 
-    decision: PaxosDecision
+    links: Annotated[tuple[CertifiedDecision, ...], Meta(min_length=1, max_length=4096)]
     log_from: Annotated[int, Meta(ge=0, le=4096)] = 0
     log: Annotated[tuple[LogEntry, ...], Meta(max_length=4096)] = ()
 
 
 class CatchUpRequest(msgspec.Struct, frozen=True, array_like=True, tag="behind"):
-    """Request for the newest decision and the trust log from this length on."""
+    """Request for newer decisions.
+
+    ``have``: digests of own decisions, newest first, with growing gaps; empty if there is none yet.
+    """
 
     log_length: Annotated[int, Meta(ge=0, le=4096)]
+    have: Annotated[tuple[Digest, ...], Meta(max_length=16)] = ()
 
 
 class TrustProposal(msgspec.Struct, frozen=True, array_like=True, tag="wish"):

@@ -9,17 +9,25 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from barnraise.core.errors import BarnraiseError
-from barnraise.identity import NodeId
-from barnraise.identity.trust import TrustLog
+from barnraise.identity import NodeId, NodeKey
+from barnraise.identity.trust import TrustLog, encode_entry
 from barnraise.membership import failure_detector
 from barnraise.membership.consensus import paxos
+from barnraise.membership.consensus.certificate import (
+    CertifiedDecision,
+    DecisionCertificate,
+    SignedVote,
+    is_vote_signed,
+    vote_text,
+)
 from barnraise.membership.consensus.paxos import (
     AcceptorState,
     PaxosAccept,
     PaxosAccepted,
     PaxosBallot,
-    PaxosDecision,
     PaxosPrepare,
     PaxosPromise,
     PaxosProposal,
@@ -29,7 +37,7 @@ from barnraise.membership.consensus.quorum import QuorumStatus, is_quorum, quoru
 from barnraise.membership.effects import Effect, LogNote, SendMessage, ViewChanged
 from barnraise.membership.election import ElectedCoordinator, elect_coordinator
 from barnraise.membership.heartbeat import HeartbeatSender
-from barnraise.membership.history import History
+from barnraise.membership.history import FollowedChain, History, StoredHistory
 from barnraise.membership.messages import (
     CatchUpRequest,
     DecisionMessage,
@@ -42,12 +50,13 @@ from barnraise.membership.peer_table import PeerTable
 from barnraise.membership.peers import PeerState
 from barnraise.membership.pending_proposals import PendingProposals
 from barnraise.membership.view import (
+    BranchDeclaration,
     MembershipView,
     PresentMember,
     WantedChange,
     decide,
+    declaration_text,
     next_view,
-    read_view,
 )
 
 TICK_S = failure_detector.HEARTBEAT_S / 2
@@ -55,21 +64,23 @@ _ASLEEP_S = 1.0
 _ATTEMPT_S = 1.0
 _GATHER_S = 0.15
 _TELL_AGAIN_S = 0.5
+_MOST_WARNED = 256
 
 
 class MembershipNode:
     """State of one node about the cluster's views: its beliefs, promises and proposals."""
 
     def __init__(
-        self, me: PresentMember, record: AcceptorState, log: TrustLog, rng: random.Random, now: float
+        self, me: PresentMember, key: NodeKey, stored: StoredHistory, rng: random.Random, now: float
     ) -> None:
         self.me = me
-        self.history = History(record, log)
+        self._key = key
+        self.history = History(stored)
         self._peer_table = PeerTable(me.node, self.history, now)
         self.leaving = False
         self._rng = rng
         self._heartbeats = HeartbeatSender(now)
-        self._last_tick = now
+        self._last_tick = self._woke_at = now
         self._proposal: PaxosProposal | None = None
         self._deadline = now
         self._not_before = now
@@ -115,28 +126,54 @@ class MembershipNode:
         """Return whether the reachable voters can decide."""
         return quorum_status(self.view.voters, self.dead(now) | self._peer_table.unreachable(now))
 
+    def is_current(self, now: float) -> bool:
+        """Return True if a quorum confirms this node's view now. Only then it takes orders of others.
+
+        A node that slept may not know which machines were removed meanwhile. Machines that are too many to
+        watch count if they have a link, as long as no heartbeat shows a newer decision.
+        """
+        if not self.is_member:
+            return False
+        confirming = {self.me.node}
+        for node in self._peer_table.others():
+            beat = self._peer_table.fresh_beat(node, now)
+            if beat is not None:
+                is_confirming = beat.view == self.record.digest
+            else:
+                far = node not in self._peer_table.watching
+                is_confirming = far and self._peer_table.peer(node, now).linked
+            if is_confirming:
+                confirming.add(node)
+        return is_quorum(self.view.voters, confirming)
+
     # events
 
     def tick(self, now: float) -> list[Effect]:
         """Advance the time; call every TICK_S. A late call means that this machine was asleep."""
-        if now - self._last_tick > _ASLEEP_S:
-            for peer in self._peer_table.peers.values():
-                peer.detector.reset_timeout(now)
-            self._note(f"this machine was asleep or stopped for {now - self._last_tick:.1f} s")
+        self._notice_sleep(now)
         self._last_tick = now
         suspects = self._peer_table.silent(now)
         if now >= self._heartbeats.next_at or suspects != self._suspects:
             self._suspects = suspects
             self._send_heartbeats(now)
+        self._repeat_removals(now)
         self._resend_proposals(now)
         self._propose_if_needed(now)
         return self._take_effects()
+
+    def _notice_sleep(self, now: float) -> None:
+        slept_s = now - max(self._last_tick, self._woke_at)
+        if slept_s > _ASLEEP_S:
+            self._woke_at = now
+            self._peer_table.woke_up(now)
+            self._note(f"this machine was asleep or stopped for {slept_s:.1f} s")
 
     def receive(self, sender: bytes, message: Message, now: float) -> list[Effect]:
         """Handle a message from a node whose link has proved its identity."""
         role = self.history.role(sender)
         if role is None or sender == self.me.node:
             return []
+        self._notice_sleep(now)
         match message:
             case Heartbeat():
                 if message.me.node == sender:
@@ -146,7 +183,7 @@ class MembershipNode:
                 self._propose_if_needed(now)
             case CatchUpRequest():
                 if now - self._peer_table.peer(sender, now).decision_sent_at >= _TELL_AGAIN_S / 10:
-                    self._send_decision(sender, message.log_length, now)
+                    self._send_links(sender, message.have, message.log_length, now)
             case _ if role != "owner":
                 if (sender, "guest") not in self._warned:
                     self._warned.add((sender, "guest"))
@@ -202,8 +239,7 @@ class MembershipNode:
     def cancel_leave(self, now: float) -> list[Effect]:
         """Withdraw the goodbye after sleep."""
         self.leaving = False
-        for peer in self._peer_table.peers.values():
-            peer.detector.reset_timeout(now)
+        self._peer_table.woke_up(now)
         self._send_heartbeats(now)
         return self._take_effects()
 
@@ -257,9 +293,9 @@ class MembershipNode:
             return
         position = self.record.decided.position
         if peer.position < position and now - peer.decision_sent_at >= _TELL_AGAIN_S:
-            self._send_decision(sender, self._known_log(peer), now)
+            self._send_decision(sender, now)
         elif peer.position > position and now - peer.catch_up_sent_at >= _TELL_AGAIN_S:
-            self._request_catch_up(sender, beat.branch, now)
+            self._request_catch_up(sender, now)
         if was_new:
             self._propose_if_needed(now)
 
@@ -287,7 +323,9 @@ class MembershipNode:
             return
         if self._proposal is not None and now < self._deadline:
             return
-        entries, barred = self._proposals.fitting(self.history)
+        if self._absent and self._peer_table.has_newer_branch(self.record.decided.branch, now):
+            return  # the person's word lets this node follow that branch: it need not open another
+        entries, barred, rotated = self._proposals.fitting(self.history)
         wanted = WantedChange(
             dead=dead | self._absent,
             leaving=self._leaving_nodes() | barred,
@@ -295,6 +333,7 @@ class MembershipNode:
             entries=entries,
             log_length=len(self.log.entries),
             absent=tuple(sorted(self._absent)),
+            rotated=rotated,
         )
         view = next_view(self.view, wanted)
         if view is None:
@@ -305,6 +344,7 @@ class MembershipNode:
         # To be sure of a quorum now and in the view that follows: a senior that has just come back must not
         # give up its place to machines that may never return.
         alive = self._peer_table.alive(now) | {self.me.node}
+        alive |= {new for old, new in rotated.items() if old in alive}
         enough = is_quorum(self.view.voters, alive, self._absent)
         if enough and is_quorum(view.voters, alive):
             self._propose(view, now)
@@ -334,6 +374,10 @@ class MembershipNode:
         promised = self.record.promised
         self._round = max(self._round, promised.round if promised is not None else 0) + 1
         ballot = PaxosBallot(self._round, self.me.node)
+        if view.without:
+            text = declaration_text(self.record.digest, view.without)
+            declaration = BranchDeclaration(self.me.node, self._key.sign(text))
+            view = msgspec.structs.replace(view, declaration=declaration)
         wish = decide(self.record.decided, self.record.digest, view, self._rng.getrandbits(32))
         self._proposal = PaxosProposal(self.record, ballot, wish, self._absent)
         self._deadline = now + _ATTEMPT_S
@@ -350,15 +394,18 @@ class MembershipNode:
         if after != self.record.digest:
             peer = self._peer_table.peer(sender, now)
             if now - peer.decision_sent_at >= _TELL_AGAIN_S / 4 and self.history.decided.number:
-                self._send_decision(sender, self._known_log(peer), now)
+                self._send_decision(sender, now)
             return
         if isinstance(question, PaxosPrepare):
             answer = paxos.answer_prepare(self.record, self.me.node, question)
         else:
-            if (fault := self.history.fault(question.decision)) is not None:
-                self._note(f"{_short(sender)} proposes a change that this machine rejects: {fault}")
+            fault = self.history.fault(question.decision, self.me.node, self._absent)
+            if fault is not None:
+                self._note_once(
+                    sender, f"{_short(sender)} proposes a change that this machine rejects: {fault}"
+                )
                 return
-            answer = paxos.answer_accept(self.record, self.me.node, question)
+            answer = paxos.answer_accept(self.record, self.me.node, question, self._sign_vote)
         if answer.record is not None:
             self._effects.append(self.history.record_answer(answer.record))
         if answer.reply is None:
@@ -383,39 +430,47 @@ class MembershipNode:
             accept = proposal.promised(sender, reply)
             if accept is not None:
                 self._send_to_voters(accept, now)
-        elif proposal.accepted(sender, reply):
+        elif self._is_signed(sender, reply, proposal) and proposal.accepted(sender, reply):
             before = self.view
             # We accepted it ourselves, so it was checked; else we were asked and found it wanting.
-            if self.history.fault(proposal.decision) is None:
-                log = self.history.with_entries_of(read_view(proposal.decision))
-                self._adopt(proposal.decision, log, now)
+            if self.history.fault(proposal.decision, self.me.node, self._absent) is None:
+                votes = tuple(SignedVote(*vote) for vote in sorted(proposal.signatures.items()))
+                certificate = DecisionCertificate(proposal.ballot, votes)
+                link = CertifiedDecision(proposal.decision, certificate)
+                self._adopt(self.history.extended_by(link), now)
                 self._broadcast_decision(before, now)
 
+    def _sign_vote(self, digest: bytes, ballot: PaxosBallot) -> bytes:
+        return self._key.sign(vote_text(digest, ballot))
+
+    def _is_signed(self, sender: bytes, reply: PaxosAccepted, proposal: PaxosProposal) -> bool:
+        text = vote_text(proposal.decision.digest, proposal.ballot)
+        return is_vote_signed(SignedVote(sender, reply.signature), text)
+
     def _on_decided(self, sender: bytes, message: DecisionMessage, now: float) -> None:
-        own, received = self.history.decided, message.decision
+        own, received = self.history.decided, message.links[-1].decision
         if received.position <= own.position:
             return
         try:
-            log, complete = self.history.follow(message)
+            agreeing = self._peer_table.on_branch(received.branch, now) | {self.me.node}
+            followed = self.history.follow(message, agreeing, self._absent)
         except BarnraiseError as error:
-            self._note(f"{_short(sender)} sent an invalid decision: {error.message}")
+            self._note_once(
+                sender, f"this machine does not follow a decision of {_short(sender)}: {error.message}"
+            )
             return
-        if not complete:
-            longer = len(log.entries) > len(self.history.log.entries)
-            if longer and received.branch == own.branch:
-                self._effects.append(self.history.keep_log(log))  # part of a long log: more follows
-            elif now - self._peer_table.peer(sender, now).catch_up_sent_at < _TELL_AGAIN_S:
-                return
-            self._request_catch_up(sender, received.branch, now)
+        if followed is None:
+            if now - self._peer_table.peer(sender, now).catch_up_sent_at >= _TELL_AGAIN_S:
+                self._request_catch_up(sender, now)
             return
         if received.branch > own.branch and own.number >= received.number:
             lost = own.number - received.number + 1
             self._note(f"the user continued without this machine: {lost} of its own changes are dropped")
-        self._adopt(received, log, now)
+        self._adopt(followed, now)
 
-    def _adopt(self, decision: PaxosDecision, log: TrustLog, now: float) -> None:
+    def _adopt(self, followed: FollowedChain, now: float) -> None:
         before = self.history.members
-        self._effects.append(self.history.adopt(decision, log))
+        self._effects.append(self.history.adopt(followed))
         self._peer_table.view_changed(now)
         self._proposal, self._collecting_since, self._absent = None, None, frozenset()
         self._proposals.forget(self.view.entries)
@@ -430,11 +485,10 @@ class MembershipNode:
         self._suspects = self._peer_table.silent(now)
         self._effects.append(ViewChanged(self.view.why))
 
-    def _request_catch_up(self, sender: bytes, branch: int, now: float) -> None:
-        """Request what is missing. On another branch the trust log may differ, so request all of it."""
+    def _request_catch_up(self, sender: bytes, now: float) -> None:
         self._peer_table.peer(sender, now).catch_up_sent_at = now
-        have = len(self.history.log.entries) if branch == self.history.decided.branch else 0
-        self._effects.append(SendMessage(sender, CatchUpRequest(have)))
+        request = CatchUpRequest(len(self.history.log.entries), self.history.locator())
+        self._effects.append(SendMessage(sender, request))
 
     def _broadcast_decision(self, before: MembershipView, now: float) -> None:
         """Send the decision to every member.
@@ -443,19 +497,36 @@ class MembershipNode:
         """
         for node in dict.fromkeys((*before.nodes, *self.view.nodes)):
             if node != self.me.node and self.history.role(node) is not None:
-                self._send_decision(node, self._known_log(self._peer_table.peer(node, now)), now)
+                self._send_decision(node, now)
 
-    def _known_log(self, peer: PeerState) -> int:
-        """Return how many entries of our trust log a peer has; 0 if it is on another branch."""
-        return peer.log_length if peer.position.branch == self.history.decided.branch else 0
+    def _send_decision(self, node: bytes, now: float) -> None:
+        """Send what a peer lacks, judged by its last heartbeat."""
+        beat = self._peer_table.peer(node, now).beat
+        have = (beat.view,) if beat is not None and beat.number else ()
+        self._send_links(node, have, beat.log_length if beat is not None else 0, now)
 
-    def _send_decision(self, node: bytes, log_length: int, now: float) -> None:
+    def _send_links(self, node: bytes, have: tuple[bytes, ...], log_length: int, now: float) -> None:
         self._peer_table.peer(node, now).decision_sent_at = now
-        self._effects.append(SendMessage(node, self.history.catch_up_message(log_length)))
+        self._effects.append(SendMessage(node, self.history.catch_up_message(have, log_length)))
+
+    def _repeat_removals(self, now: float) -> None:
+        """Propose to remove machines again that this node knows as removed, on a branch that lists them."""
+        if not self.log.readmitted or self.history.role(self.me.node) != "owner":
+            return
+        pending = self._proposals.removals()
+        for node in self.log.readmitted:
+            if node.raw not in pending:
+                entry = encode_entry(self.log.revoke(self._key, node))
+                self._proposals.add(entry, self.history, now)
 
     def _leaving_nodes(self) -> frozenset[bytes]:
         leavers = self._peer_table.leaving() | self._proposals.removals()
         return leavers | {self.me.node} if self.leaving else leavers
+
+    def _note_once(self, sender: bytes, text: str) -> None:
+        if (sender, text) not in self._warned and len(self._warned) < _MOST_WARNED:
+            self._warned.add((sender, text))
+            self._note(text)
 
     def _note(self, text: str) -> None:
         self._effects.append(LogNote(text))

@@ -6,6 +6,7 @@ import msgspec
 
 from barnraise.membership import failure_detector
 from barnraise.membership.history import History
+from barnraise.membership.messages import Heartbeat
 from barnraise.membership.peers import PeerState
 from barnraise.membership.view import PresentMember
 
@@ -21,6 +22,7 @@ class PeerTable:
         self.peers: dict[bytes, PeerState] = {}
         self.forked: set[bytes] = set()
         self.watching: frozenset[bytes] = frozenset()
+        self._woke_at = -1e9
         self.view_changed(now)
 
     def view_changed(self, now: float) -> None:
@@ -51,6 +53,35 @@ class PeerTable:
         """Return members without heartbeats, and unwatched members without a link."""
         far = {node for node in self.others() if node not in self.watching}
         return self.silent(now) | {node for node in far if not self.peer(node, now).linked}
+
+    def fresh_beat(self, node: bytes, now: float) -> Heartbeat | None:
+        """Return the last heartbeat of a peer if it is recent and came after the last sleep, else None."""
+        peer = self.peers.get(node)
+        if peer is None or peer.present(now) is None or peer.heartbeat_at <= self._woke_at:
+            return None
+        return peer.beat
+
+    def has_newer_branch(self, branch: int, now: float) -> bool:
+        """Return True if a live owner is on a newer branch."""
+        return any(beat.branch > branch for beat in self._owner_beats(now).values())
+
+    def on_branch(self, branch: int, now: float) -> frozenset[bytes]:
+        """Return the live owners that say themselves that they are on a branch."""
+        return frozenset(node for node, beat in self._owner_beats(now).items() if beat.branch == branch)
+
+    def _owner_beats(self, now: float) -> dict[bytes, Heartbeat]:
+        beats = {node: self.fresh_beat(node, now) for node in self.peers}
+        return {
+            node: beat
+            for node, beat in beats.items()
+            if beat is not None and self._history.role(node) == "owner"
+        }
+
+    def woke_up(self, now: float) -> None:
+        """Give every peer time to speak after a sleep; what it said before does not count as recent."""
+        self._woke_at = now
+        for peer in self.peers.values():
+            peer.detector.reset_timeout(now)
 
     def alive(self, now: float) -> frozenset[bytes]:
         """Return nodes that are certainly alive: with a recent heartbeat, or unwatched with a link."""

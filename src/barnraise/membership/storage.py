@@ -16,14 +16,20 @@ from barnraise.core.database import open_database
 from barnraise.core.errors import BarnraiseError, MembershipError
 from barnraise.identity.private_file import private_directory
 from barnraise.identity.trust import TrustLog, decode_entry
+from barnraise.membership.consensus.certificate import CertifiedDecision
 from barnraise.membership.consensus.paxos import AcceptorState
+from barnraise.membership.effects import SaveState
+from barnraise.membership.history import MOST_LINKS, StoredHistory
 
 FILE_NAME = "cluster.db"
 VIEWS = "views"
-_FORM = 1
+_FORM = 2
+_links = msgspec.msgpack.Decoder(CertifiedDecision)
 _records = msgspec.msgpack.Decoder(AcceptorState)
 _TABLES = """
 CREATE TABLE IF NOT EXISTS chain (name TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS decision (number INTEGER PRIMARY KEY, link BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS removed (node BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS trust (place INTEGER PRIMARY KEY, entry BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS run (place INTEGER PRIMARY KEY, name TEXT UNIQUE, record BLOB NOT NULL);
@@ -53,6 +59,19 @@ class MembershipStorage:
         except (msgspec.DecodeError, ValueError) as error:
             raise self._broken(error) from error
 
+    def history(self) -> StoredHistory | None:
+        """Return everything about the cluster that was stored, or None if this machine is new."""
+        log, record = self.log(), self.record()
+        if log is None or record is None:
+            return None
+        links = self._base.execute("SELECT link FROM decision ORDER BY number").fetchall()
+        nodes = self._base.execute("SELECT node FROM removed").fetchall()
+        try:
+            chain = tuple(_links.decode(row[0]) for row in links)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise self._broken(error) from error
+        return StoredHistory(record, log, chain, frozenset(bytes(row[0]) for row in nodes))
+
     def log(self) -> TrustLog | None:
         """Return the stored trust log, verified again."""
         rows = self._base.execute("SELECT entry FROM trust ORDER BY place").fetchall()
@@ -63,34 +82,41 @@ class MembershipStorage:
         except BarnraiseError as error:
             raise self._broken(error) from error
 
-    def save(
-        self,
-        record: AcceptorState,
-        log_from: int | None = None,
-        entries: tuple[bytes, ...] = (),
-        chain: str = VIEWS,
-    ) -> None:
-        """Save in one transaction.
-
-        ``entries`` replace the log after its first ``log_from`` entries, unless ``log_from`` is None.
-        """
-        encoded = msgspec.msgpack.encode(record)
+    def save(self, state: SaveState, chain: str = VIEWS) -> None:
+        """Save in one transaction."""
         with self._transaction():
-            self._base.execute("INSERT OR REPLACE INTO chain VALUES (?, ?)", (chain, encoded))
-            if log_from is not None:
-                self._base.execute("DELETE FROM trust WHERE place >= ?", (log_from,))
-                places = enumerate(entries, log_from)
+            self._save_record(state.record, chain)
+            if state.log_from is not None:
+                self._base.execute("DELETE FROM trust WHERE place >= ?", (state.log_from,))
+                places = enumerate(state.entries, state.log_from)
                 self._base.executemany("INSERT INTO trust VALUES (?, ?)", list(places))
+            if state.links:
+                self._save_links(state.links)
+            removed = [(node,) for node in sorted(state.removed)]
+            self._base.executemany("INSERT OR IGNORE INTO removed VALUES (?)", removed)
 
     def replace_cluster(self, record: AcceptorState, entries: tuple[bytes, ...]) -> None:
         """Replace the cluster that this machine was in by another."""
         with self._transaction():
-            self._base.execute("DELETE FROM chain")
-            self._base.execute("DELETE FROM trust")
-            self._base.execute("DELETE FROM run")
-            encoded = msgspec.msgpack.encode(record)
-            self._base.execute("INSERT INTO chain VALUES (?, ?)", (VIEWS, encoded))
+            for table in ("chain", "decision", "removed", "trust", "run"):
+                self._base.execute(f"DELETE FROM {table}")  # names of our own
+            self._save_record(record, VIEWS)
+            if record.decided.number:
+                self._save_links((CertifiedDecision(record.decided),))
             self._base.executemany("INSERT INTO trust VALUES (?, ?)", list(enumerate(entries)))
+
+    def _save_record(self, record: AcceptorState, chain: str) -> None:
+        self._base.execute(
+            "INSERT OR REPLACE INTO chain VALUES (?, ?)", (chain, msgspec.msgpack.encode(record))
+        )
+
+    def _save_links(self, links: tuple[CertifiedDecision, ...]) -> None:
+        first, last = links[0].decision.number, links[-1].decision.number
+        self._base.execute(
+            "DELETE FROM decision WHERE number >= ? OR number <= ?", (first, last - MOST_LINKS)
+        )
+        rows = [(link.decision.number, msgspec.msgpack.encode(link)) for link in links]
+        self._base.executemany("INSERT INTO decision VALUES (?, ?)", rows)
 
     def fact(self, name: str) -> bytes | None:
         """Return a value that is useful after a restart, such as an address."""

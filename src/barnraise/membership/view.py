@@ -9,11 +9,14 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.core.decoding import decode
-from barnraise.core.errors import ProtocolError
-from barnraise.membership.consensus.paxos import MOST_VOTERS, PaxosDecision, RawNode, new_branch
+from barnraise.core.errors import ProtocolError, TrustError
+from barnraise.identity import NodeId
+from barnraise.identity.keys import verify_signature
+from barnraise.membership.consensus.paxos import MOST_VOTERS, PaxosDecision, RawNode, Signature, new_branch
 
 IncarnationId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 _NOTHING = bytes(32)
+_DECLARATION = b"barnraise branch 1\0"
 
 
 class PresentMember(msgspec.Struct, frozen=True, array_like=True):
@@ -25,6 +28,13 @@ class PresentMember(msgspec.Struct, frozen=True, array_like=True):
     works: bool = True
 
 
+class BranchDeclaration(msgspec.Struct, frozen=True, array_like=True):
+    """Statement of a person that voters are gone, signed by the machine where it was typed."""
+
+    node: RawNode
+    signature: Signature
+
+
 class MembershipView(msgspec.Struct, frozen=True, array_like=True):
     """Content of one decision of the cluster's chain. ``entries`` extend the trust log from ``log_from``."""
 
@@ -33,10 +43,16 @@ class MembershipView(msgspec.Struct, frozen=True, array_like=True):
     entries: Annotated[tuple[Annotated[bytes, Meta(max_length=4096)], ...], Meta(max_length=64)]
     without: Annotated[tuple[RawNode, ...], Meta(max_length=MOST_VOTERS)] = ()
     why: Annotated[str, Meta(max_length=500)] = ""
+    declaration: BranchDeclaration | None = None
 
     def of(self, node: bytes) -> PresentMember | None:
         """Return the member with this node id, or None."""
         return next((member for member in self.members if member.node == node), None)
+
+    @property
+    def log_length(self) -> int:
+        """Return the length of the trust log after this view."""
+        return self.log_from + len(self.entries)
 
     @property
     def nodes(self) -> tuple[bytes, ...]:
@@ -92,6 +108,27 @@ def read_view(decision: PaxosDecision) -> MembershipView:
     return view
 
 
+def declaration_text(previous: bytes, absent: Collection[bytes]) -> bytes:
+    """Return the bytes that a person's machine signs to open a branch after a decision."""
+    return _DECLARATION + _encoder.encode((previous, sorted(absent)))
+
+
+def check_branch(before: PaxosDecision, decision: PaxosDecision, view: MembershipView) -> None:
+    """Raise TrustError unless a decision stays on its branch, or a person's machine declared a new one."""
+    declaration = view.declaration
+    if decision.branch == before.branch:
+        if view.without or declaration is not None:
+            raise TrustError("a decision declares machines gone, but opens no branch")
+        return
+    if not view.without or declaration is None:
+        raise TrustError("a decision opens a branch, but names no machine that is gone")
+    if declaration.node not in before.voters or declaration.node in view.without:
+        raise TrustError("a branch is declared by a machine that may not do it")
+    text = declaration_text(decision.previous, view.without)
+    if not verify_signature(NodeId(declaration.node), declaration.signature, text):
+        raise TrustError("the declaration of a branch has a wrong signature")
+
+
 class WantedChange(msgspec.Struct, frozen=True):
     """Changes that the coordinator knows and the view does not have yet."""
 
@@ -101,12 +138,14 @@ class WantedChange(msgspec.Struct, frozen=True):
     entries: tuple[bytes, ...]
     log_length: int
     absent: tuple[bytes, ...] = ()
+    rotated: Mapping[bytes, bytes] = {}
 
 
 def next_view(view: MembershipView, wanted: WantedChange) -> MembershipView | None:
     """Return the view that should follow, or None if the current one is right.
 
-    Members that stay keep their seniority. Members that return, also as a new incarnation, go last.
+    Members that stay keep their seniority, also with a new key. Members that return, also as a new
+    incarnation, go last.
     """
     removed = {*wanted.dead, *wanted.leaving}
     reasons = []
@@ -114,7 +153,11 @@ def next_view(view: MembershipView, wanted: WantedChange) -> MembershipView | No
     back: list[PresentMember] = []
     for member in view.members:
         here = wanted.arrived.get(member.node)
-        if here is not None and here.incarnation != member.incarnation and member.node not in wanted.leaving:
+        if member.node in wanted.rotated and member.node not in removed:
+            stay.append(msgspec.structs.replace(member, node=wanted.rotated[member.node]))
+        elif (
+            here is not None and here.incarnation != member.incarnation and member.node not in wanted.leaving
+        ):
             back.append(here)
         elif member.node in removed:
             reasons.append(("left" if member.node in wanted.leaving else "died", member.node))
@@ -123,7 +166,9 @@ def next_view(view: MembershipView, wanted: WantedChange) -> MembershipView | No
         else:
             stay.append(member)
     fresh = [
-        here for node, here in wanted.arrived.items() if view.of(node) is None and node not in wanted.leaving
+        here
+        for node, here in wanted.arrived.items()
+        if view.of(node) is None and node not in wanted.leaving and node not in wanted.rotated
     ]
     members = (*stay, *back, *sorted(fresh, key=lambda here: here.node))
     if members == view.members and not wanted.entries and not wanted.absent:

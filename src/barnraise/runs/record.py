@@ -18,6 +18,7 @@ from barnraise.core.errors import RunError, TrustError
 from barnraise.core.units import counted
 from barnraise.environments.installed_packages import InstalledPackages
 from barnraise.identity import NodeId, NodeKey, verify_signature
+from barnraise.runs.variables import VariableNames
 
 MOST_MACHINES = MAX_MACHINES
 MOST_WORKERS = 1024
@@ -53,6 +54,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     options: RunOptions = RunOptions()
     nodes: Annotated[tuple[Node, ...], Meta(min_length=1, max_length=MOST_MACHINES)]
     named: bool = False  # True if the user chose the machines
+    variables: VariableNames = VariableNames()  # of --set
     resumes: Annotated[tuple[RunId, ...], Meta(max_length=16)] = ()  # runs that it continues, newest first
 
 

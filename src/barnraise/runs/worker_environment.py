@@ -23,8 +23,9 @@ def worker_environment(
     checkpoints: str,
     data: Mapping[str, str],
     cores: int,
+    values: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return all variables of a worker.
+    """Return all variables of a worker. ``values``: of the variables that the user set.
 
     Variables of the user override those of the machine. Neither overrides the worker's identity.
     """
@@ -33,7 +34,7 @@ def worker_environment(
     machines = record.nodes
     index = {node: index for index, node in enumerate(machines)}
     variables = {name: value for name, value in base.items() if not name.startswith("BARNRAISE_")}
-    variables |= dict(order.options.variables)
+    variables |= {**dict(order.program.settings), **values}
     variables.setdefault("OMP_NUM_THREADS", str(max(1, cores // len(local_ranks))))
     variables.setdefault("PYTHONUNBUFFERED", "1")
     # The log keeps every state of a progress bar. tqdm would write ten of them in a second.

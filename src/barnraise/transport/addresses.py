@@ -11,6 +11,8 @@ import psutil
 
 LOOPBACK = "127.0.0.1"
 Reach = Literal["machine", "network", "internet"]
+Where = Literal["machine", "network", "internet", "nowhere"]
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _PRIVATE_NAMES = (".local", ".lan", ".home", ".internal", ".home.arpa")
 _INNER = (
     "docker",
@@ -48,6 +50,25 @@ def reach_of(host: str) -> Reach:
     if address.is_loopback or address.is_unspecified:
         return "machine"
     return "internet" if address.is_global else "network"
+
+
+def network_of(address: str) -> Where:
+    """Return the network that an address belongs to, also if it is embedded in an IPv6 address."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return "nowhere"
+    if isinstance(ip, ipaddress.IPv6Address):
+        ip = ip.ipv4_mapped or ip.sixtofour or _behind_nat64(ip) or ip
+    if ip.is_loopback:
+        return "machine"
+    if ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip.is_reserved:
+        return "nowhere"
+    return "internet" if ip.is_global else "network"
+
+
+def _behind_nat64(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
 
 
 def own_addresses() -> list[str]:

@@ -20,7 +20,7 @@ PROGRAM = RunProgram(
     data=(DataSet("mnist", manifest=b"\1" * 32), DataSet("own", path="/data")),
     needs=ScriptImports(required=("torch",)),
 )
-OPTIONS = RunOptions(title="train", per_node=2, variables=(("SEED", "1"),))
+OPTIONS = RunOptions(title="train", per_node=2)
 BAD_OPTIONS: list[dict[str, object]] = [
     {"title": "x" * 201},
     {"per_node": -1},
@@ -38,9 +38,6 @@ BAD_OPTIONS: list[dict[str, object]] = [
     {"nice": 20},
     {"memory_bytes": (1 << 50) + 1},
     {"container": "x" * 201},
-    {"variables": (("x" * 201, ""),)},
-    {"variables": (("X", "x" * 32769),)},
-    {"variables": (("X", ""),) * 257},
 ]
 BAD_PROGRAMS: list[dict[str, object]] = [
     {"command": ()},
@@ -55,6 +52,9 @@ BAD_PROGRAMS: list[dict[str, object]] = [
     {"data": (DataSet("x", manifest=bytes(32), files=-1),)},
     {"data": (DataSet("x", manifest=bytes(32), bytes=(1 << 50) + 1),)},
     {"packages": -1},
+    {"settings": (("x" * 201, ""),)},
+    {"settings": (("X", "x" * 32769),)},
+    {"settings": (("X", ""),) * 257},
     {"needs": ScriptImports(required=("x",) * 513)},
     {"needs": ScriptImports(optional=("x" * 129,))},
     {"needs": ScriptImports(cuda="x" * 601)},

@@ -13,7 +13,9 @@ import pytest
 from barnraise.core.errors import MembershipError
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import TrustLog, encode_entry
-from barnraise.membership.consensus.paxos import AcceptorState, PaxosBallot, founded
+from barnraise.membership.consensus.certificate import CertifiedDecision
+from barnraise.membership.consensus.paxos import AcceptorState, PaxosBallot, PaxosDecision, founded
+from barnraise.membership.effects import SaveState
 from barnraise.membership.storage import FILE_NAME, MembershipStorage
 from barnraise.membership.view import first
 from tests.repository import ROOT
@@ -25,6 +27,10 @@ def _record(number: int = 0) -> AcceptorState:
     return AcceptorState(record.decided, record.digest, PaxosBallot(number, bytes(32)))
 
 
+def _link(number: int, branch: int = 0) -> CertifiedDecision:
+    return CertifiedDecision(PaxosDecision(branch, number, bytes(32), (bytes(32),), b""))
+
+
 def test_storage_returns_saved_state_after_reopen(tmp_path: Path) -> None:
     key = NodeKey.generate()
     log = TrustLog.found(key, "one")
@@ -32,8 +38,9 @@ def test_storage_returns_saved_state_after_reopen(tmp_path: Path) -> None:
     storage = MembershipStorage(tmp_path)
     assert storage.record() is None
     assert storage.log() is None
-    storage.save(_record(1), 0, tuple(map(encode_entry, log.entries)))
-    storage.save(_record(2), 1, (encode_entry(longer.entries[1]),))
+    assert storage.history() is None
+    storage.save(SaveState(_record(1), 0, tuple(map(encode_entry, log.entries))))
+    storage.save(SaveState(_record(2), 1, (encode_entry(longer.entries[1]),)))
     storage.keep_fact("name", b"mac")
     storage.close()
     again = MembershipStorage(tmp_path)
@@ -43,6 +50,30 @@ def test_storage_returns_saved_state_after_reopen(tmp_path: Path) -> None:
     assert again.fact("other") is None
     again.replace_cluster(_record(3), tuple(map(encode_entry, log.entries)))
     assert again.log() == log
+    again.close()
+
+
+def test_storage_keeps_one_chain_and_all_removals(tmp_path: Path) -> None:
+    """A branch replaces the decisions after its beginning; a removal is never forgotten."""
+    key = NodeKey.generate()
+    log = TrustLog.found(key, "one")
+    storage = MembershipStorage(tmp_path)
+    storage.save(SaveState(_record(1), 0, tuple(map(encode_entry, log.entries))))
+    links = [_link(number) for number in range(1, 6)]
+    storage.save(SaveState(_record(1), links=tuple(links), removed=frozenset({b"x" * 32})))
+    branch = _link(4, branch=1)
+    storage.save(SaveState(_record(1), links=(branch,), removed=frozenset({b"x" * 32, b"y" * 32})))
+    storage.close()
+    again = MembershipStorage(tmp_path)
+    stored = again.history()
+    assert stored is not None
+    assert stored.chain == (*links[:3], branch)
+    assert stored.removed == {b"x" * 32, b"y" * 32}
+    again.replace_cluster(_record(1), tuple(map(encode_entry, log.entries)))
+    stored = again.history()
+    assert stored is not None
+    assert [link.decision.number for link in stored.chain] == [1]
+    assert not stored.removed
     again.close()
 
 
@@ -71,10 +102,11 @@ _WRITER = """
 import sys
 from pathlib import Path
 from tests.unit.membership.test_storage import _record
+from barnraise.membership.effects import SaveState
 from barnraise.membership.storage import MembershipStorage
 storage = MembershipStorage(Path(sys.argv[1]))
 for number in range(1, 30):
-    storage.save(_record(number))
+    storage.save(SaveState(_record(number)))
     sys.stdout.write(f"answered {number}\\n")
     sys.stdout.flush()
 """

@@ -7,7 +7,7 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -19,7 +19,7 @@ from barnraise.agent.runs.consent import OfferedFolder, describe_offer
 from barnraise.agent.runs.messages import MAX_LOG_BYTES
 from barnraise.agent.runs.registry import RunEntry
 from barnraise.agent_client.cluster_requests import AgentResponse, RequestDone
-from barnraise.agent_client.run_options import RunOptions
+from barnraise.agent_client.run_options import RunOptions, Variables
 from barnraise.agent_client.run_requests import (
     AcceptRunRequest,
     AcceptRunResponse,
@@ -56,6 +56,7 @@ from barnraise.runs.control.failures import root_failures, summarize
 from barnraise.runs.control.lifecycle import environment_findings, mark_provisional, request_stop
 from barnraise.runs.control.worker_status import reported_states, training_progress
 from barnraise.runs.record import DroppedSteps, NodeReport, RunRecord, RunSpec, sign_spec
+from barnraise.runs.variables import VariableNames, seal
 from barnraise.topology.graph import encode_graph
 
 _RESULTS_S = 120.0
@@ -137,6 +138,7 @@ async def _resume(agent: Agent, request: ResumeRunRequest) -> RunStarted:
     earlier = entry.spec
     if not entry.has_ended:
         raise RunError(f"run {entry.run} has not ended", hint=f"Watch it: barnraise attach {entry.run}")
+    _check_variables(entry, request)
     checkpoint = await agent.runs.checkpoints.newest((entry.run, *earlier.resumes))
     if checkpoint is None:
         raise RunError(
@@ -162,7 +164,7 @@ async def _resume(agent: Agent, request: ResumeRunRequest) -> RunStarted:
         named=bool(request.on),
         resumes=(entry.run, *earlier.resumes)[:_MAX_RESUMED],
     )
-    started = await _submit(agent, order, f"resumes {entry.run}, from {agent.name}")
+    started = await _submit(agent, order, f"resumes {entry.run}, from {agent.name}", request.variables)
     source = (
         f"from step {checkpoint.held.step}, which is on"
         if isinstance(checkpoint, LocatedCheckpoint)
@@ -171,9 +173,28 @@ async def _resume(agent: Agent, request: ResumeRunRequest) -> RunStarted:
     return msgspec.structs.replace(started, begins=f"{source} {', '.join(names)}")
 
 
-async def _submit(agent: Agent, order: RunSpec, why: str) -> RunStarted:
+def _check_variables(entry: RunEntry, request: ResumeRunRequest) -> None:
+    """Raise RunError unless the request has all variables that the run was started with."""
+    given = dict(request.variables)
+    missing = [name for name in entry.spec.variables.names if name not in given]
+    if missing:
+        options = " ".join(f"--set {name}=VALUE" for name in missing)
+        raise RunError(
+            f"run {entry.run} was started with --set {' --set '.join(missing)}, and values are not kept",
+            hint=f"Give them again: barnraise resume {entry.run} {options}",
+        )
+
+
+async def _submit(agent: Agent, order: RunSpec, why: str, variables: Variables) -> RunStarted:
+    values = seal(variables)
+    order = msgspec.structs.replace(order, variables=values.names if values else VariableNames())
+    agent.runs.variables.keep(order.run, values)
     record = msgspec.structs.replace(sign_spec(order, agent.key), why=why)
-    await agent.runs.controller.write(None, record)
+    try:
+        await agent.runs.controller.write(None, record)
+    except BaseException:
+        agent.runs.variables.drop(order.run)
+        raise
     return RunStarted(order.run, tuple(agent.name_of(NodeId(node)) for node in order.nodes))
 
 
@@ -189,7 +210,7 @@ async def _start(agent: Agent, request: StartRunRequest) -> RunStarted:
         nodes=tuple(node.raw for node in nodes),
         named=bool(request.on),
     )
-    return await _submit(agent, order, f"started from {agent.name}")
+    return await _submit(agent, order, f"started from {agent.name}", request.variables)
 
 
 async def _choose_nodes(agent: Agent, names: Sequence[str], options: RunOptions) -> list[NodeId]:
@@ -431,7 +452,7 @@ def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
     consent = executor.consent if executor is not None else None
     if executor is None or executor.offered is None or consent is None or consent.done():
         sentence = f"run {entry.run} does not wait for consent on this machine"
-        return _offer(agent, entry, OfferedFolder(), sentence, accepted=True)
+        return _offer(agent, entry, OfferedFolder(), {}, sentence=sentence, accepted=True)
     if request.order and request.order != order_digest(entry.record):
         raise RunError(
             f"run {entry.run} is not the run that was shown",
@@ -447,15 +468,22 @@ def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
             digest=order_digest(entry.record),
         )
     result = "refused" if request.no else "accepted" if request.yes else "waiting for your decision"
-    return _offer(agent, entry, executor.offered, f"run {entry.run}: {result}", accepted=request.yes)
+    sentence = f"run {entry.run}: {result}"
+    return _offer(agent, entry, executor.offered, executor.values, sentence=sentence, accepted=request.yes)
 
 
 def _offer(
-    agent: Agent, entry: RunEntry, folder: OfferedFolder, sentence: str, *, accepted: bool
+    agent: Agent,
+    entry: RunEntry,
+    folder: OfferedFolder,
+    values: Mapping[str, str],
+    *,
+    sentence: str,
+    accepted: bool,
 ) -> AcceptRunResponse:
     others = [node for node in agent.log.members if node != agent.me]
     return msgspec.structs.replace(
-        describe_offer(entry.record, entry.spec, folder),
+        describe_offer(entry.record, entry.spec, folder, values),
         by=agent.name_of(NodeId(entry.spec.by)),
         role=agent.log.role(agent.me) or "",
         machines=tuple(f"{agent.name_of(node)} ({node.short})" for node in others),

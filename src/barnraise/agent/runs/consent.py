@@ -5,6 +5,7 @@ Before the user agrees, only the list of the run's files is fetched, and it stay
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,8 +59,13 @@ def end_agreement(home: Path) -> None:
     (home / _AGREED).unlink(missing_ok=True)
 
 
-def describe_offer(record: RunRecord, spec: RunSpec, folder: OfferedFolder) -> AcceptRunResponse:
-    """Return everything about a run that the user of this machine agrees to."""
+def describe_offer(
+    record: RunRecord, spec: RunSpec, folder: OfferedFolder, values: Mapping[str, str]
+) -> AcceptRunResponse:
+    """Return everything about a run that the user of this machine agrees to.
+
+    ``values``: of the variables that the sender set.
+    """
     return AcceptRunResponse(
         run=spec.run,
         order=order_digest(record),
@@ -68,7 +74,7 @@ def describe_offer(record: RunRecord, spec: RunSpec, folder: OfferedFolder) -> A
         files=folder.files,
         file_count=folder.file_count,
         bytes=folder.total_bytes,
-        variables=spec.options.variables,
+        variables=(*spec.program.settings, *values.items()),
         data=tuple(DataRow(data.name, data.path, data.files, data.bytes) for data in spec.program.data),
         image=spec.options.container,
         packages=folder.source,

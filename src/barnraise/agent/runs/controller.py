@@ -55,6 +55,7 @@ class RunController:
         """Reconcile all runs at every change, until cancelled."""
         while True:
             now = self._loop.time()
+            self._registry.apply_held()
             self._update_partitions(now)
             decides = self._context.member.quorum_status(now).decides
             coordinates = self._context.member.coordinator(now)[0] == self._context.me.raw

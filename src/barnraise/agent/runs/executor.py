@@ -20,6 +20,7 @@ from barnraise.agent.context import AgentContext
 from barnraise.agent.runs.consent import MAX_WAITING, OfferedFolder, has_agreed, note_agreement, summarize
 from barnraise.agent.runs.local_interface import RunInterface
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
+from barnraise.agent.runs.variables import VariableKeeper
 from barnraise.agent.runs.worker_group import (
     WorkerGroup,
     WorkerGroupConfig,
@@ -55,6 +56,7 @@ from barnraise.runs.record import (
 )
 
 _REPORT_S = 0.5
+_AWAITS_VALUES = "waiting for the values of --set"
 _MAX_DETAIL = 4000
 _MAX_CRASHES = 3
 _LEAVE_S = 8.0
@@ -73,12 +75,14 @@ class RunExecutor:
         registry: RunRegistry,
         shipper: ArtifactService,
         store: ArtifactStore,
+        variables: VariableKeeper,
         entry: RunEntry,
     ) -> None:
         self._context = context
         self._registry = registry
         self._artifacts = shipper
         self._store = store
+        self._variables = variables
         self.entry = entry
         self.consent: asyncio.Future[bool] | None = None
         self._loop = asyncio.get_running_loop()
@@ -102,6 +106,7 @@ class RunExecutor:
         self.manifest: FolderManifest | None = None
         self.offered: OfferedFolder | None = None  # what this machine's user was asked about
         self._data: dict[str, str] = {}
+        self.values: dict[str, str] = {}  # of the variables that the user of the run set
         self._packages: InstalledPackages | None = None
         self.results = b""
         self._collected = False
@@ -246,6 +251,8 @@ class RunExecutor:
 
     async def _prepare(self, asks: bool) -> None:
         program = self.entry.spec.program
+        self._report("fetching", _AWAITS_VALUES if self.entry.spec.variables.names else "")
+        self.values = await self._variables.values_of(self.entry)
         self._report("fetching")
         if asks and not has_agreed(self.home):
             await self._ask_user()
@@ -354,7 +361,7 @@ class RunExecutor:
             home=self.home,
             interface=self._interface.directory,
             data=self._data,
-            variables=dict(self.entry.spec.options.variables),
+            variables=dict(self.entry.spec.program.settings) | self.values,
             gpus=any(device.startswith("cuda") for device in self._devices),
             on_progress=lambda words: self._report("building", words),
         )
@@ -386,6 +393,7 @@ class RunExecutor:
             python=self._python,
             containers=self._containers,
             data=self._data,
+            values=self.values,
             cores=machine.cores if machine is not None else 0,
         )
         group = WorkerGroup(

@@ -11,6 +11,7 @@ from barnraise.agent import protocol
 from barnraise.agent_client.run_options import Digest
 from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, Step
 from barnraise.runs.record import NodeReport, RunId, RunRecord, Version, Words
+from barnraise.runs.variables import VariableValues
 
 MAX_LOG_BYTES = 256 << 10
 MAX_RUNS = 17  # one run, and the earlier runs that it resumes
@@ -53,6 +54,19 @@ class LogResponse(msgspec.Struct, frozen=True, array_like=True, tag="log"):
     start: Offset
     data: Annotated[bytes, Meta(max_length=MAX_LOG_BYTES)]
     end: Offset
+
+
+class ValuesRequest(msgspec.Struct, frozen=True, array_like=True, tag="values?"):
+    """Request of a machine of a run for the values of its variables."""
+
+    run: RunId
+
+
+class ValuesResponse(msgspec.Struct, frozen=True, array_like=True, tag="values"):
+    """The values of a run's variables; None if the sender has none for the receiver."""
+
+    run: RunId
+    values: VariableValues | None = None
 
 
 class HeldCheckpointsRequest(msgspec.Struct, frozen=True, array_like=True, tag="held?"):
@@ -108,7 +122,16 @@ class CopyResult(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
 
 CheckpointRequest = HeldCheckpointsRequest | FilesRequest | CopyOffer
 CheckpointAnswer = HeldCheckpointsResponse | FilesResponse | CopyResult
-RunMessage = RecordUpdate | ReportUpdate | LogRequest | LogResponse | CheckpointRequest | CheckpointAnswer
+ValuesMessage = ValuesRequest | ValuesResponse
+RunMessage = (
+    RecordUpdate
+    | ReportUpdate
+    | LogRequest
+    | LogResponse
+    | ValuesMessage
+    | CheckpointRequest
+    | CheckpointAnswer
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[RunMessage] = msgspec.msgpack.Decoder(RunMessage)

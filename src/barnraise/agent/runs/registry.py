@@ -39,6 +39,7 @@ from barnraise.runs.record import (
 _MAX_ENDED = 100  # runs that have ended
 _MAX_ACTIVE = 256
 _MAX_GENERATIONS = 16
+_MAX_HELD = 64
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class RunRegistry:
         self.on_record: Callable[[RunEntry], None] = lambda entry: None
         self.on_settled: Callable[[RunEntry, bool], None] = lambda entry, counts: None
         self._changed = ChangeEvent()
+        self._held: dict[str, tuple[RunRecord, NodeId]] = {}  # orders that wait for a quorum, by run
         self._warned: set[NodeId] = set()  # guests whose refusal was logged
 
     def load(self) -> None:
@@ -115,11 +117,25 @@ class RunRegistry:
         for name, value in self._context.storage.runs():
             try:
                 record = decode_record(value)
-                spec = read_spec(record)
+                spec = self._read_spec(record)
             except BarnraiseError:
                 self._context.storage.forget_run(name)  # written by another version
                 continue
             self.runs[spec.run] = RunEntry(record, spec, self._loop.time())
+
+    def _read_spec(self, record: RunRecord) -> RunSpec:
+        """Return the spec with the keys that its machines have now; its signer stays as it was."""
+        spec, log = read_spec(record), self._context.log
+        nodes = (
+            node if log.role(NodeId(node)) is not None else log.current(NodeId(node)).raw
+            for node in spec.nodes
+        )
+        return replace(spec, nodes=tuple(dict.fromkeys(nodes)))
+
+    def view_changed(self) -> None:
+        """Follow machines that have changed their keys."""
+        for entry in self.runs.values():
+            entry.spec = self._read_spec(entry.record)
 
     def find(self, text: str, *, exact: bool = False) -> RunEntry:
         """Return a run by its name or a unique prefix; raise RunError unless exactly one matches.
@@ -151,7 +167,7 @@ class RunRegistry:
         if sender is not None and self._context.log.role(sender) != "owner":
             self._warn_once(sender)
             raise ProtocolError(f"{sender.short} is a guest and cannot start or change a run")
-        spec = read_spec(record)
+        spec = self._read_spec(record)
         entry = self.runs.get(spec.run)
         role = self._context.log.role(NodeId(spec.by))
         if role == "guest":
@@ -162,6 +178,10 @@ class RunRegistry:
             raise ProtocolError(f"two different runs are called {spec.run}")
         if entry is not None and not supersedes(record, entry.record):
             return False
+        if sender is not None and self._must_wait(record, entry):
+            self._hold(spec.run, record, sender)
+            return False
+        self._held.pop(spec.run, None)
         if entry is not None and entry.record.provisional and not record.provisional:
             self._settle(entry, record, is_ours)
         if entry is None:
@@ -171,6 +191,32 @@ class RunRegistry:
         if sender is not None:
             self._forward(entry, sender)
         return True
+
+    def _must_wait(self, record: RunRecord, entry: RunEntry | None) -> bool:
+        """Return True if an order must wait until a quorum confirms this machine's view.
+
+        A machine that slept may not know that the sender was removed. Only a run that goes on here without a
+        quorum takes provisional changes meanwhile.
+        """
+        if entry is not None and not entry.has_ended and record.provisional:
+            return False
+        return not self._context.member.is_current(self._loop.time())
+
+    def _hold(self, run: str, record: RunRecord, sender: NodeId) -> None:
+        if run in self._held or len(self._held) < _MAX_HELD:
+            self._held[run] = (record, sender)
+
+    def apply_held(self) -> None:
+        """Apply the orders that waited, once a quorum confirms this machine's view."""
+        if not self._held or not self._context.member.is_current(self._loop.time()):
+            return
+        held, self._held = self._held, {}
+        for record, sender in held.values():
+            if self._context.log.role(sender) == "owner":
+                try:
+                    self.apply(record, sender)
+                except BarnraiseError as error:
+                    _log.info("an order that waited is rejected: %s", error.message)
 
     def _settle(self, entry: RunEntry, decided: RunRecord, is_ours: bool) -> None:
         """Report whether steps that were trained here without a quorum are kept."""

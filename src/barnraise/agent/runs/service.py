@@ -19,9 +19,18 @@ from barnraise.agent.runs.consent import end_agreement
 from barnraise.agent.runs.controller import RunController
 from barnraise.agent.runs.executor import RunExecutor
 from barnraise.agent.runs.local_interface import remove_interfaces
-from barnraise.agent.runs.messages import LogRequest, LogResponse, RecordUpdate, ReportUpdate, RunMessage
+from barnraise.agent.runs.messages import (
+    LogRequest,
+    LogResponse,
+    RecordUpdate,
+    ReportUpdate,
+    RunMessage,
+    ValuesRequest,
+    ValuesResponse,
+)
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent.runs.supervisor_client import kill_orphans
+from barnraise.agent.runs.variables import VariableKeeper
 from barnraise.agent.runs.worker_group import log_path, remove_run, run_changed_at, run_directory
 from barnraise.agent.supervisor.log_file import read_log
 from barnraise.agent_client.provisional import settle_steps
@@ -74,6 +83,7 @@ class RunService:
         self._loop = asyncio.get_running_loop()
         self.store = ArtifactStore(store_directory(context.directory))
         self.registry = RunRegistry(context)
+        self.variables = VariableKeeper(context, self.registry)
         self.controller = RunController(context, self.registry)
         self.proxy = KvProxy(context, self.registry)
         self.artifacts = ArtifactService(self.store, _ArtifactCarrier(context))
@@ -85,6 +95,7 @@ class RunService:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._logs: dict[tuple[NodeId, int], asyncio.Future[LogResponse]] = {}
         self._serial = 0
+        self._former_keys: set[bytes] = set()  # of this machine
         self.registry.on_record = self._on_record
         self.registry.on_settled = self._on_settled
 
@@ -101,6 +112,15 @@ class RunService:
         for entry in list(self.registry.runs.values()):
             self._context.audit_trail.run_known(entry.run, entry.record.phase)
             self._on_record(entry)
+
+    def view_changed(self) -> None:
+        """Follow machines that have changed their keys; sign own checkpoints with the new key."""
+        self.registry.view_changed()
+        log, me = self._context.log, self._context.me
+        former = {node.raw for node in log.revoked if node != me and log.current(node) == me}
+        for node in former - self._former_keys:
+            self.checkpoints.local.sign_again(node)
+        self._former_keys = former
 
     def _on_settled(self, entry: RunEntry, counts: bool) -> None:
         settle_steps(run_directory(self._context.directory, entry.run), counts=counts)
@@ -140,6 +160,7 @@ class RunService:
         for task in self._tasks.values():
             task.cancel()
         self.registry.runs.clear()
+        self.variables.clear()
 
     def link_up(self, node: NodeId) -> None:
         """Exchange records and files with a newly connected machine."""
@@ -181,6 +202,8 @@ class RunService:
                 future = self._logs.get((node, message.serial))
                 if future is not None and not future.done():
                     future.set_result(message)
+            case ValuesRequest() | ValuesResponse():
+                self.variables.received(node, message)
             case _:
                 self.checkpoints.received(node, message)
 
@@ -225,6 +248,7 @@ class RunService:
         self._allow(entry)
         if entry.has_ended:
             end_agreement(run_directory(self._context.directory, entry.run))
+            self.variables.drop(entry.run)
         executor = self.executors.get(entry.run)
         if executor is not None:
             executor.wake()
@@ -253,7 +277,9 @@ class RunService:
             self._allow(entry)
 
     def _start_executor(self, entry: RunEntry) -> None:
-        executor = RunExecutor(self._context, self.registry, self.artifacts, self.store, entry)
+        executor = RunExecutor(
+            self._context, self.registry, self.artifacts, self.store, self.variables, entry
+        )
         self.executors[entry.run] = executor
         asks = self._context.log.role(self._context.me) != "owner"
         if asks:

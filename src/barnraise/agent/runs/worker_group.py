@@ -40,6 +40,7 @@ class WorkerGroupConfig(NamedTuple):
     python: Path
     containers: RunContainers | None
     data: Mapping[str, str]
+    values: Mapping[str, str]  # of the variables that the user set
     cores: int
 
     @property
@@ -245,6 +246,7 @@ class WorkerGroup:
             checkpoints="" if in_container else str(config.home / "checkpoints"),
             data=config.data,
             cores=config.cores or os.cpu_count() or 1,
+            values=config.values,
         )
         return messages.WorkerLaunch(
             rank=rank,

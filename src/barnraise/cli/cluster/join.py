@@ -27,6 +27,7 @@ class JoinOptions(NamedTuple):
     keep: Path | None
     quiet: bool
     site: bool
+    no_sandbox: bool
     as_json: bool
 
 
@@ -51,6 +52,7 @@ def run(code: str | None, options: JoinOptions) -> int:
             keep=options.keep,
             quiet=options.quiet,
             site=options.site,
+            is_sandboxed=not options.no_sandbox,
         )
     assert code is not None
     return _pair(read_secret(code, "Code"), options)

@@ -45,7 +45,7 @@ def offered_run(offered: OfferedCode, reach: ClusterReach, machines: Sequence[st
     where = f"{', '.join(machines)} (this cluster)" if machines else "this machine"
     description, code, manifest = offered
     files = sorted(manifest.files, key=lambda entry: (entry.path != code.entry, -entry.size))
-    notes = ["It runs with your rights: agree only if you trust the sender of the invite."]
+    notes = ["Agree only if you trust the sender of the invite."]
     if description.store:
         notes.insert(0, f"Files and models may also come from {description.store}, checked by their hashes.")
     return OfferedRun(

@@ -14,6 +14,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,7 +31,7 @@ from barnraise.cli.consent import agrees
 from barnraise.cli.hub.directories import is_in_use, workspace_root, workspaces_with
 from barnraise.cli.terminal import read_secret
 from barnraise.core.config import Settings, load_settings, state_directory
-from barnraise.core.errors import HubError
+from barnraise.core.errors import HubError, RunEnvironmentError
 from barnraise.core.files import remove_tree
 from barnraise.core.installation import install_hint
 from barnraise.core.logs.audit_entry import AuditEvent
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from barnraise.hub.client.client import HubClient
     from barnraise.hub.client.credentials import MemberCredentials
     from barnraise.hub.protocol.invites import HubPlace, Invite
+    from barnraise.sandbox.spec import SandboxCommand
 
 _PATIENCE_S = 30.0
 CREDENTIALS_FILE = "credentials"  # in the workspace of a command that trains
@@ -58,7 +60,9 @@ class JoinedHub(NamedTuple):
     credentials: MemberCredentials
 
 
-def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, site: bool) -> int:
+def run(
+    *, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, site: bool, is_sandboxed: bool
+) -> int:
     require_hub_parts()
     from barnraise.cli.hub.code import cluster_reach, look, offered_run
     from barnraise.hub.protocol.invites import read_invite
@@ -76,7 +80,10 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
         description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_PATIENCE_S)
         offered = look(client, description, place, settings)
         question = "Run it there?" if site else "Run it here?"
-        if not agrees(offered_run(offered, cluster_reach(settings), machines), question, yes=yes):
+        # The machines of a site run the script without a sandbox.
+        is_sandboxed, sentence = (False, "") if site else _decide_sandbox(is_wanted=is_sandboxed, yes=yes)
+        asked = replace(offered_run(offered, cluster_reach(settings), machines), sandbox=sentence)
+        if not agrees(asked, question, yes=yes):
             click.echo("Nothing was started, and nothing is kept.")
             _record_consent(settings, "consent-refused", offered)
             return 1
@@ -92,12 +99,28 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
             return train_site(contributor, settings, keep=keep, quiet=quiet)
         client.close()
         say("training; Ctrl-C leaves immediately and deletes its files")
-        code = until_left(_train(contributor, quiet))
+        code = until_left(_train(contributor, settings, quiet=quiet, is_sandboxed=is_sandboxed))
         if code == 0 and keep is not None:
             keep_results(contributor, keep, settings)
     if code == LEFT:
         say("this machine has left; nothing of the run is kept here")
     return code
+
+
+def _decide_sandbox(*, is_wanted: bool, yes: bool) -> tuple[bool, str]:
+    """Return whether a sandbox confines the script, and a statement about it for the person.
+
+    ``yes``: there is no question. Then RunEnvironmentError is raised if no sandbox is possible.
+    """
+    from barnraise.sandbox.choice import find_sandbox, sandbox_sentence
+
+    sandbox = find_sandbox()
+    if is_wanted and yes and not sandbox.is_possible:
+        raise RunEnvironmentError(
+            f"this machine has no sandbox: {sandbox.reason}",
+            hint="Install it, or trust the script with everything that you can do: --no-sandbox",
+        )
+    return is_wanted and sandbox.is_possible, sandbox_sentence(is_wanted=is_wanted)
 
 
 def _record_consent(settings: Settings, event: AuditEvent, offered: OfferedCode) -> None:
@@ -134,7 +157,15 @@ def client_of(settings: Settings, place: HubPlace, answer_s: float | None = None
 
     key = member_key(machine_key(settings), place.hub)
     return HubClient(
-        place.addresses, place.hub, key, pinned=place.pinned, say=say, answer_s=answer_s or ANSWER_S
+        place.addresses,
+        place.hub,
+        key,
+        pinned=place.pinned,
+        say=say,
+        proxy_token=settings.hosting.proxy_token,
+        led_from=place.led_from,
+        root=place.root,
+        answer_s=answer_s or ANSWER_S,
     )
 
 
@@ -150,7 +181,12 @@ def take_credentials(
 ) -> JoinedHub:
     """Join as a member, and fetch everything that the script's process needs."""
     from barnraise.cli.hub.code import lay_out
-    from barnraise.hub.client.credentials import MemberCredentials, member_key, member_secret
+    from barnraise.hub.client.credentials import (
+        MemberCredentials,
+        member_key,
+        member_secret,
+        write_credentials,
+    )
     from barnraise.hub.protocol.messages import JoinResponse
 
     _check_free(settings, invite)
@@ -162,7 +198,7 @@ def take_credentials(
     if joined.regions:
         from barnraise.cli.hub.region import JoinedPlace, settle
 
-        first = JoinedPlace(hub, request, joined)
+        first = JoinedPlace(hub, request, joined, client.network)
         hub = settle(first, partial(client_of, settings), lambda region: member_key(key, region).id)
     credentials = MemberCredentials(
         addresses=hub.addresses,
@@ -170,11 +206,15 @@ def take_credentials(
         key=member_secret(key, hub.hub),
         run=invite.run,
         pinned=hub.pinned,
-        folder=str(place),
+        led_from=hub.led_from,
+        root=None if hub.root is None else hub.root.raw,
+        folder=str(_made(place / "training")),
         store=client.store,
+        proxy_token=client.proxy_token,
         is_owner=joined.role == "owner",
         only_begins=only_begins,
     )
+    write_credentials(credentials, place / CREDENTIALS_FILE)
     say(f"this machine is {request.name} in {invite.run}")
     return JoinedHub(
         place, folder, (offered.code.entry, *offered.code.arguments), offered.manifest, credentials
@@ -193,22 +233,32 @@ def _check_free(settings: Settings, invite: Invite) -> None:
             )
 
 
-async def start_script(contributor: JoinedHub, *, quiet: bool = False) -> ChildProcess:
-    from barnraise.hub.client.credentials import write_credentials
-
-    write_credentials(contributor.credentials, contributor.workspace / CREDENTIALS_FILE)
+async def start_script(
+    contributor: JoinedHub, wrapped: SandboxCommand | None = None, *, quiet: bool = False
+) -> ChildProcess:
+    """Start the script of a hub: in a sandbox, if ``wrapped`` is its command there."""
     return await ChildProcess.start(
         "script",
-        (sys.executable, *contributor.command),
+        (sys.executable, *contributor.command) if wrapped is None else wrapped.command,
         workspace=contributor.workspace,
         folder=contributor.folder,
-        environment=_environment(contributor),
+        environment=_environment(contributor) if wrapped is None else wrapped.environment,
         quiet=quiet,
     )
 
 
-async def _train(contributor: JoinedHub, quiet: bool) -> int:
-    kept = await start_script(contributor, quiet=quiet)
+async def _train(contributor: JoinedHub, settings: Settings, *, quiet: bool, is_sandboxed: bool) -> int:
+    with contextlib.ExitStack() as held:
+        wrapped = None
+        if is_sandboxed:
+            from barnraise.cli.hub.sandbox import script_sandbox
+
+            variables = _script_variables(contributor)
+            wrapped = held.enter_context(script_sandbox(contributor, variables, settings))
+        return await _follow(await start_script(contributor, wrapped, quiet=quiet))
+
+
+async def _follow(kept: ChildProcess) -> int:
     try:
         await kept.until_ended()
     except asyncio.CancelledError:
@@ -257,10 +307,17 @@ def keep_results(contributor: JoinedHub, target: Path, settings: Settings) -> No
 
 
 def _environment(contributor: JoinedHub) -> dict[str, str]:
+    others = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}
+    return others | _script_variables(contributor)
+
+
+def _script_variables(contributor: JoinedHub) -> dict[str, str]:
+    """Return the variables that the script of a hub gets from us."""
     kept = (CONTRIBUTING_VARIABLES, "BARNRAISE_CONFIG")
-    given = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("BARNRAISE_") or name.startswith(kept)
-    }
+    given = {name: value for name, value in os.environ.items() if name.startswith(kept)}
     return given | {"BARNRAISE_HUB": str(contributor.workspace / CREDENTIALS_FILE), "PYTHONUNBUFFERED": "1"}
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory

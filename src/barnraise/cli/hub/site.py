@@ -19,7 +19,7 @@ from barnraise.agent_client.run_requests import RunStarted, StartRunRequest
 from barnraise.artifacts import ArtifactStore, folder_limits, pack, store_directory
 from barnraise.cli.agent_call import ask
 from barnraise.cli.child_process import say
-from barnraise.cli.hub.join import CONTRIBUTING_VARIABLES, CREDENTIALS_FILE, JoinedHub
+from barnraise.cli.hub.join import CONTRIBUTING_VARIABLES, JoinedHub
 from barnraise.cli.runs.run import bring_results, needs_in, python_sources, say_end
 from barnraise.cli.runs.run_view import watch
 from barnraise.core.config import Settings, state_directory
@@ -34,12 +34,7 @@ _LEAVE_S = 10.0
 
 def train_site(contributor: JoinedHub, settings: Settings, *, keep: Path | None, quiet: bool) -> int:
     """Train until the run stops or Ctrl-C is pressed, and return the exit code."""
-    from barnraise.hub.client.credentials import write_credentials
-
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    write_credentials(
-        contributor.credentials, contributor.workspace / CREDENTIALS_FILE
-    )  # as long as this command runs
     store = ArtifactStore(store_directory(state_directory(settings)))
     run = _start(contributor, store, settings, quiet=quiet)
     row = watch(run, all_ranks=False, stops=True)
@@ -63,6 +58,8 @@ def _leave(credentials: MemberCredentials) -> None:
             credentials.member_key,
             pinned=credentials.pinned,
             say=say,
+            proxy_token=credentials.proxy_token,
+            led_from=credentials.led_from,
         )
     ) as client:
         try:
@@ -89,8 +86,8 @@ def _start(contributor: JoinedHub, store: ArtifactStore, settings: Settings, *, 
             title=contributor.credentials.run[:MAX_TITLE],
             quiet=quiet,
             environment="agent",  # as for a single member: install nothing without consent
-            variables=((SITE_VARIABLE, credentials_text(credentials)), *contributing),
         ),
+        variables=((SITE_VARIABLE, credentials_text(credentials)), *contributing),
     )
     started = ask(question, RunStarted, timeout_s=_START_S)
     say(f"this site is {', '.join(started.nodes)}; run {started.run}. Ctrl-C leaves with all of them")

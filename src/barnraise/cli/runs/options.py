@@ -29,6 +29,7 @@ class RunCommandOptions:
 
     on: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
     folder: Path | None = None
     all_output: bool = False
     detach: bool = False
@@ -80,14 +81,6 @@ def run_options(command: Command) -> Command:
                 help="Restarts after a killed worker or a lost machine (default: 3).",
             ),
             click.option(
-                "--set",
-                "variables",
-                type=_variable,
-                multiple=True,
-                metavar="NAME=VALUE",
-                help="Set an environment variable of the script.",
-            ),
-            click.option(
                 "--quiet", is_flag=True, help="Leave the machines usable: lowest priority, one core free."
             ),
             click.option("--nice", type=click.IntRange(0, 19), default=0, help="Priority of the workers."),
@@ -109,6 +102,19 @@ def run_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def set_option(command: Command) -> Command:
+    """Add the option for variables of the script."""
+    option = click.option(
+        "--set",
+        "variables",
+        type=_variable,
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Set an environment variable of the script. Only machines of the run get the value, in memory.",
+    )
+    return option(command)
 
 
 def take_run_options(options: dict[str, Any]) -> RunOptions:

@@ -34,13 +34,15 @@ _RESUME_S = 600.0  # what the run was started with may have to come first
 _BRING_S = 10.0
 
 
-def resume(run: str, *, on: tuple[str, ...], all_ranks: bool, detach: bool) -> int:
+def resume(
+    run: str, *, on: tuple[str, ...], variables: tuple[tuple[str, str], ...], all_ranks: bool, detach: bool
+) -> int:
     """Start the same command again on the machines that are online, from the newest complete checkpoint in
     reach.
     """
     offer_agent()
     with waiting("barnraise: looking for the newest checkpoint"):
-        started = ask(ResumeRunRequest(run=run, on=on), RunStarted, timeout_s=_RESUME_S)
+        started = ask(ResumeRunRequest(run=run, variables=variables, on=on), RunStarted, timeout_s=_RESUME_S)
     where = f"{', '.join(started.nodes)}; {started.begins}"
     click.echo(f"barnraise: run {started.run} continues {run} on {where}", err=True)
     if detach:

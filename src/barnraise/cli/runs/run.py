@@ -71,7 +71,7 @@ _BY_SIZE = (
 def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunCommandOptions) -> int:
     """Run the script on the cluster. Return the exit code of the first worker that failed, or 0."""
     _check_dry_run(options)
-    own_variables = _own_variables(options)  # wrong levels are told before anything is sent
+    settings_of_run = _own_variables(options)  # wrong levels are told before anything is sent
     settings = load_settings()
     store = ArtifactStore(store_directory(state_directory(settings)))
     folder, command = _command(script, arguments, options.folder)
@@ -92,13 +92,14 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
             folder=packed.id,
             data=data,
             needs=needs,
+            settings=tuple(settings_of_run),
             packages=0 if chosen.container else listed_packages(store, packed.manifest, chosen.environment),
         ),
         options=replace(
             chosen,
             title=chosen.title or Path(script).stem[:MAX_TITLE],
-            variables=(*chosen.variables, *own_variables),
         ),
+        variables=options.variables,
         on=options.on,
     )
     with waiting("barnraise: waiting for the machines"):

@@ -9,6 +9,7 @@ import selectors
 import socket
 import sys
 import time
+from pathlib import Path
 
 import psutil
 
@@ -42,6 +43,7 @@ from barnraise.collectives.shm.segment import SharedSegment
 from barnraise.core.config import Settings
 from barnraise.core.errors import BarnraiseError, ListenerError, ProtocolError
 from barnraise.identity.node_id import NodeId
+from barnraise.transport.ipc.dialing import BROKER_VARIABLE
 from barnraise.transport.ipc.messages import TrustUpdate
 from barnraise.transport.links.frames import FrameHeader, FrameKind
 from barnraise.transport.links.link import Link
@@ -108,7 +110,10 @@ class CommProcess:
     def _trust(self, trusted: list[bytes], secret: bytes, *, plaintext: bool) -> HandshakeSecurity:
         nodes = [NodeId(raw) for raw in trusted]
         self._trusted = frozenset(nodes)
-        return HandshakeSecurity.of(self._credentials, nodes, secret, plaintext=plaintext)
+        broker = os.environ.get(BROKER_VARIABLE)
+        return HandshakeSecurity.of(
+            self._credentials, nodes, secret, plaintext=plaintext, broker=Path(broker) if broker else None
+        )
 
     # environment of the engine
 

@@ -6,18 +6,15 @@ name that blob. It must not lead into the member's own network, unless the hub i
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable
-from typing import Literal
 
 import httpx
+
+from barnraise.transport.addresses import Where, network_of
 
 STORE_HEADER = "barnraise-store"  # of a request: the origin that its sender would follow a redirect to
 _MOST_LINK = 8192
 _PORTS = {"http": 80, "https": 443}
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-
-Where = Literal["machine", "network", "internet", "nowhere"]
 
 
 def origin_of(url: str) -> str | None:
@@ -44,37 +41,18 @@ def refusal_reason(link: str, accepted: str, sha256: str) -> str:
     return ""
 
 
-def network_of(address: str) -> Where:
-    """Return the network that an address belongs to, also if it is embedded in an IPv6 address."""
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return "nowhere"
-    if isinstance(ip, ipaddress.IPv6Address):
-        ip = ip.ipv4_mapped or ip.sixtofour or _behind_nat64(ip) or ip
-    if ip.is_loopback:
-        return "machine"
-    if ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip.is_reserved:
-        return "nowhere"
-    return "internet" if ip.is_global else "network"
-
-
 def allowed_addresses(addresses: Iterable[str], hub: Where, scheme: str) -> tuple[str, ...]:
     """Return the addresses of a store that a hub in the network ``hub`` may redirect to, in their order."""
-    return tuple(address for address in addresses if _may_lead(hub, network_of(address), scheme))
+    networks = allowed_networks(hub, scheme)
+    return tuple(address for address in addresses if network_of(address) in networks)
 
 
-def _may_lead(hub: Where, store: Where, scheme: str) -> bool:
-    if scheme != "https" and store != "machine":
-        return False
+def allowed_networks(hub: Where, scheme: str) -> frozenset[Where]:
+    """Return the networks with stores that a hub in the network ``hub`` may redirect to."""
     allowed: dict[Where, tuple[Where, ...]] = {
         "machine": ("machine", "network", "internet"),
         "network": ("network", "internet"),
         "internet": ("internet",),
         "nowhere": ("internet",),
     }
-    return store in allowed[hub]
-
-
-def _behind_nat64(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
+    return frozenset(where for where in allowed[hub] if scheme == "https" or where == "machine")

@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 
 from barnraise.core.errors import HubError, StoreAway
 from barnraise.core.installation import install_hint
-from barnraise.hub.object_store.redirects import network_of, origin_of
+from barnraise.hub.object_store.redirects import origin_of
+from barnraise.transport.addresses import network_of
 
 LINK_S = 3600  # that a link can be used
 MOST_BYTES = 5 << 30  # that may be put at once, by the protocol

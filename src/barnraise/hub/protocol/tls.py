@@ -11,7 +11,6 @@ its certificate is valid for the name. Either way the hub itself must sign every
 from __future__ import annotations
 
 import datetime
-import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from barnraise.core.errors import HandshakeError, HubAway
+from barnraise.core.errors import HandshakeError, HubAway, TransportError
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
+from barnraise.transport.ipc.dialing import open_connection
 
 KEY_FILE = "hub.key"
 _FILE = "hub.crt"
@@ -93,11 +93,14 @@ class PinnedContext(ssl.SSLContext):
         )
 
 
-def context_for(host: str, port: int, hub: NodeId, timeout_s: float, *, pinned: bool) -> ssl.SSLContext:
+def context_for(
+    host: str, port: int, hub: NodeId, timeout_s: float, *, pinned: bool, at: str | None = None
+) -> ssl.SSLContext:
     """Return a context for the hub at this address; a pinned one accepts the hub's key only.
 
     If the invite does not pin the key, ask the server for its key first. A server with another key is a proxy
-    and needs an ordinary certificate. Raise HubAway if the server is too slow to show its key.
+    and needs an ordinary certificate. Raise HubAway if the server is too slow to show its key. ``at``: the
+    address that the host's name was resolved to already.
     """
     context = PinnedContext.of(hub)
     if pinned:
@@ -105,7 +108,7 @@ def context_for(host: str, port: int, hub: NodeId, timeout_s: float, *, pinned: 
     try:
         # With its name, by which a proxy that only passes TLS on finds the hub.
         with (
-            socket.create_connection((host, port), timeout_s) as link,
+            open_connection(at or host, port, timeout_s) as link,
             context.wrap_socket(link, server_hostname=host),
         ):
             return context
@@ -113,7 +116,7 @@ def context_for(host: str, port: int, hub: NodeId, timeout_s: float, *, pinned: 
         if not getproxies():
             raise HubAway(f"{host}:{port} does not answer in time") from error
         return ssl.create_default_context()
-    except (HandshakeError, OSError, ValueError):
+    except (TransportError, OSError, ValueError):
         return ssl.create_default_context()
 
 

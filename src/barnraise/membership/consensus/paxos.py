@@ -7,7 +7,8 @@ be on disk before the reply is sent.
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, NamedTuple
+from collections.abc import Collection
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +17,7 @@ from barnraise.membership.consensus.quorum import is_quorum
 
 RawNode = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 MOST_VOTERS = 1024
 BRANCH_BITS = 16  # of a branch's number are chance, so that two that are opened apart are never one
@@ -98,10 +100,11 @@ class PaxosAccept(msgspec.Struct, frozen=True, array_like=True, tag="accept"):
 
 
 class PaxosAccepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
-    """Phase 2 reply: the vote is on disk."""
+    """Phase 2 reply: the vote is on disk. The signature is over the decision and the ballot."""
 
     after: Digest
     ballot: PaxosBallot
+    signature: Signature
 
 
 class PaxosReject(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
@@ -121,6 +124,12 @@ class PaxosReply(NamedTuple):
 
     reply: Reply | None
     record: AcceptorState | None
+
+
+class VoteSigner(Protocol):
+    """Signature of this node for a vote."""
+
+    def __call__(self, digest: bytes, ballot: PaxosBallot) -> bytes: ...
 
 
 def founded(decision: PaxosDecision) -> AcceptorState:
@@ -145,7 +154,7 @@ def answer_prepare(record: AcceptorState, me: bytes, question: PaxosPrepare) -> 
     return PaxosReply(PaxosPromise(question.after, question.ballot, record.accepted), kept)
 
 
-def answer_accept(record: AcceptorState, me: bytes, question: PaxosAccept) -> PaxosReply:
+def answer_accept(record: AcceptorState, me: bytes, question: PaxosAccept, sign: VoteSigner) -> PaxosReply:
     """Answer an accept request. The caller has checked the content of the decision."""
     after = question.decision.previous
     if after != record.digest or me not in record.decided.voters:
@@ -156,7 +165,8 @@ def answer_accept(record: AcceptorState, me: bytes, question: PaxosAccept) -> Pa
         return PaxosReply(PaxosReject(after, question.ballot, record.promised), None)
     vote = Vote(question.ballot, question.decision)
     kept = msgspec.structs.replace(record, promised=question.ballot, accepted=vote)
-    return PaxosReply(PaxosAccepted(after, question.ballot), kept if kept != record else None)
+    signature = sign(question.decision.digest, question.ballot)
+    return PaxosReply(PaxosAccepted(after, question.ballot, signature), kept if kept != record else None)
 
 
 def follows(last: PaxosDecision, decision: PaxosDecision) -> bool:
@@ -184,7 +194,7 @@ class PaxosProposal:
         self.absent = absent
         self.accepting = False
         self._promised: set[bytes] = set()
-        self._accepted: set[bytes] = set()
+        self._accepted: dict[bytes, bytes] = {}
         self._highest: PaxosBallot | None = None
 
     def prepare(self) -> PaxosPrepare:
@@ -208,14 +218,19 @@ class PaxosProposal:
         return PaxosAccept(self.ballot, self.decision)
 
     def accepted(self, sender: bytes, answer: PaxosAccepted) -> bool:
-        """Count a vote; return True if it completed the quorum."""
+        """Count a vote whose signature was checked; return True if it completed the quorum."""
         if answer.ballot != self.ballot or answer.after != self.after:
             return False
-        self._accepted.add(sender)
+        self._accepted[sender] = answer.signature
         return self.accepting and is_quorum(self.voters, self._accepted, self.absent)
+
+    @property
+    def signatures(self) -> dict[bytes, bytes]:
+        """Return the signatures of the votes, by node."""
+        return dict(self._accepted)
 
     @property
     def silent(self) -> tuple[bytes, ...]:
         """Return the voters without a reply, most senior first."""
-        have = self._accepted if self.accepting else self._promised
+        have: Collection[bytes] = self._accepted if self.accepting else self._promised
         return tuple(node for node in self.voters if node not in have and node not in self.absent)

@@ -32,7 +32,7 @@ class LocalListener:
         if sys.platform != "win32":
             self._file = directory / SOCKET_NAME
             self._file.unlink(missing_ok=True)
-            self.socket = _bind_unix(self._file)
+            self.socket = bind_unix(self._file)
         else:
             self._file = directory / TOKEN_NAME
             self._file.unlink(missing_ok=True)
@@ -54,7 +54,7 @@ def dial_local(directory: Path, timeout_s: float) -> tuple[socket.socket, str]:
     """
     try:
         if sys.platform != "win32":
-            connection, token = _dial_unix(directory / SOCKET_NAME, timeout_s), ""
+            connection, token = dial_unix(directory / SOCKET_NAME, timeout_s), ""
         else:
             connection, token = _dial_loopback(directory / TOKEN_NAME, timeout_s)
     except OSError as error:
@@ -91,7 +91,8 @@ if sys.platform != "win32":
             _, user = struct.unpack_from("=II", connection.getsockopt(0, 1, 76))
         return user
 
-    def _bind_unix(path: Path) -> socket.socket:
+    def bind_unix(path: Path) -> socket.socket:
+        """Listen at a socket file that only this user can open; raise ListenerError if that fails."""
         _check_length(path)
         door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -106,7 +107,8 @@ if sys.platform != "win32":
             ) from error
         return door
 
-    def _dial_unix(path: Path, timeout_s: float) -> socket.socket:
+    def dial_unix(path: Path, timeout_s: float) -> socket.socket:
+        """Connect to a socket file; raise OSError if nothing listens there."""
         _check_length(path)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(timeout_s)

@@ -74,10 +74,14 @@ _log = logging.getLogger(__name__)
 
 
 class _Interface(NamedTuple):
-    """Local socket, and the run that it serves; empty: it serves the person, and every request."""
+    """Local socket, and the run that it serves; empty: it serves the person, and every request.
+
+    ``has_secret``: workers get the discovery secret. Those in a sandbox do not: a broker dials for them.
+    """
 
     listener: LocalListener
     run: str
+    has_secret: bool = True
 
 
 class _Local:
@@ -169,13 +173,14 @@ class Listener:
             await asyncio.wait(talks, timeout=_PREDECESSOR_S)
         self._lock.release()
 
-    def open_run(self, run: str, directory: Path) -> None:
+    def open_run(self, run: str, directory: Path, *, has_secret: bool = True) -> None:
         """Serve the workers of a run at a local socket of their own in ``directory``.
 
-        Every other request than those of this run's workers is rejected there.
+        Every other request than those of this run's workers is rejected there. ``has_secret``: the workers
+        get the discovery secret, to dial others themselves.
         """
         self.close_run(run)
-        self._open_interface(run, directory)
+        self._open_interface(run, directory, has_secret=has_secret)
 
     def close_run(self, run: str) -> None:
         """Close the local socket of a run and disconnect the processes that use it."""
@@ -185,8 +190,8 @@ class Listener:
             for local in [local for local in self._locals if local.interface is interface]:
                 self._farewell(local)
 
-    def _open_interface(self, run: str, directory: Path) -> None:
-        interface = _Interface(LocalListener(directory), run)
+    def _open_interface(self, run: str, directory: Path, *, has_secret: bool = True) -> None:
+        interface = _Interface(LocalListener(directory), run, has_secret)
         self._interfaces[run] = interface
         self._loop.add_reader(interface.listener.socket, self._accept_local, interface)
 
@@ -202,7 +207,7 @@ class Listener:
         A worker that does not read its messages now is told at the next call.
         """
         for local in list(self._workers.values()):
-            trust = self._trust_for(local.run)
+            trust = self._trust_for(local, local.run)
             if trust == local.trust:
                 continue
             try:
@@ -214,8 +219,9 @@ class Listener:
                 _log.warning("a worker was disconnected: %s", error)
                 self._farewell(local)
 
-    def _trust_for(self, run: str) -> TrustUpdate:
-        return TrustUpdate([node.raw for node in self._policy.trusted(run)], self._policy.secret())
+    def _trust_for(self, local: _Local, run: str) -> TrustUpdate:
+        secret = self._policy.secret() if local.interface.has_secret else b""
+        return TrustUpdate([node.raw for node in self._policy.trusted(run)], secret)
 
     async def wait_until_idle(self, *, first_s: float = _FIRST_WORKER_S, after_s: float = _IDLE_S) -> None:
         """Return once no local process has been connected for a while."""
@@ -389,7 +395,7 @@ class Listener:
 
     def _register(self, local: _Local, request: RegisterEndpoint) -> DialTicket:
         worker = secrets.token_bytes(WORKER_BYTES)
-        trust = self._trust_for(request.run)
+        trust = self._trust_for(local, request.run)
         ticket = DialTicket(
             credentials=delegate(self._policy.key, run=request.run, worker=worker),
             trusted=trust.trusted,

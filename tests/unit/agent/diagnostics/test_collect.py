@@ -24,6 +24,7 @@ from barnraise.identity import NodeKey, delegate
 from barnraise.identity.trust import TrustLog
 from barnraise.membership.consensus.paxos import founded
 from barnraise.membership.effects import LogNote
+from barnraise.membership.history import StoredHistory
 from barnraise.membership.node import MembershipNode
 from barnraise.membership.view import PresentMember, first
 from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlConnection
@@ -47,7 +48,9 @@ def test_stall_events_are_parsed_from_log() -> None:
     key = NodeKey.generate()
     log = TrustLog.found(key, "here")
     me = PresentMember(key.id.raw, bytes(16))
-    member = MembershipNode(me, founded(first(key.id.raw, bytes(16), len(log))), log, random.Random(1), 0.0)
+    member = MembershipNode(
+        me, key, StoredHistory(founded(first(key.id.raw, bytes(16), len(log))), log), random.Random(1), 0.0
+    )
     member.tick(0.1)
     notes = [effect.text for effect in member.tick(9.1) if isinstance(effect, LogNote)]
     matches = [match for note in notes if (match := collect._ASLEEP.search(note))]

@@ -14,6 +14,7 @@ from barnraise.agent.runs import executor as executors
 from barnraise.agent.runs.consent import describe_offer, end_agreement, has_agreed, note_agreement, summarize
 from barnraise.agent.runs.executor import RunExecutor
 from barnraise.agent.runs.registry import RunRegistry
+from barnraise.agent.runs.variables import VariableKeeper
 from barnraise.agent_client.run_options import DataSet, RunOptions, RunProgram
 from barnraise.artifacts import pack
 from barnraise.artifacts.store.manifest import FileEntry, make_manifest
@@ -33,6 +34,7 @@ def spec_of(folder: bytes, **options: Any) -> RunSpec:
         folder=folder,
         data=(DataSet("mnist", bytes(32), "", 4, 11), DataSet("own", path="/data")),
         packages=3,
+        settings=(("BARNRAISE_SYNC", "auto"),),
     )
     return replace(order(), program=program, options=RunOptions(**options), nodes=(KEY.id.raw, B))
 
@@ -55,10 +57,10 @@ def test_summarize_names_no_packages_where_none_are_installed(options: dict[str,
 
 
 def test_describe_offer_names_variables_data_image_and_packages() -> None:
-    spec = spec_of(bytes(32), variables=(("LD_PRELOAD", "/x"),), container="image")
+    spec = spec_of(bytes(32), container="image")
     record = sign_spec(spec, KEY)
-    offer = describe_offer(record, spec, summarize(make_manifest([]), spec))
-    assert offer.variables == (("LD_PRELOAD", "/x"),)
+    offer = describe_offer(record, spec, summarize(make_manifest([]), spec), {"LD_PRELOAD": "/x"})
+    assert offer.variables == (("BARNRAISE_SYNC", "auto"), ("LD_PRELOAD", "/x"))
     assert [(row.name, row.path, row.files, row.bytes) for row in offer.data] == [
         ("mnist", "", 4, 11),
         ("own", "/data", 0, 0),
@@ -122,7 +124,8 @@ def asked(tmp_path: Path, check: Callable[[RunExecutor, Host], Awaitable[None]],
         tasks = []
         try:
             for entry in list(registry.runs.values()):
-                executor = RunExecutor(context, registry, guest.artifacts, guest.store, entry)
+                keeper = VariableKeeper(context, registry)
+                executor = RunExecutor(context, registry, guest.artifacts, guest.store, keeper, entry)
                 executor.home.mkdir(parents=True)
                 tasks.append(asyncio.ensure_future(executor._ask_user()))
                 deadline = asyncio.get_running_loop().time() + 20

@@ -20,7 +20,12 @@ class FakeContext:
 
     def __init__(self, role: str) -> None:
         self.me, self.incarnation, self.storage, self.log = KEY.id, bytes(16), self, self
+        self.member = self
+        self.current = True
         self._role = role
+
+    def is_current(self, now: float) -> bool:
+        return self.current
 
     def role(self, node: NodeId) -> str:
         return "owner" if node.raw == A else self._role
@@ -86,3 +91,42 @@ def test_apply_record_sent_by_guest_is_rejected() -> None:
     with pytest.raises(ProtocolError, match="is a guest and cannot start"):
         _take(B, KEY, "guest")
     assert _take(B, KEY, "owner") == (True, ["train-abcd"])
+
+
+def test_apply_new_order_without_confirmed_view_waits() -> None:
+    """A removed owner that reaches a machine first after its sleep starts nothing there."""
+
+    async def taken() -> tuple[bool, list[str], list[str]]:
+        context: Any = FakeContext("owner")
+        registry = RunRegistry(context)
+        context.current = False
+        is_taken = registry.apply(sign_spec(order(), KEY), NodeId(B))
+        registry.apply_held()
+        before = list(registry.runs)
+        context.current = True
+        registry.apply_held()
+        return is_taken, before, list(registry.runs)
+
+    assert asyncio.run(taken()) == (False, [], ["train-abcd"])
+
+
+def test_apply_held_order_of_machine_removed_meanwhile_is_dropped() -> None:
+    async def taken() -> list[str]:
+        context: Any = FakeContext("owner")
+        registry = RunRegistry(context)
+        context.current = False
+        registry.apply(sign_spec(order(), KEY), NodeId(B))
+        context.current, context._role = True, None
+        registry.apply_held()
+        return list(registry.runs)
+
+    assert asyncio.run(taken()) == []
+
+
+def test_apply_own_order_without_confirmed_view_starts() -> None:
+    async def taken() -> bool:
+        context: Any = FakeContext("owner")
+        context.current = False
+        return RunRegistry(context).apply(sign_spec(order(), KEY))
+
+    assert asyncio.run(taken())

@@ -10,7 +10,7 @@ import pytest
 
 from barnraise.agent_client.run_options import RunOptions
 from barnraise.cli.main import app
-from barnraise.cli.runs.options import run_options, take_run_options
+from barnraise.cli.runs.options import run_options, set_option, take_run_options
 from barnraise.core.errors import ConfigError, RunError
 
 
@@ -19,6 +19,7 @@ def parsed(*words: str) -> tuple[RunOptions, dict[str, Any]]:
 
     @click.command
     @run_options
+    @set_option
     @click.option("--more", default="more")
     def command(**options: Any) -> tuple[RunOptions, dict[str, Any]]:
         return take_run_options(options), options
@@ -28,7 +29,7 @@ def parsed(*words: str) -> tuple[RunOptions, dict[str, Any]]:
 
 
 def test_command_line_without_options_gives_the_default_options() -> None:
-    assert parsed() == (RunOptions(), {"more": "more"})
+    assert parsed() == (RunOptions(), {"more": "more", "variables": ()})
 
 
 def test_each_option_sets_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +38,8 @@ def test_each_option_sets_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
         "--per-node 2 --min-nodes 3 --wait 2min --env sync --engine gloo --trust-fabric --restarts 4 --quiet"
     )
     more = "--nice 5 --memory 2kb --container image --name title --set A=1=2 --set INHERITED --set ABSENT"
-    chosen, _ = parsed(*words.split(), *more.split())
+    chosen, others = parsed(*words.split(), *more.split())
+    assert others["variables"] == (("A", "1=2"), ("INHERITED", "here"), ("ABSENT", ""))
     assert chosen == RunOptions(
         title="title",
         per_node=2,
@@ -51,7 +53,6 @@ def test_each_option_sets_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
         nice=5,
         memory_bytes=2000,
         container="image",
-        variables=(("A", "1=2"), ("INHERITED", "here"), ("ABSENT", "")),
     )
     defaults = RunOptions()
     unset = [

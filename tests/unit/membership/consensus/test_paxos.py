@@ -35,6 +35,10 @@ def _decision(last: AcceptorState, payload: bytes, *, branch: int = 0) -> PaxosD
     )
 
 
+def _sign(digest: bytes, ballot: PaxosBallot) -> bytes:
+    return bytes(64)
+
+
 def _start(count: int) -> AcceptorState:
     return founded(
         PaxosDecision(branch=0, number=1, previous=bytes(32), voters=tuple(NODES[:count]), payload=b"")
@@ -49,7 +53,7 @@ def test_acceptor_after_promise_rejects_lower_ballot() -> None:
     assert answer.record is not None
     record = answer.record
     assert isinstance(answer_prepare(record, NODES[2], PaxosPrepare(record.digest, low)).reply, PaxosReject)
-    vote = answer_accept(record, NODES[2], PaxosAccept(low, _decision(record, b"x")))
+    vote = answer_accept(record, NODES[2], PaxosAccept(low, _decision(record, b"x")), _sign)
     assert isinstance(vote.reply, PaxosReject)
     assert vote.record is None
 
@@ -57,7 +61,7 @@ def test_acceptor_after_promise_rejects_lower_ballot() -> None:
 def test_proposal_adopts_earlier_vote_of_promise() -> None:
     record = _start(3)
     wanted = _decision(record, b"first")
-    answer = answer_accept(record, NODES[2], PaxosAccept(PaxosBallot(1, NODES[0]), wanted))
+    answer = answer_accept(record, NODES[2], PaxosAccept(PaxosBallot(1, NODES[0]), wanted), _sign)
     assert isinstance(answer.reply, PaxosAccepted)
     assert answer.record is not None
     promise = answer_prepare(
@@ -95,13 +99,13 @@ def test_acceptor_ignores_questions_of_other_positions_and_non_voters() -> None:
     )
     far = _decision(record, b"x")
     skipped = PaxosDecision(far.branch, far.number + 1, far.previous, far.voters, far.payload)
-    assert answer_accept(record, NODES[1], PaxosAccept(ballot, skipped)).reply is None
+    assert answer_accept(record, NODES[1], PaxosAccept(ballot, skipped), _sign).reply is None
 
 
 def test_proposal_of_new_branch_ignores_votes_of_old_branch() -> None:
     record = _start(2)
     old = answer_accept(
-        record, NODES[1], PaxosAccept(PaxosBallot(1, NODES[0]), _decision(record, b"old"))
+        record, NODES[1], PaxosAccept(PaxosBallot(1, NODES[0]), _decision(record, b"old")), _sign
     ).record
     assert old is not None
     absent = frozenset({NODES[0]})
@@ -136,7 +140,7 @@ def test_paxos_in_any_interleaving_chooses_one_value(count: int, steps: list[tup
             PaxosAccept(proposal.ballot, proposal.decision) if proposal.accepting else proposal.prepare()
         )
         if isinstance(request, PaxosAccept):
-            answer = answer_accept(records[acceptor], acceptor, request)
+            answer = answer_accept(records[acceptor], acceptor, request, _sign)
         else:
             answer = answer_prepare(records[acceptor], acceptor, request)
         if answer.record is not None:

@@ -12,10 +12,12 @@ import ssl
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from barnraise.core.errors import HandshakeError, ProtocolError, TransportError
 from barnraise.identity import WorkerCredentials, WorkerIdentity
 from barnraise.identity.node_id import NodeId
+from barnraise.transport.ipc.dialing import DialRequest, ask_broker, take_connection
 from barnraise.transport.ipc.messages import IncomingConnection
 from barnraise.transport.links import tls
 from barnraise.transport.links.frames import HEADER_BYTES, FrameHeader, FrameKind, parse_header
@@ -35,6 +37,7 @@ class SocketWait(Enum):
 
 
 Steps = Generator[tuple[socket.socket, SocketWait], None, "EstablishedLink"]
+_SocketSteps = Generator[tuple[socket.socket, SocketWait], None, socket.socket]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +60,21 @@ class HandshakeSecurity:
     plaintext: bool
     server: ssl.SSLContext | None
     client: ssl.SSLContext | None
+    broker: Path | None = None  # opens the connections of a worker in a sandbox
 
     @classmethod
     def of(
-        cls, credentials: WorkerCredentials, trusted: list[NodeId], secret: bytes, *, plaintext: bool
+        cls,
+        credentials: WorkerCredentials,
+        trusted: list[NodeId],
+        secret: bytes,
+        *,
+        plaintext: bool,
+        broker: Path | None = None,
     ) -> HandshakeSecurity:
         server = None if plaintext else tls.server_context(credentials, trusted)
         client = None if plaintext else tls.client_context(credentials, trusted)
-        return cls(credentials.worker, credentials.run, secret, plaintext, server, client)
+        return cls(credentials.worker, credentials.run, secret, plaintext, server, client, broker)
 
 
 def dial(
@@ -79,25 +89,14 @@ def dial(
 
     ``first`` returns True if this address answered before the others that are tried in parallel.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    open_socket = _connect if security.broker is None else _connect_by_broker
+    sock = yield from open_socket(address, port, worker, security)
     try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            code = sock.connect_ex((address, port))
-        except (ValueError, TypeError) as error:  # the address is from the store and may be any text
-            raise TransportError(f"{address[:60]!r} is not an address") from error
-        if code not in _IN_PROGRESS:
-            raise TransportError(f"{address}:{port} cannot be dialled: {os.strerror(code)}")
-        yield sock, SocketWait.WRITE
-        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            raise TransportError(f"{address}:{port} cannot be dialled: {os.strerror(code)}")
         if not first():
             raise TransportError(f"{address}:{port} was not needed, another address answered first")
-        request = preface.Preface(worker, os.urandom(16), plaintext=security.plaintext)
-        yield from _write(sock, preface.encode(request, security.secret))
+        if security.broker is None:
+            request = preface.Preface(worker, os.urandom(16), plaintext=security.plaintext)
+            yield from _write(sock, preface.encode(request, security.secret))
         answer = preface.parse_answer((yield from _read(sock, preface.ANSWER_BYTES)))
         if answer.refusal is not None:
             raise HandshakeError(f"{address}:{port}: {answer.refusal}")
@@ -118,6 +117,44 @@ def dial(
     except BaseException:
         sock.close()
         raise
+
+
+def _connect(address: str, port: int, worker: bytes, security: HandshakeSecurity) -> _SocketSteps:
+    """Connect to one address of a machine."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            code = sock.connect_ex((address, port))
+        except (ValueError, TypeError) as error:  # the address is from the store and may be any text
+            raise TransportError(f"{address[:60]!r} is not an address") from error
+        if code not in _IN_PROGRESS:
+            raise TransportError(f"{address}:{port} cannot be dialled: {os.strerror(code)}")
+        yield sock, SocketWait.WRITE
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise TransportError(f"{address}:{port} cannot be dialled: {os.strerror(code)}")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _connect_by_broker(address: str, port: int, worker: bytes, security: HandshakeSecurity) -> _SocketSteps:
+    """Let the broker connect and send the preface: a sandbox has neither a network nor the secret."""
+    assert security.broker is not None
+    request = DialRequest(address, port, worker, security.plaintext)
+    channel = ask_broker(security.broker, request)
+    try:
+        channel.setblocking(False)
+        while (sock := take_connection(channel)) is None:
+            yield channel.connection, SocketWait.READ
+    finally:
+        channel.close()
+    sock.setblocking(False)
+    return sock
 
 
 def accept(sock: socket.socket, incoming: IncomingConnection, security: HandshakeSecurity) -> Steps:
