@@ -148,9 +148,45 @@ PAIRING = (
         "if False:",
         ("pairing/test_protocol.py",),
     ),
+    Mutation(
+        "code-tried-again",
+        "if is_spent(decode_spent(agent.storage.fact(_SPENT_FACT)), code, time.time()):",
+        "if False:",
+        ("agent/cluster/test_join.py",),
+    ),
 )
 
 RUNS = (
+    Mutation(
+        "guest-in-any-group",
+        "        others = list(log.owners)\n",
+        "        others = list(log.members)\n",
+        ("runs/test_participants.py", "comm_process/test_process.py"),
+    ),
+    Mutation(
+        "link-to-a-removed-machine",
+        "if node is not None and node not in self._trusted and isinstance(peer.link, StreamLink):",
+        "if False:",
+        ("comm_process/test_process.py",),
+    ),
+    Mutation(
+        "run-with-a-removed-machine",
+        "if node not in missing and self._context.log.role(NodeId(node)) is not None",
+        "if node not in missing",
+        ("agent/runs/test_controller.py",),
+    ),
+    Mutation(
+        "failures-of-one-machine-only",
+        "if counts[item.node] == highest)",
+        "if True)",
+        ("runs/control/test_failures.py",),
+    ),
+    Mutation(
+        "ports-scanned-for-a-guest",
+        "        if self._is_owner(node):\n",
+        "        if True:\n",
+        ("diagnostics/test_reachability.py",),
+    ),
     Mutation(
         "commit-of-different-bits",
         "if len(holders) == len(old) and len(digests) == 1:",
@@ -308,7 +344,12 @@ HUB_DOOR = (
     Mutation(
         "invite-of-any-age", "if clock > grant.expires:", "if False:", ("hub/protocol/test_invites.py",)
     ),
-    Mutation("invite-of-many-uses", "if grant.uses < 1:", "if False:", ("hub/protocol/test_invites.py",)),
+    Mutation(
+        "invite-of-many-uses",
+        "if grant.uses < 1:\n        raise HubRefused(",
+        "if False:\n        raise HubRefused(",
+        ("hub/protocol/test_invites.py",),
+    ),
 )
 
 HUB_JUDGEMENT = (
