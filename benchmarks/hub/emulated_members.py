@@ -198,7 +198,9 @@ class Leaf:
         head = await self.ask("GET", "/v1/head", VersionHead, query=query)
         begin = time.monotonic()
         for step in head.steps:
-            answer = await self.wire.call("GET", f"/v1/blobs/{step.sha256}", {}, b"")
+            path = f"/v1/blobs/{step.sha256}"
+            headers = sign_request(self.key, "GET", path, "", b"", self.invite.hub_id, time.time())
+            answer = await self.wire.call("GET", path, headers, b"")
             if answer.status != 200 or hashlib.sha256(answer.body).hexdigest() != step.sha256:
                 raise ValueError(f"version {step.version} came as {answer.status} with another content")
         if not head.steps:

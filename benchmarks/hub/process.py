@@ -157,6 +157,8 @@ class HubProcess:
         try:
             with urllib.request.urlopen(f"{self.address}/v1/run", timeout=5.0, context=UNVERIFIED) as answer:
                 return bool(answer.status == 200)
+        except urllib.error.HTTPError as error:
+            return error.code == 403  # it wants a proxy's token
         except (urllib.error.URLError, OSError):
             return False
 

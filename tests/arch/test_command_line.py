@@ -42,6 +42,7 @@ FROZEN = {
     },
     "hub take-over": {"word", "--name"},
     "id": set(),
+    "identity rotate": {"--yes", *_JSON},
     "invite": {
         *("--name", "--uses", "--for", "--stranger", "--mirror", "--region", "--address"),
         *("--list", "--revoke"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from benchmarks.agents.runs import write_folder
 from benchmarks.attacks.registry import attack
 from benchmarks.attacks.scenes.runs import GUEST, RunCluster
 
@@ -43,9 +44,11 @@ if "HOSTILE" in os.environ:
 """
 
 
-def _form_group(cluster: RunCluster, folder: Path, place: int, **more: str) -> list[str]:
+def _form_group(
+    cluster: RunCluster, folder: Path, place: int, *, run: str = "default", **more: str
+) -> list[str]:
     """Start a group of the first owner and another machine by hand, and return what both printed."""
-    port = str(7300 + place)
+    port = str(cluster.new_port())
     processes = []
     for rank, host in enumerate((0, place)):
         environment = cluster.machines.environment(host) | {
@@ -54,6 +57,7 @@ def _form_group(cluster: RunCluster, folder: Path, place: int, **more: str) -> l
             "RANK": str(rank),
             "WORLD_SIZE": "2",
             "CANARY": str(cluster.canary),
+            "BARNRAISE_RUN": run,
             **(more if rank else {}),
         }
         if rank:
@@ -65,6 +69,15 @@ def _form_group(cluster: RunCluster, folder: Path, place: int, **more: str) -> l
     return [process.output() for process in processes]
 
 
+def _write_group(cluster: RunCluster) -> tuple[Path, str]:
+    """Write the scripts, and return their folder and the machines that a hostile guest trusts."""
+    folder = cluster.new_folder()
+    folder.mkdir()
+    (folder / "train.py").write_text(_GROUP)
+    (folder / "sitecustomize.py").write_text(_HOSTILE)
+    return folder, ",".join(node.raw.hex() for node in cluster.trust_log().members)
+
+
 @attack(
     "guest-enters-torchrun",
     "guest",
@@ -72,15 +85,34 @@ def _form_group(cluster: RunCluster, folder: Path, place: int, **more: str) -> l
     RunCluster,
 )
 def enter_torchrun(cluster: RunCluster) -> str:
-    folder = cluster.new_folder()
-    folder.mkdir()
-    (folder / "train.py").write_text(_GROUP)
-    (folder / "sitecustomize.py").write_text(_HOSTILE)
+    folder, every = _write_group(cluster)
     owners = _form_group(cluster, folder, 1)
     assert all("READ ['word 0', 'word 1']" in text for text in owners), "owners form no group: " + str(owners)
-    every = ",".join(node.raw.hex() for node in cluster.trust_log().members)
     with cluster.unchanged():
         printed, _ = _form_group(cluster, folder, GUEST, HOSTILE=every)
         assert "READ" not in printed, "the guest is in the group"
         assert "REFUSED" in printed, printed
+        assert "is a guest in this group" not in printed, "the guest was connected"
     return "the owner's worker did not connect to it"
+
+
+@attack(
+    "guest-pickle-torchrun",
+    "guest",
+    "sends a pickle to a group by hand that has the name of its run",
+    RunCluster,
+)
+def send_pickle_by_hand(cluster: RunCluster) -> str:
+    folder, every = _write_group(cluster)
+    waiting = cluster.new_folder()
+    write_folder(waiting, "print('never started')\n")
+    with cluster.unchanged():
+        run = cluster.start_run("h0,h2", waiting)
+        try:
+            cluster.machines.until(lambda: run in cluster.runs(GUEST), 60.0, "the guest knows the run")
+            printed, _ = _form_group(cluster, folder, GUEST, run=run, HOSTILE=every)
+        finally:
+            cluster.line.run(0, "stop", run)
+        assert "READ" not in printed, "the pickle was read"
+        assert "h2 is a guest in this group" in printed, printed
+    return "connected, because the run names it, and its pickle is not read"

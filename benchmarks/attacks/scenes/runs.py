@@ -86,6 +86,11 @@ class RunCluster:
         self._folders += 1
         return self.directory / f"folder{self._folders}"
 
+    def new_port(self) -> int:
+        """Return an unused port."""
+        self._folders += 1
+        return 7300 + self._folders
+
     def _join(self, role: Role, keep: str, name: str) -> str:
         code = self.machines.ask(0, PairRequest(role), OfferResponse).code
         joined = self.attack("join", code=code, host=self.addresses[0], port=PORT, keep=keep, name=name)

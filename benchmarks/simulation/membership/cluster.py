@@ -101,12 +101,16 @@ class Node:
     """A machine: its disk stays, its member comes and goes."""
 
     index: int
-    raw: bytes
+    key: NodeKey
     disk: Disk
     member: MembershipNode | None = None
     life: int = 0
     asleep_until: float = 0.0
     waiting: list[tuple[Callable[..., list[Effect]], tuple[object, ...]]] = field(default_factory=list)
+
+    @property
+    def raw(self) -> bytes:
+        return self.key.id.raw
 
 
 class Violation(AssertionError):
@@ -126,8 +130,8 @@ class Cluster(FakeClock):
         blank = founded(nowhere())
         start = _formed_record(count, guests) if formed else founded(first(ids[0], bytes(16), len(entries)))
         self.nodes = [
-            Node(index, raw, _disk(start if formed or index == 0 else blank, entries))
-            for index, raw in enumerate(ids)
+            Node(index, key, _disk(start if formed or index == 0 else blank, entries))
+            for index, key in enumerate(keys(count))
         ]
         self.by_raw = {node.raw: node for node in self.nodes}
         self.cut: set[tuple[int, int]] = set()
@@ -149,8 +153,7 @@ class Cluster(FakeClock):
         node.life += 1
         me = PresentMember(node.raw, _incarnation(node.index, node.life))
         rng = random.Random(self.rng.random())
-        key = keys(len(self.nodes))[node.index]
-        node.member = MembershipNode(me, key, node.disk.stored(), rng, self.now)
+        node.member = MembershipNode(me, node.key, node.disk.stored(), rng, self.now)
         node.waiting = []
         self._tick(node, node.life)
         for other in self.nodes:
@@ -198,6 +201,32 @@ class Cluster(FakeClock):
     def wish(self, node: Node, entry: bytes) -> None:
         if node.member is not None:
             self._do(node, node.member.propose_entry, entry)
+
+    def rotate(self, node: Node, new: NodeKey) -> None:
+        """Let a node change its key, as an agent does.
+
+        It asks for the decision until another owner says that the old key is out. Then it starts again.
+        """
+        self.by_raw[new.id.raw] = node
+        if node.member is not None and node.asleep_until <= self.now:
+            log = node.member.log
+            if self._is_rotated(node, new):
+                self.crash(node)
+                node.key = new
+                self.start(node)
+                return
+            if log.role(node.key.id) is not None:
+                self.wish(node, encode_entry(log.rotate(node.key, new)))
+        self.later(0.5, lambda: self.rotate(node, new))
+
+    def _is_rotated(self, node: Node, new: NodeKey) -> bool:
+        """Return True if another owner says that the old key is out, or if there is no other owner."""
+        assert node.member is not None
+        log = node.member.log
+        others = [self.by_raw[owner.raw] for owner in log.owners if self.by_raw[owner.raw] is not node]
+        reachable = [other for other in others if other.member is not None and not self.is_cut(node, other)]
+        known = [log] if not others else [other.member.log for other in reachable if other.member is not None]
+        return any(each.role(new.id) is not None for each in known)
 
     def stall(self, node: Node, seconds: float) -> None:
         node.asleep_until = max(node.asleep_until, self.now + seconds)
@@ -264,15 +293,19 @@ class Cluster(FakeClock):
                     self.notes.append((self.now, node.index, effect.text))
 
     def _send(self, node: Node, effect: SendMessage) -> None:
-        other = self.by_raw[effect.to]
+        other, sender = self.by_raw[effect.to], node.raw
         self.messages[node.index] += 1
-        if (node.index, other.index) in self.cut or other.member is None:
+        if (node.index, other.index) in self.cut or other.member is None or effect.to != other.raw:
             return
         if self.loss and self.rng.random() < self.loss:
             return
         copies = 2 if self.doubled and self.rng.random() < self.doubled else 1
         for _ in range(copies):
-            self.later(self.rng.uniform(*self.delay), lambda: self._arrive(node, other, effect))
+            self.later(self.rng.uniform(*self.delay), lambda: self._deliver(node, other, effect, sender))
+
+    def _deliver(self, node: Node, other: Node, effect: SendMessage, sender: bytes) -> None:
+        if sender == node.raw and effect.to == other.raw:  # links end with the keys of both ends
+            self._arrive(node, other, effect)
 
     def _arrive(self, node: Node, other: Node, effect: SendMessage) -> None:
         if other.member is not None and (node.index, other.index) not in self.cut:

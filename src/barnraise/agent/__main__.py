@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from barnraise.agent.api import cluster_api
-from barnraise.agent.cluster.admission import forget_cluster
+from barnraise.agent.cluster.admission import forget_cluster, use_next_key
 from barnraise.agent.cluster.join import join_by_psk
 from barnraise.agent.daemon import Agent
 from barnraise.agent_client.bootstrap import AGENT_LOG
@@ -68,7 +68,13 @@ def serve(
 
 
 async def _serve(settings: Settings, psk: Psk | None, witness: bool, on_start: OnStart | None) -> int:
-    agent = Agent(settings, witness=witness)
+    while await _serve_once(Agent(settings, witness=witness), psk, on_start):
+        _log.info("the agent starts again with its new key")
+    return 0
+
+
+async def _serve_once(agent: Agent, psk: Psk | None, on_start: OnStart | None) -> bool:
+    """Run an agent until it is stopped; return True if it must start again because its key has changed."""
     agent.on_request = partial(cluster_api.answer, agent)
     await agent.start()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -86,8 +92,10 @@ async def _serve(settings: Settings, psk: Psk | None, witness: bool, on_start: O
         await agent.stop()
         if agent.leaves_cluster:
             forget_cluster(agent.directory)
+        if agent.changes_key:
+            use_next_key(agent.directory)
         _log.info("the agent has stopped")
-    return 0
+    return agent.changes_key
 
 
 async def _rotate_log(path: Path) -> None:

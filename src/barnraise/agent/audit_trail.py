@@ -29,12 +29,15 @@ def trust_changes(before: TrustLog, after: TrustLog) -> list[TrustChange]:
     """Return the machines that a new trust log admits or removes. Pure."""
     changes = []
     members, revoked = after.members, after.revoked
+    renewed = {after.current(node): node for node in before.members if node not in members}
     for node, member in members.items():
-        if node not in before.members:
+        if node in renewed:
+            changes.append(TrustChange("identity-changed", node, member.name, member.role, renewed[node]))
+        elif node not in before.members:
             by = _signer(after, AdmitMember, node)
             changes.append(TrustChange("machine-admitted", node, member.name, member.role, by))
     for node, member in before.members.items():
-        if node not in members:
+        if node not in members and after.current(node) not in members:
             by = _signer(after, RevokeMember, node) if node in revoked else None
             changes.append(TrustChange("machine-removed", node, member.name, member.role, by))
     return changes

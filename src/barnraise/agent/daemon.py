@@ -16,7 +16,7 @@ import msgspec
 from barnraise import __version__
 from barnraise.agent import protocol
 from barnraise.agent.audit_trail import AuditTrail
-from barnraise.agent.cluster.admission import admit, renew_lost_key
+from barnraise.agent.cluster.admission import admit, has_next_key, renew_lost_key, use_next_key
 from barnraise.agent.cluster.connection_policy import ClusterConnectionPolicy
 from barnraise.agent.cluster.connections import AgentConnections, PeerAddress
 from barnraise.agent.cluster.discovery import PeerDiscovery
@@ -85,6 +85,8 @@ class Agent:
         self.membership_lock = asyncio.Lock()  # no admission while this machine joins another cluster
         self.removed_by = ""
         self.leaves_cluster = False
+        self.rotates_key = False  # the cluster is asked to decide for a new key
+        self.changes_key = False  # the agent starts again with its new key
         self._broken = False
         self._epoch = 0
         self.is_alone_with_psk = False  # with a pre-shared key, and no machine found yet
@@ -105,9 +107,13 @@ class Agent:
             self.me = self.key.id
             self.report_event("cluster.db is missing: this machine starts as a new one, with a new id")
             self.audit.write("identity-changed", subject=self.me.short, detail="cluster.db was missing")
+        stored = self.storage.history()
+        if has_next_key(self.directory, stored.log if stored is not None else None):
+            use_next_key(self.directory)
+            self.key = NodeKey.load_or_create(self.directory / "node.key")
+            self.me = self.key.id
         saved_name = self.storage.fact(_NAME_FACT)
         self.name = saved_name.decode() if saved_name is not None else machine_name()
-        stored = self.storage.history()
         is_new = stored is None
         if stored is None:
             log = TrustLog.found(self.key, self.name)
@@ -350,10 +356,11 @@ class Agent:
             self.reachability.received(link, body)
         elif kind == protocol.REMOVED and self.log.role(node) == "owner":
             self.removed_by = self.name_of(node)
-            self.report_event(
-                f"{self.removed_by} reports that this machine was removed from the cluster: "
-                "run `barnraise leave`"
-            )
+            if not self.rotates_key:
+                self.report_event(
+                    f"{self.removed_by} reports that this machine was removed from the cluster: "
+                    "run `barnraise leave`"
+                )
         else:
             raise ProtocolError(f"{node.short} sent a message of an unknown kind")
 
@@ -408,8 +415,9 @@ class Agent:
 
     def build_member(self, stored: StoredHistory) -> None:
         """Start a new membership state from this history."""
-        role = stored.log.role(self.me)
-        me = PresentMember(self.me.raw, self.incarnation, votes=role == "owner", works=self._works)
+        # A machine with a new key may not have seen the decision yet; only owners have new keys.
+        votes = stored.log.role(self.me) != "guest"
+        me = PresentMember(self.me.raw, self.incarnation, votes=votes, works=self._works)
         self.audit_trail.begin(stored.log, stored.record.decided.branch >> BRANCH_BITS)
         now = asyncio.get_running_loop().time()
         self.member = MembershipNode(me, self.key, stored, random.Random(), now)
@@ -454,6 +462,7 @@ class Agent:
             self._epoch = len(self.log.secrets)
             self._send_hello()
         self.kv.view_changed()
+        self.runs.view_changed()
         self._view_event.announce()
 
     async def wait_for_change(self, seconds: float) -> None:

@@ -52,6 +52,10 @@ class RenameRequest(msgspec.Struct, frozen=True, tag="rename?"):
     name: Text
 
 
+class RotateKeyRequest(msgspec.Struct, frozen=True, tag="rotate?"):
+    """Give this machine a new key, and start its agent again with it."""
+
+
 class ContinueRequest(msgspec.Struct, frozen=True, tag="continue?"):
     """The user is the witness that these machines are gone."""
 
@@ -99,6 +103,7 @@ AgentRequest = (
     | JoinClusterRequest
     | UnpairRequest
     | RenameRequest
+    | RotateKeyRequest
     | ContinueRequest
     | PskRequest
     | MeasureRequest

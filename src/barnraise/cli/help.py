@@ -16,7 +16,19 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Machines", ("nodes", "rename", "unpair", "leave", "down", "service", "audit", "uninstall")),
     (
         "Other",
-        ("accept", "continue", "psk", "listen", "id", "settings", "completion", "help", "explain", "version"),
+        (
+            "accept",
+            "continue",
+            "psk",
+            "listen",
+            "id",
+            "identity",
+            "settings",
+            "completion",
+            "help",
+            "explain",
+            "version",
+        ),
     ),
 )
 

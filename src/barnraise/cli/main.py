@@ -374,7 +374,7 @@ def _export(run: str, folder: Path) -> int:
 @click.argument("run", required=False)
 @_flag("--all", "Also remove ended runs that could be resumed, and every environment not in use.")
 @_flag("--dry-run", "Only show what would be removed.")
-@_flag("--yes", "Do not ask.")
+@_flag("--yes", "Do not ask for confirmation.")
 @_as_json
 def _clean(run: str | None, all: bool, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Free disk space: remove old runs and unused files of this machine, or only RUN."""
@@ -457,6 +457,21 @@ def _id() -> None:
     from barnraise.cli.cluster import identity
 
     identity.run()
+
+
+@app.group("identity")
+def _identity() -> None:
+    """Change this machine's key."""
+
+
+@_identity.command("rotate")
+@_flag("--yes", "Do not ask.")
+@_as_json
+def _identity_rotate(yes: bool, as_json: bool) -> int:
+    """Replace this machine's key in place; the cluster keeps its role and name."""
+    from barnraise.cli.cluster import identity
+
+    return identity.rotate(yes=yes, as_json=as_json)
 
 
 @app.command("listen")

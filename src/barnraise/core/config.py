@@ -90,6 +90,14 @@ class ContributorSettings(msgspec.Struct, frozen=True, kw_only=True):
     quiet_hours: Text | None = None
 
 
+class HostingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the hubs that this machine serves."""
+
+    unsigned_mbps: Annotated[float, Meta(ge=0, le=1e6)] = 2.0
+    forwarded: Literal["ignore", "believe"] = "ignore"
+    proxy_token: Annotated[str, Meta(min_length=16, max_length=200, pattern="^[A-Za-z0-9_-]+$")] | None = None
+
+
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Places of this machine's key and local sockets."""
 
@@ -105,6 +113,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     trust: TrustSettings = TrustSettings()
     runs: RunSettings = RunSettings()
     contributing: ContributorSettings = ContributorSettings()
+    hosting: HostingSettings = HostingSettings()
     state: StateSettings = StateSettings()
 
 
@@ -131,6 +140,7 @@ _SECTIONS: Mapping[str, type[msgspec.Struct]] = {
     "trust": TrustSettings,
     "runs": RunSettings,
     "contributing": ContributorSettings,
+    "hosting": HostingSettings,
     "state": StateSettings,
 }
 _TYPES: Mapping[str, Any] = {

@@ -36,6 +36,7 @@ _NONCE_BYTES = 16
 _SIGNATURE_BYTES = 64
 _NO_HASH = bytes(HASH_BYTES)
 _DOMAIN = b"barnraise trust log entry 1\0"
+_PROOF = b"barnraise new node key 1\0"
 
 _Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 _Hash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
@@ -97,7 +98,27 @@ class RevokeMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
         return [("node", self.subject.short)]
 
 
-Body = FoundCluster | AdmitMember | RevokeMember
+class RotateKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="rotate"):
+    """Entry by which an owner's machine changes its key; role, name and place of its admission stay.
+
+    The old key signs the entry, and is dead afterwards like that of a removed machine. ``proof``: signature
+    of the new key, bound to this place of the log. The discovery secret stays, so that the machine can
+    reach the others with its new key before it has seen the decision.
+    """
+
+    node: _Key
+    new: _Key
+    proof: _Signature
+
+    @property
+    def subject(self) -> NodeId:
+        return NodeId(self.node)
+
+    def __repr__(self) -> str:
+        return f"Rotate({self.subject.short}, {NodeId(self.new).short})"
+
+
+Body = FoundCluster | AdmitMember | RevokeMember | RotateKey
 
 
 class _Unsigned(msgspec.Struct, frozen=True):
@@ -204,6 +225,15 @@ class TrustLog:
         """Sign an entry that removes ``node`` for good, with a new discovery secret."""
         return self._next(key, RevokeMember(node=node.raw, secret=secrets.token_bytes(SECRET_BYTES)))
 
+    def rotate(self, key: NodeKey, new: NodeKey) -> SignedEntry:
+        """Sign an entry by which the machine of ``key`` continues with a new key."""
+        body = RotateKey(
+            node=key.id.raw,
+            new=new.id.raw,
+            proof=new.sign(_to_prove(self.head, key.id.raw, new.id.raw)),
+        )
+        return self._next(key, body)
+
     def extended(self, entry: SignedEntry) -> TrustLog:
         """Verify one more entry and return the log with it. Earlier entries are not verified again."""
         data = encode_entry(entry)
@@ -216,13 +246,16 @@ class TrustLog:
             members[node] = TrustedMember("owner", body.name)
         elif isinstance(body, AdmitMember):
             members[node] = TrustedMember(body.role, body.name)
+        elif isinstance(body, RotateKey):
+            revoked[node] = members[node]
+            members = {NodeId(body.new) if each == node else each: role for each, role in members.items()}
         else:
             revoked[node] = members.pop(node)
-        rotated = () if isinstance(body, AdmitMember) else (body.secret,)
+        fresh = (body.secret,) if isinstance(body, FoundCluster | RevokeMember) else ()
         head = hashlib.sha3_256(data).digest()
         return TrustLog(
             (*self.entries, entry),
-            self.secrets + rotated,
+            self.secrets + fresh,
             (*self._heads, head),
             members,
             revoked,
@@ -245,6 +278,13 @@ class TrustLog:
         """Return the role that the entries alone give a machine, also a barred one."""
         member = self._members.get(node)
         return member.role if member else None
+
+    def current(self, node: NodeId) -> NodeId:
+        """Return the key that a machine has now, after all changes of its key that this log knows."""
+        for entry in self.entries:
+            if isinstance(entry.body, RotateKey) and entry.body.subject == node:
+                node = NodeId(entry.body.new)
+        return node
 
     @property
     def head(self) -> bytes:
@@ -335,6 +375,8 @@ class TrustLog:
             )
         if isinstance(body, AdmitMember):
             self._check_admission(node)
+        elif isinstance(body, RotateKey):
+            self._check_rotation(entry, body)
         else:
             self._check_removal(node)
 
@@ -351,6 +393,20 @@ class TrustLog:
                 "the trust log is full: the remaining space is reserved for removing machines",
                 hint="Create a new cluster and pair the machines with it.",
             )
+
+    def _check_rotation(self, entry: SignedEntry, body: RotateKey) -> None:
+        new = NodeId(body.new)
+        if entry.by != body.subject:
+            raise TrustError(f"only {body.subject.short} itself can change its key")
+        if new in self._members or new in self._revoked:
+            raise TrustError(f"{new.short} has been in this cluster and cannot be a new key")
+        if len(self.entries) + 1 + len(self._members) > LOG_ENTRIES:
+            raise TrustError(
+                "the trust log is full: the remaining space is reserved for removing machines",
+                hint="Create a new cluster and pair the machines with it.",
+            )
+        if not verify_signature(new, body.proof, _to_prove(entry.previous, body.node, body.new)):
+            raise TrustError(f"entry {entry.index} is not signed by the new key that it names")
 
     def _check_removal(self, node: NodeId) -> None:
         if node not in self._members:
@@ -379,7 +435,7 @@ def check_name(name: str) -> None:
 
 
 def _check_name(body: Body) -> None:
-    if not isinstance(body, RevokeMember):
+    if isinstance(body, FoundCluster | AdmitMember):
         check_name(body.name)
 
 
@@ -391,6 +447,10 @@ def _signed(key: NodeKey, index: int, previous: bytes, body: Body) -> SignedEntr
 
 def _to_sign(index: int, previous: bytes, body: Body, signer: bytes) -> bytes:
     return _DOMAIN + _ENCODER.encode(_Unsigned(index=index, previous=previous, body=body, signer=signer))
+
+
+def _to_prove(previous: bytes, old: bytes, new: bytes) -> bytes:
+    return _PROOF + previous + old + new
 
 
 def _check_signature(entry: SignedEntry) -> None:

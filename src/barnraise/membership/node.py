@@ -325,7 +325,7 @@ class MembershipNode:
             return
         if self._absent and self._peer_table.has_newer_branch(self.record.decided.branch, now):
             return  # the person's word lets this node follow that branch: it need not open another
-        entries, barred = self._proposals.fitting(self.history)
+        entries, barred, rotated = self._proposals.fitting(self.history)
         wanted = WantedChange(
             dead=dead | self._absent,
             leaving=self._leaving_nodes() | barred,
@@ -333,6 +333,7 @@ class MembershipNode:
             entries=entries,
             log_length=len(self.log.entries),
             absent=tuple(sorted(self._absent)),
+            rotated=rotated,
         )
         view = next_view(self.view, wanted)
         if view is None:
@@ -343,6 +344,7 @@ class MembershipNode:
         # To be sure of a quorum now and in the view that follows: a senior that has just come back must not
         # give up its place to machines that may never return.
         alive = self._peer_table.alive(now) | {self.me.node}
+        alive |= {new for old, new in rotated.items() if old in alive}
         enough = is_quorum(self.view.voters, alive, self._absent)
         if enough and is_quorum(view.voters, alive):
             self._propose(view, now)

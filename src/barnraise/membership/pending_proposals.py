@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from barnraise.core.errors import BarnraiseError
-from barnraise.identity.trust import RevokeMember, decode_entry
+from barnraise.identity.trust import RevokeMember, RotateKey, decode_entry
 from barnraise.membership.history import History
 
 _WISH_S = 30.0
@@ -18,11 +18,13 @@ _MOST_AT_ONCE = 16
 class FittingProposal(NamedTuple):
     """Entries that can be decided now, and nodes that must leave the view first.
 
-    The decision that revokes a node carries the new secret, so that node must not vote on it.
+    The decision that revokes a node carries the new secret, so that node must not vote on it. ``rotated``:
+    new keys of nodes, by the old ones; the new key takes the place in the view.
     """
 
     entries: tuple[bytes, ...]
     barred: frozenset[bytes]
+    rotated: dict[bytes, bytes]
 
 
 class PendingProposals:
@@ -64,6 +66,7 @@ class PendingProposals:
         log = history.log
         entries: list[bytes] = []
         barred: set[bytes] = set()
+        rotated: dict[bytes, bytes] = {}
         for data in self._until:
             try:
                 entry = decode_entry(data)
@@ -74,11 +77,13 @@ class PendingProposals:
                 barred.add(entry.body.node)
                 if entry.body.node in history.members:
                     break
+            if isinstance(entry.body, RotateKey):
+                rotated[entry.body.node] = entry.body.new
             log = extended
             entries.append(data)
             if len(entries) == _MOST_AT_ONCE:
                 break
-        return FittingProposal(tuple(entries), frozenset(barred))
+        return FittingProposal(tuple(entries), frozenset(barred), rotated)
 
 
 @lru_cache(maxsize=256)

@@ -138,12 +138,14 @@ class WantedChange(msgspec.Struct, frozen=True):
     entries: tuple[bytes, ...]
     log_length: int
     absent: tuple[bytes, ...] = ()
+    rotated: Mapping[bytes, bytes] = {}
 
 
 def next_view(view: MembershipView, wanted: WantedChange) -> MembershipView | None:
     """Return the view that should follow, or None if the current one is right.
 
-    Members that stay keep their seniority. Members that return, also as a new incarnation, go last.
+    Members that stay keep their seniority, also with a new key. Members that return, also as a new
+    incarnation, go last.
     """
     removed = {*wanted.dead, *wanted.leaving}
     reasons = []
@@ -151,7 +153,11 @@ def next_view(view: MembershipView, wanted: WantedChange) -> MembershipView | No
     back: list[PresentMember] = []
     for member in view.members:
         here = wanted.arrived.get(member.node)
-        if here is not None and here.incarnation != member.incarnation and member.node not in wanted.leaving:
+        if member.node in wanted.rotated and member.node not in removed:
+            stay.append(msgspec.structs.replace(member, node=wanted.rotated[member.node]))
+        elif (
+            here is not None and here.incarnation != member.incarnation and member.node not in wanted.leaving
+        ):
             back.append(here)
         elif member.node in removed:
             reasons.append(("left" if member.node in wanted.leaving else "died", member.node))
@@ -160,7 +166,9 @@ def next_view(view: MembershipView, wanted: WantedChange) -> MembershipView | No
         else:
             stay.append(member)
     fresh = [
-        here for node, here in wanted.arrived.items() if view.of(node) is None and node not in wanted.leaving
+        here
+        for node, here in wanted.arrived.items()
+        if view.of(node) is None and node not in wanted.leaving and node not in wanted.rotated
     ]
     members = (*stay, *back, *sorted(fresh, key=lambda here: here.node))
     if members == view.members and not wanted.entries and not wanted.absent:

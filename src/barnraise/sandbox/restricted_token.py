@@ -17,7 +17,7 @@ from barnraise.core.command import runner
 from barnraise.sandbox.spec import SandboxSpec, outermost
 
 RESTRICTED = "S-1-5-12"
-RESTRICTING_SIDS = (RESTRICTED, "S-1-1-0", "S-1-5-32-545")  # restricted code, everyone, users
+RESTRICTING_SIDS = (RESTRICTED, "S-1-1-0", "S-1-5-32-545")  # restricted code, the world, users
 _DISABLE_MAX_PRIVILEGE = 0x1
 _TOKEN_ACCESS = 0x000F01FF  # TOKEN_ALL_ACCESS
 _TOKEN_LOGON_SID = 28

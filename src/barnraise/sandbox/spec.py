@@ -91,8 +91,8 @@ def python_roots(python: Path) -> tuple[str, ...]:
     roots += [Path(sys.prefix), Path(sys.base_prefix), Path(barnraise.__file__).parent]
     roots += [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
     # Not the whole sys.path, which begins with the directory in which the person typed the command.
-    found = [find_spec(name) for name in _DEPENDENCIES]
-    roots += [Path(spec.origin).parents[1] for spec in found if spec is not None and spec.origin]
+    specs = [find_spec(name) for name in _DEPENDENCIES]
+    roots += [Path(spec.origin).parents[1] for spec in specs if spec is not None and spec.origin]
     return tuple(dict.fromkeys(str(root) for root in roots if root.exists()))
 
 

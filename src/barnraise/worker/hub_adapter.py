@@ -26,6 +26,7 @@ from barnraise.hub.client.credentials import (
     read_credentials,
 )
 from barnraise.hub.protocol.messages import HubDataOrder, Lease, VectorLayout, decode_message, encode_message
+from barnraise.identity.node_id import NodeId
 from barnraise.training.hub.parameter_server import LeasedWork, ModelSpec, RoundUpdate, SampleRange
 
 _EPOCHS = 1 << 20  # the script's own loop says when it is enough
@@ -59,7 +60,15 @@ def _contributor(seat: MemberCredentials, folder: Path) -> Contributor:
     install_process_log(logging.WARNING, "barnraise: %(message)s")
     pace = UplinkLimiter(manners.uplink_bytes_s)
     client = HubClient(
-        seat.addresses, seat.hub_id, seat.member_key, pinned=seat.pinned, pace=pace, store=seat.store
+        seat.addresses,
+        seat.hub_id,
+        seat.member_key,
+        pinned=seat.pinned,
+        pace=pace,
+        store=seat.store,
+        proxy_token=seat.proxy_token,
+        led_from=seat.led_from,
+        root=None if seat.root is None else NodeId(seat.root),
     )
     return Contributor(client, folder, is_owner=seat.is_owner, manners=manners)
 

@@ -63,6 +63,15 @@ def test_admissions_and_removals_name_the_signer() -> None:
     assert trust_changes(guest, guest) == []
 
 
+def test_new_key_of_a_machine_is_one_change() -> None:
+    _, guest, _ = _logs()
+    new = NodeKey.generate()
+    changes = trust_changes(guest, guest.extended(guest.rotate(_NAS, new)))
+    assert [(change.event, change.node, change.name, change.by) for change in changes] == [
+        ("identity-changed", new.id, "nas", _NAS.id)
+    ]
+
+
 def test_admission_that_another_history_lacks_is_a_removal() -> None:
     alone, guest, _ = _logs()
     changes = trust_changes(guest, alone)

@@ -12,11 +12,12 @@ import pytest
 
 from barnraise.cli.doctor import hub_checks, network_checks
 from barnraise.cli.doctor.facts import HubFacts
-from barnraise.cli.hub.directories import top_folder, workspace_root, write_addresses
+from barnraise.cli.hub.directories import top_folder, workspace_root
 from barnraise.cli.hub.join import CREDENTIALS_FILE
 from barnraise.core.config import load_settings
 from barnraise.hub.client.credentials import MemberCredentials, write_credentials
 from barnraise.hub.protocol.messages import RoundConfig
+from barnraise.hub.storage.addresses import write_addresses
 from barnraise.hub.storage.create import hub_key
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import HubProcess

@@ -19,6 +19,7 @@ from barnraise.identity import (
     NodeKey,
     RevokeMember,
     Role,
+    RotateKey,
     SignedEntry,
     TrustedMember,
     TrustLog,
@@ -50,7 +51,7 @@ def _cluster() -> TrustLog:
 
 
 def _forged(
-    by: NodeKey, log: TrustLog, body: AdmitMember | RevokeMember | FoundCluster, **changes: object
+    by: NodeKey, log: TrustLog, body: AdmitMember | RevokeMember | FoundCluster | RotateKey, **changes: object
 ) -> SignedEntry:
     """Return an entry with a valid signature that breaks the rules of the log."""
     fields = {"index": len(log), "previous": log.head, "body": body, "signer": by.id.raw, **changes}
@@ -385,3 +386,80 @@ def test_entries_match_golden_vectors() -> None:
     guest = NodeKey(Ed25519PrivateKey.from_private_bytes(bytes.fromhex(VECTORS["private_keys"]["guest"])))
     made = TrustLog.read(entries[:1]).admit(NodeKey(owner), guest.id, "guest", "Küche")
     assert encode_entry(made).hex() == VECTORS["entries"][1]["bytes"]
+
+
+# a new key for a machine
+
+
+def _rotation(log: TrustLog, old: NodeKey, new_key: NodeKey, **changes: object) -> RotateKey:
+    body = log.rotate(old, new_key).body
+    assert isinstance(body, RotateKey)
+    return msgspec.structs.replace(body, **changes)
+
+
+def test_new_key_takes_role_name_and_place_of_the_old_one() -> None:
+    log = _cluster()
+    rotated = log.extended(log.rotate(MAC, LAPTOP))
+    assert list(rotated.members) == [LAPTOP.id, PC.id, GUEST.id]
+    assert rotated.members[LAPTOP.id] == log.members[MAC.id]
+    assert rotated.role(MAC.id) is None
+    assert MAC.id in rotated.revoked
+    assert rotated.secrets == log.secrets
+    assert (rotated.current(MAC.id), rotated.current(PC.id)) == (LAPTOP.id, PC.id)
+    assert TrustLog.read(decode_entry(encode_entry(entry)) for entry in rotated.entries) == rotated
+
+
+def test_machine_can_change_its_key_more_than_once() -> None:
+    log = _cluster()
+    log = log.extended(log.rotate(MAC, LAPTOP))
+    log = log.extended(log.rotate(LAPTOP, STRANGER))
+    assert log.current(MAC.id) == log.current(LAPTOP.id) == STRANGER.id
+    assert log.role(STRANGER.id) == "owner"
+
+
+def test_old_key_is_dead_after_a_rotation() -> None:
+    """Tries everything that an owner may do, with the old key."""
+    log = _cluster()
+    log = log.extended(log.rotate(MAC, LAPTOP))
+    for attempt in (
+        lambda: log.admit(MAC, STRANGER.id, "owner", "x"),
+        lambda: log.revoke(MAC, PC.id),
+        lambda: log.rotate(MAC, STRANGER),
+    ):
+        with pytest.raises(TrustError, match="not an owner"):
+            attempt()
+    for again in (
+        lambda: log.admit(PC, MAC.id, "owner", "mac"),
+        lambda: log.rotate(PC, MAC),
+        lambda: log.rotate(PC, LAPTOP),
+    ):
+        with pytest.raises(TrustError, match=r"was removed|has been in this cluster"):
+            again()
+
+
+def test_rotation_needs_the_signatures_of_both_keys() -> None:
+    """Tries to take over a machine's place, and to claim a key of another."""
+    log = _cluster()
+    body = _rotation(log, MAC, LAPTOP)
+    with pytest.raises(TrustError, match="only"):
+        log.extended(_forged(PC, log, body))
+    with pytest.raises(TrustError, match="new key"):
+        log.extended(_forged(MAC, log, _rotation(log, MAC, LAPTOP, new=STRANGER.id.raw)))
+    later = _with(log, PC, STRANGER, "guest", "other")
+    with pytest.raises(TrustError, match="new key"):
+        later.extended(_forged(MAC, later, body))  # a proof is for one place of the log
+
+
+def test_guest_cannot_rotate_by_itself() -> None:
+    with pytest.raises(TrustError, match="not an owner"):
+        _cluster().rotate(GUEST, LAPTOP)
+
+
+def test_rotations_leave_room_for_removals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOG_ENTRIES", 7)
+    log = _cluster()
+    log = log.extended(log.rotate(MAC, LAPTOP))
+    with pytest.raises(TrustError, match="full"):
+        log.rotate(LAPTOP, STRANGER)
+    log = log.extended(log.revoke(PC, GUEST.id))
+    assert log.extended(log.revoke(PC, LAPTOP.id)).owners == (PC.id,)

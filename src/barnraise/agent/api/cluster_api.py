@@ -9,6 +9,7 @@ from typing import Literal
 from barnraise import __version__
 from barnraise.agent.api import runs_api
 from barnraise.agent.api.run_interface import refuse_request
+from barnraise.agent.cluster.admission import rotate_key
 from barnraise.agent.cluster.join import join
 from barnraise.agent.cluster.machine_names import name_clash, name_clashes
 from barnraise.agent.daemon import Agent
@@ -32,6 +33,7 @@ from barnraise.agent_client.cluster_requests import (
     PskRequest,
     RenameRequest,
     RequestDone,
+    RotateKeyRequest,
     ShutdownRequest,
     StatusRequest,
     StatusResponse,
@@ -111,6 +113,8 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
             check_name(request.name)
             agent.rename(request.name)
             return RequestDone(f"this machine is now called {request.name}")
+        case RotateKeyRequest():
+            return RequestDone(await _rotate_key(agent))
         case ContinueRequest():
             return RequestDone(await _continue(agent, list(request.without)))
         case PskRequest():
@@ -178,6 +182,19 @@ def _offer(agent: Agent) -> OfferResponse:
     )
 
 
+async def _rotate_key(agent: Agent) -> str:
+    if agent.log.role(agent.me) != "owner":
+        raise AgentError(
+            "this machine is a guest and cannot change its key in place",
+            hint="Run `barnraise leave` and `barnraise up` here, pair again, and unpair the old id.",
+        )
+    old, new = agent.me.short, await rotate_key(agent)
+    agent.audit.write("identity-changed", subject=new.short, by=_PERSON, detail=f"the key {old} was replaced")
+    agent.changes_key = True
+    agent.stop_requested.set()
+    return f"this machine has a new key: {new.short} instead of {old}; the agent starts again with it"
+
+
 async def _unpair(agent: Agent, text: str) -> str:
     _check_owner(agent, "remove another")
     node = agent.find(text, exact=True)
@@ -192,7 +209,8 @@ async def _unpair(agent: Agent, text: str) -> str:
         agent.continue_without([node])  # the user confirms that it does not return
 
     def entry(log: TrustLog) -> SignedEntry | None:
-        return None if log.role(node) is None else log.revoke(agent.key, node)
+        current = log.current(node)  # it may have changed its key meanwhile
+        return None if log.role(current) is None else log.revoke(agent.key, current)
 
     try:
         await agent.commit_entry(entry)

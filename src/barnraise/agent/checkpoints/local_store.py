@@ -160,6 +160,12 @@ class LocalCheckpoints:
             else:
                 folder.rename(folder.with_name(_DROPPED + folder.name))
 
+    def sign_again(self, former: bytes) -> None:
+        """Sign the checkpoints again that this machine signed with its former key."""
+        for home in self._homes.glob("*"):
+            for manifest in self.manifests(home.name, {former}):
+                self._confirm(self._folder_of(home.name, manifest.step), manifest)
+
     def _confirm(self, place: Path, manifest: CheckpointManifest) -> None:
         data = encode(manifest)
         seal = encode(sign(self._key, manifest.run, manifest.step, fingerprint(data)))

@@ -1,4 +1,4 @@
-"""Membership changes of machines: admit one, move to another cluster, leave a cluster for good."""
+"""Membership changes of machines: admit one, change a key, move to another cluster, leave for good."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from barnraise.core.errors import MembershipError, PairingError
+from barnraise.core.files import sync_path
+from barnraise.identity import NodeId, NodeKey
 from barnraise.identity.trust import SignedEntry, TrustLog, encode_entry
 from barnraise.membership.consensus.paxos import founded
 from barnraise.membership.history import StoredHistory
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
     from barnraise.agent.daemon import Agent
 
 _KEY = "node.key"
+_NEXT = "node.key.next"  # a new key, until the cluster has decided for it
 _USED = "node.used"  # beside a key that has been in a cluster
 _ENTER_S = 20.0
+_TOLD_S = 10.0
 
 
 async def admit(agent: Agent, proven: PairingProven) -> tuple[TrustLog, list[PairingPeer]]:
@@ -72,6 +76,49 @@ async def enter(agent: Agent, log: TrustLog, peers: list[PairingPeer]) -> None:
         await agent.wait_for_change(deadline - loop.time())
 
 
+async def rotate_key(agent: Agent) -> NodeId:
+    """Have the cluster move this machine's membership to a new key, and return the new id.
+
+    The agent must then start again. Raise MembershipError if the cluster does not decide.
+    """
+    others = [node for node in agent.log.owners if node != agent.me]
+    if others and not any(agent.connections.get(node) is not None for node in others):
+        raise MembershipError(
+            "no other owner's machine is connected that could tell the rest of the new key",
+            hint="Switch on another machine that `barnraise nodes` shows as owner, then try again.",
+        )
+    reason = agent.blocked_reason()
+    if reason:
+        raise MembershipError(f"the cluster cannot decide now: {reason}")
+    new = NodeKey.load_or_create(agent.directory / _NEXT)
+
+    def entry(log: TrustLog) -> SignedEntry | None:
+        # An owner that knows the decision cuts the link to the old key, maybe before this machine knows it.
+        return None if log.role(new.id) is not None or agent.removed_by else log.rotate(agent.key, new)
+
+    async with agent.membership_lock:
+        await agent.runs.leave()
+        agent.rotates_key = True
+        await agent.commit_entry(entry)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _TOLD_S
+        while others and not agent.removed_by and loop.time() < deadline:
+            await asyncio.sleep(0.05)
+    return new.id
+
+
+def use_next_key(directory: Path) -> None:
+    """Replace the node key by the new one for which the cluster has decided."""
+    (directory / _NEXT).replace(directory / _KEY)
+    sync_path(directory)
+
+
+def has_next_key(directory: Path, log: TrustLog | None) -> bool:
+    """Tell whether the cluster has decided for a new key, but the agent stopped before it was used."""
+    path = directory / _NEXT
+    return log is not None and path.exists() and log.role(NodeKey.load_or_create(path).id) is not None
+
+
 def renew_lost_key(directory: Path, storage: MembershipStorage) -> bool:
     """Rename the node key away if its votes are lost, and return True in that case.
 
@@ -87,7 +134,7 @@ def renew_lost_key(directory: Path, storage: MembershipStorage) -> bool:
 
 def forget_cluster(directory: Path) -> None:
     """Rename the cluster's files and the node key away, so that the next start is a new machine."""
-    _rename_away(directory, _KEY, _USED, FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm")
+    _rename_away(directory, _KEY, _NEXT, _USED, FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm")
 
 
 def _all_addresses(agent: Agent) -> list[PairingPeer]:

@@ -117,11 +117,25 @@ class RunRegistry:
         for name, value in self._context.storage.runs():
             try:
                 record = decode_record(value)
-                spec = read_spec(record)
+                spec = self._read_spec(record)
             except BarnraiseError:
                 self._context.storage.forget_run(name)  # written by another version
                 continue
             self.runs[spec.run] = RunEntry(record, spec, self._loop.time())
+
+    def _read_spec(self, record: RunRecord) -> RunSpec:
+        """Return the spec with the keys that its machines have now; its signer stays as it was."""
+        spec, log = read_spec(record), self._context.log
+        nodes = (
+            node if log.role(NodeId(node)) is not None else log.current(NodeId(node)).raw
+            for node in spec.nodes
+        )
+        return replace(spec, nodes=tuple(dict.fromkeys(nodes)))
+
+    def view_changed(self) -> None:
+        """Follow machines that have changed their keys."""
+        for entry in self.runs.values():
+            entry.spec = self._read_spec(entry.record)
 
     def find(self, text: str, *, exact: bool = False) -> RunEntry:
         """Return a run by its name or a unique prefix; raise RunError unless exactly one matches.
@@ -153,7 +167,7 @@ class RunRegistry:
         if sender is not None and self._context.log.role(sender) != "owner":
             self._warn_once(sender)
             raise ProtocolError(f"{sender.short} is a guest and cannot start or change a run")
-        spec = read_spec(record)
+        spec = self._read_spec(record)
         entry = self.runs.get(spec.run)
         role = self._context.log.role(NodeId(spec.by))
         if role == "guest":

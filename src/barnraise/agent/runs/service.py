@@ -95,6 +95,7 @@ class RunService:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._logs: dict[tuple[NodeId, int], asyncio.Future[LogResponse]] = {}
         self._serial = 0
+        self._former_keys: set[bytes] = set()  # of this machine
         self.registry.on_record = self._on_record
         self.registry.on_settled = self._on_settled
 
@@ -111,6 +112,15 @@ class RunService:
         for entry in list(self.registry.runs.values()):
             self._context.audit_trail.run_known(entry.run, entry.record.phase)
             self._on_record(entry)
+
+    def view_changed(self) -> None:
+        """Follow machines that have changed their keys; sign own checkpoints with the new key."""
+        self.registry.view_changed()
+        log, me = self._context.log, self._context.me
+        former = {node.raw for node in log.revoked if node != me and log.current(node) == me}
+        for node in former - self._former_keys:
+            self.checkpoints.local.sign_again(node)
+        self._former_keys = former
 
     def _on_settled(self, entry: RunEntry, counts: bool) -> None:
         settle_steps(run_directory(self._context.directory, entry.run), counts=counts)

@@ -12,11 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from barnraise.cli.doctor.facts import HubAddressFacts, HubFacts
-from barnraise.cli.hub.directories import is_pinned, kept_hubs, known_addresses, workspaces_with
+from barnraise.cli.hub.directories import is_pinned, kept_hubs, workspaces_with
 from barnraise.cli.hub.join import CREDENTIALS_FILE, fit_name, require_hub_parts
-from barnraise.core.config import Settings
+from barnraise.core.config import Settings, load_settings
 from barnraise.core.errors import HubAway, HubError, HubRefused
 from barnraise.core.flow.background import DeadlineCall, DeadlineExceeded
+from barnraise.hub.storage.addresses import known_addresses
 from barnraise.identity.keys import NodeKey
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ def ask(address: str, hub: NodeId, pinned: bool = True) -> HubAddressFacts:
     from barnraise.hub.client.client import HubClient
     from barnraise.hub.protocol.messages import RunDescription
 
-    client = HubClient([address], hub, NodeKey.generate(), pinned=pinned, answer_s=_ANSWER_S)
+    token = load_settings().hosting.proxy_token
+    client = HubClient(
+        [address], hub, NodeKey.generate(), pinned=pinned, proxy_token=token, answer_s=_ANSWER_S
+    )
     try:
         client.ask("GET", "/v1/run", RunDescription)
     except HubAway as error:

@@ -17,11 +17,12 @@ import psutil
 from barnraise.cli.child_process import ChildProcess
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import HubError
+from barnraise.hub.storage.addresses import known_addresses
 
 if TYPE_CHECKING:
     from barnraise.hub.private_options import PrivateOptions
 
-_ADDRESSES, _LOCAL, _PROXIED = "addresses", "local-address", "proxied"
+_LOCAL, _PROXIED = "local-address", "proxied"
 _PRIVATE_OPTIONS = "private-options"
 
 
@@ -62,15 +63,6 @@ def kept_hub(name: str, settings: Settings) -> Path:
         raise HubError("no hub is kept on this machine", hint="Begin one: barnraise hub up train.py")
     sentence = f"there is no hub called {name} here" if name else f"{len(names)} hubs are kept here"
     raise HubError(sentence, hint=f"Choose one with --name: {', '.join(names)}.")
-
-
-def known_addresses(directory: Path) -> tuple[str, ...]:
-    path = directory / _ADDRESSES
-    return tuple(path.read_text("utf-8").split()) if path.exists() else ()
-
-
-def write_addresses(directory: Path, addresses: Sequence[str]) -> None:
-    (directory / _ADDRESSES).write_text("\n".join(addresses) + "\n", "utf-8")
 
 
 def write_proxied(directory: Path, *, proxied: bool) -> None:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from barnraise.cli.child_process import say
-from barnraise.cli.hub.directories import is_pinned, kept_hub, known_addresses
+from barnraise.cli.hub.directories import is_pinned, kept_hub
 from barnraise.cli.hub.join import require_hub_parts
 from barnraise.cli.tables import table
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
 from barnraise.core.units import counted, parse_duration
+from barnraise.hub.storage.addresses import add_addresses, known_addresses
 
 if TYPE_CHECKING:
     from barnraise.hub.protocol.invites import InviteGrant
@@ -64,6 +65,7 @@ def _make(directory: Path, options: InviteOptions) -> int:
         valid_s=parse_duration(options.lasts),
         pinned=is_pinned(directory),
     )
+    add_addresses(directory, options.address)  # a hub behind a proxy accepts only names that it knows
     click.echo(invite_text(made))
     key, until = short_key(str(made.signer.id)), _moment(made.expires)
     joins = _JOINS.get(role, "barnraise join --invite -")

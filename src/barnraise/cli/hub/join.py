@@ -82,8 +82,8 @@ def run(
         question = "Run it there?" if site else "Run it here?"
         # The machines of a site run the script without a sandbox.
         is_sandboxed, sentence = (False, "") if site else _decide_sandbox(is_wanted=is_sandboxed, yes=yes)
-        asked = replace(offered_run(offered, cluster_reach(settings), machines), sandbox=sentence)
-        if not agrees(asked, question, yes=yes):
+        shown_run = replace(offered_run(offered, cluster_reach(settings), machines), sandbox=sentence)
+        if not agrees(shown_run, question, yes=yes):
             click.echo("Nothing was started, and nothing is kept.")
             _record_consent(settings, "consent-refused", offered)
             return 1
@@ -157,7 +157,15 @@ def client_of(settings: Settings, place: HubPlace, answer_s: float | None = None
 
     key = member_key(machine_key(settings), place.hub)
     return HubClient(
-        place.addresses, place.hub, key, pinned=place.pinned, say=say, answer_s=answer_s or ANSWER_S
+        place.addresses,
+        place.hub,
+        key,
+        pinned=place.pinned,
+        say=say,
+        proxy_token=settings.hosting.proxy_token,
+        led_from=place.led_from,
+        root=place.root,
+        answer_s=answer_s or ANSWER_S,
     )
 
 
@@ -190,7 +198,7 @@ def take_credentials(
     if joined.regions:
         from barnraise.cli.hub.region import JoinedPlace, settle
 
-        first = JoinedPlace(hub, request, joined)
+        first = JoinedPlace(hub, request, joined, client.network)
         hub = settle(first, partial(client_of, settings), lambda region: member_key(key, region).id)
     credentials = MemberCredentials(
         addresses=hub.addresses,
@@ -198,8 +206,11 @@ def take_credentials(
         key=member_secret(key, hub.hub),
         run=invite.run,
         pinned=hub.pinned,
+        led_from=hub.led_from,
+        root=None if hub.root is None else hub.root.raw,
         folder=str(_made(place / "training")),
         store=client.store,
+        proxy_token=client.proxy_token,
         is_owner=joined.role == "owner",
         only_begins=only_begins,
     )

@@ -44,10 +44,14 @@ def _decide(member: str, name: str, word: str, kind: type[T]) -> tuple[str, T]:
     from barnraise.hub.client.client import HubClient
     from barnraise.hub.storage.create import hub_key
 
-    directory = kept_hub(name, load_settings())
+    settings = load_settings()
+    directory = kept_hub(name, settings)
     called, node = _member(directory, member)
     key = hub_key(directory)
-    client = HubClient(addresses_from_here(directory), key.id, key, pinned=is_pinned(directory))
+    token = settings.hosting.proxy_token
+    client = HubClient(
+        addresses_from_here(directory), key.id, key, pinned=is_pinned(directory), proxy_token=token
+    )
     try:
         return called, client.ask("POST", f"/v1/members/{node}/{word}", kind)
     finally:

@@ -22,6 +22,7 @@ from barnraise.hub.protocol.messages import (
 )
 from barnraise.hub.region.placement import nearest_regions
 from barnraise.identity.node_id import NodeId
+from barnraise.transport.addresses import Where
 
 _LEVELS = 4
 _TRIES = 3
@@ -38,6 +39,7 @@ class JoinedPlace(NamedTuple):
     place: HubPlace
     request: JoinRequest
     joined: JoinResponse
+    network: Where  # that it answered from
 
 
 def settle(first: JoinedPlace, connect: Connect, id_at: IdAt) -> HubPlace:
@@ -67,12 +69,13 @@ def _take_seat(here: JoinedPlace, connect: Connect, id_at: IdAt) -> JoinedPlace 
                 is_seated = True
             with contextlib.closing(connect(place, _MEASURED_S)) as client:
                 joined = client.ask("POST", "/v1/members", JoinResponse, seat.request)
+                network = client.network
         except BarnraiseError as error:
             say(f"the region at {place.addresses[0]} does not take this machine: {error.message}")
             continue
         near = "" if own_s is None else f"; the hub itself: {1000 * own_s:.0f} ms"
         say(f"the nearest region of this run is {client.address} ({1000 * far:.0f} ms{near})")
-        return JoinedPlace(place, seat.request, joined)
+        return JoinedPlace(place, seat.request, joined, network)
     if is_seated:  # joining again ends the seat that could not be taken
         with contextlib.closing(connect(here.place, _MEASURED_S)) as client:
             client.ask_with_retries("POST", "/v1/members", JoinResponse, here.request, patience_s=_MEASURED_S)
@@ -84,7 +87,8 @@ def _readable(here: JoinedPlace) -> list[HubPlace]:
     for region in here.joined.regions:
         with contextlib.suppress(BarnraiseError):  # other regions accept this machine
             check_addresses(region.addresses)
-            places.append(HubPlace(region.addresses, NodeId.parse(region.hub), region.pinned))
+            hub, root = NodeId.parse(region.hub), here.place.root or here.place.hub
+            places.append(HubPlace(region.addresses, hub, region.pinned, here.network, root))
     return [place for place in places if place.hub != here.place.hub]
 
 

@@ -29,15 +29,17 @@ if TYPE_CHECKING:
 _PORTS = {"http": 80, "https": 443}
 
 
-def rules_for(addresses: Sequence[str], store: str | None) -> DialRules:
+def rules_for(addresses: Sequence[str], store: str | None, led_from: Where | None = None) -> DialRules:
     """Return the places that a hub's script may reach: the hub, its accepted store and public web pages.
 
     A hub's name may lead to this machine or its network only if it does so now: names can change later.
+    ``led_from``: the network of the hub that named the addresses of a region.
     """
     named: dict[Place, frozenset[Where]] = {}
     for address in addresses:
-        host, port, _ = _place(address)
-        named[host, port] = _networks(host)
+        host, port, scheme = _place(address)
+        networks = _networks(host)
+        named[host, port] = networks if led_from is None else networks & allowed_networks(led_from, scheme)
     if store is not None:
         host, port, scheme = _place(store)
         hub_networks = frozenset[Where]().union(*(_networks(_place(address)[0]) for address in addresses))
@@ -91,7 +93,7 @@ def script_sandbox(
             variables[CONFIG_VARIABLE] = config
         command = (sys.executable, *contributor.command)
         wrapped = sandboxed(find_sandbox(), spec, command, os.environ, variables)
-        rules = rules_for(seat.addresses, seat.store)
+        rules = rules_for(seat.addresses, seat.store, seat.led_from)
         broker.start()
         watch = asyncio.get_running_loop().create_task(_note_metered(note))
         try:

@@ -58,6 +58,8 @@ def _leave(credentials: MemberCredentials) -> None:
             credentials.member_key,
             pinned=credentials.pinned,
             say=say,
+            proxy_token=credentials.proxy_token,
+            led_from=credentials.led_from,
         )
     ) as client:
         try:

@@ -9,13 +9,14 @@ import click
 import msgspec
 
 from barnraise.cli.child_process import say
-from barnraise.cli.hub.directories import addresses_from_here, is_pinned, kept_hub, known_addresses
+from barnraise.cli.hub.directories import addresses_from_here, is_pinned, kept_hub
 from barnraise.cli.hub.join import require_hub_parts
 from barnraise.cli.tables import table
 from barnraise.cli.terminal import wrapped
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError, HubRefused
 from barnraise.core.units import counted
+from barnraise.hub.storage.addresses import known_addresses
 from barnraise.identity.keys import NodeKey
 
 
@@ -115,7 +116,8 @@ def _waits(directory: Path, version: int | None) -> str:
     key, addresses = hub_key(directory), addresses_from_here(directory)
     if not addresses:
         return "it was never up; start it: barnraise hub up"
-    client = HubClient(addresses, key.id, key, pinned=is_pinned(directory))
+    token = load_settings().hosting.proxy_token
+    client = HubClient(addresses, key.id, key, pinned=is_pinned(directory), proxy_token=token)
     try:
         head = client.ask("GET", "/v1/head", VersionHead, query={} if version is None else {"after": version})
     except HubRefused as error:
@@ -135,8 +137,8 @@ def _reached(directory: Path, address: str) -> str:
     from barnraise.hub.protocol.messages import RunDescription
     from barnraise.hub.storage.create import hub_key
 
-    hub, pinned = hub_key(directory).id, is_pinned(directory)
-    client = HubClient([address], hub, NodeKey.generate(), pinned=pinned)
+    hub, pinned, token = hub_key(directory).id, is_pinned(directory), load_settings().hosting.proxy_token
+    client = HubClient([address], hub, NodeKey.generate(), pinned=pinned, proxy_token=token)
     try:
         client.ask("GET", "/v1/run", RunDescription)
     except HubError as error:

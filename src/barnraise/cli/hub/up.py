@@ -26,10 +26,8 @@ from barnraise.cli.doctor.network_checks import hub_reach
 from barnraise.cli.hub.directories import (
     is_pinned,
     kept_hub,
-    known_addresses,
     start_hub,
     top_folder,
-    write_addresses,
     write_local_address,
     write_proxied,
 )
@@ -46,6 +44,7 @@ from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import HubError, RunError
 from barnraise.core.flow.background import start_in_thread
 from barnraise.core.units import counted, format_size, parse_duration
+from barnraise.hub.storage.addresses import known_addresses, write_addresses
 from barnraise.transport.addresses import own_addresses, show_address
 
 if TYPE_CHECKING:

@@ -47,24 +47,30 @@ class RateLimit:
         self._total: _Bucket | None = None
         self._buckets: OrderedDict[Hashable, _Bucket] = OrderedDict()
 
-    def take(self, source: Hashable, now: float, cost: float = 1.0) -> float:
-        """Take tokens and return 0.0, or take none and return the seconds to wait."""
-        bucket = self._buckets.pop(source, None) or _Bucket(self._per_source, self._burst, now)
-        self._buckets[source] = bucket
-        if len(self._buckets) > self._max_sources:
-            self._buckets.popitem(last=False)
-        buckets = [bucket]
+    def take(self, source: Hashable | None, now: float, cost: float = 1.0) -> float:
+        """Take tokens and return 0.0, or take none and return the seconds to wait.
+
+        Without a source, only the bucket of all sources counts.
+        """
+        buckets = [] if source is None else [self._bucket_of(source, now)]
         if self._in_total is not None:
             self._total = self._total or _Bucket(self._in_total, self._total_burst, now)
             buckets.append(self._total)
         for each in buckets:
             each.refill(now)
-        wait_s = max(each.missing_s(cost) for each in buckets)
+        wait_s = max((each.missing_s(cost) for each in buckets), default=0.0)
         if wait_s == 0.0:
             for each in buckets:
                 each.tokens -= cost
         return wait_s
 
-    def allows(self, source: Hashable, now: float, cost: float = 1.0) -> bool:
+    def _bucket_of(self, source: Hashable, now: float) -> _Bucket:
+        bucket = self._buckets.pop(source, None) or _Bucket(self._per_source, self._burst, now)
+        self._buckets[source] = bucket
+        if len(self._buckets) > self._max_sources:
+            self._buckets.popitem(last=False)
+        return bucket
+
+    def allows(self, source: Hashable | None, now: float, cost: float = 1.0) -> bool:
         """Take tokens and return True, or take none and return False."""
         return self.take(source, now, cost) == 0.0

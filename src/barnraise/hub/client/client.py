@@ -28,8 +28,10 @@ from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size
 from barnraise.hub.client.bandwidth_policy import UplinkLimiter
 from barnraise.hub.client.deadline import RequestDeadline, enforce_rate
+from barnraise.hub.client.dialling import Target, has_broker, led_target
 from barnraise.hub.client.downloads import AS_SENT, encoding_of, partial_size, receive, resume_headers
 from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
+from barnraise.hub.protocol.chain import check_chain
 from barnraise.hub.protocol.clock import JUMP_S, ClockJumps, describe_skew
 from barnraise.hub.protocol.messages import (
     MOST_MESSAGE_BYTES,
@@ -39,11 +41,12 @@ from barnraise.hub.protocol.messages import (
     decode_message,
     encode_message,
 )
-from barnraise.hub.protocol.signatures import sign_request, verify_response
+from barnraise.hub.protocol.signatures import PROXY_HEADER, sign_request, verify_response
 from barnraise.hub.protocol.tls import NEW_INVITE, context_for
 from barnraise.hub.storage.blobs import hash_file
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
+from barnraise.transport.addresses import Where, network_of
 
 log = logging.getLogger("barnraise.hub")
 logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request would drown all others
@@ -68,7 +71,8 @@ _PROXY_ERRORS = {
 class HubClient:
     """HTTP client of one member. For one thread.
 
-    ``pinned``: the hub's own key is the only one that TLS accepts.
+    ``pinned``: the hub's own key is the only one that TLS accepts. ``led_from``: the network of the hub that
+    named these addresses, if that was not a person. ``root``: the run's hub, which signs what a region sends.
     """
 
     def __init__(
@@ -81,6 +85,9 @@ class HubClient:
         say: Callable[[str], None] = log.warning,
         pace: UplinkLimiter | None = None,
         store: str | None = None,
+        proxy_token: str | None = None,
+        led_from: Where | None = None,
+        root: NodeId | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
         wall: Callable[[], float] = time.time,
@@ -99,8 +106,13 @@ class HubClient:
         self.say = say
         self.sent_bytes = self.received_bytes = 0
         self._store = BucketDownloader(store, say)
+        self._led_from = led_from
+        self._root = None if root == hub else root
+        self.network: Where = "nowhere"  # of the hub, by the address that answered last
+        self._proxy_token = proxy_token  # for a hub without TLS on this machine
         self._transport = transport
         self._http_clients: dict[str, httpx.Client] = {}  # by address
+        self._targets: dict[str, Target] = {}  # of these clients
         self._deadlines = defaultdict[str, RequestDeadline](RequestDeadline)  # of each line
         self.wait_for_policy: Callable[[], None] = lambda: None  # before anything large is sent or fetched
 
@@ -119,6 +131,11 @@ class HubClient:
         """Return the accepted origin of the object store, or None."""
         return self._store.origin
 
+    @property
+    def proxy_token(self) -> str | None:
+        """Return the token for a hub without TLS, if an address of this hub is on this machine."""
+        return self._proxy_token if any(self._proof(httpx.URL(each)) for each in self._addresses) else None
+
     def accept_store(self, origin: str | None) -> None:
         """Accept this origin for blobs from now on, as the user of this machine agreed."""
         self._store.close()
@@ -134,18 +151,30 @@ class HubClient:
         if address not in self._http_clients:
             verify: ssl.SSLContext | bool = True
             url = httpx.URL(address)
+            led_from = self._led_from if self._transport is None else None
+            target = Target(url) if led_from is None else led_target(url, led_from)
+            self._targets[address] = target
             if self._transport is None and url.scheme == "https":
-                port = url.port or 443
-                verify = context_for(url.host, port, self._hub, self._connect_s, pinned=self._pinned)
+                port, wait_s = url.port or 443, self._connect_s
+                verify = context_for(
+                    url.host, port, self._hub, wait_s, pinned=self._pinned, at=target.address
+                )
             self._http_clients[address] = httpx.Client(
                 verify=verify,
                 transport=self._transport,
                 timeout=httpx.Timeout(self._answer_s, connect=self._connect_s),
-                headers={"user-agent": f"barnraise/{__version__}", **AS_SENT},
+                headers={"user-agent": f"barnraise/{__version__}", **AS_SENT, **self._proof(url)},
                 follow_redirects=False,
-                trust_env=self._transport is None,
+                trust_env=self._transport is None and (led_from is None or has_broker()),
             )
         return self._http_clients[address]
+
+    def _proof(self, url: httpx.URL) -> dict[str, str]:
+        """Return the header that a hub without TLS wants; empty for servers on other machines."""
+        is_here = url.host == "localhost" or network_of(url.host) == "machine"
+        if self._proxy_token is None or url.scheme != "http" or not is_here:
+            return {}
+        return {PROXY_HEADER: self._proxy_token}
 
     def _disconnect(self, address: str) -> None:
         """Close the connections to an address. The next attempt may reach another server."""
@@ -225,9 +254,12 @@ class HubClient:
         query: dict[str, int | float] = {} if after is None else {"after": after}
         if wait_s:
             query["wait"] = wait_s
-        return self.ask_with_retries(
+        head = self.ask_with_retries(
             "GET", "/v1/head", VersionHead, query=query, wait_s=wait_s, patience_s=patience_s
         )
+        if self._root is not None:
+            check_chain(head.steps, after, self._root)
+        return head
 
     def _send_signed(
         self,
@@ -240,12 +272,7 @@ class HubClient:
     ) -> bytes:
         for attempt in range(2):
             url = httpx.URL(f"{address}{path}", params=dict(query) if query else None)
-            target = url.raw_path.decode("ascii")
-            url_path, _, query_text = target.partition("?")
-            # A hub below a path of a proxy's is asked there, but signs what reaches it.
-            signed_path = url_path.removeprefix(httpx.URL(address).path.rstrip("/"))
-            now = self._wall() + self._offset
-            headers = sign_request(self._key, method, signed_path, query_text, data, self._hub, now)
+            headers = self._sign(address, method, url, data)
             status, response_headers, body = self._exchange(address, method, url, headers, data, timeout_s)
             try:
                 self.ahead_s = (
@@ -282,6 +309,13 @@ class HubClient:
             )
         raise AssertionError("unreachable")
 
+    def _sign(self, address: str, method: str, url: httpx.URL, data: bytes = b"") -> dict[str, str]:
+        url_path, _, query = url.raw_path.decode("ascii").partition("?")
+        # A hub below a path of a proxy's is asked there, but signs what reaches it.
+        signed_path = url_path.removeprefix(httpx.URL(address).path.rstrip("/"))
+        now = self._wall() + self._offset
+        return sign_request(self._key, method, signed_path, query, data, self._hub, now)
+
     def _adopt_hub_time(self, hub_time: float) -> None:
         """Sign with the hub's time from now on.
 
@@ -305,6 +339,7 @@ class HubClient:
         content = self._throttle(data) if data else None
         sizes = {"content-length": str(len(data))} if data else {}
         http_client, deadline = self._http_client(address), self._deadlines[address]
+        target = self._targets[address]
         slowest = min(_SLOWEST_SENT_BYTES_S, self._pace.bytes_in(1.0) or _SLOWEST_SENT_BYTES_S)
         in_all_s = self._connect_s + timeout_s + len(data) / slowest
         try:
@@ -312,13 +347,14 @@ class HubClient:
                 deadline.within(in_all_s),
                 http_client.stream(
                     method,
-                    url,
-                    headers={**headers, **sizes},
+                    target.aimed(url),
+                    headers={**headers, **sizes, **target.headers},
                     content=content,
                     timeout=httpx.Timeout(timeout_s, connect=self._connect_s),
-                    extensions={"trace": deadline.trace},
+                    extensions={"trace": deadline.trace, **target.extensions},
                 ) as response,
             ):
+                self.network = network_of(_peer_address(response))
                 _check_encoding(response)
                 received = bytearray()
                 for part in response.iter_raw(_READ_BYTES):
@@ -406,14 +442,19 @@ class HubClient:
             return None
         url = httpx.URL(f"{self.address}/v1/blobs/{sha256}")
         offered = self._store.request_headers()
-        headers = resume_headers(draft) | offered
+        # Signed, because the hub limits what it sends to clients that are no members.
+        headers = resume_headers(draft) | offered | self._sign(self.address, "GET", url)
         deadline = self._deadlines[self.address]
         try:
             with contextlib.ExitStack() as held:
                 with deadline.within(self._connect_s + self._answer_s):
+                    line, target = self._http_client(self.address), self._targets[self.address]
                     response = held.enter_context(
-                        self._http_client(self.address).stream(
-                            "GET", url, headers=headers, extensions={"trace": deadline.trace}
+                        line.stream(
+                            "GET",
+                            target.aimed(url),
+                            headers=headers | target.headers,
+                            extensions={"trace": deadline.trace, **target.extensions},
                         )
                     )
                 if response.status_code == 307 and offered:

@@ -23,6 +23,7 @@ from barnraise.hub.protocol.messages import Address, Name, Origin
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
 from barnraise.identity.private_file import load_or_create_private
+from barnraise.transport.addresses import Where
 
 VARIABLE = "BARNRAISE_HUB"  # in the script's environment: the path of its seat
 SITE_VARIABLE = "BARNRAISE_SITE"  # on every machine of a site: the seat itself
@@ -39,8 +40,11 @@ class MemberCredentials(msgspec.Struct, frozen=True, kw_only=True):
     key: Annotated[bytes, Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES)]
     run: Name
     pinned: bool = True  # the hub ends TLS itself
+    led_from: Where | None = None  # the network of the hub that named a region
+    root: Annotated[bytes, Meta(min_length=32, max_length=32)] | None = None  # the run's hub, at a region
     folder: Annotated[str, Meta(max_length=4096)] = ""  # for files on their way; of a site, each has its own
     store: Origin | None = None  # what was accepted beside the hub
+    proxy_token: Annotated[str, Meta(max_length=200)] | None = None  # of a hub without TLS on this machine
     is_owner: bool = False
     only_begins: bool = False  # the owner's model becomes the first version, and nothing is trained here
 

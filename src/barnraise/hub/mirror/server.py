@@ -17,7 +17,13 @@ from barnraise.hub.protocol.invites import Invite
 from barnraise.hub.protocol.messages import JoinResponse
 from barnraise.hub.server.app import HubApp, make_app
 from barnraise.hub.server.hub import Hub
-from barnraise.hub.server.server import ListenOptions, bind_listener, make_outer_step, serve_app
+from barnraise.hub.server.server import (
+    ListenOptions,
+    bind_listener,
+    limits_from_settings,
+    make_outer_step,
+    serve_app,
+)
 from barnraise.hub.server.uploads import UploadService
 from barnraise.hub.storage.create import has_hub, hub_key
 from barnraise.hub.storage.directory_lock import check_mirror, read_facts
@@ -52,7 +58,7 @@ async def serve_mirror(directory: Path, invite: Invite, listening: ListenOptions
         hub.reload()
         following = asyncio.create_task(keep_following(mirror, hub, join=None if is_new else join))
         try:
-            app = make_app(HubApp(hub, UploadService(hub), key))
+            app = make_app(HubApp(hub, UploadService(hub), key, limits=limits_from_settings()))
             await serve_app(directory, hub, app, listening, listener)
         finally:
             following.cancel()

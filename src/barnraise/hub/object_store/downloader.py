@@ -6,11 +6,8 @@ verified by its hash. After any failure the blob comes from the hub, and the sto
 
 from __future__ import annotations
 
-import os
-import socket
 import ssl
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -22,11 +19,11 @@ from barnraise.core.errors import StoreAway
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration
 from barnraise.hub.client.deadline import enforce_rate
+from barnraise.hub.client.dialling import Target, has_broker, has_proxy, resolved
 from barnraise.hub.client.downloads import AS_SENT, encoding_of, receive, resume_headers
 from barnraise.hub.object_store.redirects import STORE_HEADER, allowed_addresses, refusal_reason
 from barnraise.hub.storage.blobs import hash_file
 from barnraise.transport.addresses import Where, network_of
-from barnraise.transport.ipc.dialing import BROKER_VARIABLE
 
 _CONNECT_S, _SILENCE_S = 5.0, 10.0
 _AT_LEAST_S, _SLOWEST_BYTES_S = 30.0, 64 << 10  # what is slower comes from the hub
@@ -62,7 +59,7 @@ class BucketDownloader:
 
     def request_headers(self) -> dict[str, str]:
         """Return the header that permits a redirect to the store; empty while the store is suspended."""
-        if self.origin is None or self._clock() < self._until or _has_proxy():
+        if self.origin is None or self._clock() < self._until or has_proxy():
             return {}
         return {STORE_HEADER: self.origin}
 
@@ -110,10 +107,11 @@ class BucketDownloader:
 
     def _receive(self, url: httpx.URL, address: str, draft: Path, bound: int) -> None:
         """Download from this address, because the name may resolve to another one the next time."""
-        headers = {"host": url.netloc.decode("ascii")} | resume_headers(draft)
-        there = url.copy_with(host=address)
-        extensions = {"sni_hostname": url.host}
-        with self._client().stream("GET", there, headers=headers, extensions=extensions) as response:
+        target = Target(url, address)
+        headers = target.headers | resume_headers(draft)
+        with self._client().stream(
+            "GET", target.aimed(url), headers=headers, extensions=target.extensions
+        ) as response:
             if response.status_code not in (200, 206):
                 raise StoreAway(f"it answered {response.status_code}")
             if encoding := encoding_of(response):
@@ -136,36 +134,19 @@ class BucketDownloader:
                 timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
                 headers={"user-agent": f"barnraise/{__version__}", **AS_SENT},
                 follow_redirects=False,
-                trust_env=_has_broker(),
+                trust_env=has_broker(),
             )
         return self._line
 
 
-def _has_proxy() -> bool:
-    """Tell whether a proxy is configured.
-
-    It would resolve the name itself, so the address could not be checked. The proxy of a sandbox does not
-    count: the broker behind it checks the address by the same rules.
-    """
-    return not _has_broker() and any(
-        urllib.request.getproxies().get(name) for name in ("http", "https", "all")
-    )
-
-
-def _has_broker() -> bool:
-    return bool(os.environ.get(BROKER_VARIABLE))
-
-
 def _addresses(url: httpx.URL, hub: Where) -> tuple[str, ...]:
-    if _has_broker():
+    if has_broker():
         return (url.host,)
     return allowed_addresses(_resolved(url), hub, url.scheme)[:_MOST_ADDRESSES]
 
 
 def _resolved(url: httpx.URL) -> list[str]:
-    port = url.port or (443 if url.scheme == "https" else 80)
     try:
-        infos = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+        return resolved(url)
     except (OSError, UnicodeError) as error:
         raise StoreAway("its name leads nowhere") from error
-    return list(dict.fromkeys(str(info[4][0]) for info in infos))

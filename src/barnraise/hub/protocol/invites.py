@@ -23,6 +23,7 @@ from barnraise.hub.protocol.admission import ASK_FOR_INVITE, AdmissionStatement,
 from barnraise.hub.protocol.messages import Addresses, JoinRequest, Moment, Name, NodeText, Role
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
+from barnraise.transport.addresses import Where
 
 PREFIX = "barnraise-invite:"
 _MOST_TEXT = 8000
@@ -30,11 +31,16 @@ _SHORT = 9
 
 
 class HubPlace(NamedTuple):
-    """Addresses and key of a hub. ``pinned``: it ends TLS itself, so only its own key is accepted there."""
+    """Addresses and key of a hub. ``pinned``: it ends TLS itself, so only its own key is accepted there.
+
+    ``led_from``, ``root``: of a region that a hub named, the network of that hub, and the run's own hub.
+    """
 
     addresses: tuple[str, ...]
     hub: NodeId
     pinned: bool
+    led_from: Where | None = None
+    root: NodeId | None = None
 
 
 class Invite(msgspec.Struct, frozen=True, array_like=True):

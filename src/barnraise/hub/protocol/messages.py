@@ -262,6 +262,7 @@ class VersionStep(msgspec.Struct, frozen=True, array_like=True):
     sha256: Sha256
     size: Size
     codec: CodecName
+    signature: Annotated[str, Meta(pattern="^([A-Za-z0-9_-]{86})?$")] = ""  # of the run's hub, see `chain`
 
 
 class VersionHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,8 +291,8 @@ _encoder = msgspec.json.Encoder()
 _decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[msgspec.Struct]] = {}
 
 
-def encode_message(message: msgspec.Struct) -> bytes:
-    """Encode a message; equal messages give equal bytes."""
+def encode_message(message: msgspec.Struct | msgspec.Raw) -> bytes:
+    """Encode a message; equal messages give equal bytes. ``Raw``: one that is encoded already."""
     return _encoder.encode(message)
 
 

@@ -25,6 +25,7 @@ from barnraise.identity.node_id import NodeId
 
 WINDOW_S = 120.0  # a signature is this old at most, and a nonce is remembered for twice as long
 HUB_HEADER = "barnraise-hub"
+PROXY_HEADER = "barnraise-proxy-token"  # by which a proxy on the hub's machine proves itself; not signed
 _LABEL = "barnraise"
 _REQUEST_PARTS = f'"@method" "@path" "@query" "content-digest" "{HUB_HEADER}"'
 _RESPONSE_PARTS = f'"@status" "content-digest" "signature";req;key="{_LABEL}"'

@@ -93,11 +93,14 @@ class PinnedContext(ssl.SSLContext):
         )
 
 
-def context_for(host: str, port: int, hub: NodeId, timeout_s: float, *, pinned: bool) -> ssl.SSLContext:
+def context_for(
+    host: str, port: int, hub: NodeId, timeout_s: float, *, pinned: bool, at: str | None = None
+) -> ssl.SSLContext:
     """Return a context for the hub at this address; a pinned one accepts the hub's key only.
 
     If the invite does not pin the key, ask the server for its key first. A server with another key is a proxy
-    and needs an ordinary certificate. Raise HubAway if the server is too slow to show its key.
+    and needs an ordinary certificate. Raise HubAway if the server is too slow to show its key. ``at``: the
+    address that the host's name was resolved to already.
     """
     context = PinnedContext.of(hub)
     if pinned:
@@ -105,7 +108,7 @@ def context_for(host: str, port: int, hub: NodeId, timeout_s: float, *, pinned: 
     try:
         # With its name, by which a proxy that only passes TLS on finds the hub.
         with (
-            open_connection(host, port, timeout_s) as link,
+            open_connection(at or host, port, timeout_s) as link,
             context.wrap_socket(link, server_hostname=host),
         ):
             return context

@@ -7,6 +7,7 @@ body. Only a few large bodies are in memory at once; other senders wait (see `up
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import math
@@ -18,7 +19,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 
 from barnraise.core.errors import HubError, HubRefused, ProtocolError
@@ -26,6 +27,7 @@ from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.hub.object_store.redirects import STORE_HEADER
 from barnraise.hub.object_store.uploader import BucketUploader
 from barnraise.hub.protocol.admission import AdmissionStatement, admission_request, exact_key
+from barnraise.hub.protocol.chain import sign_step
 from barnraise.hub.protocol.clock import SignatureClock
 from barnraise.hub.protocol.invites import check_addresses
 from barnraise.hub.protocol.messages import (
@@ -54,6 +56,7 @@ from barnraise.hub.server.connection_limits import source_of
 from barnraise.hub.server.health import HealthWarning
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.server.membership import SEAT_S, ended_seats
+from barnraise.hub.server.unsigned_allowance import UnsignedAllowance, UnsignedLimits
 from barnraise.hub.server.upload_slots import UploadSlots
 from barnraise.hub.server.uploads import UploadService
 from barnraise.hub.web.metrics import HubMetrics
@@ -69,6 +72,8 @@ _KEPT_S = 1.0  # the page and the figures
 _REQUESTS_PER_S, _REQUESTS_AT_ONCE = 50.0, 500.0  # of a member, and of all strangers together
 _STRANGERS_PER_S, _STRANGERS_AT_ONCE = 10.0, 100.0  # from one place
 _JOINS_PER_S, _JOINS_AT_ONCE = 5.0, 1000.0
+_JOIN_PATH, _JOIN_BYTES = "/v1/members", 4 << 10
+_SIGNED_STEPS = 4096  # that are kept
 _UPLOAD = re.compile("[0-9a-f]{32}")
 _IMMUTABLE = "public, max-age=31536000, immutable"
 
@@ -83,14 +88,19 @@ class VerifiedRequest(NamedTuple):
     body: bytes
 
 
-Handler = Callable[[Request, VerifiedRequest], Awaitable[msgspec.Struct]]
+Handler = Callable[[Request, VerifiedRequest], Awaitable[msgspec.Struct | msgspec.Raw]]
 
 
 class HubApp:
     """HTTP request handlers of one hub."""
 
     def __init__(
-        self, hub: Hub, intake: UploadService, key: NodeKey, stock: BucketUploader | None = None
+        self,
+        hub: Hub,
+        intake: UploadService,
+        key: NodeKey,
+        stock: BucketUploader | None = None,
+        limits: UnsignedLimits = UnsignedLimits(),  # noqa: B008  # it is immutable
     ) -> None:
         self._hub, self._uploads, self._key, self._bucket = hub, intake, key, stock
         self._metrics = HubMetrics(hub, stock)
@@ -100,10 +110,14 @@ class HubApp:
         self._time = SignatureClock(hub.clock, hub.now, hub.signed.time)
         self._nonces = NonceCache(self._time())
         self._slots = UploadSlots()
+        self._sign_step = functools.lru_cache(maxsize=_SIGNED_STEPS)(functools.partial(sign_step, key))
         self._requests = RateLimit(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
         self._strangers = RateLimit(_STRANGERS_PER_S, _STRANGERS_AT_ONCE)
+        self._unsigned = UnsignedAllowance(limits.bytes_s, hub.now)
+        self._is_forwarded = limits.forwarded
         self._joins = RateLimit(_JOINS_PER_S, _JOINS_AT_ONCE)
         self._regions: Regions = {}
+        self._described: tuple[tuple[object, ...], msgspec.Raw] | None = None
 
     def routes(self) -> list[Route]:
         """Return the routes: public ones, and those for members unless the hub is a mirror."""
@@ -125,16 +139,16 @@ class HubApp:
         for_anybody = [
             route("/v1/run", "GET", self._run, 0, is_open=True),
             route("/v1/head", "GET", self._head, 0, is_open=True),
-            Route("/v1/blobs/{name}", self._blob, methods=["GET"]),
-            Route("/", self._page, methods=["GET"]),
-            Route("/v1/openapi.json", self._openapi, methods=["GET"]),
-            Route("/metrics", self._figures, methods=["GET"]),
+            self._open_route("/v1/blobs/{name}", self._blob),
+            self._open_route("/", self._page),
+            self._open_route("/v1/openapi.json", self._openapi),
+            self._open_route("/metrics", self._figures),
         ]
         if self._hub.is_mirror:
             return for_anybody
         return [
             *for_anybody,
-            route("/v1/members", "POST", self._join, _SMALL),
+            route(_JOIN_PATH, "POST", self._join, _JOIN_BYTES),
             route("/v1/regions", "POST", self._offer, _SMALL),
             route("/v1/seats", "POST", self._seat, _SMALL),
             route("/v1/members/{node}/pardon", "POST", self._pardon, 0),
@@ -147,12 +161,64 @@ class HubApp:
             route("/v1/uploads/{upload}", "PATCH", self._append, PIECE_BYTES),
         ]
 
+    def _open_route(self, path: str, handler: Callable[[Request], Awaitable[Response]]) -> Route:
+        """Return a route that needs no signature; only a member's signature lifts the limits."""
+
+        async def serve(request: Request) -> Response:
+            if self._is_of_member(request):
+                return await handler(request)
+            try:
+                self._take_unsigned(request)
+            except HubRefused as error:
+                return error_response(self._key, request.headers, error, self._time())
+            return self._unsigned.slowed(await handler(request), self._source(request))
+
+        return Route(path, serve, methods=["GET"])
+
+    def _is_of_member(self, request: Request) -> bool:
+        """Tell whether a member signed a request that needs no signature, and is within its rate."""
+        if "signature" not in request.headers:
+            return False
+        try:
+            signed = self._signature(request)
+            node = str(signed.node)
+            if not self._is_member(node):
+                return False
+            self._check_new(signed, is_member=True)
+            self._limit(self._requests, node)
+        except HubRefused:
+            return False
+        return True
+
+    def _is_member(self, node: str) -> bool:
+        """Tell whether a node takes part; a quarantined one counts as unknown."""
+        member = self._hub.members.get(node)
+        return node == str(self._hub.id) or (member is not None and not member.quarantine)
+
+    def _take_unsigned(self, request: Request) -> None:
+        """Count a request without a member's signature. Raise HubRefused (429) if there are too many."""
+        wait_s = self._unsigned.take_request(self._source(request))
+        if wait_s > 0:
+            raise _too_many(wait_s)
+
+    def _source(self, request: Request) -> str:
+        """Return the source that a request counts for; empty for this machine, and for a proxy on it."""
+        place = source_of(request.client.host) if request.client else ""
+        if place or not self._is_forwarded:
+            return place
+        # A proxy appends the address that it sees, so the last one is the only one to believe.
+        named = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
+        return source_of(named)[:64] if named else ""
+
     async def _serve(self, request: Request, handler: Handler, max_bytes: int, is_open: bool) -> Response:
         """Run a handler and turn any outcome into a response; sign it if the request was signed."""
         try:
             async with contextlib.AsyncExitStack() as held:
                 verified = await self._verify(request, max_bytes, is_open, held)
                 status, body = 200, encode_message(await handler(request, verified))
+                if not self._is_member(verified.node):
+                    answer = signed_response(self._key, request.headers, status, body, self._time())
+                    return self._unsigned.slowed(answer, self._source(request))
         except HubRefused as error:
             if error.kind == "disk":
                 trouble = HealthWarning(error.message, error.hint, self._hub.now() + _SHOWN_S)
@@ -176,33 +242,69 @@ class HubApp:
     ) -> VerifiedRequest:
         """Check signature, replay and rate limits, then read the body. Raise HubRefused if a check fails."""
         if is_open and "signature" not in request.headers:
+            self._take_unsigned(request)
             return VerifiedRequest("", b"")
-        path = request.scope["raw_path"].decode("latin-1")
-        query = request.scope["query_string"].decode("latin-1")
-        signed = verify_request(request.method, path, query, request.headers, self._hub.id)
+        signed = self._signature(request)
         node = str(signed.node)
         is_member = node in self._hub.members or node == str(self._hub.id)
+        if not is_member and request.url.path == _JOIN_PATH:
+            return await self._verify_join(request, signed, held)
         if not is_member:  # before an unknown sender can use memory
-            place = source_of(request.client.host) if request.client else ""
-            if place:  # a limit per source leaves capacity for other sources
-                self._limit(self._strangers, place)
-            self._limit(self._requests, "strangers")
+            self._limit_stranger(request)
             max_bytes = min(max_bytes, _SMALL)
-        members = len(self._hub.members)
-        self._nonces.accept(signed, self._time(), self._hub.now(), members=members, is_member=is_member)
-        self._hub.signed.note(signed.created)
+        self._check_new(signed, is_member=is_member)
         if is_member:  # after the replay check: a replay must not use up the member's rate limit
             self._limit(self._requests, node)
         if node != self._hub.founding.owner:  # only the owner sends a layout
             max_bytes = min(max_bytes, PIECE_BYTES)
         return VerifiedRequest(node, await self._body(request, signed, max_bytes, held))
 
+    async def _verify_join(
+        self, request: Request, signed: SignedMessage, held: contextlib.AsyncExitStack
+    ) -> VerifiedRequest:
+        """Read a new member's request. One with a usable invite is counted apart from all other strangers.
+
+        Raise HubRefused if a check fails.
+        """
+        node, body = str(signed.node), await self._body(request, signed, _JOIN_BYTES, held)
+        is_invited = self._is_invited(node, body)
+        if not is_invited:
+            self._limit_stranger(request)
+        self._check_new(signed, is_member=False)
+        if is_invited:  # after the replay check: a replay must not use up the limit
+            self._limit(self._joins, "all")
+        return VerifiedRequest(node, body)
+
+    def _is_invited(self, node: str, body: bytes) -> bool:
+        try:
+            self._hub.admission(node, decode_message(JoinRequest, body))
+        except (HubRefused, ProtocolError):
+            return False
+        return True
+
+    def _limit_stranger(self, request: Request) -> None:
+        """Raise HubRefused (429) if strangers, from one source or in total, sent too many requests."""
+        place = self._source(request)
+        if place:  # a limit per source leaves capacity for other sources
+            self._limit(self._strangers, place)
+        self._limit(self._requests, "strangers")
+
+    def _signature(self, request: Request) -> SignedMessage:
+        path = request.scope["raw_path"].decode("latin-1")
+        query = request.scope["query_string"].decode("latin-1")
+        return verify_request(request.method, path, query, request.headers, self._hub.id)
+
+    def _check_new(self, signed: SignedMessage, *, is_member: bool) -> None:
+        """Remember the nonce of a request. Raise HubRefused if it is a replay, or too old or too new."""
+        members = len(self._hub.members)
+        self._nonces.accept(signed, self._time(), self._hub.now(), members=members, is_member=is_member)
+        self._hub.signed.note(signed.created)
+
     def _limit(self, allowance: RateLimit, name: str) -> None:
         """Raise HubRefused (429) if this source has used up its rate limit."""
-        wait = allowance.take(name, self._hub.now())
-        if wait > 0:
-            message = "this machine sent too many requests"
-            raise HubRefused(429, "rate", message, hint=_LATER, retry_s=wait)
+        wait_s = allowance.take(name, self._hub.now())
+        if wait_s > 0:
+            raise _too_many(wait_s)
 
     async def _body(
         self, request: Request, signed: SignedMessage, max_bytes: int, held: contextlib.AsyncExitStack
@@ -235,18 +337,25 @@ class HubApp:
 
     # The routes.
 
-    async def _run(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
-        return self._hub.description()
+    async def _run(self, request: Request, verified: VerifiedRequest) -> msgspec.Raw:
+        """Return the description, encoded once for each version: a layout may have 100,000 entries."""
+        run = self._hub.description()
+        changing = (run.version, run.finished, run.store, run.layout is None, run.course)
+        if self._described is None or self._described[0] != changing:
+            self._described = changing, msgspec.Raw(encode_message(run))
+        return self._described[1]
 
     async def _head(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         after = _number(request, "after", 1 << 40)
         wait = _number(request, "wait", _LONGEST_WAIT_S) or 0.0
-        return await self._hub.head(None if after is None else int(after), wait)
+        head = await self._hub.head(None if after is None else int(after), wait)
+        if self._hub.is_region or self._hub.is_mirror:  # these pass on the signatures of the run's hub
+            return head
+        return msgspec.structs.replace(head, steps=tuple(map(self._sign_step, head.steps)))
 
     async def _join(self, request: Request, verified: VerifiedRequest) -> msgspec.Struct:
         message = decode_message(JoinRequest, verified.body)
-        # Requests without a valid proof do not use up the limit.
-        joined = await self._hub.join(verified.node, message, lambda: self._limit(self._joins, "all"))
+        joined = await self._hub.join(verified.node, message)
         if self._hub.members[verified.node].quarantine or joined.role not in ("friend", "stranger"):
             return joined
         regions = open_regions(self._standing_regions(), self._hub.now())
@@ -364,10 +473,15 @@ class HubApp:
         return HTMLResponse(self._rendered(), headers=headers)
 
     async def _openapi(self, request: Request) -> Response:
-        return JSONResponse(openapi_document())
+        return Response(_openapi_text(), media_type="application/json")
 
     async def _figures(self, request: Request) -> Response:
         return Response(self._measured(), media_type="text/plain; version=0.0.4")
+
+
+@functools.cache
+def _openapi_text() -> bytes:
+    return msgspec.json.encode(openapi_document())
 
 
 class _CachedText:
@@ -435,6 +549,10 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
             raise HubRefused(413, "length", f"the body may have at most {max_bytes} bytes", hint=_LESS)
         pieces.append(piece)
     return b"".join(pieces)
+
+
+def _too_many(wait_s: float) -> HubRefused:
+    return HubRefused(429, "rate", "this machine sent too many requests", hint=_LATER, retry_s=wait_s)
 
 
 def _number(request: Request, name: str, max_value: float) -> float | None:

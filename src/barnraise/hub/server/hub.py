@@ -110,7 +110,7 @@ class Hub:
         self.directory, self.id, self.clock, self.now = directory, hub, clock, now
         self.blobs = hub_blobs(directory)
         self.signed, self.health, self.disk = LatestSigned(), HealthStatus(now), DiskLatency(now)
-        self._make_aggregator, self._is_region = make_finisher, is_region
+        self._make_aggregator, self.is_region = make_finisher, is_region
         self._log = HubLog(directory)
         self._audit = AuditLog(directory, now=clock)
         self._reader = HubLog(directory)
@@ -199,26 +199,10 @@ class Hub:
 
     # Requests of members.
 
-    async def join(
-        self, node: str, message: JoinRequest, on_proof: Callable[[], None] = lambda: None
-    ) -> JoinResponse:
-        """Add a member by its invite, or because the hub above sent it. Raise HubRefused (403) otherwise.
-
-        ``on_proof``: called once the proof of admission is verified.
-        """
+    async def join(self, node: str, message: JoinRequest) -> JoinResponse:
+        """Add a member by its invite, or because the hub above sent it. Raise HubRefused (403) otherwise."""
         async with self._joining:  # or one use is read by many before the first has used it up
-            grant = self._reader.grant(message.invite)
-            signer = NodeId.parse(grant.key) if grant is not None else self.parent
-            if signer is None:
-                raise HubRefused(403, "invite", "no invite of this hub has this key", hint=ASK_FOR_INVITE)
-            check_proof(message, signer, NodeId.parse(node), self.id, self.founding.name)
-            on_proof()
-            parents_clock = self.seats.parents_clock(self.now())
-            admitted = (
-                membership.admit_by_parent(message, node, self.seats, self.members, parents_clock)
-                if grant is None
-                else membership.admit_by_invite(message, node, grant, self.members, self.clock())
-            )
+            admitted = self.admission(node, message)
             member, is_new = admitted.member, node not in self.members
             if is_new:
                 logger.info("%s (%s) joins as %s", member.name, node[:9], member.role)
@@ -230,10 +214,22 @@ class Hub:
                 self._audit.write(
                     "invite-used",
                     subject=f"{member.name} ({node[:9]})",
-                    by=f"invite {short_key(member.invite)}" if grant is not None else "the hub above",
+                    by="the hub above" if admitted.grant is None else f"invite {short_key(member.invite)}",
                     detail=f"joined {self.founding.name} as {member.role}",
                 )
         return JoinResponse(role=member.role, description=self.description())
+
+    def admission(self, node: str, message: JoinRequest) -> membership.Admission:
+        """Return the member as it would join now. Raise HubRefused (403) if it cannot."""
+        grant = self._reader.grant(message.invite)
+        signer = NodeId.parse(grant.key) if grant is not None else self.parent
+        if signer is None:
+            raise HubRefused(403, "invite", "no invite of this hub has this key", hint=ASK_FOR_INVITE)
+        check_proof(message, signer, NodeId.parse(node), self.id, self.founding.name)
+        if grant is None:
+            parents_clock = self.seats.parents_clock(self.now())
+            return membership.admit_by_parent(message, node, self.seats, self.members, parents_clock)
+        return membership.admit_by_invite(message, node, grant, self.members, self.clock())
 
     async def give_seat(self, node: str, region: str, id_there: str) -> MemberRecord:
         """Give a member a seat at a region instead of the one here."""
@@ -558,7 +554,7 @@ class Hub:
         self.arrivals = {arrival.update.id: arrival for arrival in snapshot.arrivals}
         self.refusals = list(snapshot.refusals)
         self.seen = list(snapshot.seen)
-        self.state = restore_state(snapshot, founding, self.now(), is_region=self._is_region)
+        self.state = restore_state(snapshot, founding, self.now(), is_region=self.is_region)
         self.covered = covered_samples(snapshot, self.state)
         self._epoch += 1
         self._changed.announce()

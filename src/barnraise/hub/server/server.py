@@ -18,6 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import Response
 
+from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError, HubRefused
 from barnraise.hub.aggregation.aggregator import Aggregator
 from barnraise.hub.object_store.s3 import BucketUrl, S3Bucket
@@ -33,8 +34,11 @@ from barnraise.hub.server.connection_limits import (
     connections_within,
     raise_file_limit,
 )
+from barnraise.hub.server.host_guard import BROWSER_HEADERS, GuardedApp, KnownHosts
 from barnraise.hub.server.hub import Hub, MakeAggregator
+from barnraise.hub.server.unsigned_allowance import UnsignedLimits
 from barnraise.hub.server.uploads import HeldOut, UploadService
+from barnraise.hub.storage.addresses import all_addresses
 from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import hub_key
 from barnraise.hub.storage.directory_lock import check_hub, read_facts
@@ -71,17 +75,19 @@ async def running_hub(
     make_finisher: MakeAggregator = make_outer_step,
     is_region: bool = False,
     store: BucketUrl | None = None,
+    limits: UnsignedLimits | None = None,
 ) -> AsyncIterator[tuple[Hub, Starlette]]:
     """Run a hub and yield it with its ASGI application.
 
-    ``held_out``: the owner's file that validates updates.
+    ``held_out``: the owner's file that validates updates. ``limits``: by default those of the settings.
     """
     key = hub_key(directory)
     hub = Hub(directory, key.id, make_finisher, is_region)
     try:
         await hub.start()
         async with _bucket_uploader(hub, store) as stock, _held_out_check(hub, held_out) as check:
-            yield hub, make_app(HubApp(hub, UploadService(hub, check), key, stock))
+            reception = HubApp(hub, UploadService(hub, check), key, stock, limits or limits_from_settings())
+            yield hub, make_app(reception)
     finally:
         await hub.close()
 
@@ -126,12 +132,26 @@ async def serve(
             await serve_app(directory, hub, app, listening, listener)
 
 
+def limits_from_settings() -> UnsignedLimits:
+    """Return this machine's limits for clients that are no members."""
+    settings = load_settings().hosting
+    return UnsignedLimits(settings.unsigned_mbps * 1e6 / 8, settings.forwarded == "believe")
+
+
 async def serve_app(
     directory: Path, hub: Hub, app: Starlette, listening: ListenOptions, listener: socket.socket
 ) -> None:
     """Serve an application on a bound socket until SIGINT or SIGTERM."""
+    key = hub_key(directory)
+
+    def respond(request_headers: Mapping[str, str], error: HubRefused) -> Response:
+        answer = error_response(key, request_headers, error, hub.clock())
+        answer.headers.update(BROWSER_HEADERS)
+        return answer
+
+    hosts = KnownHosts(lambda: all_addresses(directory)) if listening.plain else None
     config = uvicorn.Config(
-        app,
+        GuardedApp(app, respond, hosts, load_settings().hosting.proxy_token or ""),
         http=SlowClientProtocol,
         ws="none",
         log_level="warning",
@@ -148,7 +168,7 @@ async def serve_app(
         asyncio.sslproto.SSLProtocol.max_size = _TLS_BUFFER
         asyncio.constants.FLOW_CONTROL_HIGH_WATER_SSL_READ = _TLS_BUFFER >> 10  # type: ignore[misc]
         asyncio.constants.FLOW_CONTROL_HIGH_WATER_SSL_WRITE = _TLS_BUFFER >> 10  # type: ignore[misc]
-        context = server_context(directory, hub_key(directory))
+        context = server_context(directory, key)
         config.ssl_context_factory = lambda *_: context
     doors = ConnectionLimiter(connections_within(raise_file_limit(), MOST))
     if doors.max_connections < _FEW:
@@ -156,11 +176,6 @@ async def serve_app(
             "the limit of open files permits only %d connections: raise `ulimit -Hn`",
             doors.max_connections,
         )
-    key = hub_key(directory)
-
-    def respond(request_headers: Mapping[str, str], error: HubRefused) -> Response:
-        return error_response(key, request_headers, error, hub.clock())
-
     server = LimitedServer(config, doors, hub.health, respond)
     _listen(listening, listener)
     name, bound = hub.founding.name, listener.getsockname()[1]

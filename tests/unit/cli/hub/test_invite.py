@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.cli.hub.directories import is_pinned, top_folder, write_addresses, write_proxied
+from barnraise.cli.hub.directories import is_pinned, top_folder, write_proxied
 from barnraise.cli.hub.invite import InviteOptions, run
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
 from barnraise.hub.protocol.invites import Invite, read_invite
 from barnraise.hub.protocol.messages import RoundConfig
+from barnraise.hub.storage.addresses import write_addresses
 from barnraise.hub.storage.create import create_hub, known_invites
 from barnraise.hub.storage.log import HubLog, MemberRecord, change
 from barnraise.identity import NodeKey

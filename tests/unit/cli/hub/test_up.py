@@ -13,7 +13,7 @@ import torch
 
 from barnraise.cli.child_process import ChildProcess
 from barnraise.cli.cluster.identity import machine_key
-from barnraise.cli.hub.directories import top_folder, write_addresses, write_local_address
+from barnraise.cli.hub.directories import top_folder, write_local_address
 from barnraise.cli.hub.join import CREDENTIALS_FILE, _check_free, open_workspace
 from barnraise.cli.hub.mirror import follow, hand_over, take_over
 from barnraise.cli.hub.owner import expel, pardon
@@ -27,6 +27,7 @@ from barnraise.hub.mirror.handover import read_handover, sign_handover
 from barnraise.hub.private_options import PrivateOptions, take_private_options
 from barnraise.hub.protocol.invites import HubPlace, invite_text, make_invite
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig
+from barnraise.hub.storage.addresses import write_addresses
 from barnraise.hub.storage.create import FOLLOWS, WITHDRAWN, create_hub, hub_key
 from barnraise.hub.storage.directory_lock import read_facts
 from barnraise.hub.storage.log import HubLog, MemberRecord, change

@@ -117,7 +117,7 @@ def test_update_solved_for_public_sketch_is_refused(tmp_path: Path) -> None:
 
     async def story(scene: InProcessHub) -> None:
         friends = [await scene.member() for _ in range(FRIENDS)]
-        eve = await scene.join(create_invite(scene.directory, ADDRESS, role="stranger").token_text)
+        eve = await scene.join(create_invite(scene.directory, ADDRESS, role="stranger"))
         leases = {node: await scene.lease(node) for node in (*friends, eve)}
         for node, change in zip((eve, *friends), (evil, *honest), strict=True):
             data = encoded(torch.from_numpy(change).float(), TERMS.codec, leases[node].version)
@@ -140,7 +140,7 @@ def test_sketches_are_not_written_to_log(tmp_path: Path) -> None:
         data = encoded(torch.randn(LAYOUT.numel), TERMS.codec, lease.version)
         await scene.send(ann, declared(lease, data), data)
         assert len(scene.hub.seen[-1].sketch) == 4 * SKETCH
-        mirror = await scene.join(create_invite(scene.directory, ADDRESS, role="mirror").token_text)
+        mirror = await scene.join(create_invite(scene.directory, ADDRESS, role="mirror"))
         assert [seen.sketch for seen in scene.hub.replica(mirror, None).seen] == [b""]
 
     play(tmp_path, story)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from barnraise.cli.hub.region import JoinedPlace, settle
-from barnraise.core.errors import HubRefused
+from barnraise.core.errors import HubError, HubRefused
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.private_options import PrivateOptions
 from barnraise.hub.protocol.invites import HubPlace, invite_text
@@ -136,9 +136,8 @@ class Tree:
         invite = self.parent.invite(role)
         with contextlib.closing(self.connect(invite.place)) as client:
             request = invite.request(self.key.id, "ann")
-            return JoinedPlace(
-                invite.place, request, client.ask("POST", "/v1/members", JoinResponse, request)
-            )
+            joined = client.ask("POST", "/v1/members", JoinResponse, request)
+            return JoinedPlace(invite.place, request, joined, "machine")
 
     def settle(self, joined: JoinedPlace) -> NodeId:
         return settle(joined, self.connect, lambda _: self.key.id).hub
@@ -177,6 +176,22 @@ def test_new_members_are_placed_by_distance_and_seats(tree: Tree) -> None:
     last = tree.join()
     assert last.joined.regions == ()
     assert tree.settle(last) == last.place.hub
+
+
+@pytest.mark.slow
+def test_members_of_region_verify_its_chain_with_key_of_parent(tree: Tree) -> None:
+    tree.await_regions(2)
+    joined = tree.join()
+    place = settle(joined, tree.connect, lambda _: tree.key.id)
+    assert (place.root, place.led_from) == (joined.place.hub, "machine")
+    for root, is_right in ((place.root, True), (NodeKey.generate().id, False)):
+        client = HubClient(place.addresses, place.hub, tree.key, root=root, led_from=place.led_from)
+        with contextlib.closing(client):
+            if is_right:
+                assert client.head(None).version == 0
+                continue
+            with pytest.raises(HubError, match="did not sign version 0"):
+                client.head(None)
 
 
 @pytest.mark.slow

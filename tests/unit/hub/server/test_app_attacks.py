@@ -187,7 +187,7 @@ def test_update_of_old_version_is_refused(scene: AttackedHub) -> None:
 def test_path_traversal_is_refused(scene: AttackedHub, path: str) -> None:
     """The paths are sent unchanged; an HTTP library would normalize them."""
     with socket.create_connection(("127.0.0.1", scene.hub.port), timeout=10) as line:
-        line.sendall(f"GET {path} HTTP/1.1\r\nHost: hub\r\nConnection: close\r\n\r\n".encode())
+        line.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         answer = b""
         while piece := line.recv(4096):
             answer += piece

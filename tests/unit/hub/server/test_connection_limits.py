@@ -33,6 +33,7 @@ from barnraise.hub.server.connection_limits import (
 )
 from barnraise.hub.server.health import HealthStatus
 from barnraise.hub.server.server import running_hub
+from barnraise.hub.server.unsigned_allowance import UnsignedLimits
 from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import create_hub, hub_blobs, hub_key
 from barnraise.identity import NodeKey
@@ -122,7 +123,7 @@ def _serve(directory: Path, check: Callable[[int], None], key: NodeKey) -> None:
     """Run a hub in this process while the check of its port runs."""
 
     async def scene() -> None:
-        async with running_hub(directory) as (_, app):
+        async with running_hub(directory, limits=UnsignedLimits(bytes_s=0.0)) as (_, app):
             config = uvicorn.Config(app, http=SlowClientProtocol, log_level="warning", lifespan="off")
 
             def respond(headers: Mapping[str, str], error: HubRefused) -> Response:
@@ -168,7 +169,7 @@ def test_client_that_never_reads_is_disconnected(
 
     def check(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
-            line.sendall(f"GET /v1/blobs/{name} HTTP/1.1\r\nhost: hub\r\n\r\n".encode())
+            line.sendall(f"GET /v1/blobs/{name} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
             _until(lambda: bool(clocks), "the hub waits for its reader")
             if not reads:
                 assert lost.wait(60)

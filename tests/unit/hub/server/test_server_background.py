@@ -191,7 +191,7 @@ def test_client_without_request_is_disconnected(monkeypatch: pytest.MonkeyPatch)
         )
         port = server.sockets[0].getsockname()[1]
         line = socket.create_connection(("127.0.0.1", port))
-        line.sendall(b"GET / HTTP/1.1\r\nhost: hub\r\n\r\n")  # before its time begins
+        line.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")  # before its time begins
         asking = await asyncio.open_connection(sock=line)
         silent, halting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         halting[1].write(b"GET / HTTP/1.1\r\nhost:")
@@ -200,7 +200,7 @@ def test_client_without_request_is_disconnected(monkeypatch: pytest.MonkeyPatch)
             assert await halting[0].read() == b""
             assert b"204" in await asking[0].readline()
             assert await asking[0].readline() == b"\r\n"
-        asking[1].write(b"GET / HTTP/1.1\r\nhost: hub\r\n\r\n")
+        asking[1].write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         async with asyncio.timeout(60):
             assert b"204" in await asking[0].readline(), (
                 "a connection with an earlier request may send another later"

@@ -67,7 +67,7 @@ def test_large_pieces_wait_for_earlier_responses(tmp_path: Path, monkeypatch: py
 def _begin_to_join(hub: NodeId, port: int) -> socket.socket:
     """Start a request of an unknown node whose body never arrives."""
     signed = sign_request(NodeKey.generate(), "POST", "/v1/members", "", b"", hub, time.time())
-    lines = ["POST /v1/members HTTP/1.1", "host: hub", "content-length: 9"]
+    lines = ["POST /v1/members HTTP/1.1", "host: localhost", "content-length: 9"]
     lines += [f"{name}: {value}" for name, value in signed.items()]
     connection = socket.create_connection(("127.0.0.1", port), timeout=10)
     connection.sendall("\r\n".join([*lines, "", ""]).encode())
@@ -140,7 +140,11 @@ class Dawdler(threading.Thread):
             signed = sign_request(
                 self.friend.key, "PATCH", self.path, "offset=0", data, self.friend.hub, time.time()
             )
-            lines = [f"PATCH {self.path}?offset=0 HTTP/1.1", "host: hub", f"content-length: {len(data)}"]
+            lines = [
+                f"PATCH {self.path}?offset=0 HTTP/1.1",
+                "host: localhost",
+                f"content-length: {len(data)}",
+            ]
             lines += [f"{name}: {value}" for name, value in signed.items()]
             with (
                 contextlib.suppress(OSError),  # the hub is gone
