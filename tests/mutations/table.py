@@ -58,6 +58,48 @@ MEMBERSHIP = (
         "if count >= 1:",
         ("membership/test_failure_detector.py",),
     ),
+    Mutation(
+        "certificate-of-a-minority",
+        "if not is_quorum(before.voters, signers) and not is_quorum(before.voters, signers, absent):",
+        "if not signers:",
+        ("membership/consensus/test_certificate.py",),
+    ),
+    Mutation(
+        "unchecked-votes",
+        "        if not is_vote_signed(vote, text):",
+        "        if not vote.signature:",
+        ("membership/consensus/test_certificate.py",),
+    ),
+    Mutation(
+        "branch-of-a-minority",
+        "if voters and not is_quorum(voters, agreeing, declared):",
+        "if voters and not agreeing:",
+        ("membership/test_history.py",),
+    ),
+    Mutation(
+        "only-the-oldest-dropped-decision",
+        "for link in reversed(self.chain[anchor:]):",
+        "for link in self.chain[anchor : anchor + 1]:",
+        ("membership/test_history.py",),
+    ),
+    Mutation(
+        "removed-machine-opens-a-branch",
+        "if declaration is not None and declaration.node in self.removed:",
+        "if declaration is not None and declaration.node in ():",
+        ("membership/test_history.py",),
+    ),
+    Mutation(
+        "removals-of-one-branch",
+        "self.log = log.barring(map(NodeId, self.removed)) if self.removed else log",
+        "self.log = log",
+        ("membership/test_history.py",),
+    ),
+    Mutation(
+        "orders-without-a-quorum",
+        "return not self._context.member.is_current(self._loop.time())",
+        "return False",
+        ("agent/runs/test_registry.py",),
+    ),
 )
 
 IDENTITY = (
