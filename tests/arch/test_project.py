@@ -83,3 +83,24 @@ def test_install_texts_name_no_distribution_of_others() -> None:
             names = _installed_names(line) - _OTHER_DISTRIBUTIONS
             wrong += [f"{name}:{line_number}: {installed}" for installed in names if installed != "barnraise"]
     assert wrong == []
+
+
+def test_hashes_name_the_pins_of_the_checks() -> None:
+    """Made by `python .ci/lock.py`; torch comes from an index of its own."""
+    pins = {
+        line for line in (ROOT / ".ci" / "requirements.txt").read_text("utf-8").splitlines() if "==" in line
+    }
+    hashed = re.findall(
+        r"^(\S+==\S+) \\\n    --hash=sha256:[0-9a-f]{64}",
+        (ROOT / ".ci" / "hashes.txt").read_text("utf-8"),
+        re.MULTILINE,
+    )
+    wanted = {pin for pin in pins if not pin.startswith(("torch==", "#"))} | {"colorama==0.4.6"}
+    assert wanted == set(hashed)
+
+
+def test_actions_of_workflows_are_pinned_by_hash() -> None:
+    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+        used = re.findall(r"uses: (\S+)", file.read_text("utf-8"))
+        assert used
+        assert [name for name in used if not re.search(r"@[0-9a-f]{40}$", name)] == [], file.name

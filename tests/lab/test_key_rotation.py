@@ -34,7 +34,7 @@ def test_run_continues_while_a_machine_changes_its_key(machines: Machines, tmp_p
     before, old_file = NodeKey.load_or_create(key_file).id, key_file.read_bytes()
     trace, hold = tmp_path / "trace", tmp_path / "hold"
     hold.touch()
-    options = {"MODEL": "images", "OPTIMIZER": "sgd", "EPOCHS": "5"}
+    options = {"MODEL": "images", "OPTIMIZER": "sgd", "EPOCHS": "20"}
     running = start(line, tmp_path / "project", trace, "h0,h1,h2", DELAY="0.05", HOLD=str(hold), **options)
     machines.until(lambda: len(read_commits(trace)) > 10, 90.0, "they train")
 

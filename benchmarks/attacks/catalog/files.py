@@ -124,7 +124,7 @@ def ship_wrong_bytes(cluster: RunCluster) -> str:
         result = _ship(cluster, "wrong bytes")
         assert result["phase"] == "ended", result
         liar = NodeId(bytes.fromhex(cluster.owner_id)).short
-        assert f"node {liar} sent wrong bytes" in result["sentence"], result
+        assert f"machine {liar} sent wrong bytes" in result["sentence"], result
         for place in OWNERS:
             store = ArtifactStore(store_directory(cluster.machines.state(place)))
             small = [path for path in store.objects.glob("??/*") if path.stat().st_size < 4096]

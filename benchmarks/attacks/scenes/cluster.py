@@ -96,7 +96,7 @@ class AttackedCluster:
             yield cls(lab, machines)
 
     def __init__(self, lab: Lab, machines: Machines) -> None:
-        self.machines = machines
+        self.machines, self._lab = machines, lab
         self.stranger, self.friend = lab.hosts[3], lab.hosts[4]
         self.directory = machines.state(0).parent
         self.addresses = [host.address for host in lab.hosts[:3]]
@@ -242,6 +242,19 @@ class AttackedCluster:
             undisturbed(all(set(names) >= NAMES for names in present), f"an owner was left out\n{shown}")
             undisturbed(len(new_lines) <= MAX_LINES + changes, f"{len(new_lines)} lines\n{shown}")
             undisturbed(new.rss - old.rss < growth, f"{(new.rss - old.rss) / 2**20:.1f} MB more")
+
+    @contextlib.contextmanager
+    def cut_off(self, place: int) -> Iterator[None]:
+        """Let one owner's machine reach the attackers only."""
+        hosts = self.machines.hosts
+        others = [hosts[other] for other in OWNERS if other != place]
+        for other in others:
+            self._lab.cut(hosts[place], other)
+        try:
+            yield
+        finally:
+            for other in others:
+                self._lab.heal(hosts[place], other)
 
     def honest_work(self) -> contextlib.AbstractContextManager[None]:
         """Watch the run of two owners and the status of an agent."""

@@ -28,7 +28,7 @@ from benchmarks.hub.emulated_members import Leaf, create_run, play_round
 from benchmarks.hub.process import UNVERIFIED, HubProcess
 from benchmarks.ranks.hosts import working_directory
 
-_NUMBERS = 8192
+NUMBERS = 8192
 _TERMS = RoundConfig(round_s=1.0, grace=0.1, slack_s=30.0, chunk=2048)
 _ROUND_S = 60.0
 _FRIENDS = 2
@@ -134,13 +134,13 @@ class AttackedHubRun:
 
     async def _train(self) -> None:
         owner = self.leaf(self.hub.invite("owner"), "owner", self.hub.owner)
-        description = await create_run(owner, _NUMBERS)
+        description = await create_run(owner, NUMBERS)
         friends = [self.leaf(self.hub.invite(), f"friend {number}") for number in range(_FRIENDS)]
         for friend in friends:
             await friend.join()
             friend.version = description.version
         while not self._over.is_set():
-            played = await play_round(friends, description, _NUMBERS, self._rounds)
+            played = await play_round(friends, description, NUMBERS, self._rounds)
             if played.counted < _FRIENDS:
                 self._problem = f"updates of friends were refused: {played.refused}"
             self._rounds += 1

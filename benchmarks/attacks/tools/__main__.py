@@ -5,7 +5,8 @@
 
 The second form accepts requests over a Unix socket, as lines of JSON. The scenes of ``benchmarks.attacks``
 use it. Every tool stops by itself and reports its result as JSON. Tools without a key are in ``outsider``.
-Those with a member's key are in ``guest``, ``runs`` and ``checkpoints``.
+Those with a member's key are in ``guest``, ``runs``,
+``checkpoints`` and ``removed_owner``.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import sys
 import traceback
 from typing import Any
 
-from benchmarks.attacks.tools import checkpoints, guest, outsider, runs
+from benchmarks.attacks.tools import checkpoints, guest, outsider, removed_owner, runs
 from benchmarks.attacks.tools.toolbox import LIMIT_S, READY, TOOLS, Result
 
-AUTHORS = (outsider, guest, runs, checkpoints)  # importing them makes their tools known
+AUTHORS = (outsider, guest, runs, checkpoints, removed_owner)  # importing them makes their tools known
 
 
 async def serve(path: str, seconds: float) -> Result:

@@ -83,7 +83,7 @@ async def guest_orders(keep: str, agents: Agents, record: str, canary: str) -> R
     guest, real = RunMember(keep, agents), decode_record(bytes.fromhex(record))
     await guest.come()
     theirs = read_spec(real)
-    own = _order(guest, "mallory", canary)
+    own = run_spec(guest, "mallory", canary)
     me = tuple(WorkerSlot(node.raw, 0, "cpu") for node in guest.agents)
     later = real.version + 1000
     records = {
@@ -105,7 +105,7 @@ async def owner_orders(keep: str, agents: Agents, record: str, guest: str, canar
     owner, real = RunMember(keep, agents), decode_record(bytes.fromhex(record))
     await owner.come()
     theirs, lesser = read_spec(real), NodeKey.load_or_create(Path(guest) / "key")
-    own = _order(owner, "mallory", canary)
+    own = run_spec(owner, "mallory", canary)
     later = real.version + 1000
     records = {
         "in another's name": _forged(replace(own, by=theirs.by), owner.key),
@@ -126,7 +126,7 @@ async def _tell_records(member: RunMember, records: Mapping[str, RunRecord]) -> 
     return {"cut": cut, "told": len(records)}
 
 
-def _order(member: RunMember, run: str, canary: str, folder: bytes = bytes(32)) -> RunSpec:
+def run_spec(member: RunMember, run: str, canary: str, folder: bytes = bytes(32)) -> RunSpec:
     return RunSpec(
         run=run,
         by=member.key.id.raw,
@@ -380,7 +380,7 @@ async def owner_ships(keep: str, agents: Agents, run: str, kind: str, canary: st
             link.send(protocol.SHIP + shipping.encode(PieceList(pieces)))
 
     owner.on_received = answer
-    order = _order(owner, run, canary, manifest_id(listed))
+    order = run_spec(owner, run, canary, manifest_id(listed))
     record = sign_spec(order, owner.key)
     await owner.tell(messages.encode(RecordUpdate(record)))
     loop = asyncio.get_running_loop()

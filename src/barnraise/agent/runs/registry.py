@@ -132,10 +132,15 @@ class RunRegistry:
         )
         return replace(spec, nodes=tuple(dict.fromkeys(nodes)))
 
-    def view_changed(self) -> None:
-        """Follow machines that have changed their keys."""
+    def view_changed(self) -> list[RunEntry]:
+        """Follow machines that have changed their keys, and return the runs of such machines."""
+        changed = []
         for entry in self.runs.values():
-            entry.spec = self._read_spec(entry.record)
+            spec = self._read_spec(entry.record)
+            if spec.nodes != entry.spec.nodes:
+                entry.spec = spec
+                changed.append(entry)
+        return changed
 
     def find(self, text: str, *, exact: bool = False) -> RunEntry:
         """Return a run by its name or a unique prefix; raise RunError unless exactly one matches.

@@ -115,7 +115,8 @@ class RunService:
 
     def view_changed(self) -> None:
         """Follow machines that have changed their keys; sign own checkpoints with the new key."""
-        self.registry.view_changed()
+        for entry in self.registry.view_changed():
+            self._on_record(entry)
         log, me = self._context.log, self._context.me
         former = {node.raw for node in log.revoked if node != me and log.current(node) == me}
         for node in former - self._former_keys:

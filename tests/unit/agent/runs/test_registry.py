@@ -130,3 +130,24 @@ def test_apply_own_order_without_confirmed_view_starts() -> None:
         return RunRegistry(context).apply(sign_spec(order(), KEY))
 
     assert asyncio.run(taken())
+
+
+def test_spec_follows_machines_to_their_new_keys() -> None:
+    """Tries a run that names a machine by its old key: the machine stays part of the run."""
+    new = NodeKey.generate()
+
+    async def followed() -> None:
+        context: Any = FakeContext("owner")
+        registry = RunRegistry(context)
+        assert registry.apply(sign_spec(order(), KEY))
+        entry = registry.runs["train-abcd"]
+        before = entry.spec
+        assert registry.view_changed() == []
+        context.role = lambda node: None if node.raw == B else "owner"
+        context.current = lambda node: new.id if node.raw == B else node
+        assert registry.view_changed() == [entry]
+        assert entry.spec.nodes == tuple(new.id.raw if node == B else node for node in before.nodes)
+        assert entry.spec.by == before.by, "the signer of an order stays the same"
+        assert registry.view_changed() == []
+
+    asyncio.run(followed())
