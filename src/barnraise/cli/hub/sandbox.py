@@ -18,7 +18,7 @@ from barnraise.core.config import CONFIG_VARIABLE, Settings, default_config_path
 from barnraise.hub.client.bandwidth_policy import METERED, METERED_EVERY_S, METERED_VARIABLE, is_metered
 from barnraise.hub.client.credentials import VARIABLE
 from barnraise.hub.object_store.redirects import allowed_networks
-from barnraise.sandbox.choice import find_sandbox, prepare, sandboxed
+from barnraise.sandbox.choice import find_sandbox, sandboxed
 from barnraise.sandbox.spec import SandboxCommand, SandboxSpec, python_roots
 from barnraise.transport.addresses import Where, network_of
 from barnraise.transport.ipc.dial_broker import WEB_PORTS, DialBroker, DialRules, Place
@@ -86,7 +86,6 @@ def script_sandbox(
             hidden=(str(Path.home()), str(state_directory(settings))),
             broker=str(broker.path),
         )
-        prepare(spec)
         note = Path(directory, "metered")
         variables = {**given, METERED_VARIABLE: str(note)}
         if os.path.isfile(config):
