@@ -311,7 +311,7 @@ def test_friends_page_matches_real_commands(lab_hub: LabHub) -> None:
     lab_hub.until(
         lambda: "friend" in {member.role for member in lab_hub.members().values()}, 240.0, "a friend", friend
     )
-    assert "  python friends.py\nfrom 1 file" in friend.output()
+    assert "  command    python friends.py\n  files      1 file" in friend.output()
     assert "Run it here? [y/N]:" in friend.output()
     name = next(member.name for member in lab_hub.members().values() if member.role == "friend")
     lab_hub.until(lambda: lab_hub.rounds(name) > 0, 240.0, "its first contribution", friend, hub)
