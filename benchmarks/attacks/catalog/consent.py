@@ -43,11 +43,11 @@ def forge_question(cluster: RunCluster) -> str:
         _await_question(cluster, run)
         guest = cluster.machines.hosts[GUEST]
         environment = cluster.machines.environment(GUEST)
-        asked = guest.run(
+        answered = guest.run(
             cluster.line.command("accept", run), env=environment, input="n\n", timeout=60.0, check=False
         )
-        shown = asked.stdout
-        assert asked.returncode == 1, "it was accepted"
+        shown = answered.stdout
+        assert answered.returncode == 1, "it was accepted"
         assert all(line.isprintable() for line in shown.splitlines()), "the question commands the terminal"
         assert "os.system(" in shown, "a part of the command is hidden"
         assert "CAREFUL, it can load other code: LD_PRELOAD=/tmp/x.so" in shown, "a variable is hidden"
