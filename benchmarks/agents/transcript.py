@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from barnraise.agent_client.bootstrap import AGENT_LOG
+from barnraise.cli.agent_call import root_warning
 from benchmarks.agents.machines import REPOSITORY, Machines
 from benchmarks.agents.runs import CommandLine
 from lab import Lab, LabProcess
@@ -117,7 +118,8 @@ class Window:
 
     @property
     def output(self) -> str:
-        return self._process.output()
+        """Return the output as a person without the rights of root sees it; the lab has them."""
+        return self._process.output().replace(f"{root_warning(0)}\n", "")
 
     def show_until(self, words: str, more: int = 1) -> None:
         """Show the output until ``more`` further lines contain these words; the last line shown is one of

@@ -13,10 +13,11 @@ _PLANS = {"--add", "--sync", "--levels", "--picture", "--no-project-file", *_JSO
 _RUN = {
     *("script", "arguments", "--on", "--per-node", "--min-nodes", "--wait", "--env", "--engine"),
     *("--trust-fabric", "--restarts", "--data", "--set", "--quiet", "--nice", "--memory", "--container"),
+    "--sandbox",
     *("--folder", "--name", "--all", "--detach", "--dry-run", "--separate", *_PLANS),
 }
 FROZEN = {
-    "accept": {"run", "--yes", "--refuse", *_JSON},
+    "accept": {"run", "--yes", "--refuse", "--no-sandbox", *_JSON},
     "adapt": {"script", "--write"},
     "attach": {"run", "--all"},
     "audit": {"--since", "--limit", *_JSON},

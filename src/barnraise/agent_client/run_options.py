@@ -86,3 +86,4 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     nice: Annotated[int, Meta(ge=0, le=19)] = 0
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0  # of each worker; 0: no limit
     container: Word = ""
+    sandbox: bool = False  # on every machine; a guest's machine uses one anyway

@@ -106,6 +106,7 @@ class AcceptRunRequest(msgspec.Struct, frozen=True, tag="accept?"):
     yes: bool = False
     no: bool = False
     order: Annotated[str, Meta(max_length=64)] = ""
+    sandbox: bool = True  # False: the user lets it run without one
 
 
 class ResultsRequest(msgspec.Struct, frozen=True, tag="results?"):

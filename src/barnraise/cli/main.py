@@ -387,12 +387,13 @@ def _clean(run: str | None, all: bool, dry_run: bool, yes: bool, as_json: bool) 
 @click.argument("run", shell_complete=complete_active_runs)
 @_flag("--yes", "Do not ask for confirmation.")
 @_flag("--refuse", "Refuse the run.")
+@_flag("--no-sandbox", "Let it do everything that you can do.")
 @_as_json
-def _accept(run: str, yes: bool, refuse: bool, as_json: bool) -> int:
+def _accept(run: str, yes: bool, refuse: bool, no_sandbox: bool, as_json: bool) -> int:
     """Show what RUN would do on this guest machine, and accept or refuse it."""
     from barnraise.cli.runs import runs
 
-    return runs.accept(run=run, yes=yes, refuse=refuse, as_json=as_json)
+    return runs.accept(run=run, yes=yes, refuse=refuse, is_sandboxed=not no_sandbox, as_json=as_json)
 
 
 @app.command("self-test")

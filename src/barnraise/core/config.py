@@ -80,6 +80,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     store_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 50 << 30
     log_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 32 << 20
     stop_grace_s: Seconds = 10.0
+    data_paths: tuple[Text, ...] = ()
 
 
 class ContributorSettings(msgspec.Struct, frozen=True, kw_only=True):

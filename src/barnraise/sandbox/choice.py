@@ -19,7 +19,7 @@ from barnraise.core.command import runner
 from barnraise.core.errors import RunEnvironmentError
 from barnraise.sandbox import bubblewrap, restricted_token, seatbelt
 from barnraise.sandbox.inside import PROXY_PORT_VARIABLE
-from barnraise.sandbox.spec import SandboxCommand, SandboxSpec, clean_environment, python_roots
+from barnraise.sandbox.spec import SandboxCommand, SandboxSpec, clean_environment, python_roots, renamed
 from barnraise.transport.ipc.dialing import BROKER_VARIABLE
 
 _TRY_S = 30.0
@@ -49,11 +49,11 @@ def find_sandbox() -> Sandbox:
     with tempfile.TemporaryDirectory(prefix="by-") as directory:
         roots = python_roots(Path(sys.executable))
         spec = SandboxSpec(root=directory, directory="/", writable=(), readable=roots)
-        prepare(spec)
+        _prepare(spec)
         try:
             # The script's own Python, and what is imported before the script.
             program = (sys.executable, "-P", "-c", "import barnraise.sandbox.proxy")
-            wrapped = _wrapped(sandbox, spec, program, os.environ, {})
+            wrapped = _wrapped(sandbox, spec, program, clean_environment(os.environ, spec))
         except OSError as error:
             return Sandbox("none", reason=f"a sandbox could not be made: {error}")
         done = runner(_TRY_S, wrapped.environment)(wrapped.command)
@@ -99,6 +99,14 @@ def sandbox_sentence(*, is_wanted: bool = True, sandbox: Sandbox | None = None) 
     )
 
 
+def no_sandbox(sandbox: Sandbox) -> RunEnvironmentError:
+    """Return the error for a machine on which no sandbox is possible."""
+    return RunEnvironmentError(
+        f"this machine has no sandbox: {sandbox.reason}",
+        hint="Install it, or trust the script with everything that you can do: --no-sandbox",
+    )
+
+
 def sandboxed(
     sandbox: Sandbox,
     spec: SandboxSpec,
@@ -106,28 +114,22 @@ def sandboxed(
     base: Mapping[str, str],
     given: Mapping[str, str],
 ) -> SandboxCommand:
-    """Return the command that starts a program in a sandbox.
+    """Create the script's directories, and return the command that starts it in a sandbox.
 
-    ``base``: the machine's environment, of which little is kept. ``given``: the program's own variables.
+    ``base``: the machine's environment, of which little is kept. ``given``: the script's own variables.
     Raise RunEnvironmentError if this machine has no sandbox.
     """
     if not sandbox.is_possible:
-        raise RunEnvironmentError(
-            f"this machine has no sandbox: {sandbox.reason}",
-            hint="Install it, or allow the script without one: --no-sandbox",
-        )
+        raise no_sandbox(sandbox)
+    _prepare(spec)
     first = () if sandbox.kind == "restricted token" else _FIRST_PROCESS
-    return _wrapped(sandbox, spec, (*first, *command), base, given)
+    environment = clean_environment(base, spec) | renamed(given)
+    return _wrapped(sandbox, spec, (*first, *command), environment)
 
 
 def _wrapped(
-    sandbox: Sandbox,
-    spec: SandboxSpec,
-    command: Sequence[str],
-    base: Mapping[str, str],
-    given: Mapping[str, str],
+    sandbox: Sandbox, spec: SandboxSpec, command: Sequence[str], environment: dict[str, str]
 ) -> SandboxCommand:
-    environment = clean_environment(base, given, spec)
     if spec.broker:
         environment[BROKER_VARIABLE] = spec.broker
     if sandbox.kind == "seatbelt":
@@ -136,9 +138,8 @@ def _wrapped(
         return SandboxCommand(seatbelt.seatbelt_command(spec, command, port), environment)
     if sandbox.kind == "restricted token":
         environment["TMPDIR"] = environment["TEMP"] = environment["TMP"] = spec.temporary
-        return SandboxCommand(
-            restricted_token.restricted_command(sandbox.program, spec, command), environment
-        )
+        restricted = restricted_token.restricted_command(sandbox.program, spec, command)
+        return SandboxCommand(restricted, environment)
     devices = bubblewrap.gpu_devices([entry.path for entry in os.scandir("/dev")])
     wrapped = bubblewrap.bubblewrap_command(
         sandbox.program, spec, command, version=sandbox.version, devices=devices, link_of=_link_of
@@ -146,7 +147,7 @@ def _wrapped(
     return SandboxCommand(wrapped, environment)
 
 
-def prepare(spec: SandboxSpec) -> None:
+def _prepare(spec: SandboxSpec) -> None:
     """Create the script's home and its directory for temporary files."""
     for path in (spec.home, spec.temporary):
         Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)

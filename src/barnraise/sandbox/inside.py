@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 from barnraise.sandbox.proxy import start_proxy
+from barnraise.sandbox.spec import script_environment
 from barnraise.transport.ipc.dialing import BROKER_VARIABLE
 
 PROXY_PORT_VARIABLE = "BARNRAISE_PROXY_PORT"  # where the profile of the sandbox permits one port only
@@ -20,9 +21,9 @@ PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 
 def main(command: list[str]) -> int:
     """Run the command until it exits; return its exit code, or 128 plus the signal that killed it."""
-    environment = dict(os.environ)
-    if environment.get(BROKER_VARIABLE):
-        port = start_proxy(environment[BROKER_VARIABLE], int(environment.get(PROXY_PORT_VARIABLE, "0")))
+    environment = script_environment(os.environ)
+    if broker := os.environ.get(BROKER_VARIABLE):
+        port = start_proxy(broker, int(os.environ.get(PROXY_PORT_VARIABLE, "0")))
         address = f"http://127.0.0.1:{port}"
         environment |= dict.fromkeys(PROXY_VARIABLES, address)
     # The signal reaches the script by itself, in the same process group.

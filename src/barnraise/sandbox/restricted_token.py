@@ -8,13 +8,14 @@ the SID ``RESTRICTED``. The network is not limited. The supervisor's job object 
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from barnraise.core.command import runner
-from barnraise.sandbox.spec import SandboxSpec, outermost
+from barnraise.sandbox.spec import SandboxSpec, outermost, script_environment
 
 RESTRICTED = "S-1-5-12"
 RESTRICTING_SIDS = (RESTRICTED, "S-1-1-0", "S-1-5-32-545")  # restricted code, the world, users
@@ -54,6 +55,7 @@ def main(words: list[str]) -> int:
         if done.returncode != 0:
             sys.stderr.write(f"barnraise: cannot grant access to {path}: {done.stderr.strip()}\n")
             return 1
+    os.environ.update(script_environment(os.environ))  # which the script inherits
     return _run(subprocess.list2cmdline(words[place + 1 :]))
 
 

@@ -15,6 +15,8 @@ import barnraise
 
 HOME_NAME = "home"  # in the writable directory: the home directory of the script
 TEMPORARY_NAME = "tmp"
+_OWN_NAMES = ("HOME", "TMPDIR", "USER", "LOGNAME")
+_GIVEN = "BARNRAISE_GIVEN_"  # prefix of the script's own variables on their way into the sandbox
 _DEPENDENCIES = ("msgspec", "psutil", "cryptography", "httpx", "numpy", "torch")
 _KEPT_NAMES = frozenset(
     {"PATH", "LANG", "LANGUAGE", "TZ", "TERM", "NO_COLOR", "SYSTEMROOT", "PYTHONUNBUFFERED"}
@@ -64,16 +66,20 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxCommand(msgspec.Struct, frozen=True):
-    """Command that starts a program in a sandbox, and its whole environment."""
+    """Command that starts a program in a sandbox, and its whole environment.
+
+    The program that makes the sandbox has the same environment, and is not confined itself. So the script's
+    own variables have other names there, and cannot load code into it.
+    """
 
     command: tuple[str, ...]
     environment: dict[str, str]
 
 
-def clean_environment(base: Mapping[str, str], given: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
-    """Return the environment of a script: few variables of the machine, and all that were given to it.
+def clean_environment(base: Mapping[str, str], spec: SandboxSpec) -> dict[str, str]:
+    """Return the few variables of the machine that a script gets.
 
-    The machine's variables may hold credentials, so unknown ones are left out.
+    The others may hold credentials, so unknown ones are left out.
     """
     kept = {
         name: value for name, value in base.items() if name in _KEPT_NAMES or name.startswith(_KEPT_PREFIXES)
@@ -82,7 +88,23 @@ def clean_environment(base: Mapping[str, str], given: Mapping[str, str], spec: S
     source = str(Path(barnraise.__file__).parents[1])
     if source not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         own["PYTHONPATH"] = source
-    return {**kept, **given, **own}
+    return {**kept, **own}
+
+
+def renamed(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the script's own variables under names that no program knows."""
+    return {f"{_GIVEN}{name}": value for name, value in given.items()}
+
+
+def script_environment(launched: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the script, from that of the first process in the sandbox."""
+    machine = {name: value for name, value in launched.items() if not name.startswith(_GIVEN)}
+    given = {name.removeprefix(_GIVEN): value for name, value in launched.items() if name.startswith(_GIVEN)}
+    own = {name: machine[name] for name in _OWN_NAMES if name in machine}
+    paths = [given.get("PYTHONPATH", ""), machine.get("PYTHONPATH", "")]
+    if any(paths):
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return {**machine, **given, **own}
 
 
 def python_roots(python: Path) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from barnraise.core.errors import RunEnvironmentError
-from barnraise.sandbox.choice import Sandbox, find_sandbox, prepare, sandbox_sentence, sandboxed
+from barnraise.sandbox.choice import Sandbox, find_sandbox, sandbox_sentence, sandboxed
 from barnraise.sandbox.spec import SandboxSpec, python_roots
 
 needs_sandbox = pytest.mark.skipif(
@@ -54,9 +54,7 @@ def spec_at(root: Path, **changes: object) -> SandboxSpec:
         "readable": python_roots(Path(sys.executable)),
         "hidden": (str(root / "state"), str(Path.home())),
     }
-    spec = SandboxSpec(**{**values, **changes})  # type: ignore[arg-type]
-    prepare(spec)
-    return spec
+    return SandboxSpec(**{**values, **changes})  # type: ignore[arg-type]
 
 
 @needs_sandbox
@@ -122,6 +120,21 @@ def test_sandboxed_script_that_is_killed_has_its_signal_as_code(tmp_path: Path) 
     spec = spec_at(tmp_path)
     wrapped = sandboxed(find_sandbox(), spec, (sys.executable, "-c", script), os.environ, {})
     assert subprocess.run(wrapped.command, env=wrapped.environment, timeout=60).returncode == 137
+
+
+@needs_sandbox
+def test_sandboxed_variables_reach_the_script_and_not_what_makes_the_sandbox(tmp_path: Path) -> None:
+    """Tries a library that would be loaded outside of the sandbox."""
+    spec = spec_at(tmp_path)
+    given = {"LD_PRELOAD": f"{spec.directory}/evil.so", "RANK": "0", "HOME": "/elsewhere"}
+    script = "import os; print(os.environ['RANK'], os.environ['LD_PRELOAD'], os.environ['HOME'])"
+    wrapped = sandboxed(find_sandbox(), spec, (sys.executable, "-c", script), os.environ, given)
+    assert not {"LD_PRELOAD", "RANK"} & set(wrapped.environment)
+    assert "evil.so" not in " ".join(wrapped.command), "every user can read a command line"
+    done = subprocess.run(
+        wrapped.command, env=wrapped.environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == f"0 {given['LD_PRELOAD']} {spec.home}"
 
 
 def test_sandbox_sentence_says_if_there_is_none() -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import barnraise
-from barnraise.sandbox.spec import SandboxSpec, clean_environment, outermost, python_roots
+from barnraise.sandbox.spec import (
+    SandboxSpec,
+    clean_environment,
+    outermost,
+    python_roots,
+    renamed,
+    script_environment,
+)
 
 SPEC = SandboxSpec(root="/run/box", directory="/run/folder", writable=("/run/folder",))
 
@@ -24,12 +32,20 @@ def test_clean_environment_leaves_credentials_of_machine_out() -> None:
         "PYTHONPATH": "/home/me/lib",
         "BARNRAISE_STATE_DIRECTORY": "/home/me/state",
     }
-    environment = clean_environment(machine, {"RANK": "0", "HOME": "/home/me"}, SPEC)
-    kept = {"PATH": "/usr/bin", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "0", "RANK": "0"}
+    environment = clean_environment(machine, SPEC)
+    kept = {"PATH": "/usr/bin", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "0"}
     own = {"HOME": "/run/box/home", "TMPDIR": "/tmp", "USER": "barnraise", "LOGNAME": "barnraise"}
     source = environment.pop("PYTHONPATH", None)
     assert source in (None, str(Path(barnraise.__file__).parents[1]))
     assert environment == {**kept, **own}
+
+
+def test_script_environment_keeps_home_of_sandbox_and_both_module_paths() -> None:
+    machine = {"HOME": "/run/box/home", "PYTHONPATH": "/source", "PATH": "/usr/bin"}
+    given = {"HOME": "/home/me", "PYTHONPATH": "lib", "PATH": "/opt/bin", "RANK": "0"}
+    environment = script_environment(machine | renamed(given))
+    paths = os.pathsep.join(("lib", "/source"))
+    assert environment == {"HOME": "/run/box/home", "PYTHONPATH": paths, "PATH": "/opt/bin", "RANK": "0"}
 
 
 def test_outermost_drops_directories_that_contain_a_hidden_one(tmp_path: Path) -> None:
@@ -42,9 +58,7 @@ def test_outermost_drops_directories_that_contain_a_hidden_one(tmp_path: Path) -
     assert outermost([str(link)], forbidden=[str(home)]) == (), "a link to such a directory is one"
 
 
-def test_python_roots_hold_interpreter_and_package_but_not_working_directory(
-    tmp_path: Path, monkeypatch: object
-) -> None:
+def test_python_roots_hold_interpreter_and_package_but_not_working_directory() -> None:
     roots = [Path(root) for root in python_roots(Path(sys.executable))]
     for needed in (Path(sys.executable), Path(barnraise.__file__)):
         assert any(needed.is_relative_to(root) for root in roots)

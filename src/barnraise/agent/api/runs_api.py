@@ -57,6 +57,7 @@ from barnraise.runs.control.lifecycle import environment_findings, mark_provisio
 from barnraise.runs.control.worker_status import reported_states, training_progress
 from barnraise.runs.record import DroppedSteps, NodeReport, RunRecord, RunSpec, sign_spec
 from barnraise.runs.variables import VariableNames, seal
+from barnraise.sandbox.choice import find_sandbox, sandbox_sentence
 from barnraise.topology.graph import encode_graph
 
 _RESULTS_S = 120.0
@@ -89,6 +90,7 @@ async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
         case StopRunRequest():
             return await _stop(agent, request)
         case AcceptRunRequest():
+            await asyncio.to_thread(find_sandbox)  # which takes a while the first time
             return _accept(agent, request)
         case GroupRequest():
             return await group_response(agent, request)
@@ -459,6 +461,7 @@ def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
             hint=f"Look at it again: barnraise accept {entry.run}",
         )
     if request.no or request.yes:
+        executor.sandbox_wanted = request.sandbox
         consent.set_result(not request.no)
         agent.audit.write(
             "consent-refused" if request.no else "consent-given",
@@ -469,7 +472,10 @@ def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
         )
     result = "refused" if request.no else "accepted" if request.yes else "waiting for your decision"
     sentence = f"run {entry.run}: {result}"
-    return _offer(agent, entry, executor.offered, executor.values, sentence=sentence, accepted=request.yes)
+    offer = _offer(agent, entry, executor.offered, executor.values, sentence=sentence, accepted=request.yes)
+    if spec.options.container:
+        return offer  # the line of the image says what confines it
+    return msgspec.structs.replace(offer, sandbox=sandbox_sentence(is_wanted=request.sandbox))
 
 
 def _offer(

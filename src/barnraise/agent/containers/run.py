@@ -1,8 +1,9 @@
 """The worker containers of a run: what each is given, how it starts, and that none outlives the run.
 
-A container sees the run's folder, its data sets (read-only), the local socket of its run and a small private
+A container sees the run's folder, its data sets (read-only), the local sockets of its run and a small private
 directory. The private directory replaces the state directory, whose keys and socket a container never sees. A
-container shares the machine's network, and has none of the machine's environment variables.
+container has the engine's own network, and none of the machine's environment variables. The broker of its run
+opens its links to other machines.
 
 The supervisor starts only the client of the engine. The client forwards SIGTERM, but a container survives the
 death of its client. Code that stops workers must therefore remove their containers, too.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import sys
@@ -44,14 +46,16 @@ from barnraise.agent.supervisor.messages import WorkerExited, WorkerLaunch, Work
 from barnraise.core.errors import RunEnvironmentError
 from barnraise.environments import package_probe
 from barnraise.environments.installed_packages import InstalledPackages, query_packages
+from barnraise.identity.private_file import create_private
+from barnraise.transport.ipc.dialing import BROKER_NAME, BROKER_VARIABLE
 from barnraise.transport.ipc.local_socket import SOCKET_NAME
 
 _RUN_LABEL = "barnraise.run"
 _CHECK_S = 180.0  # the first container of a large image is slow
 _FULL_SHARES = 1024
 _MOST_PROCESSES = 4096  # threads count, too: torch starts some for each core, and data loaders start more
-# Variables that would change what the client itself does.
-_CLIENT_PREFIXES = ("DOCKER", "BUILDKIT", "CONTAINER", "PODMAN", "XDG_", "LD_", "GODEBUG", "TMPDIR")
+_MEMORY = Path("/dev/shm")  # noqa: S108  # private files with names of ours
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +67,7 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     interface: str  # the directory with the run's local socket
     private_dir: str  # mounted in place of the state directory
+    variables_file: str = ""  # of the machine, not mounted
     data: tuple[str, ...] = ()
     variables: Mapping[str, str] = {}
     user: int = 0
@@ -77,33 +82,29 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_command(
-    engine: ContainerEngine,
-    spec: ContainerSpec,
-    image: str,
-    command: Sequence[str],
-    client: Mapping[str, str],
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the command that starts a container, and the environment of that command. Pure.
+    engine: ContainerEngine, spec: ContainerSpec, image: str, command: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the command that starts a container. Pure.
 
-    ``client`` is the machine's environment. Values of variables go through the client's environment, because
-    every user of the machine can read a command line.
+    Its variables are in a private file. Every user of the machine can read a command line, and variables of a
+    run must not change what the client of the engine does.
     """
-    variables = {"HOME": STATE_INSIDE, "USER": "barnraise", **spec.variables}
-    open_names = {name for name in variables if name in client or name.startswith(_CLIENT_PREFIXES)}
     # In a user namespace of Docker's the machine's user is called root; Podman can keep its number.
     user = "0:0" if engine.rootless and not engine.podman else f"{spec.user}:{spec.group}"
     arguments = [
-        *(engine.program, "run", "--rm", "--init", "--pull=never", "--network=host", "--ipc=private"),
+        # The engine's own network: the machine's loopback and its local sockets are not in it.
+        *(engine.program, "run", "--rm", "--init", "--pull=never", "--ipc=private"),
         *("--cap-drop=ALL", "--security-opt", "no-new-privileges", f"--pids-limit={_MOST_PROCESSES}"),
         f"--shm-size={spec.shared_memory_bytes}b",
-        # SELinux would keep a container from the run's socket.
+        # SELinux would keep a container from the run's sockets.
         *("--security-opt", "label=disable", "--user", user),
         *("--name", spec.name),
         *("--label", f"{STATE_LABEL}={spec.state}", "--label", f"{_RUN_LABEL}={spec.run}"),
         *("--workdir", spec.workdir or spec.folder),
         *("--volume", f"{spec.folder}:{spec.folder}", "--volume", f"{spec.private_dir}:{STATE_INSIDE}"),
-        *("--volume", f"{Path(spec.interface, SOCKET_NAME)}:{STATE_INSIDE}/{SOCKET_NAME}"),
     ]
+    for name in (SOCKET_NAME, BROKER_NAME):
+        arguments += ["--volume", f"{Path(spec.interface, name)}:{STATE_INSIDE}/{name}"]
     for path in spec.data:
         arguments += ["--volume", f"{path}:{path}:ro"]
     if engine.podman and engine.rootless:
@@ -111,10 +112,29 @@ def run_command(
     if spec.interactive:
         arguments.append("--interactive")
     arguments += _limit_options(engine, spec)
-    for name, value in variables.items():
-        arguments += ["--env", f"{name}={value}" if name in open_names else name]
-    hidden = {name: value for name, value in variables.items() if name not in open_names}
-    return (*arguments, image, *command), {**client, **hidden}
+    arguments += ["--env-file", spec.variables_file]
+    for name, value in variables_of(spec).items():
+        if "\n" in value:  # a line of the file is one variable
+            arguments += ["--env", f"{name}={value}"]
+    return (*arguments, image, *command)
+
+
+def variables_of(spec: ContainerSpec) -> dict[str, str]:
+    """Return the variables of a container; raise RunEnvironmentError for a name that a file would misread."""
+    broker = f"{STATE_INSIDE}/{BROKER_NAME}"
+    variables = {"HOME": STATE_INSIDE, "USER": "barnraise", **spec.variables, BROKER_VARIABLE: broker}
+    for name in variables:
+        if not _VARIABLE_NAME.fullmatch(name):
+            raise RunEnvironmentError(
+                f"{name!r} is not the name of a variable for a container",
+                hint="Use letters, digits and underscores in --set NAME=VALUE.",
+            )
+    return variables
+
+
+def variables_text(spec: ContainerSpec) -> str:
+    """Return the content of the file of variables. Pure."""
+    return "".join(f"{name}={value}\n" for name, value in variables_of(spec).items() if "\n" not in value)
 
 
 def _limit_options(engine: ContainerEngine, spec: ContainerSpec) -> list[str]:
@@ -153,14 +173,14 @@ class RunContainers:
         spec = await asyncio.to_thread(self._make_spec, "survey", interactive=True, workdir=STATE_INSIDE)
         probe = Path(package_probe.__file__)
         await asyncio.to_thread(shutil.copyfile, probe, Path(spec.private_dir, probe.name))
-        command, environment = self._command(spec, (PYTHON, f"{STATE_INSIDE}/{probe.name}"))
+        command = self._command(spec, (PYTHON, f"{STATE_INSIDE}/{probe.name}"))
         try:
             return await query_packages(
                 command,
                 names,
                 whose=f"the Python of the image {self._image}",
                 hint=f"See whether it starts: {Path(command[0]).name} run --rm {self._image} {PYTHON} -V",
-                environment=environment,
+                environment=os.environ,
                 deadline_s=_CHECK_S,
             )
         finally:
@@ -176,16 +196,15 @@ class RunContainers:
             nice=limits.nice,
             cpus=_allowed_cpus(limits),
         )
-        command, environment = self._command(spec, worker.command)
-        return replace(worker, command=command, environment=environment)
+        return replace(worker, command=self._command(spec, worker.command), environment=dict(os.environ))
 
     async def check(self) -> None:
         """Raise RunEnvironmentError unless the image has this Barnraise version and reaches the agent."""
         spec = await asyncio.to_thread(self._make_spec, "check", workdir=STATE_INSIDE)
-        command, environment = self._command(spec, (PYTHON, "-c", CHECK_PROGRAM))
+        command = self._command(spec, (PYTHON, "-c", CHECK_PROGRAM))
         try:
             code, lines = await run_program(
-                command, environment, _CHECK_S, f"checking the image {self._image}"
+                command, os.environ, _CHECK_S, f"checking the image {self._image}"
             )
         finally:
             await self.remove()
@@ -201,6 +220,8 @@ class RunContainers:
 
     async def _remove(self, names: Sequence[str]) -> None:
         self._names -= set(names)
+        for name in names:
+            _variables_file(Path(self._template.private_dir, name), name).unlink(missing_ok=True)
         if names:
             await asyncio.to_thread(remove_containers, self._engine.program, names)
 
@@ -211,13 +232,25 @@ class RunContainers:
         """
         private_dir = Path(self._template.private_dir, suffix)
         private_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (private_dir / SOCKET_NAME).touch()  # the mount point: made by the engine it would be root's
+        for mount_point in (SOCKET_NAME, BROKER_NAME):  # made by the engine they would be root's
+            (private_dir / mount_point).touch()
         name = f"{self._template.name}-{suffix}"
-        return replace(self._template, name=name, private_dir=str(private_dir), **more)
+        file = _variables_file(private_dir, name)
+        spec = replace(
+            self._template, name=name, private_dir=str(private_dir), variables_file=str(file), **more
+        )
+        file.unlink(missing_ok=True)
+        create_private(file, variables_text(spec).encode())
+        return spec
 
-    def _command(self, spec: ContainerSpec, command: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    def _command(self, spec: ContainerSpec, command: Sequence[str]) -> tuple[str, ...]:
         self._names.add(spec.name)
-        return run_command(self._engine, spec, self._image, command, os.environ)
+        return run_command(self._engine, spec, self._image, command)
+
+
+def _variables_file(private_dir: Path, name: str) -> Path:
+    """Return the file of a container's variables: in memory, because values of --set are on no disk."""
+    return (_MEMORY if _MEMORY.is_dir() else private_dir.parent) / f"{name}.variables"
 
 
 async def prepare_containers(

@@ -19,6 +19,7 @@ from barnraise.runs.record import RunRecord, RunSpec
 MAX_WAITING = 32  # runs that may wait for the user's answer at once
 _MAX_LISTED = 500
 _AGREED = "accepted"  # file in the run's directory
+_SANDBOXED, _UNCONFINED = "sandbox", "no sandbox"
 
 
 class OfferedFolder(NamedTuple):
@@ -49,9 +50,17 @@ def has_agreed(home: Path) -> bool:
     return (home / _AGREED).exists()
 
 
-def note_agreement(home: Path) -> None:
+def note_agreement(home: Path, *, is_sandboxed: bool) -> None:
     """Note that the user agreed, so that a restarted agent does not ask again."""
-    (home / _AGREED).touch()
+    (home / _AGREED).write_text(_SANDBOXED if is_sandboxed else _UNCONFINED, encoding="ascii")
+
+
+def agreed_to_sandbox(home: Path) -> bool:
+    """Tell whether the user agreed to a run in a sandbox, and not expressly to one without."""
+    try:
+        return (home / _AGREED).read_text(encoding="ascii") != _UNCONFINED
+    except OSError:
+        return True
 
 
 def end_agreement(home: Path) -> None:

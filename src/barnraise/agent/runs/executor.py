@@ -9,6 +9,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -17,7 +18,15 @@ from barnraise.agent.artifact_service import ArtifactService, TransferProgress
 from barnraise.agent.containers.image import PYTHON
 from barnraise.agent.containers.run import RunContainers, prepare_containers
 from barnraise.agent.context import AgentContext
-from barnraise.agent.runs.consent import MAX_WAITING, OfferedFolder, has_agreed, note_agreement, summarize
+from barnraise.agent.runs.confinement import RunSandbox, check_data_path, make_broker
+from barnraise.agent.runs.consent import (
+    MAX_WAITING,
+    OfferedFolder,
+    agreed_to_sandbox,
+    has_agreed,
+    note_agreement,
+    summarize,
+)
 from barnraise.agent.runs.local_interface import RunInterface
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent.runs.variables import VariableKeeper
@@ -54,6 +63,7 @@ from barnraise.runs.record import (
     WorkerSlot,
     WorkerState,
 )
+from barnraise.sandbox.choice import find_sandbox, no_sandbox
 
 _REPORT_S = 0.5
 _AWAITS_VALUES = "waiting for the values of --set"
@@ -85,6 +95,7 @@ class RunExecutor:
         self._variables = variables
         self.entry = entry
         self.consent: asyncio.Future[bool] | None = None
+        self.sandbox_wanted = True  # by this machine's user, together with the consent
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._serial = 0
@@ -103,6 +114,8 @@ class RunExecutor:
         self._generation = 0
         self._python = Path(sys.executable)
         self._containers: RunContainers | None = None
+        self._sandbox: RunSandbox | None = None
+        self._interface: RunInterface | None = None
         self.manifest: FolderManifest | None = None
         self.offered: OfferedFolder | None = None  # what this machine's user was asked about
         self._data: dict[str, str] = {}
@@ -127,6 +140,11 @@ class RunExecutor:
         return self._python
 
     @property
+    def _interface_directory(self) -> Path:
+        assert self._interface is not None, "it is opened before anything is started"
+        return self._interface.directory
+
+    @property
     def _devices(self) -> tuple[str, ...]:
         machine = self._context.machine_of(self._context.me)
         return ("cpu",) if machine is None else machine.torch_devices
@@ -142,8 +160,6 @@ class RunExecutor:
         """
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._restore_start()
-        context = self._context
-        self._interface = interface = RunInterface.open(context.listener, self.entry.run, context.directory)
         prepare = self._loop.create_task(self._prepare(asks))
         prepare.add_done_callback(lambda _: self.wake())
         try:
@@ -160,7 +176,8 @@ class RunExecutor:
             prepare.cancel()
             await asyncio.gather(prepare, return_exceptions=True)  # its error was reported already
             await self._stop_workers(at_once=True)
-            interface.close()
+            if self._interface is not None:
+                self._interface.close()
         await self._pack_results()
         await self._drop_unchanged()
 
@@ -259,8 +276,9 @@ class RunExecutor:
         self.manifest = manifest = await self._fetch(program.folder, folder_limits(self._context.settings))
         if not self.folder.exists():
             await asyncio.to_thread(self._store.unpack, manifest, self.folder)
+        is_confined = await self._confine(asks=asks)
         for data in program.data:
-            self._data[data.name] = await self._data_set(data)
+            self._data[data.name] = await self._data_set(data, is_confined=is_confined or asks)
         await self._make_environment(manifest, asks=asks)
         needs = program.needs
         names = (*needs.required, *needs.optional)
@@ -272,6 +290,26 @@ class RunExecutor:
             self._packages = await packages_of(self._python, names)
         if not self._groups:
             self._report("ended" if self._exited else "ready")
+
+    async def _confine(self, *, asks: bool) -> bool:
+        """Open the run's local interface; return True if its workers run in a sandbox or in containers."""
+        context, spec = self._context, self.entry.spec
+        options = spec.options
+        sandbox = None
+        if not options.container and (options.sandbox or (asks and agreed_to_sandbox(self.home))):
+            sandbox = await asyncio.to_thread(find_sandbox)
+            if not sandbox.is_possible:
+                if options.sandbox:
+                    raise no_sandbox(sandbox)
+                sandbox = None  # this machine's user was told before
+        is_confined = sandbox is not None or bool(options.container)
+        make = partial(make_broker, context, spec) if is_confined else None
+        interface = RunInterface.open(context.listener, spec.run, context.directory, make)
+        self._interface = interface
+        if sandbox is not None:
+            state = context.directory
+            self._sandbox = RunSandbox(sandbox, self.home, state=state, interface=interface.directory)
+        return is_confined
 
     async def _ask_user(self) -> None:
         """Wait until this machine's user agrees. Before, only the list of files is fetched, into memory."""
@@ -293,7 +331,7 @@ class RunExecutor:
         if not await self.consent:
             self._report("refused", "its user refused to take part")
             raise RunError("its user refused to take part")
-        note_agreement(self.home)
+        note_agreement(self.home, is_sandboxed=self.sandbox_wanted)
 
     async def _fetch(self, manifest: bytes, limits: FolderLimits) -> FolderManifest:
         order = self.entry.spec
@@ -305,13 +343,15 @@ class RunExecutor:
             receivers.append(self._context.me)
         return await self._artifacts.fetch(manifest, [by], receivers, limits, self._progress)
 
-    async def _data_set(self, data: DataSet) -> str:
+    async def _data_set(self, data: DataSet, *, is_confined: bool) -> str:
         if data.manifest:
             limits = data_limits(self._context.settings)
             stated = FolderLimits(min(limits.most_bytes, data.bytes), min(limits.most_files, data.files))
             fetched = await self._fetch(data.manifest, stated)
             return str(await asyncio.to_thread(self._store.link_data, fetched))
         location = Path(data.path).expanduser()
+        if is_confined:
+            check_data_path(data.name, location, self._context.settings.runs.data_paths)
         if not location.exists():
             raise RunError(
                 f"the data set {data.name} is not at {location} on this machine",
@@ -359,7 +399,7 @@ class RunExecutor:
             self.entry.run,
             state=self._context.directory,
             home=self.home,
-            interface=self._interface.directory,
+            interface=self._interface_directory,
             data=self._data,
             variables=dict(self.entry.spec.program.settings) | self.values,
             gpus=any(device.startswith("cuda") for device in self._devices),
@@ -388,7 +428,8 @@ class RunExecutor:
         config = WorkerGroupConfig(
             spec=self.entry.spec,
             state=self._context.directory,
-            interface=self._interface.directory,
+            interface=self._interface_directory,
+            sandbox=self._sandbox,
             settings=self._context.settings,
             python=self._python,
             containers=self._containers,

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from barnraise.agent.containers.image import STATE_INSIDE
 from barnraise.agent.containers.run import RunContainers, translate_exit
 from barnraise.agent.power.inhibit_sleep import keep_awake
+from barnraise.agent.runs.confinement import RunSandbox
 from barnraise.agent.runs.supervisor_client import SupervisorClient
 from barnraise.agent.supervisor import messages
 from barnraise.agent_client.bootstrap import child_environment
@@ -39,6 +40,7 @@ class WorkerGroupConfig(NamedTuple):
     settings: Settings
     python: Path
     containers: RunContainers | None
+    sandbox: RunSandbox | None
     data: Mapping[str, str]
     values: Mapping[str, str]  # of the variables that the user set
     cores: int
@@ -233,22 +235,23 @@ class WorkerGroup:
     def _worker(self, rank: int) -> messages.WorkerLaunch:
         config, record = self._config, self._record
         in_container = config.containers is not None
+        is_confined = in_container or config.sandbox is not None
         slot = record.slots[rank]
         environment = worker_environment(
-            {} if in_container else child_environment(),
+            {} if is_confined else child_environment(),
             config.spec,
             record,
             rank,
             start=self.start,
             state_directory=STATE_INSIDE if in_container else str(config.interface),
-            # A container does not see the directory, and uses the cluster's key-value store.
-            local_store="" if in_container else str(config.home / f"store-{record.generation}"),
-            checkpoints="" if in_container else str(config.home / "checkpoints"),
+            # Confined workers do not see the directory, and use the cluster's key-value store.
+            local_store="" if is_confined else str(config.home / f"store-{record.generation}"),
+            checkpoints="" if is_confined else str(config.home / "checkpoints"),
             data=config.data,
             cores=config.cores or os.cpu_count() or 1,
             values=config.values,
         )
-        return messages.WorkerLaunch(
+        worker = messages.WorkerLaunch(
             rank=rank,
             local_rank=slot.local_rank,
             command=(str(config.python), *config.spec.program.command),
@@ -256,6 +259,9 @@ class WorkerGroup:
             environment=environment,
             log=str(log_path(config.home, self.start, slot.local_rank)),
         )
+        if config.sandbox is None:
+            return worker
+        return config.sandbox.wrap(worker, self.start, config.python, tuple(config.data.values()))
 
     def _on_event(self, event: messages.Event) -> None:
         match event:
@@ -263,7 +269,8 @@ class WorkerGroup:
                 with contextlib.suppress(psutil.Error):
                     self._processes[event.rank] = psutil.Process(event.pid)
             case messages.WorkerExited():
-                self._on_exit(event if self._config.containers is None else translate_exit(event))
+                is_confined = self._config.containers is not None or self._config.sandbox is not None
+                self._on_exit(translate_exit(event) if is_confined else event)
             case messages.SupervisorNote():
                 self._report_event(f"run {self._config.spec.run}: {event.text}")
             case messages.AllExited():

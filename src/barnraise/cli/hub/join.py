@@ -31,7 +31,7 @@ from barnraise.cli.consent import agrees
 from barnraise.cli.hub.directories import is_in_use, workspace_root, workspaces_with
 from barnraise.cli.terminal import read_secret
 from barnraise.core.config import Settings, load_settings, state_directory
-from barnraise.core.errors import HubError, RunEnvironmentError
+from barnraise.core.errors import HubError
 from barnraise.core.files import remove_tree
 from barnraise.core.installation import install_hint
 from barnraise.core.logs.audit_entry import AuditEvent
@@ -80,8 +80,7 @@ def run(
         description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_PATIENCE_S)
         offered = look(client, description, place, settings)
         question = "Run it there?" if site else "Run it here?"
-        # The machines of a site run the script without a sandbox.
-        is_sandboxed, sentence = (False, "") if site else _decide_sandbox(is_wanted=is_sandboxed, yes=yes)
+        is_sandboxed, sentence = _decide_sandbox(is_wanted=is_sandboxed, yes=yes)
         shown_run = replace(offered_run(offered, cluster_reach(settings), machines), sandbox=sentence)
         if not agrees(shown_run, question, yes=yes):
             click.echo("Nothing was started, and nothing is kept.")
@@ -96,7 +95,7 @@ def run(
             )  # which takes a while to load, and one machine needs not
 
             client.close()
-            return train_site(contributor, settings, keep=keep, quiet=quiet)
+            return train_site(contributor, settings, keep=keep, quiet=quiet, is_sandboxed=is_sandboxed)
         client.close()
         say("training; Ctrl-C leaves immediately and deletes its files")
         code = until_left(_train(contributor, settings, quiet=quiet, is_sandboxed=is_sandboxed))
@@ -112,14 +111,11 @@ def _decide_sandbox(*, is_wanted: bool, yes: bool) -> tuple[bool, str]:
 
     ``yes``: there is no question. Then RunEnvironmentError is raised if no sandbox is possible.
     """
-    from barnraise.sandbox.choice import find_sandbox, sandbox_sentence
+    from barnraise.sandbox.choice import find_sandbox, no_sandbox, sandbox_sentence
 
     sandbox = find_sandbox()
     if is_wanted and yes and not sandbox.is_possible:
-        raise RunEnvironmentError(
-            f"this machine has no sandbox: {sandbox.reason}",
-            hint="Install it, or trust the script with everything that you can do: --no-sandbox",
-        )
+        raise no_sandbox(sandbox)
     return is_wanted and sandbox.is_possible, sandbox_sentence(is_wanted=is_wanted)
 
 

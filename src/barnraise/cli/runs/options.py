@@ -95,6 +95,7 @@ def run_options(command: Command) -> Command:
             click.option(
                 "--container", default="", metavar="IMAGE", help="Run in this image with Docker or Podman."
             ),
+            click.option("--sandbox", is_flag=True, help="Confine the script on every machine."),
             click.option(
                 "--name", "title", default="", help="Name of the run (default: that of the script)."
             ),

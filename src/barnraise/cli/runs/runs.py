@@ -135,9 +135,10 @@ def attach(*, run: str, all_ranks: bool) -> int:
     return running.conclude(row, store, Path.cwd(), all_output=all_ranks)
 
 
-def accept(*, run: str, yes: bool, refuse: bool, as_json: bool) -> int:
+def accept(*, run: str, yes: bool, refuse: bool, is_sandboxed: bool, as_json: bool) -> int:
     """Show everything that a run would do on this machine, then ask."""
-    response = ask(AcceptRunRequest(run, no=refuse), AcceptRunResponse, timeout_s=120.0)
+    question = AcceptRunRequest(run, no=refuse, sandbox=is_sandboxed)
+    response = ask(question, AcceptRunResponse, timeout_s=120.0)
     if as_json and not yes:
         print_json(response)
         return 0
@@ -147,7 +148,7 @@ def accept(*, run: str, yes: bool, refuse: bool, as_json: bool) -> int:
     if not as_json and not agrees(offered_run(response), "Let it run?", yes=yes):
         click.echo("Nothing was accepted.")
         return 1
-    request = AcceptRunRequest(response.run, yes=True, order=response.order)
+    request = AcceptRunRequest(response.run, yes=True, order=response.order, sandbox=is_sandboxed)
     response = ask(request, AcceptRunResponse, timeout_s=120.0)
     if as_json:
         print_json(response)

@@ -379,7 +379,7 @@ def test_guest_takes_no_copy_before_its_user_agrees(tmp_path: Path) -> None:
         assert guest.stored() == 0
         home = run_directory(guest.service._context.directory, RUN)
         home.mkdir(parents=True, exist_ok=True)
-        note_agreement(home)
+        note_agreement(home, is_sandboxed=True)
         assert await first.service.offer(guest.me, RUN, 10) == ""
         assert guest.steps()
 

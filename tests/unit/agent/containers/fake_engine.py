@@ -161,7 +161,8 @@ class FakeEngine:
             return [after for word, after in itertools.pairwise(options) if word == option]
 
         name = given("--name")[0]
-        variables = [word if "=" in word else f"{word}={environment[word]}" for word in given("--env")]
+        variables = [line for file in given("--env-file") for line in Path(file).read_text().splitlines()]
+        variables += given("--env")
         fixed = [f"PATH={self._image}:/usr/bin:/bin", f"PYTHONPATH={SOURCE}"]
         label = next(word for word in given("--label") if word.startswith("barnraise.state="))
         steps = _mounts(label.partition("=")[2], given("--volume"))

@@ -21,7 +21,13 @@ from msgspec.structs import replace
 
 from barnraise.agent.containers import run as container_run
 from barnraise.agent.containers.engine import ContainerEngine, remove_leftovers
-from barnraise.agent.containers.run import ContainerSpec, prepare_containers, run_command, translate_exit
+from barnraise.agent.containers.run import (
+    ContainerSpec,
+    prepare_containers,
+    run_command,
+    translate_exit,
+    variables_text,
+)
 from barnraise.agent.supervisor.messages import WorkerExited
 from barnraise.agent_client.kv_client import agent_at, ask_cluster
 from barnraise.core.errors import BarnraiseError, RunEnvironmentError
@@ -38,17 +44,15 @@ SPEC = ContainerSpec(
     interface="/home/me/.local/state/barnraise/ipc/ab12cd",
     private_dir="/home/me/.local/state/barnraise/runs/train-ab12/rooms/1-0",
     data=("/data/mnist",),
-    variables={"RANK": "0", "API_KEY": "a secret", "PATH": "/opt/bin", "DOCKER_HOST": "tcp://elsewhere"},
+    variables={"RANK": "0", "API_KEY": "a secret", "LD_PRELOAD": "evil.so", "TWO": "one\ntwo"},
+    variables_file="/home/me/.local/state/barnraise/runs/train-ab12/rooms/1-0.variables",
     user=1000,
     group=100,
 )
 
 
-CLIENTS = {"PATH": "/usr/bin", "HOME": "/home/me"}
-
-
 def arguments(engine: ContainerEngine, spec: ContainerSpec = SPEC) -> tuple[str, ...]:
-    return run_command(engine, spec, IMAGE, ("python", "train.py", "--name=x"), CLIENTS)[0]
+    return run_command(engine, spec, IMAGE, ("python", "train.py", "--name=x"))
 
 
 def changed(**changes: object) -> ContainerSpec:
@@ -58,7 +62,7 @@ def changed(**changes: object) -> ContainerSpec:
 def test_run_command_docker_has_all_arguments() -> None:
     state = SPEC.state
     assert arguments(ContainerEngine("/usr/bin/docker")) == (
-        *("/usr/bin/docker", "run", "--rm", "--init", "--pull=never", "--network=host", "--ipc=private"),
+        *("/usr/bin/docker", "run", "--rm", "--init", "--pull=never", "--ipc=private"),
         *("--cap-drop=ALL", "--security-opt", "no-new-privileges", "--pids-limit=4096"),
         "--shm-size=1073741824b",
         *("--security-opt", "label=disable", "--user", "1000:100", "--name", "barnraise-train-ab12-1-0"),
@@ -66,19 +70,31 @@ def test_run_command_docker_has_all_arguments() -> None:
         *("--workdir", SPEC.folder, "--volume", f"{SPEC.folder}:{SPEC.folder}"),
         *("--volume", f"{SPEC.private_dir}:/run/barnraise"),
         *("--volume", f"{SPEC.interface}/listener.sock:/run/barnraise/listener.sock"),
+        *("--volume", f"{SPEC.interface}/dial.sock:/run/barnraise/dial.sock"),
         *("--volume", "/data/mnist:/data/mnist:ro"),
-        *("--env", "HOME=/run/barnraise", "--env", "USER", "--env", "RANK", "--env", "API_KEY"),
-        *("--env", "PATH=/opt/bin", "--env", "DOCKER_HOST=tcp://elsewhere"),
+        *("--env-file", SPEC.variables_file, "--env", "TWO=one\ntwo"),
         *(IMAGE, "python", "train.py", "--name=x"),
     )
 
 
-def test_run_command_hides_values_and_keeps_client_variables() -> None:
-    command, environment = run_command(ContainerEngine("docker"), SPEC, IMAGE, ("python",), CLIENTS)
-    assert "a secret" not in " ".join(command)
-    assert environment["API_KEY"] == "a secret"
-    assert {name: environment[name] for name in CLIENTS} == CLIENTS
-    assert "DOCKER_HOST" not in environment
+def test_variables_text_keeps_values_from_command_line_and_from_client() -> None:
+    """Tries a variable that would load other code into the client of the engine."""
+    assert "evil.so" not in " ".join(arguments(ContainerEngine("docker")))
+    assert "a secret" not in " ".join(arguments(ContainerEngine("docker")))
+    assert variables_text(SPEC).splitlines() == [
+        "HOME=/run/barnraise",
+        "USER=barnraise",
+        "RANK=0",
+        "API_KEY=a secret",
+        "LD_PRELOAD=evil.so",
+        "BARNRAISE_BROKER=/run/barnraise/dial.sock",
+    ]
+
+
+@pytest.mark.parametrize("name", ["A B", "#A", "A=B", "", "A\nB"])
+def test_variables_text_of_unusable_name_raises(name: str) -> None:
+    with pytest.raises(RunEnvironmentError, match="not the name of a variable"):
+        variables_text(changed(variables={name: "x"}))
 
 
 def test_run_command_user_is_machine_user_in_every_engine() -> None:
@@ -111,6 +127,8 @@ def test_run_command_real_docker_client_parses_it(tmp_path: Path) -> None:
     spec = changed(
         memory_bytes=2 << 30, nice=19, cpus=frozenset({0}), gpus=True, interactive=True, variables={}
     )
+    spec = replace(spec, variables_file=str(tmp_path / "variables"))
+    (tmp_path / "variables").write_text(variables_text(spec))
     environment = {"DOCKER_HOST": f"unix://{tmp_path}/nowhere", "DOCKER_CONFIG": str(tmp_path)}
     command = arguments(ContainerEngine(str(shutil.which("docker"))), spec)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -212,8 +230,10 @@ class LoneAgent:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         kept = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}
+        (room / "config.toml").write_text("[runs]\ndata_paths = ['/tmp']\n")
         self.environment = {
             **kept,
+            "BARNRAISE_CONFIG": str(room / "config.toml"),
             "PYTHONPATH": SOURCE,
             "OF_THE_HOST": "1",
             "BARNRAISE_STATE_DIRECTORY": str(self.state),
@@ -323,7 +343,7 @@ def test_run_in_container_end_to_end(agent: LoneAgent, tmp_path: Path) -> None:
     done = agent.run(WORKER, *options)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "state ['runs']" in done.stdout
-    assert "inside ['listener.sock']" in done.stdout
+    assert "inside ['dial.sock', 'listener.sock']" in done.stdout
     assert "variables False /run/barnraise a secret ['--lr', '0.1']" in done.stdout
     assert "data 1" in done.stdout
     assert "not written: Read-only file system" in done.stdout

@@ -11,7 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from barnraise.agent.runs import executor as executors
-from barnraise.agent.runs.consent import describe_offer, end_agreement, has_agreed, note_agreement, summarize
+from barnraise.agent.runs.consent import (
+    agreed_to_sandbox,
+    describe_offer,
+    end_agreement,
+    has_agreed,
+    note_agreement,
+    summarize,
+)
 from barnraise.agent.runs.executor import RunExecutor
 from barnraise.agent.runs.registry import RunRegistry
 from barnraise.agent.runs.variables import VariableKeeper
@@ -71,11 +78,19 @@ def test_describe_offer_names_variables_data_image_and_packages() -> None:
 
 def test_agreement_ends_with_the_run(tmp_path: Path) -> None:
     assert not has_agreed(tmp_path)
-    note_agreement(tmp_path)
+    note_agreement(tmp_path, is_sandboxed=True)
     assert has_agreed(tmp_path)
     end_agreement(tmp_path)
     end_agreement(tmp_path)
     assert not has_agreed(tmp_path)
+
+
+def test_agreement_to_no_sandbox_is_remembered_only_if_it_was_said(tmp_path: Path) -> None:
+    assert agreed_to_sandbox(tmp_path), "what is unknown is confined"
+    note_agreement(tmp_path, is_sandboxed=True)
+    assert agreed_to_sandbox(tmp_path)
+    note_agreement(tmp_path, is_sandboxed=False)
+    assert not agreed_to_sandbox(tmp_path)
 
 
 class Guest:
@@ -120,7 +135,7 @@ def asked(tmp_path: Path, check: Callable[[RunExecutor, Host], Awaitable[None]],
         registry = RunRegistry(context)
         for number in range(waiting + 1):
             spec = replace(spec_of(packed.id), run=f"train-{number}")
-            assert registry.apply(sign_spec(spec, KEY), KEY.id)
+            assert registry.apply(sign_spec(spec, KEY))
         tasks = []
         try:
             for entry in list(registry.runs.values()):

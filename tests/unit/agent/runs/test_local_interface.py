@@ -13,7 +13,7 @@ class RecordingListener:
     def __init__(self) -> None:
         self.served: dict[str, Path] = {}
 
-    def open_run(self, run: str, directory: Path) -> None:
+    def open_run(self, run: str, directory: Path, *, has_secret: bool = True) -> None:
         self.served[run] = directory
 
     def close_run(self, run: str) -> None:

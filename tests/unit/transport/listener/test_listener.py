@@ -366,6 +366,18 @@ def test_interface_of_run_registers_only_its_own_workers(running: Running) -> No
     channel.close()
 
 
+def test_interface_without_secret_gives_none_to_its_workers(running: Running) -> None:
+    """A worker in a sandbox would use the secret to reach the agents of other machines."""
+    directory = running.directory / "ipc"
+    directory.mkdir()
+    running.call(lambda: running.listener.open_run("mnist", directory, has_secret=False))
+    connection, _ = dial_local(directory, 60)
+    channel = IpcChannel(connection, takes_sockets=True)
+    ticket = register(channel)
+    assert ticket.secret == b""
+    channel.close()
+
+
 def test_listener_reports_its_status(running: Running) -> None:
     channel = running.local()
     standing = ask(channel, encode_message(ListenerStatus()))
