@@ -54,6 +54,11 @@ def figures_in(printed: str) -> dict[str, Any]:
     return result
 
 
+def write_variables(folder: Path, variables: Mapping[str, str]) -> None:
+    """Write the variables of ``session_program.py`` into its folder, where a power cut spares them."""
+    (folder / "variables.json").write_text(json.dumps(dict(variables)))
+
+
 def write_folder(folder: Path, script: str, files: int = 0, extra: Mapping[str, str] | None = None) -> None:
     """Write a working folder: the script, and ``files`` small modules beside it."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from barnraise.agent_client.bootstrap import AGENT_LOG
+from barnraise.cli.agent_call import root_warning
 from benchmarks.agents.machines import REPOSITORY, Machines
 from benchmarks.agents.runs import CommandLine
 from lab import Lab, LabProcess
@@ -45,6 +46,8 @@ _SAID_OR_NOT = (
     r"^.* would be \S+ times as fast as these \d+ machines together: .*$",  # if they were measured so
     r"^.* a virtual machine may need more processor time\.?$",  # the lab's own core was taken away
     r"^ *more, in the repository: docs/doctor/stalls\.md$",
+    # the lab needs root, people do not
+    r"^barnraise: the agent runs as root, .*\n",
     # where the cluster takes a moment
     r"^The code was used by .* Waiting for the cluster to decide \.\.\.\n",
     # where a machine is busy with something else
@@ -117,7 +120,8 @@ class Window:
 
     @property
     def output(self) -> str:
-        return self._process.output()
+        """Return the output as a person without the rights of root sees it; the lab has them."""
+        return self._process.output().replace(f"{root_warning(0)}\n", "")
 
     def show_until(self, words: str, more: int = 1) -> None:
         """Show the output until ``more`` further lines contain these words; the last line shown is one of

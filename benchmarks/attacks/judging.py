@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -39,7 +39,7 @@ def judge(attack: Attack, scene: Scene) -> Judgement:
     begin = time.monotonic()
     verdict: Verdict = "refused"
     try:
-        with scene.honest_work():
+        with _shown_errors(), scene.honest_work():
             words = attack.function(scene)
     except DisturbedError as error:
         verdict, words = "DISTURBED", _first_line(error)
@@ -49,11 +49,20 @@ def judge(attack: Attack, scene: Scene) -> Judgement:
         verdict, words = "SUCCEEDED", _first_line(error)
     except Exception as error:  # noqa: BLE001  # an attack that breaks shows nothing about the defence
         verdict, words = "NOT JUDGED", f"{type(error).__name__}: {_first_line(error)}"
-        traceback.print_exc(file=sys.stderr)
     if verdict != "refused":
         with suppress(Exception):  # the verdict is known; the next attack shows whether this helped
             scene.restore()
     return Judgement(attack, verdict, words, time.monotonic() - begin)
+
+
+@contextmanager
+def _shown_errors() -> Iterator[None]:
+    """Print each error in full; the line about the attack shows its first line only."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc(file=sys.stderr)
+        raise
 
 
 def judge_all(attacks: Sequence[Attack]) -> Iterator[Judgement]:

@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.agents.commits import Commit, judge, last_commits, read_commits
 from benchmarks.agents.machines import Machines
-from benchmarks.agents.runs import CommandLine
+from benchmarks.agents.runs import CommandLine, write_variables
 from benchmarks.report import environment_line, last_line, p95
 from benchmarks.session.soak import PROGRAM, UNITS
 from lab import Lab
@@ -60,10 +60,8 @@ class Faults:
             "BARNRAISE_TRACE_COMMITS": str(self.trace),
             "BARNRAISE_LOG": "info",
         }
-        words = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
-        result = self.line.run(
-            0, "run", "--detach", "--restarts", "1000", *words, "train.py", folder=self._folder
-        )
+        write_variables(self._folder, given)
+        result = self.line.run(0, "run", "--detach", "--restarts", "1000", "train.py", folder=self._folder)
         self.run = result.stdout.strip()
 
     def settle(self) -> Commit:

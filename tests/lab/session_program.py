@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
 
+if os.path.exists("variables.json"):  # unlike values of --set, they survive the end of all agents
+    with open("variables.json", encoding="utf-8") as file:
+        os.environ.update(json.load(file))
 if os.environ.get("MIXED") and int(os.environ.get("RANK", "0")) % 2:
     os.environ["ATEN_CPU_CAPABILITY"] = "default"  # stands for an older processor
 

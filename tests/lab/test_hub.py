@@ -20,6 +20,7 @@ from tests.unit.hub.reverse_proxies import make_certificates
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
 
 REPOSITORY = Path(__file__).parents[2]
+KEPT = ["audit.log", "node.key"]  # on a friend's machine after it has left
 TRAIN = """\
 import sys, time
 import torch
@@ -176,7 +177,7 @@ def test_friends_join_train_outlive_the_hub_and_leave(lab_hub: LabHub) -> None:
     assert anna.wait(120) == 130, anna.output()
     assert "nothing of the run is kept here" in anna.output()
     lab_hub.until(lambda: hosts[0].pids() == [], 60.0, "nothing runs there")
-    assert sorted(path.name for path in lab_hub.state("anna").iterdir()) == ["node.key"]
+    assert sorted(path.name for path in lab_hub.state("anna").iterdir()) == KEPT
     now = lab_hub.rounds("ben")
     lab_hub.until(lambda: lab_hub.rounds("ben") > now + 2, 240.0, "the other one goes on", ben, again)
 
@@ -273,7 +274,8 @@ def test_proxy_that_ends_tls_learns_nothing_that_joins(lab_hub: LabHub) -> None:
     friend = lab_hub.type(
         home,
         "anna",
-        *("join", "--invite", "-", "--yes", "--name", "anna"),
+        # Without the sandbox, which has only the authorities of the system.
+        *("join", "--invite", "-", "--yes", "--name", "anna", "--no-sandbox"),
         answers=f"{invite}\n",
         SSL_CERT_FILE=root,
     )
@@ -311,7 +313,7 @@ def test_friends_page_matches_real_commands(lab_hub: LabHub) -> None:
     lab_hub.until(
         lambda: "friend" in {member.role for member in lab_hub.members().values()}, 240.0, "a friend", friend
     )
-    assert "  python friends.py\nfrom 1 file" in friend.output()
+    assert re.search(r"command +python friends\.py\n +files +1 file", friend.output()), friend.output()
     assert "Run it here? [y/N]:" in friend.output()
     name = next(member.name for member in lab_hub.members().values() if member.role == "friend")
     lab_hub.until(lambda: lab_hub.rounds(name) > 0, 240.0, "its first contribution", friend, hub)
@@ -325,4 +327,4 @@ def test_friends_page_matches_real_commands(lab_hub: LabHub) -> None:
             assert re.search(shown, process.output()), line
     friend.signal(signal.SIGINT)
     assert friend.wait(120) == 130, friend.output()
-    assert [path.name for path in lab_hub.state("friend").iterdir()] == ["node.key"]
+    assert sorted(path.name for path in lab_hub.state("friend").iterdir()) == KEPT

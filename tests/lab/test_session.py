@@ -26,7 +26,7 @@ from barnraise.agent_client.run_requests import RunsRequest, RunsResponse
 from barnraise.runs.checkpoint_manifest import folder_step
 from benchmarks.agents.commits import judge, read_commits
 from benchmarks.agents.machines import REPOSITORY, Machines
-from benchmarks.agents.runs import CommandLine
+from benchmarks.agents.runs import CommandLine, write_variables
 from lab import Lab, LabProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -83,9 +83,8 @@ def start(
 ) -> LabProcess:
     folder.mkdir()
     shutil.copy(PROGRAM, folder / "train.py")
-    given = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
-    given += ["--set", f"BARNRAISE_TRACE_COMMITS={trace}"]
-    return line.start(place, "run", "--on", on, *given, "train.py", folder=folder)
+    write_variables(folder, variables | {"BARNRAISE_TRACE_COMMITS": str(trace)})
+    return line.start(place, "run", "--on", on, "train.py", folder=folder)
 
 
 def coordinator(machines: Machines) -> int:

@@ -17,6 +17,7 @@ from lab import Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
+_SET = ("--set", "OMP_NUM_THREADS=1")
 EVERY = 10  # steps, as the example saves
 LAST = 14  # that three take; then the others wait for rank 0 until it is lost
 NEXT_STEP = "        loss = model("
@@ -49,7 +50,7 @@ def test_two_go_on_from_what_three_saved(machines: Machines, tmp_path: Path) -> 
     text = (REPOSITORY / "examples" / "sharded.py").read_text(encoding="utf-8")
     assert text.count(NEXT_STEP) == 1
     (tmp_path / "sharded.py").write_text(text.replace(NEXT_STEP, HOLD + NEXT_STEP), encoding="utf-8")
-    words = ("run", "--on", "h0,h1,h2", "--set", "OMP_NUM_THREADS=1", "sharded.py", "--steps", "25")
+    words = ("run", "--on", "h0,h1,h2", *_SET, "sharded.py", "--steps", "25")
     running = CommandLine(machines).start(1, *words, folder=tmp_path)
     machines.until(
         lambda: steps(running.output())[-1:] >= [Step(LAST, 0.0, 0)], 120.0, f"{LAST} steps are done"
@@ -87,9 +88,9 @@ def _check_resumed(line: CommandLine, run: str, folder: Path) -> None:
     exported = line.run(1, "export", run, str(folder / "out"), folder=folder)
     assert exported.returncode != 0
     assert "has sharded checkpoints only (the newest of step 20, with parts on h" in exported.stderr
-    alone = line.run(1, "resume", run, "--on", "h1", folder=folder)
+    alone = line.run(1, "resume", run, "--on", "h1", *_SET, folder=folder)
     assert "shards of the checkpoint are on h2, which would not take part" in alone.stderr
-    resumed = line.run(1, "resume", run, folder=folder, timeout=200)
+    resumed = line.run(1, "resume", run, *_SET, folder=folder, timeout=200)
     assert resumed.returncode == 0, resumed.stderr
     assert "from its newest whole sharded checkpoint; parts of step 20 are on h" in resumed.stderr
     assert [step.number for step in steps(resumed.stdout)] == list(range(21, 26)), resumed.stdout

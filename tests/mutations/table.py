@@ -58,6 +58,48 @@ MEMBERSHIP = (
         "if count >= 1:",
         ("membership/test_failure_detector.py",),
     ),
+    Mutation(
+        "certificate-of-a-minority",
+        "if not is_quorum(before.voters, signers) and not is_quorum(before.voters, signers, absent):",
+        "if not signers:",
+        ("membership/consensus/test_certificate.py",),
+    ),
+    Mutation(
+        "unchecked-votes",
+        "        if not is_vote_signed(vote, text):",
+        "        if not vote.signature:",
+        ("membership/consensus/test_certificate.py",),
+    ),
+    Mutation(
+        "branch-of-a-minority",
+        "if voters and not is_quorum(voters, agreeing, declared):",
+        "if voters and not agreeing:",
+        ("membership/test_history.py",),
+    ),
+    Mutation(
+        "only-the-oldest-dropped-decision",
+        "for link in reversed(self.chain[anchor:]):",
+        "for link in self.chain[anchor : anchor + 1]:",
+        ("membership/test_history.py",),
+    ),
+    Mutation(
+        "removed-machine-opens-a-branch",
+        "if declaration is not None and declaration.node in self.removed:",
+        "if declaration is not None and declaration.node in ():",
+        ("membership/test_history.py",),
+    ),
+    Mutation(
+        "removals-of-one-branch",
+        "self.log = log.barring(map(NodeId, self.removed)) if self.removed else log",
+        "self.log = log",
+        ("membership/test_history.py",),
+    ),
+    Mutation(
+        "orders-without-a-quorum",
+        "return not self._context.member.is_current(self._loop.time())",
+        "return False",
+        ("agent/runs/test_registry.py",),
+    ),
 )
 
 IDENTITY = (
@@ -148,9 +190,45 @@ PAIRING = (
         "if False:",
         ("pairing/test_protocol.py",),
     ),
+    Mutation(
+        "code-tried-again",
+        "if is_spent(decode_spent(agent.storage.fact(_SPENT_FACT)), code, time.time()):",
+        "if False:",
+        ("agent/cluster/test_join.py",),
+    ),
 )
 
 RUNS = (
+    Mutation(
+        "guest-in-any-group",
+        "        others = list(log.owners)\n",
+        "        others = list(log.members)\n",
+        ("runs/test_participants.py", "comm_process/test_process.py"),
+    ),
+    Mutation(
+        "link-to-a-removed-machine",
+        "if node is not None and node not in self._trusted and isinstance(peer.link, StreamLink):",
+        "if False:",
+        ("comm_process/test_process.py",),
+    ),
+    Mutation(
+        "run-with-a-removed-machine",
+        "if node not in missing and self._context.log.role(NodeId(node)) is not None",
+        "if node not in missing",
+        ("agent/runs/test_controller.py",),
+    ),
+    Mutation(
+        "failures-of-one-machine-only",
+        "if counts[item.node] == highest)",
+        "if True)",
+        ("runs/control/test_failures.py",),
+    ),
+    Mutation(
+        "ports-scanned-for-a-guest",
+        "        if self._is_owner(node):\n",
+        "        if True:\n",
+        ("diagnostics/test_reachability.py",),
+    ),
     Mutation(
         "commit-of-different-bits",
         "if len(holders) == len(old) and len(digests) == 1:",
@@ -308,7 +386,12 @@ HUB_DOOR = (
     Mutation(
         "invite-of-any-age", "if clock > grant.expires:", "if False:", ("hub/protocol/test_invites.py",)
     ),
-    Mutation("invite-of-many-uses", "if grant.uses < 1:", "if False:", ("hub/protocol/test_invites.py",)),
+    Mutation(
+        "invite-of-many-uses",
+        "if grant.uses < 1:\n        raise HubRefused(",
+        "if False:\n        raise HubRefused(",
+        ("hub/protocol/test_invites.py",),
+    ),
 )
 
 HUB_JUDGEMENT = (

@@ -68,7 +68,8 @@ class RunCluster:
         self.attack_server = str(self.directory / "tool")
         arguments = json.dumps({"path": self.attack_server, "seconds": 7200})
         command = [sys.executable, "-P", "-m", "benchmarks.attacks.tools", "serve", arguments]
-        lab.hosts[3].start(command, env=machines.environment(0), cwd=REPOSITORY)
+        self.outside = lab.hosts[3]
+        self.outside.start(command, env=machines.environment(0), cwd=REPOSITORY)
         machines.until(lambda: os.path.exists(self.attack_server), 90.0, "the tool is ready")
         self.addresses = [host.address for host in lab.hosts[:3]]
         self.guest, self.owner = str(self.directory / "guest"), str(self.directory / "owner")

@@ -41,9 +41,7 @@ def root_warning(user: int) -> str:
     """Return what it means that the agent runs as this user id; empty unless that is root. Pure."""
     if user != 0:
         return ""
-    return (
-        "barnraise: the agent runs as root: every owner of its cluster can run code as root on this machine"
-    )
+    return "barnraise: the agent runs as root, so every owner of the cluster is root here"
 
 
 def warn_of_root() -> None:

@@ -46,6 +46,7 @@ _STATE_ENTRIES = (
         "environments",
         "hub",
         "hubs",
+        "ipc",
         "listener.*",
         "node.*",
     ),

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 _MOST_LISTED = 8
+# Letters of other scripts, and digits, that look like small Latin letters. The most common ones.
+_LOOK_ALIKE = str.maketrans(
+    "аеорсухіјѕһԁԛԝвкмнтьαεικνορτυχ01|",
+    "aeopcyxijshdqwbkmhtbaeikvoptyxoll",
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,11 @@ def choice_hint(text: str, names: Sequence[str], kind: str) -> str:
     similar = similar_names(text, names)
     guess = f"Did you mean {similar}? " if similar else ""
     return f"{guess}There are: {list_names(names)}."
+
+
+def skeleton(name: str) -> str:
+    """Return a form that is equal for names that look alike: by case, width or letters of another script."""
+    return unicodedata.normalize("NFKC", name).casefold().translate(_LOOK_ALIKE)
 
 
 def list_names(names: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from barnraise.core.names import NamedItem, list_names, match_name, similar_names
+from barnraise.core.names import NamedItem, list_names, match_name, similar_names, skeleton
 
 MACHINES = [
     NamedItem("mac", 1, ("AAAA", "AAAA-1111")),
@@ -80,3 +80,13 @@ def test_no_names_at_all_are_said() -> None:
 def test_similar_names_resemble_the_text() -> None:
     assert similar_names("pcc", ["mac", "pc", "nas"]) == "pc"
     assert similar_names("xyzzy", ["mac", "pc", "nas"]) == ""
+
+
+@pytest.mark.parametrize("name", ["PC", "рс", "ＰＣ", "pс"])
+def test_skeleton_is_equal_for_names_that_look_alike(name: str) -> None:
+    """In capitals, in Cyrillic, in wide letters, and with one letter of another script."""
+    assert skeleton(name) == skeleton("pc")
+
+
+def test_skeleton_differs_for_other_names() -> None:
+    assert len({skeleton(name) for name in ("mac", "nas", "pc", "pc2", "größe", "日本")}) == 6

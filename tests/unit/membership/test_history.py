@@ -156,6 +156,10 @@ def test_follow_branch_of_another_person_keeps_removals_and_lists_them_again() -
     assert history.log.listed_role(X.id) == "owner"
     assert history.role(X.id.raw) is None
     assert history.log.readmitted == (X.id,)
+    stored = StoredHistory(
+        history.record, TrustLog.read(history.log.entries), history.chain, frozenset(history.removed)
+    )
+    assert History(stored).role(X.id.raw) is None, "a restart forgets the removal"
 
 
 def test_follow_branch_with_entries_of_removed_owner_is_rejected() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from barnraise.core.errors import MembershipError
-from barnraise.core.names import NamedItem, match_name
+from barnraise.core.names import NamedItem, match_name, skeleton
 from barnraise.identity import NodeId
 
 
@@ -83,7 +83,7 @@ def check_name_is_free(name: str, machines: Sequence[NamedMachine], me: NodeId) 
 
 
 def _alike(name: str, machines: Sequence[NamedMachine]) -> list[NamedMachine]:
-    return [machine for machine in machines if machine.name.casefold() == name.casefold()]
+    return [machine for machine in machines if skeleton(machine.name) == skeleton(name)]
 
 
 def _with_id(node: NodeId, name: str) -> str:

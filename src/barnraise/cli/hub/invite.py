@@ -105,8 +105,12 @@ def _row(grant: InviteGrant, members: Mapping[str, MemberRecord]) -> tuple[str, 
     from barnraise.hub.protocol.invites import short_key
 
     state = _why_not(grant) or f"until {_moment(grant.expires)}"
-    names = ", ".join(_came_with(grant.key, members))
-    return short_key(grant.key), grant.role, str(grant.uses), state, names
+    names = [
+        f"{member.name} (excluded)" if member.quarantine else member.name
+        for member in members.values()
+        if member.invite == grant.key
+    ]
+    return short_key(grant.key), grant.role, str(grant.uses), state, ", ".join(names)
 
 
 def _why_not(grant: InviteGrant) -> str:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from barnraise.cli.hub.join import JoinedHub
 
 _PORTS = {"http": 80, "https": 443}
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # by which this machine verifies a hub's proxy
 
 
 def rules_for(addresses: Sequence[str], store: str | None, led_from: Where | None = None) -> DialRules:
@@ -73,6 +74,9 @@ def script_sandbox(
     with tempfile.TemporaryDirectory(prefix="by-") as directory:
         broker = DialBroker(Path(directory), lambda: rules)
         config = os.environ.get(CONFIG_VARIABLE) or str(default_config_path())
+        certificates = {
+            name: path for name in _CERTIFICATES if os.path.exists(path := os.environ.get(name, ""))
+        }
         spec = SandboxSpec(
             root=str(contributor.workspace / "sandbox"),
             directory=str(contributor.folder),
@@ -82,12 +86,13 @@ def script_sandbox(
                 given[VARIABLE],
                 directory,  # not writable: this process writes there, and must not follow a link
                 *((config,) if os.path.isfile(config) else ()),
+                *certificates.values(),
             ),
             hidden=(str(Path.home()), str(state_directory(settings))),
             broker=str(broker.path),
         )
         note = Path(directory, "metered")
-        variables = {**given, METERED_VARIABLE: str(note)}
+        variables = {**given, **certificates, METERED_VARIABLE: str(note)}
         if os.path.isfile(config):
             variables[CONFIG_VARIABLE] = config
         command = (sys.executable, *contributor.command)

@@ -68,3 +68,12 @@ def test_check_name_is_free_refuses_the_name_of_another_machine() -> None:
         check_name_is_free("Mac", OWNERS, FIRST)
     check_name_is_free("mac", OWNERS, MAC)
     check_name_is_free("nas", OWNERS, MAC)
+
+
+def test_guest_with_a_look_alike_name_is_shown_with_its_id() -> None:
+    """A guest takes the name of an owner's machine in letters of another script."""
+    machines = [NamedMachine(FIRST, "pc", True), NamedMachine(SECOND, "рс", False)]
+    assert shown_name(FIRST, "pc", machines) == "pc"
+    assert shown_name(SECOND, "рс", machines) == f"рс-{SECOND.short[:4].lower()}"
+    with pytest.raises(MembershipError, match="is called"):
+        check_name_is_free("ｐｃ", machines, SECOND)

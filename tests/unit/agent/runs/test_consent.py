@@ -135,7 +135,7 @@ def asked(tmp_path: Path, check: Callable[[RunExecutor, Host], Awaitable[None]],
         registry = RunRegistry(context)
         for number in range(waiting + 1):
             spec = replace(spec_of(packed.id), run=f"train-{number}")
-            assert registry.apply(sign_spec(spec, KEY), KEY.id)
+            assert registry.apply(sign_spec(spec, KEY))
         tasks = []
         try:
             for entry in list(registry.runs.values()):

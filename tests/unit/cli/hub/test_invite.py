@@ -39,14 +39,18 @@ def test_invite_is_listed_with_the_machines_that_came_with_it(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = _made(capsys, uses=3), _made(capsys, stranger=True)
-    member = MemberRecord(node="n", name="ann", role="friend", since=0.0, invite=str(first.signer.id))
+    key = str(first.signer.id)
+    members = [
+        MemberRecord(node=name, name=name, role="friend", since=0.0, invite=key, quarantine=quarantine)
+        for name, quarantine in (("ann", ""), ("ben", "expelled"))
+    ]
     log = HubLog(directory)
-    log.transact([change(HubLog.put_member, member)])
+    log.transact([change(HubLog.put_member, member) for member in members])
     log.close()
     assert run(OPTIONS._replace(listed=True)) == 0
     rows = {row[0]: row for row in map(str.split, capsys.readouterr().out.splitlines())}
     assert rows[first.signer.id.short][1:3] == ["friend", "3"]
-    assert rows[first.signer.id.short][-1] == "ann"
+    assert rows[first.signer.id.short][-3:] == ["ann,", "ben", "(excluded)"]
     assert rows[second.signer.id.short][1:3] == ["stranger", "1"]
 
 
