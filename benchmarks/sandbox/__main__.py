@@ -2,9 +2,9 @@
 
 Two processes run the same steps in turn, one in the sandbox and one without, in short blocks. So both meet
 the same load of the machine. A step trains a small model of torch, writes to shared memory and sends a
-message over a local socket, as a worker and its communication process do. Two processes without a sandbox
-are compared in the same way: ``step_noise`` says how far the machine lets equal processes differ. The last
-line is JSON.
+message over a local socket. A worker and its communication process do the same. Two processes without a
+sandbox are compared in the same way: ``step_noise`` says how far the machine lets equal processes differ. The
+last line is JSON.
 """
 
 from __future__ import annotations

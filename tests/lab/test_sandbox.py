@@ -178,11 +178,11 @@ def facts_for(machines: Machines, place: int, service: int) -> str:
     )
 
 
-def judge(printed: str, least: int) -> None:
+def judge(printed: str, min_attempts: int) -> None:
     attempts = re.findall(r"ATTEMPT (.*)", printed)
     succeeded = [attempt for attempt in attempts if "SUCCEEDED" in attempt]
     assert not succeeded, "\n".join(succeeded)
-    assert len(attempts) >= least, printed
+    assert len(attempts) >= min_attempts, printed
     assert "ATTEMPTS ENDED" in printed
 
 
