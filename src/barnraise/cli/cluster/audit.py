@@ -56,13 +56,14 @@ def describe(entries: Sequence[AuditEntry], kept: int) -> str:
     """Format entries as a table, the newest last. Pure."""
     if not entries:
         return f"No line matches; {AUDIT_LOG} has {counted(kept, 'line')}."
-    rows = [("TIME", "EVENT", "WHAT", "BY", "DETAIL")]
+    rows = [("TIME", "EVENT", "WHAT", "DETAIL")]
     for entry in entries:
         digest = f"order {entry.digest[:_SHOWN_DIGEST]}" if entry.digest else ""
-        detail = "; ".join(part for part in (entry.detail, digest) if part)
-        rows.append((_local(entry), entry.event.replace("-", " "), entry.subject, entry.by, detail))
-    return table(rows, words=(2, 3), wraps=True)
+        by = f"by {entry.by}" if entry.by else ""
+        detail = "; ".join(part for part in (entry.detail, by, digest) if part)
+        rows.append((_local(entry), entry.event.replace("-", " "), entry.subject, detail))
+    return table(rows, words=(2,), wraps=True)
 
 
 def _local(entry: AuditEntry) -> str:
-    return datetime.fromtimestamp(entry.seconds).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(entry.seconds).strftime("%y-%m-%d %H:%M:%S")
