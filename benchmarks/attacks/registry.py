@@ -87,8 +87,8 @@ def attack(
 def all_attacks() -> list[Attack]:
     """Return every attack of the catalog, in the order of its modules; scenes stay together."""
     package = importlib.import_module("benchmarks.attacks.catalog")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
     scenes = list(dict.fromkeys(listed.scene for listed in ATTACKS.values()))
     return sorted(ATTACKS.values(), key=lambda listed: scenes.index(listed.scene))
 

@@ -145,7 +145,7 @@ def test_scenes_stay_together_in_the_list() -> None:
 def test_tools_named_in_the_catalog_exist() -> None:
     named = {
         name
-        for file in (ROOT / "benchmarks" / "attacks" / "catalog").glob("*.py")
+        for file in (ROOT / "benchmarks" / "attacks" / "catalog").rglob("*.py")
         for name in re.findall(
             r"\b(?:attack|start)\(\s*(?:cluster\.\w+,\s*)?\"(\w+)\"", file.read_text("utf-8")
         )

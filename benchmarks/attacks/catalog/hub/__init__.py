@@ -1,0 +1,1 @@
+"""Attacks on a hub, its members and its invites."""
