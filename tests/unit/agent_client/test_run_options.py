@@ -38,6 +38,7 @@ BAD_OPTIONS: list[dict[str, object]] = [
     {"nice": 20},
     {"memory_bytes": (1 << 50) + 1},
     {"container": "x" * 201},
+    {"sandbox": 1},
 ]
 BAD_PROGRAMS: list[dict[str, object]] = [
     {"command": ()},

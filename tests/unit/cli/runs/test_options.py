@@ -34,11 +34,10 @@ def test_command_line_without_options_gives_the_default_options() -> None:
 
 def test_each_option_sets_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INHERITED", "here")
-    words = (
-        "--per-node 2 --min-nodes 3 --wait 2min --env sync --engine gloo --trust-fabric --restarts 4 --quiet"
-    )
+    words = "--per-node 2 --min-nodes 3 --wait 2min --env sync --engine gloo --trust-fabric"
+    flags = "--restarts 4 --quiet --sandbox"
     more = "--nice 5 --memory 2kb --container image --name title --set A=1=2 --set INHERITED --set ABSENT"
-    chosen, others = parsed(*words.split(), *more.split())
+    chosen, others = parsed(*words.split(), *flags.split(), *more.split())
     assert others["variables"] == (("A", "1=2"), ("INHERITED", "here"), ("ABSENT", ""))
     assert chosen == RunOptions(
         title="title",
@@ -53,6 +52,7 @@ def test_each_option_sets_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
         nice=5,
         memory_bytes=2000,
         container="image",
+        sandbox=True,
     )
     defaults = RunOptions()
     unset = [
