@@ -80,7 +80,8 @@ def run(
         description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_PATIENCE_S)
         offered = look(client, description, place, settings)
         question = "Run it there?" if site else "Run it here?"
-        is_sandboxed, sentence = _decide_sandbox(is_wanted=is_sandboxed, yes=yes)
+        # The machines of a site have no sandbox: the broker of a run does not reach a hub.
+        is_sandboxed, sentence = (False, "") if site else _decide_sandbox(is_wanted=is_sandboxed, yes=yes)
         shown_run = replace(offered_run(offered, cluster_reach(settings), machines), sandbox=sentence)
         if not agrees(shown_run, question, yes=yes):
             click.echo("Nothing was started, and nothing is kept.")
@@ -95,7 +96,7 @@ def run(
             )  # which takes a while to load, and one machine needs not
 
             client.close()
-            return train_site(contributor, settings, keep=keep, quiet=quiet, is_sandboxed=is_sandboxed)
+            return train_site(contributor, settings, keep=keep, quiet=quiet)
         client.close()
         say("training; Ctrl-C leaves immediately and deletes its files")
         code = until_left(_train(contributor, settings, quiet=quiet, is_sandboxed=is_sandboxed))

@@ -32,13 +32,11 @@ _START_S = 50.0
 _LEAVE_S = 10.0
 
 
-def train_site(
-    contributor: JoinedHub, settings: Settings, *, keep: Path | None, quiet: bool, is_sandboxed: bool
-) -> int:
+def train_site(contributor: JoinedHub, settings: Settings, *, keep: Path | None, quiet: bool) -> int:
     """Train until the run stops or Ctrl-C is pressed, and return the exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     store = ArtifactStore(store_directory(state_directory(settings)))
-    run = _start(contributor, store, settings, quiet=quiet, is_sandboxed=is_sandboxed)
+    run = _start(contributor, store, settings, quiet=quiet)
     row = watch(run, all_ranks=False, stops=True)
     _leave(contributor.credentials)  # only now: while any machine of the site trained, the lease was in use
     if keep is not None:
@@ -70,9 +68,7 @@ def _leave(credentials: MemberCredentials) -> None:
             say(f"the lease could not be given back: {error.message}")
 
 
-def _start(
-    contributor: JoinedHub, store: ArtifactStore, settings: Settings, *, quiet: bool, is_sandboxed: bool
-) -> str:
+def _start(contributor: JoinedHub, store: ArtifactStore, settings: Settings, *, quiet: bool) -> str:
     from barnraise.hub.client.credentials import SITE_VARIABLE, credentials_text
 
     packed = pack(contributor.folder, store, folder_limits(settings))
@@ -89,7 +85,6 @@ def _start(
         options=RunOptions(
             title=contributor.credentials.run[:MAX_TITLE],
             quiet=quiet,
-            sandbox=is_sandboxed,
             environment="agent",  # as for a single member: install nothing without consent
         ),
         variables=((SITE_VARIABLE, credentials_text(credentials)), *contributing),
