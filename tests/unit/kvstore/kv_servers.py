@@ -7,6 +7,7 @@ and the test decides the views.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import threading
@@ -15,6 +16,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TypeVar
 
+from barnraise.agent_client.cluster_requests import decode_request as decode_agent_request
+from barnraise.agent_client.cluster_requests import encode as encode_answer
 from barnraise.agent_client.kv_messages import (
     ClusterRequest,
     ClusterResponse,
@@ -23,8 +26,9 @@ from barnraise.agent_client.kv_messages import (
     decode_request,
     encode,
 )
+from barnraise.agent_client.run_requests import RolesRequest, RolesResponse
 from barnraise.core.config import NetworkSettings, Settings, StateSettings
-from barnraise.core.errors import AgentError
+from barnraise.core.errors import AgentError, ProtocolError
 from barnraise.kvstore.messages import (
     Effect,
     ReplicaAnswer,
@@ -60,6 +64,10 @@ class Machine(SettingsConnectionPolicy):
 
     async def answer(self, question: bytes, run: str) -> bytes:
         self.questions += 1
+        with contextlib.suppress(ProtocolError):
+            if isinstance(decode_agent_request(question), RolesRequest):
+                here = self.name.ljust(32)
+                return encode_answer(RolesResponse(here=here, owners=(here,)))
         request = decode_request(question)
         if isinstance(request, ClusterRequest):
             view = self.servers.view

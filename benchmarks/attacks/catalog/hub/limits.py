@@ -189,7 +189,7 @@ def crowd_out_joins(scene: AttackedHubRun) -> str:
     AttackedHubRun,
 )
 def change_model(scene: AttackedHubRun) -> str:
-    region = HubProcess(scene.folder / "region", _TERMS, name="attacked")
+    region = HubProcess(scene.folder / "other-model", _TERMS, name="attacked")
     region.start()
     try:
         owner = scene.leaf(region.invite("owner"), "owner", region.owner)

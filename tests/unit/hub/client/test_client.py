@@ -32,6 +32,7 @@ from barnraise.hub.client.credentials import (
     read_credentials,
     write_credentials,
 )
+from barnraise.hub.client.dialling import Target
 from barnraise.hub.protocol.messages import (
     HubDataOrder,
     Lease,
@@ -463,6 +464,7 @@ def ask_once(
     client = HubClient([address], hub, NodeKey.generate(), pinned=pinned)
     if context is not None:
         client._http_clients[address] = httpx.Client(verify=context, timeout=60)
+        client._targets[address] = Target(httpx.URL(address))
     with contextlib.closing(client):
         client.ask("GET", "/v1/run", RunDescription)
 

@@ -62,7 +62,7 @@ def test_response_has_total_deadline(
 ) -> None:
     # A handshake may take longer than an answer has here: the server is known all the same.
     monkeypatch.setattr(
-        client_module, "context_for", lambda *given, pinned: context_for(*given[:-1], 60.0, pinned=pinned)
+        client_module, "context_for", lambda *given, **more: context_for(*given[:-1], 60.0, **more)
     )
     key = hub_key(tmp_path)
     context = server_context(tmp_path, key) if is_tls else None

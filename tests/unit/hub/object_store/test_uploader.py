@@ -95,7 +95,7 @@ class HubWithStore:
         until(lambda: count in plainly(f"{self.hub.address}/metrics").text, "the hub, which counts")
 
     def fetch_base(self, client: HubClient) -> bytes:
-        _, _, name, size, _ = plainly(f"{self.hub.address}/v1/head").json()["steps"][0]
+        _, _, name, size, *_ = plainly(f"{self.hub.address}/v1/head").json()["steps"][0]
         target = self.folder / "fetched"
         client.fetch(name, target, size=size)
         client.close()
@@ -282,7 +282,7 @@ def test_mirror_downloads_copy_from_store(scene: HubWithStore) -> None:
         second.start(private=PrivateOptions(follow=invite_text(scene.hub.invite(role="mirror"))))
         head = plainly(f"{second.address}/v1/head").json()
         assert head["version"] == 1
-        for _, _, name, size, _ in head["steps"]:
+        for _, _, name, size, *_ in head["steps"]:
             answer = plainly(f"{second.address}/v1/blobs/{name}", headers={STORE_HEADER: scene.s3.endpoint})
             assert (answer.status_code, len(answer.content)) == (200, size), "it serves them itself"
         assert len(scene.s3.fetched()) == len(scene.shared())
