@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import re
@@ -20,6 +21,8 @@ STATE_LABEL = "barnraise.state"
 SHOWN_LINES = 4
 _NOTE_NAME = "containers"  # file in the state directory: the engine whose containers may be left over
 _ROOT = Path(os.sep)
+_MEMORY = Path("/dev/shm")  # noqa: S108  # private files with names of ours
+_VARIABLES = ".variables"
 _SHORT_S = 30.0
 _ALREADY_GONE = re.compile(r"no such container|already in progress", re.IGNORECASE)
 
@@ -111,8 +114,17 @@ def remove_containers(program: str, names: Sequence[str]) -> bool:
     return not failures
 
 
+def variables_file(state: Path, private_dir: Path, name: str) -> Path:
+    """Return the file of a container's variables: in memory, because values of --set are on no disk."""
+    tag = hashlib.sha256(str(state).encode()).hexdigest()[:12]  # to find the files of one agent again
+    return (_MEMORY if _MEMORY.is_dir() else private_dir.parent) / f"{name}.{tag}{_VARIABLES}"
+
+
 def remove_leftovers(state: Path) -> None:
     """Remove the containers of an earlier, perhaps killed, agent with this state directory; may block."""
+    pattern = variables_file(state, state, "*").name
+    for file in (*_MEMORY.glob(pattern), *state.glob(f"runs/*/*/{pattern}")):
+        file.unlink(missing_ok=True)
     note = state / _NOTE_NAME
     try:
         program = note.read_text(encoding="utf-8")

@@ -32,6 +32,7 @@ from barnraise.agent.containers.engine import (
     note_engine,
     remove_containers,
     run_program,
+    variables_file,
 )
 from barnraise.agent.containers.image import (
     CHECK_PROGRAM,
@@ -54,7 +55,6 @@ _RUN_LABEL = "barnraise.run"
 _CHECK_S = 180.0  # the first container of a large image is slow
 _FULL_SHARES = 1024
 _MOST_PROCESSES = 4096  # threads count, too: torch starts some for each core, and data loaders start more
-_MEMORY = Path("/dev/shm")  # noqa: S108  # private files with names of ours
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -221,7 +221,7 @@ class RunContainers:
     async def _remove(self, names: Sequence[str]) -> None:
         self._names -= set(names)
         for name in names:
-            _variables_file(Path(self._template.private_dir, name), name).unlink(missing_ok=True)
+            self._variables_file(Path(self._template.private_dir, name), name).unlink(missing_ok=True)
         if names:
             await asyncio.to_thread(remove_containers, self._engine.program, names)
 
@@ -235,7 +235,7 @@ class RunContainers:
         for mount_point in (SOCKET_NAME, BROKER_NAME):  # made by the engine they would be root's
             (private_dir / mount_point).touch()
         name = f"{self._template.name}-{suffix}"
-        file = _variables_file(private_dir, name)
+        file = self._variables_file(private_dir, name)
         spec = replace(
             self._template, name=name, private_dir=str(private_dir), variables_file=str(file), **more
         )
@@ -243,14 +243,12 @@ class RunContainers:
         create_private(file, variables_text(spec).encode())
         return spec
 
+    def _variables_file(self, private_dir: Path, name: str) -> Path:
+        return variables_file(Path(self._template.state), private_dir, name)
+
     def _command(self, spec: ContainerSpec, command: Sequence[str]) -> tuple[str, ...]:
         self._names.add(spec.name)
         return run_command(self._engine, spec, self._image, command)
-
-
-def _variables_file(private_dir: Path, name: str) -> Path:
-    """Return the file of a container's variables: in memory, because values of --set are on no disk."""
-    return (_MEMORY if _MEMORY.is_dir() else private_dir.parent) / f"{name}.variables"
 
 
 async def prepare_containers(

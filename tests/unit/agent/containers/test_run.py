@@ -20,7 +20,7 @@ import pytest
 from msgspec.structs import replace
 
 from barnraise.agent.containers import run as container_run
-from barnraise.agent.containers.engine import ContainerEngine, remove_leftovers
+from barnraise.agent.containers.engine import ContainerEngine, remove_leftovers, variables_file
 from barnraise.agent.containers.run import (
     ContainerSpec,
     prepare_containers,
@@ -412,8 +412,11 @@ def test_container_of_killed_agent_is_removed_at_next_start(agent: LoneAgent) ->
     agent.process.wait()
     agent.until(lambda: not _alive(agent.engine.clients[name]), "the client died with the agent")
     assert name in agent.engine.running
+    values = variables_file(agent.state, agent.state, name)
+    assert values.exists() or not Path("/dev/shm").is_dir()
     remove_leftovers(agent.state)
     assert not agent.engine.running
+    assert not values.exists(), "the values of variables stay behind"
 
 
 def _alive(pid: int) -> bool:
