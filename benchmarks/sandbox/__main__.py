@@ -123,17 +123,19 @@ def _block(process: subprocess.Popen[str], steps: int) -> float:
 def main() -> int:
     """Print both costs and return 0 if they are within their limits."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="about a minute: fewer blocks of steps")
     parser.add_argument("--starts", type=int, default=10, help="starts of each kind")
-    parser.add_argument("--blocks", type=int, default=200, help="blocks of steps of each kind")
+    parser.add_argument("--blocks", type=int, help="blocks of steps of each kind")
     parser.add_argument("--steps", type=int, default=15, help="steps of a block")
     options = parser.parse_args()
+    blocks = options.blocks or (200 if options.quick else 800)
     with tempfile.TemporaryDirectory(prefix="by-") as directory:
         bench = Bench(Path(directory))
         starts = [
             (bench.start_s(confined=False), bench.start_s(confined=True)) for _ in range(options.starts)
         ]
-        steps = bench.step_times(options.blocks, options.steps, confined=True)
-        equal = bench.step_times(options.blocks, options.steps, confined=False)
+        steps = bench.step_times(blocks, options.steps, confined=True)
+        equal = bench.step_times(blocks, options.steps, confined=False)
     start_s = statistics.median(boxed - plain for plain, boxed in starts)
     step_share = statistics.median(boxed / plain for plain, boxed in steps) - 1.0
     rows = [

@@ -29,7 +29,7 @@ _HOMES = {
     "launch": "barnraise.worker.launch.launch",
     "load_sharded": "barnraise.checkpoint.sharded",
     "save_sharded": "barnraise.checkpoint.sharded",
-    "wait_for_peers": "barnraise.worker.peers",
+    "wait_for_peers": "barnraise.worker.wait_for_peers",
 }
 
 

@@ -53,7 +53,7 @@ def through_proxy(address, port):
     answer = link.recv(1000)
     return answer if b" 200 " in answer else b""
 def by_broker(address, port, worker):
-    from barnraise.transport.ipc.dialing import DialRequest, ask_broker, take_connection
+    from barnraise.transport.ipc.dial_request import DialRequest, ask_broker, take_connection
     channel = ask_broker(pathlib.Path(os.environ["BARNRAISE_BROKER"]), DialRequest(address, port, worker))
     return take_connection(channel)
 attempt("read the key", lambda: pathlib.Path(state, "node.key").read_bytes())

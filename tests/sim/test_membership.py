@@ -137,6 +137,22 @@ def test_two_machines_survive_the_death_of_either() -> None:
     assert junior.member.view.nodes == (junior.raw, senior.raw)
 
 
+def test_node_of_a_large_cluster_that_hears_of_a_newer_decision_takes_no_orders() -> None:
+    """Most of 20 machines are not watched: their links alone must not confirm an old view."""
+    cluster = Cluster(1, 20)
+    cluster.run(3.0)
+    member = cluster.nodes[5].member
+    assert member is not None
+    assert member.is_current(cluster.now)
+    sender, peer = next((raw, peer) for raw, peer in member.peers.items() if peer.beat is not None)
+    assert peer.beat is not None
+    newer = msgspec.structs.replace(
+        peer.beat, serial=peer.beat.serial + 1, number=peer.beat.number + 1, view=b"n" * 32
+    )
+    member.receive(sender, newer, cluster.now)
+    assert not member.is_current(cluster.now)
+
+
 def test_leaving_coordinator_passes_on_seniority() -> None:
     cluster = Cluster(1, 2)
     cluster.run(2.0)

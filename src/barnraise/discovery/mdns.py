@@ -1,4 +1,4 @@
-"""Finder that uses multicast DNS.
+"""Multicast DNS: announces this machine in the local network, and finds the others.
 
 An advert holds a random name, this machine's addresses and port, and a tag.
 """

@@ -1,4 +1,4 @@
-"""Python environments of runs: what a script imports, what machines have, and how environments are built.
+"""Scripts and their Python environments: what a script uses, what machines have, how environments are built.
 
 May import ``topology`` and what is below it. Starting workers does not belong here.
 """

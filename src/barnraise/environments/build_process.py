@@ -1,4 +1,4 @@
-"""Process of one uv or pip command: progress, errors as sentences, children killed with it."""
+"""Process of one uv or pip command of a build: its progress, its errors, and the end of its children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One replica of the key-value store. Pure: messages and time in, effects out.
+"""One replica of the key-value store: operations, and the change to a new primary. Pure.
 
 In every view the most senior voter is the primary. It first runs a view change (see ``view_change``). Then
 it numbers the operations and answers those that a quorum has acknowledged. Reads take the same path, so a

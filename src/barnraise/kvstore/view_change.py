@@ -1,4 +1,4 @@
-"""View-change recovery: choose the log that a new primary starts from. Pure.
+"""Log choice of a view change: the log that a new primary of the store starts from. Pure.
 
 Every operation that was answered to a client is held by a quorum of the voters of its view. A new primary
 hears a quorum of the last view that served, and of each view after it. The newest log among the replies is

@@ -1,4 +1,4 @@
-"""History of the cluster at one node: the chain of decisions, its view, and the trust log. Pure.
+"""History of the cluster at one node: view, trust log, and which decisions of others it accepts. Pure.
 
 A decision from another node counts only with proof. Each link of the chain has the signatures of a quorum of
 the voters before it. A branch that a person opened elsewhere needs more: a quorum of the voters that

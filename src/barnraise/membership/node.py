@@ -80,7 +80,7 @@ class MembershipNode:
         self.leaving = False
         self._rng = rng
         self._heartbeats = HeartbeatSender(now)
-        self._last_tick = self._woke_at = now
+        self._last_tick = now
         self._proposal: PaxosProposal | None = None
         self._deadline = now
         self._not_before = now
@@ -132,7 +132,8 @@ class MembershipNode:
         A node that slept may not know which machines were removed meanwhile. Machines that are too many to
         watch count if they have a link, as long as no heartbeat shows a newer decision.
         """
-        if not self.is_member:
+        decided = self.history.decided
+        if not self.is_member or self._peer_table.has_newer_decision(decided.branch, decided.number, now):
             return False
         confirming = {self.me.node}
         for node in self._peer_table.others():
@@ -162,9 +163,8 @@ class MembershipNode:
         return self._take_effects()
 
     def _notice_sleep(self, now: float) -> None:
-        slept_s = now - max(self._last_tick, self._woke_at)
+        slept_s = now - max(self._last_tick, self._peer_table.woke_at)
         if slept_s > _ASLEEP_S:
-            self._woke_at = now
             self._peer_table.woke_up(now)
             self._note(f"this machine was asleep or stopped for {slept_s:.1f} s")
 

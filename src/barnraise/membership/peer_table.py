@@ -22,7 +22,7 @@ class PeerTable:
         self.peers: dict[bytes, PeerState] = {}
         self.forked: set[bytes] = set()
         self.watching: frozenset[bytes] = frozenset()
-        self._woke_at = -1e9
+        self.woke_at = -1e9
         self.view_changed(now)
 
     def view_changed(self, now: float) -> None:
@@ -57,13 +57,17 @@ class PeerTable:
     def fresh_beat(self, node: bytes, now: float) -> Heartbeat | None:
         """Return the last heartbeat of a peer if it is recent and came after the last sleep, else None."""
         peer = self.peers.get(node)
-        if peer is None or peer.present(now) is None or peer.heartbeat_at <= self._woke_at:
+        if peer is None or peer.present(now) is None or peer.heartbeat_at <= self.woke_at:
             return None
         return peer.beat
 
     def has_newer_branch(self, branch: int, now: float) -> bool:
         """Return True if a live owner is on a newer branch."""
         return any(beat.branch > branch for beat in self._owner_beats(now).values())
+
+    def has_newer_decision(self, branch: int, number: int, now: float) -> bool:
+        """Return True if a live owner knows a later decision than the given one."""
+        return any((beat.branch, beat.number) > (branch, number) for beat in self._owner_beats(now).values())
 
     def on_branch(self, branch: int, now: float) -> frozenset[bytes]:
         """Return the live owners that say themselves that they are on a branch."""
@@ -79,7 +83,7 @@ class PeerTable:
 
     def woke_up(self, now: float) -> None:
         """Give every peer time to speak after a sleep; what it said before does not count as recent."""
-        self._woke_at = now
+        self.woke_at = now
         for peer in self.peers.values():
             peer.detector.reset_timeout(now)
 

@@ -1,4 +1,4 @@
-"""Commit protocol of a step: decide, after a group broke, whether its last step counts. Pure.
+"""Commit decision after a failure: whether the last step of a broken group counts. Pure.
 
 Within a group a member applies a step once every member has voted that it holds the same result. If the
 group breaks before that, the survivors meet in the next group. Each reports its number of applied steps, the

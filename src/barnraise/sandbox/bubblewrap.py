@@ -1,4 +1,4 @@
-"""The sandbox of Linux: a command line for bubblewrap, which needs no root. Pure.
+"""The sandbox of Linux: a command line for bubblewrap, with the system paths that every script sees. Pure.
 
 The script gets namespaces of its own for users, processes, network, shared memory and host name, no
 capabilities and no new privileges. It sees the system's programs and libraries read-only, and of everything

@@ -20,7 +20,7 @@ from barnraise.core.errors import RunEnvironmentError
 from barnraise.sandbox import bubblewrap, restricted_token, seatbelt
 from barnraise.sandbox.inside import PROXY_PORT_VARIABLE
 from barnraise.sandbox.spec import SandboxCommand, SandboxSpec, clean_environment, python_roots, renamed
-from barnraise.transport.ipc.dialing import BROKER_VARIABLE
+from barnraise.transport.ipc.dial_request import BROKER_VARIABLE
 
 _TRY_S = 30.0
 _FIRST_PROCESS = (sys.executable, "-P", "-m", "barnraise.sandbox.inside")

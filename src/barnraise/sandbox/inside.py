@@ -13,7 +13,7 @@ import sys
 
 from barnraise.sandbox.proxy import start_proxy
 from barnraise.sandbox.spec import script_environment
-from barnraise.transport.ipc.dialing import BROKER_VARIABLE
+from barnraise.transport.ipc.dial_request import BROKER_VARIABLE
 
 PROXY_PORT_VARIABLE = "BARNRAISE_PROXY_PORT"  # where the profile of the sandbox permits one port only
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")

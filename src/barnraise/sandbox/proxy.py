@@ -14,7 +14,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from barnraise.core.errors import BarnraiseError, ProtocolError
-from barnraise.transport.ipc.dialing import DialRequest, ask_broker, take_connection
+from barnraise.transport.ipc.dial_request import DialRequest, ask_broker, take_connection
 
 _MOST_HEADER = 64 << 10
 _MOST_CONNECTIONS = 256

@@ -1,4 +1,4 @@
-"""Files and variables of a script in a sandbox. Pure, except for `python_roots`."""
+"""Spec of a sandbox: which paths of its run a script may read and write, and its variables."""
 
 from __future__ import annotations
 

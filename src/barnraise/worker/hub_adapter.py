@@ -1,4 +1,4 @@
-"""A session's rounds beyond its group, at a hub: the session's words for what a contributor does."""
+"""Adapter of the hub's client to the interface that a session has for a parameter server."""
 
 from __future__ import annotations
 

@@ -42,13 +42,13 @@ from barnraise.agent.containers.image import (
     check_result,
     ensure_image,
 )
-from barnraise.agent.supervisor.limits import chosen_cpus
 from barnraise.agent.supervisor.messages import WorkerExited, WorkerLaunch, WorkerLimits
+from barnraise.agent.supervisor.resource_limits import chosen_cpus
 from barnraise.core.errors import RunEnvironmentError
 from barnraise.environments import package_probe
 from barnraise.environments.installed_packages import InstalledPackages, query_packages
 from barnraise.identity.private_file import create_private
-from barnraise.transport.ipc.dialing import BROKER_NAME, BROKER_VARIABLE
+from barnraise.transport.ipc.dial_request import BROKER_NAME, BROKER_VARIABLE
 from barnraise.transport.ipc.local_socket import SOCKET_NAME
 
 _RUN_LABEL = "barnraise.run"

@@ -1,4 +1,4 @@
-"""Kinds of network interfaces, and which interface leads to an address. Pure."""
+"""Kinds of network interfaces (WiFi, cable, VPN), and which interface leads to an address. Pure."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from barnraise.runs.record import RunSpec
 from barnraise.sandbox.choice import Sandbox, sandboxed
 from barnraise.sandbox.spec import SandboxSpec, python_roots
 from barnraise.transport.ipc.dial_broker import WEB_PORTS, DialBroker, DialRules, Place
-from barnraise.transport.ipc.dialing import BROKER_NAME
+from barnraise.transport.ipc.dial_request import BROKER_NAME
 from barnraise.transport.listener.preface import Preface, encode
 
 

@@ -1,5 +1,4 @@
-"""The supervisor's main loop: takes one launch request, starts the workers, reports, and leaves no process
-behind."""
+"""The supervisor's main loop: starts the workers of one launch request, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ import time
 from pathlib import Path
 
 from barnraise.agent.supervisor import linux, process
-from barnraise.agent.supervisor.limits import unsupported_limits
 from barnraise.agent.supervisor.log_pump import LogPump, WorkerLog
 from barnraise.agent.supervisor.messages import (
     MARK_VARIABLE,
@@ -39,6 +37,7 @@ from barnraise.agent.supervisor.policy import (
     decide,
     next_deadline,
 )
+from barnraise.agent.supervisor.resource_limits import unsupported_limits
 from barnraise.core.errors import ProtocolError
 
 _REAP_S = 5.0  # between reaps of adopted orphans

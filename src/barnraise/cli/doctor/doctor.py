@@ -1,6 +1,4 @@
-"""``barnraise doctor``: checks for everything that often keeps machines apart, each with a command that fixes
-it.
-"""
+"""``barnraise doctor``: checks for what often keeps machines apart, each with a command that fixes it."""
 
 from __future__ import annotations
 

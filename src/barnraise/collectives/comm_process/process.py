@@ -43,7 +43,7 @@ from barnraise.collectives.shm.segment import SharedSegment
 from barnraise.core.config import Settings
 from barnraise.core.errors import BarnraiseError, ListenerError, ProtocolError
 from barnraise.identity.node_id import NodeId
-from barnraise.transport.ipc.dialing import BROKER_VARIABLE
+from barnraise.transport.ipc.dial_request import BROKER_VARIABLE
 from barnraise.transport.ipc.messages import TrustUpdate
 from barnraise.transport.links.frames import FrameHeader, FrameKind
 from barnraise.transport.links.link import Link

@@ -1,4 +1,4 @@
-"""Backoff between attempts: how long to wait. Pure: the caller sleeps."""
+"""Backoff: the seconds before the next attempt, after each failure. Pure."""
 
 from __future__ import annotations
 

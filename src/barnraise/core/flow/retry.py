@@ -1,4 +1,4 @@
-"""Waits between retries: exponential backoff with jitter, and a report of what is waited for."""
+"""Retry loops: wait with a backoff between attempts, and report what is waited for."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size
 from barnraise.hub.client.bandwidth_policy import UplinkLimiter
 from barnraise.hub.client.deadline import RequestDeadline, enforce_rate
-from barnraise.hub.client.dialling import Target, has_broker, led_target
 from barnraise.hub.client.downloads import AS_SENT, encoding_of, partial_size, receive, resume_headers
+from barnraise.hub.client.name_resolution import Target, has_broker, led_target
 from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
 from barnraise.hub.protocol.chain import check_chain
 from barnraise.hub.protocol.clock import JUMP_S, ClockJumps, describe_skew

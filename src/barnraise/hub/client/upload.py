@@ -1,4 +1,4 @@
-"""Resumable upload of a file to a hub, in pieces. After a failure it continues at the hub's offset."""
+"""Resumable upload of an encoded file to a hub: after a failure it continues at the hub's offset."""
 
 from __future__ import annotations
 

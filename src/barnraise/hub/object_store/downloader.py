@@ -19,8 +19,8 @@ from barnraise.core.errors import StoreAway
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration
 from barnraise.hub.client.deadline import enforce_rate
-from barnraise.hub.client.dialling import Target, has_broker, has_proxy, resolved
 from barnraise.hub.client.downloads import AS_SENT, encoding_of, receive, resume_headers
+from barnraise.hub.client.name_resolution import Target, has_broker, has_proxy, resolved
 from barnraise.hub.object_store.redirects import STORE_HEADER, allowed_addresses, refusal_reason
 from barnraise.hub.storage.blobs import hash_file
 from barnraise.transport.addresses import Where, network_of

@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 from barnraise.core.errors import HandshakeError, HubAway, TransportError
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
-from barnraise.transport.ipc.dialing import open_connection
+from barnraise.transport.ipc.dial_request import open_connection
 
 KEY_FILE = "hub.key"
 _FILE = "hub.crt"

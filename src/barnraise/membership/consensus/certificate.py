@@ -1,4 +1,4 @@
-"""Certificate: the signed votes that prove a decision, and the chain of decisions they prove. Pure.
+"""Certificate: the signed votes of a quorum that prove one decision, and their verification. Pure.
 
 A machine that was away believes a decision only with a certificate. A quorum of the voters of the decision
 before has signed it. A machine that was removed cannot make one by itself.

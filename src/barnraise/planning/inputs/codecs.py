@@ -1,4 +1,4 @@
-"""Table of codecs for the planner: size, speed, and expected cost in loss. Pure.
+"""Table of codecs for the planner (besides their registry): size, speed, and expected cost in loss. Pure.
 
 The costs of int8, int4 and top-k are our own measurements, of a small transformer in a short training (see
 docs/benchmarks/plans.md). So are the speeds, on one core with AVX-512. The other costs are starting values.

@@ -21,7 +21,7 @@ import msgspec
 
 from barnraise.core.errors import BarnraiseError, TransportError
 from barnraise.transport.addresses import Where, network_of
-from barnraise.transport.ipc.dialing import (
+from barnraise.transport.ipc.dial_request import (
     BROKER_NAME,
     DialDone,
     DialRefused,

@@ -16,7 +16,7 @@ from barnraise.core.errors import RunError
 from barnraise.identity import NodeId
 from barnraise.sandbox.choice import find_sandbox
 from barnraise.transport.ipc.dial_broker import choose_addresses
-from barnraise.transport.ipc.dialing import DialRequest
+from barnraise.transport.ipc.dial_request import DialRequest
 from barnraise.transport.listener.preface import ROUTE_WORKER, parse
 from tests.unit.runs.control.test_lifecycle import A, B, order
 

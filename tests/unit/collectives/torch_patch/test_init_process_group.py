@@ -16,7 +16,7 @@ import barnraise
 from barnraise.collectives.torch_patch.init_process_group import NO_HOST, LaunchEnvironment
 from barnraise.core.errors import ConfigError, ListenerError, MembershipError
 from barnraise.runs.worker_environment import MASTER_ADDR
-from barnraise.worker.peers import wait_for_peers
+from barnraise.worker.wait_for_peers import wait_for_peers
 from benchmarks.hub.process import free_port
 from tests.repository import ROOT
 from tests.unit.lone_agent import lone_agent, unsettled
@@ -391,10 +391,10 @@ def test_wait_for_machines_reports_progress(
     agent: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(agent))
-    monkeypatch.setattr("barnraise.worker.peers._SAY_S", 0.2)
+    monkeypatch.setattr("barnraise.worker.wait_for_peers._SAY_S", 0.2)
     looks = count()
     clock = SimpleNamespace(monotonic=lambda: 0.3 * next(looks), sleep=lambda seconds: None)
-    monkeypatch.setattr("barnraise.worker.peers.time", clock)
+    monkeypatch.setattr("barnraise.worker.wait_for_peers.time", clock)
     with pytest.raises(MembershipError):
         wait_for_peers(3, timeout=timedelta(seconds=1))
     assert "waiting for machines: 1 of 3 are here" in caplog.text

@@ -32,7 +32,7 @@ from barnraise.hub.client.credentials import (
     read_credentials,
     write_credentials,
 )
-from barnraise.hub.client.dialling import Target
+from barnraise.hub.client.name_resolution import Target
 from barnraise.hub.protocol.messages import (
     HubDataOrder,
     Lease,

@@ -12,7 +12,7 @@ import pytest
 
 from barnraise.core.errors import TransportError
 from barnraise.transport.ipc.dial_broker import EVERYWHERE, WEB_PORTS, DialBroker, DialRules, choose_addresses
-from barnraise.transport.ipc.dialing import (
+from barnraise.transport.ipc.dial_request import (
     BROKER_VARIABLE,
     DialRequest,
     ask_broker,

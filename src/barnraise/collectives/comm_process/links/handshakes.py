@@ -17,7 +17,7 @@ from pathlib import Path
 from barnraise.core.errors import HandshakeError, ProtocolError, TransportError
 from barnraise.identity import WorkerCredentials, WorkerIdentity
 from barnraise.identity.node_id import NodeId
-from barnraise.transport.ipc.dialing import DialRequest, ask_broker, take_connection
+from barnraise.transport.ipc.dial_request import DialRequest, ask_broker, take_connection
 from barnraise.transport.ipc.messages import IncomingConnection
 from barnraise.transport.links import tls
 from barnraise.transport.links.frames import HEADER_BYTES, FrameHeader, FrameKind, parse_header

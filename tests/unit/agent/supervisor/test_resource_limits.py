@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.agent.supervisor.limits import chosen_cpus
 from barnraise.agent.supervisor.messages import QUIET, WorkerLimits
+from barnraise.agent.supervisor.resource_limits import chosen_cpus
 
 
 @given(st.frozensets(st.integers(0, 63), min_size=1), st.none() | st.integers(1, 80), st.integers(0, 80))

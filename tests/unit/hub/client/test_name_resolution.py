@@ -14,7 +14,7 @@ import pytest
 
 from barnraise.core.errors import HubAway
 from barnraise.hub.client.client import HubClient
-from barnraise.hub.client.dialling import led_target
+from barnraise.hub.client.name_resolution import led_target
 from barnraise.hub.protocol.messages import RunDescription
 from barnraise.identity import NodeKey
 from barnraise.transport.addresses import Where

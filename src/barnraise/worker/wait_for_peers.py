@@ -1,4 +1,4 @@
-"""A script that waits until enough machines are here."""
+"""``barnraise.wait_for_peers``: wait in a script until enough machines are here."""
 
 from __future__ import annotations
 

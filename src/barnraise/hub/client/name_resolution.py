@@ -12,7 +12,7 @@ import httpx
 from barnraise.core.errors import HubAway
 from barnraise.hub.object_store.redirects import allowed_addresses
 from barnraise.transport.addresses import Where
-from barnraise.transport.ipc.dialing import BROKER_VARIABLE
+from barnraise.transport.ipc.dial_request import BROKER_VARIABLE
 
 
 class Target(NamedTuple):
