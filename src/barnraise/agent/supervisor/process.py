@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from barnraise.agent.supervisor import limits as limiting
+from barnraise.agent.supervisor import resource_limits
 from barnraise.agent.supervisor.messages import WorkerLaunch, WorkerLimits
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def start(launch: WorkerLaunch, limits: WorkerLimits, marks: Mapping[str, str]) 
     if sys.platform == "win32":
         job = _job_of(process, limits)
     try:
-        limiting.apply_to_process(process.pid, limits)
+        resource_limits.apply_to_process(process.pid, limits)
     except Exception:  # noqa: BLE001  # psutil's own errors; training works without the limit
         pass
     return WorkerProcess(process, job)
@@ -154,7 +154,7 @@ else:
     def _spawn(
         launch: WorkerLaunch, limits: WorkerLimits, environment: dict[str, str]
     ) -> subprocess.Popen[bytes]:
-        setup = limiting.child_setup(limits)
+        setup = resource_limits.child_setup(limits)
         process = _popen(launch, environment, start_new_session=True, preexec_fn=setup)
         if sys.platform == "linux" and process.stdout is not None:
             try:
