@@ -127,6 +127,20 @@ class AgentConnections:
         peer = self._peers.get(node)
         return peer.address if peer is not None else None
 
+    def proved_places(self, node: NodeId) -> frozenset[tuple[str, int]]:
+        """Return where this node has proved its key: addresses of its connections, with its port.
+
+        What a machine only says of its addresses is not among them: it might lead others into their own
+        networks.
+        """
+        peer = self._peers.get(node)
+        if peer is None or peer.address is None:
+            return frozenset()
+        addresses = {link.address for link in peer.all_links() if link.closed is None}
+        if peer.choice is not None:
+            addresses.add(peer.choice.address)
+        return frozenset((address.removeprefix("::ffff:"), peer.address.port) for address in addresses)
+
     def learn(self, node: NodeId, address: PeerAddress) -> None:
         """Add addresses of a node before the ones that are known."""
         peer = self._peer(node)

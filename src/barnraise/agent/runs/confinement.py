@@ -38,9 +38,7 @@ def _rules(context: AgentContext, spec: RunSpec) -> DialRules:
     """Return the places that workers of a run may reach."""
     places: set[Place] = {(address, context.listener.port) for address in context.own_addresses()}
     for node in map(NodeId, spec.nodes):
-        known = context.connections.address_of(node) or context.peer_store.address_of(node)
-        if known is not None:
-            places |= {(address, known.port) for address in known.addresses}
+        places |= context.connections.proved_places(node)
     return DialRules(workers=frozenset(places), public_ports=WEB_PORTS)
 
 

@@ -2,7 +2,8 @@
 
 It resolves names itself and dials only the addresses that it has judged. It never passes a socket to a place
 that the rules do not name. Connections to other machines' listeners start with a preface for one worker, so
-no other service of an agent can be reached through them.
+no other service of an agent can be reached through them. A machine says itself where its listener is, and may
+lie. So the socket is passed only after a listener has answered the preface, and a failure says no more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from barnraise.core.errors import BarnraiseError, TransportError
+from barnraise.core.errors import BarnraiseError, ProtocolError, TransportError
 from barnraise.transport.addresses import Where, network_of
 from barnraise.transport.ipc.dial_request import (
     BROKER_NAME,
@@ -31,6 +32,7 @@ from barnraise.transport.ipc.dial_request import (
 )
 from barnraise.transport.ipc.fd_passing import IpcChannel
 from barnraise.transport.ipc.local_socket import is_same_user
+from barnraise.transport.listener.preface import ANSWER_BYTES, parse_answer
 
 if sys.platform != "win32":
     from barnraise.transport.ipc.local_socket import bind_unix
@@ -41,6 +43,7 @@ _MOST_REQUESTS = 64
 _REQUEST_S = 10.0
 _CONNECT_S = 10.0
 _MOST_ADDRESSES = 4
+_POLL_S = 0.01
 
 _log = logging.getLogger(__name__)
 
@@ -154,12 +157,7 @@ class DialBroker:
         while (delivery := channel.receive()) is None:
             if channel.closed:
                 raise ConnectionResetError("closed by the process that asks")
-            readable = self._loop.create_future()
-            self._loop.add_reader(channel.fileno(), readable.set_result, None)
-            try:
-                await readable
-            finally:
-                self._loop.remove_reader(channel.fileno())
+            await self._readable(channel)
         return decode_dial(delivery.message)
 
     async def _connect(self, request: DialRequest) -> tuple[socket.socket, str]:
@@ -175,18 +173,43 @@ class DialBroker:
                     self._loop.sock_connect(connection, (address, request.port)), _CONNECT_S
                 )
                 if request.worker is not None and self._preface is not None:
-                    await self._loop.sock_sendall(
-                        connection, self._preface(request.worker, request.plaintext)
-                    )
+                    opening = self._preface(request.worker, request.plaintext)
+                    await asyncio.wait_for(self._open_link(connection, opening), _CONNECT_S)
                 return connection, address
-            except OSError as error:
+            except (OSError, ProtocolError) as error:
                 connection.close()
-                code = os.strerror(error.errno) if error.errno else "it does not answer in time"
-                reason = f"{where} cannot be reached: {code}"
+                if request.worker is not None:
+                    reason = f"no listener of this run answers at {where}"
+                else:
+                    number = getattr(error, "errno", None)
+                    cause = os.strerror(number) if number else "it does not answer in time"
+                    reason = f"{where} cannot be reached: {cause}"
             except BaseException:
                 connection.close()
                 raise
         raise TransportError(reason)
+
+    async def _open_link(self, connection: socket.socket, opening: bytes) -> None:
+        """Send the preface, and wait for an answer that only a listener gives. The worker reads it again."""
+        await self._loop.sock_sendall(connection, opening)
+        answer = b""
+        while len(answer) < ANSWER_BYTES:
+            if answer:  # the rest of it is on the way, and what has arrived stays readable
+                await asyncio.sleep(_POLL_S)
+            await self._readable(connection)
+            peeked = connection.recv(ANSWER_BYTES, socket.MSG_PEEK)
+            if not peeked:
+                raise ConnectionResetError("it closed the connection without an answer")
+            answer = peeked
+        parse_answer(answer)
+
+    async def _readable(self, connection: socket.socket | IpcChannel) -> None:
+        readable = self._loop.create_future()
+        self._loop.add_reader(connection.fileno(), readable.set_result, None)
+        try:
+            await readable
+        finally:
+            self._loop.remove_reader(connection.fileno())
 
     async def _resolve(self, request: DialRequest) -> list[str]:
         with contextlib.suppress(ValueError):

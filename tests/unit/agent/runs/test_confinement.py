@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from barnraise.agent.cluster.connections import PeerAddress
 from barnraise.agent.runs.confinement import RunSandbox, check_data_path, make_broker
 from barnraise.agent.supervisor.messages import WorkerLaunch
 from barnraise.core.errors import RunError
@@ -30,14 +29,14 @@ class Cluster:
     port = 52416
 
     def __init__(self) -> None:
-        self.log = self.listener = self.connections = self.peer_store = self
+        self.log = self.listener = self.connections = self
 
     def own_addresses(self) -> list[str]:
         return ["192.168.1.2"]
 
-    def address_of(self, node: NodeId) -> PeerAddress | None:
+    def proved_places(self, node: NodeId) -> frozenset[tuple[str, int]]:
         addresses = {B: "192.168.1.3", b"\xee" * 32: "192.168.1.4"}
-        return PeerAddress((addresses[node.raw],), 52416) if node.raw in addresses else None
+        return frozenset({(addresses[node.raw], 52416)} if node.raw in addresses else ())
 
 
 def test_broker_of_run_reaches_machines_of_the_run_only(tmp_path: Path) -> None:

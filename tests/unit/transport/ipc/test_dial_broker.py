@@ -20,6 +20,7 @@ from barnraise.transport.ipc.dial_request import (
     take_connection,
 )
 from barnraise.transport.ipc.fd_passing import encode_frame
+from barnraise.transport.listener.preface import encode_answer
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no broker on Windows")
 
@@ -114,11 +115,15 @@ def test_broker_sends_preface_before_it_passes_link_of_worker(tmp_path: Path) ->
         async def use(broker: DialBroker) -> None:
             def talk() -> None:
                 channel = ask_broker(broker.path, DialRequest("127.0.0.1", port, WORKER))
-                connection = take_connection(channel)
-                assert connection is not None
                 accepted, _ = server.accept()
                 accepted.settimeout(30)
                 assert accepted.recv(100) == b"preface " + WORKER
+                answer = encode_answer(1)
+                accepted.sendall(answer[:3])
+                accepted.sendall(answer[3:])
+                connection = take_connection(channel)
+                assert connection is not None
+                assert connection.recv(100) == answer, "the worker reads the answer itself"
                 connection.close()
                 accepted.close()
                 channel.close()
@@ -126,6 +131,36 @@ def test_broker_sends_preface_before_it_passes_link_of_worker(tmp_path: Path) ->
             await _in_thread(talk)
 
         with_broker(tmp_path, DialRules(workers=frozenset({("127.0.0.1", port)})), use)
+
+
+@pytest.mark.parametrize("banner", [b"SSH-2.0-OpenSSH", b"HTTP/1.1 400 Bad Request", b"", None])
+def test_broker_keeps_the_socket_of_a_service_that_is_no_listener(
+    tmp_path: Path, banner: bytes | None
+) -> None:
+    """Tries services that a machine of the run named as its own listener; None: its port is closed."""
+    server = socket.create_server(("127.0.0.1", 0))
+    server.settimeout(30)
+    port = server.getsockname()[1]
+    if banner is None:
+        server.close()
+
+    async def use(broker: DialBroker) -> None:
+        def talk() -> None:
+            channel = ask_broker(broker.path, DialRequest("127.0.0.1", port, WORKER))
+            if banner is not None:
+                accepted, _ = server.accept()
+                accepted.sendall(banner)
+                accepted.close()
+            with pytest.raises(
+                TransportError, match=f"^no listener of this run answers at 127.0.0.1:{port}$"
+            ):
+                take_connection(channel)
+            channel.close()
+
+        await _in_thread(talk)
+
+    with_broker(tmp_path, DialRules(workers=frozenset({("127.0.0.1", port)})), use)
+    server.close()
 
 
 @pytest.mark.parametrize("message", [b"\xff\xff", b"", b"x" * 70_000], ids=["no message", "empty", "long"])
