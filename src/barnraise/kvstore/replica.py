@@ -193,7 +193,8 @@ class KvReplica:
             case ForwardedRequest():
                 self._on_forwarded_request(sender, message, now)
             case ClientReply():
-                if message.incarnation == self._nonce:
+                # Every node may have seen the nonce, so that the sender counts, too.
+                if message.incarnation == self._nonce and sender == self.primary:
                     answer = self._pending.on_result(message.request, message.result)
                     self._effects += [] if answer is None else [answer]
         return self._drain_effects(now)

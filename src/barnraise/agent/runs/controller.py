@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from barnraise.agent.context import AgentContext
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent_client.kv_messages import LOBBY, CompareAndSet, KvDenied, Namespace
-from barnraise.core.errors import BarnraiseError, MembershipError, RunError
+from barnraise.core.errors import BarnraiseError, MembershipError, ProtocolError, RunError
 from barnraise.identity import NodeId
 from barnraise.membership.failure_detector import watched
 from barnraise.runs.control.eviction import Pair
@@ -85,12 +85,27 @@ class RunController:
         if stored == desired:
             self._registry.apply(record, is_ours=True)
         else:
-            self._registry.apply(decode_record(stored))
+            self._apply_stored(name, decode_record(stored))
         result = self._registry.runs[name]
         self._broadcast(result)
         if stored != desired:
             raise RunError(f"run {name} was changed at the same time", hint="Try again.")
         return result
+
+    def _apply_stored(self, name: str, record: RunRecord) -> None:
+        """Apply the version of a run that the store has in place of ours.
+
+        A machine that slept may ask a store that only a removed machine serves. So it takes no order from it
+        before a quorum confirms its view.
+        """
+        if read_spec(record).run != name:
+            raise ProtocolError(f"the store has another run under the name {name}")
+        if not self._context.member.is_current(self._loop.time()):
+            raise MembershipError(
+                f"run {name} was changed elsewhere, and no quorum of this cluster confirms it",
+                hint="Wait until most of the machines are here (`barnraise status`), then try again.",
+            )
+        self._registry.apply(record)
 
     async def stop(self, entry: RunEntry, *, hard: bool) -> None:
         """Stop a run for a person at this machine; retry if the record changes meanwhile."""

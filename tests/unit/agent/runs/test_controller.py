@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from barnraise.agent.runs.controller import RunController
 from barnraise.agent.runs.registry import RunEntry
+from barnraise.core.errors import MembershipError, ProtocolError, RunError
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import TrustLog
 from barnraise.runs.control.lifecycle import next_record
-from barnraise.runs.record import RunRecord, sign_spec
+from barnraise.runs.record import RunRecord, encode_record, sign_spec
 from tests.unit.runs.control.test_lifecycle import KEY, at_work, order, report
 
 NAS, BOX = NodeKey.generate(), NodeKey.generate()
@@ -60,3 +61,50 @@ def test_run_goes_on_without_a_machine_that_was_removed(removed: NodeKey, elasti
         assert removed.id.raw not in after.nodes, "its group continues without it"
     else:
         assert after.phase == "restarting"
+
+
+class _LyingStore:
+    """A key-value store that a removed machine serves: it answers with a record of its own choice."""
+
+    def __init__(self, answer: RunRecord) -> None:
+        self._answer = encode_record(answer)
+
+    async def compare_set(self, *_: object) -> bytes:
+        return self._answer
+
+
+@pytest.mark.parametrize("is_current", [True, False])
+def test_record_of_the_store_is_applied_only_if_a_quorum_confirms_the_view(is_current: bool) -> None:
+    ours, theirs = (sign_spec(order(nodes=NODES, by=key.id.raw), key) for key in (KEY, NAS))
+    applied: list[RunRecord] = []
+
+    def apply(record: RunRecord, *_: object, **__: object) -> bool:
+        applied.append(record)
+        return True
+
+    context: Any = SimpleNamespace(me=KEY.id, member=SimpleNamespace(is_current=lambda now: is_current))
+    registry: Any = SimpleNamespace(apply=apply, runs={order().run: SimpleNamespace()})
+
+    async def write() -> None:
+        controller = RunController(context, registry)
+        controller._compare_set = _LyingStore(theirs).compare_set  # type: ignore[method-assign]
+        controller._broadcast = lambda entry: None  # type: ignore[method-assign]
+        await controller.write(None, ours)
+
+    with pytest.raises(RunError if is_current else MembershipError):
+        asyncio.run(write())
+    assert applied == ([theirs] if is_current else [])
+
+
+def test_record_of_another_run_in_the_store_is_rejected() -> None:
+    ours = sign_spec(order(nodes=NODES, by=KEY.id.raw), KEY)
+    other = sign_spec(order(run="other-0001", nodes=NODES, by=NAS.id.raw), NAS)
+    context: Any = SimpleNamespace(me=KEY.id, member=SimpleNamespace(is_current=lambda now: True))
+
+    async def write() -> None:
+        controller = RunController(context, SimpleNamespace())  # type: ignore[arg-type]
+        controller._compare_set = _LyingStore(other).compare_set  # type: ignore[method-assign]
+        await controller.write(None, ours)
+
+    with pytest.raises(ProtocolError, match="another run"):
+        asyncio.run(write())
