@@ -164,7 +164,7 @@ def _packages(offered: OfferedRun) -> str:
     if not offered.packages:
         return "none are installed"
     count, source = counted(offered.package_count, "package"), printable(offered.packages, limit=_MAX_PATH)
-    return f"{count} of {source} are installed; each may run code of its authors"
+    return f"{count} of {source} are installed, outside of a sandbox; as wheels only, which runs no code"
 
 
 def _reach(reach: ClusterReach) -> str:

@@ -29,6 +29,7 @@ _OWN_INDEX = re.compile(r"^(?:-i|--index-url|--extra-index-url|--no-index)\b|dow
 _TORCH = re.compile(r"^(?P<name>torch|torchvision|torchaudio)(?![\w.-])(?P<rest>.*)", re.IGNORECASE)
 _OPTIONS = re.compile(r"\s--\w.*$")
 _HASH = re.compile(r"\s--hash[ =]")
+_OURS = re.compile(r"^barnraise(?![\w.-])(?!\s*@)", re.IGNORECASE)
 _LOCAL = re.compile(r"^(?:\.|/|file:|[\w./\\-]+[/\\])|\.(?:whl|tar\.gz|zip)\b|@\s*(?:\.|/|file:)")
 
 
@@ -37,6 +38,8 @@ class EnvironmentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     ``torch``: requirements that are installed first and alone, from the index that fits the machine.
     ``unhashed``: requirements without a hash, which an index can replace.
+    ``sources``: requirements that are built here, which runs their code.
+    ``wheels_only``: nothing is built here.
     """
 
     kind: Kind
@@ -44,6 +47,21 @@ class EnvironmentPlan(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     torch: tuple[str, ...] = ()
     unhashed: int = 0
+    sources: tuple[str, ...] = ()
+    wheels_only: bool = False
+
+
+def allow_wheels_only(plan: EnvironmentPlan) -> EnvironmentPlan:
+    """Return the plan for a folder of somebody else: no code of its packages runs while they are installed.
+
+    Raise RunEnvironmentError if a requirement must be built.
+    """
+    if plan.sources:
+        raise RunEnvironmentError(
+            f"{plan.source} builds {plan.sources[0]}, which would run its code outside of the sandbox",
+            hint=f"Name published packages in {plan.source}, or use what is installed: `--env agent`.",
+        )
+    return msgspec.structs.replace(plan, wheels_only=True)
 
 
 def environment_source(names: Collection[str], mode: Mode) -> str:
@@ -104,15 +122,30 @@ def _from_requirements(files: Mapping[str, bytes], name: str) -> EnvironmentPlan
                 hint=f"Remove the line from {name}: the code of the folder is found without it; "
                 "or use what is installed: `--env agent`.",
             )
+    named = [line for line in lines if not line.startswith("-")]
+    if any(_OURS.match(line) for line in named):
+        # The name may belong to somebody else on the package index.
+        raise RunEnvironmentError(
+            f"{name} installs barnraise, which a run does not need",
+            hint=f"Remove barnraise from {name}: a run uses the agent's version.",
+        )
     # What is installed from the folder itself changes with any of its files.
-    local = any(_LOCAL.search(line) for line in lines if not line.startswith("-") and "://" not in line)
+    local = any(_LOCAL.search(line) for line in named if "://" not in line)
     return EnvironmentPlan(
         kind="requirements",
         source=name,
         digest=_digest(files, tuple(files) if local else used),
         torch=_torch_requirements(lines),
-        unhashed=sum(not line.startswith("-") and _HASH.search(line) is None for line in lines),
+        unhashed=sum(_HASH.search(line) is None for line in named),
+        sources=tuple(line for line in named if _is_built(line)),
     )
+
+
+def _is_built(line: str) -> bool:
+    """Return True for a folder, an archive or a repository; False for a wheel or a name."""
+    place = line.partition(";")[0].partition(" --")[0].strip()
+    is_place = "://" in place or _LOCAL.search(place) is not None
+    return is_place and not place.partition("#")[0].endswith(".whl")
 
 
 def _torch_requirements(lines: list[str]) -> tuple[str, ...]:

@@ -177,6 +177,7 @@ def _uv_steps(uv: str, plan: EnvironmentPlan, environment: Path, index: str | No
     if plan.kind == "uv.lock":
         # The folder's own code is imported from the folder: an install of it would outlive the folder.
         sync = (uv, "sync", "--frozen", "--no-install-workspace", "--python", sys.executable)
+        sync += ("--no-build",) if plan.wheels_only else ()
         return [create, BuildStep(sync, {"UV_PROJECT_ENVIRONMENT": str(environment)})]
     install = (uv, "pip", "install", "--python", python)
     return [create, *_install_steps(install, plan, index)]
@@ -195,6 +196,8 @@ def _install_steps(install: tuple[str, ...], plan: EnvironmentPlan, index: str |
     So torch comes from its own index first. Then it is installed, and the rest is installed without that
     index.
     """
+    if plan.wheels_only:
+        install += ("--only-binary", ":all:")
     torch = [BuildStep((*install, "--index-url", index, *plan.torch))] if index is not None else []
     return [*torch, BuildStep((*install, "-r", plan.source))]
 

@@ -504,3 +504,15 @@ def test_failure_names_package_and_action(words: str, message: str, hint: str) -
     error = failure("r.txt", words.splitlines(), 3)
     assert message in error.message
     assert hint in error.hint
+
+
+@pytest.mark.parametrize("only", [True, False])
+def test_wheels_only_plan_builds_nothing(tmp_path: Path, only: bool) -> None:
+    requirements = EnvironmentPlan(kind="requirements", source="requirements.txt", wheels_only=only)
+    lock = EnvironmentPlan(kind="uv.lock", source="uv.lock", wheels_only=only)
+    pip, uv = (
+        builder._pip_steps(requirements, tmp_path, None),
+        builder._uv_steps("uv", requirements, tmp_path, None),
+    )
+    assert all((":all:" in step.command) is only for step in (pip[-1], uv[-1]))
+    assert ("--no-build" in builder._uv_steps("uv", lock, tmp_path, None)[-1].command) is only

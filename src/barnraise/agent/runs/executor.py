@@ -51,6 +51,7 @@ from barnraise.artifacts import (
 from barnraise.core.errors import BarnraiseError, RunError
 from barnraise.core.flow.backoff import SteppedBackoff
 from barnraise.environments import builder
+from barnraise.environments.build_plan import allow_wheels_only
 from barnraise.environments.build_size import build_size
 from barnraise.environments.installed_packages import InstalledPackages, own_packages, packages_of
 from barnraise.identity import NodeId
@@ -299,9 +300,7 @@ class RunExecutor:
         if not options.container and (options.sandbox or (asks and agreed_to_sandbox(self.home))):
             sandbox = await asyncio.to_thread(find_sandbox)
             if not sandbox.is_possible:
-                if options.sandbox:
-                    raise no_sandbox(sandbox)
-                sandbox = None  # this machine's user was told before
+                raise no_sandbox(sandbox)  # one was promised to this machine's user
         is_confined = sandbox is not None or bool(options.container)
         make = partial(make_broker, context, spec) if is_confined else None
         interface = RunInterface.open(context.listener, spec.run, context.directory, make)
@@ -331,7 +330,8 @@ class RunExecutor:
         if not await self.consent:
             self._report("refused", "its user refused to take part")
             raise RunError("its user refused to take part")
-        note_agreement(self.home, is_sandboxed=self.sandbox_wanted)
+        is_possible = (await asyncio.to_thread(find_sandbox)).is_possible  # else the question said so
+        note_agreement(self.home, is_sandboxed=self.sandbox_wanted and is_possible)
 
     async def _fetch(self, manifest: bytes, limits: FolderLimits) -> FolderManifest:
         order = self.entry.spec
@@ -368,6 +368,7 @@ class RunExecutor:
         plan = builder.plan_environment(top, self.entry.spec.options.environment)
         if plan.kind == "agent":
             return
+        plan = allow_wheels_only(plan) if asks else plan
         stated, listed = self.entry.spec.program.packages, build_size(plan, top).packages
         if asks and listed > stated:
             raise RunError(

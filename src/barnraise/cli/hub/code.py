@@ -106,7 +106,7 @@ def _check_needs(store: ArtifactStore, offered: OfferedCode) -> None:
     if missing:
         raise RunEnvironmentError(
             f"the script needs {', '.join(missing)}, and this Python has no such package",
-            hint=f"Install what it needs, then join again: pip install {' '.join(missing)}",
+            hint="Ask its author which packages provide these modules. Install them, then join again.",
         )
 
 

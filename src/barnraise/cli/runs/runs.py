@@ -32,6 +32,7 @@ from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunError
 from barnraise.core.sanitize import coloured, printable
 from barnraise.core.units import counted
+from barnraise.sandbox.choice import find_sandbox, no_sandbox
 
 _SHOWN = 20
 _MAX_NAME = 64
@@ -145,6 +146,10 @@ def accept(*, run: str, yes: bool, refuse: bool, is_sandboxed: bool, as_json: bo
     if refuse or response.accepted:
         click.echo(printable(response.sentence))
         return 0
+    if yes and is_sandboxed and not response.image:
+        sandbox = find_sandbox()
+        if not sandbox.is_possible:
+            raise no_sandbox(sandbox)  # nobody reads the question that would say so
     if not as_json and not agrees(offered_run(response), "Let it run?", yes=yes):
         click.echo("Nothing was accepted.")
         return 1
