@@ -381,7 +381,7 @@ def test_lock_with_another_barnraise_is_rejected(
     )
     wheel_file = wheels / "barnraise-0.0.1-py3-none-any.whl"
     fake_uv(monkeypatch, tmp_path, f"{unpack}; zipfile.ZipFile({str(wheel_file)!r}).extractall(place[0])")
-    folder, its_plan = folder_with(tmp_path, requirements_txt="barnraise==0.0.1\n")
+    folder, its_plan = folder_with(tmp_path, requirements_txt="needs-barnraise==0.0.1\n")
     with pytest.raises(RunEnvironmentError, match=r"requirements\.txt installs barnraise 0\.0\.1") as raised:
         asyncio.run(build(its_plan, folder, tmp_path / "environments", nothing))
     assert "Remove barnraise" in raised.value.hint

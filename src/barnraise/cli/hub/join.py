@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from barnraise.hub.client.client import HubClient
     from barnraise.hub.client.credentials import MemberCredentials
     from barnraise.hub.protocol.invites import HubPlace, Invite
+    from barnraise.identity.keys import NodeKey
     from barnraise.sandbox.spec import SandboxCommand
 
 _PATIENCE_S = 30.0
@@ -77,8 +78,12 @@ def run(
     machines = _machines_of_site() if site else ()
     client = client_of(settings, parsed_invite.place)
     with open_workspace(settings, parsed_invite.run) as place:
-        description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_PATIENCE_S)
-        offered = look(client, description, place, settings)
+        # The invite signs these requests, so that strangers cannot keep this machine out.
+        with contextlib.closing(
+            client_of(settings, parsed_invite.place, key=parsed_invite.signer)
+        ) as visitor:
+            description = visitor.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_PATIENCE_S)
+            offered = look(visitor, description, place, settings)
         question = "Run it there?" if site else "Run it here?"
         # The machines of a site have no sandbox: the broker of a run does not reach a hub.
         is_sandboxed, sentence = (False, "") if site else _decide_sandbox(is_wanted=is_sandboxed, yes=yes)
@@ -147,12 +152,14 @@ def require_hub_parts() -> None:
         raise HubError("what a hub needs is not installed here", hint=install_hint("hub")) from error
 
 
-def client_of(settings: Settings, place: HubPlace, answer_s: float | None = None) -> HubClient:
-    """Create a client with the key that this machine has at the hub."""
+def client_of(
+    settings: Settings, place: HubPlace, answer_s: float | None = None, *, key: NodeKey | None = None
+) -> HubClient:
+    """Create a client with the key that this machine has at the hub, or with another one."""
     from barnraise.hub.client.client import ANSWER_S, HubClient
     from barnraise.hub.client.credentials import member_key
 
-    key = member_key(machine_key(settings), place.hub)
+    key = key or member_key(machine_key(settings), place.hub)
     return HubClient(
         place.addresses,
         place.hub,

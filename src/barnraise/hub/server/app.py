@@ -176,15 +176,16 @@ class HubApp:
         return Route(path, serve, methods=["GET"])
 
     def _is_of_member(self, request: Request) -> bool:
-        """Tell whether a member signed a request that needs no signature, and is within its rate."""
+        """Tell whether a member or an invite signed a request that needs no signature, within its rate."""
         if "signature" not in request.headers:
             return False
         try:
             signed = self._signature(request)
             node = str(signed.node)
-            if not self._is_member(node):
+            is_member = self._is_member(node)
+            if not is_member and not self._hub.has_invite(node):
                 return False
-            self._check_new(signed, is_member=True)
+            self._check_new(signed, is_member=is_member)
             self._limit(self._requests, node)
         except HubRefused:
             return False
@@ -216,7 +217,7 @@ class HubApp:
             async with contextlib.AsyncExitStack() as held:
                 verified = await self._verify(request, max_bytes, is_open, held)
                 status, body = 200, encode_message(await handler(request, verified))
-                if not self._is_member(verified.node):
+                if not self._is_member(verified.node) and not self._hub.has_invite(verified.node):
                     answer = signed_response(self._key, request.headers, status, body, self._time())
                     return self._unsigned.slowed(answer, self._source(request))
         except HubRefused as error:
@@ -249,11 +250,15 @@ class HubApp:
         is_member = node in self._hub.members or node == str(self._hub.id)
         if not is_member and request.url.path == _JOIN_PATH:
             return await self._verify_join(request, signed, held)
+        is_invited = not is_member and self._hub.has_invite(node)  # it looks at the run before it joins
         if not is_member:  # before an unknown sender can use memory
-            self._limit_stranger(request)
+            if not is_invited:
+                self._limit_stranger(request)
             max_bytes = min(max_bytes, _SMALL)
         self._check_new(signed, is_member=is_member)
-        if is_member:  # after the replay check: a replay must not use up the member's rate limit
+        if (
+            is_member or is_invited
+        ):  # after the replay check: a replay must not use up the member's rate limit
             self._limit(self._requests, node)
         if node != self._hub.founding.owner:  # only the owner sends a layout
             max_bytes = min(max_bytes, PIECE_BYTES)

@@ -231,6 +231,11 @@ class Hub:
             return membership.admit_by_parent(message, node, self.seats, self.members, parents_clock)
         return membership.admit_by_invite(message, node, grant, self.members, self.clock())
 
+    def has_invite(self, key: str) -> bool:
+        """Tell whether this is the key of an invite that was neither withdrawn nor has expired."""
+        grant = self._reader.grant(key)
+        return grant is not None and not grant.withdrawn and self.clock() < grant.expires
+
     async def give_seat(self, node: str, region: str, id_there: str) -> MemberRecord:
         """Give a member a seat at a region instead of the one here."""
         after = membership.give_seat(self.member(node), region, id_there)

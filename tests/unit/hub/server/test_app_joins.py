@@ -53,6 +53,33 @@ def test_invited_machine_joins_while_strangers_flood(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_invite_reads_the_run_while_strangers_flood(tmp_path: Path) -> None:
+    """The `join` command shows a person the run before it joins, so this must not fail either."""
+
+    async def story(scene: InProcessHub) -> None:
+        async with contextlib.AsyncExitStack() as held:
+            line = await _flooded(scene, held)
+            invite = create_invite(scene.directory, ADDRESS)
+            for path in ("/v1/run", "/v1/head"):
+                assert (await scene.ask(line, invite.signer, f"GET {path}")).status_code == 200
+            stranger = await scene.ask(line, NodeKey.generate(), "GET /v1/run")
+            assert stranger.status_code == 429
+
+    play(tmp_path, story)
+
+
+def test_invite_reads_blobs_while_strangers_hold_all_answers(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        invite = create_invite(scene.directory, ADDRESS)
+        async with scene.line("203.0.113.5") as line:
+            for number in range(64):
+                scene.reception._unsigned.begin(f"198.51.100.{number % 4}")
+            assert (await line.get(f"{ADDRESS}/v1/openapi.json")).status_code == 429
+            assert (await scene.ask(line, invite.signer, "GET /v1/openapi.json")).status_code == 200
+
+    play(tmp_path, story)
+
+
 def test_join_without_usable_invite_counts_as_stranger(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         used = create_invite(scene.directory, ADDRESS)
