@@ -156,7 +156,9 @@ def _command(settings: Settings) -> list[str]:
     # The port goes by itself, because 0 (any) is no valid setting and still useful here.
     port = settings.network.port
     network = msgspec.structs.replace(settings.network, port=NetworkSettings().port)
-    portable = msgspec.json.encode(msgspec.structs.replace(settings, network=network)).decode()
+    # Every user can read arguments, so the token of a hub's proxy is left out.
+    public = msgspec.structs.replace(settings, network=network, hosting=HostingSettings())
+    portable = msgspec.json.encode(public).decode()
     module = ["-m", "barnraise.transport.listener.listener"]
     # -P: a file of the user's that is called like a standard module must not stand in for it.
     return [sys.executable, "-P", *module, "--until-idle", "--port", str(port), "--settings", portable]

@@ -31,7 +31,7 @@ def open_database(
     """
     with contextlib.suppress(FileExistsError):  # made for us alone before SQLite opens it
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    check_file(path, os.lstat(path), is_secret=False)
+    check_file(path, os.lstat(path), is_secret=True)
     base = sqlite3.connect(path, isolation_level=None, timeout=locked_s, check_same_thread=one_thread)
     try:
         base.execute("PRAGMA journal_mode=WAL")
