@@ -14,7 +14,7 @@ import msgspec
 
 import barnraise
 from barnraise.agent_client.client import ListenerClient
-from barnraise.core.config import NetworkSettings, Settings, state_directory
+from barnraise.core.config import HostingSettings, NetworkSettings, Settings, state_directory
 from barnraise.core.errors import ListenerError
 from barnraise.core.file_lock import FileLock
 from barnraise.core.logs.rotation import open_output

@@ -256,9 +256,7 @@ class HubApp:
                 self._limit_stranger(request)
             max_bytes = min(max_bytes, _SMALL)
         self._check_new(signed, is_member=is_member)
-        if (
-            is_member or is_invited
-        ):  # after the replay check: a replay must not use up the member's rate limit
+        if is_member or is_invited:  # after the replay check: a replay must not use up the rate limit
             self._limit(self._requests, node)
         if node != self._hub.founding.owner:  # only the owner sends a layout
             max_bytes = min(max_bytes, PIECE_BYTES)
