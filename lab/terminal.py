@@ -72,6 +72,10 @@ class Terminal:
         self._changed = threading.Condition()
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        # The kernel discards output at Ctrl-C, and may discard even what a program prints in answer to it.
+        modes = termios.tcgetattr(theirs)
+        modes[3] |= termios.NOFLSH
+        termios.tcsetattr(theirs, termios.TCSANOW, modes)
         self._shell = subprocess.Popen(
             inside(host.namespace, ["bash", "--norc", "--noprofile", "-i"], host.host_name),
             env={

@@ -63,7 +63,12 @@ class Machines:
     ) -> None:
         for place in range(len(self.hosts)):
             self.kill(place)
-        self._directory.cleanup()
+        try:
+            self._directory.cleanup()
+        except OSError:  # a worker outlives its agent by a moment, and writes
+            for host in self.hosts:
+                host.kill_all()
+            self._directory.cleanup()
 
     def state(self, place: int) -> Path:
         return Path(self._directory.name) / str(place)
