@@ -78,3 +78,4 @@ class Disk:
         for path, content in self._synced.items():
             if "/state/" in path and not path.endswith("-shm"):
                 (state / Path(path).name).write_bytes(content)
+                (state / Path(path).name).chmod(0o600)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.core.errors import MembershipError
+from barnraise.core.errors import IdentityError, MembershipError
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import TrustLog, encode_entry
 from barnraise.membership.consensus.certificate import CertifiedDecision
@@ -84,8 +84,19 @@ def test_storage_file_is_private_to_owner(tmp_path: Path) -> None:
 
 
 def test_damaged_storage_raises_with_path(tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_bytes(b"no database" * 1000)
+    path = tmp_path / FILE_NAME
+    path.write_bytes(b"no database" * 1000)
+    path.chmod(0o600)
     with pytest.raises(MembershipError, match="cannot be used"):
+        MembershipStorage(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other permissions")
+def test_storage_that_other_users_can_read_is_rejected(tmp_path: Path) -> None:
+    """It holds the secrets of the cluster."""
+    MembershipStorage(tmp_path).close()
+    (tmp_path / FILE_NAME).chmod(0o644)
+    with pytest.raises(IdentityError, match="holds a secret"):
         MembershipStorage(tmp_path)
 
 

@@ -151,10 +151,9 @@ def test_broker_keeps_the_socket_of_a_service_that_is_no_listener(
                 accepted, _ = server.accept()
                 accepted.sendall(banner)
                 accepted.close()
-            with pytest.raises(
-                TransportError, match=f"^no listener of this run answers at 127.0.0.1:{port}$"
-            ):
+            with pytest.raises(TransportError) as raised:
                 take_connection(channel)
+            assert raised.value.message == f"no listener of this run answers at 127.0.0.1:{port}"
             channel.close()
 
         await _in_thread(talk)
