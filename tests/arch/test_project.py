@@ -81,7 +81,7 @@ def test_install_texts_name_no_distribution_of_others() -> None:
         for line_number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1):
             # A "{" is a value that is filled in at run time; prose ends at a word such as "in".
             names = _installed_names(line) - _OTHER_DISTRIBUTIONS
-            # There is no release yet, so our own name may be somebody else's.
+            # There is no release yet, so our own name may be another project's.
             wrong += [f"{name}:{line_number}: {installed}" for installed in names]
     assert wrong == []
 

@@ -52,7 +52,7 @@ class EnvironmentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def allow_wheels_only(plan: EnvironmentPlan) -> EnvironmentPlan:
-    """Return the plan for a folder of somebody else: no code of its packages runs while they are installed.
+    """Return the plan for a folder of another person: no code of its packages runs while they are installed.
 
     Raise RunEnvironmentError if a requirement must be built.
     """
@@ -124,7 +124,7 @@ def _from_requirements(files: Mapping[str, bytes], name: str) -> EnvironmentPlan
             )
     named = [line for line in lines if not line.startswith("-")]
     if any(_OURS.match(line) for line in named):
-        # The name may belong to somebody else on the package index.
+        # The name may belong to another project on the package index.
         raise RunEnvironmentError(
             f"{name} installs barnraise, which a run does not need",
             hint=f"Remove barnraise from {name}: a run uses the agent's version.",

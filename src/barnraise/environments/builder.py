@@ -176,8 +176,8 @@ def _uv_steps(uv: str, plan: EnvironmentPlan, environment: Path, index: str | No
     create = BuildStep((uv, "venv", "--no-project", "--python", sys.executable, str(environment)))
     if plan.kind == "uv.lock":
         # The folder's own code is imported from the folder: an install of it would outlive the folder.
-        sync = (uv, "sync", "--frozen", "--no-install-workspace", "--python", sys.executable)
-        sync += ("--no-build",) if plan.wheels_only else ()
+        no_build = ("--no-build",) if plan.wheels_only else ()
+        sync = (uv, "sync", "--frozen", "--no-install-workspace", *no_build, "--python", sys.executable)
         return [create, BuildStep(sync, {"UV_PROJECT_ENVIRONMENT": str(environment)})]
     install = (uv, "pip", "install", "--python", python)
     return [create, *_install_steps(install, plan, index)]

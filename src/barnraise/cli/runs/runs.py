@@ -149,7 +149,7 @@ def accept(*, run: str, yes: bool, refuse: bool, is_sandboxed: bool, as_json: bo
     if yes and is_sandboxed and not response.image:
         sandbox = find_sandbox()
         if not sandbox.is_possible:
-            raise no_sandbox(sandbox)  # nobody reads the question that would say so
+            raise no_sandbox(sandbox)  # there is no question that would say so
     if not as_json and not agrees(offered_run(response), "Let it run?", yes=yes):
         click.echo("Nothing was accepted.")
         return 1
