@@ -80,7 +80,7 @@ def main():
                 optimizer.zero_grad()
                 schedule.step()
                 run.log(loss=loss)
-            if run.every(20):
+            if run.every(5 if small else 20):
                 loss = run.history[-1]["loss"]
                 run.print(f"step {run.step} of {run.total_steps}: loss {loss:.3f} on {run.world} machines")
     if run.is_main:
