@@ -43,7 +43,7 @@ TABLE = (
     Row("gate", "lab/test_cluster.py", "test_codes_and_roles"),
     Row("gate", "lab/test_runs.py", "test_every_machine_works_and_the_result_comes_back"),
     Row("gate", "lab/test_runs.py", "test_run_continues_without_dead_machine"),
-    Row("gate", "lab/test_first_hour.py", "test_crash_on_one_machine_is_named_everywhere_and_afterwards"),
+    Row("deep", "lab/test_progress.py", "test_run_prints_progress_lines_without_a_terminal"),
     Row("gate", "lab/test_progress.py"),
     Row("gate", "lab/test_session.py", "test_killed_workers_come_back_and_nothing_changes"),
     Row(
@@ -74,6 +74,7 @@ TABLE = (
     # Simulations: see --one-seed-in.
     Row("deep", "sim/test_commit.py", where={"block": tuple(range(2, 10))}),
     Row("deep", "sim/test_membership.py", "test_two_hundred_form_a_view"),
+    Row("deep", "sim/test_removed_owner.py", "test_removed_owner_in_ten_thousand_*"),
     Row("gate", "sim/test_membership.py", marked="slow"),
     Row("fast", "sim/test_membership.py"),
     Row("gate", "sim/*"),
@@ -82,6 +83,7 @@ TABLE = (
     Row("deep", "failure/test_leaving.py", "test_thousand_group_rebuilds_leak_no_resources"),
     Row("gate", "failure/*"),
     # Whole programs, and real waits of many seconds.
+    Row("deep", "benchmarks/test_hub_attacks.py", where={"attack": ("hub-sends-bomb",)}),
     Row("deep", "unit/training/test_session_examples.py", marked="slow"),
     Row(
         "deep",
