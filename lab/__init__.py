@@ -7,5 +7,17 @@ Linux, root, iproute2 and nsenter; nftables for cuts and NAT. See docs/lab.md.
 from lab.hosts import CommandFailed, Host, LabProcess
 from lab.namespaces import LabError, why_unavailable
 from lab.network import Lab, Nat
+from lab.systems import ARM64, LINUX, WINDOWS
 
-__all__ = ["CommandFailed", "Host", "Lab", "LabError", "LabProcess", "Nat", "why_unavailable"]
+__all__ = [
+    "ARM64",
+    "LINUX",
+    "WINDOWS",
+    "CommandFailed",
+    "Host",
+    "Lab",
+    "LabError",
+    "LabProcess",
+    "Nat",
+    "why_unavailable",
+]

@@ -1,8 +1,9 @@
-"""`python -m lab list` shows labs; `python -m lab clean` removes those whose owner is gone."""
+"""`python -m lab list` shows labs; `clean` removes dead ones; `prepare` builds systems of other kinds."""
 
 import argparse
 
 from lab import janitor
+from lab.systems import ARM64, WINDOWS
 
 
 def main() -> None:
@@ -11,7 +12,15 @@ def main() -> None:
     commands.add_parser("list", help="show the labs on this machine")
     clean = commands.add_parser("clean", help="remove what dead labs left behind")
     clean.add_argument("--all", action="store_true", help="also labs that are in use")
+    prepare = commands.add_parser("prepare", help="build systems of other kinds for hosts, once")
+    prepare.add_argument("systems", nargs="+", choices=["windows", "arm64"])
     chosen = parser.parse_args()
+    if chosen.command == "prepare":
+        for system in (WINDOWS, ARM64):
+            if system.name in chosen.systems:
+                system.prepare(print)
+                print(f"{system.name}: {system.why_unavailable() or 'ready'}")
+        return
     for lab in janitor.known_labs():
         orphan = janitor.is_orphan(lab)
         if chosen.command == "list":

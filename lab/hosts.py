@@ -11,6 +11,7 @@ from typing import IO
 
 from lab import janitor
 from lab.namespaces import inside
+from lab.systems.system import LINUX, Launch, System
 
 _SHOWN = 4000
 
@@ -73,14 +74,30 @@ class LabProcess:
 class Host:
     """One host: a network namespace with its own address, loopback and, if asked, rate."""
 
-    def __init__(self, name: str, namespace: str, address: str, mac: str, directory: Path) -> None:
+    def __init__(
+        self, name: str, namespace: str, address: str, mac: str, directory: Path, system: System = LINUX
+    ) -> None:
         self.name = name
         self.namespace = namespace
         self.address = address
         self.mac = mac
         self.host_name: str | None = None  # what the computer is called in processes that start from now on
         self.processes: list[LabProcess] = []
+        self.system = system
         self._directory = directory
+
+    @property
+    def python(self) -> str:
+        """Return the Python interpreter of this host's system."""
+        return self.system.python
+
+    def _launch(self, argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | Path | None) -> Launch:
+        """Return what starts a command of this host's system in its namespace."""
+        room = self._directory / self.name
+        room.mkdir(exist_ok=True)
+        launch = self.system.launch(argv, Path(cwd or Path.cwd()), room)
+        environment = {**os.environ, **launch.environment, **(env or {})}
+        return Launch(inside(self.namespace, launch.argv, self.host_name), environment)
 
     def start(
         self,
@@ -104,9 +121,10 @@ class Host:
                 stack.callback(os.close, handle)
             else:
                 target = stdout
+            launch = self._launch(words, env, cwd)
             popen = subprocess.Popen(
-                inside(self.namespace, words, self.host_name),
-                env={**os.environ, **(env or {})},
+                launch.argv,
+                env=launch.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=target,
                 stderr=subprocess.STDOUT,
@@ -129,9 +147,10 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end. Raise CommandFailed on a bad code, TimeoutExpired (and kill) if late."""
         words = [str(word) for word in argv]
+        launch = self._launch(words, env, cwd)
         with subprocess.Popen(
-            inside(self.namespace, words, self.host_name),
-            env={**os.environ, **(env or {})},
+            launch.argv,
+            env=launch.environment,
             stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

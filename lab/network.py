@@ -16,6 +16,7 @@ from lab import cuts, janitor, units
 from lab.forwarding import Conditions, Forwarder
 from lab.hosts import Host
 from lab.namespaces import LabError, allow_cubic, configure, ip, limit, nft, why_unavailable
+from lab.systems.system import LINUX, System
 
 _MAX_HOSTS = 250
 _HOST_SETTINGS = {"ipv4/tcp_congestion_control": "cubic"}
@@ -67,6 +68,7 @@ class _State:
 class Lab:
     """Hosts in network namespaces on one switch, which has a namespace of its own.
 
+    - hosts: their number, or the system of each: ``[LINUX, WINDOWS, ARM64]``.
     - rate: of each host's line, both directions; None for no limit.
     - delay: one way between any two hosts, so that a round trip takes twice as long.
     - jitter: each frame's delay is uniform within plus or minus this; frames of a path keep their order.
@@ -77,7 +79,7 @@ class Lab:
 
     def __init__(
         self,
-        hosts: int = 2,
+        hosts: int | Sequence[System] = 2,
         rate: str | None = "1gbit",
         delay: str = "0ms",
         loss: float | str = 0,
@@ -88,7 +90,8 @@ class Lab:
         self.id = secrets.token_hex(4)
         self.hosts: list[Host] = []
         self.nats: list[Nat] = []
-        self._asked = (hosts, tuple(nat))
+        self._systems = (LINUX,) * hosts if isinstance(hosts, int) else tuple(hosts)
+        self._nats = tuple(nat)
         self._rate = None if rate is None else units.bits_per_second(rate)
         self._conditions = Conditions(units.seconds(delay), units.seconds(jitter), units.share(loss))
         self._shaped = shaped or self._conditions != Conditions()
@@ -98,6 +101,9 @@ class Lab:
     def open(self) -> Self:
         if (reason := why_unavailable()) is not None:
             raise LabError(f"No lab here: {reason}.")
+        for system in self._systems:
+            if (reason := system.why_unavailable()) is not None:
+                raise LabError(reason)
         for lab in janitor.known_labs():
             if janitor.is_orphan(lab):
                 janitor.remove(lab)
@@ -209,22 +215,24 @@ class Lab:
         configure(switch, _SWITCH_SETTINGS, [] if self._shaped else _BRIDGE)
         if self._shaped:
             state.forwarder = Forwarder(switch, self._conditions)
-        count, nats = self._asked
-        self.hosts.extend(self._add_hosts(state.public, [f"h{number}" for number in range(count)]))
-        for behind in nats:
+        names = [f"h{number}" for number in range(len(self._systems))]
+        self.hosts.extend(self._add_hosts(state.public, names, self._systems))
+        for behind in self._nats:
             self.add_nat(behind)
 
-    def _add_hosts(self, segment: _Segment, names: Sequence[str]) -> list[Host]:
+    def _add_hosts(
+        self, segment: _Segment, names: Sequence[str], systems: Sequence[System] = ()
+    ) -> list[Host]:
         state = self._open_state()
         if segment.taken + len(names) > _MAX_HOSTS:
             raise LabError(f"A switch of the lab has {_MAX_HOSTS} ports. Ask for fewer hosts.")
         added = []
-        for name in names:
+        for name, system in zip(names, systems or (LINUX,) * len(names), strict=True):
             port, segment.taken = segment.taken, segment.taken + 1
             third = segment.network.rpartition(".")[2]
             mac = f"02:00:00:00:{int(third):02x}:{port + 1:02x}"
             address = f"{segment.network}.{port + 1}"
-            host = Host(name, self._name(name), address, mac, state.directory)
+            host = Host(name, self._name(name), address, mac, state.directory, system)
             state.places[host] = _Place(segment, port)
             added.append(host)
         ip([f"netns add {host.namespace}" for host in added])

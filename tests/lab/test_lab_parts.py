@@ -1,5 +1,6 @@
 """The lab's pure parts: units, and splitting a TCP super-segment around lost packets."""
 
+import pathlib
 import random
 import struct
 
@@ -7,6 +8,9 @@ import pytest
 
 from lab import units
 from lab.forwarder import Path, piece, segments_in
+from lab.systems import pe_files
+from lab.systems.arm64 import Arm64
+from lab.systems.windows import Windows
 
 _MSS = 1448
 _HEADERS = 14 + 20 + 32
@@ -80,3 +84,26 @@ def test_jitter_keeps_order_and_bounds() -> None:
     assert dues == sorted(dues)
     assert all(-1e-9 <= due - now / 10_000 - 0.015 <= 0.01 + 1e-9 for now, due in enumerate(dues))
     assert all(Path(0.001, 0.005, 0).due(1.0) >= 1.0 for _ in range(100))
+
+
+def test_forwarder_library_exports_its_functions() -> None:
+    names = ["Py_Main", "PyObject_Repr", "_Py_Dealloc"]
+    assert pe_files.exported_names(pe_files.forwarder_dll("python3.dll", "python311.dll", names)) == sorted(
+        names
+    )
+
+
+def test_python_program_is_a_console_program_of_windows() -> None:
+    program = pe_files.python_exe("python311.dll")
+    header = int.from_bytes(program[0x3C:0x40], "little")
+    assert program[:2] == b"MZ"
+    assert program[header : header + 6] == b"PE\0\0\x64\x86"
+    assert int.from_bytes(program[header + 24 + 68 : header + 24 + 70], "little") == 3, "a console program"
+    assert all(name in program for name in (b"python311.dll", b"Py_Main", b"ExitProcess"))
+
+
+def test_system_that_is_not_prepared_says_how_to(tmp_path: pathlib.Path) -> None:
+    for system in (Windows(tmp_path), Arm64(tmp_path)):
+        reason = system.why_unavailable()
+        assert reason is not None
+        assert reason.endswith(f"Run: python -m lab prepare {system.name}")

@@ -1,0 +1,21 @@
+"""Hosts of other systems: their Python, and our command line in it. See `python -m lab prepare`."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab import LINUX, WINDOWS, Lab
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.mark.skipif(WINDOWS.why_unavailable() is not None, reason=str(WINDOWS.why_unavailable()))
+def test_windows_host_runs_python_and_the_command_line() -> None:
+    with Lab(hosts=[LINUX, WINDOWS]) as lab:
+        host = lab.hosts[1]
+        assert host.run([host.python, "-c", "import sys; print(sys.platform)"]).stdout.strip() == "win32"
+        shown = host.run([host.python, "-m", "barnraise.cli.main", "--version"], timeout=120)
+        assert shown.stdout.startswith("barnraise ")
+        own = {"BARNRAISE_STATE_DIRECTORY": r"C:\users\root\barnraise"}
+        created = host.run([host.python, "-m", "barnraise.cli.main", "id"], env=own, timeout=120)
+        assert created.stdout.count("-") == 13, "a node id"
