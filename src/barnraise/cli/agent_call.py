@@ -14,6 +14,7 @@ from barnraise.agent_client.bootstrap import standing_of, start_agent
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import AgentRequest, AgentResponse, decode_response, encode
 from barnraise.agent_client.run_requests import RunRequest
+from barnraise.cli.terminal import is_terminal
 from barnraise.cli.waiting import waiting
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import AgentError, ListenerError
@@ -88,7 +89,9 @@ def print_json(answer: AgentResponse) -> None:
 
 
 def _wants_start() -> bool:
-    return sys.stdin.isatty() and click.confirm("No agent runs on this machine. Start it now?", default=True)
+    return is_terminal(sys.stdin) and click.confirm(
+        "No agent runs on this machine. Start it now?", default=True
+    )
 
 
 def _start(settings: Settings) -> ListenerClient:

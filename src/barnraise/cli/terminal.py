@@ -21,9 +21,23 @@ def columns() -> int:
     return max(_NARROWEST, shutil.get_terminal_size(_UNKNOWN).columns)
 
 
+def is_terminal(stream: TextIO) -> bool:
+    """Return True if a person may read or type there. On Windows the null device looks like a terminal."""
+    if not stream.isatty():
+        return False
+    if sys.platform == "win32":
+        import ctypes
+        import msvcrt
+
+        mode = ctypes.c_uint32()
+        handle = ctypes.c_void_p(msvcrt.get_osfhandle(stream.fileno()))
+        return bool(ctypes.windll.kernel32.GetConsoleMode(handle, ctypes.byref(mode)))
+    return True
+
+
 def shows_colour(stream: TextIO) -> bool:
     """Tell whether colours are wanted there: only at a terminal, and never with NO_COLOR."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def painted(
@@ -56,7 +70,7 @@ def read_secret(given: str, name: str) -> str:
     """
     if given != "-":
         return given
-    if sys.stdin.isatty():
+    if is_terminal(sys.stdin):
         return str(click.prompt(name, hide_input=True, err=True)).strip()
     return sys.stdin.readline().strip()
 

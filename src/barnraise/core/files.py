@@ -8,13 +8,35 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 BINARY: int = getattr(os, "O_BINARY", 0)
 _NO_LINKS: int = getattr(os, "O_NOFOLLOW", 0)
 # Windows syncs only files that are open for writing; elsewhere a file may be read-only by then.
+_IN_USE_S = 1.0
+_POLL_S = 0.02
 _SYNC_MODE = os.O_RDWR if os.name == "nt" else os.O_RDONLY
+
+
+def replace(source: Path | str, target: Path | str) -> None:
+    """Rename a file over another one.
+
+    Windows rejects this while another process has one of the two open. So it is retried for a second.
+    """
+    _retry_while_in_use(lambda: os.replace(source, target))
+
+
+def _retry_while_in_use(action: Callable[[], None]) -> None:
+    deadline = time.monotonic() + _IN_USE_S
+    while True:
+        try:
+            return action()
+        except PermissionError:
+            if os.name != "nt" or time.monotonic() >= deadline:
+                raise
+        time.sleep(_POLL_S)
 
 
 def sync(descriptor: int) -> None:
@@ -55,7 +77,7 @@ def write_atomically(
             file.writelines([content] if isinstance(content, bytes) else content)
         if synced:
             sync_path(draft)
-        os.replace(draft, path)
+        replace(draft, path)
     except OSError:
         with contextlib.suppress(OSError):
             discard(draft)
@@ -101,10 +123,10 @@ def discard(path: Path) -> None:
     """Remove a file if it exists, also a read-only one."""
     try:
         path.unlink(missing_ok=True)
-    except PermissionError:  # Windows does not remove read-only files
+    except PermissionError:  # Windows does not remove read-only files, or files that another process reads
         with contextlib.suppress(OSError):
             os.chmod(path, stat.S_IWRITE)
-            path.unlink(missing_ok=True)
+            _retry_while_in_use(lambda: path.unlink(missing_ok=True))
 
 
 def remove_tree(folder: Path) -> None:

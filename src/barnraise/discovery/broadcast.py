@@ -19,7 +19,7 @@ from barnraise.core.flow.supervised_task import cancel_task
 from barnraise.discovery.datagrams import Datagram, decode_datagram, encode_datagram
 from barnraise.discovery.finder import OnSighting, Sighting, is_dialable, only_loopback
 from barnraise.discovery.search_schedule import SearchSchedule
-from barnraise.transport.addresses import own_addresses, source_of
+from barnraise.transport.addresses import interface_states, own_addresses, source_of
 
 _LIMITED_BROADCAST = "255.255.255.255"
 _PATIENCE_S = 5.0
@@ -34,11 +34,11 @@ _log = logging.getLogger(__name__)
 
 def broadcast_addresses() -> list[str]:
     """Return the broadcast address of each IPv4 network of this machine."""
-    up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
+    is_up = interface_states()
     addresses = []
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
-            if name in up and entry.family == socket.AF_INET and entry.netmask:
+            if is_up(name) and entry.family == socket.AF_INET and entry.netmask:
                 network = ipaddress.ip_interface(f"{entry.address}/{entry.netmask}").network
                 # Networks of one or two addresses are tunnels, which have no broadcast.
                 if not network.is_loopback and network.prefixlen <= 30:

@@ -6,7 +6,6 @@ The child needs torch, which the agent must never load. It runs at low priority 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import os
@@ -96,8 +95,9 @@ def hardware_key(machine: Machine) -> str:
 async def run_probe(command: Sequence[str] = _COMMAND, deadline_s: float = _DEADLINE_S) -> ProbeReport:
     """Run the probe's process to its end; if it fails, return a report with a note and no speeds."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
+        # Not a process of asyncio: on Windows only another event loop than the agent's can start one.
+        process = subprocess.Popen(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -106,17 +106,17 @@ async def run_probe(command: Sequence[str] = _COMMAND, deadline_s: float = _DEAD
         )
     except OSError as error:
         return _failed(f"it could not be started ({error})")
+    reading = asyncio.ensure_future(asyncio.to_thread(process.communicate))
     try:
         _lower_priority(process.pid)
         async with asyncio.timeout(deadline_s):
-            out, complaints = await process.communicate()
+            out, complaints = await asyncio.shield(reading)
     except TimeoutError:
         return _failed(f"it did not end within {deadline_s:g} s")
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        if not reading.done():
+            process.kill()
+            await reading
     lines = out[:_LARGEST_LINE].splitlines()
     if process.returncode != 0 or not lines:
         words = complaints.decode("utf-8", "replace").strip().splitlines()

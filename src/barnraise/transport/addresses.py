@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 import psutil
@@ -73,14 +73,26 @@ def _behind_nat64(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 def own_addresses() -> list[str]:
     """Return this machine's addresses, likeliest first."""
-    up = {name: facts.isup for name, facts in psutil.net_if_stats().items()}
+    is_up = interface_states()
     addresses = [
-        InterfaceAddress(name, entry.address, up.get(name, False))
+        InterfaceAddress(name, entry.address, is_up(name))
         for name, entries in psutil.net_if_addrs().items()
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     ]
     return candidates(addresses)
+
+
+def interface_states() -> Callable[[str], bool]:
+    """Return a function that tells whether an interface is up.
+
+    Some containers and emulators do not tell. Then all interfaces count as up.
+    """
+    try:
+        states = {name: facts.isup for name, facts in psutil.net_if_stats().items()}
+    except OSError:
+        return lambda name: True
+    return lambda name: states.get(name, False)
 
 
 def candidates(addresses: Iterable[InterfaceAddress]) -> list[str]:

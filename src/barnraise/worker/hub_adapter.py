@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from barnraise.core.config import load_settings
 from barnraise.core.flow.console_log import install_process_log
+from barnraise.core.flow.termination import on_termination
 from barnraise.hub.client.bandwidth_policy import UplinkLimiter, policy_from_settings
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.contributor import Contributor
@@ -38,7 +38,7 @@ def rounds_from_environment() -> HubAdapter:
     contributor = _contributor(seat, Path(seat.folder))
     # Asked to end, it gives back what it has leased: others need not wait for it.
     atexit.register(contributor.leave)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    on_termination(lambda number, frame: sys.exit(128 + number))
     return HubAdapter(contributor, only_begins=seat.only_begins)
 
 

@@ -25,6 +25,7 @@ from barnraise.core.command import runner
 from barnraise.discovery import namespace_tag
 from barnraise.identity import NodeId
 from barnraise.membership.failure_detector import watched
+from barnraise.transport.addresses import interface_states
 
 MAX_PEERS = 16
 _MAX_UNKNOWN = 8
@@ -209,12 +210,12 @@ def own_interfaces() -> list[Interface]:
     ports: dict[str, str] = {}
     if sys.platform == "darwin":
         ports = hardware_ports(runner(_COMMAND_S)(["networksetup", "-listallhardwareports"]).stdout)
-    up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
+    is_up = interface_states()
     interfaces = []
     for name, entries in psutil.net_if_addrs().items():
         kind = kind_of(name, ports.get(name, ""), wireless=Path(f"/sys/class/net/{name}/wireless").exists())
         for entry in entries:
-            if name in up and entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
+            if is_up(name) and entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
                 address = entry.address.partition("%")[0]
                 interfaces.append(Interface(name, address, prefix_of(entry.netmask), kind))
     return interfaces

@@ -11,6 +11,7 @@ from barnraise.agent.supervisor.main import Supervisor
 from barnraise.agent.supervisor.messages import MARK_VARIABLE, Stop, read_launch
 from barnraise.agent.supervisor.policy import InputEnded
 from barnraise.core.errors import BarnraiseError
+from barnraise.core.flow.termination import on_termination
 
 
 def main() -> int:
@@ -33,7 +34,7 @@ def main() -> int:
     supervisor = Supervisor(launch, os.environ[MARK_VARIABLE], source, sink)
     # Handlers and not SIG_IGN, which the workers would inherit.
     signal.signal(signal.SIGINT, lambda number, frame: None)
-    signal.signal(signal.SIGTERM, lambda number, frame: supervisor.post(Stop()))
+    on_termination(lambda number, frame: supervisor.post(Stop()))
     if sys.platform != "win32":
         signal.signal(signal.SIGHUP, lambda number, frame: supervisor.post(InputEnded()))
     supervisor.serve()

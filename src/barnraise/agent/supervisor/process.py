@@ -132,12 +132,14 @@ def _popen(launch: WorkerLaunch, environment: Mapping[str, str], **options: Any)
 
 
 if sys.platform == "win32":
-    from barnraise.agent.supervisor.windows_job import Job, kernel32
+    from barnraise.agent.supervisor.windows_job import CREATE_SUSPENDED, Job, kernel32, resume_process
 
     def _spawn(
         launch: WorkerLaunch, limits: WorkerLimits, environment: dict[str, str]
     ) -> subprocess.Popen[bytes]:
-        flags = subprocess.CREATE_NEW_PROCESS_GROUP  # so that it alone gets CTRL_BREAK
+        # A group of its own, so that it alone gets CTRL_BREAK. It runs only when it is in its job: the
+        # python.exe of a virtual environment starts another process at once, which would be outside.
+        flags = subprocess.CREATE_NEW_PROCESS_GROUP | CREATE_SUSPENDED
         if limits.nice:
             idle = limits.nice >= 15
             flags |= subprocess.IDLE_PRIORITY_CLASS if idle else subprocess.BELOW_NORMAL_PRIORITY_CLASS
@@ -146,6 +148,7 @@ if sys.platform == "win32":
     def _job_of(process: subprocess.Popen[bytes], limits: WorkerLimits) -> Job:
         job = Job(kernel32(), limits.memory_bytes)
         job.take(int(process._handle))
+        resume_process(int(process._handle))
         return job
 
 else:

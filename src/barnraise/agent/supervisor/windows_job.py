@@ -9,6 +9,7 @@ _EXTENDED_LIMITS = 9  # JobObjectExtendedLimitInformation
 _KILL_ON_CLOSE = 0x2000  # JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
 _PROCESS_MEMORY = 0x100  # JOB_OBJECT_LIMIT_PROCESS_MEMORY
 _KILLED_CODE = 1
+CREATE_SUSPENDED = 0x4
 
 
 class _BasicLimits(ctypes.Structure):
@@ -84,6 +85,14 @@ class Job:
         if self._handle:
             self._kernel.CloseHandle(self._handle)
             self._handle = 0
+
+
+def resume_process(process: int) -> None:
+    """Let a process run that was created suspended."""
+    ntdll: Any = getattr(ctypes, "WinDLL")("ntdll")  # noqa: B009  # only Windows has it
+    ntdll.NtResumeProcess.argtypes = (ctypes.c_void_p,)
+    if ntdll.NtResumeProcess(process) < 0:
+        raise OSError("Windows cannot resume the process")
 
 
 def kernel32() -> Kernel:

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from barnraise.core.errors import ShippingError
-from barnraise.core.files import create_file, discard, write_all
+from barnraise.core.files import create_file, discard, replace, write_all
 from barnraise.core.units import format_size
 
 _FULL = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
@@ -79,10 +79,10 @@ def read_up_to(descriptor: int, size: int) -> bytes:
 def put_in_place(draft: Path | str, path: Path | str) -> None:
     """Rename a complete file to its final name, and create its folder if needed."""
     try:
-        os.replace(draft, path)
+        replace(draft, path)
     except FileNotFoundError:
         Path(path).parent.mkdir(mode=0o700, exist_ok=True)
-        os.replace(draft, path)
+        replace(draft, path)
     except PermissionError:
         # Windows does not replace a read-only file. The existing file has the same bytes.
         if not os.path.exists(path):

@@ -23,6 +23,7 @@ from barnraise.agent_client.cluster_requests import (
     UnpairRequest,
 )
 from barnraise.cli.agent_call import ask, print_json
+from barnraise.cli.terminal import is_terminal
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import AgentError, IdentityError, MembershipError
 from barnraise.core.names import NamedItem, match_name
@@ -107,7 +108,7 @@ def confirm(question: str, agreed: bool) -> None:
     """Ask a person, unless the person has agreed; raise AgentError if none is at the terminal."""
     if agreed:
         return
-    if not sys.stdin.isatty():
+    if not is_terminal(sys.stdin):
         raise AgentError("this cannot be undone and needs a confirmation", hint="Add --yes to confirm.")
     click.confirm(question, abort=True)
 

@@ -14,7 +14,7 @@ import sys
 import click
 import msgspec
 
-from barnraise.cli.terminal import wrapped
+from barnraise.cli.terminal import is_terminal, wrapped
 from barnraise.cli.waiting import run_visibly, waiting
 from barnraise.core.command import TOO_SLOW, runner
 from barnraise.core.errors import TorchMissing
@@ -108,7 +108,7 @@ def offer_torch(*, yes: bool) -> int:
     if advice.arguments is None:
         click.echo(f"This machine cannot train: {advice.why}.")
         return 0
-    if not yes and not sys.stdin.isatty():
+    if not yes and not is_terminal(sys.stdin):
         click.echo("torch is not installed here. Before you train: barnraise torch --install")
         return 0
     click.echo("torch is not installed here, and training needs it.")
@@ -126,7 +126,7 @@ def _install(advice: InstallAdvice, *, yes: bool) -> int:
             f"{sys.executable} has no pip, which installs torch",
             hint=f'Install pip: "{sys.executable}" -m ensurepip',
         )
-    if not yes and not sys.stdin.isatty():
+    if not yes and not is_terminal(sys.stdin):
         raise TorchMissing("the installation asks first, and there is no terminal", hint="Add --yes.")
     click.echo(wrapped(f"This command installs it ({advice.why}):"))
     click.echo(_wrapped(advice.arguments))

@@ -11,6 +11,7 @@ import click
 from barnraise.agent_client.bootstrap import AGENT_LOG, start_agent
 from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse
 from barnraise.cli.agent_call import ask, warn_of_root
+from barnraise.cli.terminal import is_terminal
 from barnraise.cli.waiting import waiting
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import AgentError
@@ -39,7 +40,7 @@ def run(*, detach: bool, psk_file: Path | None, witness: bool) -> int:
 
     install_process_log(logging.WARNING, "%(levelname)s %(message)s")
     logging.getLogger("zeroconf").setLevel(logging.ERROR)
-    show = Display().attach if sys.stdout.isatty() else print_events
+    show = Display().attach if is_terminal(sys.stdout) else print_events
     return serve(settings, psk_file=psk_file, witness=witness, on_start=show)
 
 

@@ -24,6 +24,7 @@ from barnraise.cli.runs.run import bring_results, needs_in, python_sources, say_
 from barnraise.cli.runs.run_view import watch
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import HubError
+from barnraise.core.flow.termination import on_termination
 
 if TYPE_CHECKING:
     from barnraise.hub.client.credentials import MemberCredentials
@@ -34,7 +35,7 @@ _LEAVE_S = 10.0
 
 def train_site(contributor: JoinedHub, settings: Settings, *, keep: Path | None, quiet: bool) -> int:
     """Train until the run stops or Ctrl-C is pressed, and return the exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    on_termination(signal.default_int_handler)
     store = ArtifactStore(store_directory(state_directory(settings)))
     run = _start(contributor, store, settings, quiet=quiet)
     row = watch(run, all_ranks=False, stops=True)

@@ -12,7 +12,7 @@ from barnraise.agent_client.run_options import RunOptions
 from barnraise.agent_client.run_requests import GraphRequest, GraphResponse
 from barnraise.artifacts import ArtifactStore, FolderManifest, read_files
 from barnraise.cli.agent_call import ask
-from barnraise.cli.terminal import wrapped
+from barnraise.cli.terminal import is_terminal, wrapped
 from barnraise.core.units import counted
 from barnraise.environments.build_plan import SOURCES
 from barnraise.environments.build_size import BuildSize, build_size
@@ -35,7 +35,7 @@ def choose_environment(
     if is_built(plan, state / "environments"):
         return chosen
     size = build_size(plan, files)
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         _echo(decision_line(plan.source, size))
         return chosen
     machines = len(ask(GraphRequest(on=on), GraphResponse).nodes)

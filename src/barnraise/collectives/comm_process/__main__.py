@@ -18,12 +18,13 @@ from barnraise.collectives.comm_process.scheduling import raise_priority
 from barnraise.core.config import load_settings
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.flow.console_log import install_process_log
+from barnraise.core.flow.termination import on_termination
 
 
 def main(arguments: list[str]) -> int:
     # Both are for the worker, which may save something first; we exit with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    on_termination(signal.SIG_IGN)
     install_process_log(
         os.environ.get("BARNRAISE_LOG", "WARNING").upper(),
         f"%(asctime)s comm-process[{os.getpid()}] %(levelname)s %(message)s",

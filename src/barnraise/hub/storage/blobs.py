@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 import secrets
 from collections.abc import Iterator, Set
 from pathlib import Path
 
 from barnraise.core.errors import HubError
-from barnraise.core.files import sync, sync_path
+from barnraise.core.files import replace, sync, sync_path
 
 _NAME = re.compile("[0-9a-f]{64}")
 _READ = 1 << 20
@@ -104,7 +103,7 @@ class BlobStore:
             if not target.parent.is_dir():
                 target.parent.mkdir(exist_ok=True)
                 sync_path(self._directory)
-            os.replace(file, target)
+            replace(file, target)
             sync_path(target.parent)
         except OSError as error:
             raise _failed(error) from error

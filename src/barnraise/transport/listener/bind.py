@@ -10,6 +10,8 @@ import sys
 from barnraise.core.errors import ListenerError
 
 _BACKLOG = 512
+# Windows reserves ranges of ports, and says for these that access is denied.
+_TAKEN = (errno.EADDRINUSE, errno.EACCES)
 
 _log = logging.getLogger(__name__)
 
@@ -19,7 +21,7 @@ def open_port(port: int, *, any_port: bool) -> socket.socket:
     try:
         return _bind(port)
     except OSError as error:
-        if not any_port or error.errno != errno.EADDRINUSE:
+        if not any_port or error.errno not in _TAKEN:
             raise ListenerError(
                 f"port {port} cannot be opened: {error.strerror}",
                 hint="Stop the program that has it, or choose another port (BARNRAISE_NETWORK_PORT).",
@@ -34,7 +36,7 @@ def _bind(port: int) -> socket.socket:
     try:
         return _bind_family(socket.AF_INET6, "::", port)
     except OSError as error:
-        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+        if error.errno in _TAKEN:
             raise
     return _bind_family(socket.AF_INET, "0.0.0.0", port)
 

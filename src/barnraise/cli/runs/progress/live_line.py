@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 import click
 
+from barnraise.cli.terminal import is_terminal
+
 _COLUMNS = 80
 
 
 def is_live_terminal() -> bool:
     """Tell whether stderr is a terminal that can move its cursor."""
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
 
 
 def terminal_columns() -> int:
