@@ -168,7 +168,7 @@ def main(path: str, host: int, log: str, address: str) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed ranks leave no zombies
     with suppress(ImportError):  # what all ranks need, once; runs of Gloo alone do without
-        import barnraise.collectives.process_group  # noqa: F401
+        import barnraise.collectives.c10d.create  # noqa: F401
     connection = _connect(path, {"fork_server": host})
     gc.freeze()
     while (request := connection.receive(None)) is not None:

@@ -151,7 +151,7 @@ def abort_after(seconds: float, elements: int) -> dict[str, Any]:
 
 def _backend(group: Any) -> Any:
     """Return our process group behind torch's handle."""
-    return group if hasattr(group, "_submitter") else group._get_backend(torch.device("cpu"))
+    return group if hasattr(group, "submitter") else group._get_backend(torch.device("cpu"))
 
 
 def _calls() -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
@@ -213,7 +213,7 @@ def late_operation(seconds: float, missing: bool) -> dict[str, Any]:
 
 def make_group(place: str, rank: int, world: int, generation: int, timeout: float = 30.0) -> dict[str, Any]:
     """Create a group of a generation, without torch's registry."""
-    from barnraise.collectives.process_group import create_group
+    from barnraise.collectives.c10d.create import create_group
 
     prepare()
     store = dist.FileStore(place, world)
@@ -305,7 +305,7 @@ def checked_loop(stop: str) -> dict[str, Any]:
 
 def group_tag() -> int:
     """Return the number of the default group on the wire."""
-    return int(_backend(dist.group.WORLD)._submitter.group)
+    return int(_backend(dist.group.WORLD).submitter.group)
 
 
 def links() -> list[str]:

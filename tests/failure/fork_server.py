@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch._dynamo  # DDP needs it: imported once, before the forks
 
-import barnraise.collectives.process_group  # noqa: F401
+import barnraise.collectives.c10d.create  # noqa: F401
 from tests.failure import bodies
 from tests.json_socket import JsonSocket
 

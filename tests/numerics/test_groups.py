@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from barnraise.collectives.torch_patch.torch_version import has_python_backends
 from tests.numerics.harness.pool import Pool
 
 WORLDS = [1, 3, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow), 5]
@@ -34,3 +36,16 @@ def test_functional_collectives_match_expected_values(pool: Pool, body: str, wor
 @pytest.mark.parametrize("world", [1, 3])
 def test_coalescing_on_a_device(ours: Pool, world: int) -> None:
     ours.run("functional:coalesced_on_a_device", world=world)
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_reconfigured_group_has_its_new_members(ours: Pool, world: int) -> None:
+    ours.run("reconfigure:members_change", world=world)
+
+
+@pytest.mark.skipif(
+    not has_python_backends(torch.__version__), reason="torch records other backends from 2.15 on"
+)
+@pytest.mark.parametrize("world", [1, 3])
+def test_flight_recorder_has_operations(ours: Pool, world: int) -> None:
+    ours.run("flight_recorder:operations_are_recorded", world=world)

@@ -23,8 +23,9 @@ from barnraise.core.errors import (
 
 if TYPE_CHECKING:
     from barnraise.collectives.batch_norm import SyncBatchNorm
+    from barnraise.collectives.c10d.create import create_group, monitored_barrier
+    from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
     from barnraise.collectives.client import statistics
-    from barnraise.collectives.process_group import BarnraiseProcessGroup, create_group, monitored_barrier
     from barnraise.collectives.work import BarnraiseWork
 
 __all__ = [
@@ -44,11 +45,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BarnraiseProcessGroup": "process_group",
+    "BarnraiseProcessGroup": "c10d.process_group",
     "BarnraiseWork": "work",
     "SyncBatchNorm": "batch_norm",
-    "create_group": "process_group",
-    "monitored_barrier": "process_group",
+    "create_group": "c10d.create",
+    "monitored_barrier": "c10d.create",
     "statistics": "client",
 }
 

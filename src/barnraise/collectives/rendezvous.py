@@ -83,11 +83,17 @@ def _read(data: bytes, rank: int) -> _Entry:
         entry = msgspec.msgpack.decode(data, type=_Entry)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"rank {rank} published an entry that cannot be decoded ({error})") from error
-    member = entry.member
-    is_valid = len(member.worker) == 16 and 0 < member.port < 65536
-    if not is_valid or len(member.addresses) > _MAX_ADDRESSES or len(entry.nonce) > _MAX_NONCE:
-        raise ProtocolError(f"rank {rank} published an invalid entry")
+    check_member(entry.member, f"the entry of rank {rank}")
+    if len(entry.nonce) > _MAX_NONCE:
+        raise ProtocolError(f"the entry of rank {rank} is invalid")
     return entry
+
+
+def check_member(member: GroupMember, source: str) -> None:
+    """Raise ProtocolError if a member that another rank published cannot be one."""
+    is_valid = len(member.worker) == 16 and 0 < member.port < 65536
+    if not is_valid or len(member.addresses) > _MAX_ADDRESSES:
+        raise ProtocolError(f"{source} is invalid")
 
 
 def _key(rank: int) -> str:

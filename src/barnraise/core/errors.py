@@ -222,8 +222,8 @@ def by_code(code: str, otherwise: type[BarnraiseError]) -> type[BarnraiseError]:
     return next((cls for cls in plain if cls.code == code), otherwise)
 
 
-class CollectiveError(BarnraiseError):
-    """A group operation could not be completed."""
+class CollectiveError(BarnraiseError, RuntimeError):
+    """A group operation could not be completed. torch's own errors of groups are RuntimeErrors, too."""
 
     code = "collective"
     default_hint = "Look at the first failing rank's message; the others only follow it."

@@ -53,9 +53,13 @@ def dockerfile_hint() -> str:
 
 def is_tested(version: str) -> bool:
     """Return True if a version such as ``2.13.0+cpu`` is in the tested range."""
+    return TESTED_FIRST <= release_of(version) < TESTED_BELOW
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """Return the first two numbers of a version, or zeros if it has none."""
     numbers = version.split("+")[0].split(".")
     try:
-        release = (int(numbers[0]), int(numbers[1]))
+        return int(numbers[0]), int(numbers[1])
     except (IndexError, ValueError):
-        return False
-    return TESTED_FIRST <= release < TESTED_BELOW
+        return 0, 0

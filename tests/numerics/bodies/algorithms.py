@@ -17,7 +17,7 @@ from tests.numerics.harness.worker import Context
 @contextmanager
 def _forced(ctx: Context, algorithm: str, segment_bytes: int) -> Iterator[None]:
     """A group keeps the settings it was made with; here they change beneath it, on all ranks alike."""
-    submitter = ctx.group._submitter
+    submitter = ctx.group.submitter
     before = submitter._settings
     submitter._settings = msgspec.structs.replace(
         before, strategy=algorithm, segment_bytes=segment_bytes, arity=3

@@ -219,7 +219,7 @@ def test_costs_that_settings_give_are_those_of_the_groups_table(
         "BARNRAISE_COLLECTIVES_COST_BANDWIDTH_MBPS": bandwidth,
     }
     body = """
-table = group._submitter.table
+table = group.submitter.table
 print(round(table.latency_s * 1e6), round(8e-6 / table.seconds_per_byte))
 """
     out, err, code = _run(environment | costs, body)

@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 
 from barnraise.collectives.algorithms.cost_model import CostTable
+from barnraise.collectives.c10d.create import monitored_barrier
+from barnraise.collectives.c10d.operations import OpenedGroup
+from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
 from barnraise.collectives.messages import AbortGroup, Command, Failure, ReceiveFrom, SendTo, StartOperation
 from barnraise.collectives.ops import chunking, operation, reduction
-from barnraise.collectives.process_group import BarnraiseProcessGroup, monitored_barrier
 from barnraise.collectives.shm.arena import SharedArena
 from barnraise.collectives.submit import Submitter
 from barnraise.collectives.torch_patch.torch_version import warn_if_untested
@@ -290,7 +292,7 @@ def test_command_line_and_backend_share_torch_range() -> None:
     from barnraise.core import installation
 
     assert torch_version.is_tested is torch_install.is_tested is installation.is_tested
-    assert torch_version.TESTED_FIRST == installation.TESTED_FIRST
+    assert torch_version.TESTED_RANGE == installation.TESTED_RANGE
 
 
 def test_group_is_closed_once_and_destructor_takes_no_lock(
@@ -300,10 +302,10 @@ def test_group_is_closed_once_and_destructor_takes_no_lock(
     forgotten: list[int] = []
     comm_process.close_group = left.append  # type: ignore[method-assign]
     comm_process.close_group_later = forgotten.append  # type: ignore[method-assign]
-    closed = BarnraiseProcessGroup(0, 2, 60, submitter, ())
+    closed = BarnraiseProcessGroup(OpenedGroup(0, 2, submitter), 60)
     closed.shutdown()
     del closed
-    dropped = BarnraiseProcessGroup(0, 2, 60, submitter, ())
+    dropped = BarnraiseProcessGroup(OpenedGroup(0, 2, submitter), 60)
     del dropped
     assert left == [77]
     assert forgotten == [77]
@@ -313,7 +315,7 @@ def test_bare_tensors_and_reduce_ops_are_accepted(
     comm_process: FakeCommProcess, submitter: Submitter
 ) -> None:
     """As DDP's join gives them."""
-    group = BarnraiseProcessGroup(0, 2, 60, submitter, ())
+    group = BarnraiseProcessGroup(OpenedGroup(0, 2, submitter), 60)
     group.allreduce(torch.ones(2))  # type: ignore[arg-type]
     group.allreduce([torch.ones(2)], dist.ReduceOp(dist.ReduceOp.MAX))
     reductions = [
@@ -326,7 +328,7 @@ def test_bare_tensors_and_reduce_ops_are_accepted(
 def test_coalesced_operations_complete_as_one_work(
     comm_process: FakeCommProcess, submitter: Submitter
 ) -> None:
-    group = BarnraiseProcessGroup(0, 2, 60, submitter, ())
+    group = BarnraiseProcessGroup(OpenedGroup(0, 2, submitter), 60)
     device = torch.device("cpu")
     group._start_coalescing(device)
     group.allreduce([torch.ones(2)])

@@ -7,7 +7,6 @@ here may raise or be slow: a failure would break ``import torch`` in all program
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
@@ -30,7 +29,7 @@ def register() -> None:
             from barnraise.collectives.torch_patch.pickle_guard import install_pickle_guard
 
             install_pickle_guard()
-        dist.Backend.register_backend("barnraise", _create, devices=["cpu", "cuda", "mps"])
+        dist.Backend.register_backend("barnraise", _create, extended_api=True, devices=["cpu", "cuda", "mps"])
         _registered = True
         _register_rendezvous()
         if os.environ.get("BARNRAISE_LAUNCHED"):
@@ -68,9 +67,15 @@ def _meet(url: str, **options: Any) -> Any:
     return cluster_rendezvous(url, **options)
 
 
-def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    from barnraise.collectives.process_group import create_group
+def _create(request: Any, _: Any) -> Any:
+    from barnraise.collectives.c10d.create import create_backend
     from barnraise.core.flow.console_log import install_console_log
 
     install_console_log()
-    return create_group(store, rank, size, timeout)
+    return create_backend(
+        request.store,
+        request.group_rank,
+        request.group_size,
+        request.timeout,
+        enable_reconfigure=getattr(request, "enable_reconfigure", False),  # new in torch 2.15
+    )

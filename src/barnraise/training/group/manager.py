@@ -13,8 +13,9 @@ from torch._C._distributed_c10d import PrefixStore
 from barnraise.agent_client.kv_client import KvClient, agent_at
 from barnraise.agent_client.kv_messages import Namespace
 from barnraise.agent_client.run_requests import GroupResponse
+from barnraise.collectives.c10d.create import create_group
+from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
 from barnraise.collectives.cluster_store import ClusterStore
-from barnraise.collectives.process_group import BarnraiseProcessGroup, create_group
 from barnraise.core.errors import CollectiveError, ProtocolError
 from barnraise.core.flow.wait_reporter import WaitReporter
 from barnraise.planning.inputs.levels import OPEN, Levels

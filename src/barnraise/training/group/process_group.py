@@ -9,7 +9,7 @@ import msgspec
 import torch
 from msgspec import Meta
 
-from barnraise.collectives.process_group import BarnraiseProcessGroup
+from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
 from barnraise.compression import sum_over
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError, RunError

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from barnraise.collectives.process_group import create_group
+from barnraise.collectives.c10d.create import create_group
 from barnraise.compression.allreduce import hierarchical as sites_module
 from barnraise.core.errors import CollectiveError
 from barnraise.topology.graph import LinkFacts, NodeFacts, TopologyGraph, build_graph
