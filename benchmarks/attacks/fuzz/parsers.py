@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from barnraise.artifacts.store import manifest as folder_manifest
 from barnraise.checkpoint import serialization
 from barnraise.collectives.algorithms.cost_model import CostTable
+from barnraise.collectives.c10d.reconfigure import ReconfigureHandle, decode_handle, encode_handle
 from barnraise.collectives.comm_process.decode import decode_peer
 from barnraise.collectives.comm_process.group import JoinBody
 from barnraise.collectives.messages import Failure, GroupMember, OperationSpec, encode_specification
@@ -269,6 +270,13 @@ def _wire() -> Iterator[Parser]:
         lambda data: read_rendezvous(data, 0),
         (f"{comm}.rendezvous:_read",),
         lambda: [entry],
+    )
+    handle = encode_handle(ReconfigureHandle(GroupMember(bytes(16), 52416, ("192.0.2.1",)), bytes(16)))
+    yield Parser(
+        "reconfigure-handle",
+        lambda data: decode_handle(data.decode("latin-1")),
+        (f"{comm}.c10d.reconfigure:decode_handle",),
+        lambda: [handle.encode()],
     )
 
 
