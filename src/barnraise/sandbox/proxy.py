@@ -14,7 +14,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from barnraise.core.errors import BarnraiseError, ProtocolError
-from barnraise.transport.ipc.dial_request import DialRequest, ask_broker, take_connection
+from barnraise.transport.ipc.dial_request import open_by_broker
 
 _MOST_HEADER = 64 << 10
 _MOST_CONNECTIONS = 256
@@ -93,7 +93,7 @@ def _answer(client: socket.socket, broker: Path) -> None:
     try:
         header, body = _read_header(client)
         request = parse_request(header)
-        upstream = _open(request, broker)
+        upstream = open_by_broker(broker, request.host, request.port, _CONNECT_S)
     except BarnraiseError as error:
         text = error.message.encode()
         client.sendall(
@@ -127,19 +127,6 @@ def _read_header(client: socket.socket) -> tuple[bytes, bytes]:
         received += data
     header, _, body = received.partition(b"\r\n\r\n")
     return header, body
-
-
-def _open(request: ProxyRequest, broker: Path) -> socket.socket:
-    channel = ask_broker(broker, DialRequest(request.host, request.port))
-    try:
-        channel.settimeout(_CONNECT_S)
-        connection = take_connection(channel)
-    finally:
-        channel.close()
-    if connection is None:
-        raise ProtocolError("the broker did not answer")
-    connection.settimeout(_CONNECT_S)
-    return connection
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:

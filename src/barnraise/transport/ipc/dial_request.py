@@ -73,7 +73,12 @@ def open_connection(host: str, port: int, timeout_s: float) -> socket.socket:
     broker = os.environ.get(BROKER_VARIABLE)
     if not broker:
         return socket.create_connection((host, port), timeout_s)
-    channel = ask_broker(Path(broker), DialRequest(host, port))
+    return open_by_broker(Path(broker), host, port, timeout_s)
+
+
+def open_by_broker(path: Path, host: str, port: int, timeout_s: float) -> socket.socket:
+    """Let the broker connect to a host; raise TransportError if it refuses or does not answer."""
+    channel = ask_broker(path, DialRequest(host, port))
     try:
         channel.settimeout(timeout_s)
         connection = take_connection(channel)
