@@ -1,7 +1,8 @@
 """A plugin of pytest that writes down how a lane of the checks ended: ``-p tests.recorder --record FILE``.
 
 The file names every failed test, with the first failure's text, the kind of its exception, and whether the
-test waits for machines or clocks. `tests.lanes` reads it.
+test waits for machines or clocks. `tests.lanes` reads it. It also holds how long each test took: the table in
+`tests.tiers` is made from that.
 """
 
 from __future__ import annotations
@@ -54,9 +55,11 @@ class Recorder:
         self._passed: set[str] = set()
         self._skipped: set[str] = set()
         self._failures: list[dict[str, Any]] = []
+        self._durations: dict[str, float] = {}
         self._began = time.monotonic()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._durations[report.nodeid] = self._durations.get(report.nodeid, 0.0) + report.duration
         if report.failed:
             self._note(report, getattr(report, "kind", "unknown"), getattr(report, "waits", False))
         elif report.skipped:
@@ -80,6 +83,7 @@ class Recorder:
             "skipped": len(self._skipped - failed),
             "failures": self._failures,
             "seconds": round(time.monotonic() - self._began, 1),
+            "durations": {test: round(took, 1) for test, took in self._durations.items() if took >= 0.1},
         }
         self._file.write_text(json.dumps(outcome), encoding="utf-8")
 
