@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import os
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -27,6 +28,8 @@ _PROMPT_END = r"\[\e]133;B\a\]"
 _ESCAPE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b\][^\x07]*\x07|\x1b[=>()][A-Z0-9]?")
 _READ_BYTES = 65536
 _PROMPT_S = 60.0
+_LOOK_S = 0.2
+_DRAIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Terminal:
         self.commands: list[TypedCommand] = []
         self._rest = ""
         self._can_type = False
+        self._close_by: float | None = None
         self._changed = threading.Condition()
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
@@ -158,7 +162,9 @@ class Terminal:
         except subprocess.TimeoutExpired:
             self._shell.kill()
             self._shell.wait()
-        self._reader.join(5)
+        # The number of a closed descriptor is used again: then a reader that is left would read there.
+        self._close_by = time.monotonic() + _DRAIN_S
+        self._reader.join()
         os.close(self._ours)
 
     def _wait(self, truth: Callable[[], bool], timeout: float, what: str) -> None:
@@ -171,9 +177,15 @@ class Terminal:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         while True:
             try:
-                data = os.read(self._ours, _READ_BYTES)
+                has_more = bool(select.select([self._ours], [], [], _LOOK_S)[0])
+                # What was started in the shell may hold the terminal for long, and print.
+                if self._close_by is not None and (not has_more or time.monotonic() > self._close_by):
+                    return
+                data = os.read(self._ours, _READ_BYTES) if has_more else None
             except OSError:  # the shell has ended
                 return
+            if data is None:
+                continue
             if not data:
                 return
             with self._changed:

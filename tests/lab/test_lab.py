@@ -496,3 +496,12 @@ def test_terminal_shows_what_is_typed_and_exit_codes(pair: Lab, tmp_path: Path) 
         assert terminal.wait(asking, 10) == 130
         with pytest.raises(LabError, match="ended without"):
             terminal.until(terminal.type("true"), "never")
+
+
+def test_terminal_that_is_held_open_reads_nothing_of_the_next_one(pair: Lab, tmp_path: Path) -> None:
+    with Terminal(pair.hosts[0], {"PATH": "/usr/bin:/bin"}, tmp_path) as held:
+        held.run("(trap '' HUP; sleep 6; while echo noise; do sleep 0.2; done) &")
+    with Terminal(pair.hosts[0], {"PATH": "/usr/bin:/bin"}, tmp_path) as terminal:
+        for number in range(40):
+            time.sleep(0.2)
+            assert f"line {number}" in terminal.run(f"echo line $(({number}))", 10).output.splitlines()
