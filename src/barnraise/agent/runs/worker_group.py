@@ -18,6 +18,7 @@ from barnraise.agent.power.inhibit_sleep import keep_awake
 from barnraise.agent.runs.confinement import RunSandbox
 from barnraise.agent.runs.supervisor_client import SupervisorClient
 from barnraise.agent.supervisor import messages
+from barnraise.agent.supervisor.log_file import read_log
 from barnraise.agent_client.bootstrap import child_environment
 from barnraise.agent_client.run_requests import FailingRequest, GroupRequest, ProgressRequest
 from barnraise.core.config import Settings
@@ -109,7 +110,7 @@ class WorkerGroup:
             if current.main_offset >= 0:
                 return current
             file = log_path(self._config.home, self.start, current.local_rank)
-            return replace(current, main_offset=file.stat().st_size if file.exists() else 0)
+            return replace(current, main_offset=read_log(file, 0, 0).end)
 
         return self._change(request.local_rank, mark)
 

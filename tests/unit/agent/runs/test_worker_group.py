@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from barnraise.agent.runs.worker_group import WorkerGroup
+from barnraise.agent.runs.worker_group import WorkerGroup, log_path
+from barnraise.agent.supervisor.log_file import LogWriter
 from barnraise.agent.supervisor.messages import WorkerExited
 from barnraise.agent_client.run_requests import GroupRequest
 from barnraise.identity import NodeKey
@@ -21,8 +24,7 @@ ValueError: no such label
 """
 
 
-def _group() -> WorkerGroup:
-    config: Any = None
+def _group(config: Any = None) -> WorkerGroup:
     slots = (WorkerSlot(NodeKey.generate().id.raw, 0, "cpu", 3),)
     record = RunRecord(order=b"", signature=bytes(64), slots=slots)
     return WorkerGroup(config, record, [0], 3, lambda: None, lambda text: None)
@@ -61,3 +63,14 @@ def test_set_state_of_old_request_keeps_newer_facts() -> None:
     )
     assert group.update_from(early)
     assert (group.states[0].trained, group.states[0].wait_reason) == (True, "")
+
+
+def test_lines_as_main_worker_begin_after_what_it_printed_before(tmp_path: Path) -> None:
+    group = _group(SimpleNamespace(home=tmp_path))
+    writer = LogWriter(log_path(tmp_path, 3, 0))
+    writer.write(b"epoch 0\nepoch 1\n")
+    request = GroupRequest("train-abcd", 0, 3)
+    assert group.mark_main(request)
+    writer.write(b"epoch 2\n")
+    assert not group.mark_main(request), "it is main already"
+    assert group.states[0].main_offset == 16
