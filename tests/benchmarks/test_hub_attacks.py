@@ -10,7 +10,7 @@ from benchmarks.attacks.judging import judge
 from benchmarks.attacks.registry import all_attacks
 from benchmarks.attacks.scenes.hub import AttackedHubRun
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.slow, pytest.mark.clocks, pytest.mark.timeout(480)]
 
 _ATTACKS = {attack.id: attack for attack in all_attacks() if attack.scene is AttackedHubRun}
 
