@@ -47,8 +47,9 @@ def root_warning(user: int) -> str:
 
 def warn_of_root() -> None:
     """Print one line if the agent will have the rights of root."""
-    warning = root_warning(os.geteuid()) if sys.platform != "win32" else ""
-    if warning:
+    if sys.platform == "win32":
+        return
+    if warning := root_warning(os.geteuid()):
         click.echo(warning, err=True)
 
 

@@ -49,7 +49,7 @@ def _spawn(
     if sys.platform == "win32":
         # The python.exe of a virtual environment only starts another process, which has another id. A socket
         # is shared with a process id, so the interpreter itself is started, as multiprocessing does.
-        command[0] = sys._base_executable
+        command[0] = sys._base_executable  # type: ignore[attr-defined]
         environment["__PYVENV_LAUNCHER__"] = sys.executable
         process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
         assert process.stdin is not None

@@ -21,6 +21,8 @@ PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 
 def main(command: list[str]) -> int:
     """Run the command until it exits; return its exit code, or 128 plus the signal that killed it."""
+    if sys.platform == "win32":
+        raise NotImplementedError("Windows has no sandbox")
     environment = script_environment(os.environ)
     if broker := os.environ.get(BROKER_VARIABLE):
         port = start_proxy(broker, int(os.environ.get(PROXY_PORT_VARIABLE, "0")))

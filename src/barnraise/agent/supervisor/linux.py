@@ -19,6 +19,8 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent thread is gone; call between fork and exec."""
+    if sys.platform != "linux":
+        raise NotImplementedError
     assert _libc is not None
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent died before the call
@@ -33,6 +35,8 @@ def adopt_orphans() -> None:
 
 def reap_orphans(own: Iterable[int]) -> None:
     """Collect adopted processes that have exited (zombies), except those in ``own``."""
+    if sys.platform != "linux":
+        raise NotImplementedError
     own_pids = set(own)
     while True:
         try:
@@ -46,6 +50,8 @@ def reap_orphans(own: Iterable[int]) -> None:
 
 def kill_descendants(deadline_s: float) -> bool:
     """Kill and reap all descendants of this process; return True if none is left."""
+    if sys.platform != "linux":
+        raise NotImplementedError
     deadline = time.monotonic() + deadline_s
     while True:
         reap_orphans(())

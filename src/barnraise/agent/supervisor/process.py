@@ -66,9 +66,9 @@ class WorkerProcess:
     def wait_exit(self) -> bool:
         """Wait for the exit and return True if it was successful.
 
-        Where the system allows it, the process id stays in use until :meth:`reap`.
+        On Linux the process id stays in use until :meth:`reap`.
         """
-        if not hasattr(os, "waitid"):
+        if sys.platform != "linux":
             return self._process.wait() == 0
         seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         return seen is not None and seen.si_code == os.CLD_EXITED and seen.si_status == 0
@@ -147,8 +147,9 @@ if sys.platform == "win32":
 
     def _job_of(process: subprocess.Popen[bytes], limits: WorkerLimits) -> Job:
         job = Job(kernel32(), limits.memory_bytes)
-        job.take(int(process._handle))
-        resume_process(int(process._handle))
+        handle = int(process._handle)  # type: ignore[attr-defined]  # nothing else has these rights
+        job.take(handle)
+        resume_process(handle)
         return job
 
 else:

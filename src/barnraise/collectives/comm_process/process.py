@@ -353,6 +353,8 @@ class CommProcess:
 
     def _receive_descriptor(self) -> int:
         """Receive a segment's descriptor, which was sent before the message that names it."""
+        if sys.platform == "win32":
+            raise NotImplementedError
         self._direct.setblocking(True)
         try:
             return socket.recv_fds(self._direct, 1, 1)[1][0]

@@ -62,11 +62,12 @@ class SharedSegment:
 
 
 def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
+    if sys.platform == "linux":
         return os.memfd_create("barnraise", os.MFD_CLOEXEC)
-    import _posixshmem  # type: ignore[import-not-found]  # macOS: what multiprocessing.shared_memory uses
+    else:  # macOS: what multiprocessing.shared_memory uses
+        import _posixshmem  # type: ignore[import-not-found]
 
-    name = f"/by{os.getpid()}{secrets.token_hex(6)}"
-    descriptor: int = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
-    _posixshmem.shm_unlink(name)
-    return descriptor
+        name = f"/by{os.getpid()}{secrets.token_hex(6)}"
+        descriptor: int = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
+        _posixshmem.shm_unlink(name)
+        return descriptor

@@ -128,7 +128,7 @@ class HeldOutTrial:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the process with its children, which would keep its pipes open."""
-    if os.name == "nt":
+    if sys.platform == "win32":
         process.kill()
     else:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended

@@ -55,7 +55,7 @@ class StreamLink(Link):
         super().__init__(handler)
         self._socket = sock
         self._read = _reader(sock)
-        self._one_by_one = isinstance(sock, ssl.SSLSocket) or not hasattr(sock, "sendmsg")
+        self._one_by_one = isinstance(sock, ssl.SSLSocket) or sys.platform == "win32"
         address = sock.getpeername()
         self.address = str(address[0]) if isinstance(address, tuple) else "local"
         self.lanes: list[ParallelStream] = []
@@ -142,7 +142,7 @@ class StreamLink(Link):
                 views = writer.chunks()
                 if not views:
                     return False
-                if not self._one_by_one:
+                if sys.platform != "win32" and not self._one_by_one:
                     sent = sock.sendmsg(views)
                     self._left(sent)
                 else:
