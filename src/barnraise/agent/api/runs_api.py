@@ -451,8 +451,8 @@ def _findings(agent: Agent, entry: RunEntry) -> tuple[str, ...]:
 def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
     entry = agent.runs.registry.find(request.run)
     spec, executor = entry.spec, agent.runs.executors.get(entry.run)
-    consent = executor.consent if executor is not None else None
-    if executor is None or executor.offered is None or consent is None or consent.done():
+    consent = executor.preparation.consent if executor is not None else None
+    if executor is None or executor.preparation.offered is None or consent is None or consent.done():
         sentence = f"run {entry.run} does not wait for consent on this machine"
         return _offer(agent, entry, OfferedFolder(), {}, sentence=sentence, accepted=True)
     if request.order and request.order != order_digest(entry.record):
@@ -461,7 +461,7 @@ def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
             hint=f"Look at it again: barnraise accept {entry.run}",
         )
     if request.no or request.yes:
-        executor.sandbox_wanted = request.sandbox
+        executor.preparation.sandbox_wanted = request.sandbox
         consent.set_result(not request.no)
         agent.audit.write(
             "consent-refused" if request.no else "consent-given",
@@ -472,7 +472,14 @@ def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
         )
     result = "refused" if request.no else "accepted" if request.yes else "waiting for your decision"
     sentence = f"run {entry.run}: {result}"
-    offer = _offer(agent, entry, executor.offered, executor.values, sentence=sentence, accepted=request.yes)
+    offer = _offer(
+        agent,
+        entry,
+        executor.preparation.offered,
+        executor.preparation.values,
+        sentence=sentence,
+        accepted=request.yes,
+    )
     if spec.options.container:
         return offer  # the line of the image says what confines it
     return msgspec.structs.replace(offer, sandbox=sandbox_sentence(is_wanted=request.sandbox))

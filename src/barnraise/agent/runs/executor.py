@@ -1,4 +1,4 @@
-"""This machine's part in one run: fetch the files, prepare, start the workers, report their status.
+"""This machine's part in one run: prepare, start the workers, report their status.
 
 Like a kubelet, it brings this machine closer to the run record, and reports what it finds.
 """
@@ -7,54 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from barnraise.agent.artifact_service import ArtifactService, TransferProgress
-from barnraise.agent.containers.image import PYTHON
-from barnraise.agent.containers.run import RunContainers, prepare_containers
+from barnraise.agent.artifact_service import ArtifactService
 from barnraise.agent.context import AgentContext
-from barnraise.agent.runs.confinement import RunSandbox, check_data_path, make_broker
-from barnraise.agent.runs.consent import (
-    MAX_WAITING,
-    OfferedFolder,
-    agreed_to_sandbox,
-    has_agreed,
-    note_agreement,
-    summarize,
-)
-from barnraise.agent.runs.local_interface import RunInterface
+from barnraise.agent.runs.preparation import RunPreparation
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent.runs.variables import VariableKeeper
-from barnraise.agent.runs.worker_group import (
-    WorkerGroup,
-    WorkerGroupConfig,
-    run_directory,
-    run_folder,
-)
-from barnraise.agent_client.run_options import DataSet
+from barnraise.agent.runs.worker_group import WorkerGroup, WorkerGroupConfig, run_directory, run_folder
 from barnraise.agent_client.run_requests import FailingRequest, GroupRequest, ProgressRequest
-from barnraise.artifacts import (
-    ArtifactStore,
-    FolderLimits,
-    FolderManifest,
-    data_limits,
-    drop_unchanged,
-    folder_limits,
-    pack_changes,
-    read_files,
-)
-from barnraise.core.errors import BarnraiseError, RunError
+from barnraise.artifacts import ArtifactStore, drop_unchanged, folder_limits, pack_changes
+from barnraise.core.errors import BarnraiseError
 from barnraise.core.flow.backoff import SteppedBackoff
-from barnraise.environments import builder
-from barnraise.environments.build_plan import allow_wheels_only
-from barnraise.environments.build_size import build_size
-from barnraise.environments.installed_packages import InstalledPackages, own_packages, packages_of
-from barnraise.identity import NodeId
 from barnraise.runs.record import (
     MAX_REPORTED_FAILURES,
     NodeReport,
@@ -64,10 +31,7 @@ from barnraise.runs.record import (
     WorkerSlot,
     WorkerState,
 )
-from barnraise.sandbox.choice import find_sandbox, no_sandbox
 
-_REPORT_S = 0.5
-_AWAITS_VALUES = "waiting for the values of --set"
 _MAX_DETAIL = 4000
 _MAX_CRASHES = 3
 _LEAVE_S = 8.0
@@ -84,27 +48,24 @@ class RunExecutor:
         self,
         context: AgentContext,
         registry: RunRegistry,
-        shipper: ArtifactService,
+        artifacts: ArtifactService,
         store: ArtifactStore,
         variables: VariableKeeper,
         entry: RunEntry,
     ) -> None:
         self._context = context
         self._registry = registry
-        self._artifacts = shipper
         self._store = store
-        self._variables = variables
         self.entry = entry
-        self.consent: asyncio.Future[bool] | None = None
-        self.sandbox_wanted = True  # by this machine's user, together with the consent
+        self.preparation = RunPreparation(
+            context, registry, artifacts, store, variables, entry, report=self._report
+        )
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._serial = 0
         self._stage: Stage = "fetching"
         self._detail = ""
-        self._done = self._all = 0
         self._last_report: NodeReport | None = None
-        self._reported_at = 0.0
         self._exited: dict[tuple[int, int], WorkerState] = {}
         self._failures: dict[tuple[int, int], WorkerFailure] = {}
         self._groups: list[WorkerGroup] = []
@@ -113,15 +74,6 @@ class RunExecutor:
         self._started_at = -1e9
         self._last_start = 0
         self._generation = 0
-        self._python = Path(sys.executable)
-        self._containers: RunContainers | None = None
-        self._sandbox: RunSandbox | None = None
-        self._interface: RunInterface | None = None
-        self.manifest: FolderManifest | None = None
-        self.offered: OfferedFolder | None = None  # what this machine's user was asked about
-        self._data: dict[str, str] = {}
-        self.values: dict[str, str] = {}  # of the variables that the user of the run set
-        self._packages: InstalledPackages | None = None
         self.results = b""
         self._collected = False
 
@@ -138,17 +90,7 @@ class RunExecutor:
     @property
     def python(self) -> Path:
         """Return the Python of the workers."""
-        return self._python
-
-    @property
-    def _interface_directory(self) -> Path:
-        assert self._interface is not None, "it is opened before anything is started"
-        return self._interface.directory
-
-    @property
-    def _devices(self) -> tuple[str, ...]:
-        machine = self._context.machine_of(self._context.me)
-        return ("cpu",) if machine is None else machine.torch_devices
+        return self.preparation.python
 
     def wake(self) -> None:
         """Reconcile again as soon as possible."""
@@ -177,8 +119,7 @@ class RunExecutor:
             prepare.cancel()
             await asyncio.gather(prepare, return_exceptions=True)  # its error was reported already
             await self._stop_workers(at_once=True)
-            if self._interface is not None:
-                self._interface.close()
+            self.preparation.close()
         await self._pack_results()
         await self._drop_unchanged()
 
@@ -226,7 +167,7 @@ class RunExecutor:
         self._generation = record.generation
         self._collect_failures()
         self._groups = [group for group in self._groups if group.alive or not group.is_idle]
-        wanted = range(self.entry.spec.options.per_node or len(self._devices))
+        wanted = range(self.entry.spec.options.per_node or len(self.preparation.devices))
         states = [state for group in self._groups for state in group.states.values()]
         busy = {state.local_rank for state in states if state.state != "ended"}
         absent = [place for place in wanted if place not in busy]
@@ -268,150 +209,9 @@ class RunExecutor:
         return True
 
     async def _prepare(self, asks: bool) -> None:
-        program = self.entry.spec.program
-        self._report("fetching", _AWAITS_VALUES if self.entry.spec.variables.names else "")
-        self.values = await self._variables.values_of(self.entry)
-        self._report("fetching")
-        if asks and not has_agreed(self.home):
-            await self._ask_user()
-        self.manifest = manifest = await self._fetch(program.folder, folder_limits(self._context.settings))
-        if not self.folder.exists():
-            await asyncio.to_thread(self._store.unpack, manifest, self.folder)
-        is_confined = await self._confine(asks=asks)
-        for data in program.data:
-            self._data[data.name] = await self._data_set(data, is_confined=is_confined or asks)
-        await self._make_environment(manifest, asks=asks)
-        needs = program.needs
-        names = (*needs.required, *needs.optional)
-        if self._containers is not None:
-            self._packages = await self._containers.packages(names)
-        elif self._python == Path(sys.executable):
-            self._packages = await asyncio.to_thread(own_packages, names)
-        else:
-            self._packages = await packages_of(self._python, names)
+        await self.preparation.run(asks)
         if not self._groups:
             self._report("ended" if self._exited else "ready")
-
-    async def _confine(self, *, asks: bool) -> bool:
-        """Open the run's local interface; return True if its workers run in a sandbox or in containers."""
-        context, spec = self._context, self.entry.spec
-        options = spec.options
-        sandbox = None
-        if not options.container and (options.sandbox or (asks and agreed_to_sandbox(self.home))):
-            sandbox = await asyncio.to_thread(find_sandbox)
-            if not sandbox.is_possible:
-                raise no_sandbox(sandbox)  # one was promised to this machine's user
-        is_confined = sandbox is not None or bool(options.container)
-        make = partial(make_broker, context, spec) if is_confined else None
-        interface = RunInterface.open(context.listener, spec.run, context.directory, make)
-        self._interface = interface
-        if sandbox is not None:
-            state = context.directory
-            self._sandbox = RunSandbox(sandbox, self.home, state=state, interface=interface.directory)
-        return is_confined
-
-    async def _ask_user(self) -> None:
-        """Wait until this machine's user agrees. Before, only the list of files is fetched, into memory."""
-        me, runs = self._context.me.raw, self._registry.runs.values()
-        reports = [entry.reports.get(me) for entry in runs if not entry.has_ended]
-        if sum(report is not None and report.stage == "asks" for report in reports) >= MAX_WAITING:
-            raise RunError(
-                f"{MAX_WAITING} other runs wait for the answer of its user",
-                hint="There, type `barnraise ps`, and accept or refuse some: barnraise accept RUN --refuse",
-            )
-        limits = folder_limits(self._context.settings)
-        spec = self.entry.spec
-        owners = [node for node in map(NodeId, spec.nodes) if self._context.log.role(node) == "owner"]
-        sources = dict.fromkeys([NodeId(spec.by), *owners])
-        manifest = await self._artifacts.list_files(spec.program.folder, sources, limits)
-        self.offered = summarize(manifest, spec)
-        self._report("asks", "its user has not agreed yet")
-        self.consent = self._loop.create_future()
-        if not await self.consent:
-            self._report("refused", "its user refused to take part")
-            raise RunError("its user refused to take part")
-        is_possible = (await asyncio.to_thread(find_sandbox)).is_possible  # else the question said so
-        note_agreement(self.home, is_sandboxed=self.sandbox_wanted and is_possible)
-
-    async def _fetch(self, manifest: bytes, limits: FolderLimits) -> FolderManifest:
-        order = self.entry.spec
-        nodes = [NodeId(raw) for raw in order.nodes]
-        by = NodeId(order.by)
-        # Owners do not wait for guests, which only receive.
-        receivers = [node for node in nodes if node != by and self._context.log.role(node) == "owner"]
-        if self._context.me not in receivers and self._context.me != by:
-            receivers.append(self._context.me)
-        return await self._artifacts.fetch(manifest, [by], receivers, limits, self._progress)
-
-    async def _data_set(self, data: DataSet, *, is_confined: bool) -> str:
-        if data.manifest:
-            limits = data_limits(self._context.settings)
-            stated = FolderLimits(min(limits.most_bytes, data.bytes), min(limits.most_files, data.files))
-            fetched = await self._fetch(data.manifest, stated)
-            return str(await asyncio.to_thread(self._store.link_data, fetched))
-        location = Path(data.path).expanduser()
-        if is_confined:
-            check_data_path(data.name, location, self._context.settings.runs.data_paths)
-        if not location.exists():
-            raise RunError(
-                f"the data set {data.name} is not at {location} on this machine",
-                hint=f"Put it there, or send it: --data {data.name}=PATH without the @.",
-            )
-        return str(location)
-
-    async def _make_environment(self, manifest: FolderManifest, *, asks: bool) -> None:
-        if self.entry.spec.options.container:
-            self._containers = await self._make_container(self.entry.spec.options.container)
-            self._python = Path(PYTHON)
-            return
-        top = await asyncio.to_thread(read_files, self._store, manifest, lambda path: "/" not in path)
-        plan = builder.plan_environment(top, self.entry.spec.options.environment)
-        if plan.kind == "agent":
-            return
-        plan = allow_wheels_only(plan) if asks else plan
-        stated, listed = self.entry.spec.program.packages, build_size(plan, top).packages
-        if asks and listed > stated:
-            raise RunError(
-                f"{plan.source} lists {listed} packages, and its user agreed to {stated}",
-                hint="Start the run again with the same version of Barnraise on both machines.",
-            )
-        self._report("building", f"building the environment of {plan.source}")
-
-        words: list[str] = []
-        reporter = self._loop.create_task(self._report_building(words))
-        root = self._context.directory / "environments"
-        try:
-            self._python = await builder.build(plan, self.folder, root, words.append)
-        finally:
-            reporter.cancel()
-
-    async def _report_building(self, words: list[str]) -> None:
-        """Report the newest words of a build, at most twice a second."""
-        while True:
-            if words:
-                self._report("building", words[-1])
-                words.clear()
-            await asyncio.sleep(_REPORT_S)
-
-    async def _make_container(self, image: str) -> RunContainers:
-        self._report("building", f"looking for the image {image}")
-        return await prepare_containers(
-            image,
-            self.entry.run,
-            state=self._context.directory,
-            home=self.home,
-            interface=self._interface_directory,
-            data=self._data,
-            variables=dict(self.entry.spec.program.settings) | self.values,
-            gpus=any(device.startswith("cuda") for device in self._devices),
-            on_progress=lambda words: self._report("building", words),
-        )
-
-    def _progress(self, progress: TransferProgress) -> None:
-        self._done, self._all = progress.done_bytes, progress.all_bytes
-        if self._loop.time() - self._reported_at > _REPORT_S:
-            names = ", ".join(self._context.name_of(node) for node in progress.waits_for)
-            self._report("fetching", f"waiting for pieces from {names}" if names else "")
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, BarnraiseError):
@@ -425,17 +225,17 @@ class RunExecutor:
         """Start the workers of these ranks; joining workers have only local ``places``."""
         self._last_start = start
         (self.home / "generation").write_text(str(start))
-        machine = self._context.machine_of(self._context.me)
+        prepared, machine = self.preparation, self._context.machine_of(self._context.me)
         config = WorkerGroupConfig(
             spec=self.entry.spec,
             state=self._context.directory,
-            interface=self._interface_directory,
-            sandbox=self._sandbox,
+            interface=prepared.interface_directory,
+            sandbox=prepared.sandbox,
             settings=self._context.settings,
-            python=self._python,
-            containers=self._containers,
-            data=self._data,
-            values=self.values,
+            python=prepared.python,
+            containers=prepared.containers,
+            data=prepared.data,
+            values=prepared.values,
             cores=machine.cores if machine is not None else 0,
         )
         group = WorkerGroup(
@@ -447,7 +247,7 @@ class RunExecutor:
 
     def _record_for(self, places: Sequence[int]) -> RunRecord:
         """Return the record with slots for joining workers behind the others."""
-        record, devices = self.entry.record, self._devices
+        record, devices = self.entry.record, self.preparation.devices
         more = [WorkerSlot(self._context.me.raw, place, devices[place % len(devices)]) for place in places]
         return replace(record, slots=(*record.slots, *more))
 
@@ -533,11 +333,12 @@ class RunExecutor:
         """Pack the files that rank 0 wrote; those of other ranks stay where they are."""
         record = self.entry.record
         first = record.results_at or (record.slots[0].node if record.slots else b"")
-        if self.manifest is not None and first == self._context.me.raw:
+        manifest = self.preparation.manifest
+        if manifest is not None and first == self._context.me.raw:
             try:
                 limits = folder_limits(self._context.settings)
                 self.results = await asyncio.to_thread(
-                    pack_changes, self.manifest, self.folder, self._store, limits
+                    pack_changes, manifest, self.folder, self._store, limits
                 )
             except (BarnraiseError, OSError) as error:
                 words = error.message if isinstance(error, BarnraiseError) else str(error)
@@ -550,11 +351,11 @@ class RunExecutor:
 
         A provisional end may be overruled, and the run then needs its folder again.
         """
-        if self.manifest is not None and not self.entry.record.provisional:
-            store = self._store
+        manifest, store = self.preparation.manifest, self._store
+        if manifest is not None and not self.entry.record.provisional:
             await asyncio.to_thread(
                 drop_unchanged,
-                self.manifest,
+                manifest,
                 self.folder,
                 lambda entry: store.has(entry.object, entry.size),
             )
@@ -576,7 +377,6 @@ class RunExecutor:
         members = {slot.start for slot in self.entry.record.slots if slot.node == self._context.me.raw}
         for key in [key for key in self._exited if key[1] not in members and key[1] != self._last_start]:
             del self._exited[key]
-        self._reported_at = self._loop.time()
         self._last_report = NodeReport(
             run=self.entry.run,
             incarnation=self._context.incarnation,
@@ -584,10 +384,10 @@ class RunExecutor:
             stage=stage,
             generation=self._generation,
             words=detail[:_MAX_DETAIL],
-            done_bytes=self._done,
-            all_bytes=self._all,
-            devices=self._devices,
-            packages=self._packages,
+            done_bytes=self.preparation.done_bytes,
+            all_bytes=self.preparation.all_bytes,
+            devices=self.preparation.devices,
+            packages=self.preparation.packages,
             workers=(*self._exited.values(), *alive),
             failures=tuple(self._failures.values())[:MAX_REPORTED_FAILURES],
             elastic=self._elastic,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from barnraise.agent.runs import executor as executors
+from barnraise.agent.runs import preparation as preparations
 from barnraise.agent.runs.consent import (
     agreed_to_sandbox,
     describe_offer,
@@ -142,9 +142,9 @@ def asked(tmp_path: Path, check: Callable[[RunExecutor, Host], Awaitable[None]],
                 keeper = VariableKeeper(context, registry)
                 executor = RunExecutor(context, registry, guest.artifacts, guest.store, keeper, entry)
                 executor.home.mkdir(parents=True)
-                tasks.append(asyncio.ensure_future(executor._ask_user()))
+                tasks.append(asyncio.ensure_future(executor.preparation._ask_user()))
                 deadline = asyncio.get_running_loop().time() + 20
-                while executor.consent is None and not tasks[-1].done():
+                while executor.preparation.consent is None and not tasks[-1].done():
                     assert asyncio.get_running_loop().time() < deadline
                     await asyncio.sleep(0.01)
             if tasks[-1].done():
@@ -162,8 +162,8 @@ def asked(tmp_path: Path, check: Callable[[RunExecutor, Host], Awaitable[None]],
 
 def test_nothing_is_on_disk_before_the_user_agrees(tmp_path: Path) -> None:
     async def check(executor: RunExecutor, guest: Host) -> None:
-        assert executor.offered is not None
-        assert executor.offered.files == (("train.py", 3 << 20),)
+        assert executor.preparation.offered is not None
+        assert executor.preparation.offered.files == (("train.py", 3 << 20),)
         assert files_in(guest.store.directory) == []
         assert files_in(tmp_path / "state") == []
         assert sum(guest.network.sent.values()) < 10_000, "only the list was sent"
@@ -172,7 +172,7 @@ def test_nothing_is_on_disk_before_the_user_agrees(tmp_path: Path) -> None:
 
 
 def test_runs_that_wait_for_an_answer_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executors, "MAX_WAITING", 3)
+    monkeypatch.setattr(preparations, "MAX_WAITING", 3)
 
     async def check(executor: RunExecutor, guest: Host) -> None:
         raise AssertionError("the fourth run was asked about")

@@ -1,0 +1,254 @@
+"""Preparation of this machine for a run: consent, files, data sets, sandbox or containers, environment."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from barnraise.agent.artifact_service import ArtifactService, TransferProgress
+from barnraise.agent.containers.image import PYTHON
+from barnraise.agent.containers.run import RunContainers, prepare_containers
+from barnraise.agent.context import AgentContext
+from barnraise.agent.runs.confinement import RunSandbox, check_data_path, make_broker
+from barnraise.agent.runs.consent import (
+    MAX_WAITING,
+    OfferedFolder,
+    agreed_to_sandbox,
+    has_agreed,
+    note_agreement,
+    summarize,
+)
+from barnraise.agent.runs.local_interface import RunInterface
+from barnraise.agent.runs.registry import RunEntry, RunRegistry
+from barnraise.agent.runs.variables import VariableKeeper
+from barnraise.agent.runs.worker_group import run_directory, run_folder
+from barnraise.agent_client.run_options import DataSet
+from barnraise.artifacts import (
+    ArtifactStore,
+    FolderLimits,
+    FolderManifest,
+    data_limits,
+    folder_limits,
+    read_files,
+)
+from barnraise.core.errors import RunError
+from barnraise.environments import builder
+from barnraise.environments.build_plan import allow_wheels_only
+from barnraise.environments.build_size import build_size
+from barnraise.environments.installed_packages import InstalledPackages, own_packages, packages_of
+from barnraise.identity import NodeId
+from barnraise.runs.record import Stage
+from barnraise.sandbox.choice import find_sandbox, no_sandbox
+
+_REPORT_S = 0.5
+_AWAITS_VALUES = "waiting for the values of --set"
+
+Report = Callable[[Stage, str], None]
+
+
+class RunPreparation:
+    """What this machine needs before it starts workers of a run; ``report`` tells the others."""
+
+    def __init__(
+        self,
+        context: AgentContext,
+        registry: RunRegistry,
+        artifacts: ArtifactService,
+        store: ArtifactStore,
+        variables: VariableKeeper,
+        entry: RunEntry,
+        *,
+        report: Report,
+    ) -> None:
+        self._context = context
+        self._registry = registry
+        self._artifacts = artifacts
+        self._store = store
+        self._variables = variables
+        self._entry = entry
+        self._report_stage = report
+        self._loop = asyncio.get_running_loop()
+        self._reported_at = 0.0
+        self._home = run_directory(context.directory, entry.run)
+        self._folder = run_folder(self._home)
+        self.consent: asyncio.Future[bool] | None = None
+        self.sandbox_wanted = True  # by this machine's user, together with the consent
+        self.python = Path(sys.executable)  # of the workers
+        self.containers: RunContainers | None = None
+        self.sandbox: RunSandbox | None = None
+        self.interface: RunInterface | None = None
+        self.manifest: FolderManifest | None = None
+        self.offered: OfferedFolder | None = None  # what this machine's user was asked about
+        self.data: dict[str, str] = {}
+        self.values: dict[str, str] = {}  # of the variables that the user of the run set
+        self.packages: InstalledPackages | None = None
+        self.done_bytes = self.all_bytes = 0  # of the files that are fetched now
+
+    @property
+    def interface_directory(self) -> Path:
+        """Return the directory that replaces the agent's state directory for the workers."""
+        assert self.interface is not None, "it is opened before anything is started"
+        return self.interface.directory
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Return the devices of this machine that torch can use."""
+        machine = self._context.machine_of(self._context.me)
+        return ("cpu",) if machine is None else machine.torch_devices
+
+    def close(self) -> None:
+        """Close the local interface of the run."""
+        if self.interface is not None:
+            self.interface.close()
+
+    def _report(self, stage: Stage, detail: str = "") -> None:
+        self._reported_at = self._loop.time()
+        self._report_stage(stage, detail)
+
+    async def run(self, asks: bool) -> None:
+        """Prepare all; ``asks``: this machine's user must agree first."""
+        program = self._entry.spec.program
+        self._report("fetching", _AWAITS_VALUES if self._entry.spec.variables.names else "")
+        self.values = await self._variables.values_of(self._entry)
+        self._report("fetching")
+        if asks and not has_agreed(self._home):
+            await self._ask_user()
+        self.manifest = manifest = await self._fetch(program.folder, folder_limits(self._context.settings))
+        if not self._folder.exists():
+            await asyncio.to_thread(self._store.unpack, manifest, self._folder)
+        is_confined = await self._confine(asks=asks)
+        for data in program.data:
+            self.data[data.name] = await self._data_set(data, is_confined=is_confined or asks)
+        await self._make_environment(manifest, asks=asks)
+        needs = program.needs
+        names = (*needs.required, *needs.optional)
+        if self.containers is not None:
+            self.packages = await self.containers.packages(names)
+        elif self.python == Path(sys.executable):
+            self.packages = await asyncio.to_thread(own_packages, names)
+        else:
+            self.packages = await packages_of(self.python, names)
+
+    async def _confine(self, *, asks: bool) -> bool:
+        """Open the run's local interface; return True if its workers run in a sandbox or in containers."""
+        context, spec = self._context, self._entry.spec
+        options = spec.options
+        sandbox = None
+        if not options.container and (options.sandbox or (asks and agreed_to_sandbox(self._home))):
+            sandbox = await asyncio.to_thread(find_sandbox)
+            if not sandbox.is_possible:
+                raise no_sandbox(sandbox)  # one was promised to this machine's user
+        is_confined = sandbox is not None or bool(options.container)
+        make = partial(make_broker, context, spec) if is_confined else None
+        interface = RunInterface.open(context.listener, spec.run, context.directory, make)
+        self.interface = interface
+        if sandbox is not None:
+            state = context.directory
+            self.sandbox = RunSandbox(sandbox, self._home, state=state, interface=interface.directory)
+        return is_confined
+
+    async def _ask_user(self) -> None:
+        """Wait until this machine's user agrees. Before, only the list of files is fetched, into memory."""
+        me, runs = self._context.me.raw, self._registry.runs.values()
+        reports = [entry.reports.get(me) for entry in runs if not entry.has_ended]
+        if sum(report is not None and report.stage == "asks" for report in reports) >= MAX_WAITING:
+            raise RunError(
+                f"{MAX_WAITING} other runs wait for the answer of its user",
+                hint="There, type `barnraise ps`, and accept or refuse some: barnraise accept RUN --refuse",
+            )
+        limits = folder_limits(self._context.settings)
+        spec = self._entry.spec
+        owners = [node for node in map(NodeId, spec.nodes) if self._context.log.role(node) == "owner"]
+        sources = dict.fromkeys([NodeId(spec.by), *owners])
+        manifest = await self._artifacts.list_files(spec.program.folder, sources, limits)
+        self.offered = summarize(manifest, spec)
+        self._report("asks", "its user has not agreed yet")
+        self.consent = self._loop.create_future()
+        if not await self.consent:
+            self._report("refused", "its user refused to take part")
+            raise RunError("its user refused to take part")
+        is_possible = (await asyncio.to_thread(find_sandbox)).is_possible  # else the question said so
+        note_agreement(self._home, is_sandboxed=self.sandbox_wanted and is_possible)
+
+    async def _fetch(self, manifest: bytes, limits: FolderLimits) -> FolderManifest:
+        order = self._entry.spec
+        nodes = [NodeId(raw) for raw in order.nodes]
+        by = NodeId(order.by)
+        # Owners do not wait for guests, which only receive.
+        receivers = [node for node in nodes if node != by and self._context.log.role(node) == "owner"]
+        if self._context.me not in receivers and self._context.me != by:
+            receivers.append(self._context.me)
+        return await self._artifacts.fetch(manifest, [by], receivers, limits, self._progress)
+
+    async def _data_set(self, data: DataSet, *, is_confined: bool) -> str:
+        if data.manifest:
+            limits = data_limits(self._context.settings)
+            stated = FolderLimits(min(limits.most_bytes, data.bytes), min(limits.most_files, data.files))
+            fetched = await self._fetch(data.manifest, stated)
+            return str(await asyncio.to_thread(self._store.link_data, fetched))
+        location = Path(data.path).expanduser()
+        if is_confined:
+            check_data_path(data.name, location, self._context.settings.runs.data_paths)
+        if not location.exists():
+            raise RunError(
+                f"the data set {data.name} is not at {location} on this machine",
+                hint=f"Put it there, or send it: --data {data.name}=PATH without the @.",
+            )
+        return str(location)
+
+    async def _make_environment(self, manifest: FolderManifest, *, asks: bool) -> None:
+        if self._entry.spec.options.container:
+            self.containers = await self._make_container(self._entry.spec.options.container)
+            self.python = Path(PYTHON)
+            return
+        top = await asyncio.to_thread(read_files, self._store, manifest, lambda path: "/" not in path)
+        plan = builder.plan_environment(top, self._entry.spec.options.environment)
+        if plan.kind == "agent":
+            return
+        plan = allow_wheels_only(plan) if asks else plan
+        stated, listed = self._entry.spec.program.packages, build_size(plan, top).packages
+        if asks and listed > stated:
+            raise RunError(
+                f"{plan.source} lists {listed} packages, and its user agreed to {stated}",
+                hint="Start the run again with the same version of Barnraise on both machines.",
+            )
+        self._report("building", f"building the environment of {plan.source}")
+
+        words: list[str] = []
+        reporter = self._loop.create_task(self._report_building(words))
+        root = self._context.directory / "environments"
+        try:
+            self.python = await builder.build(plan, self._folder, root, words.append)
+        finally:
+            reporter.cancel()
+
+    async def _report_building(self, words: list[str]) -> None:
+        """Report the newest words of a build, at most twice a second."""
+        while True:
+            if words:
+                self._report("building", words[-1])
+                words.clear()
+            await asyncio.sleep(_REPORT_S)
+
+    async def _make_container(self, image: str) -> RunContainers:
+        self._report("building", f"looking for the image {image}")
+        return await prepare_containers(
+            image,
+            self._entry.run,
+            state=self._context.directory,
+            home=self._home,
+            interface=self.interface_directory,
+            data=self.data,
+            variables=dict(self._entry.spec.program.settings) | self.values,
+            gpus=any(device.startswith("cuda") for device in self.devices),
+            on_progress=lambda words: self._report("building", words),
+        )
+
+    def _progress(self, progress: TransferProgress) -> None:
+        self.done_bytes, self.all_bytes = progress.done_bytes, progress.all_bytes
+        if self._loop.time() - self._reported_at > _REPORT_S:
+            names = ", ".join(self._context.name_of(node) for node in progress.waits_for)
+            self._report("fetching", f"waiting for pieces from {names}" if names else "")
