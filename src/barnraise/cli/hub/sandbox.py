@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from barnraise.core.config import CONFIG_VARIABLE, Settings, default_config_path, state_directory
-from barnraise.hub.client.bandwidth_policy import METERED, METERED_EVERY_S, METERED_VARIABLE, is_metered
+from barnraise.core.host.metered import METERED, METERED_EVERY_S, METERED_VARIABLE, is_metered
 from barnraise.hub.client.credentials import VARIABLE
 from barnraise.hub.object_store.redirects import allowed_networks
 from barnraise.sandbox.choice import find_sandbox, sandboxed

@@ -1,82 +1,28 @@
 """Bandwidth policy of a member: an uplink cap, metered connections and quiet hours.
 
-The decisions are pure. Only `is_metered` asks the operating system, and only `PolicyGate` waits.
+The decisions are pure. Only `PolicyGate` asks the operating system, and waits.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import re
-import sys
 from collections.abc import Callable
-from datetime import datetime, time, timedelta
-from pathlib import Path
+from datetime import datetime
 from time import monotonic, sleep
 from typing import Literal
 
 import msgspec
 
-from barnraise.core.command import runner
 from barnraise.core.config import ContributorSettings
-from barnraise.core.errors import ConfigError
 from barnraise.core.flow.retry import ReportedBackoff
+from barnraise.core.host.daily_hours import DailyHours
+from barnraise.core.host.metered import METERED_EVERY_S, is_metered
 
 Metered = Literal["wait", "allow"]
 
-METERED_VARIABLE = "BARNRAISE_METERED"  # of a script in a sandbox: a file with METERED if it is so
-METERED = "metered"
-_SPAN = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 _BURST_S = 0.25
-METERED_EVERY_S = 60.0
 _LOOK_S = 10.0
 A_BETTER_TIME = "a better time"  # name in the wait message
-_WINDOWS_QUESTION = (
-    "[void][Windows.Networking.Connectivity.NetworkInformation,Windows,ContentType=WindowsRuntime];"
-    "[Windows.Networking.Connectivity.NetworkInformation]::GetInternetConnectionProfile()"
-    ".GetConnectionCost().NetworkCostType"
-)
-
-Asked = Callable[[list[str]], str]
-
-
-class QuietHours(msgspec.Struct, frozen=True):
-    """Daily time span without transfers, from ``begin`` to ``end`` by this machine's clock.
-
-    It may cross midnight.
-    """
-
-    begin: time
-    end: time
-
-    @classmethod
-    def parse(cls, text: str) -> QuietHours | None:
-        """Parse a text such as ``22:30-07:00``; return None if it is empty.
-
-        Raise ConfigError if it is invalid.
-        """
-        if not text.strip():
-            return None
-        match = _SPAN.fullmatch(text.strip())
-        if match is None or match.groups()[:2] == match.groups()[2:]:
-            raise ConfigError(
-                f"the quiet hours {text!r} are no span of a day",
-                hint="Write them as in contributing.quiet_hours = '22:30-07:00', or leave them empty.",
-            )
-        hour, minute, last_hour, last_minute = (int(group) for group in match.groups())
-        return cls(time(hour, minute), time(last_hour, last_minute))
-
-    def left_s(self, now: datetime) -> float:
-        """Return the seconds until the quiet hours end; 0 outside of them."""
-        clock = now.time()
-        if self.begin < self.end:
-            inside = self.begin <= clock < self.end
-        else:
-            inside = clock >= self.begin or clock < self.end
-        if not inside:
-            return 0.0
-        over = datetime.combine(now.date(), self.end, now.tzinfo)
-        return ((over if over > now else over + timedelta(days=1)) - now).total_seconds()
 
 
 class BandwidthPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +30,7 @@ class BandwidthPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     uplink_bytes_s: float = 0.0  # 0: as fast as the line
     metered: Metered = "wait"
-    quiet: QuietHours | None = None
+    quiet: DailyHours | None = None
 
     def reason_to_wait(self, now: datetime, *, metered: bool) -> tuple[str, float]:
         """Return the reason to wait and the seconds until the next check; an empty reason and 0 if there is
@@ -101,7 +47,7 @@ def policy_from_settings(wishes: ContributorSettings) -> BandwidthPolicy:
     return BandwidthPolicy(
         uplink_bytes_s=wishes.uplink_mbps * 125_000,
         metered=wishes.metered,
-        quiet=QuietHours.parse(wishes.quiet_hours or ""),
+        quiet=DailyHours.parse(wishes.quiet_hours or "", "contributing.quiet_hours"),
     )
 
 
@@ -156,37 +102,3 @@ class PolicyGate:
                 return
             waiting.note(why)
             self._sleep(min(again_s, _LOOK_S))
-
-
-def is_metered(platform: str = sys.platform, ask: Asked | None = None) -> bool:
-    """Tell whether the system marks the connection as metered.
-
-    Systems that cannot tell (macOS, no NetworkManager) count as unmetered. In a sandbox the system cannot be
-    asked; a process outside writes the answer to a file.
-    """
-    if noted := os.environ.get(METERED_VARIABLE):
-        try:
-            return Path(noted).read_text(encoding="ascii") == METERED
-        except OSError:
-            return False
-    run_command = ask or _answer
-    if platform == "linux":
-        lines = run_command(
-            ["nmcli", "-t", "-f", "GENERAL.STATE,GENERAL.METERED", "device", "show"]
-        ).splitlines()
-        is_up = False
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name == "GENERAL.STATE":
-                is_up = value.startswith("100")
-            elif name == "GENERAL.METERED" and is_up and value.startswith("yes"):
-                return True
-        return False
-    if platform == "win32":
-        words = run_command(["powershell", "-NoProfile", "-Command", _WINDOWS_QUESTION]).split()
-        return bool(words) and words[-1] in ("Fixed", "Variable")
-    return False
-
-
-def _answer(command: list[str]) -> str:
-    return runner(5.0)(command).stdout

@@ -16,9 +16,10 @@ import torch
 
 from barnraise.core.errors import HubError, HubRefused, RunError
 from barnraise.core.flow.retry import ReportedBackoff
+from barnraise.core.host.metered import is_metered
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size
-from barnraise.hub.client.bandwidth_policy import A_BETTER_TIME, BandwidthPolicy, PolicyGate, is_metered
+from barnraise.hub.client.bandwidth_policy import A_BETTER_TIME, BandwidthPolicy, PolicyGate
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.upload import push
 from barnraise.hub.protocol.messages import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -10,50 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.core.config import ContributorSettings
-from barnraise.core.errors import ConfigError
+from barnraise.core.host.daily_hours import DailyHours
 from barnraise.hub.client import bandwidth_policy
-from barnraise.hub.client.bandwidth_policy import BandwidthPolicy, QuietHours, UplinkLimiter, is_metered
+from barnraise.hub.client.bandwidth_policy import BandwidthPolicy, UplinkLimiter
 from barnraise.hub.protocol.invites import HubPlace, make_invite
 from barnraise.hub.region.server import parent_client
 from barnraise.identity.keys import NodeKey
 
-NIGHT = QuietHours.parse("22:30-07:00")
-NOON = QuietHours.parse("12:00-13:00")
-
-
-@pytest.mark.parametrize(
-    ("hours", "now", "left_s"),
-    [
-        (NIGHT, "22:29", 0.0),
-        (NIGHT, "22:30", 8.5 * 3600),
-        (NIGHT, "00:00", 7 * 3600),
-        (NIGHT, "06:59", 60.0),
-        (NIGHT, "07:00", 0.0),
-        (NOON, "12:30", 1800.0),
-        (NOON, "13:00", 0.0),
-    ],
-)
-def test_quiet_hours_end_at_given_time(hours: QuietHours, now: str, left_s: float) -> None:
-    assert hours.left_s(datetime.fromisoformat(f"2026-03-01T{now}")) == left_s
-
-
-@given(st.integers(0, 1439), st.integers(0, 1439), st.integers(0, 1439))
-def test_quiet_hours_are_over_after_left_s(begin: int, end: int, now: int) -> None:
-    if begin == end:
-        return
-    text = f"{begin // 60:02}:{begin % 60:02}-{end // 60:02}:{end % 60:02}"
-    hours = QuietHours.parse(text)
-    assert hours is not None
-    moment = datetime(2026, 5, 5) + timedelta(minutes=now)
-    left = hours.left_s(moment)
-    assert hours.left_s(moment + timedelta(seconds=left)) == 0.0
-    assert 0 <= left <= 86_400
-
-
-@pytest.mark.parametrize("text", ["22-7", "24:00-07:00", "22:30", "07:00-07:00", "22:30 - 07:00"])
-def test_quiet_hours_with_invalid_span_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="quiet"):
-        QuietHours.parse(text)
+NIGHT = DailyHours.parse("22:30-07:00", "contributing.quiet_hours")
 
 
 def test_policy_without_limits_gives_no_reason_to_wait() -> None:
@@ -79,28 +43,6 @@ def test_uplink_without_cap_does_not_delay() -> None:
     pace = UplinkLimiter(0.0)
     assert pace.delay(1 << 30, 1.0) == 0.0
     assert UplinkLimiter(125_000).burst_bytes == 31_250
-
-
-NMCLI = (
-    "GENERAL.STATE:20 (unavailable)\nGENERAL.METERED:yes\n\n"
-    "GENERAL.STATE:100 (connected)\nGENERAL.METERED:{}\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("platform", "answer", "expected"),
-    [
-        ("linux", NMCLI.format("no (guessed)"), False),
-        ("linux", NMCLI.format("yes (guessed)"), True),
-        ("linux", "", False),
-        ("win32", "Unrestricted\r\n", False),
-        ("win32", "Fixed\r\n", True),
-        ("win32", "", False),
-        ("darwin", "anything", False),
-    ],
-)
-def test_is_metered_follows_system(platform: str, answer: str, expected: bool) -> None:
-    assert is_metered(platform, lambda command: answer) is expected
 
 
 def test_region_follows_bandwidth_policy_of_owner(monkeypatch: pytest.MonkeyPatch) -> None:
