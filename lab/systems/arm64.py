@@ -5,56 +5,47 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lab.systems import build
-from lab.systems.system import REPOSITORY, Launch, in_root
+from lab.systems.prepared import PreparedSystem, requirements_with
+from lab.systems.system import Launch, in_root
 
 _SUITE = "bookworm"  # its Python is 3.11
-_PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
+_PLATFORMS = ("manylinux2014_aarch64", *(f"manylinux_2_{glibc}_aarch64" for glibc in range(17, 37)))
 _PYTHON = "3.11"
-# The last torch for arm64 without CUDA libraries on the index.
-_TORCH = "torch==2.10.0"
+_TORCH = "torch==2.13.0"
 _BINFMT = Path("/proc/sys/fs/binfmt_misc")
-_PREPARE = "python -m lab prepare arm64"
 
 
-class Arm64:
+class Arm64(PreparedSystem):
     """Linux on arm64, emulated."""
 
     name = "arm64"
-    python = "/usr/bin/python3.11"
-
-    def __init__(self, cache: Path | None = None) -> None:
-        self._cache = (cache or build.cache_directory()) / "arm64"
+    title = "arm64"
 
     @property
-    def _root(self) -> Path:
-        return self._cache / "root"
+    def python(self) -> str:
+        return "/usr/bin/python3.11"
 
-    @property
-    def _packages(self) -> Path:
-        return self._cache / "packages"
+    def builders(self) -> dict[Path, Callable[[Path], None]]:
+        return {self.root: _make_root, self.packages: _make_packages}
 
     def why_unavailable(self) -> str | None:
-        missing = [part.name for part in (self._root, self._packages) if not part.exists()]
-        if missing:
-            return f"arm64 hosts lack {', '.join(missing)}. Run: {_PREPARE}"
+        if (missing := super().why_unavailable()) is not None:
+            return missing
         if not (_BINFMT / "qemu-aarch64").exists():
-            return f"the kernel does not start arm64 programs. Run: {_PREPARE}"
+            return f"the kernel does not start arm64 programs. Run: {self.command}"
         return None
 
     def launch(self, argv: Sequence[str], cwd: Path, room: Path) -> Launch:
-        paths = (REPOSITORY / "src", REPOSITORY, self._packages)
         environment = {
-            "PYTHONPATH": ":".join(str(path) for path in paths),
+            "PYTHONPATH": ":".join(map(str, self.module_paths)),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        return Launch(in_root(self._root, argv, cwd, room), environment)
+        return Launch(in_root(self.root, argv, cwd, room), environment)
 
     def prepare(self, say: Callable[[str], None]) -> None:
         """Build all parts that are missing, and let the kernel start arm64 programs."""
         build.need_tools("debootstrap", "update-binfmts", "qemu-aarch64-static")
-        self._cache.mkdir(parents=True, exist_ok=True)
-        build.make_once(self._root, _make_root, say)
-        build.make_once(self._packages, _make_packages, say)
+        super().prepare(say)
         if not (_BINFMT / "register").exists():
             build.execute(["mount", "-t", "binfmt_misc", "none", _BINFMT])
         if not (_BINFMT / "qemu-aarch64").exists():
@@ -72,6 +63,6 @@ def _make_root(folder: Path) -> None:
 
 
 def _make_packages(folder: Path) -> None:
-    requirements = build.read_requirements(REPOSITORY / ".ci" / "requirements.txt")
-    chosen = [_TORCH if line.startswith("torch==") else line for line in requirements]
-    build.install_wheels(folder, chosen, _PLATFORMS, _PYTHON)
+    # From 2.11 on, torch for arm64 needs CUDA libraries at its import, also without a GPU.
+    build.install_wheels(folder, [_TORCH], _PLATFORMS, _PYTHON, dependencies=True)
+    build.install_wheels(folder, requirements_with([]), _PLATFORMS, _PYTHON)

@@ -54,10 +54,18 @@ def debootstrap(target: Path, suite: str, *options: str) -> None:
     execute(["debootstrap", "--variant=minbase", *options, suite, target, _MIRROR])
 
 
-def install_wheels(target: Path, requirements: Sequence[str], platforms: Sequence[str], python: str) -> None:
+def install_wheels(
+    target: Path,
+    requirements: Sequence[str],
+    platforms: Sequence[str],
+    python: str,
+    *,
+    dependencies: bool = False,
+) -> None:
     """Unpack wheels of another system into a folder, exactly the requirements that are given.
 
     A package without wheels is installed as it is here. That works for packages of plain Python.
+    ``dependencies``: also what they need; all of that must have wheels.
     """
     tags = [option for platform in platforms for option in ("--platform", platform)]
     common: list[str | Path] = [
@@ -66,17 +74,19 @@ def install_wheels(target: Path, requirements: Sequence[str], platforms: Sequenc
         "pip",
         "install",
         "--quiet",
-        "--no-deps",
         "--no-compile",
         "--target",
         target,
     ]
     foreign = ["--only-binary=:all:", "--python-version", python, "--implementation", "cp", *tags]
+    if dependencies:
+        execute([*common, *foreign, *requirements])
+        return
     for requirement in requirements:
         try:
-            execute([*common, *foreign, requirement])
+            execute([*common, "--no-deps", *foreign, requirement])
         except LabError:
-            execute([*common, requirement])
+            execute([*common, "--no-deps", requirement])
 
 
 def download_wheel(folder: Path, requirement: str, platform: str, python: str) -> Path:

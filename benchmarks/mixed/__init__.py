@@ -1,0 +1,1 @@
+"""Machines of different systems that train together."""

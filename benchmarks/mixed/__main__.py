@@ -1,0 +1,196 @@
+"""A cluster of Linux x86-64, Windows (Wine) and Linux arm64 (qemu) trains together.
+
+    python -m lab prepare windows arm64    once
+    python -m benchmarks.mixed --quick
+
+The machines pair without addresses. They check collectives of all dtypes, and train a session of 200 steps in
+which the worker of each machine is killed once. Another run is stopped, and resumed on a machine of another
+system. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.agents.commits import Commit, judge, read_commits
+from benchmarks.mixed.machines import CODE, MixedMachine, until
+from benchmarks.report import environment_line, last_line
+from lab import ARM64, LINUX, WINDOWS, Lab, LabProcess
+from lab.systems import System
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+UNITS = 8
+STEPS = 200
+
+
+class Bench:
+    """The machines of one cluster, and what was measured on them."""
+
+    def __init__(self, machines: list[MixedMachine], room: Path) -> None:
+        self.machines, self._room = machines, room
+        self.figures: dict[str, Any] = {}
+
+    def pair(self) -> None:
+        """Pair all machines with the first, by codes alone."""
+        for machine in self.machines:
+            machine.start_agent()
+        first, *others = self.machines
+        for machine in self.machines:
+            until(machine.answers, "its agent answers")
+        begin = time.monotonic()
+        for machine in others:
+            pairing = first.start("pair")
+            code = _code_of(pairing)
+            print(machine.type("join", code), flush=True)
+            pairing.wait(60)
+        count = len(self.machines)
+        until(lambda: f"{count} of {count} machines are online" in first.type("status"), "all are online")
+        self.figures["pairing_s"] = round(time.monotonic() - begin, 1)
+        print(first.type("status"), flush=True)
+
+    def check_collectives(self) -> None:
+        folder = self._folder("mixed_collectives.py")
+        begin = time.monotonic()
+        printed = self.machines[0].type("run", "--all", "train.py", folder=folder)
+        checked = [json.loads(text) for text in re.findall(r"CHECKED (\{.*\})", printed)]
+        assert len(checked) == len(self.machines), printed
+        self.figures["collectives_checked"] = sum(each["checked"] for each in checked)
+        self.figures["collectives_wrong"] = sum(len(each["wrong"]) for each in checked)
+        self.figures["collectives_s"] = round(time.monotonic() - begin, 1)
+
+    def train(self, optimizer: str) -> None:
+        """Train 200 steps, and kill the worker of each machine once."""
+        folder, trace, hold = self._session(optimizer)
+        begin = time.monotonic()
+        running = self.machines[0].start("run", "train.py", folder=folder)
+        everyone = len(self.machines)
+        until(lambda: _world(trace) == everyone or running.poll() is not None, "all train")
+        backs = {}
+        for machine in reversed(self.machines):
+            generation = _newest(trace).generation
+            assert machine.kill_workers("train.py") == 1, f"{machine.name} has no worker"
+
+            def is_back(generation: int = generation) -> bool:
+                newest = _newest(trace)
+                return running.poll() is not None or (
+                    newest.generation > generation + 1 and newest.world == everyone
+                )
+
+            backs[machine.host.system.name] = round(until(is_back, f"{machine.name} is back"), 1)
+            print(
+                f"{machine.name} was killed, and is back after {backs[machine.host.system.name]} s",
+                flush=True,
+            )
+        hold.unlink()
+        assert running.wait(900) == 0, running.output()
+        commits = read_commits(trace)
+        verdict = judge(commits, UNITS)
+        print(running.output()[-3000:], flush=True)
+        steps = max(commit.step for commit in commits)
+        self.figures |= {
+            "steps": steps,
+            "kills": len(backs),
+            "back_s": backs,
+            "hash_violations": verdict.hash_violations,
+            "samples_lost": verdict.units_lost + verdict.steps_missing,
+            "samples_doubled": verdict.units_doubled,
+            "session_s": round(time.monotonic() - begin, 1),
+        }
+        assert steps == STEPS, f"{steps} steps instead of {STEPS}"
+
+    def resume_elsewhere(self) -> None:
+        """Stop a run of the last machine, and resume it on the others, whose systems are others."""
+        folder, trace, hold = self._session("sgd", checkpoint_s=2)
+        first, *_, last = self.machines
+        running = first.start("run", "--on", last.name, "train.py", folder=folder)
+        until(
+            lambda: running.poll() is not None or (_world(trace) == 1 and _newest(trace).step >= 20),
+            "it trains",
+        )
+        run = re.findall(r"run (train-\w+)", running.output())[0]
+        first.type("stop", run)
+        running.wait(120)
+        stopped_at = _newest(trace).step
+        hold.unlink()
+        others = ",".join(machine.name for machine in self.machines[:-1])
+        printed = first.type("resume", run, "--on", others, folder=folder)
+        steps = sorted({commit.step for commit in read_commits(trace)})
+        assert steps[-1] == STEPS, printed
+        first_again = min(
+            commit.step for commit in read_commits(trace) if commit.world == len(self.machines) - 1
+        )
+        print(
+            f"stopped on {last.name} at step {stopped_at}, resumed on {others} at step {first_again}",
+            flush=True,
+        )
+        assert 1 < first_again <= stopped_at + 1, "it began again"
+        self.figures["resumed_from_other_system"] = True
+
+    def _session(self, optimizer: str, checkpoint_s: float = 20) -> tuple[Path, Path, Path]:
+        folder = self._folder("mixed_session.py")
+        trace, hold = folder.with_suffix(".trace"), folder.with_suffix(".hold")
+        hold.touch()
+        given = {
+            "trace": str(trace),
+            "hold": str(hold),
+            "held_s": 0.5,
+            "optimizer": optimizer,
+            "epochs": STEPS // 10,
+            "checkpoint_s": checkpoint_s,
+        }
+        (folder / "variables.json").write_text(json.dumps(given))
+        return folder, trace, hold
+
+    def _folder(self, program: str) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="project-", dir=self._room))
+        shutil.copy(PROGRAMS / program, folder / "train.py")
+        return folder
+
+
+def _code_of(pairing: LabProcess) -> str:
+    """Wait until a code is shown, and return it."""
+    until(lambda: CODE.search(pairing.output()), "a code is shown", 60)
+    return str(CODE.findall(pairing.output())[-1])
+
+
+def _newest(trace: Path) -> Commit:
+    return read_commits(trace)[-1]
+
+
+def _world(trace: Path) -> int:
+    return _newest(trace).world if read_commits(trace) else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--quick", action="store_true", help="one session (the default trains two)")
+    parser.add_argument("--without", choices=["windows", "arm64"], action="append", default=[])
+    options = parser.parse_args()
+    systems: list[System] = [LINUX, *(each for each in (WINDOWS, ARM64) if each.name not in options.without)]
+    print(environment_line())
+    with (
+        tempfile.TemporaryDirectory(prefix="by-mix-", ignore_cleanup_errors=True) as directory,
+        Lab(hosts=systems) as lab,
+    ):
+        room = Path(directory)
+        machines = [MixedMachine(host, room, host.system.name) for host in lab.hosts]
+        bench = Bench(machines, room)
+        bench.pair()
+        bench.check_collectives()
+        bench.train("sgd")
+        bench.resume_elsewhere()
+        if not options.quick:
+            bench.train("adamw")
+        last_line({"systems": len(systems), **bench.figures})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,95 @@
+"""Machines of any system in the lab, used through the command line as a person uses them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from lab import LINUX, Host, LabProcess
+
+REPOSITORY = Path(__file__).parents[2]
+CODE = re.compile(r"barnraise join (\d+(?:-[a-z]+){3})")
+_PATIENCE_S = 600.0  # an emulated machine imports torch in minutes
+
+
+class NotInTimeError(AssertionError):
+    """Error of a wait that ended without success."""
+
+
+class MixedMachine:
+    """A host, its name in the cluster, and its state directory."""
+
+    def __init__(self, host: Host, room: Path, name: str) -> None:
+        self.host, self.name = host, name
+        self.host.host_name = name
+        state = room / name
+        state.mkdir(mode=0o700)
+        is_windows = host.system.name == "windows"
+        self._variables = {
+            "BARNRAISE_STATE_DIRECTORY": r"C:\users\root\barnraise" if is_windows else str(state),
+            "OMP_NUM_THREADS": "1",
+        }
+        if host.system is LINUX:
+            self._variables["PYTHONPATH"] = f"{REPOSITORY / 'src'}:{REPOSITORY}"
+        self.agent: LabProcess | None = None
+
+    def start_agent(self) -> None:
+        """Start its agent, as ``barnraise up`` does."""
+        self.agent = self.host.start([self.host.python, "-P", "-m", "barnraise.agent"], env=self._variables)
+
+    def start(self, *words: str, folder: Path | None = None) -> LabProcess:
+        """Start a command in the background; its output is kept."""
+        command = [self.host.python, "-m", "barnraise.cli.main", *words]
+        return self.host.start(command, env=self._variables, cwd=folder)
+
+    def type(self, *words: str, folder: Path | None = None) -> str:
+        """Type a command and return what it prints; raise AssertionError unless it succeeds."""
+        done = self.try_to_type(*words, folder=folder)
+        printed = done.stdout + done.stderr
+        assert done.returncode == 0, f"on {self.name}, barnraise {' '.join(words)}:\n{printed}"
+        return printed
+
+    def try_to_type(self, *words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Type a command, and return how it ended."""
+        command = [self.host.python, "-m", "barnraise.cli.main", *words]
+        return self.host.run(command, env=self._variables, cwd=folder, timeout=_PATIENCE_S, check=False)
+
+    def answers(self) -> bool:
+        """Tell whether its agent answers."""
+        return self.try_to_type("status").returncode in (0, 3)
+
+    def workers(self, script: str) -> list[int]:
+        """Return the processes of this machine's workers."""
+        pids = []
+        for pid in self.host.pids():
+            try:
+                words = psutil.Process(pid).cmdline()
+            except psutil.Error:
+                continue
+            if words and words[-1] == script and not any("barnraise.cli" in word for word in words):
+                pids.append(pid)
+        return pids
+
+    def kill_workers(self, script: str) -> int:
+        """Kill its workers at once; return how many there were."""
+        pids = self.workers(script)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        return len(pids)
+
+
+def until(truth: Callable[[], object], what: str, patience_s: float = _PATIENCE_S) -> float:
+    """Wait until a condition is true and return the seconds that this took."""
+    begin = time.monotonic()
+    while not truth():
+        if time.monotonic() > begin + patience_s:
+            raise NotInTimeError(f"waited {patience_s:g} s in vain until {what}")
+        time.sleep(0.2)
+    return time.monotonic() - begin
