@@ -15,6 +15,7 @@ __all__ = [
     "launch",
     "load_sharded",
     "save_sharded",
+    "sync_replicas",
     "wait_for_peers",
 ]
 
@@ -29,6 +30,7 @@ _HOMES = {
     "launch": "barnraise.worker.launch.launch",
     "load_sharded": "barnraise.checkpoint.sharded",
     "save_sharded": "barnraise.checkpoint.sharded",
+    "sync_replicas": "barnraise.training.replica_sync",
     "wait_for_peers": "barnraise.worker.wait_for_peers",
 }
 

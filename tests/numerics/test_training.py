@@ -78,3 +78,10 @@ def test_checkpoint_saved_by_four_loads_on_two(pool: Pool, asynchronous: bool) -
     directory = f"checkpoint-{asynchronous}"
     pool.run("checkpoints:save", directory=directory, seed=3, asynchronous=asynchronous)
     pool.run("checkpoints:load", directory=directory, seed=3)
+
+
+def test_drifting_replicas_are_equal_after_every_nth_step(pool: Pool) -> None:
+    by_rank = [digests for digests in pool.run("training:drifting_replicas", world=3, every=4) if digests]
+    assert len(by_rank) == 3
+    equal = [len(set(digests)) == 1 for digests in zip(*by_rank, strict=True)]
+    assert equal == [False, False, False, True] * 2

@@ -6,14 +6,14 @@ These values come from other machines, too: every text and list is bounded, and 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from barnraise.core.sanitize import printable
 
-Kind = Literal["cpu", "cuda", "mps", "xpu"]
+Kind = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,15}\Z")]  # torch's name: cpu, cuda, mps, xpu ...
 Word = Annotated[str, Meta(max_length=128)]
 Note = Annotated[str, Meta(max_length=400)]
 Notes = Annotated[tuple[Note, ...], Meta(max_length=32)]
@@ -38,6 +38,7 @@ class Device(msgspec.Struct, frozen=True):
     memory_bytes: Bytes
     tflops_fp32: Figure | None = None
     memory_gbps: Figure | None = None
+    usable: bool = True  # False: the installed torch does not know it
 
     def __post_init__(self) -> None:
         require_finite(self.tflops_fp32, self.memory_gbps)
@@ -60,11 +61,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def torch_devices(self) -> tuple[str, ...]:
-        """Return the names that torch uses; the CPU only if there is no accelerator."""
+        """Return the names that torch uses; the CPU only if there is no accelerator that it can use."""
         names = [
             device.kind if device.kind == "mps" else f"{device.kind}:{device.index}"
             for device in self.devices
-            if device.kind != "cpu"
+            if device.kind != "cpu" and device.usable
         ]
         return tuple(names) or ("cpu",)
 
@@ -113,6 +114,8 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Results of one or several runs of the probe, and what disturbed them."""
 
     torch: Word | None = None
+    # Accelerators that torch knows; None: not asked, by an earlier version.
+    accelerators: Annotated[tuple[tuple[Kind, Count], ...], Meta(max_length=64)] | None = None
     speeds: Annotated[tuple[DeviceSpeed, ...], Meta(max_length=64)] = ()
     busy: Share = 0.0
     stolen: Share = 0.0
@@ -145,10 +148,13 @@ def with_speeds(machine: Machine, report: ProbeReport | None) -> Machine:
     if report is None:
         return machine
     measured = {(speed.kind, speed.index): speed for speed in report.speeds}
-    devices = []
+    devices, unusable = [], []
     for device in machine.devices:
         speed = measured.pop((device.kind, device.index), None)
-        if speed is not None:
+        if not _is_known(device, report):
+            device = msgspec.structs.replace(device, usable=False)
+            unusable.append(f"torch {report.torch} cannot use {device.name} ({device.kind}:{device.index})")
+        elif speed is not None:
             device = Device(
                 device.kind,
                 device.index,
@@ -170,8 +176,15 @@ def with_speeds(machine: Machine, report: ProbeReport | None) -> Machine:
                 speed.memory_gbps,
             )
         )
-    notes = dict.fromkeys((*machine.notes, *report.notes, *honest_notes(report)))
+    notes = dict.fromkeys((*machine.notes, *unusable, *report.notes, *honest_notes(report)))
     return msgspec.structs.replace(machine, devices=tuple(devices), notes=tuple(notes)[:32])
+
+
+def _is_known(device: Device, report: ProbeReport) -> bool:
+    """Tell whether torch can use a device that the system lists."""
+    if device.kind == "cpu" or report.torch is None or report.accelerators is None:
+        return True
+    return (device.kind, device.index) in report.accelerators
 
 
 def best_of(old: ProbeReport | None, new: ProbeReport) -> ProbeReport:

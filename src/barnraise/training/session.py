@@ -29,6 +29,7 @@ from barnraise.training.autotune.tuner import GroupSample, SyncMode, SyncTuner
 from barnraise.training.batches import TWO_LOOPS, AssignedParts, Batch, Batches
 from barnraise.training.data.iterable import IterableLoader
 from barnraise.training.data.loader import MicroBatchLoader
+from barnraise.training.device_placement import move_batch, place_model
 from barnraise.training.gradients.batch_norm_stats import BatchNormStats
 from barnraise.training.gradients.grad_scaler import ScalerAdapter
 from barnraise.training.gradients.reducer import GradientReducer
@@ -95,6 +96,7 @@ class Session:
         self._sync, self._levels = sync, levels
         self._parameter_server, self._is_site = parameter_server, is_site
         self._model: torch.nn.Module | None = None
+        self._batch_device: torch.device | None = None
         self._optimizers: list[Optimizer] = []
         self._tracked: dict[str, Any] = {}
         self._clip: float | None = None
@@ -178,10 +180,12 @@ class Session:
         optimizer: Optimizer | Sequence[Optimizer],
         loader: DataLoader[Any],
         *more: Any,
+        device_placement: bool = True,
     ) -> tuple[Any, ...]:
         """Return the same objects, wrapped for the session, in the same order.
 
-        Schedulers and a GradScaler may follow the loader.
+        Schedulers and a GradScaler may follow the loader. With ``device_placement``, a model on the CPU is
+        moved to `device`, and micro-batches are moved to the model's device.
         """
         if self._model is not None:
             raise RunError("prepare was called twice", hint="Create everything first, then call it once.")
@@ -189,7 +193,9 @@ class Session:
         schedulers = [thing for thing in more if thing not in scalers]
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         check_prepared(model, optimizers, schedulers)
-        if warning := unused_device(model, self.device):
+        if device_placement:
+            self._batch_device = place_model(model, optimizers, self.device)
+        elif warning := unused_device(model, self.device):
             log.warning(warning)
         self._model, self._optimizers = model, optimizers
         self._reducer = GradientReducer(
@@ -427,7 +433,7 @@ class Session:
             part, batch = assigned.next()
             self._start_microbatch(step, covered, part)
             try:
-                yield batch
+                yield move_batch(batch, self._batch_device)
             except GeneratorExit:  # break, return or an error: the script has left the loop
                 self._discard_microbatch()
                 raise

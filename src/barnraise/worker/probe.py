@@ -27,6 +27,7 @@ _MOST = 200
 # One repeat must be long against the clock and against waking threads, and short against the budget.
 _REPEAT_S = 0.02
 _SIZES = {"cpu": (256, 2048), "cuda": (1024, 8192), "mps": (512, 4096), "xpu": (1024, 8192)}
+_OTHER_SIZES = (256, 4096)
 _LARGEST_COPY = 256 * 1024 * 1024
 _SMALLEST_COPY = 16 * 1024 * 1024
 
@@ -46,16 +47,18 @@ def probe() -> ProbeReport:
     torch, notes = _import_torch()
     before = psutil.cpu_times()
     if torch is None:
-        speeds = [_numpy_speed()]
+        speeds, accelerators = [_numpy_speed()], []
     else:
         speeds = []
-        for kind, index in _torch_devices(torch):
+        accelerators = _accelerators(torch)
+        for kind, index in (("cpu", 0), *accelerators):
             try:
                 speeds.append(_torch_speed(torch, kind, index, notes))
             except Exception as error:  # noqa: BLE001 - drivers fail in many ways; the other devices still count
                 notes.append(f"{kind}:{index} could not be measured: {error}"[:400])
     return ProbeReport(
         torch=None if torch is None else str(torch.__version__),
+        accelerators=None if torch is None else tuple(accelerators),
         speeds=tuple(speeds),
         busy=busy,
         stolen=_stolen(before, psutil.cpu_times()),
@@ -74,20 +77,17 @@ def _import_torch() -> tuple[Any | None, list[str]]:
     return torch, []
 
 
-def _torch_devices(torch: Any) -> list[tuple[Kind, int]]:
-    devices: list[tuple[Kind, int]] = [("cpu", 0)]
-    if torch.cuda.is_available():
-        devices += [("cuda", index) for index in range(torch.cuda.device_count())]
-    if torch.backends.mps.is_available():
-        devices.append(("mps", 0))
-    if hasattr(torch, "xpu") and torch.xpu.is_available():
-        devices += [("xpu", index) for index in range(torch.xpu.device_count())]
-    return devices
+def _accelerators(torch: Any) -> list[tuple[Kind, int]]:
+    """Return the accelerators of this torch: CUDA, ROCm (which it calls cuda), MPS, XPU and others."""
+    current = torch.accelerator.current_accelerator(check_available=True)
+    if current is None:
+        return []
+    return [(current.type, index) for index in range(torch.accelerator.device_count())]
 
 
 def _torch_speed(torch: Any, kind: Kind, index: int, notes: list[str]) -> DeviceSpeed:
-    device = torch.device(kind, index) if kind in ("cuda", "xpu") else torch.device(kind)
-    settle: Nothing = (lambda: None) if kind == "cpu" else getattr(torch, kind).synchronize
+    device = torch.device(kind) if kind in ("cpu", "mps") else torch.device(kind, index)
+    settle: Nothing = (lambda: None) if kind == "cpu" else torch.accelerator.synchronize
     name, memory, free = _torch_facts(torch, kind, index)
     if kind != "cpu" and free < memory // 2:
         notes.append(f"{kind}:{index} is in use: half of its memory is taken"[:400])
@@ -96,7 +96,7 @@ def _torch_speed(torch: Any, kind: Kind, index: int, notes: list[str]) -> Device
         left, right, out = (torch.rand(size, size, device=device) for _ in range(3))
         return lambda: torch.mm(left, right, out=out)
 
-    smallest, largest = _SIZES[kind]
+    smallest, largest = _SIZES.get(kind, _OTHER_SIZES)
     size = _fitting_size(product, settle, smallest, largest)
     products = _repeat(product(size), settle, _PRODUCT_S)
     length = _copy_length(free)
@@ -111,7 +111,9 @@ def _torch_facts(torch: Any, kind: Kind, index: int) -> tuple[str, int, int]:
     host = psutil.virtual_memory()
     if kind in ("cpu", "mps"):
         return "", int(host.total), int(host.available)
-    module = getattr(torch, kind)
+    module = torch.get_device_module(kind)
+    if not hasattr(module, "get_device_properties"):  # an accelerator that only its own package knows
+        return kind, 0, int(host.available)
     memory = int(module.get_device_properties(index).total_memory)
     free = int(module.mem_get_info(index)[0]) if hasattr(module, "mem_get_info") else memory
     return str(module.get_device_name(index))[:128], memory, free

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from barnraise.training.replica_sync import sync_replicas
 from tests.numerics.harness import values
 from tests.numerics.harness.worker import Context
 
@@ -255,3 +256,22 @@ VARIANTS: dict[str, Callable[[Context], str]] = {
 
 def variant(ctx: Context, name: str) -> str:
     return VARIANTS[name](ctx)
+
+
+def drifting_replicas(ctx: Context, every: int) -> list[str]:
+    """Train replicas that round differently on each rank; return the digest of their state at each step."""
+    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    sync_replicas(model, optimizer, every=every, group=ctx.group)
+    digests = []
+    for _ in range(2 * every):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter) * (1 + ctx.rank * 1e-5)
+        optimizer.step()
+        state = [*model.state_dict().values()]
+        state += [value for part in optimizer.state.values() for value in part.values()]
+        digests.append(values.digest(torch.cat([tensor.detach().double().reshape(-1) for tensor in state])))
+    return digests

@@ -81,3 +81,16 @@ def test_decode_machine_replaces_terminal_commands() -> None:
 def test_decode_machine_of_malformed_bytes_is_none() -> None:
     assert decode_machine(b"") is None
     assert decode_machine(b"\x93") is None
+
+
+def test_device_that_torch_does_not_know_is_not_used() -> None:
+    """A card that the driver lists, and a torch that was built for the CPU."""
+    here = machine(Device("cpu", 0, "AMD", 32 << 30), Device("cuda", 0, "RTX 4090", 24 << 30))
+    assert here.torch_devices == ("cuda:0",), "before the probe"
+    blind = with_speeds(here, ProbeReport(torch="2.13.0+cpu", accelerators=()))
+    assert blind.torch_devices == ("cpu",)
+    assert "torch 2.13.0+cpu cannot use RTX 4090 (cuda:0)" in blind.notes
+    able = with_speeds(here, ProbeReport(torch="2.13.0", accelerators=(("cuda", 0), ("cuda", 1))))
+    assert able.torch_devices == ("cuda:0",), "the second was seen, and not measured"
+    unasked = with_speeds(here, ProbeReport(torch="2.13.0"))
+    assert unasked.torch_devices == ("cuda:0",)

@@ -18,9 +18,9 @@ from torch._C._distributed_c10d import Backend
 
 from barnraise.collectives.c10d.operations import GroupOperations, OpenedGroup
 from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
+from barnraise.collectives.torch_patch.autoload import DEVICES
 from barnraise.collectives.work import BarnraiseWork
 
-_DEVICES = ("cpu", "cuda", "mps")
 _group = dist.ProcessGroup
 
 
@@ -72,7 +72,7 @@ class RegisteredProcessGroup(BarnraiseProcessGroup):
         self._backend = BarnraiseBackend(opened, timeout_s)
         kind = _group.BackendType.CUSTOM
         self._set_default_backend(kind)
-        for device in _DEVICES:
+        for device in DEVICES:
             self._register_backend(torch.device(device), kind, self._backend)
 
 

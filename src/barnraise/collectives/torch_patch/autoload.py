@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import Any
 
 _registered = False
+# torch keeps its own default for those that have one.
+DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def register() -> None:
@@ -29,7 +31,7 @@ def register() -> None:
             from barnraise.collectives.torch_patch.pickle_guard import install_pickle_guard
 
             install_pickle_guard()
-        dist.Backend.register_backend("barnraise", _create, extended_api=True, devices=["cpu", "cuda", "mps"])
+        dist.Backend.register_backend("barnraise", _create, extended_api=True, devices=list(DEVICES))
         _registered = True
         _register_rendezvous()
         if os.environ.get("BARNRAISE_LAUNCHED"):

@@ -14,8 +14,9 @@ from barnraise.core.errors import RunError
 ROWS = TensorDataset(torch.arange(24.0).reshape(12, 2) / 24, torch.ones(12, 1))
 
 
-def _prepare(model: torch.nn.Module, optimizer: Any, *more: Any) -> Any:
-    return barnraise.init(unit=3).prepare(model, optimizer, DataLoader(ROWS, batch_size=6), *more)
+def _prepare(model: torch.nn.Module, optimizer: Any, *more: Any, **options: Any) -> Any:
+    loader = DataLoader(ROWS, batch_size=6)
+    return barnraise.init(unit=3).prepare(model, optimizer, loader, *more, **options)
 
 
 def _refused(model: torch.nn.Module, optimizer: Any, *more: Any) -> str:
@@ -114,10 +115,10 @@ def test_model_on_cpu_of_worker_with_gpu_is_pointed_out(
 ) -> None:
     monkeypatch.setenv("BARNRAISE_DEVICE", "cuda:1")
     net = torch.nn.Linear(2, 1)
-    _prepare(net, _sgd(*net.parameters()))
+    _prepare(net, _sgd(*net.parameters()), device_placement=False)
     assert "this worker has cuda:1, but the model is on the CPU" in caplog.text
     caplog.clear()
     monkeypatch.setenv("BARNRAISE_DEVICE", "cpu")
     net = torch.nn.Linear(2, 1)
-    _prepare(net, _sgd(*net.parameters()))
+    _prepare(net, _sgd(*net.parameters()), device_placement=False)
     assert "model.to" not in caplog.text
