@@ -53,10 +53,15 @@ FROZEN = {
         *("--no-sandbox", *_JSON),
     },
     "leave": {"--yes", *_JSON},
+    "limit": {
+        *("--cpus", "--memory", "--gpu-memory", "--rate", "--hours", "--battery", "--metered"),
+        *_JSON,
+    },
     "listen": {"--port", "--trust", "--until-idle"},
     "logs": {"run", "--rank", "--all", "-f", "--follow"},
     "nodes": _JSON,
     "pair": {"--guest", "--wait", "--no-wait", "--machines", "--yes", *_JSON},
+    "pause": {"--for", *_JSON},
     "plan": {
         *("--parameters", "--batch", "--tokens", "--flops-per-sample", "--seconds-per-sample", "--on"),
         *_PLANS,
@@ -65,6 +70,7 @@ FROZEN = {
     "psk new": {"--guest", "--output", *_JSON},
     "rename": {"name", *_JSON},
     "resume": {"run", "--on", "--set", "--all", "--detach"},
+    "resume-machine": _JSON,
     "run": _RUN,
     "self-test": set(),
     "service install": _JSON,

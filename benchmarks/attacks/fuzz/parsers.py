@@ -98,7 +98,7 @@ OWN_DATA = {
     "barnraise.checkpoint.holders:_notes": "a private file",
     "barnraise.checkpoint.shard_exchange:_all_gather_bytes": "its own message, padded",
     "barnraise.cli.agent_call:print_json": "text that the line itself encoded",
-    "barnraise.cli.cluster.torch_install:probe": "a child process",
+    "barnraise.cli.machine.torch_install:probe": "a child process",
     "barnraise.cli.doctor.parsers:nft_lets_in": "a program of the system",
     "barnraise.cli.plan.parse:levels_of": "a file that the person names",
     "barnraise.cli.project_file:read_project_file": "a file of the person's project",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from barnraise.agent.cluster.kv_service import KvService
     from barnraise.agent.cluster.pairing_server import PairingServer
     from barnraise.agent.cluster.peer_store import PeerStore
+    from barnraise.agent.limits.service import LimitsService
 
 
 class AgentContext(Protocol):
@@ -40,6 +41,7 @@ class AgentContext(Protocol):
     peer_store: PeerStore
     pairing: PairingServer
     kv: KvService
+    limits: LimitsService
 
     @property
     def log(self) -> TrustLog:

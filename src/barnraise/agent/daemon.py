@@ -33,6 +33,7 @@ from barnraise.agent.cluster.pairing_server import PairingServer
 from barnraise.agent.cluster.peer_store import PeerStore
 from barnraise.agent.diagnostics.reachability import ReachabilityProber
 from barnraise.agent.disk.cleaner import Cleaner
+from barnraise.agent.limits.service import LimitsService
 from barnraise.agent.power.suspend_events import watch_sleep
 from barnraise.agent.runs.service import RunService
 from barnraise.core.config import Settings, state_directory
@@ -134,6 +135,7 @@ class Agent:
         self.link_prober = LinkProber(self, self.directory)
         self.kv = KvService(self)
         self.runs = RunService(self)
+        self.limits = LimitsService(self, lambda: bool(self.runs.executors), self.runs.limits_changed)
         self.cleaner = Cleaner(self, self.runs)
         await self.listener.start()
         if is_new:
@@ -142,7 +144,8 @@ class Agent:
         await self.discovery.start()
         self.spawn(self._tick())
         self.runs.load()
-        for job in (*self.link_prober.jobs(), self.kv.run, *self.runs.jobs(), self.cleaner.watch_disk):
+        jobs = (*self.link_prober.jobs(), *self.runs.jobs())
+        for job in (*jobs, self.kv.run, self.limits.run, self.cleaner.watch_disk):
             self.spawn(job())
         self.spawn(watch_sleep(self.suspend, self.resume))
         self.audit.write(
@@ -189,6 +192,7 @@ class Agent:
         """Join the cluster again after the system slept."""
         self.report_event("this machine is awake again")
         self._perform(self.member.cancel_leave(self._loop.time()))
+        self.runs.rejoin()
 
     @property
     def log(self) -> TrustLog:
@@ -485,13 +489,14 @@ class Agent:
             port=self.listener.port,
             epoch=len(self.log.secrets),
             machine=msgspec.msgpack.encode(self.link_prober.machine),
+            paused=self.limits.shown_reason,
         )
         return protocol.encode_hello(hello)
 
     def _on_hello(self, node: NodeId, link: ControlConnection, hello: protocol.PeerHello) -> None:
         check_name(hello.name)
-        if not is_printable(hello.version):
-            raise ProtocolError(f"{node.short} sent a version with unprintable characters")
+        if not is_printable(hello.version) or not is_printable(hello.paused):
+            raise ProtocolError(f"{node.short} sent a hello with unprintable characters")
         self.peer_store.apply_hello(node, hello, link.address)
         self._report_name_clashes()
         place = self.peer_store.address_of(node)

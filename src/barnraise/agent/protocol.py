@@ -36,6 +36,7 @@ class PeerHello(msgspec.Struct, frozen=True, array_like=True):
     port: Annotated[int, Meta(ge=1, le=65535)]
     epoch: Annotated[int, Meta(ge=1, le=4096)]
     machine: Annotated[bytes, Meta(max_length=16384)] = b""
+    paused: Annotated[str, Meta(max_length=200)] = ""  # why runs of other machines may not use it now
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
+from barnraise.agent_client.machine_limits import MachineLimits
 from barnraise.agent_client.run_requests import RunRequest, RunResponse
 from barnraise.core.decoding import decode
 
@@ -92,6 +93,12 @@ class CleanRequest(msgspec.Struct, frozen=True, tag="clean?"):
     agreed: Annotated[tuple[Text, ...], Meta(max_length=4096)] | None = None
 
 
+class LimitsRequest(msgspec.Struct, frozen=True, tag="limits?"):
+    """Request for the limits of this machine, or to change them."""
+
+    limits: MachineLimits | None = None
+
+
 class ShutdownRequest(msgspec.Struct, frozen=True, tag="down?"):
     """Say goodbye and end."""
 
@@ -110,6 +117,7 @@ AgentRequest = (
     | CheckRequest
     | LeaveRequest
     | CleanRequest
+    | LimitsRequest
     | ShutdownRequest
 )
 
@@ -150,6 +158,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceRow, ...] = ()
     notes: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()  # runs that have workers there now
+    paused: str = ""  # why runs of other machines may not use it now
 
 
 class PeerLinkRow(msgspec.Struct, frozen=True):
@@ -221,6 +230,14 @@ class CleanResponse(msgspec.Struct, frozen=True, kw_only=True, tag="clean"):
     freed: int = 0
 
 
+class LimitsResponse(msgspec.Struct, frozen=True, kw_only=True, tag="limits"):
+    """The limits of this machine, why it is paused now, and what that means for each run on it."""
+
+    limits: MachineLimits
+    reason: str = ""
+    runs: tuple[tuple[str, str], ...] = ()
+
+
 class OfferResponse(msgspec.Struct, frozen=True, tag="offer"):
     """A code, or what became of it. ``granted`` says what the other machine may do now."""
 
@@ -255,7 +272,15 @@ class CheckResponse(msgspec.Struct, frozen=True, tag="check"):
     rows: tuple[CheckRow, ...]
 
 
-AgentResponse = StatusResponse | OfferResponse | RequestDone | CheckResponse | CleanResponse | RunResponse
+AgentResponse = (
+    StatusResponse
+    | OfferResponse
+    | RequestDone
+    | CheckResponse
+    | CleanResponse
+    | LimitsResponse
+    | RunResponse
+)
 
 _MISUNDERSTOOD = "the agent and the command line do not understand each other"
 _OTHER_VERSION = "They are of different versions: restart the agent (barnraise down, then barnraise up)."

@@ -13,7 +13,22 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Start here", ("up", "pair", "join", "status", "doctor", "torch", "self-test")),
     ("Train", ("run", "adapt", "plan", "ps", "logs", "attach", "stop", "resume", "export", "clean")),
     ("With friends", ("hub", "invite")),
-    ("Machines", ("nodes", "rename", "unpair", "leave", "down", "service", "audit", "uninstall")),
+    (
+        "Machines",
+        (
+            "nodes",
+            "rename",
+            "pause",
+            "resume-machine",
+            "limit",
+            "unpair",
+            "leave",
+            "down",
+            "service",
+            "audit",
+            "uninstall",
+        ),
+    ),
     (
         "Other",
         (

@@ -21,6 +21,7 @@ from barnraise.cli.completion import (
 )
 from barnraise.cli.help import SectionedGroup, misplaced_options
 from barnraise.cli.hub.commands import hub_group, invite_command
+from barnraise.cli.machine.commands import limit_command, pause_command, resume_command
 from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.project_file import ProjectFileCommand
 from barnraise.cli.runs.options import RunCommandOptions, run_options, set_option, take_run_options
@@ -402,7 +403,7 @@ def _self_test() -> int:
 
     Three nodes pair, train together, lose a worker and get it back; nothing of yours is touched.
     """
-    from barnraise.cli.cluster import self_test
+    from barnraise.cli.machine import self_test
 
     return self_test.run()
 
@@ -455,7 +456,7 @@ def _uninstall(yes: bool, hard: bool) -> int:
 @app.command("id")
 def _id() -> None:
     """Print the id of this machine. Its key is made if missing; needs no agent."""
-    from barnraise.cli.cluster import identity
+    from barnraise.cli.machine import identity
 
     identity.run()
 
@@ -470,7 +471,7 @@ def _identity() -> None:
 @_as_json
 def _identity_rotate(yes: bool, as_json: bool) -> int:
     """Replace this machine's key in place; the cluster keeps its role and name."""
-    from barnraise.cli.cluster import identity
+    from barnraise.cli.machine import identity
 
     return identity.rotate(yes=yes, as_json=as_json)
 
@@ -499,7 +500,7 @@ def _listen(port: int | None, trust: tuple[str, ...], until_idle: bool) -> int:
 @_as_json
 def _audit(since: str, limit: int, as_json: bool) -> int:
     """Show what changed trust and ran code on this machine."""
-    from barnraise.cli.cluster import audit
+    from barnraise.cli.machine import audit
 
     return audit.run(since=since, limit=limit, as_json=as_json)
 
@@ -507,7 +508,7 @@ def _audit(since: str, limit: int, as_json: bool) -> int:
 @app.command("settings")
 def _settings() -> None:
     """Show the settings in force and where each came from. Needs no agent."""
-    from barnraise.cli.cluster import settings
+    from barnraise.cli.machine import settings
 
     settings.run()
 
@@ -517,7 +518,7 @@ def _settings() -> None:
 @_flag("--yes", "With --install: do not ask.")
 def _torch(install: bool, yes: bool) -> int:
     """Show how to install torch here, and what is installed; or install it. Needs no agent."""
-    from barnraise.cli.cluster import torch_install
+    from barnraise.cli.machine import torch_install
 
     return torch_install.run(install=install, yes=yes)
 
@@ -568,8 +569,8 @@ def _completion(shell: str) -> None:
     click.echo(kind(app, {}, "barnraise", "_BARNRAISE_COMPLETE").source())
 
 
-app.add_command(hub_group)
-app.add_command(invite_command)
+for _command in (hub_group, invite_command, pause_command, resume_command, limit_command):
+    app.add_command(_command)
 
 
 def main() -> None:

@@ -250,6 +250,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     dropped: Annotated[tuple[DroppedSteps, ...], Meta(max_length=MOST_DROPPED)] = ()  # the newest last
     results: Digest = b""
     collected: bool = False  # True if ``results`` is complete
+    paused: Words = ""  # why its user's limits keep the run from it now
 
     @property
     def is_idle(self) -> bool:

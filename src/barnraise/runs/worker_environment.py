@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from barnraise.agent_client.machine_limits import SEND_MBPS_VARIABLE, MachineLimits
 from barnraise.runs.record import RunRecord, RunSpec
 
 # Programs expect these to be set. The host does not exist; the cluster's own store is used instead.
 MASTER_ADDR = "barnraise.invalid"
 MASTER_PORT = "52416"
+# On Macs: the hard limit, and the soft one, which must not be above it.
+_METAL_VARIABLES = ("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO")
 
 
 def worker_environment(
@@ -24,6 +27,7 @@ def worker_environment(
     data: Mapping[str, str],
     cores: int,
     values: Mapping[str, str],
+    limits: MachineLimits,
 ) -> dict[str, str]:
     """Return all variables of a worker. ``values``: of the variables that the user set.
 
@@ -40,6 +44,7 @@ def worker_environment(
     # The log keeps every state of a progress bar. tqdm would write ten of them in a second.
     variables.setdefault("TQDM_MININTERVAL", "0.5")
     variables |= {f"BARNRAISE_DATA_{name.upper()}": path for name, path in data.items()}
+    variables |= _limit_variables(limits, variables, len(local_ranks))
     return variables | {
         "RANK": str(rank),
         "WORLD_SIZE": str(len(record.slots)),
@@ -70,3 +75,18 @@ def worker_environment(
         "BARNRAISE_ENGINE": order.options.engine,
         "BARNRAISE_FABRIC": order.options.fabric,
     }
+
+
+def _limit_variables(limits: MachineLimits, known: Mapping[str, str], workers: int) -> dict[str, str]:
+    """Return the variables that limit a worker; torch itself obeys those of the GPU's memory."""
+    variables = {}
+    if limits.mbps:
+        variables[SEND_MBPS_VARIABLE] = f"{limits.mbps / workers:g}"
+    if limits.gpu_memory_percent:
+        share = limits.gpu_memory_percent / 100
+        given = [known["PYTORCH_ALLOC_CONF"]] if known.get("PYTORCH_ALLOC_CONF") else []
+        variables["PYTORCH_ALLOC_CONF"] = ",".join([*given, f"per_process_memory_fraction:{share:g}"])
+        variables["PYTORCH_MPS_HIGH_WATERMARK_RATIO"] = variables["PYTORCH_MPS_LOW_WATERMARK_RATIO"] = (
+            f"{share:g}"
+        )
+    return variables

@@ -15,7 +15,8 @@ import torch
 from barnraise.core.config import load_settings
 from barnraise.core.flow.console_log import install_process_log
 from barnraise.core.flow.termination import on_termination
-from barnraise.hub.client.bandwidth_policy import UplinkLimiter, policy_from_settings
+from barnraise.core.flow.uplink_limiter import UplinkLimiter
+from barnraise.hub.client.bandwidth_policy import policy_from_settings
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.contributor import Contributor
 from barnraise.hub.client.credentials import (

@@ -287,7 +287,7 @@ def test_untested_torch_is_logged_once(
 
 
 def test_command_line_and_backend_share_torch_range() -> None:
-    from barnraise.cli.cluster import torch_install
+    from barnraise.cli.machine import torch_install
     from barnraise.collectives.torch_patch import torch_version
     from barnraise.core import installation
 

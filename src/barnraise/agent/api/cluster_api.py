@@ -14,6 +14,7 @@ from barnraise.agent.cluster.join import join
 from barnraise.agent.cluster.machine_names import name_clash, name_clashes
 from barnraise.agent.daemon import Agent
 from barnraise.agent.diagnostics import collect
+from barnraise.agent.limits.policy import choose_pause_action
 from barnraise.agent_client.cluster_requests import (
     AgentRequest,
     AgentResponse,
@@ -24,6 +25,8 @@ from barnraise.agent_client.cluster_requests import (
     DeviceRow,
     JoinClusterRequest,
     LeaveRequest,
+    LimitsRequest,
+    LimitsResponse,
     MeasureRequest,
     NodeRow,
     OfferRequest,
@@ -43,6 +46,7 @@ from barnraise.agent_client.cluster_requests import (
 )
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest, KvResponse
 from barnraise.agent_client.kv_messages import encode as encode_kv
+from barnraise.agent_client.machine_limits import MachineLimits
 from barnraise.agent_client.run_requests import GraphRequest, RunRequest
 from barnraise.core.errors import AgentError, MembershipError
 from barnraise.identity import NodeId
@@ -134,6 +138,8 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
             return await collect.check(agent, agent.reachability)
         case CleanRequest():
             return await agent.cleaner.clean(request)
+        case LimitsRequest():
+            return _limits(agent, request.limits)
         case LeaveRequest():
             agent.audit.write("cluster-left", subject=agent.cluster_name, by=_PERSON)
             agent.leaves_cluster = True
@@ -144,6 +150,19 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
             return RequestDone("the agent is stopping")
         case _:
             raise AgentError(f"the agent does not support the request {type(request).__name__}")
+
+
+def _limits(agent: Agent, wanted: MachineLimits | None) -> LimitsResponse:
+    """Change the limits of this machine if asked, and return them with what they mean for its runs."""
+    service = agent.limits
+    if wanted is not None:
+        service.set(wanted)
+    runs = []
+    for run, executor in agent.runs.executors.items():
+        entry = executor.entry
+        if service.reason_against(entry.spec.by) and entry.record.ranks_of(agent.me.raw):
+            runs.append((run, choose_pause_action(entry.record, agent.me.raw).sentence))
+    return LimitsResponse(limits=service.limits, reason=service.shown_reason, runs=tuple(runs))
 
 
 def _left_text(agent: Agent) -> str:
@@ -323,6 +342,7 @@ def _row(agent: Agent, graph: TopologyGraph, node: NodeId, first: bytes | None, 
         notes=machine.notes if machine is not None else (),
         version=__version__ if node == agent.me else known.version,
         runs=agent.runs.registry.at_work(node),
+        paused=agent.limits.shown_reason if node == agent.me else known.paused,
     )
 
 

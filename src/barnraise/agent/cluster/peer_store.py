@@ -22,6 +22,7 @@ class PeerInfo(msgspec.Struct, frozen=True, array_like=True):
     epoch: int = 1
     version: str = ""
     machine: bytes = b""
+    paused: str = ""
 
 
 class PeerStore:
@@ -58,7 +59,9 @@ class PeerStore:
         addresses = tuple(dict.fromkeys((met_at, *hello.addresses)))[:8]
         self._set(
             node,
-            PeerInfo(hello.name, addresses, hello.port, hello.epoch, hello.version, hello.machine),
+            PeerInfo(
+                hello.name, addresses, hello.port, hello.epoch, hello.version, hello.machine, hello.paused
+            ),
         )
 
     def add_hint(self, node: NodeId, addresses: tuple[str, ...], port: int, epoch: int) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from barnraise.agent.artifact_service import ArtifactService
 from barnraise.agent.context import AgentContext
+from barnraise.agent.limits.policy import Action, choose_pause_action
 from barnraise.agent.runs.preparation import RunPreparation
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent.runs.variables import VariableKeeper
@@ -36,6 +37,8 @@ _MAX_DETAIL = 4000
 _MAX_CRASHES = 3
 _LEAVE_S = 8.0
 _POLL_S = 0.05
+_PAUSE_S = 60.0  # how long a paused machine waits for the next commit
+_PAUSED_LOOK_S = 0.5
 _RESTART_BACKOFF = SteppedBackoff((0.0, 0.0, 1.0, 2.0, 5.0, 10.0))  # restarts of joining workers
 
 _log = logging.getLogger(__name__)
@@ -70,6 +73,8 @@ class RunExecutor:
         self._failures: dict[tuple[int, int], WorkerFailure] = {}
         self._groups: list[WorkerGroup] = []
         self._elastic = self._leaving = False
+        self._pause_began: float | None = None  # when this machine began to leave, because it is paused
+        self._limits_version = 0
         self._restarts = self._crashes = self._crash_counted_for = 0
         self._started_at = -1e9
         self._last_start = 0
@@ -149,7 +154,61 @@ class RunExecutor:
             self._generation, self._groups = record.generation, []
             await self._start(own_ranks, record.generation)
             return True
+        if self._pause_reason(record):
+            return await self._pause(record)
+        self._continue()
         return await self._follow_elastic_group(record) if record.elastic else False
+
+    def _pause_reason(self, record: RunRecord) -> str:
+        """Return why the workers must not work now; empty if they may."""
+        limits = self._context.limits
+        has_old_limits = self._limits_version != limits.version and any(group.alive for group in self._groups)
+        reason = limits.reason_against(self.entry.spec.by)
+        if not reason and has_old_limits and self._pause_action(record) == "leave":
+            return "its limits have changed"
+        return reason
+
+    def _pause_action(self, record: RunRecord) -> Action:
+        return choose_pause_action(record, self._context.me.raw).action
+
+    async def _pause(self, record: RunRecord) -> bool:
+        """Let the group continue without this machine, or freeze workers that train alone."""
+        alive = [group for group in self._groups if group.alive]
+        match self._pause_action(record) if alive else "keep":
+            case "freeze":
+                for group in alive:
+                    group.freeze()
+            case "leave":
+                if self._pause_began is None:
+                    self._pause_began = self._loop.time()
+                    self._mark_leaving()
+                is_late = self._loop.time() > self._pause_began + _PAUSE_S
+                if is_late or all(self._has_left(group) for group in alive):
+                    await self._stop_workers()
+                    self._pause_began = None
+                    self._report("ended")
+                    return True
+                self._loop.call_later(_POLL_S, self.wake)
+        reason = self._context.limits.reason_against(self.entry.spec.by)
+        if self._last_report is None or self._last_report.paused != reason:
+            self._report(self._stage, self._detail)
+        return False
+
+    def _has_left(self, group: WorkerGroup) -> bool:
+        """Return True if the others do not need these workers: they have left, or have not joined yet."""
+        has_slot = any(slot.start == group.start for slot in self._own_slots())
+        return group.has_left(self._is_out) or not (has_slot or group.was_member)
+
+    def _own_slots(self) -> list[WorkerSlot]:
+        return [slot for slot in self.entry.record.slots if slot.node == self._context.me.raw]
+
+    def _continue(self) -> None:
+        """Let the workers work again after a pause."""
+        was_frozen = True in [group.thaw() for group in self._groups]  # of all, not up to the first
+        was_paused = self._last_report is not None and bool(self._last_report.paused)
+        if was_frozen or was_paused or self._pause_began is not None:
+            self._pause_began = None
+            self._report(self._stage, self._detail)
 
     async def _follow_elastic_group(self, record: RunRecord) -> bool:
         """Stop evicted workers and start joining workers in their place."""
@@ -209,6 +268,10 @@ class RunExecutor:
         return True
 
     async def _prepare(self, asks: bool) -> None:
+        while self._context.limits.reason_against(self.entry.spec.by):  # not even a file is fetched
+            if self._last_report is None:
+                self._report("fetching")
+            await asyncio.sleep(_PAUSED_LOOK_S)
         await self.preparation.run(asks)
         if not self._groups:
             self._report("ended" if self._exited else "ready")
@@ -224,6 +287,7 @@ class RunExecutor:
     async def _start(self, ranks: Sequence[int], start: int, places: Sequence[int] = ()) -> None:
         """Start the workers of these ranks; joining workers have only local ``places``."""
         self._last_start = start
+        self._limits_version = self._context.limits.version
         (self.home / "generation").write_text(str(start))
         prepared, machine = self.preparation, self._context.machine_of(self._context.me)
         config = WorkerGroupConfig(
@@ -237,6 +301,7 @@ class RunExecutor:
             data=prepared.data,
             values=prepared.values,
             cores=machine.cores if machine is not None else 0,
+            limits=self._context.limits.limits,
         )
         group = WorkerGroup(
             config, self._record_for(places), ranks, start, self.report_again, self._context.report_event
@@ -269,7 +334,7 @@ class RunExecutor:
         rank = next((rank for rank, slot in enumerate(self.entry.record.slots) if slot.key == key), None)
         group = self._group_of(request.start)
         state = "running" if rank is not None and not request.stuck else "near" if request.near else "waiting"
-        state = "leaving" if self._leaving else state
+        state = "leaving" if self._leaving or self._pause_began is not None else state
         if group is not None:
             is_new_main = rank == 0 and group.mark_main(request)
             if group.set_state(state, request) or is_new_main or not self._elastic:
@@ -291,14 +356,22 @@ class RunExecutor:
         if not self._elastic or self.entry.record.phase != "running":
             return
         self._leaving = True
-        for group in self._groups:
-            group.mark_leaving()
-        self._report("running")
+        self._mark_leaving()
         deadline = self._loop.time() + _LEAVE_S
         while self._loop.time() < deadline and not all(
             group.has_left(self._is_out) for group in self._groups
         ):
             await asyncio.sleep(_POLL_S)
+
+    def rejoin(self) -> None:
+        """Take part again after `leave`, because this machine slept and is awake."""
+        self._leaving = False
+        self.wake()
+
+    def _mark_leaving(self) -> None:
+        for group in self._groups:
+            group.mark_leaving()
+        self._report("running")
 
     def _is_out(self, state: WorkerState) -> bool:
         """Return True if the group continues without this worker and the worker knows it."""
@@ -393,5 +466,6 @@ class RunExecutor:
             elastic=self._elastic,
             results=self.results,
             collected=self._collected,
+            paused=self._context.limits.reason_against(self.entry.spec.by),
         )
         self._registry.send_report(self._last_report)

@@ -50,7 +50,7 @@ Report = Callable[[Stage, str], None]
 
 
 class RunPreparation:
-    """What this machine needs before it starts workers of a run; ``report`` tells the others."""
+    """Preparation of one run. ``report`` tells the other machines how far it is."""
 
     def __init__(
         self,

@@ -148,6 +148,16 @@ class RunService:
         """Let all runs continue without this machine from their next commit on."""
         await asyncio.gather(*(executor.leave() for executor in list(self.executors.values())))
 
+    def rejoin(self) -> None:
+        """Let this machine take part in its runs again, after `leave`."""
+        for executor in self.executors.values():
+            executor.rejoin()
+
+    def limits_changed(self) -> None:
+        """Let every run follow the new limits of this machine."""
+        for executor in self.executors.values():
+            executor.wake()
+
     async def stop(self) -> None:
         """Stop all workers and transfers, because the agent stops."""
         for task in list(self._tasks.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from barnraise.agent.runs.supervisor_client import SupervisorClient
 from barnraise.agent.supervisor import messages
 from barnraise.agent.supervisor.log_file import read_log
 from barnraise.agent_client.bootstrap import child_environment
+from barnraise.agent_client.machine_limits import MachineLimits
 from barnraise.agent_client.run_requests import FailingRequest, GroupRequest, ProgressRequest
 from barnraise.core.config import Settings
 from barnraise.core.files import remove_tree
@@ -45,6 +46,7 @@ class WorkerGroupConfig(NamedTuple):
     data: Mapping[str, str]
     values: Mapping[str, str]  # of the variables that the user set
     cores: int
+    limits: MachineLimits = MachineLimits()
 
     @property
     def home(self) -> Path:
@@ -78,6 +80,7 @@ class WorkerGroup:
         self._supervisor: SupervisorClient | None = None
         self._processes: dict[int, psutil.Process] = {}
         self._suspended_since: dict[int, float] = {}  # loop time by rank
+        self._frozen: list[psutil.Process] = []  # by this machine, because it is paused
         self._admitted: set[int] = set()
         self._evicted: set[int] = set()
         self._is_terminating = False  # the workers were asked to exit
@@ -151,9 +154,33 @@ class WorkerGroup:
             if current.state != "ended":
                 self.states[rank] = replace(current, state="leaving", broken_generation=0, blames=())
 
+    @property
+    def was_member(self) -> bool:
+        """Tell whether a worker was seen as a member of the run's group."""
+        return bool(self._admitted)
+
     def has_left(self, is_out: Callable[[WorkerState], bool]) -> bool:
         """Tell whether every worker has exited or left its process group."""
         return all(state.state == "ended" or is_out(state) for state in self.states.values())
+
+    def freeze(self) -> None:
+        """Suspend all workers with their children; they keep their memory."""
+        if not self._frozen:
+            self._frozen = _process_trees(self._processes.values())
+            for process in self._frozen:
+                with contextlib.suppress(psutil.Error):
+                    process.suspend()
+
+    def thaw(self) -> bool:
+        """Let frozen workers continue; return False if none was frozen."""
+        frozen, self._frozen = self._frozen, []
+        for process in frozen:
+            with contextlib.suppress(psutil.Error):
+                process.resume()
+        for rank, state in self.states.items():
+            if frozen and state.state == "stopped":
+                self.states[rank] = replace(state, state="running")
+        return bool(frozen)
 
     def detect_suspended(self, now: float) -> bool:
         """Detect workers that are suspended by a signal; their connections stay open at first."""
@@ -173,7 +200,8 @@ class WorkerGroup:
         spec = config.spec
         options = spec.options
         limits = messages.QUIET if options.quiet else messages.WorkerLimits(nice=options.nice)
-        limits = replace(limits, memory_bytes=options.memory_bytes or None)
+        memory = [size for size in (options.memory_bytes, config.limits.memory_bytes) if size]
+        limits = replace(limits, memory_bytes=min(memory, default=None), cpus=config.limits.cpus or None)
         workers = tuple(self._worker(rank) for rank in self.states)
         if config.containers is not None:
             workers = tuple(
@@ -197,6 +225,7 @@ class WorkerGroup:
         """Terminate the workers and wait; ``is_urgent`` may turn true meanwhile to kill them."""
         if self._supervisor is None:
             return
+        self.thaw()  # a suspended process cannot exit by itself
         ended = asyncio.ensure_future(self._supervisor.wait())
         hard = is_urgent()
         self._is_terminating = not hard
@@ -249,8 +278,9 @@ class WorkerGroup:
             local_store="" if is_confined else str(config.home / f"store-{record.generation}"),
             checkpoints="" if is_confined else str(config.home / "checkpoints"),
             data=config.data,
-            cores=config.cores or os.cpu_count() or 1,
+            cores=min(filter(None, (config.cores or os.cpu_count() or 1, config.limits.cpus))),
             values=config.values,
+            limits=config.limits,
         )
         worker = messages.WorkerLaunch(
             rank=rank,
@@ -310,6 +340,15 @@ class WorkerGroup:
             self.failures.append(
                 WorkerFailure(rank, state.local_rank, state.start, code, signal, tail, is_stopping)
             )
+
+
+def _process_trees(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Return these processes and their descendants, parents first."""
+    trees = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            trees += [process, *process.children(recursive=True)]
+    return trees
 
 
 def _is_suspended(process: psutil.Process) -> bool:

@@ -1,1 +1,1 @@
-"""Commands about this machine and its cluster: up, pair, join, status, settings, torch, self-test."""
+"""Commands about the cluster: up, pair, join, status, and changes of its members."""

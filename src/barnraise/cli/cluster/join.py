@@ -9,7 +9,7 @@ import click
 
 from barnraise.agent_client.cluster_requests import JoinClusterRequest, RequestDone, Role
 from barnraise.cli.agent_call import ask, ensure_agent, print_json
-from barnraise.cli.cluster.torch_install import offer_torch
+from barnraise.cli.machine.torch_install import offer_torch
 from barnraise.cli.terminal import read_secret
 from barnraise.cli.waiting import waiting
 from barnraise.core.errors import PairingError

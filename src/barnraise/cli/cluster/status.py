@@ -68,10 +68,13 @@ def describe(response: StatusResponse, *, calm: bool = False) -> str:
         trip = "-" if row.rtt_ms is None or calm else f"{row.rtt_ms:.3g}"
         mbps = "-" if row.mbps is None else f"{row.mbps:.0f}"
         mark = "*" if row.coordinator else str(row.seniority or "-")
-        work = ", ".join(row.runs) or ("free" if row.state in ("this", "here") else "-")
+        idle = "paused" if row.paused else "free"
+        work = ", ".join(row.runs) or (idle if row.state in ("this", "here") else "-")
         cells = (mark, row.name, _state(row), row.address or "-", trip, mbps, work)
         rows.append((*cells, _main_device(row)))
     lines += ["", table(rows, words=(1, 3, 7))]
+    if pauses := [_pause(row) for row in response.nodes if row.paused and row.state in ("this", "here")]:
+        lines += ["", *pauses]
     for clash in response.name_clashes:
         lines += ["", wrapped(clash)]
     if response.disk is not None and not calm:
@@ -87,6 +90,12 @@ def _disk(disk: DiskUse) -> list[str]:
     details = ", ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size >= _SHOWN_BYTES)
     line = f"disk: Barnraise uses {format_size(disk.total)}" + (f" ({details})" if details else "")
     return [wrapped(line), *(["To free space: barnraise clean"] if disk.total >= _MUCH_BYTES else [])]
+
+
+def _pause(row: NodeRow) -> str:
+    """Return the line about a paused machine; on this machine also the command that shows its limits."""
+    hint = " (see `barnraise limit`)" if row.state == "this" else ""
+    return wrapped(f"{row.name} is paused: {row.paused}{hint}")
 
 
 def _state(row: NodeRow) -> str:
@@ -105,6 +114,7 @@ def _in_full(row: NodeRow) -> str:
         torch = f", torch {row.torch}" if row.torch else ""
         lines.append(wrapped(f"  {row.os}, Python {row.python}{torch}", indent="    "))
     lines += [wrapped(f"  {_device(device)}", indent="    ") for device in row.devices]
+    lines += [wrapped(f"  note: {note}", indent="    ") for note in row.notes]
     return "\n".join(lines)
 
 

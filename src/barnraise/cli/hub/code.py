@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from barnraise.artifacts import PIECE, ArtifactStore, FileEntry, FolderManifest, folder_limits, read_files
 from barnraise.artifacts.store.manifest import MOST_ENCODED
-from barnraise.cli.cluster.identity import machine_key
 from barnraise.cli.consent import ClusterReach, OfferedRun
+from barnraise.cli.machine.identity import machine_key
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import HubError, RunEnvironmentError
 from barnraise.environments.script_imports import scan_imports

@@ -26,9 +26,9 @@ from barnraise.agent_client.cluster_requests import StatusRequest, StatusRespons
 from barnraise.artifacts import ArtifactStore, FolderManifest, changed_since, folder_limits, pack, unpack_into
 from barnraise.cli.agent_call import ask
 from barnraise.cli.child_process import LEFT, ChildProcess, say, until_left
-from barnraise.cli.cluster.identity import machine_key
 from barnraise.cli.consent import agrees
 from barnraise.cli.hub.directories import is_in_use, workspace_root, workspaces_with
+from barnraise.cli.machine.identity import machine_key
 from barnraise.cli.terminal import read_secret
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import HubError

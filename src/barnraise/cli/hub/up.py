@@ -21,7 +21,6 @@ from barnraise.artifacts import (
     store_directory,
 )
 from barnraise.cli.child_process import LEFT, LOOK_S, ChildProcess, say, until_left
-from barnraise.cli.cluster.identity import machine_key
 from barnraise.cli.doctor.network_checks import hub_reach
 from barnraise.cli.hub.directories import (
     is_pinned,
@@ -39,6 +38,7 @@ from barnraise.cli.hub.join import (
     start_script,
     take_credentials,
 )
+from barnraise.cli.machine.identity import machine_key
 from barnraise.cli.terminal import read_secret
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import HubError, RunError

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from barnraise.agent_client import ListenerClient, register_worker
+from barnraise.agent_client.machine_limits import SEND_MBPS_VARIABLE
 from barnraise.collectives.comm_process.engine import CommEngine
 from barnraise.collectives.comm_process.links.connect import Connections, extra_stream_count
 from barnraise.collectives.comm_process.links.handshakes import (
@@ -42,6 +43,7 @@ from barnraise.collectives.messages import (
 from barnraise.collectives.shm.segment import SharedSegment
 from barnraise.core.config import Settings
 from barnraise.core.errors import BarnraiseError, ListenerError, ProtocolError
+from barnraise.core.flow.uplink_limiter import UplinkLimiter
 from barnraise.identity.node_id import NodeId
 from barnraise.transport.ipc.dial_request import BROKER_VARIABLE
 from barnraise.transport.ipc.messages import TrustUpdate
@@ -58,6 +60,7 @@ log = logging.getLogger("barnraise.comm_process")
 
 _TICK_S = 0.2
 _GOODBYE_S = 0.3
+_BYTES_PER_MBIT = 125_000
 _READ_BYTES = 256 << 10
 
 
@@ -80,6 +83,8 @@ class CommProcess:
         self._blocked: set[StreamLink] = set()
         self._worker_process = psutil.Process(os.getppid())
         self._stopped_since: float | None = None
+        self._uplink = UplinkLimiter(float(os.environ.get(SEND_MBPS_VARIABLE, "0")) * _BYTES_PER_MBIT)
+        self._turn = 0
         self._leaving = False
         self._dialled: dict[bytes, GroupMember] = {}
         self._reports = ParallelStreamReports()
@@ -154,6 +159,8 @@ class CommProcess:
                 next_tick = now + _TICK_S
             self._flush()
             wait = 0.0 if self._readable_links else max(0.0, next_tick - self.now())
+            if self._uplink.is_limited:
+                wait = min(wait, self._uplink.free_in(self.now()) or wait)
             for link in list(self._readable_links):
                 self._read_link(link)
             for key, events in self._selector.select(wait):
@@ -197,10 +204,14 @@ class CommProcess:
             self._engine.fail_all(f"its training process has been stopped for {silence:g} s")
 
     def _flush(self) -> None:
-        for peer in self._engine.peers:
+        peers = list(self._engine.peers)
+        if self._uplink.is_limited and peers:  # by turns, or the first one would get all
+            self._turn = (self._turn + 1) % len(peers)
+            peers = peers[self._turn :] + peers[: self._turn]
+        for peer in peers:
             link = peer.link
             if isinstance(link, StreamLink) and link.writer.pending and link not in self._blocked:
-                if link.flush():
+                if self._flush_link(link):
                     self._blocked.add(link)
                     self._set_events(link, selectors.EVENT_READ | selectors.EVENT_WRITE)
                 elif link.closed is not None:
@@ -214,10 +225,21 @@ class CommProcess:
             except OSError:
                 self._leaving = True
 
+    def _flush_link(self, link: StreamLink) -> bool:
+        """Send what the limit of this machine allows; return True if the link blocks."""
+        if not self._uplink.is_limited:
+            return link.flush()
+        if self._uplink.free_in(self.now()):
+            return False  # the loop comes back in time
+        before = link.bytes_out
+        is_left = link.flush(self._uplink.burst_bytes)
+        self._uplink.delay(link.bytes_out - before, self.now())
+        return is_left and not self._uplink.free_in(self.now())
+
     def _link_ready(self, link: StreamLink, events: int) -> None:
         if events & selectors.EVENT_WRITE and link.closed is None:
             self._blocked.discard(link)
-            if link.flush():
+            if self._flush_link(link):
                 self._blocked.add(link)
             else:
                 self._set_events(link, selectors.EVENT_READ)
@@ -256,6 +278,7 @@ class CommProcess:
             self._remove_closed_links()
         tune(sock, self._settings.link.silence_s)
         link = StreamLink(sock, self._engine)
+        link.sends_on_lanes = not self._uplink.is_limited  # their threads do not wait for turns
         self._nodes[link] = connected.node
         self._selector.register(link.fileno(), selectors.EVENT_READ, link)
         self._readable_links.add(link)  # TLS may hold bytes already
@@ -275,6 +298,8 @@ class CommProcess:
         for peer in self._engine.peers:
             link, member = peer.link, self._dialled.get(peer.worker)
             if member is None or not isinstance(link, StreamLink):
+                continue
+            if self._uplink.is_limited:
                 continue
             count = extra_stream_count(
                 self._settings.network.streams, os.cpu_count() or 1, peer.seconds_per_byte

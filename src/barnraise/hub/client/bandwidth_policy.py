@@ -20,7 +20,6 @@ from barnraise.core.host.metered import METERED_EVERY_S, is_metered
 
 Metered = Literal["wait", "allow"]
 
-_BURST_S = 0.25
 _LOOK_S = 10.0
 A_BETTER_TIME = "a better time"  # name in the wait message
 
@@ -49,34 +48,6 @@ def policy_from_settings(wishes: ContributorSettings) -> BandwidthPolicy:
         metered=wishes.metered,
         quiet=DailyHours.parse(wishes.quiet_hours or "", "contributing.quiet_hours"),
     )
-
-
-# Not core.flow.rate_limit: bytes are delayed, never rejected, and there is one source.
-class UplinkLimiter:
-    """Rate limit of sent bytes, in small bursts. ``now`` is monotonic."""
-
-    def __init__(self, bytes_s: float) -> None:
-        self._rate = bytes_s
-        self._free_at = 0.0
-
-    @property
-    def burst_bytes(self) -> int:
-        """Return the number of bytes to send at once."""
-        if not self._rate:
-            return 1 << 18
-        return int(min(1 << 18, max(1 << 10, self._rate * _BURST_S)))
-
-    def bytes_in(self, seconds: float) -> int:
-        """Return the maximum number of bytes in this time; 0 without a cap."""
-        return int(self._rate * seconds)
-
-    def delay(self, size: int, now: float) -> float:
-        """Return the seconds to wait before ``size`` bytes are sent."""
-        if not self._rate:
-            return 0.0
-        begin = max(now, self._free_at)
-        self._free_at = begin + size / self._rate
-        return begin - now
 
 
 class PolicyGate:

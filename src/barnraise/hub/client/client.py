@@ -23,10 +23,10 @@ import msgspec
 from barnraise import __version__
 from barnraise.core.errors import HandshakeError, HubAway, HubError, HubRefused, ProtocolError
 from barnraise.core.flow.retry import SAY_AFTER_S, ReportedBackoff
+from barnraise.core.flow.uplink_limiter import UplinkLimiter
 from barnraise.core.installation import upgrade_hint
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size
-from barnraise.hub.client.bandwidth_policy import UplinkLimiter
 from barnraise.hub.client.deadline import RequestDeadline, enforce_rate
 from barnraise.hub.client.downloads import AS_SENT, encoding_of, partial_size, receive, resume_headers
 from barnraise.hub.client.name_resolution import Target, has_broker, led_target

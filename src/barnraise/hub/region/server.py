@@ -11,11 +11,11 @@ from typing import NamedTuple
 from barnraise.artifacts import folder_limits
 from barnraise.core.config import ContributorSettings, load_settings
 from barnraise.core.flow.supervised_task import run_until_done
+from barnraise.core.flow.uplink_limiter import UplinkLimiter
 from barnraise.hub.aggregation.aggregator import Aggregator
 from barnraise.hub.client.bandwidth_policy import (
     A_BETTER_TIME,
     PolicyGate,
-    UplinkLimiter,
     policy_from_settings,
 )
 from barnraise.hub.client.client import HubClient

@@ -77,7 +77,8 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
     finished = all(worker.succeeded for worker in workers if worker.slot in left)
     departure = "has finished" if finished else "disappeared"
     verb = next(
-        (worker.leave_reason for worker in workers if worker.slot in left and worker.leave_reason), departure
+        (_leave_reason(worker, facts) for worker in workers if worker.slot in left and worker.leave_reason),
+        departure,
     )
     failed = next(
         (worker.state for worker in workers if worker.failed and worker.state and worker.state.code), None
@@ -87,6 +88,12 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
     has_finished = bool(left) and verb == "has finished"
     what = "waiting for" if has_finished else "training continues on"
     return _regroup(record, slots, joining, f"{names} {verb if left else 'joined'}", what)
+
+
+def _leave_reason(worker: WorkerStatus, facts: ReconcileInput) -> str:
+    """Return why the others continue without a living worker."""
+    report = facts.reports.get(worker.slot.node)
+    return f"is paused ({report.paused})" if report is not None and report.paused else worker.leave_reason
 
 
 def _lost_machines(record: RunRecord, facts: ReconcileInput) -> list[bytes]:

@@ -39,6 +39,7 @@ STOPPED = 130
 _RESTART_BACKOFF = SteppedBackoff((0.0, 1.0, 2.0, 5.0, 10.0))
 _MAX_EXIT_S = 20.0  # how long workers of a present machine may take to exit
 _MAX_STOPPING_S = 180.0
+_UNPAUSE = "On it, `barnraise limit` shows its limits, and `barnraise resume-machine` ends a pause."
 
 
 def next_record(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
@@ -129,12 +130,17 @@ def _reconcile_preparing(record: RunRecord, facts: ReconcileInput) -> RunRecord 
     spec = facts.spec
     candidates = [node for node in spec.nodes if node not in {machine.node for machine in record.left_out}]
     here = [node for node in candidates if node in facts.present]
+    paused = {node: facts.reports[node].paused for node in here if _is_paused(facts, node)}
+    if paused and (spec.named or len(paused) == len(here)):
+        node, why = next(iter(paused.items()))
+        return _end_run(record, FAILED, f"{facts.name(node)}: {why}. {_UNPAUSE}", node=node)
+    here = [node for node in here if node not in paused]
     for node in candidates:
         report = facts.reports.get(node)
         if report is not None and node in here and report.stage in ("failed", "refused"):
             return _end_run(record, FAILED, f"{facts.name(node)}: {report.words}", node=node)
     options = spec.options
-    if len(here) < len(candidates) and facts.since_s < options.wait_s:
+    if len(here) + len(paused) < len(candidates) and facts.since_s < options.wait_s:
         return None
     if len(here) < options.min_nodes:
         if facts.since_s < options.wait_s:
@@ -163,12 +169,19 @@ def _reconcile_preparing(record: RunRecord, facts: ReconcileInput) -> RunRecord 
     if any(known[node].stage not in ("ready", "ended") for node in here if node not in lacking):
         return None
     away = [
-        LeftOutNode(node, "it was not here when the run started") for node in candidates if node not in here
+        LeftOutNode(node, paused.get(node) or "it was not here when the run started")
+        for node in candidates
+        if node not in here
     ]
     lacks = [LeftOutNode(node, why, may_join=False) for node, why in lacking.items()]
     chosen = [node for node in here if node not in lacking]
     left_out = (*record.left_out, *away, *lacks)
     return _start_generation(replace(record, left_out=left_out), facts, chosen, "")
+
+
+def _is_paused(facts: ReconcileInput, node: bytes) -> bool:
+    """Tell whether the limits of a machine's user keep the run from it now."""
+    return node in facts.reports and bool(facts.reports[node].paused)
 
 
 def environment_findings(
@@ -200,6 +213,8 @@ def _start_generation(
         for slot in worker_slots(node, facts.reports[node], facts.spec)
     )
     where = f"{counted(len(slots), 'worker')} on {counted(len(nodes), 'machine')}"
+    if devices := _devices_text(slots, facts.name):
+        where = f"{where} ({devices})"
     sentence = f"restarted: {where}, because {why}" if record.generation else f"started: {where}"
     return replace(
         record,
@@ -212,6 +227,15 @@ def _start_generation(
         elastic=False,
         why=sentence,
     )
+
+
+def _devices_text(slots: Sequence[WorkerSlot], name: Callable[[bytes], str]) -> str:
+    """Return the devices of each machine; empty if there is no accelerator."""
+    if all(slot.device == "cpu" for slot in slots):
+        return ""
+    nodes = dict.fromkeys(slot.node for slot in slots)
+    devices = {node: [slot.device for slot in slots if slot.node == node] for node in nodes}
+    return "; ".join(f"{name(node)}: {', '.join(devices[node])}" for node in nodes)
 
 
 def worker_slots(node: bytes, report: NodeReport, spec: RunSpec) -> list[WorkerSlot]:
@@ -260,7 +284,11 @@ def _reconcile_restarting(record: RunRecord, facts: ReconcileInput) -> RunRecord
     if facts.since_s < _RESTART_BACKOFF.wait(record.restarts - 1):
         return None
     out = {machine.node for machine in record.left_out}
-    left = [node for node in facts.spec.nodes if node in facts.present and node not in out]
+    left = [
+        node
+        for node in facts.spec.nodes
+        if node in facts.present and node not in out and not _is_paused(facts, node)
+    ]
     if not left:
         return None  # every machine may be asleep: the run continues when one is back
     ready = [node for node in left if node in facts.reports and facts.reports[node].is_idle]

@@ -59,6 +59,7 @@ class StreamLink(Link):
         address = sock.getpeername()
         self.address = str(address[0]) if isinstance(address, tuple) else "local"
         self.lanes: list[ParallelStream] = []
+        self.sends_on_lanes = True
         self._wake_bytes = 1
         self._unsent_bytes = _UNSENT_LEAST
 
@@ -66,7 +67,8 @@ class StreamLink(Link):
         return self._socket.fileno()
 
     def send_bulk(self, header: FrameHeader, payload: memoryview, token: object) -> None:
-        lane = min(self.lanes, key=lambda lane: lane.queued_bytes, default=None)
+        lanes = self.lanes if self.sends_on_lanes else []
+        lane = min(lanes, key=lambda lane: lane.queued_bytes, default=None)
         if lane is None or len(payload) < _LANE_BYTES or lane.queued_bytes > self.writer.queued_bytes:
             super().send_bulk(header, payload, token)
         else:
@@ -134,8 +136,8 @@ class StreamLink(Link):
             self.close(_reason(error))
         return False
 
-    def flush(self) -> bool:
-        budget = _BUDGET
+    def flush(self, budget: int = _BUDGET) -> bool:
+        """Send what waits, at most about ``budget`` bytes; return True if some is left."""
         writer, sock = self.writer, self._socket
         try:
             while budget > 0 and self.closed is None:
@@ -146,7 +148,8 @@ class StreamLink(Link):
                     sent = sock.sendmsg(views)
                     self._left(sent)
                 else:
-                    sent = self._send_records(views[0])
+                    # Not less than a record: TLS does not retry a write with fewer bytes.
+                    sent = self._send_records(views[0][: max(budget, _RECORD_BYTES)])
                 budget -= sent
             return self.closed is None and writer.pending
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,6 +100,7 @@ class Guest:
     def __init__(self, directory: Path) -> None:
         self.me, self.incarnation, self.storage, self.log = GUEST, bytes(16), self, self
         self.directory, self.settings = directory, Settings()
+        self.limits = SimpleNamespace(reason_against=lambda starter: "")
 
     def role(self, node: NodeId) -> str:
         return "guest" if node == GUEST else "owner"

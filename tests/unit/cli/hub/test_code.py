@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from barnraise.artifacts import FolderManifest
-from barnraise.cli.cluster.identity import machine_key
 from barnraise.cli.consent import ClusterReach, describe
 from barnraise.cli.hub.code import OfferedCode, cluster_reach, offered_run
+from barnraise.cli.machine.identity import machine_key
 from barnraise.core.config import Settings, StateSettings
 from barnraise.hub.protocol.messages import CodeDescription, RoundConfig, RunDescription
 from barnraise.identity.keys import NodeKey

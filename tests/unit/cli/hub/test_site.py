@@ -25,7 +25,7 @@ from barnraise.agent_client.cluster_requests import (
     StatusRequest,
     StatusResponse,
 )
-from barnraise.cli.cluster.self_test import SelfTestNode
+from barnraise.cli.machine.self_test import SelfTestNode
 from barnraise.hub.storage.log import HubLog, MemberRecord
 from benchmarks.hub.process import free_port
 

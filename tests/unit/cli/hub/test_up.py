@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from barnraise.cli.child_process import ChildProcess
-from barnraise.cli.cluster.identity import machine_key
 from barnraise.cli.hub.directories import top_folder, write_local_address
 from barnraise.cli.hub.join import CREDENTIALS_FILE, _check_free, open_workspace
 from barnraise.cli.hub.mirror import follow, hand_over, take_over
 from barnraise.cli.hub.owner import expel, pardon
 from barnraise.cli.hub.status import status
 from barnraise.cli.hub.up import HubUpOptions, up
+from barnraise.cli.machine.identity import machine_key
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
 from barnraise.core.flow.background import start_in_thread

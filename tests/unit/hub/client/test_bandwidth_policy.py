@@ -6,13 +6,11 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from barnraise.core.config import ContributorSettings
 from barnraise.core.host.daily_hours import DailyHours
 from barnraise.hub.client import bandwidth_policy
-from barnraise.hub.client.bandwidth_policy import BandwidthPolicy, UplinkLimiter
+from barnraise.hub.client.bandwidth_policy import BandwidthPolicy
 from barnraise.hub.protocol.invites import HubPlace, make_invite
 from barnraise.hub.region.server import parent_client
 from barnraise.identity.keys import NodeKey
@@ -28,21 +26,6 @@ def test_policy_without_limits_gives_no_reason_to_wait() -> None:
     why, again_s = BandwidthPolicy(quiet=NIGHT).reason_to_wait(now, metered=False)
     assert "07:00" in why
     assert again_s == 60.0
-
-
-@given(st.floats(1e3, 1e9), st.lists(st.integers(1, 1 << 20), min_size=1, max_size=50))
-def test_uplink_mean_rate_stays_below_cap(rate: float, sizes: list[int]) -> None:
-    pace, now, sent = UplinkLimiter(rate), 100.0, 0
-    for size in sizes:
-        now += pace.delay(size, now)
-        assert sent <= rate * (now - 100.0) * (1 + 1e-9) + 1e-3
-        sent += size
-
-
-def test_uplink_without_cap_does_not_delay() -> None:
-    pace = UplinkLimiter(0.0)
-    assert pace.delay(1 << 30, 1.0) == 0.0
-    assert UplinkLimiter(125_000).burst_bytes == 31_250
 
 
 def test_region_follows_bandwidth_policy_of_owner(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from barnraise.core.errors import HubAway, HubError, HubRefused
 from barnraise.core.flow.retry import ReportedBackoff
-from barnraise.hub.client.bandwidth_policy import UplinkLimiter
+from barnraise.core.flow.uplink_limiter import UplinkLimiter
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.upload import push
 from barnraise.hub.protocol.messages import PIECE_BYTES, HubProgress, UpdateDeclaration

@@ -117,6 +117,53 @@ def at_work(record: RunRecord, node: bytes, **ends: WorkerState) -> NodeReport:
     return report("ended" if done else "running", *states, generation=record.generation)
 
 
+PAUSED = "its user paused it until 18:00"
+
+
+def test_paused_machine_is_left_out_at_the_start_and_may_join_later() -> None:
+    spec = order()
+    record = sign_spec(spec, KEY)
+    reports = {A: report(), B: report(), C: report("fetching", paused=PAUSED)}
+    begun = next_record(record, facts(spec, reports))
+    assert begun is not None
+    assert begun.nodes == (A, B)
+    assert [(machine.node, machine.why) for machine in begun.left_out] == [(C, PAUSED)]
+    assert begun.may_join(C)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_run_that_only_paused_machines_could_do_fails_with_their_reason(named: bool) -> None:
+    nodes = (A, C) if named else (C,)
+    spec = order(nodes=nodes, named=named)
+    reports = {node: report() for node in nodes} | {C: report("fetching", paused=PAUSED)}
+    ended = next_record(sign_spec(spec, KEY), facts(spec, reports))
+    assert ended is not None
+    assert ended.outcome is not None
+    assert ended.phase == "ended"
+    assert f"box: {PAUSED}" in ended.outcome.sentence
+    assert "barnraise resume-machine" in ended.outcome.sentence
+
+
+def test_restart_leaves_paused_machine_out() -> None:
+    spec = order()
+    record = replace(running(spec), phase="restarting", restarts=1)
+    reports = {A: report("ended"), B: report("ended"), C: report("ended", paused=PAUSED)}
+    again = next_record(record, facts(spec, reports, since_s=5.0))
+    assert again is not None
+    assert again.nodes == (A, B)
+
+
+def test_session_says_that_a_machine_is_paused() -> None:
+    spec = order()
+    record = replace(running(spec), elastic=True)
+    leaving = at_work(record, C, c=WorkerState(2, "leaving"))
+    reports = {A: at_work(record, A), B: at_work(record, B), C: replace(leaving, paused=PAUSED)}
+    changed = next_record(record, facts(spec, reports))
+    assert changed is not None
+    assert changed.nodes == (A, B)
+    assert changed.why == f"box is paused ({PAUSED}); training continues on 2 machines"
+
+
 def test_spec_with_a_wrong_signature_is_rejected() -> None:
     record = sign_spec(order(), KEY)
     assert read_spec(record) == order()

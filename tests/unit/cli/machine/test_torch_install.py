@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from barnraise.cli.cluster import torch_install
-from barnraise.cli.cluster.torch_install import InstallAdvice, TorchProbe, advise, probe
+from barnraise.cli.machine import torch_install
+from barnraise.cli.machine.torch_install import InstallAdvice, TorchProbe, advise, probe
 from barnraise.core.errors import TorchMissing
 from barnraise.core.installation import is_tested
 from barnraise.environments.torch_build import choose_torch

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.cli.cluster import audit
 from barnraise.cli.hub.directories import top_folder
+from barnraise.cli.machine import audit
 from barnraise.core.config import load_settings
 from barnraise.core.errors import ConfigError
 from barnraise.core.logs.audit_entry import make_entry

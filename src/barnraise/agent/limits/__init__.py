@@ -1,0 +1,1 @@
+"""Limits of this machine: when its user lets runs use it, and how much of it."""

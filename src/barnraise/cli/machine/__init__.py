@@ -1,0 +1,1 @@
+"""Commands about this machine alone: its limits, settings, key, torch, audit log and self-test."""

@@ -1,0 +1,46 @@
+"""Commands ``pause``, ``resume-machine`` and ``limit`` with their options. Light to import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+
+
+@click.command("pause")
+@click.option("--for", "duration", metavar="TIME", help="How long, such as 2h or 30min (default: no end).")
+@_as_json
+def pause_command(duration: str | None, as_json: bool) -> int:
+    """Let no run use this machine. Sessions continue on the others, and nothing is lost."""
+    from barnraise.cli.machine import limits
+
+    return limits.pause(duration=duration, as_json=as_json)
+
+
+@click.command("resume-machine")
+@_as_json
+def resume_command(as_json: bool) -> int:
+    """Let runs use this machine again after `barnraise pause`."""
+    from barnraise.cli.machine import limits
+
+    return limits.resume(as_json=as_json)
+
+
+@click.command("limit")
+@click.option("--cpus", metavar="COUNT", help="Processor cores for all workers together.")
+@click.option("--memory", metavar="SIZE", help="Memory of each worker, such as 8GiB.")
+@click.option("--gpu-memory", metavar="PERCENT", help="Share of each GPU's memory, such as 50%.")
+@click.option("--rate", metavar="RATE", help="How fast workers send, such as 20mbit.")
+@click.option("--hours", metavar="SPAN", help="When runs of other machines may use this one: 22:00-07:00.")
+@click.option("--battery", type=click.Choice(["wait", "allow"]), help="Such runs on battery (default: wait).")
+@click.option(
+    "--metered", type=click.Choice(["wait", "allow"]), help="On a metered connection (default: wait)."
+)
+@_as_json
+def limit_command(as_json: bool, **options: Any) -> int:
+    """Show how much of this machine runs may use, and change it. "none" removes a limit."""
+    from barnraise.cli.machine import limits
+
+    return limits.limit(options, as_json=as_json)
