@@ -88,6 +88,7 @@ TABLE = (
     Row("deep", "unit/environments/test_builder.py", "test_built_environment_prefers_the_lock_*"),
     Row("deep", "unit/training/test_session_groups.py", "test_arithmetic_probe_distinguishes_processors"),
     Row("deep", "unit/training/test_session_examples.py", marked="slow"),
+    Row("deep", "unit/training/test_session_devices.py"),
     Row(
         "deep",
         "unit/collectives/torch_patch/test_init_process_group.py",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.utils import _pytree
-
-from barnraise.core.errors import RunError
 
 
 def place_model(
@@ -18,19 +16,15 @@ def place_model(
     """Move a model from the CPU to the worker's device; return the device for its micro-batches.
 
     A model that the script has moved elsewhere stays there. None: it is on several devices, so the script
-    moves its data. Raise RunError if torch makes new parameters for the device, which optimizers lack.
+    moves its data.
     """
     devices = _devices_of(model)
     if device.type != "cpu" and devices == {torch.device("cpu")}:
         before = list(model.parameters())
         model.to(device)
-        if any(own is not old for own, old in zip(model.parameters(), before, strict=True)):
-            raise RunError(
-                f"a model on {device} has other parameters than the optimizer",
-                hint="Call model.to(run.device) before you make the optimizer.",
-            )
+        moved = {id(old): new for old, new in zip(before, model.parameters(), strict=True)}
         for optimizer in optimizers:
-            _move_state(optimizer)
+            _follow(optimizer, moved)
         devices = _devices_of(model)
     return devices.pop() if len(devices) == 1 else None
 
@@ -55,9 +49,17 @@ def _devices_of(model: torch.nn.Module) -> set[torch.device]:
     return {tensor.device for tensor in (*model.parameters(), *model.buffers())}
 
 
-def _move_state(optimizer: Optimizer) -> None:
-    """Move what the optimizer knows of each parameter to the parameter; a count of steps stays."""
-    for parameter, state in optimizer.state.items():
+def _follow(optimizer: Optimizer, moved: Mapping[int, torch.nn.Parameter]) -> None:
+    """Let an optimizer train the moved parameters, and move its state to them; a count of steps stays.
+
+    On most devices parameters stay the same objects. On some, torch makes new ones.
+    """
+    for group in optimizer.param_groups:
+        group["params"] = [moved.get(id(parameter), parameter) for parameter in group["params"]]
+    for parameter, state in list(optimizer.state.items()):
+        new = moved.get(id(parameter), parameter)
         for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                state[name] = value.to(parameter.device)
+            if isinstance(value, torch.Tensor) and value.shape == new.shape:
+                state[name] = value.to(new.device)
+        del optimizer.state[parameter]
+        optimizer.state[new] = state

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import UserDict, namedtuple
 from typing import Any
 
-import pytest
 import torch
 
-from barnraise.core.errors import RunError
 from barnraise.training.device_placement import move_batch, place_model
 
 META = torch.device("meta")
@@ -24,12 +22,18 @@ class Encoding(UserDict):  # type: ignore[type-arg]
         return self
 
 
-def test_model_whose_parameters_would_be_others_is_refused() -> None:
-    """torch replaces parameters that move to the meta device. On a real accelerator they stay."""
-    model = torch.nn.Linear(2, 2)
-    with pytest.raises(RunError, match="other parameters") as caught:
-        place_model(model, [torch.optim.SGD(model.parameters(), lr=0.1)], META)
-    assert "before you make the optimizer" in caught.value.hint
+def test_model_moves_and_its_optimizer_follows() -> None:
+    """torch makes new parameters for the meta device, as it does for some accelerators."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    assert place_model(model, [optimizer], META) == META
+    assert all(parameter.device == META for parameter in model.parameters())
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert all(own is other for own, other in zip(held, model.parameters(), strict=True))
+    assert list(map(id, optimizer.state)) == list(map(id, held))
+    assert all(state["momentum_buffer"].device == META for state in optimizer.state.values())
 
 
 def test_model_that_the_script_placed_stays() -> None:
