@@ -1,5 +1,6 @@
 """arm64 hosts: a small Debian for arm64, whose programs run under qemu's user emulation."""
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ _SUITE = "bookworm"  # its Python is 3.11
 _PLATFORMS = ("manylinux2014_aarch64", *(f"manylinux_2_{glibc}_aarch64" for glibc in range(17, 37)))
 _PYTHON = "3.11"
 _TORCH = "torch==2.13.0"
+_PROCESSOR = "0x00000000414fd0c1\n"  # Arm Neoverse N1
 _BINFMT = Path("/proc/sys/fs/binfmt_misc")
 
 
@@ -40,7 +42,7 @@ class Arm64(PreparedSystem):
             "PYTHONPATH": ":".join(map(str, self.module_paths)),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        return Launch(in_root(self.root, argv, cwd, room), environment)
+        return Launch(in_root(self.root, argv, cwd, room, kernel=("/proc", "/dev")), environment)
 
     def prepare(self, say: Callable[[str], None]) -> None:
         """Build all parts that are missing, and let the kernel start arm64 programs."""
@@ -58,8 +60,19 @@ def _make_root(folder: Path) -> None:
     for package in sorted((folder / "var" / "cache" / "apt" / "archives").glob("*.deb")):
         build.execute(["dpkg-deb", "--extract", package, folder])
     shutil.rmtree(folder / "var" / "cache" / "apt")
+    _describe_processors(folder / "sys" / "devices" / "system" / "cpu", os.cpu_count() or 1)
     (folder / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     (folder / "etc" / "group").write_text("root:x:0:\n")
+
+
+def _describe_processors(folder: Path, count: int) -> None:
+    """Write what torch reads of the kernel about its processors. Without it, its import crashes."""
+    for number in range(count):
+        registers = folder / f"cpu{number}" / "regs" / "identification"
+        registers.mkdir(parents=True)
+        (registers / "midr_el1").write_text(_PROCESSOR)
+    for name in ("possible", "present"):
+        (folder / name).write_text(f"0-{count - 1}\n")
 
 
 def _make_packages(folder: Path) -> None:

@@ -58,9 +58,14 @@ class Linux:
 LINUX = Linux()
 
 
-def in_root(root: Path, argv: Sequence[str], cwd: Path, room: Path) -> list[str]:
-    """Return the command that runs argv in another root, which sees our files where they are."""
-    binds = ["/proc", "/dev", "/sys", "/tmp", str(REPOSITORY), str(root.parent), str(room), str(cwd)]
+def in_root(
+    root: Path, argv: Sequence[str], cwd: Path, room: Path, kernel: Sequence[str] = ("/proc", "/dev", "/sys")
+) -> list[str]:
+    """Return the command that runs argv in another root, which sees our files where they are.
+
+    ``kernel``: the folders of the kernel that it sees, too.
+    """
+    binds = [*kernel, "/tmp", str(REPOSITORY), str(root.parent), str(room), str(cwd)]
     enter = f"BINDS='{' '.join(dict.fromkeys(binds))}'{_ENTER}"
     return [
         "unshare",

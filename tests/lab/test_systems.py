@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab import LINUX, WINDOWS, Lab
+from lab import ARM64, LINUX, WINDOWS, Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -19,3 +19,15 @@ def test_windows_host_runs_python_and_the_command_line() -> None:
         own = {"BARNRAISE_STATE_DIRECTORY": r"C:\users\root\barnraise"}
         created = host.run([host.python, "-m", "barnraise.cli.main", "id"], env=own, timeout=120)
         assert created.stdout.count("-") == 13, "a node id"
+
+
+@pytest.mark.skipif(ARM64.why_unavailable() is not None, reason=str(ARM64.why_unavailable()))
+def test_arm64_host_runs_python_and_the_command_line() -> None:
+    with Lab(hosts=[LINUX, ARM64]) as lab:
+        host = lab.hosts[1]
+        machine = host.run([host.python, "-c", "import platform; print(platform.machine())"])
+        assert machine.stdout.strip() == "aarch64"
+        shown = host.run([host.python, "-m", "barnraise.cli.main", "--version"], timeout=120)
+        assert shown.stdout.startswith("barnraise ")
+        total = "import torch; print(torch.ones(3).sum().item())"
+        assert host.run([host.python, "-c", total], timeout=240).stdout.strip() == "3.0"
