@@ -29,5 +29,11 @@ def test_arm64_host_runs_python_and_the_command_line() -> None:
         assert machine.stdout.strip() == "aarch64"
         shown = host.run([host.python, "-m", "barnraise.cli.main", "--version"], timeout=120)
         assert shown.stdout.startswith("barnraise ")
+
+
+@pytest.mark.skipif(ARM64.why_unavailable() is not None, reason=str(ARM64.why_unavailable()))
+def test_arm64_host_imports_torch() -> None:
+    with Lab(hosts=[LINUX, ARM64]) as lab:
+        host = lab.hosts[1]
         total = "import torch; print(torch.ones(3).sum().item())"
         assert host.run([host.python, "-c", total], timeout=240).stdout.strip() == "3.0"
