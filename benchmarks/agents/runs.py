@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agents.machines import Machines
-from lab import LabProcess
+import psutil
 
+from benchmarks.agents.machines import Machines
+from lab import Host, LabProcess
+
+PAIRING_CODE = re.compile(r"barnraise join (\d+(?:-[a-z]+){3})")  # in the output of `pair`
 MARK = """\
 import os, time
 with open(os.path.join(os.environ["MARKS"], "first-" + os.environ["RANK"]), "w") as mark:
@@ -43,6 +46,19 @@ class CommandLine:
         return self.machines.hosts[place].run(
             self.command(*words), env=environment, cwd=folder, timeout=timeout, check=False
         )
+
+
+def worker_pids(host: Host, script: str = "train.py") -> list[int]:
+    """Return the processes on a host that run the script of a run."""
+    pids = []
+    for pid in host.pids():
+        try:
+            words = psutil.Process(pid).cmdline()
+        except psutil.Error:
+            continue
+        if words[-1:] == [script] and "barnraise.cli.main" not in words:
+            pids.append(pid)
+    return pids
 
 
 def figures_in(printed: str) -> dict[str, Any]:

@@ -28,14 +28,13 @@ from typing import NamedTuple
 from barnraise.agent_client.bootstrap import AGENT_LOG
 from barnraise.cli.agent_call import root_warning
 from benchmarks.agents.machines import REPOSITORY, Machines
-from benchmarks.agents.runs import CommandLine
+from benchmarks.agents.runs import PAIRING_CODE, CommandLine
 from lab import Lab, LabProcess
 
 CLUSTER = REPOSITORY / "docs" / "transcripts" / "first-cluster.txt"
 README = REPOSITORY / "README.md"
 TRAIN = REPOSITORY / "examples" / "train.py"
 NAMES = ("mac", "pc", "nas", "laptop")
-_CODE = re.compile(r"barnraise join (\d+(?:-[a-z]+){3})")
 _RUN = re.compile(r"barnraise: run (\S+)")
 _TEN_MINUTES = "Your first ten minutes"
 _FAILING = "When a worker fails"
@@ -97,7 +96,7 @@ class Session:
     def join(self, waiting: Window, joiner: int) -> None:
         """Type the code that the waiting command shows on another machine."""
         waiting.show_until("works once")
-        self.type(joiner, "join", _CODE.findall(waiting.output)[-1])
+        self.type(joiner, "join", PAIRING_CODE.findall(waiting.output)[-1])
 
     def until(self, truth: Callable[[], bool], what: str) -> None:
         self._machines.until(truth, _PATIENCE_S, what)
@@ -194,7 +193,7 @@ def record_cluster() -> Recording:
         session.type(3, "leave", "--yes")
         session.type(3, "up", "--detach")
         code = session.type(0, "pair", "--no-wait")
-        match = _CODE.search(code)
+        match = PAIRING_CODE.search(code)
         assert match is not None
         number, first, second, third = match[1].split("-")
         session.type(3, "join", f"{number}-{second}-{third}-{first}")

@@ -19,8 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agents.commits import Commit, judge, read_commits
-from benchmarks.mixed.machines import CODE, MixedMachine, until
+from benchmarks.agents.commits import Commit, judge, last_commits, read_commits
+from benchmarks.agents.runs import PAIRING_CODE
+from benchmarks.mixed.machines import MixedMachine, until
 from benchmarks.report import environment_line, last_line
 from lab import ARM64, LINUX, WINDOWS, Lab, LabProcess
 from lab.systems import System
@@ -156,16 +157,17 @@ class Bench:
 
 def _code_of(pairing: LabProcess) -> str:
     """Wait until a code is shown, and return it."""
-    until(lambda: CODE.search(pairing.output()), "a code is shown", 60)
-    return str(CODE.findall(pairing.output())[-1])
+    until(lambda: PAIRING_CODE.search(pairing.output()), "a code is shown", 60)
+    return str(PAIRING_CODE.findall(pairing.output())[-1])
 
 
 def _newest(trace: Path) -> Commit:
-    return read_commits(trace)[-1]
+    return last_commits(trace, 1)[-1]
 
 
 def _world(trace: Path) -> int:
-    return _newest(trace).world if read_commits(trace) else 0
+    commits = last_commits(trace, 1) if trace.exists() else []
+    return commits[-1].world if commits else 0
 
 
 def main() -> int:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
+from benchmarks.agents.machines import REPOSITORY, NotInTimeError
+from benchmarks.agents.runs import worker_pids
 from lab import LINUX, Host, LabProcess
 
-REPOSITORY = Path(__file__).parents[2]
-CODE = re.compile(r"barnraise join (\d+(?:-[a-z]+){3})")
 _PATIENCE_S = 600.0  # an emulated machine imports torch in minutes
-
-
-class NotInTimeError(AssertionError):
-    """Error of a wait that ended without success."""
 
 
 class MixedMachine:
@@ -44,10 +37,12 @@ class MixedMachine:
         """Start its agent, as ``barnraise up`` does."""
         self.agent = self.host.start([self.host.python, "-P", "-m", "barnraise.agent"], env=self._variables)
 
+    def _command(self, *words: str) -> list[str]:
+        return [self.host.python, "-m", "barnraise.cli.main", *words]
+
     def start(self, *words: str, folder: Path | None = None) -> LabProcess:
         """Start a command in the background; its output is kept."""
-        command = [self.host.python, "-m", "barnraise.cli.main", *words]
-        return self.host.start(command, env=self._variables, cwd=folder)
+        return self.host.start(self._command(*words), env=self._variables, cwd=folder)
 
     def type(self, *words: str, folder: Path | None = None) -> str:
         """Type a command and return what it prints; raise AssertionError unless it succeeds."""
@@ -58,28 +53,16 @@ class MixedMachine:
 
     def try_to_type(self, *words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Type a command, and return how it ended."""
-        command = [self.host.python, "-m", "barnraise.cli.main", *words]
+        command = self._command(*words)
         return self.host.run(command, env=self._variables, cwd=folder, timeout=_PATIENCE_S, check=False)
 
     def answers(self) -> bool:
         """Tell whether its agent answers."""
         return self.try_to_type("status").returncode in (0, 3)
 
-    def workers(self, script: str) -> list[int]:
-        """Return the processes of this machine's workers."""
-        pids = []
-        for pid in self.host.pids():
-            try:
-                words = psutil.Process(pid).cmdline()
-            except psutil.Error:
-                continue
-            if words and words[-1] == script and not any("barnraise.cli" in word for word in words):
-                pids.append(pid)
-        return pids
-
     def kill_workers(self, script: str) -> int:
         """Kill its workers at once; return how many there were."""
-        pids = self.workers(script)
+        pids = worker_pids(self.host, script)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         return len(pids)

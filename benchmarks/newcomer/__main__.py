@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import report
+from benchmarks.agents.runs import PAIRING_CODE
 from benchmarks.newcomer.recording import Owner, cast, owner_of, silent_seconds, text_with_times, wide_lines
 from lab import Lab
 from lab.terminal import Terminal, TypedCommand
@@ -26,7 +26,6 @@ from lab.terminal import Terminal, TypedCommand
 NAMES = ("mac", "pc", "nas")
 FIRST_STEP = r"step \d+ of|epoch 0"  # the first of the two that appears
 ANSWER = "Install torch now"
-_CODE = re.compile(r"barnraise join (\d+(?:-[a-z]+){3})")
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _INSTALL_S, _PAIR_S, _TRAIN_S = 1200.0, 300.0, 600.0
 
@@ -98,7 +97,7 @@ def type_everything(machines: list[Machine]) -> None:
     pairing = installing[0][1]
     for number, other in enumerate((pc, nas), 1):
         mac.terminal.until(pairing, rf"(?s)machine {number} of 2 run:.*expires", _PAIR_S)
-        joining = other.type(f".venv/bin/barnraise join {_CODE.findall(pairing.output)[-1]}")
+        joining = other.type(f".venv/bin/barnraise join {PAIRING_CODE.findall(pairing.output)[-1]}")
         other.agree_to_torch(joining)
         installing.append((other, joining))
     mac.agree_to_torch(pairing)

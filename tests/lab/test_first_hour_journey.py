@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from benchmarks.agents.runs import PAIRING_CODE
 from lab import Lab
-from tests.lab.typed_machines import CODE, TypedMachine, TypedMachines, is_narrow, run_name
+from tests.lab.typed_machines import TypedMachine, TypedMachines, is_narrow, run_name
 from tests.repository import ROOT
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -43,7 +44,7 @@ def _pair_with_mistakes(mac: TypedMachine, pc: TypedMachine) -> None:
     """Mistype the code: a word that does not exist costs nothing, swapped words use it up."""
     pairing = mac.open("barnraise pair")
     mac.until(pairing, "expires")
-    code = CODE.findall(pairing.output)[-1]
+    code = PAIRING_CODE.findall(pairing.output)[-1]
     number, first, second, third = code.split("-")
     unknown = pc.type(f"barnraise join {number}-xyzzy-{second}-{third}", code=1)
     assert "xyzzy" in unknown
@@ -55,7 +56,7 @@ def _pair_with_mistakes(mac: TypedMachine, pc: TypedMachine) -> None:
     assert "barnraise pair" in refused, "what to do"
     pairing = mac.open("barnraise pair")
     mac.until(pairing, "expires")
-    joined = pc.type(f"barnraise join {CODE.findall(pairing.output)[-1]}")
+    joined = pc.type(f"barnraise join {PAIRING_CODE.findall(pairing.output)[-1]}")
     assert "mac" in joined
     assert "Undo: barnraise leave" in joined
     offered = mac.ended(pairing, 0)

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.agents.runs import PAIRING_CODE
 from benchmarks.newcomer.five_runs import PLAIN
 from lab import Lab
-from tests.lab.typed_machines import CODE, TypedMachine, TypedMachines, run_name
+from tests.lab.typed_machines import TypedMachine, TypedMachines, run_name
 from tests.repository import ROOT
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -229,7 +230,7 @@ def test_machine_without_torch_is_left_out(machines: TypedMachines, mac: TypedMa
     box = machines.all[3]
     pairing = mac.open("barnraise pair")
     mac.until(pairing, "expires")
-    joining = box.open(f"barnraise join {CODE.findall(pairing.output)[-1]}")
+    joining = box.open(f"barnraise join {PAIRING_CODE.findall(pairing.output)[-1]}")
     box.until(joining, r"Install torch now\? \[Y/n\]")
     box.terminal.press("n\n")
     assert "barnraise torch --install" in box.ended(joining, 0)

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.agents.commits import judge, last_commits, read_commits
 from benchmarks.agents.machines import Machines
-from benchmarks.agents.runs import CommandLine, write_variables
+from benchmarks.agents.runs import CommandLine, worker_pids, write_variables
 from lab import Lab, LabProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -77,19 +77,6 @@ class Training:
         return self.running.output()
 
 
-def workers(machines: Machines, place: int) -> list[psutil.Process]:
-    """Return the workers on a host."""
-    processes = []
-    for pid in machines.hosts[place].pids():
-        try:
-            process = psutil.Process(pid)
-            if process.cmdline()[-1:] == ["train.py"] and "barnraise.cli.main" not in process.cmdline():
-                processes.append(process)
-        except psutil.Error:
-            continue
-    return processes
-
-
 def typed(line: CommandLine, place: int, *words: str) -> str:
     done = line.run(place, *words)
     assert done.returncode == 0, done.stderr
@@ -105,7 +92,7 @@ def test_paused_machine_leaves_a_session_and_comes_back(
     assert "This machine is paused: its user paused it until" in printed
     assert "continues on the other machines" in " ".join(printed.split())
     training.until_world(2)
-    machines.until(lambda: not workers(machines, 1), 30.0, "its worker has exited")
+    machines.until(lambda: not worker_pids(machines.hosts[1]), 30.0, "its worker has exited")
     status = typed(line, 0, "status")
     assert "h1 is paused: its user paused it until" in status
     assert "h1 is paused (its user paused it until" in training.running.output()
@@ -122,11 +109,11 @@ def test_new_limits_take_effect_in_a_running_session(
 ) -> None:
     training = Training(line, tmp_path)
     training.until_world(3)
-    before = {process.pid for process in workers(machines, 2)}
+    before = worker_pids(machines.hosts[2])
     assert "processor cores: 1" in typed(line, 2, "limit", "--cpus", "1", "--rate", "200mbit")
 
     def is_limited() -> bool:
-        now = [process for process in workers(machines, 2) if process.pid not in before]
+        now = [psutil.Process(pid) for pid in worker_pids(machines.hosts[2]) if pid not in before]
         return bool(now) and all(
             len(process.cpu_affinity()) == 1 and process.environ().get("BARNRAISE_SEND_MBPS") == "200"
             for process in now
@@ -164,7 +151,7 @@ def test_paused_machine_is_left_out_of_a_new_run_and_joins_later(
     training = Training(line, tmp_path)
     training.until_world(2)
     assert "h2 takes no part: its user paused it" in training.running.output()
-    assert not workers(machines, 2)
+    assert not worker_pids(machines.hosts[2])
     typed(line, 2, "resume-machine")
     training.until_world(3)
     training.finish()

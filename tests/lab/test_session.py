@@ -26,7 +26,7 @@ from barnraise.agent_client.run_requests import RunsRequest, RunsResponse
 from barnraise.runs.checkpoint_manifest import folder_step
 from benchmarks.agents.commits import judge, read_commits
 from benchmarks.agents.machines import REPOSITORY, Machines
-from benchmarks.agents.runs import CommandLine, write_variables
+from benchmarks.agents.runs import CommandLine, worker_pids, write_variables
 from lab import Lab, LabProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -107,18 +107,6 @@ def check_trace(trace: Path, units: int, kills: int = 0) -> None:
     assert read_commits(trace)[0].step == 1
 
 
-def workers(machines: Machines, place: int) -> list[int]:
-    pids = []
-    for pid in machines.hosts[place].pids():
-        try:
-            words = psutil.Process(pid).cmdline()
-        except psutil.Error:
-            continue
-        if words[-1:] == ["train.py"] and "barnraise.cli.main" not in words:
-            pids.append(pid)
-    return pids
-
-
 @pytest.mark.parametrize(("model", "optimizer"), [("images", "sgd"), ("words", "adamw")])
 def test_three_machines_are_as_good_as_one(
     line: CommandLine, tmp_path: Path, model: str, optimizer: str
@@ -152,7 +140,7 @@ def test_rounds_of_local_steps_lose_nothing(line: CommandLine, machines: Machine
     machines.until(lambda: len(read_commits(trace)) > 15, 90.0, "there are rounds")
     time.sleep(0.7)
     killed = time.time()
-    for pid in workers(machines, 1):
+    for pid in worker_pids(machines.hosts[1]):
         os.kill(pid, signal.SIGKILL)
     since = partial(_first_since, trace)
     machines.until(lambda: since(killed, 2) is not None, 90.0, "the others continue")
@@ -213,7 +201,7 @@ def test_killed_workers_come_back_and_nothing_changes(
     until = time.monotonic() + 150
     while running.poll() is None and kills < 5 and time.monotonic() < until:
         time.sleep(chance.uniform(1.0, 3.0))
-        alive = [pid for place in (0, 1, 2) for pid in workers(machines, place)]
+        alive = [pid for place in (0, 1, 2) for pid in worker_pids(machines.hosts[place])]
         members = {commit.pid for commit in read_commits(trace)[-6:]}
         victims = [pid for pid in alive if pid in members]
         if len(victims) < 2:
@@ -265,7 +253,7 @@ def test_stopped_or_unreachable_worker_is_evicted_and_readmitted(
 
     # The coordinator's own, which then is the most junior, and yet not the one to be left out later.
     first = coordinator(machines) % 3
-    (victim,) = workers(machines, first)
+    (victim,) = worker_pids(machines.hosts[first])
     begin = time.time()
     os.kill(victim, signal.SIGSTOP)
     machines.until(lambda: trained_by(2, begin), 90.0, "the others went on")

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from benchmarks.agents.runs import PAIRING_CODE
 from lab import Host, Lab
 from lab.terminal import COLUMNS, Terminal, TypedCommand
 from tests.repository import ROOT
 
 PATIENCE_S = 240.0
-CODE = re.compile(r"barnraise join (\d+(?:-[a-z]+){3})")
 _COMMAND = f"""\
 #!/bin/sh
 exec "{sys.executable}" -P -c 'import sys; sys.argv[0] = "barnraise"
@@ -137,7 +137,7 @@ class TypedMachines:
         for number, joiner in enumerate(joiners, 1):
             which = "the other machine" if len(joiners) == 1 else f"machine {number} of {len(joiners)}"
             owner.until(pairing, rf"(?s){which} run:.*expires")
-            printed.append(joiner.type(f"barnraise join {CODE.findall(pairing.output)[-1]}"))
+            printed.append(joiner.type(f"barnraise join {PAIRING_CODE.findall(pairing.output)[-1]}"))
         owner.ended(pairing, 0)
         return printed
 

@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.core.decoding import decode
-from barnraise.core.errors import ProtocolError
+from barnraise.core.errors import ConfigError, ProtocolError
 from barnraise.core.files import write_atomically
+from barnraise.core.host.daily_hours import DailyHours
 
 Wish = Literal["wait", "allow"]
 
@@ -35,6 +36,12 @@ class MachineLimits(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0  # of each worker
     gpu_memory_percent: Annotated[int, Meta(ge=0, le=100)] = 0
     mbps: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # that workers send
+
+    def __post_init__(self) -> None:
+        try:
+            DailyHours.parse(self.hours, "hours")
+        except ConfigError as error:  # a decoder rejects the whole message or file
+            raise ValueError(error.message) from error
 
 
 _limits = msgspec.json.Decoder(MachineLimits)

@@ -451,8 +451,9 @@ def _findings(agent: Agent, entry: RunEntry) -> tuple[str, ...]:
 def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
     entry = agent.runs.registry.find(request.run)
     spec, executor = entry.spec, agent.runs.executors.get(entry.run)
-    consent = executor.preparation.consent if executor is not None else None
-    if executor is None or executor.preparation.offered is None or consent is None or consent.done():
+    preparation = executor.preparation if executor is not None else None
+    consent = preparation.consent if preparation is not None else None
+    if preparation is None or preparation.offered is None or consent is None or consent.done():
         sentence = f"run {entry.run} does not wait for consent on this machine"
         return _offer(agent, entry, OfferedFolder(), {}, sentence=sentence, accepted=True)
     if request.order and request.order != order_digest(entry.record):
@@ -461,7 +462,7 @@ def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
             hint=f"Look at it again: barnraise accept {entry.run}",
         )
     if request.no or request.yes:
-        executor.preparation.sandbox_wanted = request.sandbox
+        preparation.sandbox_wanted = request.sandbox
         consent.set_result(not request.no)
         agent.audit.write(
             "consent-refused" if request.no else "consent-given",
@@ -475,8 +476,8 @@ def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
     offer = _offer(
         agent,
         entry,
-        executor.preparation.offered,
-        executor.preparation.values,
+        preparation.offered,
+        preparation.values,
         sentence=sentence,
         accepted=request.yes,
     )

@@ -196,11 +196,10 @@ class RunExecutor:
 
     def _has_left(self, group: WorkerGroup) -> bool:
         """Return True if the others do not need these workers: they have left, or have not joined yet."""
-        has_slot = any(slot.start == group.start for slot in self._own_slots())
+        record = self.entry.record
+        own_ranks = record.ranks_of(self._context.me.raw)
+        has_slot = any(record.slots[rank].start == group.start for rank in own_ranks)
         return group.has_left(self._is_out) or not (has_slot or group.was_member)
-
-    def _own_slots(self) -> list[WorkerSlot]:
-        return [slot for slot in self.entry.record.slots if slot.node == self._context.me.raw]
 
     def _continue(self) -> None:
         """Let the workers work again after a pause."""

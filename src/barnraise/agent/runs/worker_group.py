@@ -46,7 +46,7 @@ class WorkerGroupConfig(NamedTuple):
     data: Mapping[str, str]
     values: Mapping[str, str]  # of the variables that the user set
     cores: int
-    limits: MachineLimits = MachineLimits()
+    limits: MachineLimits
 
     @property
     def home(self) -> Path:

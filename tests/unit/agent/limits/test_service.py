@@ -126,6 +126,6 @@ def test_workers_start_again_only_for_limits_that_concern_them(tmp_path: Path) -
 
 
 def test_damaged_file_of_limits_is_no_limit(tmp_path: Path) -> None:
-    for text in ("", "{", '{"cpus": -1}', '{"cpus": "many"}'):
+    for text in ("", "{", '{"cpus": -1}', '{"cpus": "many"}', '{"hours": "at night"}'):
         (tmp_path / "limits.json").write_text(text)
         assert load_limits(tmp_path) == MachineLimits()
