@@ -13,14 +13,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.tiers import tier_of, waits
+from tests.tiers import TIERS, tier_of, tier_of_file, waits
 
 # For the gate: the same examples every time, however slow the machine. For the deep tier: others each time.
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("steady", _PATIENT, derandomize=True)
 settings.register_profile("deep", _PATIENT, print_blob=True)
-
-_TIERS = ("fast", "gate", "deep")
 
 # A shell starts background jobs with SIGINT ignored, and every process of a test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -28,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--tier", choices=_TIERS, default="deep", help="leave out what runs in later tiers only")
+    parser.addoption("--tier", choices=TIERS, default="deep", help="leave out what runs in later tiers only")
     parser.addoption("--seed", type=int, help="replay the simulation of this seed only")
     parser.addoption("--seeds", type=int, help="how many seeds each simulation runs")
     parser.addoption("--one-seed-in", type=int, default=1, help="run this part of the usual seeds")
@@ -60,9 +58,18 @@ def _own_directories() -> Iterator[None]:
     shutil.rmtree(room, ignore_errors=True)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files that belong to later tiers as a whole: to import all of them takes long."""
+    if collection_path.suffix != ".py":
+        return None
+    return (
+        True if TIERS.index(tier_of_file(collection_path)) > TIERS.index(config.getoption("--tier")) else None
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     reason = _why_no_lab()
-    wanted = _TIERS.index(config.getoption("--tier"))
+    wanted = TIERS.index(config.getoption("--tier"))
     left, out = [], []
     for item in items:
         if reason is not None and item.get_closest_marker("lab") is not None:
@@ -72,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         tier = tier_of(item)
         if tier == "deep":
             item.add_marker(pytest.mark.deep)
-        (left if _TIERS.index(tier) <= wanted else out).append(item)
+        (left if TIERS.index(tier) <= wanted else out).append(item)
     if out:
         config.hook.pytest_deselected(items=out)
     items[:] = _slow_files_first(left)

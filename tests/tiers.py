@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
+TIERS = ("fast", "gate", "deep")
 _TESTS = Path(__file__).parent
 
 
@@ -145,27 +147,43 @@ WAITING = (
 
 def waits(item: pytest.Item) -> bool:
     """Say whether the table gives this test the marker ``clocks``."""
-    return any(fnmatchcase(_file(item), pattern) for pattern in WAITING)
+    return any(fnmatchcase(_file(item.path), pattern) for pattern in WAITING)
 
 
 def tier_of(item: pytest.Item) -> str:
     """Return the first tier that runs this test."""
-    for row in TABLE:
-        if _fits(row, _file(item), item):
+    for row in _rows_of(item.path):
+        if _fits(row, item):
             return row.tier
     is_slow = any(item.get_closest_marker(name) is not None for name in ("slow", "lab"))
     return "gate" if is_slow else "fast"
 
 
-def _file(item: pytest.Item) -> str:
-    return item.path.relative_to(_TESTS).as_posix() if _TESTS in item.path.parents else ""
+@cache
+def tier_of_file(path: Path) -> str:
+    """Return the first tier that may run a test of this file: earlier tiers need not even import it."""
+    tiers = []
+    for row in _rows_of(path):
+        tiers.append(row.tier)
+        if row == Row(row.tier, row.file):  # fits every test that is left
+            return min(tiers, key=TIERS.index)
+    return "fast"
 
 
-def _fits(row: Row, file: str, item: pytest.Item) -> bool:
+@cache
+def _rows_of(path: Path) -> tuple[Row, ...]:
+    return tuple(row for row in TABLE if fnmatchcase(_file(path), row.file))
+
+
+@cache
+def _file(path: Path) -> str:
+    return path.relative_to(_TESTS).as_posix() if _TESTS in path.parents else ""
+
+
+def _fits(row: Row, item: pytest.Item) -> bool:
     given = getattr(getattr(item, "callspec", None), "params", {})
     return (
-        fnmatchcase(file, row.file)
-        and fnmatchcase(getattr(item, "originalname", None) or item.name, row.test)
+        fnmatchcase(getattr(item, "originalname", None) or item.name, row.test)
         and all(name in given and given[name] in values for name, values in row.where.items())
         and (not row.marked or item.get_closest_marker(row.marked) is not None)
         and (not row.fixture or row.fixture in getattr(item, "fixturenames", ()))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from barnraise.agent.limits.service import LimitsService
 from barnraise.agent_client.machine_limits import MachineLimits, load_limits
@@ -54,7 +57,7 @@ def within_loop(check: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(check(), 30))
 
 
-def test_pause_is_kept_over_a_restart_and_ends(tmp_path: Path) -> None:
+def test_pause_is_kept_over_a_restart_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
         scene = Scene(tmp_path)
         service = scene.service()
@@ -64,8 +67,9 @@ def test_pause_is_kept_over_a_restart_and_ends(tmp_path: Path) -> None:
         again = scene.service()
         assert again.reason_against(OTHER)
         assert again.reason_against(ME)
-        again.set(MachineLimits(paused=True, paused_until=time.time() + 0.01))
-        await asyncio.sleep(0.02)
+        again.set(MachineLimits(paused=True, paused_until=time.time() + 60))
+        later = datetime.now().astimezone() + timedelta(minutes=2)
+        monkeypatch.setattr("barnraise.agent.limits.service._now", lambda: later)
         await again._look()
         assert again.limits == load_limits(tmp_path) == MachineLimits()
         assert again.shown_reason == ""
