@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,10 @@ class CommandLine:
         """Start a command in the background; its output is kept."""
         environment = self.machines.environment(place)
         return self.machines.hosts[place].start(self.command(*words), env=environment, cwd=folder)
+
+    def until(self, truth: Callable[[], bool], seconds: float, what: str) -> float:
+        """Wait until the condition is true and return the seconds that this took."""
+        return self.machines.until(truth, seconds, what)
 
     def run(
         self, place: int, *words: str, folder: Path | None = None, timeout: float = 120.0

@@ -20,10 +20,10 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from barnraise.agent_client.bootstrap import AGENT_LOG
 from barnraise.cli.agent_call import root_warning
@@ -35,7 +35,8 @@ CLUSTER = REPOSITORY / "docs" / "transcripts" / "first-cluster.txt"
 README = REPOSITORY / "README.md"
 TRAIN = REPOSITORY / "examples" / "train.py"
 NAMES = ("mac", "pc", "nas", "laptop")
-_RUN = re.compile(r"barnraise: run (\S+)")
+PROMPTS = tuple(f"{name}$" for name in NAMES)
+RUN_NAME = re.compile(r"barnraise: run (\S+)")
 _TEN_MINUTES = "Your first ten minutes"
 _FAILING = "When a worker fails"
 _SHOWN = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -63,13 +64,25 @@ _SAID_OR_NOT = (
 )
 
 
+class TypedCommands(Protocol):
+    """Machines on which commands can be typed."""
+
+    def start(self, place: int, *words: str, folder: Path | None = None) -> LabProcess:
+        """Start a command in the background; its output is kept."""
+
+    def until(self, truth: Callable[[], bool], seconds: float, what: str) -> float:
+        """Wait until the condition is true and return the seconds that this took."""
+
+
 class Session:
     """Recorded terminal session: the commands typed on each machine, and their output."""
 
-    def __init__(self, machines: Machines, folder: Path | None = None) -> None:
-        self._machines = machines
-        self._line = CommandLine(machines)
+    def __init__(
+        self, line: TypedCommands, folder: Path | None = None, prompts: Sequence[str] = PROMPTS
+    ) -> None:
+        self._line = line
         self._folder = folder
+        self._prompts = prompts
         self.lines: list[str] = []
 
     def say(self, text: str) -> None:
@@ -83,7 +96,7 @@ class Session:
 
     def open(self, place: int, *words: str) -> Window:
         """Type a command that goes on while others are typed elsewhere."""
-        self.lines += ["", f"{NAMES[place]}$ barnraise {' '.join(words)}"]
+        self.lines += ["", f"{self._prompts[place]} barnraise {' '.join(words)}"]
         return Window(self, self._line.start(place, *words, folder=self._folder))
 
     def pair(self, owner: int, joiner: int, *options: str) -> None:
@@ -99,7 +112,7 @@ class Session:
         self.type(joiner, "join", PAIRING_CODE.findall(waiting.output)[-1])
 
     def until(self, truth: Callable[[], bool], what: str) -> None:
-        self._machines.until(truth, _PATIENCE_S, what)
+        self._line.until(truth, _PATIENCE_S, what)
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
@@ -158,7 +171,7 @@ class Recording(NamedTuple):
 def record_cluster() -> Recording:
     """Record the session of four machines, from the first command to an unpaired laptop."""
     with Lab(hosts=4) as lab, Machines(lab.hosts) as machines:
-        session = Session(machines)
+        session = Session(CommandLine(machines))
         session.say("Four machines on one network; no address is typed.")
         for place, name in enumerate(NAMES):
             session.type(place, "up", "--detach")
@@ -237,9 +250,9 @@ def record_failing() -> Recording:
             machines.start(place)
         for joiner in (1, 2):
             machines.pair(0, joiner)
-        session = Session(machines, folder)
+        session = Session(CommandLine(machines), folder)
         session.until(lambda: machines.agree(range(3)), "all agree")
-        run = _RUN.search(session.type(0, "run", "train.py"))
+        run = RUN_NAME.search(session.type(0, "run", "train.py"))
         assert run is not None
         session.type(2, "ps", run[1])
         block = _plain("\n".join(session.lines).strip() + "\n", machines)
@@ -253,7 +266,7 @@ def _stalls(machines: Machines) -> int:
 
 def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
     """Yield the blocks of the README's first ten minutes, one after the other."""
-    session = Session(machines, folder)
+    session = Session(CommandLine(machines), folder)
 
     def block() -> str:
         shown = "\n".join(session.lines).strip() + "\n"
@@ -283,7 +296,7 @@ def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
     view.show_until("disappeared")
     view.show_until("epoch", 2)
     yield block()
-    match = _RUN.search(view.output)
+    match = RUN_NAME.search(view.output)
     assert match is not None, view.output
     run = match[1]
     session.type(1, "ps")
@@ -292,7 +305,7 @@ def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
     session.lines.append("# and on mac:")
     view.close()
     yield block()
-    resumed = _RUN.search(session.type(0, "resume", run))
+    resumed = RUN_NAME.search(session.type(0, "resume", run))
     assert resumed is not None
     yield block()
     session.type(0, "export", resumed[1], "spiral-model")

@@ -44,13 +44,14 @@ class Bench:
             machine.start_agent()
         first, *others = self.machines
         for machine in self.machines:
-            until(machine.answers, "its agent answers")
+            until(machine.answers, f"the agent of {machine.name} answers")
+            machine.type("rename", machine.name)
         begin = time.monotonic()
         for machine in others:
             pairing = first.start("pair")
             code = _code_of(pairing)
             print(machine.type("join", code), flush=True)
-            pairing.wait(60)
+            pairing.wait(120)
         count = len(self.machines)
         until(lambda: f"{count} of {count} machines are online" in first.type("status"), "all are online")
         self.figures["pairing_s"] = round(time.monotonic() - begin, 1)

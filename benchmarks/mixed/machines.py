@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.agents.machines import REPOSITORY, NotInTimeError
@@ -66,6 +66,21 @@ class MixedMachine:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         return len(pids)
+
+
+class MixedCommandLine:
+    """``barnraise ...`` typed on machines of any system."""
+
+    def __init__(self, machines: Sequence[MixedMachine]) -> None:
+        self.machines = machines
+
+    def start(self, place: int, *words: str, folder: Path | None = None) -> LabProcess:
+        """Start a command in the background; its output is kept."""
+        return self.machines[place].start(*words, folder=folder)
+
+    def until(self, truth: Callable[[], bool], seconds: float, what: str) -> float:
+        """Wait until the condition is true and return the seconds that this took."""
+        return until(truth, what, seconds)
 
 
 def until(truth: Callable[[], object], what: str, patience_s: float = _PATIENCE_S) -> float:

@@ -94,3 +94,25 @@ def test_discard_and_remove_tree_of_read_only_files(tmp_path: Path) -> None:
     folder.chmod(0o500)
     remove_tree(tmp_path / "folder")
     assert os.listdir(tmp_path) == []
+
+
+def test_replace_waits_until_another_process_has_closed_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows rejects a replacement while another process reads one of the two files."""
+    source, target = str(tmp_path / "source"), str(tmp_path / "target")
+    Path(source).write_text("new")
+    rename, rejected = os.replace, []
+
+    def reject_twice(old: str, new: str) -> None:
+        if len(rejected) < 2:
+            rejected.append(old)
+            raise PermissionError(13, "another process uses the file")
+        rename(old, new)
+
+    with monkeypatch.context() as windows:
+        windows.setattr(os, "replace", reject_twice)
+        windows.setattr(os, "name", "nt")
+        files.replace(source, target)
+    assert Path(target).read_text() == "new"
+    assert len(rejected) == 2
