@@ -60,6 +60,8 @@ def worker_pids(host: Host, script: str = "train.py") -> list[int]:
             words = psutil.Process(pid).cmdline()
         except psutil.Error:
             continue
+        while words and not words[-1]:  # Wine fills the rest of the line with zeros
+            words.pop()
         if words[-1:] == [script] and "barnraise.cli.main" not in words:
             pids.append(pid)
     return pids

@@ -46,6 +46,8 @@ _SAID_OR_NOT = (
     r"^.* would be \S+ times as fast as these \d+ machines together: .*$",  # if they were measured so
     r"^.* a virtual machine may need more processor time\.?$",  # the lab's own core was taken away
     r"^ *more, in the repository: docs/doctor/stalls\.md$",
+    r"^ *note: the machine was busy when its speed was measured .*\n",
+    r"^ *note: the speed of .* varies: .*\n",
     # the lab needs root, people do not
     r"^barnraise: the agent runs as root, .*\n",
     # where the cluster takes a moment

@@ -16,10 +16,11 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agents.commits import Commit, judge, last_commits, read_commits
+from benchmarks.agents.commits import Commit, judge, read_commits
 from benchmarks.agents.runs import PAIRING_CODE
 from benchmarks.mixed.machines import MixedMachine, until
 from benchmarks.report import environment_line, last_line
@@ -38,6 +39,14 @@ class Bench:
         self.machines, self._room = machines, room
         self.figures: dict[str, Any] = {}
 
+    def measure(self, optimizers: Sequence[str]) -> None:
+        """Pair, compare, train and resume."""
+        self.pair()
+        self.check_collectives()
+        self.resume_elsewhere()
+        for optimizer in reversed(optimizers):  # the figures are those of the first
+            self.train(optimizer)
+
     def pair(self) -> None:
         """Pair all machines with the first, by codes alone."""
         for machine in self.machines:
@@ -53,7 +62,8 @@ class Bench:
             print(machine.type("join", code), flush=True)
             pairing.wait(120)
         count = len(self.machines)
-        until(lambda: f"{count} of {count} machines are online" in first.type("status"), "all are online")
+        online = f"{count} of {count} machines are online"
+        until(lambda: online in first.try_to_type("status").stdout, "all are online")
         self.figures["pairing_s"] = round(time.monotonic() - begin, 1)
         print(first.type("status"), flush=True)
 
@@ -61,10 +71,11 @@ class Bench:
         folder = self._folder("mixed_collectives.py")
         begin = time.monotonic()
         printed = self.machines[0].type("run", "--all", "train.py", folder=folder)
-        checked = [json.loads(text) for text in re.findall(r"CHECKED (\{.*\})", printed)]
+        reports = [json.loads(text) for text in re.findall(r"CHECKED (\{.*\})", printed)]
+        checked = {each["rank"]: each for each in reports}
         assert len(checked) == len(self.machines), printed
-        self.figures["collectives_checked"] = sum(each["checked"] for each in checked)
-        self.figures["collectives_wrong"] = sum(len(each["wrong"]) for each in checked)
+        self.figures["collectives_checked"] = sum(each["checked"] for each in checked.values())
+        self.figures["collectives_wrong"] = sum(len(each["wrong"]) for each in checked.values())
         self.figures["collectives_s"] = round(time.monotonic() - begin, 1)
 
     def train(self, optimizer: str) -> None:
@@ -86,13 +97,14 @@ class Bench:
                 )
 
             backs[machine.host.system.name] = round(until(is_back, f"{machine.name} is back"), 1)
+            assert running.poll() is None, running.output()[-3000:]
             print(
                 f"{machine.name} was killed, and is back after {backs[machine.host.system.name]} s",
                 flush=True,
             )
         hold.unlink()
         assert running.wait(900) == 0, running.output()
-        commits = read_commits(trace)
+        commits = _commits(trace)
         verdict = judge(commits, UNITS)
         print(running.output()[-3000:], flush=True)
         steps = max(commit.step for commit in commits)
@@ -119,20 +131,18 @@ class Bench:
         run = re.findall(r"run (train-\w+)", running.output())[0]
         first.type("stop", run)
         running.wait(120)
-        stopped_at = _newest(trace).step
+        stopped = _newest(trace)
         hold.unlink()
         others = ",".join(machine.name for machine in self.machines[:-1])
         printed = first.type("resume", run, "--on", others, folder=folder)
-        steps = sorted({commit.step for commit in read_commits(trace)})
-        assert steps[-1] == STEPS, printed
-        first_again = min(
-            commit.step for commit in read_commits(trace) if commit.world == len(self.machines) - 1
-        )
+        commits = _commits(trace)
+        assert commits[-1].step == STEPS, printed
+        first_again = min(commit.step for commit in commits if commit.at > stopped.at)
         print(
-            f"stopped on {last.name} at step {stopped_at}, resumed on {others} at step {first_again}",
+            f"stopped on {last.name} at step {stopped.step}, resumed on {others} at step {first_again}",
             flush=True,
         )
-        assert 1 < first_again <= stopped_at + 1, "it began again"
+        assert 1 < first_again <= stopped.step + 1, "it began again"
         self.figures["resumed_from_other_system"] = True
 
     def _session(self, optimizer: str, checkpoint_s: float = 20) -> tuple[Path, Path, Path]:
@@ -142,7 +152,7 @@ class Bench:
         given = {
             "trace": str(trace),
             "hold": str(hold),
-            "held_s": 0.5,
+            "held_s": 2.0,
             "optimizer": optimizer,
             "epochs": STEPS // 10,
             "checkpoint_s": checkpoint_s,
@@ -162,12 +172,18 @@ def _code_of(pairing: LabProcess) -> str:
     return str(PAIRING_CODE.findall(pairing.output())[-1])
 
 
+def _commits(trace: Path) -> list[Commit]:
+    """Return the commits of all systems, which share one clock here, in order."""
+    files = trace.parent.glob(f"{trace.name}.*")
+    return sorted((commit for file in files for commit in read_commits(file)), key=lambda commit: commit.at)
+
+
 def _newest(trace: Path) -> Commit:
-    return last_commits(trace, 1)[-1]
+    return _commits(trace)[-1]
 
 
 def _world(trace: Path) -> int:
-    commits = last_commits(trace, 1) if trace.exists() else []
+    commits = _commits(trace)
     return commits[-1].world if commits else 0
 
 
@@ -185,12 +201,12 @@ def main() -> int:
         room = Path(directory)
         machines = [MixedMachine(host, room, host.system.name) for host in lab.hosts]
         bench = Bench(machines, room)
-        bench.pair()
-        bench.check_collectives()
-        bench.train("sgd")
-        bench.resume_elsewhere()
-        if not options.quick:
-            bench.train("adamw")
+        try:
+            bench.measure(optimizers=("sgd",) if options.quick else ("sgd", "adamw"))
+        except BaseException:
+            for machine in machines:
+                print(f"--- agent of {machine.name}\n{machine.agent_log[-4000:]}", flush=True)
+            raise
         last_line({"systems": len(systems), **bench.figures})
     return 0
 

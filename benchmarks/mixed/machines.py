@@ -11,8 +11,18 @@ from pathlib import Path
 
 from benchmarks.agents.machines import REPOSITORY, NotInTimeError
 from benchmarks.agents.runs import worker_pids
-from lab import LINUX, Host, LabProcess
+from lab import LINUX, WINDOWS, Host, LabProcess
 
+_KILL_ON_WINDOWS = """
+import os, psutil, sys
+for process in psutil.process_iter():
+    try:
+        if process.cmdline()[-1:] == sys.argv[1:] and process.pid != os.getpid():
+            os.kill(process.pid, 9)
+            print("killed")
+    except psutil.Error:
+        pass
+"""
 _PATIENCE_S = 600.0  # an emulated machine imports torch in minutes
 
 
@@ -24,7 +34,7 @@ class MixedMachine:
         self.host.host_name = name
         state = room / name
         state.mkdir(mode=0o700)
-        is_windows = host.system.name == "windows"
+        is_windows = host.system is WINDOWS
         self._variables = {
             "BARNRAISE_STATE_DIRECTORY": r"C:\users\root\barnraise" if is_windows else str(state),
             "OMP_NUM_THREADS": "1",
@@ -36,6 +46,11 @@ class MixedMachine:
     def start_agent(self) -> None:
         """Start its agent, as ``barnraise up`` does."""
         self.agent = self.host.start([self.host.python, "-P", "-m", "barnraise.agent"], env=self._variables)
+
+    @property
+    def agent_log(self) -> str:
+        """Return what its agent has printed."""
+        return "" if self.agent is None else self.agent.output()
 
     def _command(self, *words: str) -> list[str]:
         return [self.host.python, "-m", "barnraise.cli.main", *words]
@@ -62,6 +77,10 @@ class MixedMachine:
 
     def kill_workers(self, script: str) -> int:
         """Kill its workers at once; return how many there were."""
+        if self.host.system is WINDOWS:
+            # Through Windows, whose exit code says that it was a kill.
+            killed = self.host.run([self.host.python, "-c", _KILL_ON_WINDOWS, script], timeout=_PATIENCE_S)
+            return killed.stdout.count("killed")
         pids = worker_pids(self.host, script)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)

@@ -50,7 +50,7 @@ def _type_all(session: Session, lab: Lab, machines: list[MixedMachine]) -> None:
     session.lines.append("# and on pc:")
     waiting.close()
     pc = machines[_PC]
-    session.until(lambda: "2 of 2 machines are online" in pc.type("status"), "both are online")
+    session.until(lambda: "2 of 2 machines are online" in pc.try_to_type("status").stdout, "both are online")
     session.type(_PC, "status")
     session.type(_PC, "doctor")
     view = session.open(_PC, "run", "train.py")

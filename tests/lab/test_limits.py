@@ -67,9 +67,13 @@ class Training:
     def last_step(self) -> int:
         return last_commits(self.trace, 1)[-1].step
 
+    def release(self) -> None:
+        """Let it come to its end."""
+        self._hold.unlink()
+
     def finish(self) -> str:
         """Let it come to its end, and check that no sample was lost or counted twice; return its output."""
-        self._hold.unlink()
+        self.release()
         assert self.running.wait(300) == 0, self.running.output()
         commits = read_commits(self.trace)
         assert judge(commits, 8).violations == 0
@@ -167,3 +171,44 @@ def test_run_that_asks_for_a_paused_machine_says_why_not(line: CommandLine, tmp_
         assert "barnraise resume-machine" in done.stderr
     finally:
         typed(line, 1, "resume-machine")
+
+
+def test_worker_that_dies_during_a_pause_is_restarted_after_it(
+    line: CommandLine, machines: Machines, tmp_path: Path
+) -> None:
+    """A frozen worker keeps its memory, so the system may kill it in favour of a game."""
+    training = Training(line, tmp_path, "--on", "h0", "--restarts", "3")
+    training.until_world(1)
+    typed(line, 0, "pause")
+    time.sleep(1.0)
+    (pid,) = worker_pids(machines.hosts[0])
+    psutil.Process(pid).kill()
+    machines.until(lambda: not worker_pids(machines.hosts[0]), 30.0, "it is gone")
+    time.sleep(3.0)
+    assert not worker_pids(machines.hosts[0]), "a paused machine starts no worker"
+    typed(line, 0, "resume-machine")
+    machines.until(lambda: bool(worker_pids(machines.hosts[0])), 60.0, "it has a worker again")
+    training.release()
+    assert training.running.wait(300) in (0, 3), training.running.output()
+
+
+def test_session_whose_machines_pause_together_goes_on_where_it_was(
+    line: CommandLine, machines: Machines, tmp_path: Path
+) -> None:
+    training = Training(line, tmp_path, "--on", "h1,h2")
+    training.until_world(2)
+    for place in (1, 2):
+        typed(line, place, "pause")
+    machines.until(
+        lambda: len(worker_pids(machines.hosts[1]) + worker_pids(machines.hosts[2])) == 1,
+        90.0,
+        "one machine keeps its worker, which stands still",
+    )
+    time.sleep(1.0)
+    step = training.last_step
+    time.sleep(2.0)
+    assert training.last_step == step
+    for place in (1, 2):
+        typed(line, place, "resume-machine")
+    training.until_world(2)
+    training.finish()

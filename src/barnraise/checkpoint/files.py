@@ -25,7 +25,7 @@ from barnraise.artifacts.store.linked_files import entry_of
 from barnraise.checkpoint.serialization import FlatState, digest
 from barnraise.checkpoint.signer import CheckpointSigner
 from barnraise.core.errors import BarnraiseError, RunError
-from barnraise.core.files import remove_tree, sync_path
+from barnraise.core.files import remove_tree, replace, sync_path
 from barnraise.runs.checkpoint_manifest import (
     MANIFEST,
     SEAL,
@@ -155,7 +155,7 @@ class Checkpoints:
                 sync_path(file)
             target = self._folder / folder_name(info.step)
             remove_tree(target)
-            draft.rename(target)
+            replace(draft, target)
             sync_path(self._folder)
             self._last = name
             for old in outdated_folders(modification_times(self._folder), keep=info.step):
@@ -180,7 +180,7 @@ def write_model(tensors: Mapping[str, torch.Tensor], path: Path, info: Mapping[s
     dense = {name: _dense(tensor.detach().cpu()) for name, tensor in tensors.items()}
     save_file(dense, draft, metadata=dict(info))
     sync_path(draft)
-    draft.replace(path)
+    replace(draft, path)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -575,6 +576,9 @@ for _command in (hub_group, invite_command, pause_command, resume_command, limit
 
 def main() -> None:
     """Run a command; our own errors are a sentence and a hint, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file on Windows may lack characters that a name has
+            stream.reconfigure(errors="replace")
     try:
         code = app.main(standalone_mode=False)
     except BarnraiseError as error:

@@ -18,6 +18,9 @@ def start_comm_process(
     """Start a communication process. Return it with our ends of the common and the direct channel."""
     channel, their_channel = socket.socketpair()
     direct, their_direct = socket.socketpair()
+    if sys.platform == "win32":  # there a pair is two TCP sockets, which would hold small messages back
+        for sock in (channel, their_channel, direct, their_direct):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         process = _spawn([their_channel, their_direct], run, generation, settings)
     except BaseException:

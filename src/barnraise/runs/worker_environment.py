@@ -10,6 +10,7 @@ from barnraise.runs.record import RunRecord, RunSpec
 # Programs expect these to be set. The host does not exist; the cluster's own store is used instead.
 MASTER_ADDR = "barnraise.invalid"
 MASTER_PORT = "52416"
+_ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # On Macs: the hard limit, and the soft one, which must not be above it.
 _METAL_VARIABLES = ("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO")
 
@@ -41,6 +42,7 @@ def worker_environment(
     variables |= {**dict(order.program.settings), **values}
     variables.setdefault("OMP_NUM_THREADS", str(max(1, cores // len(local_ranks))))
     variables.setdefault("PYTHONUNBUFFERED", "1")
+    variables.setdefault("PYTHONIOENCODING", "utf-8")  # as logs are read; Windows has another one for pipes
     # The log keeps every state of a progress bar. tqdm would write ten of them in a second.
     variables.setdefault("TQDM_MININTERVAL", "0.5")
     variables |= {f"BARNRAISE_DATA_{name.upper()}": path for name, path in data.items()}
@@ -84,9 +86,9 @@ def _limit_variables(limits: MachineLimits, known: Mapping[str, str], workers: i
         variables[SEND_MBPS_VARIABLE] = f"{limits.mbps / workers:g}"
     if limits.gpu_memory_percent:
         share = limits.gpu_memory_percent / 100
-        given = [known["PYTORCH_ALLOC_CONF"]] if known.get("PYTORCH_ALLOC_CONF") else []
-        variables["PYTORCH_ALLOC_CONF"] = ",".join([*given, f"per_process_memory_fraction:{share:g}"])
-        variables["PYTORCH_MPS_HIGH_WATERMARK_RATIO"] = variables["PYTORCH_MPS_LOW_WATERMARK_RATIO"] = (
-            f"{share:g}"
-        )
+        for name in _ALLOCATOR_VARIABLES:  # torch reads the first of them that is set
+            if known.get(name) or name == _ALLOCATOR_VARIABLES[-1]:
+                given = [known[name]] if known.get(name) else []
+                variables[name] = ",".join([*given, f"per_process_memory_fraction:{share:g}"])
+        variables |= dict.fromkeys(_METAL_VARIABLES, f"{share:g}")
     return variables

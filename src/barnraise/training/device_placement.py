@@ -36,13 +36,17 @@ def move_batch(batch: Any, device: torch.device | None) -> Any:
     """
     if device is None or device.type == "cpu":
         return batch
-    return _pytree.tree_map(lambda leaf: _moved(leaf, device), batch)
+    return _pytree.tree_map(lambda leaf: _moved(leaf, device), batch, is_leaf=_moves_itself)
+
+
+def _moves_itself(thing: Any) -> bool:
+    return callable(getattr(thing, "to", None))
 
 
 def _moved(leaf: Any, device: torch.device) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf if leaf.device == device else leaf.to(device, non_blocking=leaf.is_pinned())
-    return leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf
+    return leaf.to(device) if _moves_itself(leaf) else leaf
 
 
 def _devices_of(model: torch.nn.Module) -> set[torch.device]:

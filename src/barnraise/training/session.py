@@ -530,6 +530,6 @@ class Session:
         self._current, self._parts_done = None, 0 if part.is_last else part.part + 1
         self._throughput.add_wait(self._reducer.pop_sending_s())
         if part.is_last and self._step_loop.is_due:  # a regroup must not split a micro-batch
-            start = time.monotonic()
+            start = time.perf_counter()
             self._step_loop.finish_step()
-            self._throughput.add_wait(time.monotonic() - start)
+            self._throughput.add_wait(time.perf_counter() - start)

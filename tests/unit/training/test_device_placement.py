@@ -60,3 +60,11 @@ def test_batches_stay_where_there_is_no_accelerator() -> None:
     batch = [torch.ones(2)]
     assert move_batch(batch, CPU) is batch
     assert move_batch(batch, None) is batch
+
+
+def test_packed_sequence_moves_as_a_whole() -> None:
+    """Its lengths must stay on the CPU."""
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3, 1), torch.ones(2, 1)])
+    moved = move_batch({"words": packed}, META)["words"]
+    assert moved.data.device == META
+    assert moved.batch_sizes.device == CPU

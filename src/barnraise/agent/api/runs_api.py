@@ -377,6 +377,8 @@ def _part(agent: Agent, node: bytes, report: NodeReport | None) -> PartRow:
         is_online = node in agent.member.view.nodes
         words = "it has not answered yet" if is_online else "it is offline"
         return PartRow(name=name, stage="waiting", words=words)
+    if report.paused:
+        return PartRow(name=name, stage="waiting", words=f"it is paused: {report.paused}")
     return PartRow(
         name=name,
         stage=report.stage,

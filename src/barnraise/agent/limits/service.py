@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from datetime import datetime
 
@@ -13,6 +14,8 @@ from barnraise.agent.limits.policy import HostConditions, is_expired, pause_reas
 from barnraise.agent_client.machine_limits import MachineLimits, load_limits, save_limits
 from barnraise.core.host.battery import is_on_battery
 from barnraise.core.host.metered import METERED_EVERY_S, is_metered
+
+_log = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
 _IDLE_METERED_EVERY_S = 900.0  # without a run here; the question costs a process
@@ -39,7 +42,7 @@ class LimitsService:
         self.limits = load_limits(context.directory)
         self.version = 0  # changes whenever workers need other limits
         self._conditions = HostConditions(_now())
-        self._shown = ""
+        self._shown = pause_reason(self.limits, self._conditions, is_own_run=False)
 
     @property
     def shown_reason(self) -> str:
@@ -53,8 +56,8 @@ class LimitsService:
 
     def set(self, limits: MachineLimits) -> None:
         """Apply and keep new limits of the user."""
-        old, self.limits = self.limits, limits
         save_limits(self._context.directory, limits)
+        old, self.limits = self.limits, limits
         if _of_workers(old) != _of_workers(limits):
             self.version += 1
         self._metered_at = float("-inf")
@@ -79,7 +82,10 @@ class LimitsService:
         self._conditions = HostConditions(_now(), on_battery, metered)
         if is_expired(self.limits, _now().timestamp()):
             self.limits = replace(self.limits, paused=False, paused_until=0.0)
-            save_limits(self._context.directory, self.limits)
+            try:
+                save_limits(self._context.directory, self.limits)
+            except OSError as error:  # the file's pause has ended as well
+                _log.warning("the end of the pause was not saved: %s", error)
         self._update(is_changed=False)
 
     def _update(self, *, is_changed: bool) -> None:

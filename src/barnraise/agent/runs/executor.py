@@ -74,6 +74,7 @@ class RunExecutor:
         self._groups: list[WorkerGroup] = []
         self._elastic = self._leaving = False
         self._pause_began: float | None = None  # when this machine began to leave, because it is paused
+        self._asked_to_exit: set[int] = set()  # starts of workers: how they exit says nothing about the run
         self._limits_version = 0
         self._restarts = self._crashes = self._crash_counted_for = 0
         self._started_at = -1e9
@@ -134,6 +135,7 @@ class RunExecutor:
         error = prepare.exception() if prepare.done() and not prepare.cancelled() else None
         if error is not None and self._stage not in ("failed", "refused"):
             self._failed(error)
+        self._report_pause()
         if record.phase in ("stopping", "restarting"):
             if record.phase == "stopping":
                 prepare.cancel()
@@ -184,15 +186,19 @@ class RunExecutor:
                     self._mark_leaving()
                 is_late = self._loop.time() > self._pause_began + _PAUSE_S
                 if is_late or all(self._has_left(group) for group in alive):
+                    self._asked_to_exit |= {group.start for group in alive}
                     await self._stop_workers()
                     self._pause_began = None
                     self._report("ended")
                     return True
                 self._loop.call_later(_POLL_S, self.wake)
-        reason = self._context.limits.reason_against(self.entry.spec.by)
-        if self._last_report is None or self._last_report.paused != reason:
-            self._report(self._stage, self._detail)
         return False
+
+    def _report_pause(self) -> None:
+        """Report that a pause has begun or ended, in every phase of the run."""
+        reason = self._context.limits.reason_against(self.entry.spec.by)
+        if self._last_report is not None and self._last_report.paused != reason:
+            self._report(self._stage, self._detail)
 
     def _has_left(self, group: WorkerGroup) -> bool:
         """Return True if the others do not need these workers: they have left, or have not joined yet."""
@@ -204,8 +210,7 @@ class RunExecutor:
     def _continue(self) -> None:
         """Let the workers work again after a pause."""
         was_frozen = True in [group.thaw() for group in self._groups]  # of all, not up to the first
-        was_paused = self._last_report is not None and bool(self._last_report.paused)
-        if was_frozen or was_paused or self._pause_began is not None:
+        if was_frozen or self._pause_began is not None:
             self._pause_began = None
             self._report(self._stage, self._detail)
 
@@ -229,8 +234,8 @@ class RunExecutor:
         states = [state for group in self._groups for state in group.states.values()]
         busy = {state.local_rank for state in states if state.state != "ended"}
         absent = [place for place in wanted if place not in busy]
-        succeeded = (state.state == "ended" and not state.failed for state in self._exited.values())
-        is_over = record.finished or any(succeeded)
+        exited = [state for state in self._exited.values() if state.start not in self._asked_to_exit]
+        is_over = record.finished or any(state.state == "ended" and not state.failed for state in exited)
         may_join = me in self.entry.spec.nodes and record.may_join(me)
         if not absent or is_over or not may_join or self._cannot_join(members):
             return False
@@ -247,7 +252,9 @@ class RunExecutor:
 
     def _cannot_join(self, members: set[tuple[bytes, int, int]]) -> bool:
         """Return True after several joining workers in a row failed before they were admitted."""
-        last = [state for state in self._exited.values() if state.start == self._last_start]
+        start = self._last_start
+        own = {} if start in self._asked_to_exit else self._exited
+        last = [state for state in own.values() if state.start == start]
         if any((self._context.me.raw, state.local_rank, state.start) in members for state in last):
             self._crashes = 0
         elif (

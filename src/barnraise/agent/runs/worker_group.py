@@ -80,7 +80,8 @@ class WorkerGroup:
         self._supervisor: SupervisorClient | None = None
         self._processes: dict[int, psutil.Process] = {}
         self._suspended_since: dict[int, float] = {}  # loop time by rank
-        self._frozen: list[psutil.Process] = []  # by this machine, because it is paused
+        self._is_frozen = False  # by this machine, because it is paused
+        self._frozen: list[psutil.Process] = []
         self._admitted: set[int] = set()
         self._evicted: set[int] = set()
         self._is_terminating = False  # the workers were asked to exit
@@ -165,22 +166,27 @@ class WorkerGroup:
 
     def freeze(self) -> None:
         """Suspend all workers with their children; they keep their memory."""
-        if not self._frozen:
-            self._frozen = _process_trees(self._processes.values())
-            for process in self._frozen:
-                with contextlib.suppress(psutil.Error):
-                    process.suspend()
+        if not self._is_frozen:
+            self._is_frozen = True
+            self._suspend(self._processes.values())
 
     def thaw(self) -> bool:
         """Let frozen workers continue; return False if none was frozen."""
+        was_frozen, self._is_frozen = self._is_frozen, False
         frozen, self._frozen = self._frozen, []
         for process in frozen:
             with contextlib.suppress(psutil.Error):
                 process.resume()
         for rank, state in self.states.items():
-            if frozen and state.state == "stopped":
+            if was_frozen and state.state == "stopped":
                 self.states[rank] = replace(state, state="running")
-        return bool(frozen)
+        return was_frozen
+
+    def _suspend(self, workers: Iterable[psutil.Process]) -> None:
+        for process in _process_trees(workers):
+            self._frozen.append(process)
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
 
     def detect_suspended(self, now: float) -> bool:
         """Detect workers that are suspended by a signal; their connections stay open at first."""
@@ -299,6 +305,8 @@ class WorkerGroup:
             case messages.WorkerStarted():
                 with contextlib.suppress(psutil.Error):
                     self._processes[event.rank] = psutil.Process(event.pid)
+                    if self._is_frozen:
+                        self._suspend([self._processes[event.rank]])
             case messages.WorkerExited():
                 is_confined = self._config.containers is not None or self._config.sandbox is not None
                 self._on_exit(translate_exit(event) if is_confined else event)

@@ -16,12 +16,15 @@ import msgspec
 
 from barnraise.agent.supervisor import resource_limits
 from barnraise.agent.supervisor.messages import WorkerLaunch, WorkerLimits
+from barnraise.agent.supervisor.windows_job import KILLED_CODE
 
 if TYPE_CHECKING:
     from barnraise.agent.supervisor.windows_job import Job
 
 _PIPE_BYTES = 256 << 10
 _KILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
+_KILLED_BY_ITSELF = 9  # exit codes of Windows
+_CONTROL_BREAK = 0xC000013A
 
 
 class ExitOutcome(msgspec.Struct, frozen=True):
@@ -83,6 +86,8 @@ class WorkerProcess:
                 _signal_group(self.pid, _KILL)
             code = self._process.wait()
             self._gone = True
+        if sys.platform == "win32":
+            return windows_outcome(code)
         return ExitOutcome(code, None) if code >= 0 else ExitOutcome(None, -code)
 
     def _signal(self, number: int) -> None:
@@ -90,6 +95,12 @@ class WorkerProcess:
             if self._gone:
                 return
             _signal_group(self.pid, number)
+
+
+def windows_outcome(code: int) -> ExitOutcome:
+    """Return how a process of Windows ended. It has no signals, so a kill is told by its exit code."""
+    is_killed = code in (KILLED_CODE, _KILLED_BY_ITSELF, _CONTROL_BREAK)
+    return ExitOutcome(None, 9) if is_killed else ExitOutcome(code, None)
 
 
 def _signal_group(group: int, number: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 _EXTENDED_LIMITS = 9  # JobObjectExtendedLimitInformation
 _KILL_ON_CLOSE = 0x2000  # JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
 _PROCESS_MEMORY = 0x100  # JOB_OBJECT_LIMIT_PROCESS_MEMORY
-_KILLED_CODE = 1
+KILLED_CODE = 0x0B4A9  # no program exits with it
 CREATE_SUSPENDED = 0x4
 
 
@@ -78,7 +78,7 @@ class Job:
 
     def kill(self) -> None:
         """Kill all processes of the job."""
-        self._kernel.TerminateJobObject(self._handle, _KILLED_CODE)
+        self._kernel.TerminateJobObject(self._handle, KILLED_CODE)
 
     def close(self) -> None:
         """Close the handle, which kills all processes of the job."""

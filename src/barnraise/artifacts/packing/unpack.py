@@ -16,7 +16,7 @@ from barnraise.artifacts.store.disk import new_draft, shipping_error
 from barnraise.artifacts.store.manifest import PIECE, FileEntry, FolderManifest, piece_hash
 from barnraise.artifacts.store.stamps import is_stamped, stamp
 from barnraise.core.errors import ShippingError
-from barnraise.core.files import create_file, discard, remove_tree, write_all
+from barnraise.core.files import create_file, discard, remove_tree, replace, write_all
 
 Locate = Callable[[bytes], Path]
 
@@ -66,7 +66,7 @@ def link_tree(manifest: FolderManifest, target: Path, locate: Locate) -> None:
         for folder in sorted(made - {""}, reverse=True):
             os.chmod(draft / folder, 0o500)
         try:
-            os.rename(draft, target)  # before it is read-only: macOS does not rename what it cannot write
+            replace(draft, target)  # before it is read-only: macOS does not rename what it cannot write
         except OSError:
             if not target.is_dir():  # else another run was faster, with the same files
                 raise

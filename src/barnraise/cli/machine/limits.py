@@ -18,14 +18,16 @@ from barnraise.core.units import format_size, parse_duration, parse_rate, parse_
 
 _NONE = "none"
 _LONGEST_S = 366 * 86_400
+_LEAST_MEMORY = 256 << 20
 
 
 def pause(*, duration: str | None, as_json: bool) -> int:
     """Let no run use this machine, for a time or until `resume-machine`."""
     seconds = parse_duration(duration) if duration else 0.0
-    if seconds > _LONGEST_S:
+    if duration and not 0 < seconds <= _LONGEST_S:
         raise ConfigError(
-            f"{duration} is longer than a year", hint="Leave --for out to pause without an end."
+            f"--for {duration} is not a time of at most a year",
+            hint="Write for example --for 2h, or leave --for out to pause without an end.",
         )
     ensure_agent()
     until = time.time() + seconds if seconds else 0.0
@@ -60,10 +62,20 @@ def read_changes(options: dict[str, str]) -> dict[str, Any]:
             share = text.removesuffix("%").strip()
             changes["gpu_memory_percent"] = 0 if text == _NONE else _whole(share, "--gpu-memory", 100)
         elif name == "memory":
-            changes["memory_bytes"] = 0 if text == _NONE else max(1 << 20, parse_size(text))
+            changes["memory_bytes"] = 0 if text == _NONE else _memory(text)
         else:
             changes["mbps"] = 0.0 if text == _NONE else max(0.001, parse_rate(text) / 1e6)
     return changes
+
+
+def _memory(text: str) -> int:
+    size = parse_size(text)
+    if size < _LEAST_MEMORY:
+        raise ConfigError(
+            f"--memory {text} is too little for a worker",
+            hint=f"Write at least {format_size(_LEAST_MEMORY)}, with its unit, such as 8GiB.",
+        )
+    return size
 
 
 def _whole(text: str, option: str, largest: int) -> int:

@@ -227,7 +227,7 @@ class CommProcess:
 
     def _flush_link(self, link: StreamLink) -> bool:
         """Send what the limit of this machine allows; return True if the link blocks."""
-        if not self._uplink.is_limited:
+        if not self._uplink.is_limited or self._is_on_this_machine(link):
             return link.flush()
         if self._uplink.free_in(self.now()):
             return False  # the loop comes back in time
@@ -235,6 +235,10 @@ class CommProcess:
         is_left = link.flush(self._uplink.burst_bytes)
         self._uplink.delay(link.bytes_out - before, self.now())
         return is_left and not self._uplink.free_in(self.now())
+
+    def _is_on_this_machine(self, link: StreamLink) -> bool:
+        node = self._nodes.get(link)
+        return node is not None and node.raw == self._credentials.node
 
     def _link_ready(self, link: StreamLink, events: int) -> None:
         if events & selectors.EVENT_WRITE and link.closed is None:

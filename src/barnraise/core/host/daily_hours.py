@@ -30,7 +30,7 @@ class DailyHours(msgspec.Struct, frozen=True):
         if match is None or match.groups()[:2] == match.groups()[2:]:
             raise ConfigError(
                 f"{setting} = {text!r} is no span of a day",
-                hint=f"Write it as in {setting} = '22:30-07:00', or leave it empty.",
+                hint="Write the begin and the end with minutes, such as 22:30-07:00.",
             )
         hour, minute, last_hour, last_minute = (int(group) for group in match.groups())
         return cls(time(hour, minute), time(last_hour, last_minute))

@@ -52,4 +52,5 @@ def is_metered(platform: str = sys.platform, ask: Asked | None = None) -> bool:
 
 
 def _answer(command: list[str]) -> str:
-    return runner(5.0)(command).stdout
+    environment = {**os.environ, "LC_ALL": "C"}  # nmcli translates its answers
+    return runner(5.0, environment)(command).stdout

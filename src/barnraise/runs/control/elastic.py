@@ -38,9 +38,7 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
         return fail(record, failure_outcome(cause, facts.name))
     record = record_successes(record, workers)
     living = [worker for worker in workers if worker.slot.node in facts.present and not worker.has_exited]
-    alive = [worker.slot for worker in living if not worker.leave_reason] or [
-        worker.slot for worker in living
-    ]
+    alive = [worker.slot for worker in living if not worker.leave_reason] or _keep_one_machine(living, facts)
     if not alive:
         if has_results(record):
             ended = with_reachable_results(record, facts.present)
@@ -88,6 +86,19 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
     has_finished = bool(left) and verb == "has finished"
     what = "waiting for" if has_finished else "training continues on"
     return _regroup(record, slots, joining, f"{names} {verb if left else 'joined'}", what)
+
+
+def _keep_one_machine(leaving: Sequence[WorkerStatus], facts: ReconcileInput) -> list[WorkerSlot]:
+    """Return the workers that stay if all want to leave: those of one paused machine, to stand still there.
+
+    Without a paused machine all stay: they are asleep, or stop.
+    """
+    paused = [
+        worker.slot.node
+        for worker in leaving
+        if (report := facts.reports.get(worker.slot.node)) is not None and report.paused
+    ]
+    return [worker.slot for worker in leaving if not paused or worker.slot.node == paused[0]]
 
 
 def _leave_reason(worker: WorkerStatus, facts: ReconcileInput) -> str:

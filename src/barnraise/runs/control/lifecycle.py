@@ -125,6 +125,11 @@ def mark_provisional(record: RunRecord, changed: RunRecord) -> RunRecord:
 # preparing: before the first worker
 
 
+def _has_begun(report: NodeReport) -> bool:
+    """Return True if a machine has prepared something. A paused one does not begin."""
+    return report.stage != "fetching" or report.done_bytes > 0
+
+
 def _reconcile_preparing(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     """Wait for the machines, compare their environments, and start the first generation."""
     spec = facts.spec
@@ -132,8 +137,10 @@ def _reconcile_preparing(record: RunRecord, facts: ReconcileInput) -> RunRecord 
     here = [node for node in candidates if node in facts.present]
     paused = {node: facts.reports[node].paused for node in here if _is_paused(facts, node)}
     if paused and (spec.named or len(paused) == len(here)):
-        node, why = next(iter(paused.items()))
-        return _end_run(record, FAILED, f"{facts.name(node)}: {why}. {_UNPAUSE}", node=node)
+        node = next((node for node in paused if not _has_begun(facts.reports[node])), None)
+        if node is None:
+            return None  # they were paused while they prepared: the run waits for them
+        return _end_run(record, FAILED, f"{facts.name(node)}: {paused[node]}. {_UNPAUSE}", node=node)
     here = [node for node in here if node not in paused]
     for node in candidates:
         report = facts.reports.get(node)

@@ -370,9 +370,9 @@ class GradientReducer:
         self._versions[number] = gradient._version
         if self._early_group is None or self._error is not None:
             return
-        start = time.monotonic()
+        start = time.perf_counter()
         self._send_ready_buckets(number, gradient, self._early_group)
-        self._sending_s += time.monotonic() - start
+        self._sending_s += time.perf_counter() - start
 
     def _send_ready_buckets(self, number: int, gradient: torch.Tensor, group: ReduceGroup) -> None:
         """Add a gradient of the last micro-batch, and send the buckets that it completes."""

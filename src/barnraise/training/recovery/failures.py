@@ -28,7 +28,7 @@ def raise_if_permanent(error: CollectiveError | None) -> None:
 def kill_self() -> None:
     """Kill this process, so that the script cannot catch it and the exit does not count as success."""
     sys.stderr.flush()
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", 9))  # on Windows the number is the exit code
 
 
 def exit_without_state(*, finished: bool) -> None:

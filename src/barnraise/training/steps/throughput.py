@@ -32,11 +32,11 @@ class Throughput:
 
     def start_microbatch(self) -> None:
         """Start the clock for a micro-batch."""
-        self._start = time.monotonic() - self._waited_s
+        self._start = time.perf_counter() - self._waited_s
 
     def finish_microbatch(self, samples: int) -> None:
         """Stop the clock and count the samples."""
-        self._busy_s += time.monotonic() - self._waited_s - self._start
+        self._busy_s += time.perf_counter() - self._waited_s - self._start
         self._samples += samples
 
     def add_wait(self, seconds: float) -> None:

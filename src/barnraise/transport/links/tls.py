@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from barnraise.core.errors import HandshakeError, IdentityError
-from barnraise.core.files import write_atomically
+from barnraise.core.files import discard, write_atomically
 from barnraise.identity import NodeId, WorkerCredentials, WorkerIdentity, anchor, read_worker
 
 # X509_V_FLAG_NO_CHECK_TIME: for us dates authorise nothing, and home machines have wrong clocks.
@@ -126,7 +126,7 @@ def _load_own(context: ssl.SSLContext, credentials: WorkerCredentials) -> None:
     except ssl.SSLError as error:
         raise IdentityError("the worker's own key and certificate do not belong together") from error
     finally:
-        os.unlink(path)
+        discard(Path(path))
 
 
 _STALE = "The other worker was probably restarted: exchange worker ids again and connect again."

@@ -133,3 +133,23 @@ def test_damaged_file_of_limits_is_no_limit(tmp_path: Path) -> None:
     for text in ("", "{", '{"cpus": -1}', '{"cpus": "many"}', '{"hours": "at night"}'):
         (tmp_path / "limits.json").write_text(text)
         assert load_limits(tmp_path) == MachineLimits()
+
+
+def test_pause_ends_also_if_its_end_cannot_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(directory: Path, limits: MachineLimits) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def check() -> None:
+        scene = Scene(tmp_path)
+        service = scene.service()
+        service.set(MachineLimits(paused=True, paused_until=time.time() + 60))
+        later = datetime.now().astimezone() + timedelta(minutes=2)
+        monkeypatch.setattr("barnraise.agent.limits.service._now", lambda: later)
+        monkeypatch.setattr("barnraise.agent.limits.service.save_limits", refuse)
+        await service._look()
+        assert service.shown_reason == ""
+        with pytest.raises(OSError, match="No space left"):
+            service.set(MachineLimits(paused=True))
+        assert not service.limits.paused, "it would hold until the next start only"
+
+    within_loop(check)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from barnraise.agent.runs.worker_group import WorkerGroup, log_path
 from barnraise.agent.supervisor.log_file import LogWriter
-from barnraise.agent.supervisor.messages import WorkerExited
+from barnraise.agent.supervisor.messages import WorkerExited, WorkerStarted
 from barnraise.agent_client.run_requests import GroupRequest
 from barnraise.identity import NodeKey
 from barnraise.runs.record import RunRecord, WorkerSlot
@@ -74,3 +78,20 @@ def test_lines_as_main_worker_begin_after_what_it_printed_before(tmp_path: Path)
     writer.write(b"epoch 2\n")
     assert not group.mark_main(request), "it is main already"
     assert group.states[0].main_offset == 16
+
+
+def test_worker_that_starts_in_a_frozen_group_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = _group()
+    group.freeze()  # the supervisor has not started it yet
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as worker:
+        try:
+            group._on_event(WorkerStarted(0, worker.pid))
+            deadline = time.monotonic() + 10
+            while psutil.Process(worker.pid).status() != psutil.STATUS_STOPPED:
+                assert time.monotonic() < deadline
+            assert group.thaw()
+            while psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED:
+                assert time.monotonic() < deadline
+        finally:
+            worker.kill()
+    assert not group.thaw(), "it is not frozen any more"

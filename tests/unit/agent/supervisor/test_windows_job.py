@@ -6,7 +6,8 @@ import ctypes
 
 import pytest
 
-from barnraise.agent.supervisor.windows_job import Job
+from barnraise.agent.supervisor.process import ExitOutcome, windows_outcome
+from barnraise.agent.supervisor.windows_job import KILLED_CODE, Job
 
 
 class _Kernel:
@@ -67,3 +68,12 @@ def test_job_refused_call_raises_and_closes_handle(call: str) -> None:
     with pytest.raises(OSError, match="Windows"):
         Job(kernel).take(9)
     assert (("close", 77) in kernel.calls) == (call == "limit")
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [(0, (0, None)), (1, (1, None)), (KILLED_CODE, (None, 9)), (9, (None, 9)), (0xC000013A, (None, 9))],
+)
+def test_exit_code_of_windows_tells_a_kill(code: int, outcome: tuple[int | None, int | None]) -> None:
+    """Otherwise each worker that we stop would count as a failure of the script."""
+    assert windows_outcome(code) == ExitOutcome(*outcome)

@@ -144,6 +144,12 @@ def test_run_that_only_paused_machines_could_do_fails_with_their_reason(named: b
     assert "barnraise resume-machine" in ended.outcome.sentence
 
 
+def test_run_waits_for_a_machine_that_was_paused_while_it_prepared() -> None:
+    spec = order(nodes=(A, C), named=True)
+    reports = {A: report(), C: report("building", paused=PAUSED)}
+    assert next_record(sign_spec(spec, KEY), facts(spec, reports)) is None
+
+
 def test_restart_leaves_paused_machine_out() -> None:
     spec = order()
     record = replace(running(spec), phase="restarting", restarts=1)
@@ -162,6 +168,18 @@ def test_session_says_that_a_machine_is_paused() -> None:
     assert changed is not None
     assert changed.nodes == (A, B)
     assert changed.why == f"box is paused ({PAUSED}); training continues on 2 machines"
+
+
+def test_session_whose_machines_are_all_paused_stays_on_one_of_them() -> None:
+    spec = order()
+    record = replace(running(spec), elastic=True)
+    reports = {
+        node: replace(at_work(record, node, own=WorkerState(rank, "leaving")), paused=PAUSED)
+        for rank, node in enumerate((A, B, C))
+    }
+    changed = next_record(record, facts(spec, reports))
+    assert changed is not None
+    assert changed.nodes == (A,)
 
 
 def test_spec_with_a_wrong_signature_is_rejected() -> None:

@@ -42,7 +42,8 @@ def awaited(response: WatchResponse, *, has_output: bool) -> str:
         alive = [worker.name for worker in response.workers if worker.state != "ended"]
         return f"waiting for the worker to end on {_names(alive)}" if alive else "collecting the results"
     if row.phase == "restarting":
-        return "restarting the workers"
+        paused = [part_line(part, row.run) for part in response.parts if part.stage == "waiting"]
+        return "; ".join(["restarting the workers", *paused])
     if row.phase != "running" or not response.workers:
         return ""
     return _before_first_step(response.workers, has_output=has_output)
