@@ -62,9 +62,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave out files that belong to later tiers as a whole: to import all of them takes long."""
     if collection_path.suffix != ".py":
         return None
-    return (
-        True if TIERS.index(tier_of_file(collection_path)) > TIERS.index(config.getoption("--tier")) else None
-    )
+    return TIERS.index(tier_of_file(collection_path)) > TIERS.index(config.getoption("--tier")) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -188,15 +188,25 @@ class Machines:
 
     def until(self, truth: Callable[[], bool], seconds: float, what: str) -> float:
         """Wait until the condition is true and return the seconds that this took."""
-        begin = time.monotonic()
-        while not truth():
-            if time.monotonic() > begin + _PATIENCE * seconds:
-                logs = "\n".join(
-                    f"--- {place}\n{self.agent_log(place)[-3000:]}" for place in range(len(self.hosts))
-                )
-                raise NotInTimeError(f"waited {_PATIENCE * seconds:g} s without success until {what}\n{logs}")
-            time.sleep(0.02)
-        return time.monotonic() - begin
+        return until(truth, _PATIENCE * seconds, what, self._logs)
+
+    def _logs(self) -> str:
+        return "\n".join(f"--- {place}\n{self.agent_log(place)[-3000:]}" for place in range(len(self.hosts)))
+
+
+def until(
+    truth: Callable[[], object], seconds: float, what: str, explain: Callable[[], str] = lambda: ""
+) -> float:
+    """Wait until the condition is true and return the seconds that this took.
+
+    Raise NotInTimeError with an explanation if it does not become true in time.
+    """
+    begin = time.monotonic()
+    while not truth():
+        if time.monotonic() > begin + seconds:
+            raise NotInTimeError(f"waited {seconds:g} s without success until {what}\n{explain()}")
+        time.sleep(0.02)
+    return time.monotonic() - begin
 
 
 def named(status: StatusResponse, name: str) -> str | None:

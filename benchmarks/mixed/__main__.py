@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agents.commits import Commit, judge, read_commits
+from benchmarks.agents.machines import until
 from benchmarks.agents.runs import PAIRING_CODE
-from benchmarks.mixed.machines import MixedMachine, until
+from benchmarks.mixed.machines import PATIENCE_S, MixedMachine
 from benchmarks.report import environment_line, last_line
 from lab import ARM64, LINUX, WINDOWS, Lab, LabProcess
 from lab.systems import System
@@ -53,7 +54,7 @@ class Bench:
             machine.start_agent()
         first, *others = self.machines
         for machine in self.machines:
-            until(machine.answers, f"the agent of {machine.name} answers")
+            until(machine.answers, PATIENCE_S, f"the agent of {machine.name} answers")
             machine.type("rename", machine.name)
         begin = time.monotonic()
         for machine in others:
@@ -63,7 +64,7 @@ class Bench:
             pairing.wait(120)
         count = len(self.machines)
         online = f"{count} of {count} machines are online"
-        until(lambda: online in first.try_to_type("status").stdout, "all are online")
+        until(lambda: online in first.try_to_type("status").stdout, PATIENCE_S, "all are online")
         self.figures["pairing_s"] = round(time.monotonic() - begin, 1)
         print(first.type("status"), flush=True)
 
@@ -84,7 +85,7 @@ class Bench:
         begin = time.monotonic()
         running = self.machines[0].start("run", "train.py", folder=folder)
         everyone = len(self.machines)
-        until(lambda: _world(trace) == everyone or running.poll() is not None, "all train")
+        until(lambda: _world(trace) == everyone or running.poll() is not None, PATIENCE_S, "all train")
         backs = {}
         for machine in reversed(self.machines):
             generation = _newest(trace).generation
@@ -96,7 +97,7 @@ class Bench:
                     newest.generation > generation + 1 and newest.world == everyone
                 )
 
-            backs[machine.host.system.name] = round(until(is_back, f"{machine.name} is back"), 1)
+            backs[machine.host.system.name] = round(until(is_back, PATIENCE_S, f"{machine.name} is back"), 1)
             assert running.poll() is None, running.output()[-3000:]
             print(
                 f"{machine.name} was killed, and is back after {backs[machine.host.system.name]} s",
@@ -126,6 +127,7 @@ class Bench:
         running = first.start("run", "--on", last.name, "train.py", folder=folder)
         until(
             lambda: running.poll() is not None or (_world(trace) == 1 and _newest(trace).step >= 20),
+            PATIENCE_S,
             "it trains",
         )
         run = re.findall(r"run (train-\w+)", running.output())[0]
@@ -168,7 +170,7 @@ class Bench:
 
 def _code_of(pairing: LabProcess) -> str:
     """Wait until a code is shown, and return it."""
-    until(lambda: PAIRING_CODE.search(pairing.output()), "a code is shown", 60)
+    until(lambda: PAIRING_CODE.search(pairing.output()), 60.0, "a code is shown")
     return str(PAIRING_CODE.findall(pairing.output())[-1])
 
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.agents.machines import REPOSITORY, NotInTimeError
+from benchmarks.agents.machines import REPOSITORY, until
 from benchmarks.agents.runs import worker_pids
 from lab import LINUX, WINDOWS, Host, LabProcess
 
 _KILL_ON_WINDOWS = """
 import os, psutil, sys
+from barnraise.core.flow.termination import WINDOWS_KILL_CODE
 for process in psutil.process_iter():
     try:
         if process.cmdline()[-1:] == sys.argv[1:] and process.pid != os.getpid():
-            os.kill(process.pid, 9)
+            os.kill(process.pid, WINDOWS_KILL_CODE)
             print("killed")
     except psutil.Error:
         pass
 """
-_PATIENCE_S = 600.0  # an emulated machine imports torch in minutes
+PATIENCE_S = 600.0  # an emulated machine imports torch in minutes
 
 
 class MixedMachine:
@@ -69,7 +69,7 @@ class MixedMachine:
     def try_to_type(self, *words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Type a command, and return how it ended."""
         command = self._command(*words)
-        return self.host.run(command, env=self._variables, cwd=folder, timeout=_PATIENCE_S, check=False)
+        return self.host.run(command, env=self._variables, cwd=folder, timeout=PATIENCE_S, check=False)
 
     def answers(self) -> bool:
         """Tell whether its agent answers."""
@@ -79,7 +79,7 @@ class MixedMachine:
         """Kill its workers at once; return how many there were."""
         if self.host.system is WINDOWS:
             # Through Windows, whose exit code says that it was a kill.
-            killed = self.host.run([self.host.python, "-c", _KILL_ON_WINDOWS, script], timeout=_PATIENCE_S)
+            killed = self.host.run([self.host.python, "-c", _KILL_ON_WINDOWS, script], timeout=PATIENCE_S)
             return killed.stdout.count("killed")
         pids = worker_pids(self.host, script)
         for pid in pids:
@@ -99,14 +99,4 @@ class MixedCommandLine:
 
     def until(self, truth: Callable[[], bool], seconds: float, what: str) -> float:
         """Wait until the condition is true and return the seconds that this took."""
-        return until(truth, what, seconds)
-
-
-def until(truth: Callable[[], object], what: str, patience_s: float = _PATIENCE_S) -> float:
-    """Wait until a condition is true and return the seconds that this took."""
-    begin = time.monotonic()
-    while not truth():
-        if time.monotonic() > begin + patience_s:
-            raise NotInTimeError(f"waited {patience_s:g} s in vain until {what}")
-        time.sleep(0.2)
-    return time.monotonic() - begin
+        return until(truth, seconds, what)

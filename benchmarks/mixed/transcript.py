@@ -3,7 +3,7 @@
     python -m benchmarks.mixed.transcript            print the session
     python -m benchmarks.mixed.transcript --write    and put it into docs/transcripts/windows.txt
 
-A test types it again and compares, apart from what differs each time.
+It has not been recorded yet: no run has ended on a Windows host so far.
 """
 
 from __future__ import annotations

@@ -16,15 +16,14 @@ import msgspec
 
 from barnraise.agent.supervisor import resource_limits
 from barnraise.agent.supervisor.messages import WorkerLaunch, WorkerLimits
-from barnraise.agent.supervisor.windows_job import KILLED_CODE
+from barnraise.core.flow.termination import WINDOWS_KILL_CODE
 
 if TYPE_CHECKING:
     from barnraise.agent.supervisor.windows_job import Job
 
 _PIPE_BYTES = 256 << 10
 _KILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
-_KILLED_BY_ITSELF = 9  # exit codes of Windows
-_CONTROL_BREAK = 0xC000013A
+_CONTROL_BREAK = 0xC000013A  # exit code of Windows
 
 
 class ExitOutcome(msgspec.Struct, frozen=True):
@@ -99,7 +98,7 @@ class WorkerProcess:
 
 def windows_outcome(code: int) -> ExitOutcome:
     """Return how a process of Windows ended. It has no signals, so a kill is told by its exit code."""
-    is_killed = code in (KILLED_CODE, _KILLED_BY_ITSELF, _CONTROL_BREAK)
+    is_killed = code in (WINDOWS_KILL_CODE, _CONTROL_BREAK)
     return ExitOutcome(None, 9) if is_killed else ExitOutcome(code, None)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Protocol, cast
 
+from barnraise.core.flow.termination import WINDOWS_KILL_CODE
+
 _EXTENDED_LIMITS = 9  # JobObjectExtendedLimitInformation
 _KILL_ON_CLOSE = 0x2000  # JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
 _PROCESS_MEMORY = 0x100  # JOB_OBJECT_LIMIT_PROCESS_MEMORY
-KILLED_CODE = 0x0B4A9  # no program exits with it
 CREATE_SUSPENDED = 0x4
 
 
@@ -78,7 +79,7 @@ class Job:
 
     def kill(self) -> None:
         """Kill all processes of the job."""
-        self._kernel.TerminateJobObject(self._handle, KILLED_CODE)
+        self._kernel.TerminateJobObject(self._handle, WINDOWS_KILL_CODE)
 
     def close(self) -> None:
         """Close the handle, which kills all processes of the job."""

@@ -8,6 +8,8 @@ from types import FrameType
 from typing import Any
 
 Handler = Callable[[int, FrameType | None], Any]
+# Exit code of a process that was killed on Windows, which has no signals. No program exits with it.
+WINDOWS_KILL_CODE = 0x0B4A9
 _NAMES = ("SIGTERM", "SIGBREAK")  # Windows sends the second one, for CTRL_BREAK
 
 

@@ -8,6 +8,7 @@ import signal
 import sys
 
 from barnraise.core.errors import CollectiveError, OperationMismatch, RunError, UnsupportedOperation
+from barnraise.core.flow.termination import WINDOWS_KILL_CODE
 
 log = logging.getLogger("barnraise.training")
 
@@ -28,7 +29,7 @@ def raise_if_permanent(error: CollectiveError | None) -> None:
 def kill_self() -> None:
     """Kill this process, so that the script cannot catch it and the exit does not count as success."""
     sys.stderr.flush()
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", 9))  # on Windows the number is the exit code
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", WINDOWS_KILL_CODE))  # there it is the exit code
 
 
 def exit_without_state(*, finished: bool) -> None:

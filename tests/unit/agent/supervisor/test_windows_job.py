@@ -7,7 +7,8 @@ import ctypes
 import pytest
 
 from barnraise.agent.supervisor.process import ExitOutcome, windows_outcome
-from barnraise.agent.supervisor.windows_job import KILLED_CODE, Job
+from barnraise.agent.supervisor.windows_job import Job
+from barnraise.core.flow.termination import WINDOWS_KILL_CODE
 
 
 class _Kernel:
@@ -72,7 +73,7 @@ def test_job_refused_call_raises_and_closes_handle(call: str) -> None:
 
 @pytest.mark.parametrize(
     ("code", "outcome"),
-    [(0, (0, None)), (1, (1, None)), (KILLED_CODE, (None, 9)), (9, (None, 9)), (0xC000013A, (None, 9))],
+    [(0, (0, None)), (1, (1, None)), (9, (9, None)), (WINDOWS_KILL_CODE, (None, 9)), (0xC000013A, (None, 9))],
 )
 def test_exit_code_of_windows_tells_a_kill(code: int, outcome: tuple[int | None, int | None]) -> None:
     """Otherwise each worker that we stop would count as a failure of the script."""
