@@ -49,6 +49,12 @@ def test_package_is_typed_for_users() -> None:
     assert (SOURCE / "barnraise" / "py.typed").exists()
 
 
+def test_only_code_for_linux_starts_processes_with_the_event_loop() -> None:
+    """The agent's event loop on Windows cannot start processes."""
+    guilty = [module_name(file) for file in files() if "create_subprocess_" in file.read_text("utf-8")]
+    assert guilty == ["barnraise.agent.power.suspend_events"]
+
+
 def test_nothing_of_ours_pickles() -> None:
     """We never unpickle: bytes from a peer must not become code."""
     guilty = []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -56,6 +57,19 @@ def test_settings_print_valid_toml_with_origins(
     shown = tomllib.loads(out)
     assert shown["network"]["port"] == 6000
     assert shown["trust"]["nodes"] == ["a", 'b"c\\d']
+
+
+def test_letters_that_the_encoding_of_a_file_lacks_are_replaced(tmp_path: Path) -> None:
+    """The encoding of a file is the code page on Windows."""
+    variables = {"PYTHONIOENCODING": "cp1252", "BARNRAISE_STATE_DIRECTORY": str(tmp_path / "Łukasz")}
+    words = [sys.executable, "-m", "barnraise.cli.main", "settings"]
+    file = tmp_path / "settings.toml"
+    with file.open("wb") as out:
+        done = subprocess.run(
+            words, env=os.environ | variables, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path / "?ukasz") in file.read_text(encoding="cp1252")
 
 
 def test_plaintext_is_shown(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
 import sys
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -17,6 +19,13 @@ from tests.arch.source_tree import files, module_name
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+class Device(Terminal):
+    """A device of Windows that looks like a terminal: a console, or the null device."""
+
+    def fileno(self) -> int:
+        return 3
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +78,29 @@ def test_only_the_terminal_module_decides_about_colours() -> None:
         and any(sign in file.read_text(encoding="utf-8") for sign in ("click.style", "secho(", "NO_COLOR"))
     ]
     assert guilty == []
+
+
+def test_only_the_terminal_module_tells_what_a_terminal_is() -> None:
+    guilty = [module_name(file) for file in files() if ".isatty(" in file.read_text(encoding="utf-8")]
+    assert guilty == ["barnraise.cli.terminal"]
+
+
+@pytest.mark.parametrize(("console_mode", "secret"), [(0, ""), (1, "typed")])
+def test_null_device_of_windows_gets_no_question(
+    monkeypatch: pytest.MonkeyPatch, console_mode: int, secret: str
+) -> None:
+    """Only a console has a mode there."""
+
+    def get_mode(handle: ctypes.c_void_p, mode: object) -> int:
+        return console_mode if handle.value == 1003 else 0
+
+    kernel = SimpleNamespace(GetConsoleMode=get_mode)
+    monkeypatch.setattr(ctypes, "windll", SimpleNamespace(kernel32=kernel), raising=False)
+    crt = SimpleNamespace(get_osfhandle=lambda descriptor: 1000 + descriptor)
+    monkeypatch.setitem(sys.modules, "msvcrt", crt)  # type: ignore[arg-type]
+    monkeypatch.setattr(terminal, "sys", SimpleNamespace(platform="win32", stdin=Device()))
+    monkeypatch.setattr(click, "prompt", lambda text, **options: "typed")
+    assert read_secret("-", "Invite") == secret
 
 
 def test_secret_is_read_from_standard_input_for_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,35 @@
-"""Variables that limit a worker: its share of the line, and of the GPU's memory."""
+"""Variables of a worker: the encoding of its output, its share of the line, and of the GPU's memory."""
 
 from __future__ import annotations
 
 import pytest
 
 from barnraise.agent_client.machine_limits import MachineLimits
-from barnraise.runs.worker_environment import _limit_variables
+from barnraise.runs.record import RunRecord, WorkerSlot
+from barnraise.runs.worker_environment import _limit_variables, worker_environment
+from tests.unit.runs.control.test_lifecycle import A, order
+
+
+@pytest.mark.parametrize(("given", "encoding"), [({}, "utf-8"), ({"PYTHONIOENCODING": "ascii"}, "ascii")])
+def test_worker_prints_in_the_encoding_of_logs_unless_the_user_chose_one(
+    given: dict[str, str], encoding: str
+) -> None:
+    """On Windows a pipe has another encoding, which lacks many letters."""
+    variables = worker_environment(
+        given,
+        order(),
+        RunRecord(order=b"", signature=bytes(64), slots=(WorkerSlot(A, 0, "cpu"),), generation=1),
+        0,
+        start=1,
+        state_directory="",
+        local_store="",
+        checkpoints="",
+        data={},
+        cores=1,
+        values={},
+        limits=MachineLimits(),
+    )
+    assert variables["PYTHONIOENCODING"] == encoding
 
 
 def test_workers_of_a_machine_share_the_line() -> None:

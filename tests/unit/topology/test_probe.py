@@ -16,6 +16,7 @@ import pytest
 from barnraise.topology import Device, describe_machine, measured_speeds, with_speeds
 from barnraise.topology.devices import DeviceSpeed, ProbeReport
 from barnraise.topology.probe import CACHE_NAME, hardware_key, remembered_speeds, run_probe
+from tests.unit.event_loop import WithoutSubprocesses
 from tests.unit.topology.graphs import machine
 
 
@@ -86,6 +87,13 @@ def test_failed_probe_becomes_note(command: list[str], words: str, tmp_path: Pat
     assert report.speeds == ()
     assert words in report.notes[0]
     assert not (tmp_path / CACHE_NAME).exists(), "a failure is not remembered"
+
+
+def test_probe_runs_on_loop_without_subprocess_support() -> None:
+    """The agent of Windows has such a loop, and its error would end the agent."""
+    measured = ProbeReport(speeds=(_speed(1.5),))
+    with asyncio.Runner(loop_factory=WithoutSubprocesses) as runner:
+        assert runner.run(run_probe(_command(measured))) == measured
 
 
 def test_hanging_probe_is_killed(tmp_path: Path) -> None:

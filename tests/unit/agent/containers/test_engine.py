@@ -15,6 +15,7 @@ from barnraise.agent.containers.engine import ContainerEngine, parse_info, remov
 from barnraise.environments.build_process import run_build_command
 from barnraise.environments.installed_packages import packages_of
 from tests.unit.agent.containers.fake_engine import FakeEngine
+from tests.unit.event_loop import WithoutSubprocesses
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers work on Linux only")
 
@@ -62,13 +63,6 @@ def test_remove_leftovers_failing_engine_is_retried_next_start(tmp_path: Path) -
     note.write_text("/bin/false")
     remove_leftovers(tmp_path)
     assert note.exists()
-
-
-class WithoutSubprocesses(asyncio.SelectorEventLoop):
-    """As the agent's loop on Windows."""
-
-    async def _make_subprocess_transport(self, *arguments: object, **options: object) -> None:
-        raise NotImplementedError
 
 
 def test_commands_run_on_loop_without_subprocess_support(engine: FakeEngine, tmp_path: Path) -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from barnraise.agent.supervisor import process
+from barnraise.agent.supervisor.messages import WorkerLimits
 from barnraise.agent.supervisor.process import ExitOutcome, windows_outcome
 from barnraise.agent.supervisor.windows_job import Job
 from barnraise.core.flow.termination import WINDOWS_KILL_CODE
+from tests.unit.agent.supervised_workers import worker
 
 
 class _Kernel:
@@ -69,6 +76,44 @@ def test_job_refused_call_raises_and_closes_handle(call: str) -> None:
     with pytest.raises(OSError, match="Windows"):
         Job(kernel).take(9)
     assert (("close", 77) in kernel.calls) == (call == "limit")
+
+
+@pytest.fixture
+def process_of_windows(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return the module that starts workers, as Windows imports it."""
+    spec = importlib.util.spec_from_file_location("process_of_windows", process.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with monkeypatch.context() as windows:
+        windows.setattr(sys, "platform", "win32")
+        spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "sys", SimpleNamespace(platform="win32"))
+    return module
+
+
+def test_worker_runs_only_after_it_is_in_its_job(
+    process_of_windows: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The python.exe of a virtual environment starts another process at once, which would be outside."""
+    kernel = _Kernel()
+
+    def run(handle: int) -> int:
+        return kernel._answer("run", handle)
+
+    def start(command: object, *, creationflags: int, **options: object) -> SimpleNamespace:
+        if not creationflags & 0x4:  # CREATE_SUSPENDED
+            run(9)
+        return SimpleNamespace(pid=4711, _handle=9)
+
+    constants = {"CREATE_NEW_PROCESS_GROUP": 0x200, "DEVNULL": -3, "PIPE": -1, "STDOUT": -2}
+    monkeypatch.setattr(process_of_windows, "subprocess", SimpleNamespace(Popen=start, **constants))
+    monkeypatch.setattr(process_of_windows, "kernel32", lambda: kernel)
+    ntdll = SimpleNamespace(NtResumeProcess=run)
+    monkeypatch.setattr(ctypes, "WinDLL", {"ntdll": ntdll}.__getitem__, raising=False)
+    process_of_windows.start(worker(tmp_path, "pass"), WorkerLimits(), {})
+    assert kernel.calls[-2:] == [("take", 77, 9), ("run", 9)]
+    assert kernel.calls.count(("run", 9)) == 1
 
 
 @pytest.mark.parametrize(
