@@ -90,23 +90,23 @@ class StepProfiler:
         session = self._session
         for microbatch in batch:
             part, done, waited = session._current, session.done, session._throughput.waited_s
-            start = time.monotonic()
+            start = time.perf_counter()
             yield microbatch
             _synchronize()
-            seconds = time.monotonic() - start - (session._throughput.waited_s - waited)
+            seconds = time.perf_counter() - start - (session._throughput.waited_s - waited)
             tally = self._cold if done == 0 else self._last if session.done > done else self._warm
             tally.add(part.span.size if part is not None else 0, seconds)
 
     def _before_step(self, *_: Any) -> None:
         _synchronize()
-        self._step_start = time.monotonic()
+        self._step_start = time.perf_counter()
 
     def _after_step(self, *_: Any) -> None:
         _synchronize()
-        self._optimizer_s.append(time.monotonic() - self._step_start)
+        self._optimizer_s.append(time.perf_counter() - self._step_start)
 
     def _on_commit(self) -> None:
-        self._commits.append(time.monotonic())
+        self._commits.append(time.perf_counter())
         measured = self._exchange()
         if not measured or measured[0].is_ready:
             self._report(measured)
