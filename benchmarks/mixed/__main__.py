@@ -3,9 +3,10 @@
     python -m lab prepare windows arm64    once
     python -m benchmarks.mixed --quick
 
-The machines pair without addresses. They check collectives of all dtypes, and train a session of 200 steps in
-which the worker of each machine is killed once. Another run is stopped, and resumed on a machine of another
-system. The last line is one JSON object.
+The machines pair without addresses. They compare collectives, DDP and FSDP2 with exact results, and train a
+session of 200 steps in which the worker of each machine is killed once. Another run is stopped, and resumed
+on machines of other systems. A folder with names that Windows refuses is not sent. At the end, the second
+machine removes the others. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from lab.systems import System
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 UNITS = 8
+_READ_DEEP_FILE = """
+from pathlib import Path
+print("READ", next(Path().rglob("größe.txt")).read_text(encoding="utf-8"), flush=True)
+"""
 STEPS = 200
 
 
@@ -43,10 +48,12 @@ class Bench:
     def measure(self, optimizers: Sequence[str]) -> None:
         """Pair, compare, train and resume."""
         self.pair()
+        self.check_names()
         self.check_collectives()
         self.resume_elsewhere()
         for optimizer in reversed(optimizers):  # the figures are those of the first
             self.train(optimizer)
+        self.remove_all()
 
     def pair(self) -> None:
         """Pair all machines with the first, by codes alone."""
@@ -67,6 +74,24 @@ class Bench:
         until(lambda: online in first.try_to_type("status").stdout, PATIENCE_S, "all are online")
         self.figures["pairing_s"] = round(time.monotonic() - begin, 1)
         print(first.type("status"), flush=True)
+
+    def check_names(self) -> None:
+        """Check that names which a system refuses are named before anything starts, and letters arrive."""
+        first = self.machines[0]
+        refused = self._folder("mixed_collectives.py")
+        for name in ("aux.txt", "what?.txt", "Data.csv", "data.csv"):
+            (refused / name).write_text("")
+        printed = first.try_to_type("run", "--all", "train.py", folder=refused)
+        text = printed.stdout + printed.stderr
+        assert printed.returncode != 0, text
+        assert all(word in text for word in ("aux.txt", "what?.txt", "data.csv")), text
+        folder = self._folder("mixed_collectives.py")
+        deep = folder / "ein langer Ordner mit Umlauten äöü" / ("x" * 120) / ("y" * 120)
+        deep.mkdir(parents=True)
+        (deep / "größe.txt").write_text("14", encoding="utf-8")
+        (folder / "train.py").write_text(_READ_DEEP_FILE, encoding="utf-8")
+        printed_all = first.type("run", "--all", "--separate", "train.py", folder=folder)
+        assert printed_all.count("READ 14") == len(self.machines), printed_all
 
     def check_collectives(self) -> None:
         folder = self._folder("mixed_collectives.py")
@@ -146,6 +171,16 @@ class Bench:
         )
         assert 1 < first_again <= stopped.step + 1, "it began again"
         self.figures["resumed_from_other_system"] = True
+
+    def remove_all(self) -> None:
+        """Let the second machine, which has another system, remove all others."""
+        remover = self.machines[1]
+        others = [machine for machine in self.machines if machine is not remover]
+        for machine in others:
+            print(remover.type("unpair", machine.name, "--yes"), flush=True)
+        shown = remover.type("status")
+        assert not any(machine.name in shown for machine in others), shown
+        self.figures["removed"] = len(others)
 
     def _session(self, optimizer: str, checkpoint_s: float = 20) -> tuple[Path, Path, Path]:
         folder = self._folder("mixed_session.py")

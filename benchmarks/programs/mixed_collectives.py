@@ -1,4 +1,4 @@
-"""Collectives between machines of different systems, each compared with the exact result."""
+"""Collectives, DDP and FSDP2 between machines of different systems, compared with the exact results."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8)
 
@@ -13,6 +16,29 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 def own(rank: int, dtype: torch.dtype) -> torch.Tensor:
     """Return whole numbers: every dtype holds their sum exactly."""
     return (torch.arange(37) % 5 + rank).to(dtype)
+
+
+def train(model: torch.nn.Module, x: torch.Tensor) -> None:
+    """Take four steps of gradient descent on the sum of squares."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for _ in range(4):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def small_model() -> torch.nn.Module:
+    """Return a model whose numbers are the same with every build of torch, unlike random numbers."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.ReLU(), torch.nn.Linear(10, 4))
+    with torch.no_grad():
+        for place, value in enumerate(model.parameters()):
+            numbers = torch.arange(value.numel(), dtype=torch.float64) + place
+            value.copy_(torch.sin(numbers).reshape(value.shape).float())
+    return model
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def main() -> None:
@@ -60,6 +86,22 @@ def main() -> None:
     count += 1
     if [name["rank"] for name in names if isinstance(name, dict)] != list(range(world)):
         wrong.append("all_gather_object")
+    rows = torch.cos(torch.arange(world * 8 * 6, dtype=torch.float64)).reshape(world, 8, 6).float()
+    alone = small_model()
+    train(alone, rows.flatten(0, 1))
+    for name, model in (
+        ("ddp", DistributedDataParallel(small_model())),
+        ("fsdp2", fully_shard(small_model())),
+    ):
+        train(model, rows[rank])
+        for actual, expected in zip(model.parameters(), alone.parameters(), strict=True):
+            value = whole(actual).detach()
+            same = [torch.empty_like(value) for _ in range(world)]
+            dist.all_gather(same, value)
+            check(f"{name}: equal on all ranks", torch.stack(same), value.expand(world, *value.shape))
+            check(
+                f"{name}: as one machine", torch.isclose(value, expected, atol=1e-6).all(), torch.tensor(True)
+            )
     dist.barrier()
     print("CHECKED " + json.dumps({"rank": rank, "checked": count, "wrong": wrong}), flush=True)
     dist.destroy_process_group()
