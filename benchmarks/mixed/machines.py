@@ -61,10 +61,14 @@ class MixedMachine:
 
     def type(self, *words: str, folder: Path | None = None) -> str:
         """Type a command and return what it prints; raise AssertionError unless it succeeds."""
-        done = self.try_to_type(*words, folder=folder)
-        printed = done.stdout + done.stderr
-        assert done.returncode == 0, f"on {self.name}, barnraise {' '.join(words)}:\n{printed}"
-        return printed
+        command = self.start(*words, folder=folder)
+        try:
+            code = str(command.wait(PATIENCE_S))
+        except subprocess.TimeoutExpired:
+            code = f"did not end within {PATIENCE_S:g} s"
+            command.kill()
+        assert code == "0", f"on {self.name}, barnraise {' '.join(words)}: {code}\n{command.output()}"
+        return command.output()
 
     def try_to_type(self, *words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Type a command, and return how it ended."""

@@ -39,7 +39,7 @@ class Arm64(PreparedSystem):
 
     def launch(self, argv: Sequence[str], cwd: Path, room: Path) -> Launch:
         environment = {
-            "PYTHONPATH": ":".join(map(str, self.module_paths)),
+            "PYTHONPATH": ":".join(map(str, self.module_paths(room))),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         return Launch(in_root(self.root, argv, cwd, room, kernel=("/proc", "/dev")), environment)

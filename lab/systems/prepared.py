@@ -1,9 +1,11 @@
 """Base of systems that are prepared from packages: a root with another system, and wheels for it."""
 
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from barnraise import __version__
 from lab.systems import build
 from lab.systems.system import REPOSITORY, Launch
 
@@ -52,16 +54,31 @@ class PreparedSystem(ABC):
         """Return the command that prepares the system."""
         return f"python -m lab prepare {self.name}"
 
-    @property
-    def module_paths(self) -> tuple[Path, ...]:
+    def module_paths(self, room: Path) -> tuple[Path, ...]:
         """Return the folders of modules: ours, and those of the packages."""
-        return REPOSITORY / "src", REPOSITORY, self.packages
+        return REPOSITORY / "src", REPOSITORY, _installed(room / "installed"), self.packages
 
     def prepare(self, say: Callable[[str], None]) -> None:
         """Build all parts that are missing."""
         self.cache.mkdir(parents=True, exist_ok=True)
         for part, builder in self.builders().items():
             build.make_once(part, builder, say)
+
+
+def _installed(folder: Path) -> Path:
+    """Write what an installation of Barnraise tells others about it: torch finds our backend by that."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    known = folder / f"barnraise-{__version__}.dist-info"
+    if not known.exists():
+        known.mkdir(parents=True)
+        (known / "METADATA").write_text(f"Metadata-Version: 2.1\nName: barnraise\nVersion: {__version__}\n")
+        groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+        lines = (
+            f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in entries.items())
+            for group, entries in groups.items()
+        )
+        (known / "entry_points.txt").write_text("\n".join(lines))
+    return folder
 
 
 def requirements_with(torch: Sequence[str]) -> list[str]:

@@ -61,15 +61,15 @@ class Windows(PreparedSystem):
             shutil.copytree(self.cache / "prefix", prefix, symlinks=True)
         command = in_root(self.root, ["wine", *argv], cwd, room)
         piped = ["bash", "-c", _PIPED, "bash", *command]
-        return Launch(piped, self._environment(prefix))
+        return Launch(piped, self._environment(prefix, self.module_paths(room)))
 
-    def _environment(self, prefix: Path) -> dict[str, str]:
+    def _environment(self, prefix: Path, modules: Sequence[Path]) -> dict[str, str]:
         return {
             "WINEPREFIX": str(prefix),
             "WINEARCH": "win64",
             "WINEDEBUG": "-all",
             "WINEDLLOVERRIDES": _OVERRIDES,
-            "PYTHONPATH": ";".join(windows_path(path) for path in self.module_paths),
+            "PYTHONPATH": ";".join(windows_path(path) for path in modules),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUTF8": "1",
             "KMP_AFFINITY": "disabled",  # Wine lacks a function about processors
@@ -78,7 +78,7 @@ class Windows(PreparedSystem):
     def _make_prefix(self, folder: Path) -> None:
         """Let Wine create the folder that every host starts with."""
         with tempfile.TemporaryDirectory(prefix="lab-wine-") as room:
-            environment = self._environment(folder)
+            environment = self._environment(folder, (self.packages,))
             script = (
                 "wine wineboot --init && wine \"$0\" -c 'import numpy, cryptography, psutil' && wineserver -w"
             )

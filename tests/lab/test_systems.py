@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab import ARM64, LINUX, WINDOWS, Lab
+from lab.systems import System
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -37,3 +38,13 @@ def test_arm64_host_imports_torch() -> None:
         host = lab.hosts[1]
         total = "import torch; print(torch.ones(3).sum().item())"
         assert host.run([host.python, "-c", total], timeout=240).stdout.strip() == "3.0"
+
+
+@pytest.mark.parametrize("system", [WINDOWS, ARM64], ids=["windows", "arm64"])
+def test_torch_finds_our_backend(system: System) -> None:
+    if (reason := system.why_unavailable()) is not None:
+        pytest.skip(reason)
+    with Lab(hosts=[LINUX, system]) as lab:
+        host = lab.hosts[1]
+        known = "import torch.distributed as dist; print(dist.Backend.backend_list)"
+        assert "'barnraise'" in host.run([host.python, "-c", known], timeout=280).stdout

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import random
-import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +20,7 @@ from barnraise.agent_client.bootstrap import AGENT_LOG
 from barnraise.core.config import Settings, load_settings
 from barnraise.core.errors import BarnraiseError, IdentityError
 from barnraise.core.flow.console_log import install_process_log
+from barnraise.core.flow.termination import stop_by_signals
 from barnraise.core.logs.rotation import rotate_output
 from barnraise.core.sanitize import printable
 from barnraise.identity.private_file import read_private
@@ -77,9 +77,7 @@ async def _serve_once(agent: Agent, psk: Psk | None, on_start: OnStart | None) -
     """Run an agent until it is stopped; return True if it must start again because its key has changed."""
     agent.on_request = partial(cluster_api.answer, agent)
     await agent.start()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(NotImplementedError):  # Windows raises KeyboardInterrupt instead
-            asyncio.get_running_loop().add_signal_handler(number, agent.stop_requested.set)
+    stop_by_signals(asyncio.get_running_loop(), agent.stop_requested.set)
     if on_start is not None:
         on_start(agent)
     agent.spawn(_rotate_log(agent.directory / AGENT_LOG))

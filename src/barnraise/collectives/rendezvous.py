@@ -6,7 +6,10 @@ rebuilt group cannot be confused with the previous one.
 
 from __future__ import annotations
 
+import logging
 import secrets
+import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 import msgspec
@@ -14,7 +17,13 @@ from torch._C._distributed_c10d import Store
 
 from barnraise.collectives.messages import GroupMember
 from barnraise.core.errors import OperationTimeout, ProtocolError
+from barnraise.core.flow.wait_reporter import WaitReporter
 
+log = logging.getLogger("barnraise.collectives")
+
+_FIRST_REPORT_S = 10.0
+_MAX_REPORT_S = 60.0
+_MIN_WAIT_S = 0.1  # for torch, 0 means without end
 _MAX_ENTRY = 64 << 10
 _MAX_ADDRESSES = 32
 _MAX_NONCE = 64
@@ -32,7 +41,7 @@ def exchange_members(
     entry = msgspec.msgpack.encode(_Entry(member, secrets.token_hex(8)))
     store.set(_key(rank), entry)  # type: ignore[arg-type]  # bytes are taken too, the stub knows only text
     keys = [_key(other) for other in range(world)]
-    _wait_for_keys(store, keys, timeout_s)
+    wait_for_ranks(store, keys, timeout_s)
     entries = [_read(data, other) for other, data in enumerate(read_values(store, keys))]
     workers = [entry.member.worker for entry in entries]
     for other, worker in enumerate(workers):
@@ -51,22 +60,47 @@ def read_values(store: Store, keys: list[str]) -> list[bytes]:
     return [store.get(key) for key in keys]
 
 
-def _wait_for_keys(store: Store, keys: list[str], timeout_s: float) -> None:
-    try:
-        store.wait(keys, timedelta(seconds=timeout_s))
-    except RuntimeError as error:  # torch's store errors all derive from it
-        missing = [rank for rank, key in enumerate(keys) if not _has_key(store, key)]
-        if not missing:
-            raise ProtocolError(
-                f"the store of the rendezvous failed ({error})",
-                hint="Check that the process that holds the store is alive and reachable.",
+def wait_for_ranks(store: Store, keys: Sequence[str], timeout_s: float) -> None:
+    """Wait until each rank has set its key, and log now and then which ranks have not.
+
+    Raise OperationTimeout with the missing ranks, ProtocolError if the store fails.
+    """
+    deadline = time.monotonic() + timeout_s
+    reporter = WaitReporter(_FIRST_REPORT_S, 2 * _FIRST_REPORT_S, max_interval_s=_MAX_REPORT_S)
+    while True:
+        start = time.monotonic()
+        left = deadline - start
+        slice_s = max(_MIN_WAIT_S, min(left, _FIRST_REPORT_S))
+        try:
+            store.wait(list(keys), timedelta(seconds=slice_s))
+            return
+        except RuntimeError as error:  # torch's store errors all derive from it
+            missing = [rank for rank, key in enumerate(keys) if not _has_key(store, key)]
+            has_failed = time.monotonic() - start < slice_s / 2
+            if not missing and not has_failed:
+                return
+            if left > slice_s and not has_failed:
+                if reporter.is_due():
+                    log.warning(
+                        "waiting for %s to call init_process_group, for %.0f s so far",
+                        _names(missing),
+                        reporter.waited_s,
+                    )
+                continue
+            if not missing:
+                raise ProtocolError(
+                    f"the store of the rendezvous failed ({error})",
+                    hint="Check that the process that holds the store is alive and reachable.",
+                ) from error
+            raise OperationTimeout(
+                f"{_names(missing)} did not join the rendezvous within {timeout_s:g} s",
+                late=tuple(missing),
+                hint="Start the missing ranks, and check that all use the same store address and world size.",
             ) from error
-        names = ", ".join(f"rank {rank}" for rank in missing)
-        raise OperationTimeout(
-            f"{names} did not join the rendezvous within {timeout_s:g} s",
-            late=tuple(missing),
-            hint="Start the missing ranks, and check that all use the same store address and world size.",
-        ) from error
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return ", ".join(f"rank {rank}" for rank in ranks)
 
 
 def _has_key(store: Store, key: str) -> bool:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch.distributed as dist
 
+from barnraise.collectives import rendezvous
 from barnraise.collectives.messages import GroupMember
 from barnraise.collectives.rendezvous import exchange_members
 from barnraise.core.errors import OperationTimeout, ProtocolError
@@ -39,6 +40,34 @@ def test_exchange_members_timeout_names_missing_ranks() -> None:
     with pytest.raises(OperationTimeout, match="rank 0, rank 2 did not join") as caught:
         exchange_members(store, 1, 3, MEMBERS[1], 0.2)
     assert caught.value.late == (0, 2)
+
+
+def test_long_wait_names_the_missing_rank_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rendezvous, "_FIRST_REPORT_S", 0.2)
+    store = dist.HashStore()
+    store.set("key 0", "here")
+    late = threading.Timer(1.0, store.set, ("key 1", "here"))
+    late.start()
+    rendezvous.wait_for_ranks(store, ["key 0", "key 1"], 60)
+    assert "waiting for rank 1 to call init_process_group" in caplog.text
+    assert "rank 0" not in caplog.text
+
+
+def test_store_that_fails_at_once_is_not_asked_again() -> None:
+    class BrokenStore(dist.HashStore):
+        asked = 0
+
+        def wait(self, *_: object) -> None:
+            self.asked += 1
+            raise dist.DistStoreError("the connection is gone")
+
+    store = BrokenStore()
+    store.set("key 0", "here")
+    with pytest.raises(ProtocolError, match="the connection is gone"):
+        rendezvous.wait_for_ranks(store, ["key 0"], 60)
+    assert store.asked == 1
 
 
 @pytest.mark.parametrize(

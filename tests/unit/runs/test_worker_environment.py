@@ -15,8 +15,20 @@ def test_worker_prints_in_the_encoding_of_logs_unless_the_user_chose_one(
     given: dict[str, str], encoding: str
 ) -> None:
     """On Windows a pipe has another encoding, which lacks many letters."""
-    variables = worker_environment(
-        given,
+    assert _variables(given)["PYTHONIOENCODING"] == encoding
+
+
+@pytest.mark.parametrize(("values", "autoload"), [({}, "1"), ({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "0")])
+def test_torch_loads_our_backend_unless_the_user_of_the_run_says_no(
+    values: dict[str, str], autoload: str
+) -> None:
+    variables = _variables({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, values)
+    assert variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] == autoload
+
+
+def _variables(base: dict[str, str], values: dict[str, str] | None = None) -> dict[str, str]:
+    return worker_environment(
+        base,
         order(),
         RunRecord(order=b"", signature=bytes(64), slots=(WorkerSlot(A, 0, "cpu"),), generation=1),
         0,
@@ -26,10 +38,9 @@ def test_worker_prints_in_the_encoding_of_logs_unless_the_user_chose_one(
         checkpoints="",
         data={},
         cores=1,
-        values={},
+        values=values or {},
         limits=MachineLimits(),
     )
-    assert variables["PYTHONIOENCODING"] == encoding
 
 
 def test_workers_of_a_machine_share_the_line() -> None:

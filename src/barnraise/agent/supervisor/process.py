@@ -119,13 +119,23 @@ def start(launch: WorkerLaunch, limits: WorkerLimits, marks: Mapping[str, str]) 
         raise NotADirectoryError(errno.ENOTDIR, "no such directory", launch.directory)
     process = _spawn(launch, limits, environment)
     job = None
-    if sys.platform == "win32":
-        job = _job_of(process, limits)
     try:
-        resource_limits.apply_to_process(process.pid, limits)
+        if sys.platform == "win32":
+            job = _job_of(process, limits)
+        _limit(process.pid, limits)
+        if sys.platform == "win32":
+            resume_process(_handle_of(process))
+    except BaseException:
+        process.kill()  # on Windows it would stay suspended
+        raise
+    return WorkerProcess(process, job)
+
+
+def _limit(pid: int, limits: WorkerLimits) -> None:
+    try:
+        resource_limits.apply_to_process(pid, limits)
     except Exception:  # noqa: BLE001  # psutil's own errors; training works without the limit
         pass
-    return WorkerProcess(process, job)
 
 
 def _popen(launch: WorkerLaunch, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
@@ -157,10 +167,11 @@ if sys.platform == "win32":
 
     def _job_of(process: subprocess.Popen[bytes], limits: WorkerLimits) -> Job:
         job = Job(kernel32(), limits.memory_bytes)
-        handle = int(process._handle)  # type: ignore[attr-defined]  # nothing else has these rights
-        job.take(handle)
-        resume_process(handle)
+        job.take(_handle_of(process))
         return job
+
+    def _handle_of(process: subprocess.Popen[bytes]) -> int:
+        return int(process._handle)  # type: ignore[attr-defined]  # nothing else has these rights
 
 else:
     import fcntl

@@ -398,7 +398,7 @@ class CommProcess:
                     self._change_trust(received)
                 else:
                     self._connections.accept(received[1], received[0])
-        except ListenerError as error:
+        except (ListenerError, ProtocolError) as error:
             # existing links continue; new ones cannot be accepted
             log.warning("the listener is gone: %s", error)
             self._selector.unregister(descriptor)

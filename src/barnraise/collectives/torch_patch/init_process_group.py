@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
-from barnraise.collectives.rendezvous import read_values
+from barnraise.collectives.rendezvous import read_values, wait_for_ranks
 from barnraise.core.errors import ConfigError
 from barnraise.core.flow.log_once import first_time
 from barnraise.runs.backend_choice import (
@@ -230,6 +230,7 @@ def _exchange_devices(
     meeting = next(_exchanges)
     keys = [f"engine/{meeting}/rank {number}" for number in range(len(launch.machines))]
     store.set(keys[launch.rank], encode_rank(own))  # type: ignore[arg-type]  # bytes are taken too
+    wait_for_ranks(store, keys, timeout.total_seconds())
     devices = [decode_rank(data, number) for number, data in enumerate(read_values(store, keys))]
     devices[launch.rank] = own
     return tuple(devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable
 from types import FrameType
@@ -19,3 +20,15 @@ def on_termination(handler: Handler | signal.Handlers) -> None:
         number = getattr(signal, name, None)
         if number is not None:
             signal.signal(number, handler)
+
+
+def stop_by_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], object]) -> None:
+    """Call ``stop`` in the loop when Ctrl-C, a signal or a console of Windows asks this process to exit."""
+    for name in ("SIGINT", *_NAMES):
+        number = getattr(signal, name, None)
+        if number is None:
+            continue
+        try:
+            loop.add_signal_handler(number, stop)
+        except NotImplementedError:  # on Windows
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))

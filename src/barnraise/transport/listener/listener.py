@@ -18,7 +18,6 @@ import contextlib
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
 from collections import deque
@@ -33,6 +32,7 @@ from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import BarnraiseError, IdentityError, ListenerError, ProtocolError
 from barnraise.core.file_lock import FileLock
 from barnraise.core.flow.console_log import install_process_log
+from barnraise.core.flow.termination import stop_by_signals
 from barnraise.identity import WORKER_BYTES, NodeId, delegate
 from barnraise.identity.private_file import private_directory
 from barnraise.transport.addresses import own_addresses
@@ -455,9 +455,7 @@ def serve(settings: Settings, *, until_idle: bool = False) -> int:
         listener = Listener(settings, any_port=until_idle)
         await listener.start()
         leave = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(NotImplementedError):  # Windows raises KeyboardInterrupt instead
-                asyncio.get_running_loop().add_signal_handler(number, leave.set)
+        stop_by_signals(asyncio.get_running_loop(), leave.set)
         waits: list[asyncio.Future[object]] = [asyncio.ensure_future(leave.wait())]
         if until_idle:
             waits.append(asyncio.ensure_future(listener.wait_until_idle()))

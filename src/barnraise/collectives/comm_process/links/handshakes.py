@@ -5,10 +5,12 @@ Generators keep the steps in reading order, and the event loop that drives them 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from enum import Enum
@@ -119,6 +121,11 @@ def dial(
         raise
 
 
+def _reason(code: int) -> str:
+    """Return what the error number of a socket means. On Windows these are not those of files."""
+    return ctypes.FormatError(code) if sys.platform == "win32" else os.strerror(code)
+
+
 def _connect(address: str, port: int, worker: bytes, security: HandshakeSecurity) -> _SocketSteps:
     """Connect to one address of a machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -131,11 +138,11 @@ def _connect(address: str, port: int, worker: bytes, security: HandshakeSecurity
         except (ValueError, TypeError) as error:  # the address is from the store and may be any text
             raise TransportError(f"{address[:60]!r} is not an address") from error
         if code not in _IN_PROGRESS:
-            raise TransportError(f"{address}:{port} cannot be dialled: {os.strerror(code)}")
+            raise TransportError(f"{address}:{port} cannot be dialled: {_reason(code)}")
         yield sock, SocketWait.WRITE
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            raise TransportError(f"{address}:{port} cannot be dialled: {os.strerror(code)}")
+            raise TransportError(f"{address}:{port} cannot be dialled: {_reason(code)}")
     except BaseException:
         sock.close()
         raise
