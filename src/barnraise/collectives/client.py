@@ -52,7 +52,7 @@ from barnraise.core.config import Settings, load_settings
 
 log = logging.getLogger("barnraise.collectives")
 
-_START_S = 60.0  # enough for eight processes that start at once on two cores
+_START_S = 180.0  # an emulated or very busy machine; a process that ends is noticed at once
 _REPLY_S = 5.0
 _CLOSE_S = 2.0
 _CALLBACK_WAIT_S = 2.0

@@ -187,17 +187,18 @@ class LinkProber:
         for _ in range(_PROBES):
             self._slots.is_probing = True
             try:
-                report = await measured_speeds(describe_machine(), self._state)
+                described = await asyncio.to_thread(describe_machine)  # slow where processors are emulated
+                report = await measured_speeds(described, self._state)
             finally:
                 self._slots.is_probing = False
-            machine = with_speeds(describe_machine(), report)
+            machine = with_speeds(await asyncio.to_thread(describe_machine), report)
             if machine != self.machine:
                 self.machine = machine
                 self._context.machine_changed()
             if report.speeds and not report.disturbed:
                 return
             await asyncio.sleep(_DISTURBED_AGAIN_S if report.speeds else _FAILED_AGAIN_S)
-            while machine.torch is None and describe_machine().torch is None:
+            while machine.torch is None and (await asyncio.to_thread(describe_machine)).torch is None:
                 await asyncio.sleep(_FAILED_AGAIN_S)  # a user may install it while the agent runs
 
     async def _measure_all(self) -> None:
