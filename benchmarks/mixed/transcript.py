@@ -2,8 +2,6 @@
 
     python -m benchmarks.mixed.transcript            print the session
     python -m benchmarks.mixed.transcript --write    and put it into docs/transcripts/windows.txt
-
-It has not been recorded yet: no run has ended on a Windows host so far.
 """
 
 from __future__ import annotations
