@@ -392,6 +392,7 @@ def _past_workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
     """Return the workers that took part earlier, and whose output can still be read."""
     record = entry.record
     current = {slot.key for slot in record.slots}
+    states = reported_states(entry.reports)
     return tuple(
         WorkerRow(
             rank=-1,
@@ -401,6 +402,7 @@ def _past_workers(agent: Agent, entry: RunEntry) -> tuple[WorkerRow, ...]:
             local_rank=slot.local_rank,
             start=slot.start,
             number=number,
+            main_offset=states[slot.key].main_offset if slot.key in states else -1,
             is_trusted=_is_trusted(agent, slot.node),
         )
         for number, slot in enumerate(record.workers)

@@ -30,6 +30,8 @@ from barnraise.core.sanitize import printable
 
 _WAIT_S = 1.0
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
+_LAST_REPORT_S = 10.0  # how long the last report of a machine may take after the end of the run
+_AGAIN_S = 0.1  # the agent answers at once when the run has ended
 _AWAY_S = 60.0  # how long this machine's agent may be silent before the view gives up
 
 
@@ -45,29 +47,42 @@ class RunView:
     following: LogTail = field(default_factory=LogTail)
     status: StatusView = field(default_factory=StatusView)
     names: set[str] = field(default_factory=set)  # machines of the run
+    ended_at: float = 0.0  # when the end of the run was seen
 
     def follow(self, response: WatchResponse | None) -> tuple[FollowPosition, ...]:
         """Return what to ask for next: the output of rank 0, or of every rank.
 
         If another worker becomes rank 0 during a session, its earlier lines are not shown. It is asked for
-        once its machine has reported where its lines as rank 0 begin.
+        once its machine has reported where its lines as rank 0 begin. Without such a report it never was
+        rank 0, or its machine is gone.
         """
         if response is None or not response.workers:
             return ()
         starts = dict.fromkeys(self.numbers(response), 0)
         if self.following.has_started and not self.all_ranks:
-            for worker in response.workers:
+            has_ended = response.row.phase == "ended"
+            self.ended_at = self.ended_at or (time.monotonic() if has_ended else 0.0)
+            is_late = has_ended and time.monotonic() - self.ended_at > _LAST_REPORT_S
+            for worker in (*response.past, *response.workers):
                 if worker.number in starts and worker.start < response.row.generation:
                     starts[worker.number] = worker.main_offset
-                    if worker.main_offset < 0 and response.row.phase == "ended":
+                    is_reported = worker.state == "ended" or is_late
+                    if worker.main_offset < 0 and has_ended and is_reported:
                         starts[worker.number] = LARGEST_OFFSET
         return self.following.wanted({number: start for number, start in starts.items() if start >= 0})
 
     def numbers(self, response: WatchResponse) -> list[int]:
-        """Return the workers whose output is shown."""
+        """Return the workers whose output is shown.
+
+        A worker may have been rank 0 for so short a time that it was not seen before others went on.
+        """
         if self.all_ranks:
             return [worker.number for worker in (*response.past, *response.workers)]
-        return [worker.number for worker in response.workers if worker.rank == 0]
+        earlier = response.past if self.following.has_started else ()
+        return [
+            *(worker.number for worker in earlier if worker.main_offset >= 0),
+            *(worker.number for worker in response.workers if worker.rank == 0),
+        ]
 
     def show(self, response: WatchResponse) -> None:
         for part in response.parts if response.row.phase == "preparing" else ():
@@ -180,8 +195,10 @@ def _watch_until_end(run: str, view: RunView, *, stops: bool) -> RunRow:
                 response = _ask(run, view, response)
                 away_since = 0.0
                 view.show(response)
-                if response.row.phase == "ended" and view.following.is_complete(view.numbers(response)):
-                    return response.row
+                if response.row.phase == "ended":
+                    if view.following.is_complete(view.numbers(response)):
+                        return response.row
+                    time.sleep(_AGAIN_S)
             except AgentError as error:
                 away_since = away_since or time.monotonic()
                 if time.monotonic() - away_since > _AWAY_S:

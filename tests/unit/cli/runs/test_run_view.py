@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import msgspec
 import pytest
 
@@ -102,11 +104,31 @@ def test_next_main_worker_is_read_from_where_it_became_main() -> None:
     assert view.follow(_in_session("running", 2, 500)) == (FollowPosition(0, 2), FollowPosition(1, 500))
 
 
-def test_main_worker_without_known_place_is_read_at_the_end() -> None:
+def test_main_worker_without_known_place_is_read_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     view = run_view.RunView(all_ranks=False)
     view.follow(_in_session("running", 1, 0, -1))
-    positions = view.follow(_in_session("ended", 2, -1))
-    assert FollowPosition(1, LARGEST_OFFSET) in positions
+    ended = _in_session("ended", 2, -1)
+    assert view.follow(ended) == (FollowPosition(0, 0),), "its machine may still report that place"
+    assert FollowPosition(1, 500) in copy.deepcopy(view).follow(_in_session("ended", 2, 500))
+    exited = tuple(msgspec.structs.replace(worker, state="ended") for worker in ended.workers)
+    positions = copy.deepcopy(view).follow(msgspec.structs.replace(ended, workers=exited))
+    assert FollowPosition(1, LARGEST_OFFSET) in positions, "it never was rank 0"
+    monkeypatch.setattr(run_view, "_LAST_REPORT_S", -1.0)
+    assert FollowPosition(1, LARGEST_OFFSET) in view.follow(ended), "its machine is gone"
+
+
+def test_worker_that_was_main_for_a_moment_is_read_after_it_has_left() -> None:
+    """The view waited for a lost machine meanwhile, and saw only what came after."""
+    view = run_view.RunView(all_ranks=False)
+    view.follow(_in_session("running", 1, 0, -1))
+    response = _in_session("running", 3, 700)
+    gone = msgspec.structs.replace(response.workers[0], number=2, rank=-1, state="ended", main_offset=40)
+    never = msgspec.structs.replace(gone, number=3, main_offset=-1)
+    response = msgspec.structs.replace(response, past=(gone, never))
+    assert view.follow(response) == (FollowPosition(0, 0), FollowPosition(1, 700), FollowPosition(2, 40))
+    assert not view.following.is_complete(view.numbers(response))
+    new = run_view.RunView(all_ranks=False)
+    assert new.follow(response) == (FollowPosition(1, 0),), "who begins to watch now does not see it"
 
 
 def test_guests_lines_cannot_look_like_ours(capsys: pytest.CaptureFixture[str]) -> None:
