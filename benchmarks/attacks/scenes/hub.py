@@ -171,7 +171,12 @@ class AttackedHubRun:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine beside the friends, and return its result."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_ROUND_S)
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result(_ROUND_S)
+        except TimeoutError:
+            running.cancel()  # or it would disturb the attacks that follow
+            raise
 
     def leaf(self, invite: Invite, name: str, key: NodeKey | None = None) -> Leaf:
         """Return a machine that has not joined yet; without a key it makes one."""
