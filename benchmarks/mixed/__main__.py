@@ -147,7 +147,7 @@ class Bench:
 
     def resume_elsewhere(self) -> None:
         """Stop a run of the last machine, and resume it on the others, whose systems are others."""
-        folder, trace, hold = self._session("sgd", checkpoint_s=2)
+        folder, trace, hold = self._session("sgd", checkpoint_s=2, held_s=0.1)
         first, *_, last = self.machines
         running = first.start("run", "--on", last.name, "train.py", folder=folder)
         until(
@@ -182,14 +182,17 @@ class Bench:
         assert not any(machine.name in shown for machine in others), shown
         self.figures["removed"] = len(others)
 
-    def _session(self, optimizer: str, checkpoint_s: float = 20) -> tuple[Path, Path, Path]:
+    def _session(
+        self, optimizer: str, checkpoint_s: float = 20, held_s: float = 2.0
+    ) -> tuple[Path, Path, Path]:
+        """Write a session whose micro-batches take ``held_s`` as long as the file ``hold`` exists."""
         folder = self._folder("mixed_session.py")
         trace, hold = folder.with_suffix(".trace"), folder.with_suffix(".hold")
         hold.touch()
         given = {
             "trace": str(trace),
             "hold": str(hold),
-            "held_s": 2.0,
+            "held_s": held_s,
             "optimizer": optimizer,
             "epochs": STEPS // 10,
             "checkpoint_s": checkpoint_s,

@@ -123,7 +123,9 @@ def dial(
 
 def _reason(code: int) -> str:
     """Return what the error number of a socket means. On Windows these are not those of files."""
-    return ctypes.FormatError(code) if sys.platform == "win32" else os.strerror(code)
+    if sys.platform == "win32":
+        return ctypes.FormatError(code)
+    return os.strerror(code)
 
 
 def _connect(address: str, port: int, worker: bytes, security: HandshakeSecurity) -> _SocketSteps:
