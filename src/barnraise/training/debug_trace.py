@@ -1,7 +1,7 @@
 """Debug trace: one line per commit, in the file that BARNRAISE_TRACE_COMMITS names.
 
-Tests and benchmarks read it to prove that all workers hold the same state. Without the variable it does
-nothing.
+Tests and benchmarks read it to prove that all workers hold the same state; in a group whose processors round
+differently, that all apply the same result. Without the variable it does nothing.
 """
 
 from __future__ import annotations
@@ -25,19 +25,27 @@ class CommitTrace:
         self._path = os.environ.get("BARNRAISE_TRACE_COMMITS", "")
         self._group = ""
         self._count = 0
+        self._result = b""
 
-    def note_group(self, manager: GroupManager, count: int) -> None:
-        """Remember the group that computed the result, which may be applied in a later one."""
+    def note_group(self, manager: GroupManager, count: int, mixed_result: bytes) -> None:
+        """Remember the group that computed the result, which may be applied in a later one.
+
+        ``mixed_result``: the hash of the result, if the states of this group may differ in their last bits.
+        """
         self._group = f"{manager.generation} {manager.rank} {manager.world}"
-        self._count = count
+        self._count, self._result = count, mixed_result
 
     def write(self, state: TrainingState, done: int, completed: Iterable[int]) -> None:
         """Append a line for the step that was just committed."""
         if not self._path:
             return
-        parts = state.flatten(done)
-        is_large = sum(tensor.numel() for tensor in parts.tensors) > _MAX_HASHED
-        held = (sketch(parts, done) if is_large else digest(parts)).hex()
+        held = (self._result or _hash(state, done)).hex()
         fields = f"{time.time():.6f} {done} {self._group} {held} {os.getpid()} {self._count}"
         with open(self._path, "a", encoding="ascii") as file:
             file.write(f"{fields} {sorted(completed)}\n")
+
+
+def _hash(state: TrainingState, done: int) -> bytes:
+    parts = state.flatten(done)
+    is_large = sum(tensor.numel() for tensor in parts.tensors) > _MAX_HASHED
+    return sketch(parts, done) if is_large else digest(parts)

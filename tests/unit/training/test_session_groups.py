@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -132,6 +133,21 @@ def test_arithmetic_probe_distinguishes_processors() -> None:
     assert probe() == here
     if torch.backends.cpu.get_cpu_capability() != "DEFAULT":
         assert probe(ATEN_CPU_CAPABILITY="default") != here
+
+
+@pytest.mark.parametrize(("system", "processor"), [("win32", "x86_64"), ("linux", "aarch64")])
+def test_arithmetic_differs_between_builds(
+    monkeypatch: pytest.MonkeyPatch, system: str, processor: str
+) -> None:
+    """With SGD, the numbers of the probe are equal on Linux and Windows, and those of a training are not."""
+    optimizers = [torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))])]
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    here = arithmetic_of(optimizers)
+    monkeypatch.setattr(platform, "machine", lambda: processor)
+    monkeypatch.setattr(sys, "platform", system)
+    assert arithmetic_of(optimizers) != here
+    monkeypatch.undo()
 
 
 def test_iterable_dataset_read_by_all_counts_once() -> None:

@@ -1,7 +1,7 @@
-"""Bitwise synchronization of machines whose processors round differently.
+"""Bitwise synchronization of machines whose processors or builds of torch round differently.
 
 The all-reduced gradient has the same bits on all workers. The optimizer's result may differ in the last bit,
-because kernels differ between processors. A probe detects such machines.
+because kernels differ between processors and systems. A probe detects such machines.
 
 In a mixed group one worker is the reference, and the others copy its state every few commits. They also do so
 before each checkpoint and before a joining worker receives the state.
@@ -10,6 +10,8 @@ before each checkpoint and before a joining worker receives the state.
 from __future__ import annotations
 
 import logging
+import platform
+import sys
 from collections.abc import Sequence
 
 import numpy
@@ -35,7 +37,9 @@ def arithmetic_of(optimizers: Sequence[Optimizer]) -> bytes:
     generator = numpy.random.Generator(numpy.random.Philox(key=key))
     numbers = generator.integers(-(1 << 20), 1 << 20, size=_PROBE_SIZE)
     start = torch.from_numpy(numbers.astype(numpy.float64)) / (1 << 20)
-    hasher = blake3()
+    # The probe is too small to find every difference between two builds of torch.
+    build = f"{sys.platform} {platform.machine().lower()}"
+    hasher = blake3(build.encode())
     for optimizer in optimizers:
         like = optimizer.param_groups[0]["params"][0]
         values = start.to(device=like.device, dtype=like.dtype)

@@ -230,7 +230,7 @@ class StepLoop(StepRecovery):
         self._progress.result_digest = result_digest
         count = len(self._progress.microbatches)
         manager = self._manager
-        self._trace.note_group(manager, count)
+        self._trace.note_group(manager, count, result_digest if self._bitwise_sync.mixed else b"")
         own = msgspec.structs.replace(
             vote,
             digest=result_digest,
