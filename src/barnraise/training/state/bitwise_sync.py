@@ -72,8 +72,8 @@ class BitwiseSync:
         """Set the reference rank of a new group, and the name of its machine."""
         if mixed and not self.mixed:
             log.warning(
-                "the machines' processors differ in the last bits of their results; the others copy the "
-                "state of %s every %d steps",
+                "the machines' processors or systems differ in the last bits of their results; "
+                "the others copy the state of %s every %d steps",
                 name,
                 ADOPT_EVERY,
             )
