@@ -35,7 +35,7 @@ class Row:
 TABLE = (
     # The lab: a few tests of each kind; each one costs 5 to 60 s.
     Row("fast", "lab/test_lab_parts.py"),
-    Row("deep", "lab/test_systems.py", "test_arm64_host_imports_torch"),
+    Row("deep", "lab/test_systems.py", "test_arm64_host_computes_with_torch"),
     Row("deep", "lab/test_systems.py", "test_torch_finds_our_backend*"),
     Row("gate", "lab/test_systems.py"),
     Row("gate", "lab/test_lab.py", "test_cut_and_heal"),

@@ -99,6 +99,8 @@ class Bench:
         printed = self.machines[0].type("run", "--all", "train.py", folder=folder)
         reports = [json.loads(text) for text in re.findall(r"CHECKED (\{.*\})", printed)]
         checked = {each["rank"]: each for each in reports}
+        for each in reports:
+            print(f"rank {each['rank']}: {each['checked']} checked, wrong: {each['wrong']}", flush=True)
         assert len(checked) == len(self.machines), printed
         self.figures["collectives_checked"] = sum(each["checked"] for each in checked.values())
         self.figures["collectives_wrong"] = sum(len(each["wrong"]) for each in checked.values())

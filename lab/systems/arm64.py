@@ -41,6 +41,8 @@ class Arm64(PreparedSystem):
         environment = {
             "PYTHONPATH": ":".join(map(str, self.module_paths(room))),
             "PYTHONDONTWRITEBYTECODE": "1",
+            # The processor that qemu takes by default has SVE, and torch's matrix products are wrong with it.
+            "QEMU_CPU": "cortex-a72",
         }
         return Launch(in_root(self.root, argv, cwd, room, kernel=("/proc", "/dev")), environment)
 

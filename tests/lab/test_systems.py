@@ -33,11 +33,16 @@ def test_arm64_host_runs_python_and_the_command_line() -> None:
 
 
 @pytest.mark.skipif(ARM64.why_unavailable() is not None, reason=str(ARM64.why_unavailable()))
-def test_arm64_host_imports_torch() -> None:
+def test_arm64_host_computes_with_torch() -> None:
     with Lab(hosts=[LINUX, ARM64]) as lab:
         host = lab.hosts[1]
-        total = "import torch; print(torch.ones(3).sum().item())"
-        assert host.run([host.python, "-c", total], timeout=240).stdout.strip() == "3.0"
+        product = (
+            "import torch; x = torch.arange(144.).reshape(24, 6).cos();"
+            "layer = torch.nn.Linear(6, 10);"
+            "exact = x.double() @ layer.weight.double().T + layer.bias.double();"
+            "print((layer(x) - exact).abs().max().item() < 1e-5)"
+        )
+        assert host.run([host.python, "-c", product], timeout=240).stdout.strip() == "True"
 
 
 @pytest.mark.parametrize("system", [WINDOWS, ARM64], ids=["windows", "arm64"])
