@@ -1,7 +1,9 @@
 """The first ten minutes of README.md, typed on a Windows host that trains with a Linux host.
 
-python -m benchmarks.mixed.transcript            print the session
-python -m benchmarks.mixed.transcript --write    and put it into docs/transcripts/windows.txt
+    python -m benchmarks.mixed.transcript            print the session
+    python -m benchmarks.mixed.transcript --write    and put it into docs/transcripts/windows.txt
+
+It has not been recorded yet.
 """
 
 from __future__ import annotations
