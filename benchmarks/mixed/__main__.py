@@ -3,8 +3,8 @@
     python -m lab prepare windows arm64    once
     python -m benchmarks.mixed --quick
 
-The machines pair without addresses. They compare collectives, DDP and FSDP2 with exact results, and train a
-session of 200 steps in which the worker of each machine is killed once. Another run is stopped, and resumed
+The machines pair without addresses. They compare collectives, DDP and FSDP2 with exact results. They train a
+session of 200 steps, in which the worker of each machine is killed once. Another run is stopped, and resumed
 on machines of other systems. A folder with names that Windows refuses is not sent. At the end, the second
 machine removes the others. The last line is one JSON object.
 """

@@ -39,7 +39,7 @@ def worker_environment(
     machines = record.nodes
     index = {node: index for index, node in enumerate(machines)}
     variables = {name: value for name, value in base.items() if not name.startswith("BARNRAISE_")}
-    # Otherwise torch does not load our backend, and `init_process_group("barnraise")` waits for nobody.
+    # Otherwise torch does not load our backend, and `init_process_group("barnraise")` waits without end.
     variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1"
     variables |= {**dict(order.program.settings), **values}
     variables.setdefault("OMP_NUM_THREADS", str(max(1, cores // len(local_ranks))))

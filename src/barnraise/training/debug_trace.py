@@ -1,7 +1,7 @@
 """Debug trace: one line per commit, in the file that BARNRAISE_TRACE_COMMITS names.
 
-Tests and benchmarks read it to prove that all workers hold the same state; in a group whose processors round
-differently, that all apply the same result. Without the variable it does nothing.
+Tests and benchmarks read it to prove that all workers hold the same state. If their processors round
+differently, it proves that all apply the same result. Without the variable it does nothing.
 """
 
 from __future__ import annotations

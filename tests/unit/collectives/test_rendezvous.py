@@ -57,17 +57,17 @@ def test_long_wait_names_the_missing_rank_and_goes_on(
 
 def test_store_that_fails_at_once_is_not_asked_again() -> None:
     class BrokenStore(dist.HashStore):
-        asked = 0
+        wait_count = 0
 
         def wait(self, *_: object) -> None:
-            self.asked += 1
+            self.wait_count += 1
             raise dist.DistStoreError("the connection is gone")
 
     store = BrokenStore()
     store.set("key 0", "here")
     with pytest.raises(ProtocolError, match="the connection is gone"):
         rendezvous.wait_for_ranks(store, ["key 0"], 60)
-    assert store.asked == 1
+    assert store.wait_count == 1
 
 
 @pytest.mark.parametrize(

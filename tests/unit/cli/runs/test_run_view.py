@@ -122,13 +122,13 @@ def test_worker_that_was_main_for_a_moment_is_read_after_it_has_left() -> None:
     view = run_view.RunView(all_ranks=False)
     view.follow(_in_session("running", 1, 0, -1))
     response = _in_session("running", 3, 700)
-    gone = msgspec.structs.replace(response.workers[0], number=2, rank=-1, state="ended", main_offset=40)
-    never = msgspec.structs.replace(gone, number=3, main_offset=-1)
-    response = msgspec.structs.replace(response, past=(gone, never))
+    left = msgspec.structs.replace(response.workers[0], number=2, rank=-1, state="ended", main_offset=40)
+    never = msgspec.structs.replace(left, number=3, main_offset=-1)
+    response = msgspec.structs.replace(response, past=(left, never))
     assert view.follow(response) == (FollowPosition(0, 0), FollowPosition(1, 700), FollowPosition(2, 40))
     assert not view.following.is_complete(view.numbers(response))
     new = run_view.RunView(all_ranks=False)
-    assert new.follow(response) == (FollowPosition(1, 0),), "who begins to watch now does not see it"
+    assert new.follow(response) == (FollowPosition(1, 0),), "a new view does not show it"
 
 
 def test_guests_lines_cannot_look_like_ours(capsys: pytest.CaptureFixture[str]) -> None:
