@@ -67,9 +67,9 @@ class PreparedSystem(ABC):
 
 def _installed(folder: Path) -> Path:
     """Write what an installation of Barnraise tells others about it: torch finds our backend by that."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     known = folder / f"barnraise-{__version__}.dist-info"
     if not known.exists():
+        project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         known.mkdir(parents=True)
         (known / "METADATA").write_text(f"Metadata-Version: 2.1\nName: barnraise\nVersion: {__version__}\n")
         groups = {"console_scripts": project["scripts"], **project["entry-points"]}

@@ -74,13 +74,14 @@ class RunView:
     def numbers(self, response: WatchResponse) -> list[int]:
         """Return the workers whose output is shown.
 
-        A worker may have been rank 0 for so short a time that it was not seen before others went on.
+        A worker may have been rank 0 for so short a time that it was not seen before others went on. Of a
+        guest's worker that is not believed: the view would wait for its output.
         """
         if self.all_ranks:
             return [worker.number for worker in (*response.past, *response.workers)]
         earlier = response.past if self.following.has_started else ()
         return [
-            *(worker.number for worker in earlier if worker.main_offset >= 0),
+            *(worker.number for worker in earlier if worker.main_offset >= 0 and worker.is_trusted),
             *(worker.number for worker in response.workers if worker.rank == 0),
         ]
 
