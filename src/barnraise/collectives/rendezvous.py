@@ -27,6 +27,7 @@ _MIN_WAIT_S = 0.1  # for torch, 0 means without end
 _MAX_ENTRY = 64 << 10
 _MAX_ADDRESSES = 32
 _MAX_NONCE = 64
+_START_HINT = "Start the missing ranks, and check that all use the same store address and world size."
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -60,10 +61,10 @@ def read_values(store: Store, keys: list[str]) -> list[bytes]:
     return [store.get(key) for key in keys]
 
 
-def wait_for_ranks(store: Store, keys: Sequence[str], timeout_s: float) -> None:
+def wait_for_ranks(store: Store, keys: Sequence[str], timeout_s: float, hint: str = _START_HINT) -> None:
     """Wait until each rank has set its key, and log now and then which ranks have not.
 
-    Raise OperationTimeout with the missing ranks, ProtocolError if the store fails.
+    Raise OperationTimeout with the missing ranks and the hint, ProtocolError if the store fails.
     """
     deadline = time.monotonic() + timeout_s
     reporter = WaitReporter(_FIRST_REPORT_S, 2 * _FIRST_REPORT_S, max_interval_s=_MAX_REPORT_S)
@@ -87,15 +88,15 @@ def wait_for_ranks(store: Store, keys: Sequence[str], timeout_s: float) -> None:
                         reporter.waited_s,
                     )
                 continue
-            if not missing:
+            if has_failed or not missing:
                 raise ProtocolError(
                     f"the store of the rendezvous failed ({error})",
                     hint="Check that the process that holds the store is alive and reachable.",
                 ) from error
             raise OperationTimeout(
-                f"{_names(missing)} did not join the rendezvous within {timeout_s:g} s",
+                f"{_names(missing)} did not call init_process_group within {timeout_s:g} s",
                 late=tuple(missing),
-                hint="Start the missing ranks, and check that all use the same store address and world size.",
+                hint=hint,
             ) from error
 
 

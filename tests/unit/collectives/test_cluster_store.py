@@ -178,7 +178,7 @@ def test_gloo_and_barnraise_groups_form_over_store(servers: KvServers) -> None:
 
 
 def test_rendezvous_timeout_names_missing_ranks(store: ClusterStore) -> None:
-    with pytest.raises(OperationTimeout, match="rank 1 did not join"):
+    with pytest.raises(OperationTimeout, match="rank 1 did not call"):
         exchange_members(store, 0, 2, GroupMember(bytes(16), 1, ()), 0.5)
 
 

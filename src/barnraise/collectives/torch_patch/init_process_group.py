@@ -56,8 +56,9 @@ Function = Callable[..., Any]
 
 
 class LaunchEnvironment(NamedTuple):
-    """Values that the launcher set: the machine of every rank, and this rank's device."""
+    """Values that the launcher set: the run, the machine of every rank, and this rank's device."""
 
+    run: str
     rank: int
     machines: tuple[int, ...]
     device: str
@@ -77,6 +78,7 @@ class LaunchEnvironment(NamedTuple):
                 hint="Let `barnraise run` start it, or unset BARNRAISE_LAUNCHED.",
             ) from None
         return cls(
+            environment.get("BARNRAISE_RUN", ""),
             rank,
             machines,
             environment.get("BARNRAISE_DEVICE", "cpu"),
@@ -230,7 +232,8 @@ def _exchange_devices(
     meeting = next(_exchanges)
     keys = [f"engine/{meeting}/rank {number}" for number in range(len(launch.machines))]
     store.set(keys[launch.rank], encode_rank(own))  # type: ignore[arg-type]  # bytes are taken too
-    wait_for_ranks(store, keys, timeout.total_seconds())
+    hint = f"`barnraise logs {launch.run}` shows what each worker printed."
+    wait_for_ranks(store, keys, timeout.total_seconds(), hint)
     devices = [decode_rank(data, number) for number, data in enumerate(read_values(store, keys))]
     devices[launch.rank] = own
     return tuple(devices)

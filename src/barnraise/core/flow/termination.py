@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio  # only for the type: the supervisor starts without it
 
 Handler = Callable[[int, FrameType | None], Any]
 # Exit code of a process that was killed on Windows, which has no signals. No program exits with it.

@@ -294,7 +294,8 @@ except Exception as error:
         timeout=200,
         check=False,
     )
-    assert "rank 1' did not appear in start 1 of run 'lonely' within 2.0 s" in done.stdout, done.stderr
+    assert "rank 1 did not call init_process_group within 2 s" in done.stdout, done.stderr
+    assert "`barnraise logs lonely` shows what each worker printed" in done.stdout
 
 
 SPAWNING = """
