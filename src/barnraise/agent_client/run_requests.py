@@ -11,6 +11,7 @@ from barnraise.agent_client.run_options import MAX_MACHINES, Digest, RunOptions,
 
 MOST_FOLLOWED = 64
 MOST_WORDS = 200
+MAX_CHANGE_WORDS = 2000
 MAX_METRIC = 24  # characters of the name of a logged value
 
 RunName = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -281,8 +282,16 @@ class FailureRow(msgspec.Struct, frozen=True):
     follows: bool = False  # the worker only noticed the failure of another one
 
 
+class RunChange(msgspec.Struct, frozen=True, array_like=True):
+    """A change of a run: the version that it made, the phase since then, and the reason."""
+
+    version: Annotated[int, Meta(ge=0, le=1 << 53)]
+    phase: Annotated[str, Meta(max_length=16)]
+    why: Annotated[str, Meta(max_length=MAX_CHANGE_WORDS)]
+
+
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as `ps` shows it."""
+    """A run as `ps` shows it. ``changes``: the newest ones, the newest last."""
 
     run: str
     title: str
@@ -302,6 +311,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     tail: str = ""
     failures: tuple[FailureRow, ...] = ()
     progress: TrainingProgress | None = None  # of a session that has started to train
+    changes: tuple[RunChange, ...] = ()
 
 
 class RunsResponse(msgspec.Struct, frozen=True, tag="runs"):

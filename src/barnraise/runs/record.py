@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.agent_client.run_options import MAX_MACHINES, Digest, RunOptions, RunProgram, Word
-from barnraise.agent_client.run_requests import TrainingProgress
+from barnraise.agent_client.run_requests import RunChange, TrainingProgress
 from barnraise.core.decoding import decode
 from barnraise.core.errors import RunError, TrustError
 from barnraise.core.units import counted
@@ -25,6 +25,7 @@ MOST_WORKERS = 1024
 MOST_DROPPED = 8
 MAX_REPORTED_FAILURES = 8
 MAX_RECORDED_FAILURES = 16
+MAX_CHANGES = 8
 MAX_FAILURE_TAIL = 4000
 RUN_ID = r"^[a-z0-9][a-z0-9-]{0,47}\Z"
 ENDED = "ended"
@@ -155,6 +156,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     recovery_attempt: Version = 0  # number of the newest live recovery
     provisional: Version = 0  # the agreed version that this one was built on without a quorum; 0: agreed
     why: Sentence = ""
+    # The newest changes: two may follow each other before a reader has seen the first.
+    changes: Annotated[tuple[RunChange, ...], Meta(max_length=MAX_CHANGES)] = ()
     outcome: RunOutcome | None = None
 
     @property

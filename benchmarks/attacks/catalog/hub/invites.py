@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import psutil
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
@@ -137,7 +139,10 @@ def read_arguments(scene: AttackedHubRun) -> str:
         private = PrivateOptions(parent=invite_text(invite), offer=(secret,))
         region.start("--seats", "1", private=private)
         process = psutil.Process(region.pid)
-        words = [word for each in (process, *process.children(recursive=True)) for word in each.cmdline()]
+        words = process.cmdline()
+        for child in process.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                words += child.cmdline()
         assert words, "its arguments cannot be read, so nothing was tried"
         assert not any(invite_text(invite) in word or secret in word for word in words), "they show it"
         left = list(scene.folder.glob("*.private"))

@@ -349,6 +349,7 @@ def _row(agent: Agent, entry: RunEntry, *, with_tails: bool = False) -> RunRow:
         tail=outcome.tail if outcome is not None else "",
         failures=_failures(agent, record, with_tails=with_tails),
         progress=training_progress(record, entry.reports),
+        changes=record.changes,
     )
 
 

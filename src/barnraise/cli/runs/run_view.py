@@ -14,6 +14,7 @@ from barnraise.agent_client.log_tail import LogTail
 from barnraise.agent_client.run_requests import (
     LARGEST_OFFSET,
     FollowPosition,
+    RunChange,
     RunRow,
     StopRunRequest,
     WatchRequest,
@@ -94,14 +95,19 @@ class RunView:
         for name, why in response.row.left_out:
             self.say(f"{name} takes no part: {why}")
         self.print_heard(response)
-        if response.row.version != self.version:
-            self.version = response.row.version
-            if response.row.phase not in ("preparing", "ended"):
-                words = response.row.sentence
-                self.say(
-                    words if response.row.phase == "running" else f"{response.row.phase}: {words}", again=True
-                )
+        self._show_changes(response.row)
         self.show_status(response)
+
+    def _show_changes(self, row: RunRow) -> None:
+        """Show why the run is as it is now, and the changes since the last look."""
+        if row.version == self.version:
+            return
+        missed = [change for change in row.changes if 0 < self.version < change.version < row.version]
+        for change in (*missed, RunChange(row.version, row.phase, row.sentence)):
+            if change.phase not in ("preparing", "ended"):
+                words = change.why if change.phase == "running" else f"{change.phase}: {change.why}"
+                self.say(words, again=True)
+        self.version = row.version
 
     def close(self) -> None:
         """Remove the redrawn lines from the terminal."""

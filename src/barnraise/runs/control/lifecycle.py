@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from barnraise.agent_client.run_requests import MAX_CHANGE_WORDS, RunChange
 from barnraise.core.flow.backoff import SteppedBackoff
 from barnraise.core.units import counted
 from barnraise.environments.compatibility import CompatibilityFinding, compare, select_machines
@@ -26,6 +27,7 @@ from barnraise.runs.control.transitions import (
 )
 from barnraise.runs.control.worker_status import FAILED, failure_outcome, root_cause, worker_statuses
 from barnraise.runs.record import (
+    MAX_CHANGES,
     MOST_WORKERS,
     LeftOutNode,
     NodeReport,
@@ -65,7 +67,17 @@ def next_record(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     if record.phase != "ended":
         merged = merge_failures(changed or record, facts.reports)
         changed = merged if merged is not record else changed
-    return None if changed is None else replace(number_workers(changed), version=record.version + 1)
+    if changed is None:
+        return None
+    return replace(note_change(record, number_workers(changed)), version=record.version + 1)
+
+
+def note_change(record: RunRecord, changed: RunRecord) -> RunRecord:
+    """Return the changed record with its reason among the newest changes, if the reason is new."""
+    if (changed.phase, changed.why) == (record.phase, record.why):
+        return changed
+    change = RunChange(record.version + 1, changed.phase, changed.why[:MAX_CHANGE_WORDS])
+    return replace(changed, changes=(*changed.changes, change)[-MAX_CHANGES:])
 
 
 def number_workers(record: RunRecord) -> RunRecord:

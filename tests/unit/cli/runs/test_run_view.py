@@ -12,6 +12,7 @@ from barnraise.agent_client.run_requests import (
     LARGEST_OFFSET,
     FollowPosition,
     LogChunk,
+    RunChange,
     RunRow,
     StopRunRequest,
     WatchRequest,
@@ -69,6 +70,37 @@ def test_absent_agent_receives_stop_later(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(run_view.time, "sleep", lambda seconds: None)
     assert run_view.watch("r", all_ranks=False, stops=True).phase == "ended"
     assert tries == 2
+
+
+def test_changes_between_two_looks_are_all_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    view = run_view.RunView(all_ranks=False)
+    changes = (
+        RunChange(2, "running", "started"),
+        RunChange(3, "running", "pc has a stopped worker"),
+        RunChange(4, "restarting", "pc disappeared"),
+        RunChange(5, "running", "pc joined"),
+    )
+
+    def look(version: int) -> list[str]:
+        row = msgspec.structs.replace(
+            told("running").row,
+            version=version,
+            sentence=changes[version - 2].why,
+            changes=changes[: version - 1],
+        )
+        view.show(WatchResponse(row=row, parts=(), workers=()))
+        return capsys.readouterr().err.splitlines()
+
+    assert look(2) == ["barnraise: started"]
+    assert look(5) == [
+        "barnraise: pc has a stopped worker",
+        "barnraise: restarting: pc disappeared",
+        "barnraise: pc joined",
+    ]
+    assert look(5) == []
+    view = run_view.RunView(all_ranks=False)
+    assert look(4)[-1:] == ["barnraise: pc disappeared"], "a view that starts later shows the present alone"
+    assert len(view.shown) == 1
 
 
 def _in_session(

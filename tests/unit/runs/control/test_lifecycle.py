@@ -14,6 +14,7 @@ from barnraise.identity import NodeKey
 from barnraise.runs.control.lifecycle import (
     mark_provisional,
     next_record,
+    note_change,
     reason_to_decide_alone,
     request_stop,
 )
@@ -479,6 +480,26 @@ def test_joining_worker_recovers_then_becomes_last_rank() -> None:
     assert [slot.start for slot in after.slots] == [1, 1, 7]
     assert not after.joining
     assert "pc joined" in after.why
+
+
+def test_changes_that_follow_each_other_are_all_kept() -> None:
+    spec = order(nodes=(A, B))
+    record = in_session(spec)
+    stopped = at_work(record, B, x=WorkerState(1, "stopped"))
+    removed = next_record(record, facts(spec, {A: at_work(record, A), B: stopped}))
+    assert removed is not None
+    new = WorkerState(0, "waiting", local_rank=0, start=7)
+    reports = {A: at_work(record, A), B: report("running", new, generation=removed.generation)}
+    recovering = next_record(removed, facts(spec, reports))
+    assert recovering is not None
+    assert [(change.version, change.why) for change in recovering.changes[-2:]] == [
+        (removed.version, "pc has a stopped worker; training continues on 1 machine"),
+        (recovering.version, "pc: receives the state while the others keep training"),
+    ]
+    for version in range(20):
+        recovering = note_change(recovering, replace(recovering, why=f"change {version}"))
+    assert [change.why for change in recovering.changes] == [f"change {number}" for number in range(12, 20)]
+    assert note_change(recovering, recovering).changes == recovering.changes
 
 
 def test_failed_live_recovery_is_retried() -> None:
