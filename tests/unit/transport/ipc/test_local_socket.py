@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from barnraise.core.errors import ListenerError
-from barnraise.transport.ipc.local_socket import LocalListener, dial_local
+from barnraise.transport.ipc import local_socket
+from barnraise.transport.ipc.dial_request import BROKER_NAME
+from barnraise.transport.ipc.local_socket import SOCKET_NAME, LocalListener, dial_local
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")
@@ -32,3 +34,10 @@ def test_listener_of_other_user_is_rejected(tmp_path: Path, monkeypatch: pytest.
     dial_local(tmp_path, 1)[0].close()
     door.close()
     assert not (tmp_path / "listener.sock").exists()
+
+
+def test_sockets_in_home_directories_of_macos_have_short_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_socket, "_LONGEST_PATH", 103)
+    state = Path("/Users/a-name-of-thirty-two-characters/Library/Application Support/barnraise")
+    for name in (SOCKET_NAME, BROKER_NAME):
+        local_socket._check_length(state / "ipc" / "012345" / name)

@@ -26,6 +26,18 @@ def test_stream_socket_is_tuned() -> None:
             assert left.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
 
 
+def test_stream_socket_is_tuned_where_options_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, whose kernel also refuses a number that Python has no name for."""
+    for name in ("TCP_KEEPIDLE", "TCP_USER_TIMEOUT", "TCP_NOTSENT_LOWAT"):
+        monkeypatch.delattr(socket, name, raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    left, right = sockets()
+    with left, right:
+        tune(left, silence_s=5.0)
+        assert left.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert left.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
