@@ -29,8 +29,10 @@ def register() -> None:
             # First: if it fails, there is no backend over which a guest could send data. Other processes
             # ask when they create a group of ours, because `import torch` must stay fast.
             from barnraise.collectives.torch_patch.pickle_guard import install_pickle_guard
+            from barnraise.core.logs.whole_lines import write_whole_lines
 
             install_pickle_guard()
+            write_whole_lines()
         dist.Backend.register_backend("barnraise", _create, extended_api=True, devices=list(DEVICES))
         _registered = True
         _register_rendezvous()

@@ -1,1 +1,1 @@
-"""Log files on disk: rotation, and the audit log of what changed trust and ran code on this machine."""
+"""Output of processes on its way to a log, log files on disk, and the audit log of what changed trust and ran code."""
