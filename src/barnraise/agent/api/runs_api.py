@@ -61,6 +61,7 @@ from barnraise.sandbox.choice import find_sandbox, sandbox_sentence
 from barnraise.topology.graph import encode_graph
 
 _RESULTS_S = 120.0
+_HELD_S = 3.0  # several heartbeats
 _POLL_S = 0.1
 _MAX_LOG_RESPONSE = 900 << 10  # of one answer
 _MAX_LAG = 2 << 20
@@ -72,6 +73,8 @@ _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
 async def answer(agent: Agent, request: RunRequest) -> AgentResponse:
     """Answer one request about runs of a process of this machine's user."""
+    if isinstance(request, RunsRequest | WatchRequest | StopRunRequest | ResumeRunRequest):
+        await agent.runs.registry.wait_for_held(_HELD_S)
     match request:
         case StartRunRequest():
             return await _start(agent, request)

@@ -40,6 +40,7 @@ _MAX_ENDED = 100  # runs that have ended
 _MAX_ACTIVE = 256
 _MAX_GENERATIONS = 16
 _MAX_HELD = 64
+_HELD_POLL_S = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -222,6 +223,12 @@ class RunRegistry:
                     self.apply(record, sender)
                 except BarnraiseError as error:
                     _log.info("an order that waited is rejected: %s", error.message)
+
+    async def wait_for_held(self, seconds: float) -> None:
+        """Wait until no order waits for a quorum: a machine that just came back would show old runs."""
+        deadline = self._loop.time() + seconds
+        while self._held and self._loop.time() < deadline:
+            await asyncio.sleep(_HELD_POLL_S)
 
     def _settle(self, entry: RunEntry, decided: RunRecord, is_ours: bool) -> None:
         """Report whether steps that were trained here without a quorum are kept."""

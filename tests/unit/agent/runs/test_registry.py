@@ -110,6 +110,25 @@ def test_apply_new_order_without_confirmed_view_waits() -> None:
     assert asyncio.run(taken()) == (False, [], ["train-abcd"])
 
 
+@pytest.mark.parametrize(("confirmed_s", "shown"), [(0.1, ["train-abcd"]), (5.0, [])])
+def test_wait_for_held_ends_with_the_quorum_or_the_time(confirmed_s: float, shown: list[str]) -> None:
+    async def known() -> list[str]:
+        context: Any = FakeContext("owner")
+        registry = RunRegistry(context)
+        context.current = False
+        registry.apply(sign_spec(order(), KEY), NodeId(B))
+
+        def confirm() -> None:
+            context.current = True
+            registry.apply_held()
+
+        asyncio.get_running_loop().call_later(confirmed_s, confirm)
+        await registry.wait_for_held(1.0)
+        return list(registry.runs)
+
+    assert asyncio.run(known()) == shown
+
+
 def test_apply_held_order_of_machine_removed_meanwhile_is_dropped() -> None:
     async def taken() -> list[str]:
         context: Any = FakeContext("owner")
