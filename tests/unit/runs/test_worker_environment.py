@@ -37,6 +37,7 @@ def _variables(base: dict[str, str], values: dict[str, str] | None = None) -> di
         local_store="",
         checkpoints="",
         data={},
+        hub="",
         cores=1,
         values=values or {},
         limits=MachineLimits(),
