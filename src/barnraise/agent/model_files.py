@@ -30,7 +30,7 @@ class RunModels:
     def __init__(
         self, settings: Settings, store: ArtifactStore, home: Path, report: Callable[[str], None]
     ) -> None:
-        self._cache = hub_directory(os.environ, settings.runs.hub_cache)
+        self._settings = settings
         self._store = store
         self._directory = home / _HUB
         self._report = report
@@ -50,7 +50,7 @@ class RunModels:
             adopt_own_copies(
                 manifest,
                 self._store,
-                self._cache,
+                hub_directory(os.environ, self._settings.runs.hub_cache),
                 data.hub.repository if data.hub is not None else "",
                 on_compared=lambda done, size: self._compared(data.name, done, size),
                 on_adopted=adopted,

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from barnraise.agent_client.run_options import HUB_COMMIT, HUB_REPOSITORY, HUB_REVISION, HubSnapshot
 from barnraise.artifacts.models.weights import INDEX_SUFFIX, missing_shards
 from barnraise.artifacts.packing.ignore_rules import FoundFile
+from barnraise.artifacts.store.disk import shipping_error
 from barnraise.core.errors import ShippingError
 
 _MOST_INDEX_BYTES = 64 << 20
@@ -97,8 +98,7 @@ def _commit_of(folder: Path, revision: str) -> str:
 def _revisions(folder: Path) -> list[str]:
     refs = [path for path in (folder / "refs").rglob("*") if path.is_file()]
     names = [path.relative_to(folder / "refs").as_posix() for path in refs]
-    snapshots = folder / "snapshots"
-    return [*sorted(names), *sorted(path.name for path in snapshots.iterdir() if snapshots.is_dir())]
+    return [*sorted(names), *sorted(path.name for path in folder.glob("snapshots/*"))]
 
 
 def snapshot_files(snapshot: Path) -> list[FoundFile]:
@@ -106,13 +106,16 @@ def snapshot_files(snapshot: Path) -> list[FoundFile]:
     repository = snapshot.parents[1]
     # The model's own folder may be a link to another disk.
     tops = {os.path.realpath(repository), os.path.realpath(repository.parent)}
-    found = [_found(path, snapshot, tops) for path in _walk(snapshot)]
-    paths = [file.path for file in found]
-    for file in found:
-        if file.path.endswith(INDEX_SUFFIX) and file.facts.st_size <= _MOST_INDEX_BYTES:
-            missing = missing_shards(paths, file.path, Path(file.real).read_bytes())
-            if missing:
-                raise _incomplete(snapshot, f"{', '.join(missing[:_MOST_LISTED])} is not there")
+    try:
+        found = [_found(path, snapshot, tops) for path in _walk(snapshot)]
+        paths = [file.path for file in found]
+        for file in found:
+            if file.path.endswith(INDEX_SUFFIX) and file.facts.st_size <= _MOST_INDEX_BYTES:
+                missing = missing_shards(paths, file.path, Path(file.real).read_bytes())
+                if missing:
+                    raise _incomplete(snapshot, f"{', '.join(missing[:_MOST_LISTED])} is not there")
+    except OSError as error:
+        raise shipping_error(error, snapshot, "read") from error
     if not found:
         raise _incomplete(snapshot, "it has no files")
     return found

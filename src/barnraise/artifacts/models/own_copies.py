@@ -44,7 +44,7 @@ def adopt_own_copies(
     """
     missing = store.missing(manifest)
     wanted = {name: entry for name, entry in manifest.objects().items() if name in missing}
-    if not wanted or not cache.is_dir():
+    if not wanted or not os.path.isdir(cache):
         return 0
     known = _by_size(cache, repository, {entry.size for entry in wanted.values()})
     possible = [entry for entry in wanted.values() if entry.size in known]

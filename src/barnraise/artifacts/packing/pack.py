@@ -71,13 +71,22 @@ def pack_files(
     """Pack the files found in a folder. ``sharing``: large ones share their blocks with the store."""
     checked = check_size(folder, files, limits)
     check_names(file.path for file in checked)
-    with HashCache(store.directory, os.path.realpath(folder)) as remembered:
+    with HashCache(store.directory, _common_folder(folder, checked)) as remembered:
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
             packed = list(pool.map(lambda file: _pack_file(file, store, remembered, sharing), checked))
         remembered.learn(hashed for _, hashed in packed)
     manifest = make_manifest(entry for entry, _ in packed)
     name = store.put_manifest(manifest)
     return PackedFolder(manifest, name, len(manifest.files), manifest.size)
+
+
+def _common_folder(folder: Path, files: Iterable[FoundFile]) -> str:
+    """Return the folder that all files are really in; those of a Hugging Face cache are beside the links."""
+    top = os.path.realpath(folder)
+    try:
+        return os.path.commonpath([top, *(os.path.dirname(file.real) for file in files)])
+    except ValueError:  # several drives
+        return top
 
 
 def check_size(folder: Path, files: Iterable[FoundFile], limits: FolderLimits) -> list[FoundFile]:
