@@ -141,6 +141,7 @@ TABLE = (
     Row("gate", "unit/environments/test_builder.py"),
     Row("gate", "unit/environments/test_installed_packages.py"),
     Row("gate", "unit/agent/test_artifact_service.py"),
+    Row("gate", "unit/agent/test_model_files.py"),
     Row("gate", "unit/agent/supervisor/*"),
     Row("gate", "unit/worker/*"),
 )

@@ -12,7 +12,17 @@ _JSON = {"--json"}
 _PLANS = {"--add", "--sync", "--levels", "--picture", "--no-project-file", *_JSON}
 _RUN = {
     *("script", "arguments", "--on", "--per-node", "--min-nodes", "--wait", "--env", "--engine"),
-    *("--trust-fabric", "--restarts", "--data", "--set", "--quiet", "--nice", "--memory", "--container"),
+    *(
+        "--trust-fabric",
+        "--restarts",
+        "--data",
+        "--model",
+        "--set",
+        "--quiet",
+        "--nice",
+        "--memory",
+        "--container",
+    ),
     "--sandbox",
     *("--folder", "--name", "--all", "--detach", "--dry-run", "--separate", *_PLANS),
 }

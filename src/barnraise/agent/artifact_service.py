@@ -72,6 +72,9 @@ class TransferProgress:
 
 
 OnProgress = Callable[[TransferProgress], None]
+# Runs in a thread before a piece is requested: it may put contents into the store that this machine has
+# elsewhere, and calls its second argument after each of them. It may raise to reject the files.
+OnManifest = Callable[[FolderManifest, Callable[[], None]], None]
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ class ArtifactService:
         receivers: Iterable[NodeId],
         limits: FolderLimits,
         progress: OnProgress = lambda _: None,
+        on_manifest: OnManifest | None = None,
     ) -> FolderManifest:
         """Fetch all pieces of a manifest into the store, and return the manifest.
 
@@ -117,6 +121,7 @@ class ArtifactService:
         fetch = self._fetches.get(manifest)
         if fetch is None:
             fetch = self._fetches[manifest] = _Fetch(self, manifest, list(sources), set(receivers), limits)
+            fetch.on_manifest = on_manifest
         elif fetch.limits != limits:
             raise ShippingError(
                 "the same files are already being fetched with other limits", hint="Run it again."
@@ -284,6 +289,7 @@ class _Fetch:
         self._sources = sources
         self._receivers = receivers
         self.limits = limits
+        self.on_manifest: OnManifest | None = None
         self.objects: dict[bytes, FileEntry] = {}
         self.writing: set[tuple[NodeId, PieceName]] = set()  # pieces on their way to the disk
         self._loop = asyncio.get_running_loop()
@@ -322,7 +328,9 @@ class _Fetch:
 
     def is_coming(self, name: PieceName) -> bool:
         """Tell whether this piece is still missing here."""
-        return self._scheduler is not None and self._scheduler.lacks(name)
+        if self._scheduler is None:  # this machine looks for it elsewhere first
+            return name.object in self.objects
+        return self._scheduler.lacks(name)
 
     def handle(self, event: swarm_scheduler.Event) -> None:
         """Pass an event to the scheduler, and send the requests that it returns."""
@@ -364,6 +372,8 @@ class _Fetch:
             manifest = await self._get_manifest()
             if self._only_lists:
                 return manifest
+            if self.on_manifest is not None:
+                await self._show_manifest(manifest, self.on_manifest)
             linked = self._linked()
             state = await asyncio.to_thread(self._prepare, manifest, linked)
             self._scheduler = state
@@ -379,6 +389,16 @@ class _Fetch:
             return manifest
         finally:
             self._service.fetch_done(self._name, self)
+
+    async def _show_manifest(self, manifest: FolderManifest, on_manifest: OnManifest) -> None:
+        serving = self._service.serving
+
+        def serve() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(serving.manifest_here)
+
+        self.objects = manifest.objects()
+        await asyncio.to_thread(on_manifest, manifest, serve)
 
     def _linked(self) -> set[NodeId]:
         carrier = self._service.carrier

@@ -36,12 +36,14 @@ _DANGEROUS = re.compile(
 
 @dataclass(frozen=True)
 class OfferedData:
-    """Data set of a run: files that are sent, or a path of this machine that is read."""
+    """Data set or model of a run: files that are sent, or a path of this machine that is read."""
 
     name: str
     path: str = ""  # of this machine; empty: the files are sent
     files: int = 0
     bytes: int = 0
+    is_model: bool = False
+    hub: str = ""  # the id that the sender gives a model
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,11 @@ def _data(data: Sequence[OfferedData]) -> list[str]:
     lines = []
     for part in data[:_MAX_DATA]:
         name, path = printable(part.name, limit=_MAX_NAME), printable(part.path, limit=_MAX_PATH)
+        kind = "model " if part.is_model else ""
+        kind += f"called {printable(part.hub, limit=_MAX_PATH)}, " if part.hub else ""
         what = f"{counted(part.files, 'file')}, {format_size(part.bytes)} are sent to this machine"
-        lines.append(f"{name}: reads {path} of this machine" if path else f"{name}: {what}")
+        what += ", or copied from its Hugging Face cache if that has the same" if part.is_model else ""
+        lines.append(f"{name}: {kind}reads {path} of this machine" if path else f"{name}: {kind}{what}")
     if len(data) > _MAX_DATA:
         lines.append(f"NOT ALL ARE SHOWN: {len(data) - _MAX_DATA} more; --json shows all")
     return lines or ["none"]

@@ -25,7 +25,7 @@ from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.machine.commands import limit_command, pause_command, resume_command
 from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.project_file import ProjectFileCommand
-from barnraise.cli.runs.options import RunCommandOptions, run_options, set_option, take_run_options
+from barnraise.cli.runs.options import RunCommandOptions, add_data, run_options, set_option, take_run_options
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.sanitize import printable
 
@@ -243,9 +243,7 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 @_on
 @run_options
 @set_option
-@click.option(
-    "--data", multiple=True, metavar="NAME=PATH", help="Send a data set. NAME=@PATH: on each machine."
-)
+@add_data
 @click.option("--folder", type=click.Path(path_type=Path), help="The folder to send (default: this one).")
 @click.option("--all", "all_output", is_flag=True, help="Show every worker's output, not only rank 0's.")
 @_flag("--detach", "Print the run's name and return.")

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from barnraise.cli.runs.options import is_path
 from barnraise.core.errors import BarnraiseError, ConfigError
 from barnraise.core.names import similar_names
 
@@ -159,6 +160,8 @@ def _convert(option: click.Option, value: object, base: Path) -> object:
         value = [f"{name}={_checked(item, str, 'text in quotes')}" for name, item in value.items()]
     items = [value] if isinstance(value, str) else _checked(value, list, "a list of texts")
     texts = [_checked(item, str, "a list of texts") for item in items]
+    if metavar.endswith("=PATH|ID"):
+        return [_from_base(text, base) if is_path(text.partition("=")[2], base) else text for text in texts]
     return [_from_base(text, base) for text in texts] if metavar.endswith("=PATH") else texts
 
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from barnraise.agent_client.cluster_requests import decode_request, encode
-from barnraise.agent_client.run_options import DataSet, RunOptions, RunProgram, ScriptImports
+from barnraise.agent_client.run_options import DataSet, HubSnapshot, RunOptions, RunProgram, ScriptImports
 from barnraise.agent_client.run_requests import StartRunRequest
 from barnraise.core.errors import ProtocolError
 from barnraise.identity import NodeKey
@@ -17,7 +17,11 @@ KEY = NodeKey.generate()
 PROGRAM = RunProgram(
     command=("train.py", "--epochs", "3"),
     folder=bytes(32),
-    data=(DataSet("mnist", manifest=b"\1" * 32), DataSet("own", path="/data")),
+    data=(
+        DataSet("mnist", manifest=b"\1" * 32),
+        DataSet("own", path="/data"),
+        DataSet("base", path="/m", is_model=True, hub=HubSnapshot("a/b", "refs/pr/1", "0" * 40)),
+    ),
     needs=ScriptImports(required=("torch",)),
 )
 OPTIONS = RunOptions(title="train", per_node=2)
@@ -52,6 +56,21 @@ BAD_PROGRAMS: list[dict[str, object]] = [
     {"data": (DataSet("x"),) * 65},
     {"data": (DataSet("x", manifest=bytes(32), files=-1),)},
     {"data": (DataSet("x", manifest=bytes(32), bytes=(1 << 50) + 1),)},
+    *(
+        {"data": (DataSet("x", hub=HubSnapshot(*names)),)}
+        for names in (
+            ("../up", "main", "0" * 40),
+            ("a/b/c", "main", "0" * 40),
+            ("a--b", "main", "0" * 40),
+            ("a/b.", "main", "0" * 40),
+            ("a/b", "../main", "0" * 40),
+            ("a/b", "x/../y", "0" * 40),
+            ("a/b", "/etc", "0" * 40),
+            ("a/b", "a\\b", "0" * 40),
+            ("a/b", "main", "../" + "0" * 37),
+            ("a/b", "main", "0" * 40 + "\n"),
+        )
+    ),
     {"packages": -1},
     {"settings": (("x" * 201, ""),)},
     {"settings": (("X", "x" * 32769),)},

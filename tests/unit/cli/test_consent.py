@@ -64,7 +64,12 @@ def test_question_shows_all_that_a_person_agrees_to() -> None:
             "train.py",
             "--epochs 3",
             variables=[("HF_TOKEN", "abc"), ("LD_PRELOAD", "/tmp/x.so"), ("PYTHONSTARTUP", "x.py")],
-            data=[OfferedData("mnist", "", 4, 11 << 20), OfferedData("home", "/home/u")],
+            data=[
+                OfferedData("mnist", "", 4, 11 << 20),
+                OfferedData("home", "/home/u"),
+                OfferedData("base", "", 2, 3 << 30, True, "org/x\x1b[2J@main"),
+                OfferedData("other", "/srv/m", is_model=True),
+            ],
             image="example.org/torch:2",
             packages="requirements.txt",
             package_count=12,
@@ -76,6 +81,9 @@ def test_question_shows_all_that_a_person_agrees_to() -> None:
     assert text.startswith("pc (1EF2-9K3M) asks this machine"), "the sender, with an id"
     assert shown["command"] == "python train.py '--epochs 3'"
     assert shown["files"].endswith("train.py")
+    models = "base: model called org/x?[2J@main, 2 files, 3 GiB are sent to this machine, or copied"
+    assert models in " ".join(shown["data"].split())
+    assert "other: model reads /srv/m of this machine" in shown["data"]
     assert "CAREFUL, it can load other code: LD_PRELOAD=/tmp/x.so" in shown["variables"]
     assert "CAREFUL, it can load other code: PYTHONSTARTUP=x.py" in shown["variables"]
     assert shown["variables"].endswith(" HF_TOKEN=abc")
@@ -177,7 +185,7 @@ def test_offered_run_of_a_response_has_every_field() -> None:
         by_id="1EF2-9K3M",
         command=("train.py",),
         variables=(("A", "1"),),
-        data=(DataRow("d", "/home/u"),),
+        data=(DataRow("d", "/home/u"), DataRow("m", "", 1, 2, True, "a/b@main")),
         image="i",
         packages="uv.lock",
         package_count=3,
@@ -187,7 +195,7 @@ def test_offered_run_of_a_response_has_every_field() -> None:
     )
     question = offered_run(response)
     assert question.heading.startswith("pc (1EF2-9K3M) asks this machine to take part in run train-k3f9.")
-    assert question.data == [OfferedData("d", "/home/u")]
+    assert question.data == [OfferedData("d", "/home/u"), OfferedData("m", "", 1, 2, True, "a/b@main")]
     assert (question.image, question.packages, question.package_count, question.sandbox) == (
         "i",
         "uv.lock",

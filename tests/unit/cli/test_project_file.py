@@ -55,6 +55,16 @@ def test_options_of_the_file_are_those_of_the_command_line(folder: Path) -> None
     assert parse("train.py") == typed
 
 
+def test_models_of_the_file_are_folders_beside_it_or_ids(folder: Path) -> None:
+    (folder / "sub" / "llama").mkdir(parents=True)
+    (folder / "sub" / "train.py").touch()
+    models = 'model = { a = "./absent", b = "llama", c = "org/name@v1", d = "@/srv/m" }'
+    (folder / "sub" / FILE_NAME).write_text(f"[run]\n{models}\n")
+    base = Path("sub")
+    expected = (f"a={base / 'absent'}", f"b={base / 'llama'}", "c=org/name@v1", "d=@/srv/m")
+    assert parse("sub/train.py")["models"] == expected
+
+
 def test_sample_of_the_documentation_is_valid(folder: Path) -> None:
     page = Path(__file__).parents[3] / "docs" / "runs.md"
     sample = page.read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0]

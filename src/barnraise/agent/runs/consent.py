@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from barnraise.agent.audit_trail import order_digest
+from barnraise.agent_client.run_options import DataSet
 from barnraise.agent_client.run_requests import AcceptRunResponse, DataRow
 from barnraise.artifacts import FolderManifest
 from barnraise.environments.build_plan import environment_source
@@ -68,6 +69,11 @@ def end_agreement(home: Path) -> None:
     (home / _AGREED).unlink(missing_ok=True)
 
 
+def _data_row(data: DataSet) -> DataRow:
+    hub = "" if data.hub is None else f"{data.hub.repository}@{data.hub.revision}"
+    return DataRow(data.name, data.path, data.files, data.bytes, data.is_model, hub)
+
+
 def describe_offer(
     record: RunRecord, spec: RunSpec, folder: OfferedFolder, values: Mapping[str, str]
 ) -> AcceptRunResponse:
@@ -84,7 +90,7 @@ def describe_offer(
         file_count=folder.file_count,
         bytes=folder.total_bytes,
         variables=(*spec.program.settings, *values.items()),
-        data=tuple(DataRow(data.name, data.path, data.files, data.bytes) for data in spec.program.data),
+        data=tuple(map(_data_row, spec.program.data)),
         image=spec.options.container,
         packages=folder.source,
         package_count=spec.program.packages,

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from barnraise.agent.artifact_service import ArtifactService, TransferProgress
+from barnraise.agent.artifact_service import ArtifactService, OnManifest, TransferProgress
 from barnraise.agent.containers.image import PYTHON
 from barnraise.agent.containers.run import RunContainers, prepare_containers
 from barnraise.agent.context import AgentContext
+from barnraise.agent.model_files import RunModels
 from barnraise.agent.runs.confinement import RunSandbox, check_data_path, make_broker
 from barnraise.agent.runs.consent import (
     MAX_WAITING,
@@ -82,7 +83,9 @@ class RunPreparation:
         self.interface: RunInterface | None = None
         self.manifest: FolderManifest | None = None
         self.offered: OfferedFolder | None = None  # what this machine's user was asked about
-        self.data: dict[str, str] = {}
+        self.data: dict[str, str] = {}  # paths by the variables of the script
+        self.hub = ""  # the run's own Hugging Face cache
+        self._models = RunModels(context.settings, store, self._home, self._report_looking)
         self.values: dict[str, str] = {}  # of the variables that the user of the run set
         self.packages: InstalledPackages | None = None
         self.done_bytes = self.all_bytes = 0  # of the files that are fetched now
@@ -100,7 +103,8 @@ class RunPreparation:
         return ("cpu",) if machine is None else machine.torch_devices
 
     def close(self) -> None:
-        """Close the local interface of the run."""
+        """Close the local interface of the run, and remove its Hugging Face cache."""
+        self._models.close()
         if self.interface is not None:
             self.interface.close()
 
@@ -121,7 +125,8 @@ class RunPreparation:
             await asyncio.to_thread(self._store.unpack, manifest, self._folder)
         is_confined = await self._confine(asks=asks)
         for data in program.data:
-            self.data[data.name] = await self._data_set(data, is_confined=is_confined or asks)
+            self.data[data.variable] = await self._data_set(data, is_confined=is_confined, asks=asks)
+        self.hub = await self._models.make_hub()
         await self._make_environment(manifest, asks=asks)
         needs = program.needs
         names = (*needs.required, *needs.optional)
@@ -173,7 +178,9 @@ class RunPreparation:
         is_possible = (await asyncio.to_thread(find_sandbox)).is_possible  # else the question said so
         note_agreement(self._home, is_sandboxed=self.sandbox_wanted and is_possible)
 
-    async def _fetch(self, manifest: bytes, limits: FolderLimits) -> FolderManifest:
+    async def _fetch(
+        self, manifest: bytes, limits: FolderLimits, on_manifest: OnManifest | None = None
+    ) -> FolderManifest:
         order = self._entry.spec
         nodes = [NodeId(raw) for raw in order.nodes]
         by = NodeId(order.by)
@@ -181,21 +188,27 @@ class RunPreparation:
         receivers = [node for node in nodes if node != by and self._context.log.role(node) == "owner"]
         if self._context.me not in receivers and self._context.me != by:
             receivers.append(self._context.me)
-        return await self._artifacts.fetch(manifest, [by], receivers, limits, self._progress)
+        self.all_bytes = 0  # unknown; what was received before shows that this machine has begun
+        fetched = self._artifacts.fetch(manifest, [by], receivers, limits, self._progress, on_manifest)
+        return await fetched
 
-    async def _data_set(self, data: DataSet, *, is_confined: bool) -> str:
+    async def _data_set(self, data: DataSet, *, is_confined: bool, asks: bool) -> str:
         if data.manifest:
             limits = data_limits(self._context.settings)
             stated = FolderLimits(min(limits.most_bytes, data.bytes), min(limits.most_files, data.files))
-            fetched = await self._fetch(data.manifest, stated)
-            return str(await asyncio.to_thread(self._store.link_data, fetched))
+            looks = self._models.on_manifest(data, asks=asks) if data.is_model else None
+            fetched = await self._fetch(data.manifest, stated, looks)
+            tree = await asyncio.to_thread(self._store.link_data, fetched)
+            self._models.add(data, fetched, tree)
+            return str(tree)
         location = Path(data.path).expanduser()
-        if is_confined:
+        if is_confined or asks:
             check_data_path(data.name, location, self._context.settings.runs.data_paths)
         if not location.exists():
+            what, option = ("model", "model") if data.is_model else ("data set", "data")
             raise RunError(
-                f"the data set {data.name} is not at {location} on this machine",
-                hint=f"Put it there, or send it: --data {data.name}=PATH without the @.",
+                f"the {what} {data.name} is not at {location} on this machine",
+                hint=f"Put it there, or send it: --{option} {data.name}=PATH without the @.",
             )
         return str(location)
 
@@ -241,11 +254,16 @@ class RunPreparation:
             state=self._context.directory,
             home=self._home,
             interface=self.interface_directory,
-            data=self.data,
+            data={**self.data, **({"HF_HUB_CACHE": self.hub} if self.hub else {})},
             variables=dict(self._entry.spec.program.settings) | self.values,
             gpus=any(device.startswith("cuda") for device in self.devices),
             on_progress=lambda words: self._report("building", words),
         )
+
+    def _report_looking(self, words: str) -> None:
+        """Report the comparison with this machine's own files, at most twice a second."""
+        if self._loop.time() - self._reported_at > _REPORT_S:
+            self._report("fetching", words)
 
     def _progress(self, progress: TransferProgress) -> None:
         self.done_bytes, self.all_bytes = progress.done_bytes, progress.all_bytes

@@ -43,7 +43,8 @@ class WorkerGroupConfig(NamedTuple):
     python: Path
     containers: RunContainers | None
     sandbox: RunSandbox | None
-    data: Mapping[str, str]
+    data: Mapping[str, str]  # paths by the variables of the script
+    hub: str  # the run's own Hugging Face cache; empty if it has none
     values: Mapping[str, str]  # of the variables that the user set
     cores: int
     limits: MachineLimits
@@ -51,6 +52,11 @@ class WorkerGroupConfig(NamedTuple):
     @property
     def home(self) -> Path:
         return run_directory(self.state, self.spec.run)
+
+    @property
+    def mounted(self) -> tuple[str, ...]:
+        """Return the paths that a confined worker may read."""
+        return tuple(filter(None, (*self.data.values(), self.hub)))
 
 
 class WorkerGroup:
@@ -284,6 +290,7 @@ class WorkerGroup:
             local_store="" if is_confined else str(config.home / f"store-{record.generation}"),
             checkpoints="" if is_confined else str(config.home / "checkpoints"),
             data=config.data,
+            hub=config.hub,
             cores=min(filter(None, (config.cores or os.cpu_count() or 1, config.limits.cpus))),
             values=config.values,
             limits=config.limits,
@@ -298,7 +305,7 @@ class WorkerGroup:
         )
         if config.sandbox is None:
             return worker
-        return config.sandbox.wrap(worker, self.start, config.python, tuple(config.data.values()))
+        return config.sandbox.wrap(worker, self.start, config.python, config.mounted)
 
     def _on_event(self, event: messages.Event) -> None:
         match event:

@@ -64,11 +64,14 @@ class HashCache:
             self._base.close()
 
     def pieces(self, path: str, facts: os.stat_result) -> tuple[bytes, ...] | None:
+        """Return the hashes of a file that has not changed; None if they are unknown."""
         known = self._known.get(path)
-        if known is None or known[:4] != _state(facts):
-            return None
-        blob = known[4]
-        return tuple(blob[start : start + 32] for start in range(0, len(blob), 32))
+        return None if known is None or known[:4] != _state(facts) else _split(known[4])
+
+    def last_pieces(self, path: str) -> tuple[bytes, ...] | None:
+        """Return the hashes that a file had when it was last packed, whatever became of it."""
+        known = self._known.get(path)
+        return None if known is None else _split(known[4])
 
     def learn(self, files: Iterable[HashedFile]) -> None:
         """Store hashes in one transaction, and note which files were seen again."""
@@ -89,6 +92,10 @@ class HashCache:
             _log.warning("hashes could not be kept: %s", error)
             with contextlib.suppress(sqlite3.Error):
                 self._base.execute("ROLLBACK")
+
+
+def _split(pieces: bytes) -> tuple[bytes, ...]:
+    return tuple(pieces[start : start + 32] for start in range(0, len(pieces), 32))
 
 
 def _state(facts: os.stat_result) -> tuple[int, int, int, int]:

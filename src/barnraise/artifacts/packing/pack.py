@@ -13,6 +13,7 @@ from typing import NamedTuple
 from barnraise.artifacts.packing.hash_cache import HashCache, HashedFile
 from barnraise.artifacts.packing.ignore_rules import FoundFile, walk
 from barnraise.artifacts.packing.portable_names import check_names
+from barnraise.artifacts.packing.share import Sharing, hash_pieces, share
 from barnraise.artifacts.store.disk import new_draft, read_up_to, shipping_error
 from barnraise.artifacts.store.manifest import (
     MOST_FILES,
@@ -23,6 +24,7 @@ from barnraise.artifacts.store.manifest import (
     make_manifest,
     piece_hash,
 )
+from barnraise.artifacts.store.stamps import is_stamped
 from barnraise.artifacts.store.store import ArtifactStore
 from barnraise.core.errors import ShippingError
 from barnraise.core.files import create_file, discard, write_all
@@ -56,15 +58,35 @@ def pack(
     files, such as those that a run has changed.
     """
     files = walk(folder, everything=everything) if only is None else _named(folder, only)
+    return pack_files(folder, files, store, limits)
+
+
+def pack_files(
+    folder: Path,
+    files: Iterable[FoundFile],
+    store: ArtifactStore,
+    limits: FolderLimits,
+    sharing: Sharing | None = None,
+) -> PackedFolder:
+    """Pack the files found in a folder. ``sharing``: large ones share their blocks with the store."""
     checked = check_size(folder, files, limits)
     check_names(file.path for file in checked)
-    with HashCache(store.directory, os.path.realpath(folder)) as remembered:
+    with HashCache(store.directory, _common_folder(folder, checked)) as remembered:
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-            packed = list(pool.map(lambda file: _pack_file(file, store, remembered), checked))
+            packed = list(pool.map(lambda file: _pack_file(file, store, remembered, sharing), checked))
         remembered.learn(hashed for _, hashed in packed)
     manifest = make_manifest(entry for entry, _ in packed)
     name = store.put_manifest(manifest)
     return PackedFolder(manifest, name, len(manifest.files), manifest.size)
+
+
+def _common_folder(folder: Path, files: Iterable[FoundFile]) -> str:
+    """Return the folder that all files are really in; those of a Hugging Face cache are beside the links."""
+    top = os.path.realpath(folder)
+    try:
+        return os.path.commonpath([top, *(os.path.dirname(file.real) for file in files)])
+    except ValueError:  # several drives
+        return top
 
 
 def check_size(folder: Path, files: Iterable[FoundFile], limits: FolderLimits) -> list[FoundFile]:
@@ -133,13 +155,17 @@ def _named(folder: Path, paths: Iterable[str]) -> list[FoundFile]:
     return files
 
 
-def _pack_file(file: FoundFile, store: ArtifactStore, remembered: HashCache) -> tuple[FileEntry, HashedFile]:
+def _pack_file(
+    file: FoundFile, store: ArtifactStore, remembered: HashCache, sharing: Sharing | None
+) -> tuple[FileEntry, HashedFile]:
     try:
         pieces = remembered.pieces(file.real, file.facts)
+        if pieces is None and sharing is not None:
+            pieces = _linked_pieces(file, store, remembered)
         facts = file.facts
         entry = _entry(file, facts.st_size, pieces) if pieces is not None else None
         if entry is None or (pieces and not store.holds(entry)):
-            facts, pieces = _hash_and_keep(file, store)
+            facts, pieces = _hash_and_keep(file, store, sharing)
             entry = _entry(file, facts.st_size, pieces)
         return entry, HashedFile(file.real, facts, entry.pieces)
     except FileNotFoundError as error:
@@ -153,7 +179,50 @@ def _entry(file: FoundFile, size: int, pieces: tuple[bytes, ...]) -> FileEntry:
     return FileEntry(file.path, size, bool(file.facts.st_mode & 0o100), pieces)
 
 
-def _hash_and_keep(file: FoundFile, store: ArtifactStore) -> tuple[os.stat_result, tuple[bytes, ...]]:
+def _linked_pieces(file: FoundFile, store: ArtifactStore, remembered: HashCache) -> tuple[bytes, ...] | None:
+    """Return the hashes of a file that the store has a hard link to and that was not written since.
+
+    The store sets the time of such a file, so that the file's state is not the remembered one.
+    """
+    pieces = remembered.last_pieces(file.real)
+    if pieces is None or file.facts.st_nlink < 2:
+        return None
+    name = _entry(file, file.facts.st_size, pieces).object
+    try:
+        is_same = os.path.samestat(os.stat(store.object_path(name)), file.facts)
+    except FileNotFoundError:
+        return None
+    return pieces if is_same and is_stamped(file.facts, name) else None
+
+
+def _share_in(
+    file: FoundFile, facts: os.stat_result, store: ArtifactStore, sharing: Sharing
+) -> tuple[int, tuple[bytes, ...]] | None:
+    """Put a clone or a hard link of a file into the store; return None if the disk can do neither."""
+    draft = share(file.real, facts, store, sharing)
+    if draft is None:
+        return None
+    try:
+        size, pieces = hash_pieces(draft.path)
+        now = os.stat(file.real)
+        if (now.st_mtime_ns, now.st_size, size) != (facts.st_mtime_ns, facts.st_size, facts.st_size):
+            raise _changing(file)
+        entry = FileEntry(file.path, size, False, pieces)
+        if not store.holds(entry):
+            draft.adopt(store, entry.object)
+    finally:
+        discard(draft.path)
+    return size, pieces
+
+
+def _hash_and_keep(
+    file: FoundFile, store: ArtifactStore, sharing: Sharing | None
+) -> tuple[os.stat_result, tuple[bytes, ...]]:
+    if sharing is not None and file.facts.st_size > PIECE:
+        facts = os.stat(file.real)
+        shared = _share_in(file, facts, store, sharing)
+        if shared is not None:
+            return facts, shared[1]
     with open(file.real, "rb", buffering=0) as source:
         before = os.fstat(source.fileno())
         if before.st_size <= PIECE:

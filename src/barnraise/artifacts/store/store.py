@@ -217,9 +217,9 @@ class ArtifactStore:
         with contextlib.suppress(FileNotFoundError):  # collected meanwhile
             stamp(path, name)
 
-    def adopt(self, draft: Path, name: bytes) -> None:
+    def adopt(self, draft: Path, name: bytes, mode: int = READ_ONLY) -> None:
         """Make a complete file on the store's disk an object."""
-        os.chmod(draft, READ_ONLY)
+        os.chmod(draft, mode)
         stamp(draft, name)
         put_in_place(draft, self._where(name))
 

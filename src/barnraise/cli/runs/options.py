@@ -29,6 +29,7 @@ class RunCommandOptions:
 
     on: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
     folder: Path | None = None
     all_output: bool = False
@@ -103,6 +104,32 @@ def run_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def add_data(command: Command) -> Command:
+    """Add the options for data sets and models of the script."""
+    for option in (
+        click.option(
+            "--model",
+            "models",
+            multiple=True,
+            metavar="NAME=PATH|ID",
+            help="Send a model: a folder, or an id in this machine's Hugging Face cache.",
+        ),
+        click.option(
+            "--data",
+            multiple=True,
+            metavar="NAME=PATH",
+            help="Send a data set. NAME=@PATH: on each machine.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def is_path(value: str, base: Path = Path()) -> bool:
+    """Tell whether a value of ``--model`` is a path and not an id; a folder wins, as in `from_pretrained`."""
+    return value.startswith((".", "~", "/")) or "\\" in value or (base / value).is_dir()
 
 
 def set_option(command: Command) -> Command:

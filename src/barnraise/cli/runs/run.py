@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,9 +13,7 @@ from msgspec.structs import replace
 
 from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, StepProfile, decode_profile
 from barnraise.agent_client.run_options import (
-    DATA_NAME,
     MAX_TITLE,
-    DataSet,
     RunOptions,
     RunProgram,
     ScriptImports,
@@ -32,7 +29,6 @@ from barnraise.artifacts import (
     RESULTS,
     ArtifactStore,
     FolderManifest,
-    data_limits,
     folder_limits,
     pack,
     read_files,
@@ -44,13 +40,14 @@ from barnraise.cli.plan.options import PlanOptions
 from barnraise.cli.plan.parse import check, levels_of
 from barnraise.cli.plan.plan import run_measured
 from barnraise.cli.runs.adapt import refuse_separate_training
+from barnraise.cli.runs.data_sets import read_data_set, read_models
 from barnraise.cli.runs.environment_choice import choose_environment
 from barnraise.cli.runs.failure_text import failure_hint, final_line, is_traceback_shown, restarted_lines
 from barnraise.cli.runs.options import RunCommandOptions
 from barnraise.cli.runs.run_view import watch
 from barnraise.cli.terminal import painted
 from barnraise.cli.waiting import waiting
-from barnraise.core.config import Settings, load_settings, state_directory
+from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunEnvironmentError, RunError
 from barnraise.core.sanitize import coloured, printable
 from barnraise.core.units import counted, format_size
@@ -85,7 +82,10 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
         refuse_separate_training(sources, command, chosen, options.on)
     offer_agent()
     chosen = choose_environment(store, packed.manifest, chosen, options.on, state_directory(settings))
-    data = tuple(_data(text, store, settings) for text in options.data)
+    data = (
+        *(read_data_set(text, store, settings) for text in options.data),
+        *read_models(options.models, store, settings),
+    )
     question = StartRunRequest(
         program=RunProgram(
             command=tuple(command),
@@ -108,7 +108,7 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
     where = ", ".join(started.nodes)
     click.echo(f"barnraise: run {started.run} of {folder.name} ({what}) on {where}", err=True)
     if len(started.nodes) > 1:
-        _warn_of_local_paths(sources, command[0], folder, options.data)
+        _warn_of_local_paths(sources, command[0], folder, (*options.data, *options.models))
     if options.detach:
         click.echo(started.run)
         return 0
@@ -263,26 +263,3 @@ def needs_in(sources: Mapping[str, bytes], command: Sequence[str]) -> ScriptImpo
     if needs.syntax is not None:
         raise RunEnvironmentError(needs.syntax, hint="Correct the script; nothing was sent or started.")
     return needs
-
-
-def _data(text: str, store: ArtifactStore, settings: Settings) -> DataSet:
-    name, equals, value = text.partition("=")
-    if not equals or re.fullmatch(DATA_NAME, name) is None or not value:
-        raise RunError(
-            f"--data {text!r} is not NAME=PATH",
-            hint="NAME has at most 40 letters, digits and underscores. For example: --data mnist=./mnist",
-        )
-    if value.startswith("@"):
-        return DataSet(name, path=value[1:])
-    path = Path(value).expanduser().resolve()
-    if not path.exists():
-        raise RunError(
-            f"there is no data set at {path}",
-            hint="If each machine has its own copy at that path, write --data NAME=@PATH.",
-        )
-    click.echo(f"barnraise: reading data set {name} at {path}", err=True)
-    with waiting(f"barnraise: reading data set {name}"):
-        packed = pack(path, store, data_limits(settings), everything=True)
-    what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
-    click.echo(f"barnraise: {name}: {what}", err=True)
-    return DataSet(name, manifest=packed.id, files=packed.files, bytes=packed.bytes)

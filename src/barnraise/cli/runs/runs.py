@@ -173,7 +173,10 @@ def offered_run(response: AcceptRunResponse) -> OfferedRun:
         file_count=response.file_count,
         file_bytes=response.bytes,
         variables=response.variables,
-        data=[OfferedData(row.name, row.path, row.files, row.bytes) for row in response.data],
+        data=[
+            OfferedData(row.name, row.path, row.files, row.bytes, row.is_model, row.hub)
+            for row in response.data
+        ],
         image=response.image,
         packages=response.packages,
         package_count=response.package_count,
