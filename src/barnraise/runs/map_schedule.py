@@ -19,7 +19,7 @@ _MOST_HELD = 1024
 class WorkerLoad(NamedTuple):
     """The load of a worker, as it has reported it. ``item_s``: seconds of an item, 0 while unknown.
 
-    ``held``: its unfinished items, with the one that it computes. ``busy_s``: seconds since it began that one.
+    ``held``: its unfinished items, with the one that it computes. ``busy_s``: seconds since it began it.
     """
 
     held: int

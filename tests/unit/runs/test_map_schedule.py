@@ -64,7 +64,8 @@ def test_worker_gives_back_only_if_another_one_is_idle() -> None:
     assert not should_give_back(load, is_other_idle=False, waiting=0, round_s=0.1)
     assert not should_give_back(load, is_other_idle=True, waiting=4, round_s=0.1)
     assert not should_give_back(load._replace(held=1), is_other_idle=True, waiting=0, round_s=0.1)
-    assert not should_give_back(load._replace(item_s=0.01, busy_s=0), is_other_idle=True, waiting=0, round_s=1)
+    short = WorkerLoad(3, 0.01)
+    assert not should_give_back(short, is_other_idle=True, waiting=0, round_s=1)
 
 
 @pytest.mark.parametrize(

@@ -51,5 +51,7 @@ def decode_value(data: bytes) -> Any:
     forms = shapes(encoded.skeleton)
     if len(forms) != len(encoded.contents):
         raise ProtocolError(f"{_UNREADABLE}: a tensor is missing")
-    tensors = [tensor_from_bytes(content, *form) for content, form in zip(encoded.contents, forms, strict=True)]
+    tensors = [
+        tensor_from_bytes(content, *form) for content, form in zip(encoded.contents, forms, strict=True)
+    ]
     return unflatten(encoded.skeleton, tensors)

@@ -25,7 +25,7 @@ from barnraise.core.sanitize import printable
 from barnraise.runs.commit import NO_MAP, MapKey
 from barnraise.runs.map_schedule import WorkerLoad, assign_items, should_give_back
 from barnraise.training.group.interface import GroupManager, TrainingCollectives
-from barnraise.training.mapping.item_queue import ItemFailure, ItemQueue
+from barnraise.training.mapping.item_queue import ItemFailure, ItemQueue, QueueClosedError
 from barnraise.training.mapping.result_store import MAX_ITEMS, ResultStore, items_of_bitmap
 from barnraise.training.mapping.result_stream import MAX_PIECE, IncomingStream, OutgoingStream
 from barnraise.training.recovery.failures import raise_if_permanent
@@ -155,6 +155,7 @@ class _Rounds:
         self._outgoing = OutgoingStream(store.content)
         self._finished: set[int] = set()
         self._claims: list[set[int]] = []
+        self._resent: set[int] = set()  # items whose results some ranks lack
         self._waiting: list[int] = []  # a heap of the items that nobody computes
         self._is_other_idle = False
         self._round_s = exchange._round_s
@@ -173,6 +174,7 @@ class _Rounds:
             pieces = _exchange_pieces(group, piece, [other.piece for other in statuses])
             for rank, received in enumerate(pieces):
                 for item, content in incoming[rank].feed(received):
+                    self._check_sender(rank, item)
                     self._store.add(item, content)
                     self._note_finished(item)
             if self._is_own:
@@ -180,6 +182,7 @@ class _Rounds:
                 self._exchange.on_round()
             has_more = any(other.has_more for other in statuses)
             if len(self._finished) == self._store.total and not has_more:
+                self._compare_results(group)
                 return
             is_waiting_for_work = self._assign(statuses)
             self._queue.wait(0.0 if has_more else _IDLE_ROUND_S if is_waiting_for_work else _ROUND_S)
@@ -202,12 +205,24 @@ class _Rounds:
             raise ProtocolError("a worker claims an item that the map does not have")
         self._waiting = [item for item in range(total) if item not in self._finished and item not in claimed]
         rank = group.rank
-        missing = self._finished.difference(frozenset.intersection(*held))
+        self._resent = self._finished.difference(frozenset.intersection(*held))
         self._outgoing.add(
             item
-            for item in sorted(missing)
+            for item in sorted(self._resent)
             if item in held[rank] and not any(item in earlier for earlier in held[:rank])
         )
+
+    def _compare_results(self, group: TrainingCollectives) -> None:
+        """Raise RunError if the ranks do not hold the same bits."""
+        if len({bytes(message) for message in group.all_gather_bytes(self._store.digest())}) > 1:
+            raise RunError(
+                "workers hold different results of run.map", hint="One of them sent other bytes. Report this."
+            )
+
+    def _check_sender(self, rank: int, item: int) -> None:
+        """Raise ProtocolError if the item was assigned to another rank, which may still compute it."""
+        if not (item in self._claims[rank] or item in self._resent or item in self._finished):
+            raise ProtocolError(f"a worker sent the result of item {item}, which was not assigned to it")
 
     def _queue_finished(self) -> list[int]:
         return self._queue.take_finished() if self._is_own else []
@@ -219,6 +234,8 @@ class _Rounds:
             piece = self._outgoing.take()
             has_more = not self._outgoing.is_empty
             return _Status(newest, piece=len(piece), has_more=has_more, takes_part=False), piece
+        if self._queue.is_closed:
+            raise QueueClosedError
         load = self._queue.load()
         self._outgoing.add(self._queue_finished())
         piece = self._outgoing.take()

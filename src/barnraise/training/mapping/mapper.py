@@ -306,7 +306,9 @@ class _MapProgress:
 
 def _indexable(items: Any) -> Sequence[Any]:
     """Return the items as a sequence; a dataset with a length is read item by item."""
-    is_lazy = hasattr(items, "__len__") and hasattr(items, "__getitem__") and not isinstance(items, Mapping | str)
+    is_lazy = (
+        hasattr(items, "__len__") and hasattr(items, "__getitem__") and not isinstance(items, Mapping | str)
+    )
     sequence: Sequence[Any] = items if is_lazy else list(items)
     if len(sequence) > MAX_ITEMS:
         raise RunError(

@@ -35,12 +35,15 @@ class ResultStore:
         self.total, self.fingerprint = total, fingerprint
         self._lock = threading.Lock()
         self._places: dict[int, tuple[int, int]] = {}  # offset and length
+        self._digest = 0
         header = _MAGIC + blake3(fingerprint + total.to_bytes(8, "little")).digest()
         if path is None:
-            self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_MEMORY_BYTES)  # noqa: SIM115 - see close
+            self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_MEMORY_BYTES)  # noqa: SIM115 - closed by close
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600), "r+b")
+            self._file = open(
+                os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600), "r+b"
+            )
             if self._file.read(len(header)) == header:
                 self._read_records()
                 return
@@ -67,11 +70,12 @@ class ResultStore:
         with self._lock:
             if item in self._places:
                 return
+            digest = blake3(content).digest()
             self._file.seek(self._end)
-            self._file.write(_RECORD.pack(item, len(content), blake3(content).digest()))
+            self._file.write(_RECORD.pack(item, len(content), digest))
             self._file.write(content)
             self._file.flush()
-            self._places[item] = (self._end + _RECORD.size, len(content))
+            self._note(item, self._end + _RECORD.size, len(content), digest)
             self._end += _RECORD.size + len(content)
 
     def content(self, item: int) -> bytes:
@@ -87,6 +91,10 @@ class ResultStore:
         bits[list(self._places)] = True
         return numpy.packbits(bits).tobytes()
 
+    def digest(self) -> bytes:
+        """Hash all results; equal on workers that hold the same bits, in whatever order they came."""
+        return self._digest.to_bytes(32, "little")
+
     def close(self) -> None:
         with self._lock:
             self._file.close()
@@ -95,6 +103,11 @@ class ResultStore:
         """Close the file, with which the results of a temporary one are gone."""
         if hasattr(self, "_file"):
             self._file.close()
+
+    def _note(self, item: int, offset: int, length: int, digest: bytes) -> None:
+        self._places[item] = (offset, length)
+        mixed = blake3(item.to_bytes(8, "little") + digest).digest()
+        self._digest = (self._digest + int.from_bytes(mixed, "little")) % (1 << 256)
 
     def _read_records(self) -> None:
         """Find the results in the file, and cut off what follows the last whole one."""
@@ -106,7 +119,7 @@ class ResultStore:
             content = self._file.read(length)
             if len(content) != length or blake3(content).digest() != digest:
                 break
-            self._places[item] = (self._end + _RECORD.size, length)
+            self._note(item, self._end + _RECORD.size, length, digest)
             self._end = self._file.tell()
         self._file.truncate(self._end)
 

@@ -1,4 +1,4 @@
-"""Streams of results between the workers of a group: each worker sends pieces, and a result may span several."""
+"""Streams of results between the workers of a group, in pieces; a result may span several of them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class IncomingStream:
         self._buffer = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield the items whose results are complete, with these results. Raise ProtocolError if too large."""
+        """Yield the complete results with their items. Raise ProtocolError if one is too large."""
         self._buffer += piece
         while len(self._buffer) >= _FRAME.size:
             item, length = _FRAME.unpack_from(self._buffer)

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from barnraise.core.errors import RunError
 from barnraise.training.group.single import SingleWorkerManager
+from barnraise.training.mapping.mapper import Mapper, _fingerprint
+from barnraise.training.mapping.result_store import ResultStore, items_of_bitmap
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from tests.unit.training.threaded_group import ThreadWorker, run_workers
@@ -25,7 +27,7 @@ def session(manager: Any) -> Session:
 def describe(item: int) -> dict[str, Any]:
     """Return values of many kinds, some of them random."""
     values = torch.rand(item % 5, 2).to(torch.bfloat16 if item % 2 else torch.float64)
-    return {"item": item, "chance": random.random(), 7: (values, [None, True, "ä" * item, b"\0"])}  # noqa: S311
+    return {"item": item, "chance": random.random(), 7: (values, [None, True, "ä" * item, b"\0"])}
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -62,10 +64,8 @@ def test_map_of_three_workers_equals_that_of_one() -> None:
     assert members[0] == members[1] == members[2]
     assert [item for item, _ in members[0]] == list(range(60))
     assert {rank for _, rank in members[0]} == {0, 1, 2}, "every worker computed some"
-    # Threads share one random generator, so here only one worker draws from it.
-    together = run_workers(
-        2, lambda worker: session(worker).map(noted if worker.rank == 0 else noted, range(40))
-    )
+    # Threads share the random generators, so only what does not come from them is compared.
+    together = run_workers(2, lambda worker: session(worker).map(noted, range(40)))
     assert sorted(computed) == list(range(40)), "each item was computed once"
     assert [part["item"] for part in together[1]] == [part["item"] for part in alone]
 
@@ -99,7 +99,7 @@ def test_failed_item_is_named_on_all_workers(world: int) -> None:
 
     def member(worker: Any) -> str:
         run = session(worker)
-        with pytest.raises(RunError, match="item 17 failed.*: ValueError: bad sample") as caught:
+        with pytest.raises(RunError, match=r"item 17 failed.*: ValueError: bad sample") as caught:
             run.map(fail, range(40))
         assert run.map(str, range(3)) == ["0", "1", "2"], "the next map works"
         return caught.value.message
@@ -110,7 +110,7 @@ def test_failed_item_is_named_on_all_workers(world: int) -> None:
 
 @pytest.mark.parametrize(
     ("result", "words"),
-    [(object(), "is a object, which cannot be saved"), (1 << 70, "cannot be encoded"), ({1.5: 2}, "has the key 1.5")],
+    [(object(), "is a object, which cannot"), (1 << 70, "cannot be encoded"), ({1.5: 2}, "has the key 1.5")],
 )
 def test_result_that_is_no_plain_data_is_refused(result: Any, words: str) -> None:
     with pytest.raises(RunError, match=f"item 0 failed: the result of item 0.*{words}"):
@@ -187,11 +187,11 @@ def test_map_in_a_training_uses_the_committed_model() -> None:
 
 def test_map_at_a_wrong_place_is_refused() -> None:
     run = session(SingleWorkerManager())
-    with pytest.raises(RunError, match=r"run.map was called within run.map"):
+    with pytest.raises(RunError, match=r"run\.map was called within run\.map"):
         run.map(lambda item: run.map(str, range(2)), range(2))
     net = torch.nn.Linear(1, 1)
     loader = DataLoader(TensorDataset(torch.zeros(4, 1)), batch_size=2)
-    with pytest.raises(RunError, match="prepare was called after run.map"):
+    with pytest.raises(RunError, match=r"prepare was called after run\.map"):
         run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
     run = session(SingleWorkerManager())
     net, optimizer, batches = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
@@ -207,28 +207,27 @@ def test_map_at_a_wrong_place_is_refused() -> None:
 
 
 def test_results_on_the_disk_are_not_computed_again(tmp_path: Path) -> None:
-    from barnraise.training.mapping.mapper import Mapper
-
     computed: list[int] = []
 
-    def member(stop_at: int) -> Any:
-        def work(worker: ThreadWorker) -> list[int]:
-            def compute(item: int) -> int:
-                computed.append(item)
-                if item == stop_at:
-                    raise KeyboardInterrupt
-                return item * 3
+    def run(stop_at: int) -> list[list[int]]:
+        def compute(item: int) -> int:
+            if item == stop_at:
+                raise KeyboardInterrupt
+            computed.append(item)
+            time.sleep(0.002)
+            return item * 3
 
-            folder = tmp_path if worker.rank == 0 else None
-            return Mapper(worker, 0, folder).map(compute, range(30), 0)
+        def member(worker: ThreadWorker) -> list[int]:
+            return Mapper(worker, 0, tmp_path if worker.rank == 0 else None).map(compute, range(30), 0)
 
-        return work
+        return run_workers(2, member)
 
     with pytest.raises(KeyboardInterrupt):
-        run_workers(1, member(20))
-    kept = set(computed) - {20}
+        run(20)
+    (file,) = tmp_path.iterdir()
+    store = ResultStore(30, _fingerprint(range(30)), file)
+    kept = set(items_of_bitmap(store.to_bitmap(), 30))
+    assert kept
     computed.clear()
-    results = run_workers(2, member(-1))
-    assert results[1] == [item * 3 for item in range(30)]
-    assert not kept & set(computed)
-    assert sorted({*kept, *computed}) == list(range(30))
+    assert run(-1) == [[item * 3 for item in range(30)]] * 2
+    assert sorted([*kept, *computed]) == list(range(30))
