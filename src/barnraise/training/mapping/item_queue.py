@@ -139,7 +139,7 @@ class ItemQueue:
         with self._changed:
             self._call = work
             self._changed.notify_all()
-            while self._call is not None and not self._is_closed:
+            while self._call is work and not self._is_closed:
                 self._changed.wait(_WAKE_S)
             if self._is_closed:
                 raise QueueClosedError

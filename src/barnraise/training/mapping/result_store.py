@@ -41,9 +41,8 @@ class ResultStore:
             self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_MEMORY_BYTES)  # noqa: SIM115 - closed by close
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(
-                os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600), "r+b"
-            )
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+            self._file = os.fdopen(handle, "r+b")
             if self._file.read(len(header)) == header:
                 self._read_records()
                 return
