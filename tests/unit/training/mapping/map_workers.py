@@ -28,6 +28,7 @@ from barnraise.training.group.manager import AgentGroupManager
 from barnraise.training.group.process_group import TrainingGroup
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
+from tests.unit.forked import fork_all
 
 ITEMS = 60
 DIES_AT = 5  # items that c computes before
@@ -139,9 +140,9 @@ def member(machine: str, room: Path) -> None:
 
 
 def main() -> int:
-    from tests.unit.forked import fork_all
-
     room = Path(sys.argv[1])
+    # What an optimizer imports at its first use is imported once, before the processes are forked.
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     machines = "abcd" if os.environ["ACT"] == "join" else "abc"
     fork_all(partial(member, machine, room) for machine in machines)
     return 0
