@@ -160,7 +160,7 @@ class Mapper:
         if (worker := WorkerId.from_environment()) is not None:
             install_failure_notice(worker)
             self._progress = _MapProgress(self._manager)
-            self._progress.reporter = ProgressReporter(worker, self._progress, 1)
+            self._progress.reporter = ProgressReporter(worker, self._progress, 1, "item")
         atexit.register(self._manager.close)
         self._manager.wait_for_admission()
         self._manager.join_next_group(None)
