@@ -50,6 +50,7 @@ TABLE = (
     Row("gate", "lab/test_runs.py", "test_run_continues_without_dead_machine"),
     Row("gate", "lab/test_progress.py", "test_build_of_an_environment_is_announced_and_followed"),
     Row("gate", "lab/test_session.py", "test_killed_workers_come_back_and_nothing_changes"),
+    Row("gate", "lab/test_map.py", "test_killed_workers_come_back_*"),
     Row("gate", "lab/test_limits.py", "test_paused_machine_leaves_a_session_and_comes_back"),
     Row(
         "gate",

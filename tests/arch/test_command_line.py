@@ -39,6 +39,12 @@ FROZEN = {
     "continue": {"--without", *_JSON},
     "doctor": {"--all", *_JSON},
     "down": _JSON,
+    "eval": {
+        *("--on", "--per-node", "--min-nodes", "--wait", "--env", "--engine", "--trust-fabric", "--restarts"),
+        *("--set", "--quiet", "--nice", "--memory", "--container", "--sandbox", "--name"),
+        *("--model", "--model-args", "--tasks", "--include-path", "--num-fewshot", "--limit"),
+        *("--batch-size", "--requests", "--output"),
+    },
     "export": {"run", "folder"},
     "hub expel": {"member", "--name"},
     "hub export": {"folder", "--name"},

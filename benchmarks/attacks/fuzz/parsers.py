@@ -50,6 +50,7 @@ from barnraise.pairing import channel
 from barnraise.pairing import messages as pairing
 from barnraise.runs.record import RunSpec, decode_record, read_spec, sign_spec
 from barnraise.topology import devices, graph
+from barnraise.training.mapping import encoded_values, result_store, result_stream
 from barnraise.transport.control.framing import ControlFrames
 from barnraise.transport.ipc.fd_passing import IpcFrameReader, encode_frame
 from barnraise.transport.links.frames import HEADER_BYTES, FrameHeader, FrameKind, parse_header
@@ -126,6 +127,8 @@ OWN_DATA = {
     "barnraise.topology.probe:run_probe": "a child process",
     "barnraise.training.group.process_group:TrainingGroup._gather_rows": "its own message, padded",
     "barnraise.training.hub.step_loop:HubStepLoop._committed_step": "its own lease",
+    "barnraise.training.mapping.exchange:_exchange_pieces": "its own results",
+    "barnraise.training.mapping.result_store:ResultStore._read_records": "a private file",
     "barnraise.training.recovery.state_transfer:send_bytes": "numbers of this process",
     "barnraise.transport.ipc.local_socket:_peer_user": "the operating system",
     "barnraise.transport.listener.listener:main": "the parent process",
@@ -360,6 +363,12 @@ def _cluster() -> Iterator[Parser]:
     )
 
 
+def _result_streams() -> list[bytes]:
+    stream = result_stream.OutgoingStream({3: b"result", 0: b""}.__getitem__)
+    stream.add((3, 0))
+    return [stream.take()]
+
+
 def _signed_records() -> list[bytes]:
     specs = (msgspec.msgpack.decode(data, type=RunSpec) for data in _made("barnraise.runs.record:_orders"))
     own = (msgspec.structs.replace(spec, by=_HUB.id.raw) for spec in specs)
@@ -390,6 +399,25 @@ def _tensors() -> Iterator[Parser]:
         lambda data: serialization.unflatten(data, [torch.zeros(2)]),
         ("barnraise.checkpoint.serialization:_trees",),
         lambda: [serialization.flatten({"a": [torch.zeros(2), 1, "b"], "c": (2.5, None)}).skeleton],
+    )
+    mapping = "barnraise.training.mapping"
+    yield Parser(
+        "map-result",
+        encoded_values.decode_value,
+        (f"{mapping}.encoded_values:_values",),
+        lambda: [encoded_values.encode_value({"a": [torch.zeros(2), 1, "b"], "c": (2.5, None)}, "a result")],
+    )
+    yield Parser(
+        "map-stream",
+        lambda data: list(result_stream.IncomingStream().feed(data)),
+        (f"{mapping}.result_stream:IncomingStream.feed",),
+        _result_streams,
+    )
+    yield Parser(
+        "map-bitmap",
+        lambda data: result_store.items_of_bitmap(data, 20),
+        (f"{mapping}.result_store:items_of_bitmap",),
+        lambda: [bytes(3), b"\xff\x01\x80"],
     )
     yield Parser(
         "shipped-values",

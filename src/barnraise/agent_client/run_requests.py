@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -36,6 +36,7 @@ class TrainingProgress(msgspec.Struct, frozen=True, array_like=True):
     value: float = 0.0
     steps_per_s: Speed = 0.0  # 0: unknown
     samples_per_s: Speed = 0.0  # of all workers together
+    counts: Literal["step", "item"] = "step"  # what ``step`` is a number of; items are those of a map
 
 
 class StartRunRequest(msgspec.Struct, frozen=True, kw_only=True, tag="start?"):

@@ -36,10 +36,10 @@ class FlatState(NamedTuple):
     tensors: list[torch.Tensor]
 
 
-def flatten(state: Any) -> FlatState:
+def flatten(state: Any, name: str = "state") -> FlatState:
     """Flatten a nested state. Raise RunError, with the path, for a value that cannot be serialized."""
     tensors: list[torch.Tensor] = []
-    tree = _flatten(state, tensors, "state", 0)
+    tree = _flatten(state, tensors, name, 0)
     return FlatState(msgspec.msgpack.encode(tree), tensors)
 
 

@@ -26,6 +26,10 @@ Step = Annotated[int, Meta(ge=0, le=1 << 50)]
 Digest = Annotated[bytes, Meta(max_length=32)]
 Speed = Annotated[float, Meta(ge=0, le=1e15)]
 Units = Annotated[tuple[int, ...], Meta(max_length=1 << 20)]
+MapNumber = Annotated[int, Meta(ge=-1, le=1 << 50)]
+MapKey = tuple[MapNumber, MapNumber]  # the step at which a map is called, and the maps before it at this step
+
+NO_MAP: MapKey = (-1, -1)
 
 
 class MemberState(msgspec.Struct, frozen=True, array_like=True):
@@ -41,6 +45,7 @@ class MemberState(msgspec.Struct, frozen=True, array_like=True):
     ahead: Units = ()  # micro-batches that it has computed of the step after that
     epoch: tuple[Step, Step] = (0, 0)  # its epoch, and the number of batches before it
     overlaps: bool = True  # it can compute during an all-reduce
+    map_key: MapKey = NO_MAP  # the map that it is in
 
 
 class CommitDecision(msgspec.Struct, frozen=True):
@@ -58,6 +63,7 @@ class CommitDecision(msgspec.Struct, frozen=True):
     mixed: bool = False  # members compute different bits
     epoch: tuple[int, int] = (0, 0)
     overlaps: bool = True  # all members can overlap
+    map_key: tuple[int, int] = NO_MAP  # the map that is the furthest behind, of those that members are in
 
 
 def decide_commit(states: Sequence[MemberState]) -> CommitDecision:
@@ -78,6 +84,7 @@ def decide_commit(states: Sequence[MemberState]) -> CommitDecision:
         mixed=mixed,
         epoch=epoch,
         overlaps=all(state.overlaps for state in states),
+        map_key=min((state.map_key for state in states if state.map_key != NO_MAP), default=NO_MAP),
     )
 
 

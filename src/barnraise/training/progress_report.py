@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import encode
@@ -76,12 +76,19 @@ class TrainingStatus(Protocol):
 class ProgressReporter:
     """Callback after each commit, and the thread that reports the newest one.
 
-    ``batch``: samples of a step, of all workers. A commit costs one reading of the clock. Only the main
-    worker reports.
+    ``batch``: samples of a step, of all workers. ``counts``: what the steps are. A commit costs one reading
+    of the clock. Only the main worker reports.
     """
 
-    def __init__(self, worker: WorkerId, session: TrainingStatus, batch: int) -> None:
+    def __init__(
+        self,
+        worker: WorkerId,
+        session: TrainingStatus,
+        batch: int,
+        counts: Literal["step", "item"] = "step",
+    ) -> None:
         self._worker, self._session, self._batch = worker, session, batch
+        self._counts: Literal["step", "item"] = counts
         self._committed: tuple[float, int] | None = None  # the newest commit: time and step
         self._reported: tuple[float, int] | None = None
         self._rate = StepRate()
@@ -118,7 +125,8 @@ class ProgressReporter:
         name, value = newest_value(self._session.history)
         speed = min(self._rate.steps_per_s, _MAX_SPEED)
         samples_per_s = min(speed * self._batch, _MAX_SPEED)
-        return TrainingProgress(step, self._session.total_steps, name, value, speed, samples_per_s)
+        total = self._session.total_steps
+        return TrainingProgress(step, total, name, value, speed, samples_per_s, self._counts)
 
     def _send(self, progress: TrainingProgress, timeout_s: float) -> None:
         run, local_rank, start, *_ = self._worker

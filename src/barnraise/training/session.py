@@ -40,6 +40,7 @@ from barnraise.training.hub.leased_data import LeasedData
 from barnraise.training.hub.parameter_server import ParameterServer
 from barnraise.training.hub.step_loop import HubStepLoop
 from barnraise.training.local_sgd import LocalSgd
+from barnraise.training.mapping.mapper import Mapper
 from barnraise.training.metrics import MetricsLog
 from barnraise.training.progress_report import ProgressReporter
 from barnraise.training.recovery.failure_notice import install_failure_notice
@@ -111,6 +112,7 @@ class Session:
         self._throughput = Throughput()
         self._oom_guard = OutOfMemoryGuard.from_environment()
         self._metrics = MetricsLog()
+        self._mapper = Mapper(manager, seed, checkpoints.maps_folder)
 
     # the script's API
 
@@ -232,6 +234,7 @@ class Session:
             scheduler.step = self._wrap_scheduler_step(type(scheduler).__name__)
         self._step_loop = self._make_step_loop(context)
         self._step_loop.clip = self._clip
+        self._mapper.attach(self._step_loop)
         if not isinstance(self._data, LeasedData):
             self._configure_sync(scaler, loader.batch_size or 1, unit)
         self._step_loop.on_commit.append(self._manager.report_trained)
@@ -313,6 +316,30 @@ class Session:
         self._step_loop.wait_in_flight()
         own = encode_tensor(value if value.dim() else value.reshape(1))
         return torch.cat([decode_tensor(data) for data in self._manager.group.all_gather_bytes(own)])
+
+    def map(self, function: Callable[[Any], Any], items: Any) -> list[Any]:
+        """Return ``[function(item) for item in items]``; each item is computed once, by any of the workers.
+
+        All workers call it with the same items and get all results: plain data, and tensors on the CPU.
+        """
+        if self._parameter_server is not None or self._is_site:
+            raise RunError(
+                "the members of a hub do not share the items of run.map",
+                hint="Compute them in a script of their own, with `barnraise run`.",
+            )
+        if self._model is None:
+            return self._mapper.map(function, items, 0)
+        if self._current is not None or self._step_loop.commit_range is not None:
+            raise RunError(
+                "run.map was called within a step", hint="Call it after the inner loop, not in run.on_commit."
+            )
+        if self._state.sync.is_local and self._round_progress[1]:
+            raise RunError(
+                "run.map was called within a round of local steps, in which models differ",
+                hint="Call it after the last batch of an epoch.",
+            )
+        self._step_loop.wait_in_flight()
+        return self._mapper.map(function, items, self.step)
 
     def state_digest(self) -> str:
         """Hash everything that a commit may change."""
@@ -404,6 +431,7 @@ class Session:
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield a batch for each step of an epoch that is left."""
         loop = self._step_loop
+        self._mapper.start_epoch()
         if epoch > self._state.epoch and not self._data.is_over(epoch, self.done):
             self._state.epoch, self._state.epoch_start = epoch, self.done
             loop.start_epoch()
@@ -424,6 +452,7 @@ class Session:
         A round of local steps is left in as many portions as it has steps: only the last one commits.
         """
         loop = self._step_loop
+        self._mapper.follow_if_due()
         while not self._data.is_over(epoch, self.done) and not loop.has_reached(target):
             if not loop.pending:  # the other workers compute this step without us
                 loop.finish_step()

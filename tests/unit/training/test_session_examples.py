@@ -50,3 +50,12 @@ def test_example_lora_trains(tmp_path: Path) -> None:
     match = re.search(r"(\d+)% right before, (\d+)% after", run("lora.py", tmp_path))
     assert match is not None
     assert int(match[2]) > int(match[1]) + 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_example_predict_labels_all_images(tmp_path: Path) -> None:
+    assert "2000 images on 1 machines" in run("predict.py", tmp_path)
+    labels = (tmp_path / "labels.txt").read_text().splitlines()
+    assert len(labels) == 2000
+    assert set(labels) <= {"0", "1", "2"}

@@ -155,6 +155,9 @@ class GroupManager(Protocol):
     def wait_for_recovery_group(self) -> RecoveryGroup | None:
         """Block a joining worker until its next recovery attempt. Return None once it has joined."""
 
+    def wait_for_admission(self) -> None:
+        """Block a joining worker that needs no state until the group is about to admit it."""
+
     def report_recovery_failed(self) -> None:
         """Report that the current recovery attempt failed, so that another one is made."""
 

@@ -169,6 +169,12 @@ class AgentGroupManager:
                 log.info("the recovery group could not be connected: %s", error)
                 self.report_recovery_failed()
 
+    def wait_for_admission(self) -> None:
+        """Block until this worker is a member, or may become one; in that case report that it is ready."""
+        response = self._agent.wait_for(lambda new: new.is_member or new.recovery_attempt > 0)
+        if not response.is_member:
+            self._agent.report_caught_up()
+
     def report_recovery_failed(self) -> None:
         """Report that the current recovery attempt failed."""
         self._agent.report_recovery_failed(self._last_recovery)

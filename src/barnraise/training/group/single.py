@@ -81,6 +81,9 @@ class SingleWorkerManager:
     def wait_for_recovery_group(self) -> RecoveryGroup | None:
         return None
 
+    def wait_for_admission(self) -> None:
+        return
+
     def report_recovery_failed(self) -> None:
         return
 

@@ -109,6 +109,11 @@ class CheckpointManager:
         """Return True on the first worker of each machine with a disk."""
         return self._locations is not None and os.environ.get("LOCAL_RANK", "0") == "0"
 
+    @property
+    def maps_folder(self) -> Path | None:
+        """Return the folder in which this worker keeps the results of maps, or None."""
+        return self._locations.note.with_name("maps") if self._locations and self.can_save else None
+
     def is_due(self) -> bool:
         """Return True if the last checkpoint is too old."""
         return self._locations is not None and time.monotonic() - self._last >= self._every_s

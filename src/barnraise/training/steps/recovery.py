@@ -7,12 +7,13 @@ is committed (``runs.commit``). Workers without the state then receive it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 
 from barnraise.core.decoding import decode
 from barnraise.core.errors import CollectiveError
-from barnraise.runs.commit import CommitDecision, MemberState, decide_commit
+from barnraise.runs.commit import NO_MAP, CommitDecision, MapKey, MemberState, decide_commit
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
 from barnraise.training.recovery.blocking_recovery import BlockingRecovery
@@ -43,6 +44,10 @@ class StepRecovery(StepCommitter):
     ) -> None:
         super().__init__(manager, checkpoints, context, metrics, throughput)
         self.assignment_epoch = 0
+        self.map_key: MapKey = NO_MAP  # the map that this worker is in
+        self.joined_late = False  # this worker got the state from others
+        # Called in each new group with the map that members are in; may raise CollectiveError.
+        self.on_group: Callable[[MapKey], None] = lambda key: None
         self._needs_state = True
         self._group_overlaps = False  # all workers of the group can overlap
         self._joining_worker = JoiningWorker()
@@ -72,7 +77,9 @@ class StepRecovery(StepCommitter):
                 recover_live(self._manager, self._joining_worker, max_bytes, self._load_state, self._replay)
             self._manager.join_next_group(error)
             try:
-                self._recover(self._decide_step())
+                decision = self._decide_step()
+                self._recover(decision)
+                self.on_group(decision.map_key)
             except CollectiveError as failure:
                 raise_if_permanent(failure)
                 generation = self._manager.generation
@@ -95,6 +102,7 @@ class StepRecovery(StepCommitter):
             ahead=tuple(sorted(progress.ahead)),
             epoch=(self._state.epoch, self._state.epoch_start),
             overlaps=self.overlaps,
+            map_key=self.map_key,
         )
         messages = self._manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
         decision = decide_commit([decode(_member_states, message, UNREADABLE) for message in messages])
@@ -139,6 +147,7 @@ class StepRecovery(StepCommitter):
             self.done = self._state.load(received)
         if self._needs_state:
             self._reducer.clear()
+            self.joined_late = bool(decision.donors)
         self._needs_state = False
         if decision.epoch > (self._state.epoch, self._state.epoch_start):  # others have started another one
             self._state.epoch, self._state.epoch_start = decision.epoch

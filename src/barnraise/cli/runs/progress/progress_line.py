@@ -68,15 +68,16 @@ def format_speed(samples_per_s: float) -> str:
 def progress_parts(progress: TrainingProgress, machines: int, silent_s: float = 0.0) -> list[LinePart]:
     """Return the parts of the line, in order. ``silent_s``: seconds since the last known step."""
     total = f" of {progress.total:,}" if progress.total is not None else ""
-    parts = [LinePart(f"step {progress.step:,}{total}", 9)]
+    unit = "samples" if progress.counts == "step" else "items"
+    parts = [LinePart(f"{progress.counts} {progress.step:,}{total}", 9)]
     if progress.metric:
         parts.append(LinePart(f"{progress.metric} {format_value(progress.value)}", 3))
     if progress.samples_per_s:
-        parts.append(LinePart(f"{format_speed(progress.samples_per_s)} samples/s", 1))
+        parts.append(LinePart(f"{format_speed(progress.samples_per_s)} {unit}/s", 1))
     parts.append(LinePart(counted(machines, "machine"), 0))
     left = time_left_s(progress)
     if is_overdue(progress, silent_s):
-        parts.append(LinePart(f"no step for {format_time_left(silent_s)}", 4))
+        parts.append(LinePart(f"no {progress.counts} for {format_time_left(silent_s)}", 4))
     elif left is not None and progress.step != progress.total:
         parts.append(LinePart(f"{format_time_left(left)} left", 2))
     return parts

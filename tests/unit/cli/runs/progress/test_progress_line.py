@@ -34,6 +34,14 @@ def test_progress_line_before_the_second_report_has_no_speed() -> None:
     assert join_parts(progress_parts(TrainingProgress(1, 640), 2), 80) == "step 1 of 640, 2 machines"
 
 
+def test_progress_line_of_a_map_counts_items() -> None:
+    progress = TrainingProgress(120, 640, "", 0.0, 12.4, 12.4, "item")
+    assert (
+        join_parts(progress_parts(progress, 3), 80) == "item 120 of 640, 12.4 items/s, 3 machines, 42 s left"
+    )
+    assert "no item for 60 s" in join_parts(progress_parts(progress, 3, 60.0), 80)
+
+
 @pytest.mark.parametrize("width", range(5, 100))
 def test_progress_line_of_large_numbers_fits_every_width(width: int) -> None:
     large = TrainingProgress(10**12 - 2, 10**12 - 1, "perplexity_of_validation", 1e300, 1e-9, 1e15)

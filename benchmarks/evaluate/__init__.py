@@ -1,0 +1,1 @@
+"""Speed and exactness of maps on unequal machines, with kills."""

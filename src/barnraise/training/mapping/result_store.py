@@ -1,0 +1,131 @@
+"""Results of one map by item, encoded, in a file: memory holds only where each of them is.
+
+With a path the file survives the process: a run that restarts keeps what it had finished. It is a header and
+then one record for each result. A record that was cut short ends the file.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import threading
+from pathlib import Path
+from typing import IO
+
+import numpy
+from blake3 import blake3
+
+from barnraise.core.errors import ProtocolError
+from barnraise.training.mapping.encoded_values import MAX_RESULT_BYTES
+
+MAX_ITEMS = 1 << 24
+_MAGIC = b"barnraise map 1\n"
+_RECORD = struct.Struct("<QQ32s")  # item, length, hash
+_MEMORY_BYTES = 64 << 20
+
+
+class ResultStore:
+    """Encoded results of the items ``0`` to ``total - 1``. Its methods may be called from any thread.
+
+    ``fingerprint``: what the items are; a file of other items is not read.
+    """
+
+    def __init__(self, total: int, fingerprint: bytes, path: Path | None = None) -> None:
+        self.total, self.fingerprint = total, fingerprint
+        self._lock = threading.Lock()
+        self._places: dict[int, tuple[int, int]] = {}  # offset and length
+        self._digest = 0
+        header = _MAGIC + blake3(fingerprint + total.to_bytes(8, "little")).digest()
+        if path is None:
+            self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_MEMORY_BYTES)  # noqa: SIM115 - closed by close
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+            self._file = os.fdopen(handle, "r+b")
+            if self._file.read(len(header)) == header:
+                self._read_records()
+                return
+            self._file.seek(0)
+            self._file.truncate()
+        self._file.write(header)
+        self._end = len(header)
+
+    def __len__(self) -> int:
+        """Return the number of results."""
+        return len(self._places)
+
+    def __contains__(self, item: int) -> bool:
+        return item in self._places
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._places) == self.total
+
+    def add(self, item: int, content: bytes) -> None:
+        """Keep the result of an item; the first one counts."""
+        if not 0 <= item < self.total:
+            raise ProtocolError(f"a map of {self.total} items got a result of item {item}")
+        with self._lock:
+            if item in self._places:
+                return
+            digest = blake3(content).digest()
+            self._file.seek(self._end)
+            self._file.write(_RECORD.pack(item, len(content), digest))
+            self._file.write(content)
+            self._file.flush()
+            self._note(item, self._end + _RECORD.size, len(content), digest)
+            self._end += _RECORD.size + len(content)
+
+    def content(self, item: int) -> bytes:
+        """Return the encoded result of an item that is here."""
+        with self._lock:
+            offset, length = self._places[item]
+            self._file.seek(offset)
+            return self._file.read(length)
+
+    def to_bitmap(self) -> bytes:
+        """Return one bit for each item, set if its result is here."""
+        bits = numpy.zeros(self.total, bool)
+        bits[list(self._places)] = True
+        return numpy.packbits(bits).tobytes()
+
+    def digest(self) -> bytes:
+        """Hash all results; equal on workers that hold the same bits, in whatever order they came."""
+        return self._digest.to_bytes(32, "little")
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+    def __del__(self) -> None:
+        """Close the file, with which the results of a temporary one are gone."""
+        if hasattr(self, "_file"):
+            self._file.close()
+
+    def _note(self, item: int, offset: int, length: int, digest: bytes) -> None:
+        self._places[item] = (offset, length)
+        mixed = blake3(item.to_bytes(8, "little") + digest).digest()
+        self._digest = (self._digest + int.from_bytes(mixed, "little")) % (1 << 256)
+
+    def _read_records(self) -> None:
+        """Find the results in the file, and cut off what follows the last whole one."""
+        self._end = self._file.tell()
+        while len(record := self._file.read(_RECORD.size)) == _RECORD.size:
+            item, length, digest = _RECORD.unpack(record)
+            if item >= self.total or length > MAX_RESULT_BYTES:
+                break
+            content = self._file.read(length)
+            if len(content) != length or blake3(content).digest() != digest:
+                break
+            self._note(item, self._end + _RECORD.size, length, digest)
+            self._end = self._file.tell()
+        self._file.truncate(self._end)
+
+
+def items_of_bitmap(bitmap: bytes, total: int) -> list[int]:
+    """Return the items whose bits are set. Raise ProtocolError if the bitmap is not of ``total`` items."""
+    if len(bitmap) != -(-total // 8):
+        raise ProtocolError("the list of a worker's results does not fit the map")
+    bits = numpy.unpackbits(numpy.frombuffer(bitmap, numpy.uint8), count=total)
+    return numpy.flatnonzero(bits).tolist()

@@ -1,0 +1,79 @@
+"""Models of lm-evaluation-harness whose requests all workers answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from barnraise.integrations.lm_eval import parse, share
+from barnraise.training import Session
+from barnraise.training.group.single import SingleWorkerManager
+from barnraise.training.state.checkpoint_manager import CheckpointManager
+from tests.unit.training.threaded_group import ThreadWorker, run_workers
+
+
+@dataclass
+class Request:
+    """Request as lm-evaluation-harness makes it."""
+
+    args: tuple[Any, ...]
+
+
+class Letters:
+    """Model whose answers follow from the text; it notes how many requests it has answered."""
+
+    def __init__(self) -> None:
+        self.answered = 0
+
+    def loglikelihood(self, requests: list[Request], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        self.answered += len(requests)
+        return [
+            (-float(len(context)), context < answer) for context, answer in (each.args for each in requests)
+        ]
+
+    def loglikelihood_rolling(self, requests: list[Request]) -> list[float]:
+        return [-float(len(request.args[0])) for request in requests]
+
+    def generate_until(self, requests: list[Request]) -> list[str]:
+        return [request.args[0][::-1] + str(request.args[1]["until"]) for request in requests]
+
+
+REQUESTS = [Request(("x" * (number * 7 % 23), f"answer {number}")) for number in range(50)]
+TEXTS = [Request((f"{number}" * (number % 4), {"until": ["\n"], "do_sample": False})) for number in range(20)]
+
+
+def answers(worker: Any) -> tuple[list[Any], int]:
+    run = Session(worker, seed=0, unit=0, checkpoints=CheckpointManager(None, 60.0, 1))
+    model = share(run, Letters(), requests_per_item=4)
+    found = [
+        model.loglikelihood(REQUESTS),
+        model.loglikelihood_rolling(REQUESTS),
+        model.generate_until(TEXTS),
+    ]
+    return found, model.answered
+
+
+def test_shared_model_answers_as_the_model_itself() -> None:
+    plain = Letters()
+    expected = [
+        plain.loglikelihood(REQUESTS),
+        plain.loglikelihood_rolling(REQUESTS),
+        plain.generate_until(TEXTS),
+    ]
+    found, answered = answers(SingleWorkerManager())
+    assert found == expected
+    assert answered == len(REQUESTS)
+
+
+def test_workers_answer_each_request_once_and_get_all_answers() -> None:
+    def member(worker: ThreadWorker) -> tuple[list[Any], int]:
+        return answers(worker)
+
+    members = run_workers(2, member)
+    assert members[0][0] == members[1][0] == answers(SingleWorkerManager())[0]
+    assert sum(answered for _, answered in members) == len(REQUESTS)
+
+
+def test_options_of_an_evaluation_have_defaults() -> None:
+    options = parse(["--tasks", "mine,other", "--limit", "10"])
+    assert (options.model, options.tasks, options.limit, options.requests) == ("hf", "mine,other", 10.0, 32)
