@@ -25,6 +25,7 @@ from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.machine.commands import limit_command, pause_command, resume_command
 from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.project_file import ProjectFileCommand
+from barnraise.cli.queue.commands import queue_group
 from barnraise.cli.runs.options import RunCommandOptions, run_options, set_option, take_run_options
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.sanitize import printable
@@ -570,7 +571,7 @@ def _completion(shell: str) -> None:
     click.echo(kind(app, {}, "barnraise", "_BARNRAISE_COMPLETE").source())
 
 
-for _command in (hub_group, invite_command, pause_command, resume_command, limit_command):
+for _command in (hub_group, invite_command, pause_command, resume_command, limit_command, queue_group):
     app.add_command(_command)
 
 

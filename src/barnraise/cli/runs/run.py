@@ -74,7 +74,7 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
     settings_of_run = _own_variables(options)  # wrong levels are told before anything is sent
     settings = load_settings()
     store = ArtifactStore(store_directory(state_directory(settings)))
-    folder, command = _command(script, arguments, options.folder)
+    folder, command = split_command(script, arguments, options.folder)
     with waiting(f"barnraise: reading the folder {folder.name}"):
         packed = pack(folder, store, folder_limits(settings))
     sources = python_sources(store, packed.manifest)
@@ -85,7 +85,7 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
         refuse_separate_training(sources, command, chosen, options.on)
     offer_agent()
     chosen = choose_environment(store, packed.manifest, chosen, options.on, state_directory(settings))
-    data = tuple(_data(text, store, settings) for text in options.data)
+    data = tuple(data_set(text, store, settings) for text in options.data)
     question = StartRunRequest(
         program=RunProgram(
             command=tuple(command),
@@ -224,7 +224,7 @@ def _profile(row: RunRow, store: ArtifactStore) -> StepProfile:
     return decode_profile(files[PROFILE_FILE])
 
 
-def _command(script: str, arguments: Sequence[str], folder: Path | None) -> tuple[Path, list[str]]:
+def split_command(script: str, arguments: Sequence[str], folder: Path | None) -> tuple[Path, list[str]]:
     """Return the folder to send and the arguments for Python in it."""
     if script == "-m":
         if not arguments:
@@ -265,7 +265,8 @@ def needs_in(sources: Mapping[str, bytes], command: Sequence[str]) -> ScriptImpo
     return needs
 
 
-def _data(text: str, store: ArtifactStore, settings: Settings) -> DataSet:
+def data_set(text: str, store: ArtifactStore, settings: Settings) -> DataSet:
+    """Read a data set of ``--data`` into the store."""
     name, equals, value = text.partition("=")
     if not equals or re.fullmatch(DATA_NAME, name) is None or not value:
         raise RunError(
