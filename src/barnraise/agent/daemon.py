@@ -473,7 +473,7 @@ class Agent:
             self._send_hello()
         self.kv.view_changed()
         self.runs.view_changed()
-        self.queue.registry.view_changed()
+        self.queue.view_changed()
         self._view_event.announce()
 
     async def wait_for_change(self, seconds: float) -> None:

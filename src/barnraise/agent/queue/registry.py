@@ -94,7 +94,11 @@ class JobRegistry:
         if known is not None:
             if record.version <= known.record.version:
                 return False
-            check_successor(record, known.record)
+            try:
+                check_successor(record, known.record)
+            except ProtocolError as error:  # the store had lost its contents in between: the first one stays
+                _log.warning("job %d is not changed: %s", job.number, error.message)
+                return False
         if sender is not None and not self._context.member.is_current(self._loop.time()):
             if job.number in self._held or len(self._held) < _MAX_HELD:
                 self._held[job.number] = record, sender

@@ -52,7 +52,7 @@ class QueueService:
         self._away_since: dict[bytes, float] = {}
         self._complete: set[bytes] = set()  # manifests whose files are all here
         self._retry_at: dict[bytes, float] = {}
-        runs.kept_for_jobs = self.needed_files
+        runs.kept_for_jobs, runs.continued_by_jobs = self.needed_files, self.needed_runs
         runs.readers_for_jobs = self._readers
 
     def jobs(self) -> tuple[Callable[[], Awaitable[None]], ...]:
@@ -64,6 +64,12 @@ class QueueService:
         self.registry.load()
         for job in list(self.registry.jobs.values()):
             self._on_job(job)
+
+    def view_changed(self) -> None:
+        """Follow changes of keys and roles; a new owner may fetch the files of all jobs."""
+        self.registry.view_changed()
+        jobs = self.registry.jobs.values()
+        self._runs.allow_files({manifest for job in jobs for manifest in _manifests(job)})
 
     def received(self, node: NodeId, body: memoryview) -> None:
         """Handle a message of another agent about a job."""
@@ -184,8 +190,7 @@ class QueueService:
     # files
 
     def _on_job(self, job: KnownJob) -> None:
-        results = [job.record.results] if job.record.results else []
-        self._runs.allow_files((*job.spec.program.manifests, *results))
+        self._runs.allow_files(_manifests(job))
         self._runs.registry.announce()
 
     def needed_files(self) -> set[bytes]:
@@ -197,6 +202,10 @@ class QueueService:
             elif self._keeps_results(job):
                 needed.add(job.record.results)
         return needed
+
+    def needed_runs(self) -> set[str]:
+        """Return the runs whose checkpoints the next attempt of a job needs."""
+        return {run for job in self.registry.jobs.values() if not job.record.has_ended for run in job.runs}
 
     def _keeps_results(self, job: KnownJob) -> bool:
         me, record = self._context.me.raw, job.record
@@ -278,6 +287,10 @@ def free_devices(machine: Machine) -> tuple[FreeDevice, ...]:
         speed = device.tflops_fp32 if device is not None else None
         rows.append(FreeDevice(name, memory, speed or 0.0))
     return tuple(rows)
+
+
+def _manifests(job: KnownJob) -> tuple[bytes, ...]:
+    return (*job.spec.program.manifests, *([job.record.results] if job.record.results else []))
 
 
 def _results_of(report: NodeReport | None) -> bytes:

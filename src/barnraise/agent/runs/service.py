@@ -98,6 +98,7 @@ class RunService:
         self._former_keys: set[bytes] = set()  # of this machine
         # Files of jobs: which must stay here, and which machines may fetch them.
         self.kept_for_jobs: Callable[[], Collection[bytes]] = set
+        self.continued_by_jobs: Callable[[], Collection[str]] = set
         self.readers_for_jobs: Callable[[bytes], Collection[NodeId]] = lambda manifest: ()
         self.registry.on_record = self._on_record
         self.registry.on_settled = self._on_settled
@@ -325,6 +326,7 @@ class RunService:
         while True:
             active = [entry.spec for entry in self.registry.runs.values() if not entry.has_ended]
             kept = {run for order in active for run in (order.run, *order.resumes)}
+            kept.update(self.continued_by_jobs())
             for run in await asyncio.to_thread(_out_of_date, self._context.directory / "runs", kept):
                 await asyncio.to_thread(remove_run, self._context.directory, run)
             keep = {manifest for order in active for manifest in order.program.manifests}
