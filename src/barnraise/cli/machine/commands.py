@@ -44,3 +44,6 @@ def limit_command(as_json: bool, **options: Any) -> int:
     from barnraise.cli.machine import limits
 
     return limits.limit(options, as_json=as_json)
+
+
+machine_commands = (pause_command, resume_command, limit_command)

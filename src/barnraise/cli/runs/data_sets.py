@@ -49,6 +49,13 @@ def read_data_set(text: str, store: ArtifactStore, settings: Settings) -> DataSe
     return _packed(DataSet(name), packed)
 
 
+def read_data(
+    data: Sequence[str], models: Sequence[str], store: ArtifactStore, settings: Settings
+) -> tuple[DataSet, ...]:
+    """Pack the data sets and models of a program."""
+    return (*(read_data_set(text, store, settings) for text in data), *read_models(models, store, settings))
+
+
 def read_models(texts: Sequence[str], store: ArtifactStore, settings: Settings) -> list[DataSet]:
     """Pack the models of all ``--model NAME=PATH|ID``."""
     models = [_read_model(text, store, settings) for text in texts]

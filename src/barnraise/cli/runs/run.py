@@ -40,7 +40,7 @@ from barnraise.cli.plan.options import PlanOptions
 from barnraise.cli.plan.parse import check, levels_of
 from barnraise.cli.plan.plan import run_measured
 from barnraise.cli.runs.adapt import refuse_separate_training
-from barnraise.cli.runs.data_sets import read_data_set, read_models
+from barnraise.cli.runs.data_sets import read_data
 from barnraise.cli.runs.environment_choice import choose_environment
 from barnraise.cli.runs.failure_text import failure_hint, final_line, is_traceback_shown, restarted_lines
 from barnraise.cli.runs.options import RunCommandOptions
@@ -71,7 +71,7 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
     settings_of_run = _own_variables(options)  # wrong levels are told before anything is sent
     settings = load_settings()
     store = ArtifactStore(store_directory(state_directory(settings)))
-    folder, command = _command(script, arguments, options.folder)
+    folder, command = split_command(script, arguments, options.folder)
     with waiting(f"barnraise: reading the folder {folder.name}"):
         packed = pack(folder, store, folder_limits(settings))
     sources = python_sources(store, packed.manifest)
@@ -82,10 +82,7 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
         refuse_separate_training(sources, command, chosen, options.on)
     offer_agent()
     chosen = choose_environment(store, packed.manifest, chosen, options.on, state_directory(settings))
-    data = (
-        *(read_data_set(text, store, settings) for text in options.data),
-        *read_models(options.models, store, settings),
-    )
+    data = read_data(options.data, options.models, store, settings)
     question = StartRunRequest(
         program=RunProgram(
             command=tuple(command),
@@ -224,7 +221,7 @@ def _profile(row: RunRow, store: ArtifactStore) -> StepProfile:
     return decode_profile(files[PROFILE_FILE])
 
 
-def _command(script: str, arguments: Sequence[str], folder: Path | None) -> tuple[Path, list[str]]:
+def split_command(script: str, arguments: Sequence[str], folder: Path | None) -> tuple[Path, list[str]]:
     """Return the folder to send and the arguments for Python in it."""
     if script == "-m":
         if not arguments:
