@@ -36,7 +36,7 @@ from safetensors.torch import load_file
 from benchmarks.agents.machines import REPOSITORY, Machines
 from benchmarks.agents.runs import CommandLine, figures_in, worker_pids
 from benchmarks.report import environment_line, last_line, table
-from lab import Lab
+from lab import Host, Lab
 
 HOSTS = 3
 SLOWNESS = (1, 1, 2)
@@ -69,18 +69,18 @@ class Bench:
         running = self._line.start(0, "run", "--on", on, *words, "train.py", folder=self._folder)
         for number in range(kills):
             part = count * (number + 1) // (kills + 1)
-            self._machines.until(
-                lambda part=part: computed(trace).total() >= part, 300.0, f"{part} items are computed"
-            )
-            victim = VICTIMS[number % len(VICTIMS)]
-            host = self._machines.hosts[victim]
-            self._machines.until(lambda host=host: worker_pids(host), 120.0, "the victim has a worker")
-            os.kill(worker_pids(host)[0], signal.SIGKILL)
+            self._kill_when(trace, part, self._machines.hosts[VICTIMS[number % len(VICTIMS)]])
         code = running.wait(600)
         figures = figures_in(running.output())
         if code not in (0, 3):
             raise SystemExit(f"the run failed:\n{running.output()}")
         return count / figures["seconds"], computed(trace)
+
+    def _kill_when(self, trace: Path, part: int, host: Host) -> None:
+        """Kill a worker of a host when so many items are computed."""
+        self._machines.until(lambda: computed(trace).total() >= part, 300.0, f"{part} items are computed")
+        self._machines.until(lambda: bool(worker_pids(host)), 120.0, "the victim has a worker")
+        os.kill(worker_pids(host)[0], signal.SIGKILL)
 
     def differences(self, name: str, expected: torch.Tensor) -> int:
         """Return how many numbers of all workers' results differ from the expected ones, bit by bit."""

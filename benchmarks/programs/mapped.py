@@ -24,7 +24,7 @@ def main() -> None:
     def compute(item: int) -> torch.Tensor:
         time.sleep(wait_s)
         with torch.no_grad():
-            result = net(torch.randn(16, 64)) + item
+            result: torch.Tensor = net(torch.randn(16, 64)) + item
         with open(trace, "a", encoding="ascii") as file:
             file.write(f"{os.getpid()} {item}\n")
         return result
