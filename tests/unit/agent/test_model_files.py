@@ -23,6 +23,7 @@ from barnraise.artifacts.store.manifest import FileEntry
 from barnraise.artifacts.transfer import swarm_scheduler
 from barnraise.core.config import RunSettings, Settings
 from barnraise.core.errors import RunError
+from barnraise.sandbox.choice import find_sandbox
 from tests.unit.agent.test_artifact_service import Cluster, Host, run
 from tests.unit.artifacts.models.caches import LIMITS, MODEL, weights, write_cache
 from tests.unit.cli.typed import Machine
@@ -248,12 +249,17 @@ def _facts(machine: Machine, script: str, *words: str) -> dict[str, object]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(find_spec("huggingface_hub") is None, reason="huggingface_hub is not installed")
-def test_script_of_a_run_finds_model_by_name_and_by_id_offline(machine: Machine) -> None:
+@pytest.mark.parametrize("words", [(), ("--sandbox",)], ids=["open", "sandbox"])
+def test_script_of_a_run_finds_model_by_name_and_by_id_offline(
+    words: tuple[str, ...], machine: Machine
+) -> None:
+    if words and not find_sandbox().is_possible:
+        pytest.skip("no sandbox is possible here")
     machine.type("rename", "oak")
     cache = Path(machine.environment["HF_HOME"]) / "hub"
     write_cache(cache, MODEL, {**FILES, "pytorch_model.bin": b"pickle"})
     before = sorted(path.relative_to(cache) for path in cache.rglob("*"))
-    facts = _facts(machine, LOOKS, "--model", f"base={MODEL}")
+    facts = _facts(machine, LOOKS, *words, "--model", f"base={MODEL}")
     assert facts["names"] == facts["all"] == sorted(FILES), "safetensors make the pickle needless"
     assert facts["by_id"] == "{}"
     assert facts["offline"] == "1"
