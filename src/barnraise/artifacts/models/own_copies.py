@@ -85,7 +85,7 @@ class _Search:
             known = remembered.pieces(path, facts)
             if known is not None and known != entry.pieces:
                 return False
-            if known is None and not self._has_pieces(Path(path), entry, most=1):
+            if known is None and not self._has_pieces(Path(path), entry, limit=1):
                 return False  # a link, also one that is removed again, would change the file's times
             taken = self._share(path, facts, entry, is_known=known is not None)
             if taken is None:
@@ -130,14 +130,14 @@ class _Search:
         return True
 
     def _has_pieces(
-        self, path: Path, entry: FileEntry, target: int | None = None, *, most: int | None = None
+        self, path: Path, entry: FileEntry, target: int | None = None, *, limit: int | None = None
     ) -> bool:
-        """Compare the pieces, at ``most`` so many, and stop at the first difference.
+        """Compare the first ``limit`` pieces, or all, and stop at the first difference.
 
         ``target``: where the compared pieces are written to.
         """
         with open(path, "rb", buffering=0) as file:
-            for index, digest in enumerate(entry.pieces[:most]):
+            for index, digest in enumerate(entry.pieces[:limit]):
                 data = read_up_to(file.fileno(), entry.piece_size(index))
                 if len(data) != entry.piece_size(index) or piece_hash(data) != digest:
                     return False

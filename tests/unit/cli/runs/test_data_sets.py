@@ -80,6 +80,7 @@ def test_id_is_not_hashed_again_although_the_store_shares_its_files(
         raise AssertionError("it is hashed again")
 
     monkeypatch.setattr("barnraise.artifacts.packing.pack._hash_and_keep", fail)
+    monkeypatch.setattr("barnraise.artifacts.packing.pack.hash_pieces", fail)
     assert read_models([f"base={MODEL}"], store, settings) == [first]
 
 
