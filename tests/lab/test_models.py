@@ -82,7 +82,7 @@ def test_machine_with_the_model_fetches_nothing_and_the_third_fetches_from_both(
 
 
 def test_transfer_that_a_power_cut_interrupts_resumes(machines: Machines, tmp_path: Path) -> None:
-    files = {f"{number}.safetensors": weights(100 + number, 6) for number in range(3)}
+    files = {f"{number}.safetensors": weights(100 + number, 10) for number in range(3)}
     size = sum(map(len, files.values()))
     write_cache(Path(machines.own[0]["HF_HUB_CACHE"]), "org/other", files)
     write_folder(tmp_path / "project", "import barnraise\nprint('AT', barnraise.model_path('base'))\n")

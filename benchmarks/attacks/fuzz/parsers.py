@@ -94,7 +94,7 @@ OWN_DATA = {
     "barnraise.agent.supervisor.messages:_stop_decoder": "the parent process",
     "barnraise.agent.supervisor.pidfile:_decoder": "a private file",
     "barnraise.agent_client.provisional:take_dropped": "a private file",
-    "barnraise.artifacts.models.weights:missing_shards": "a file of the person who starts the run",
+    "barnraise.artifacts.models.weights:missing_shards": "a file of the machine that starts the run",
     "barnraise.artifacts.store.stamps:_fraction": "a hash that this machine computed",
     "barnraise.checkpoint.files:Checkpoints.read": "a file whose signed hash was compared",
     "barnraise.checkpoint.holders:_notes": "a private file",

@@ -11,16 +11,16 @@ from pathlib import Path
 from barnraise.agent.artifact_service import OnManifest
 from barnraise.agent_client.run_options import DataSet
 from barnraise.artifacts import ArtifactStore, FolderManifest
-from barnraise.artifacts.models.hub_cache import hub_directory
-from barnraise.artifacts.models.hub_layout import HubModel, make_hub
+from barnraise.artifacts.models.huggingface_cache import cache_directory
 from barnraise.artifacts.models.own_copies import adopt_own_copies
+from barnraise.artifacts.models.run_cache import CachedModel, make_run_cache
 from barnraise.artifacts.models.weights import pickled_weights
 from barnraise.core.config import Settings
 from barnraise.core.errors import RunError
 from barnraise.core.files import remove_tree
 from barnraise.core.units import format_size
 
-_HUB = "hub"
+_CACHE = "huggingface"
 _MOST_LISTED = 4
 
 
@@ -32,10 +32,10 @@ class RunModels:
     ) -> None:
         self._settings = settings
         self._store = store
-        self._directory = home / _HUB
+        self._directory = home / _CACHE
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._models: list[HubModel] = []
+        self._models: list[CachedModel] = []
         self._is_closed = False
 
     def on_manifest(self, data: DataSet, *, asks: bool) -> OnManifest:
@@ -50,8 +50,8 @@ class RunModels:
             adopt_own_copies(
                 manifest,
                 self._store,
-                hub_directory(os.environ, self._settings.runs.hub_cache),
-                data.hub.repository if data.hub is not None else "",
+                cache_directory(os.environ, self._settings.runs.huggingface_cache),
+                data.version.repository if data.version is not None else "",
                 on_compared=lambda done, size: self._compared(data.name, done, size),
                 on_adopted=adopted,
             )
@@ -68,14 +68,14 @@ class RunModels:
 
     def add(self, data: DataSet, manifest: FolderManifest, tree: Path) -> None:
         """Note a model that is in the store; libraries will find it by its id, if it has one."""
-        if data.hub is not None:
-            self._models.append(HubModel(data.hub, manifest, tree))
+        if data.version is not None:
+            self._models.append(CachedModel(data.version, manifest, tree))
 
-    async def make_hub(self) -> str:
+    async def make_cache(self) -> str:
         """Create the run's own Hugging Face cache and return its path; an empty text if it needs none."""
         if not self._models:
             return ""
-        await asyncio.to_thread(make_hub, self._directory, self._models)
+        await asyncio.to_thread(make_run_cache, self._directory, self._models)
         return str(self._directory)
 
     def close(self) -> None:

@@ -17,11 +17,11 @@ MAX_IMPORTS = 512
 MAX_IMPORT_NAME = 128
 MAX_FINDING = 600
 DATA_NAME = r"^[A-Za-z][A-Za-z0-9_]{0,39}\Z"
-_HUB_WORD = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_MODEL_WORD = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 # As Hugging Face's own rule, which also keeps the names of two repositories from having one folder.
-HUB_REPOSITORY = rf"^(?!.*(?:--|\.\.)){_HUB_WORD}(?:/{_HUB_WORD})?\Z"
-HUB_REVISION = rf"^(?!.*\.\.){_HUB_WORD}(?:/{_HUB_WORD}){{0,4}}\Z"
-HUB_COMMIT = r"^[0-9a-f]{40}\Z"
+MODEL_REPOSITORY = rf"^(?!.*(?:--|\.\.)){_MODEL_WORD}(?:/{_MODEL_WORD})?\Z"
+MODEL_REVISION = rf"^(?!.*\.\.){_MODEL_WORD}(?:/{_MODEL_WORD}){{0,4}}\Z"
+MODEL_COMMIT = r"^[0-9a-f]{40}\Z"
 
 Word = Annotated[str, Meta(max_length=200)]
 Argument = Annotated[str, Meta(max_length=32768)]
@@ -33,19 +33,19 @@ ImportNames = Annotated[
 Finding = Annotated[str, Meta(max_length=MAX_FINDING)]
 
 
-class HubSnapshot(msgspec.Struct, frozen=True, array_like=True):
+class ModelVersion(msgspec.Struct, frozen=True, array_like=True):
     """Version of a model in a Hugging Face cache. The words of a run spec are only a name for its files."""
 
-    repository: Annotated[str, Meta(pattern=HUB_REPOSITORY)]
-    revision: Annotated[str, Meta(pattern=HUB_REVISION, max_length=200)]
-    commit: Annotated[str, Meta(pattern=HUB_COMMIT)]
+    repository: Annotated[str, Meta(pattern=MODEL_REPOSITORY)]
+    revision: Annotated[str, Meta(pattern=MODEL_REVISION, max_length=200)]
+    commit: Annotated[str, Meta(pattern=MODEL_COMMIT)]
 
 
 class DataSet(msgspec.Struct, frozen=True, array_like=True):
     """Data of a run: shipped if it has a manifest, otherwise each machine has it at this path.
 
     ``files`` and ``bytes``: what is shipped, as a guest's user is told. A machine rejects more than that.
-    ``hub``: the model's name in the Hugging Face cache of the machine that started the run.
+    ``version``: the model's name in the Hugging Face cache of the machine that started the run.
     """
 
     name: Annotated[str, Meta(pattern=DATA_NAME)]
@@ -54,7 +54,7 @@ class DataSet(msgspec.Struct, frozen=True, array_like=True):
     files: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
     is_model: bool = False
-    hub: HubSnapshot | None = None
+    version: ModelVersion | None = None
 
     @property
     def variable(self) -> str:

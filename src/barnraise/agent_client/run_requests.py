@@ -347,7 +347,7 @@ class WatchResponse(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
 class DataRow(msgspec.Struct, frozen=True, array_like=True):
     """Data set or model of a run: a path of this machine, or files that are sent to it.
 
-    ``hub``: the id that the sender gives the model; empty if it has none.
+    ``version``: the id that the sender gives the model; empty if it has none.
     """
 
     name: str
@@ -355,7 +355,7 @@ class DataRow(msgspec.Struct, frozen=True, array_like=True):
     files: int = 0
     bytes: int = 0
     is_model: bool = False
-    hub: str = ""
+    version: str = ""
 
 
 class AcceptRunResponse(msgspec.Struct, frozen=True, kw_only=True, tag="accept"):

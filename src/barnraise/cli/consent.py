@@ -43,7 +43,7 @@ class OfferedData:
     files: int = 0
     bytes: int = 0
     is_model: bool = False
-    hub: str = ""  # the id that the sender gives a model
+    version: str = ""  # the id that the sender gives a model
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _data(data: Sequence[OfferedData]) -> list[str]:
     for part in data[:_MAX_DATA]:
         name, path = printable(part.name, limit=_MAX_NAME), printable(part.path, limit=_MAX_PATH)
         kind = "model " if part.is_model else ""
-        kind += f"called {printable(part.hub, limit=_MAX_PATH)}, " if part.hub else ""
+        kind += f"called {printable(part.version, limit=_MAX_PATH)}, " if part.version else ""
         what = f"{counted(part.files, 'file')}, {format_size(part.bytes)} are sent to this machine"
         what += ", or copied from its Hugging Face cache if that has the same" if part.is_model else ""
         lines.append(f"{name}: {kind}reads {path} of this machine" if path else f"{name}: {kind}{what}")

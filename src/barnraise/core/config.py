@@ -81,7 +81,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 32 << 20
     stop_grace_s: Seconds = 10.0
     data_paths: tuple[Text, ...] = ()
-    hub_cache: Text | None = None
+    huggingface_cache: Text | None = None
 
 
 class ContributorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ _TYPES: Mapping[str, Any] = {
     for section, struct in _SECTIONS.items()
     for key, hint in get_type_hints(struct, include_extras=True).items()
 }
-_PATHS = frozenset({"trust.secret_file", "state.directory", "runs.hub_cache"})
+_PATHS = frozenset({"trust.secret_file", "state.directory", "runs.huggingface_cache"})
 _VARIABLES: Mapping[str, str] = {ENVIRONMENT_PREFIX + name.replace(".", "_").upper(): name for name in _TYPES}
 
 

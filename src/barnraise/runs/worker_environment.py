@@ -12,7 +12,7 @@ MASTER_ADDR = "barnraise.invalid"
 MASTER_PORT = "52416"
 _ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Older names of the variable for the Hugging Face cache, which win over the newer one in older libraries.
-_OLD_HUB_VARIABLES = ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE", "PYTORCH_PRETRAINED_BERT_CACHE")
+_OLD_CACHE_VARIABLES = ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE", "PYTORCH_PRETRAINED_BERT_CACHE")
 # On Macs: the hard limit, and the soft one, which must not be above it.
 _METAL_VARIABLES = ("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO")
 
@@ -28,15 +28,15 @@ def worker_environment(
     local_store: str,
     checkpoints: str,
     data: Mapping[str, str],
-    hub: str,
+    model_cache: str,
     cores: int,
     values: Mapping[str, str],
     limits: MachineLimits,
 ) -> dict[str, str]:
     """Return all variables of a worker. ``values``: of the variables that the user set.
 
-    ``data``: paths of data sets and models by their variables. ``hub``: the run's own Hugging Face cache;
-    empty if the run has no model with an id.
+    ``data``: paths of data sets and models by their variables. ``model_cache``: the run's own Hugging Face
+    cache; empty if the run has no model with an id.
 
     Variables of the user override those of the machine. Neither overrides the worker's identity.
     """
@@ -47,9 +47,9 @@ def worker_environment(
     variables = {name: value for name, value in base.items() if not name.startswith("BARNRAISE_")}
     # Otherwise torch does not load our backend, and `init_process_group("barnraise")` waits without end.
     variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1"
-    if hub:
-        variables = {name: value for name, value in variables.items() if name not in _OLD_HUB_VARIABLES}
-        variables |= {"HF_HUB_CACHE": hub, "HF_HUB_OFFLINE": "1"}
+    if model_cache:
+        variables = {name: value for name, value in variables.items() if name not in _OLD_CACHE_VARIABLES}
+        variables |= {"HF_HUB_CACHE": model_cache, "HF_HUB_OFFLINE": "1"}
     variables |= {**dict(order.program.settings), **values}
     variables.setdefault("OMP_NUM_THREADS", str(max(1, cores // len(local_ranks))))
     variables.setdefault("PYTHONUNBUFFERED", "1")

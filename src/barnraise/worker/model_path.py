@@ -1,4 +1,4 @@
-"""Where a script finds a model that ``barnraise run --model`` has sent."""
+"""Place of a model that ``barnraise run --model`` has sent, as its script asks for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 
 from barnraise.agent_client.run_options import DATA_NAME, DataSet
-from barnraise.artifacts.models.hub_cache import find_snapshot, hub_directory, parse_reference
+from barnraise.artifacts.models.huggingface_cache import cache_directory, find_snapshot, parse_reference
 from barnraise.core.config import load_settings
 from barnraise.core.errors import RunError
 
@@ -41,7 +41,7 @@ def model_path(name: str, *, alone: str | os.PathLike[str] | None = None) -> str
             f"there is no folder of model {name} at {folder}",
             hint=f"Correct the variable {variable}: a folder, or an id in this machine's Hugging Face cache.",
         )
-    cache = hub_directory(os.environ, load_settings().runs.hub_cache)
+    cache = cache_directory(os.environ, load_settings().runs.huggingface_cache)
     return str(find_snapshot(cache, reference)[1])
 
 

@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 
 from barnraise.agent.model_files import RunModels, refuse_pickles
-from barnraise.agent_client.run_options import DataSet, HubSnapshot
+from barnraise.agent_client.run_options import DataSet, ModelVersion
 from barnraise.artifacts import PIECE, FolderManifest
-from barnraise.artifacts.models.hub_cache import HubReference, find_snapshot, snapshot_files
+from barnraise.artifacts.models.huggingface_cache import ModelReference, find_snapshot, snapshot_files
 from barnraise.artifacts.packing.pack import pack_files
 from barnraise.artifacts.store.manifest import FileEntry
 from barnraise.artifacts.transfer import swarm_scheduler
 from barnraise.core.config import RunSettings, Settings
 from barnraise.core.errors import RunError
+from barnraise.sandbox.choice import find_sandbox
 from tests.unit.agent.test_artifact_service import Cluster, Host, run
 from tests.unit.artifacts.models.caches import LIMITS, MODEL, weights, write_cache
 from tests.unit.cli.typed import Machine
@@ -37,10 +38,10 @@ class Scene(Cluster):
         super().__init__(tmp_path, count)
         self.room = tmp_path
         commit = write_cache(self.cache(self.source), MODEL, FILES)
-        _, folder = find_snapshot(self.cache(self.source), HubReference(MODEL))
+        _, folder = find_snapshot(self.cache(self.source), ModelReference(MODEL))
         self.packed = pack_files(folder, snapshot_files(folder), self.source.store, LIMITS)
-        hub = HubSnapshot(MODEL, "main", commit)
-        self.data = DataSet("base", self.packed.id, is_model=True, hub=hub)
+        version = ModelVersion(MODEL, "main", commit)
+        self.data = DataSet("base", self.packed.id, is_model=True, version=version)
         for host in self.hosts:
             host.artifacts.allow(self.packed.id, [*self.nodes, self.source.me])
         self.words: list[str] = []
@@ -49,7 +50,7 @@ class Scene(Cluster):
         return self.room / f"cache-{self.hosts.index(host)}"
 
     def models(self, host: Host) -> RunModels:
-        settings = Settings(runs=RunSettings(hub_cache=str(self.cache(host))))
+        settings = Settings(runs=RunSettings(huggingface_cache=str(self.cache(host))))
         home = self.room / f"home-{self.hosts.index(host)}"
         return RunModels(settings, host.store, home, self.words.append)
 
@@ -145,7 +146,7 @@ def test_guest_takes_no_pickles_and_no_piece_of_them(tmp_path: Path) -> None:
         scene = Scene(tmp_path, 2)
         starter, guest = scene.hosts
         write_cache(scene.cache(starter), "x/pickled", {"pytorch_model.bin": weights(3, 1.5)})
-        _, folder = find_snapshot(scene.cache(starter), HubReference("x/pickled"))
+        _, folder = find_snapshot(scene.cache(starter), ModelReference("x/pickled"))
         scene.packed = pack_files(folder, snapshot_files(folder), starter.store, LIMITS)
         for host in scene.hosts:
             host.artifacts.allow(scene.packed.id, [starter.me, guest.me])
@@ -169,16 +170,16 @@ def test_cache_of_a_run_is_made_once_needed_and_removed_with_it(tmp_path: Path) 
     async def test() -> None:
         scene = Scene(tmp_path, 1)
         models = scene.models(scene.source)
-        assert await models.make_hub() == ""
+        assert await models.make_cache() == ""
         manifest = await scene.fetch_model(scene.source)
         tree = scene.source.store.link_data(manifest)
         models.add(DataSet("folder", scene.packed.id, is_model=True), manifest, tree)
-        assert await models.make_hub() == ""
+        assert await models.make_cache() == ""
         models.add(scene.data, manifest, tree)
-        hub = Path(await models.make_hub())
-        assert find_snapshot(hub, HubReference(MODEL))[0] == scene.data.hub
+        cache = Path(await models.make_cache())
+        assert find_snapshot(cache, ModelReference(MODEL))[0] == scene.data.version
         models.close()
-        assert not hub.exists()
+        assert not cache.exists()
         with pytest.raises(RunError, match="has ended"):
             models._compared("base", 1, 2)
         await scene.close()
@@ -198,10 +199,6 @@ facts = {
     "offline": os.environ["HF_HUB_OFFLINE"],
     "cache": os.environ["HF_HUB_CACHE"],
 }
-try:
-    open(os.path.join(folder, "new"), "w")
-except OSError as error:
-    facts["new"] = error.strerror
 print("FACTS", json.dumps(facts))
 """
 LOADS = """
@@ -252,12 +249,17 @@ def _facts(machine: Machine, script: str, *words: str) -> dict[str, object]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(find_spec("huggingface_hub") is None, reason="huggingface_hub is not installed")
-def test_script_of_a_run_finds_model_by_name_and_by_id_offline(machine: Machine) -> None:
+@pytest.mark.parametrize("words", [(), ("--sandbox",)], ids=["open", "sandbox"])
+def test_script_of_a_run_finds_model_by_name_and_by_id_offline(
+    words: tuple[str, ...], machine: Machine
+) -> None:
+    if words and not find_sandbox().is_possible:
+        pytest.skip("no sandbox is possible here")
     machine.type("rename", "oak")
     cache = Path(machine.environment["HF_HOME"]) / "hub"
     write_cache(cache, MODEL, {**FILES, "pytorch_model.bin": b"pickle"})
     before = sorted(path.relative_to(cache) for path in cache.rglob("*"))
-    facts = _facts(machine, LOOKS, "--model", f"base={MODEL}")
+    facts = _facts(machine, LOOKS, *words, "--model", f"base={MODEL}")
     assert facts["names"] == facts["all"] == sorted(FILES), "safetensors make the pickle needless"
     assert facts["by_id"] == "{}"
     assert facts["offline"] == "1"

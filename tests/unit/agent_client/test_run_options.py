@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from barnraise.agent_client.cluster_requests import decode_request, encode
-from barnraise.agent_client.run_options import DataSet, HubSnapshot, RunOptions, RunProgram, ScriptImports
+from barnraise.agent_client.run_options import DataSet, ModelVersion, RunOptions, RunProgram, ScriptImports
 from barnraise.agent_client.run_requests import StartRunRequest
 from barnraise.core.errors import ProtocolError
 from barnraise.identity import NodeKey
@@ -20,7 +20,7 @@ PROGRAM = RunProgram(
     data=(
         DataSet("mnist", manifest=b"\1" * 32),
         DataSet("own", path="/data"),
-        DataSet("base", path="/m", is_model=True, hub=HubSnapshot("a/b", "refs/pr/1", "0" * 40)),
+        DataSet("base", path="/m", is_model=True, version=ModelVersion("a/b", "refs/pr/1", "0" * 40)),
     ),
     needs=ScriptImports(required=("torch",)),
 )
@@ -57,7 +57,7 @@ BAD_PROGRAMS: list[dict[str, object]] = [
     {"data": (DataSet("x", manifest=bytes(32), files=-1),)},
     {"data": (DataSet("x", manifest=bytes(32), bytes=(1 << 50) + 1),)},
     *(
-        {"data": (DataSet("x", hub=HubSnapshot(*names)),)}
+        {"data": (DataSet("x", version=ModelVersion(*names)),)}
         for names in (
             ("../up", "main", "0" * 40),
             ("a/b/c", "main", "0" * 40),

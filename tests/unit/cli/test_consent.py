@@ -81,14 +81,13 @@ def test_question_shows_all_that_a_person_agrees_to() -> None:
     assert text.startswith("pc (1EF2-9K3M) asks this machine"), "the sender, with an id"
     assert shown["command"] == "python train.py '--epochs 3'"
     assert shown["files"].endswith("train.py")
-    models = "base: model called org/x?[2J@main, 2 files, 3 GiB are sent to this machine, or copied"
-    assert models in " ".join(shown["data"].split())
-    assert "other: model reads /srv/m of this machine" in shown["data"]
     assert "CAREFUL, it can load other code: LD_PRELOAD=/tmp/x.so" in shown["variables"]
     assert "CAREFUL, it can load other code: PYTHONSTARTUP=x.py" in shown["variables"]
     assert shown["variables"].endswith(" HF_TOKEN=abc")
     assert shown["data"] == (
-        "mnist: 4 files, 11 MiB are sent to this machine home: reads /home/u of this machine"
+        "mnist: 4 files, 11 MiB are sent to this machine home: reads /home/u of this machine "
+        "base: model called org/x?[2J@main, 2 files, 3 GiB are sent to this machine, or copied from its "
+        "Hugging Face cache if that has the same other: model reads /srv/m of this machine"
     )
     assert shown["image"] == "example.org/torch:2"
     assert shown["packages"].startswith("12 packages of requirements.txt are installed")

@@ -26,17 +26,17 @@ def test_torch_loads_our_backend_unless_the_user_of_the_run_says_no(
     assert variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] == autoload
 
 
-def test_hub_of_a_run_replaces_that_of_the_machine_unless_the_user_of_the_run_says_no() -> None:
+def test_model_cache_of_a_run_replaces_that_of_the_machine_unless_the_user_of_the_run_says_no() -> None:
     machine = {"HF_HUB_CACHE": "/home/me/hub", "TRANSFORMERS_CACHE": "/old", "HF_HOME": "/hf"}
     assert _variables(machine)["HF_HUB_CACHE"] == "/home/me/hub"
-    own = _variables(machine, hub="/runs/x/hub")
-    assert (own["HF_HUB_CACHE"], own["HF_HUB_OFFLINE"], own["HF_HOME"]) == ("/runs/x/hub", "1", "/hf")
+    own = _variables(machine, cache="/runs/x/cache")
+    assert (own["HF_HUB_CACHE"], own["HF_HUB_OFFLINE"], own["HF_HOME"]) == ("/runs/x/cache", "1", "/hf")
     assert "TRANSFORMERS_CACHE" not in own
-    assert _variables(machine, {"HF_HUB_OFFLINE": "0"}, hub="/runs/x/hub")["HF_HUB_OFFLINE"] == "0"
+    assert _variables(machine, {"HF_HUB_OFFLINE": "0"}, cache="/runs/x/cache")["HF_HUB_OFFLINE"] == "0"
 
 
 def _variables(
-    base: dict[str, str], values: dict[str, str] | None = None, hub: str = "", device: str = ""
+    base: dict[str, str], values: dict[str, str] | None = None, cache: str = "", device: str = ""
 ) -> dict[str, str]:
     return worker_environment(
         base,
@@ -48,7 +48,7 @@ def _variables(
         local_store="",
         checkpoints="",
         data={},
-        hub=hub,
+        model_cache=cache,
         cores=1,
         values=values or {},
         limits=MachineLimits(),

@@ -1,4 +1,4 @@
-"""Where a script finds its model: in a run, alone, and what it is told if there is none."""
+"""Places of a model: in a run and alone, and the errors if there is none."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def end_agreement(home: Path) -> None:
 
 
 def _data_row(data: DataSet) -> DataRow:
-    hub = "" if data.hub is None else f"{data.hub.repository}@{data.hub.revision}"
-    return DataRow(data.name, data.path, data.files, data.bytes, data.is_model, hub)
+    version = "" if data.version is None else f"{data.version.repository}@{data.version.revision}"
+    return DataRow(data.name, data.path, data.files, data.bytes, data.is_model, version)
 
 
 def describe_offer(

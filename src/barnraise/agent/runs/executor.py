@@ -305,7 +305,7 @@ class RunExecutor:
             python=prepared.python,
             containers=prepared.containers,
             data=prepared.data,
-            hub=prepared.hub,
+            model_cache=prepared.model_cache,
             values=prepared.values,
             cores=machine.cores if machine is not None else 0,
             limits=self._context.limits.limits,

@@ -84,7 +84,7 @@ class RunPreparation:
         self.manifest: FolderManifest | None = None
         self.offered: OfferedFolder | None = None  # what this machine's user was asked about
         self.data: dict[str, str] = {}  # paths by the variables of the script
-        self.hub = ""  # the run's own Hugging Face cache
+        self.model_cache = ""  # the run's own Hugging Face cache
         self._models = RunModels(context.settings, store, self._home, self._report_looking)
         self.values: dict[str, str] = {}  # of the variables that the user of the run set
         self.packages: InstalledPackages | None = None
@@ -128,7 +128,7 @@ class RunPreparation:
         is_confined = await self._confine(asks=asks)
         for data in program.data:
             self.data[data.variable] = await self._data_set(data, is_confined=is_confined, asks=asks)
-        self.hub = await self._models.make_hub()
+        self.model_cache = await self._models.make_cache()
         await self._make_environment(manifest, asks=asks)
         needs = program.needs
         names = (*needs.required, *needs.optional)
@@ -258,7 +258,7 @@ class RunPreparation:
             state=self._context.directory,
             home=self._home,
             interface=self.interface_directory,
-            data={**self.data, **({"HF_HUB_CACHE": self.hub} if self.hub else {})},
+            data={**self.data, **({"HF_HUB_CACHE": self.model_cache} if self.model_cache else {})},
             variables=dict(self._entry.spec.program.settings) | self.values,
             gpus=any(device.startswith("cuda") for device in self.devices),
             on_progress=lambda words: self._report("building", words),

@@ -44,7 +44,7 @@ class WorkerGroupConfig(NamedTuple):
     containers: RunContainers | None
     sandbox: RunSandbox | None
     data: Mapping[str, str]  # paths by the variables of the script
-    hub: str  # the run's own Hugging Face cache; empty if it has none
+    model_cache: str  # the run's own Hugging Face cache; empty if it has none
     values: Mapping[str, str]  # of the variables that the user set
     cores: int
     limits: MachineLimits
@@ -56,7 +56,7 @@ class WorkerGroupConfig(NamedTuple):
     @property
     def mounted(self) -> tuple[str, ...]:
         """Return the paths that a confined worker may read."""
-        return tuple(filter(None, (*self.data.values(), self.hub)))
+        return tuple(filter(None, (*self.data.values(), self.model_cache)))
 
 
 class WorkerGroup:
@@ -290,7 +290,7 @@ class WorkerGroup:
             local_store="" if is_confined else str(config.home / f"store-{record.generation}"),
             checkpoints="" if is_confined else str(config.home / "checkpoints"),
             data=config.data,
-            hub=config.hub,
+            model_cache=config.model_cache,
             cores=min(filter(None, (config.cores or os.cpu_count() or 1, config.limits.cpus))),
             values=config.values,
             limits=config.limits,

@@ -1,7 +1,7 @@
 """Own copies: files of a model that this machine's Hugging Face cache has, and that need not be fetched.
 
-The names there are hashes of other kinds, and nobody vouches for them. So a file counts if its size is right
-and each of its pieces has our hash.
+The names there are hashes of other kinds, and no one checks them after the download. So a file counts if
+its size is right and each of its pieces has our hash.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from barnraise.artifacts.models.hub_cache import repository_folder
+from barnraise.artifacts.models.huggingface_cache import repository_folder
 from barnraise.artifacts.packing.hash_cache import HashCache, HashedFile
 from barnraise.artifacts.packing.share import Sharing, share
 from barnraise.artifacts.store.clone import Cloner
@@ -85,6 +85,8 @@ class _Search:
             known = remembered.pieces(path, facts)
             if known is not None and known != entry.pieces:
                 return False
+            if known is None and not self._has_pieces(Path(path), entry, limit=1):
+                return False  # a link, also one that is removed again, would change the file's times
             taken = self._share(path, facts, entry, is_known=known is not None)
             if taken is None:
                 taken = self._copy(path, entry)
@@ -127,10 +129,15 @@ class _Search:
             discard(draft)
         return True
 
-    def _has_pieces(self, path: Path, entry: FileEntry, target: int | None = None) -> bool:
-        """Compare each piece, and stop at the first difference; write them to ``target``, if given."""
+    def _has_pieces(
+        self, path: Path, entry: FileEntry, target: int | None = None, *, limit: int | None = None
+    ) -> bool:
+        """Compare the first ``limit`` pieces, or all, and stop at the first difference.
+
+        ``target``: where the compared pieces are written to.
+        """
         with open(path, "rb", buffering=0) as file:
-            for index, digest in enumerate(entry.pieces):
+            for index, digest in enumerate(entry.pieces[:limit]):
                 data = read_up_to(file.fileno(), entry.piece_size(index))
                 if len(data) != entry.piece_size(index) or piece_hash(data) != digest:
                     return False
@@ -142,7 +149,7 @@ class _Search:
 
 def _by_size(cache: Path, repository: str, sizes: set[int]) -> dict[int, list[str]]:
     """Return the files of the cache that have one of these sizes; those of the repository first."""
-    found: dict[int, dict[str, None]] = {}
+    matches: dict[int, dict[str, None]] = {}
     first = repository_folder(repository) if repository else ""
     try:
         folders = sorted(cache.glob("models--*"), key=lambda folder: (folder.name != first, folder.name))
@@ -153,15 +160,15 @@ def _by_size(cache: Path, repository: str, sizes: set[int]) -> dict[int, list[st
         for path in _files(folder):
             seen += 1
             if seen > _MOST_SEEN:
-                return {size: list(paths) for size, paths in found.items()}
+                return {size: list(paths) for size, paths in matches.items()}
             try:
                 facts = os.stat(path)
             except OSError:  # a link that leads nowhere
                 continue
-            paths = found.setdefault(facts.st_size, {}) if facts.st_size in sizes else None
+            paths = matches.setdefault(facts.st_size, {}) if facts.st_size in sizes else None
             if paths is not None and stat.S_ISREG(facts.st_mode) and len(paths) < _MOST_TRIED:
                 paths[os.path.realpath(path)] = None
-    return {size: list(paths) for size, paths in found.items()}
+    return {size: list(paths) for size, paths in matches.items()}
 
 
 def _files(folder: Path) -> Iterator[str]:

@@ -69,7 +69,7 @@ class HashCache:
         return None if known is None or known[:4] != _state(facts) else _split(known[4])
 
     def last_pieces(self, path: str) -> tuple[bytes, ...] | None:
-        """Return the hashes that a file had when it was last packed, whatever became of it."""
+        """Return the hashes that a file had when it was last packed, also if it has changed."""
         known = self._known.get(path)
         return None if known is None else _split(known[4])
 

@@ -165,7 +165,8 @@ def _pack_file(
         facts = file.facts
         entry = _entry(file, facts.st_size, pieces) if pieces is not None else None
         if entry is None or (pieces and not store.holds(entry)):
-            facts, pieces = _hash_and_keep(file, store, sharing)
+            shared = _share_in(file, store, sharing) if sharing is not None else None
+            facts, pieces = shared or _hash_and_keep(file, store)
             entry = _entry(file, facts.st_size, pieces)
         return entry, HashedFile(file.real, facts, entry.pieces)
     except FileNotFoundError as error:
@@ -196,10 +197,11 @@ def _linked_pieces(file: FoundFile, store: ArtifactStore, remembered: HashCache)
 
 
 def _share_in(
-    file: FoundFile, facts: os.stat_result, store: ArtifactStore, sharing: Sharing
-) -> tuple[int, tuple[bytes, ...]] | None:
-    """Put a clone or a hard link of a file into the store; return None if the disk can do neither."""
-    draft = share(file.real, facts, store, sharing)
+    file: FoundFile, store: ArtifactStore, sharing: Sharing
+) -> tuple[os.stat_result, tuple[bytes, ...]] | None:
+    """Put a clone or a hard link of a large file into the store; return None if the disk can do neither."""
+    facts = os.stat(file.real)
+    draft = share(file.real, facts, store, sharing) if facts.st_size > PIECE else None
     if draft is None:
         return None
     try:
@@ -212,17 +214,10 @@ def _share_in(
             draft.adopt(store, entry.object)
     finally:
         discard(draft.path)
-    return size, pieces
+    return facts, pieces
 
 
-def _hash_and_keep(
-    file: FoundFile, store: ArtifactStore, sharing: Sharing | None
-) -> tuple[os.stat_result, tuple[bytes, ...]]:
-    if sharing is not None and file.facts.st_size > PIECE:
-        facts = os.stat(file.real)
-        shared = _share_in(file, facts, store, sharing)
-        if shared is not None:
-            return facts, shared[1]
+def _hash_and_keep(file: FoundFile, store: ArtifactStore) -> tuple[os.stat_result, tuple[bytes, ...]]:
     with open(file.real, "rb", buffering=0) as source:
         before = os.fstat(source.fileno())
         if before.st_size <= PIECE:

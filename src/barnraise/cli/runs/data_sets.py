@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from barnraise.agent_client.run_options import DATA_NAME, DataSet, HubSnapshot
+from barnraise.agent_client.run_options import DATA_NAME, DataSet, ModelVersion
 from barnraise.artifacts import ArtifactStore, data_limits, pack
-from barnraise.artifacts.models.hub_cache import (
-    HubReference,
+from barnraise.artifacts.models.huggingface_cache import (
+    ModelReference,
+    cache_directory,
     find_snapshot,
-    hub_directory,
     parse_reference,
     snapshot_files,
 )
@@ -73,7 +73,7 @@ def _read_model(text: str, store: ArtifactStore, settings: Settings) -> DataSet:
     path = Path(value).expanduser()
     reference = None if is_path(value) else parse_reference(value)
     if reference is not None:
-        return _from_hub(name, reference, store, settings)
+        return _from_cache(name, reference, store, settings)
     if not path.is_dir():
         raise RunError(
             f"there is no folder of a model at {path.absolute()}",
@@ -85,11 +85,11 @@ def _read_model(text: str, store: ArtifactStore, settings: Settings) -> DataSet:
     return _pack(DataSet(name, is_model=True), path, list(walk(path, everything=True)), store, settings)
 
 
-def _from_hub(name: str, reference: HubReference, store: ArtifactStore, settings: Settings) -> DataSet:
+def _from_cache(name: str, reference: ModelReference, store: ArtifactStore, settings: Settings) -> DataSet:
     """Pack a model of this machine's Hugging Face cache. Its pickles stay if it has safetensors."""
-    cache = hub_directory(os.environ, settings.runs.hub_cache)
-    hub, folder = find_snapshot(cache, reference)
-    where = f"{hub.repository}, {_version(hub)}"
+    cache = cache_directory(os.environ, settings.runs.huggingface_cache)
+    version, folder = find_snapshot(cache, reference)
+    where = f"{version.repository}, {_shown_version(version)}"
     click.echo(f"barnraise: reading model {name}: {where} in the Hugging Face cache", err=True)
     files = snapshot_files(folder)
     paths = [file.path for file in files]
@@ -101,18 +101,22 @@ def _from_hub(name: str, reference: HubReference, store: ArtifactStore, settings
             err=True,
         )
     kept = [file for file in files if file.path not in left_out]
-    return _pack(DataSet(name, is_model=True, hub=hub), folder, kept, store, settings)
+    return _pack(DataSet(name, is_model=True, version=version), folder, kept, store, settings)
 
 
-def _version(hub: HubSnapshot) -> str:
-    return f"commit {hub.commit[:8]}" if hub.revision == hub.commit else f"{hub.revision} ({hub.commit[:8]})"
+def _shown_version(version: ModelVersion) -> str:
+    return (
+        f"commit {version.commit[:8]}"
+        if version.revision == version.commit
+        else f"{version.revision} ({version.commit[:8]})"
+    )
 
 
 def _pack(
     model: DataSet, folder: Path, files: Sequence[FoundFile], store: ArtifactStore, settings: Settings
 ) -> DataSet:
     """Pack the files of a model. A file of the Hugging Face cache never changes, so it may be linked."""
-    sharing = Sharing(Cloner(), links=model.hub is not None)
+    sharing = Sharing(Cloner(), links=model.version is not None)
     with waiting(f"barnraise: reading model {model.name}"):
         packed = pack_files(folder, files, store, data_limits(settings), sharing)
     pickled = pickled_weights(file.path for file in files)
@@ -135,7 +139,7 @@ def _packed(data: DataSet, packed: PackedFolder) -> DataSet:
         files=packed.files,
         bytes=packed.bytes,
         is_model=data.is_model,
-        hub=data.hub,
+        version=data.version,
     )
 
 

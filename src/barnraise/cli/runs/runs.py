@@ -174,7 +174,7 @@ def offered_run(response: AcceptRunResponse) -> OfferedRun:
         file_bytes=response.bytes,
         variables=response.variables,
         data=[
-            OfferedData(row.name, row.path, row.files, row.bytes, row.is_model, row.hub)
+            OfferedData(row.name, row.path, row.files, row.bytes, row.is_model, row.version)
             for row in response.data
         ],
         image=response.image,

@@ -9,7 +9,7 @@ import pytest
 
 from barnraise.artifacts import PIECE, ArtifactStore, PackedFolder
 from barnraise.artifacts.models import own_copies
-from barnraise.artifacts.models.hub_cache import HubReference, find_snapshot, snapshot_files
+from barnraise.artifacts.models.huggingface_cache import ModelReference, find_snapshot, snapshot_files
 from barnraise.artifacts.models.own_copies import adopt_own_copies
 from barnraise.artifacts.packing.pack import pack_files
 from barnraise.artifacts.store.clone import Cloner
@@ -23,7 +23,7 @@ FILES = {"config.json": b"{}", "model.safetensors": weights(), "empty": b""}
 def packed(tmp_path: Path) -> PackedFolder:
     """Pack the model on the machine that starts the run."""
     write_cache(tmp_path / "starter", MODEL, FILES)
-    _, folder = find_snapshot(tmp_path / "starter", HubReference(MODEL))
+    _, folder = find_snapshot(tmp_path / "starter", ModelReference(MODEL))
     return pack_files(folder, snapshot_files(folder), ArtifactStore(tmp_path / "starter-store"), LIMITS)
 
 
@@ -33,9 +33,9 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 def state(path: Path) -> tuple[int, ...]:
-    """Return what a write, a link or a change of mode would change."""
+    """Return the facts that a write, a link or a change of mode would change."""
     facts = os.stat(path)
-    return facts.st_mode, facts.st_ino, facts.st_nlink, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+    return facts.st_mode, facts.st_ino, facts.st_nlink, facts.st_size, facts.st_mtime_ns
 
 
 def test_same_files_under_any_name_are_taken_and_nothing_is_missing(
@@ -134,10 +134,11 @@ def test_known_hashes_save_reading_again(
     monkeypatch.setattr(
         "barnraise.artifacts.packing.share.os.link", lambda *_: (_ for _ in ()).throw(OSError(18, "x"))
     )
+    monkeypatch.setattr("barnraise.artifacts.packing.hash_cache._SETTLED_NS", -1)
     write_cache(tmp_path / "own", "a/tune", {"model.safetensors": weights(seed=2)})
     write_cache(tmp_path / "own", MODEL, FILES)
     other = blob(tmp_path / "own", "a/tune", weights(seed=2))
-    _, folder = find_snapshot(tmp_path / "own", HubReference("a/tune"))
+    _, folder = find_snapshot(tmp_path / "own", ModelReference("a/tune"))
     pack_files(folder, snapshot_files(folder), store, LIMITS)  # its hashes are known from now on
     opened: list[str] = []
     real = open

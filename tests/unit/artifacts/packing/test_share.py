@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from barnraise.artifacts import ArtifactStore
-from barnraise.artifacts.models.hub_cache import HubReference, find_snapshot, snapshot_files
+from barnraise.artifacts.models.huggingface_cache import ModelReference, find_snapshot, snapshot_files
 from barnraise.artifacts.models.own_copies import adopt_own_copies
 from barnraise.artifacts.packing.ignore_rules import walk
 from barnraise.artifacts.packing.pack import pack_files
@@ -27,7 +27,7 @@ def test_model_of_a_cache_takes_no_space_in_the_stores_of_its_disk(disk: Path) -
     write_cache(disk / "cache", MODEL, {"model.safetensors": CONTENT})
     starter, other = ArtifactStore(disk / "store"), ArtifactStore(disk / "other")
     before = used(disk)
-    _, folder = find_snapshot(disk / "cache", HubReference(MODEL))
+    _, folder = find_snapshot(disk / "cache", ModelReference(MODEL))
     sharing = Sharing(Cloner(), links=True)
     packed = pack_files(folder, snapshot_files(folder), starter, LIMITS, sharing)
     assert adopt_own_copies(packed.manifest, other, disk / "cache") == len(CONTENT)

@@ -18,7 +18,7 @@ WEIGHTS = weights()
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(runs=RunSettings(hub_cache=str(tmp_path / "cache")))
+    return Settings(runs=RunSettings(huggingface_cache=str(tmp_path / "cache")))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_folder_is_packed_and_pickles_are_pointed_out(
     before = os.stat(folder / "pytorch_model.bin")
     (model,) = read_models([f"base={folder}"], store, settings)
     assert paths(store, model.manifest) == ["config.json", "pytorch_model.bin"]
-    assert (model.is_model, model.hub, model.files) == (True, None, 2)
+    assert (model.is_model, model.version, model.files) == (True, None, 2)
     assert model.variable == "BARNRAISE_MODEL_BASE"
     assert "pytorch_model.bin may be pickles" in capsys.readouterr().err
     after = os.stat(folder / "pytorch_model.bin")
@@ -62,8 +62,8 @@ def test_id_is_packed_without_pickles_that_safetensors_replace(
     commit = write_cache(tmp_path / "cache", MODEL, files)
     (model,) = read_models([f"base={MODEL}"], store, settings)
     assert paths(store, model.manifest) == ["model.safetensors"]
-    assert model.hub is not None
-    assert (model.hub.repository, model.hub.revision, model.hub.commit) == (MODEL, "main", commit)
+    assert model.version is not None
+    assert (model.version.repository, model.version.revision, model.version.commit) == (MODEL, "main", commit)
     shown = capsys.readouterr().err
     assert "not sent, as there are safetensors: original/all.pth, pytorch_model.bin (2 B)" in shown
     assert "may be pickles" not in shown
@@ -72,6 +72,7 @@ def test_id_is_packed_without_pickles_that_safetensors_replace(
 def test_id_is_not_hashed_again_although_the_store_shares_its_files(
     store: ArtifactStore, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("barnraise.artifacts.packing.hash_cache._SETTLED_NS", -1)  # it is old
     write_cache(tmp_path / "cache", MODEL, {"model.safetensors": WEIGHTS})
     (first,) = read_models([f"base={MODEL}"], store, settings)
 
@@ -79,6 +80,7 @@ def test_id_is_not_hashed_again_although_the_store_shares_its_files(
         raise AssertionError("it is hashed again")
 
     monkeypatch.setattr("barnraise.artifacts.packing.pack._hash_and_keep", fail)
+    monkeypatch.setattr("barnraise.artifacts.packing.pack.hash_pieces", fail)
     assert read_models([f"base={MODEL}"], store, settings) == [first]
 
 
@@ -103,7 +105,7 @@ def test_folder_of_this_name_wins_over_an_id(
     (tmp_path / MODEL / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     (model,) = read_models([f"base={MODEL}"], store, settings)
-    assert model.hub is None
+    assert model.version is None
     assert paths(store, model.manifest) == ["config.json"]
 
 

@@ -1,7 +1,7 @@
 """The Hugging Face cache of one run: libraries find the run's models in it by their ids, without a network.
 
-The files are links to the read-only folders of the store. Where the system lets nobody make symbolic links,
-they are hard links, or copies. Names come from other machines, so each is checked before it is made.
+The files are links to the read-only folders of the store. Where the system allows no symbolic links, they
+are hard links, or copies. Names come from other machines, so each is checked before it is made.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from barnraise.agent_client.run_options import HubSnapshot
-from barnraise.artifacts.models.hub_cache import repository_folder
+from barnraise.agent_client.run_options import ModelVersion
+from barnraise.artifacts.models.huggingface_cache import repository_folder
 from barnraise.artifacts.packing.portable_names import check_names
 from barnraise.artifacts.store.disk import shipping_error
 from barnraise.artifacts.store.manifest import FileEntry, FolderManifest
@@ -22,15 +22,15 @@ from barnraise.core.files import discard, remove_tree
 _DEFAULT = "main"
 
 
-class HubModel(NamedTuple):
+class CachedModel(NamedTuple):
     """Model of a run: its name, and its files in a folder of the store."""
 
-    snapshot: HubSnapshot
+    snapshot: ModelVersion
     manifest: FolderManifest
     tree: Path
 
 
-def make_hub(directory: Path, models: Collection[HubModel]) -> None:
+def make_run_cache(directory: Path, models: Collection[CachedModel]) -> None:
     """Create the cache of a run; replace one of an earlier start. Raise ShippingError if that fails."""
     distinct = {(model.snapshot.repository, model.snapshot.commit): model for model in models}
     refs = _refs(models)
@@ -63,7 +63,7 @@ def make_hub(directory: Path, models: Collection[HubModel]) -> None:
         raise shipping_error(error, directory, "made") from error
 
 
-def _refs(models: Collection[HubModel]) -> dict[tuple[str, str], str]:
+def _refs(models: Collection[CachedModel]) -> dict[tuple[str, str], str]:
     """Return commits by folder and revision. An id without a revision means the first one that was given."""
     refs: dict[tuple[str, str], str] = {}
     for snapshot in (model.snapshot for model in models):

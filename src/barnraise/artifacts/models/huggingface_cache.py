@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from barnraise.agent_client.run_options import HUB_COMMIT, HUB_REPOSITORY, HUB_REVISION, HubSnapshot
+from barnraise.agent_client.run_options import MODEL_COMMIT, MODEL_REPOSITORY, MODEL_REVISION, ModelVersion
 from barnraise.artifacts.models.weights import INDEX_SUFFIX, missing_shards
 from barnraise.artifacts.packing.ignore_rules import FoundFile
 from barnraise.artifacts.store.disk import shipping_error
@@ -26,14 +26,14 @@ _MOST_INDEX_BYTES = 64 << 20
 _MOST_LISTED = 8
 
 
-class HubReference(NamedTuple):
-    """Name of a model in the hub, and the branch, tag or commit that is meant."""
+class ModelReference(NamedTuple):
+    """Name of a model at Hugging Face, and the branch, tag or commit that is meant."""
 
     repository: str
     revision: str = "main"
 
 
-def hub_directory(environ: Mapping[str, str], setting: str | None = None) -> Path:
+def cache_directory(environ: Mapping[str, str], setting: str | None = None) -> Path:
     """Return the place of the cache, by the setting or by the variables of huggingface_hub itself."""
     for text in (setting, environ.get("HF_HUB_CACHE"), environ.get("HUGGINGFACE_HUB_CACHE")):
         if text:
@@ -44,16 +44,16 @@ def hub_directory(environ: Mapping[str, str], setting: str | None = None) -> Pat
     return (Path(cache) if cache else Path.home() / ".cache") / "huggingface" / "hub"
 
 
-def parse_reference(text: str) -> HubReference | None:
+def parse_reference(text: str) -> ModelReference | None:
     """Return what an id such as ``org/name`` or ``org/name@revision`` names; None if it is no id."""
     repository, at, revision = text.partition("@")
-    if re.search(HUB_REPOSITORY, repository) is None:
+    if re.search(MODEL_REPOSITORY, repository) is None:
         return None
     if not at:
-        return HubReference(repository)
-    if re.search(HUB_REVISION, revision) is None:
+        return ModelReference(repository)
+    if re.search(MODEL_REVISION, revision) is None:
         return None
-    return HubReference(repository, revision)
+    return ModelReference(repository, revision)
 
 
 def repository_folder(repository: str) -> str:
@@ -61,7 +61,7 @@ def repository_folder(repository: str) -> str:
     return f"models--{repository.replace('/', '--')}"
 
 
-def find_snapshot(cache: Path, reference: HubReference) -> tuple[HubSnapshot, Path]:
+def find_snapshot(cache: Path, reference: ModelReference) -> tuple[ModelVersion, Path]:
     """Return the version that a reference names and its folder; raise ShippingError if it is not here."""
     repository, revision = reference
     folder = cache / repository_folder(repository)
@@ -80,19 +80,19 @@ def find_snapshot(cache: Path, reference: HubReference) -> tuple[HubSnapshot, Pa
             f"{cache}; it has: {known}",
             hint=hint,
         )
-    return HubSnapshot(repository, revision, commit), snapshot
+    return ModelVersion(repository, revision, commit), snapshot
 
 
 def _commit_of(folder: Path, revision: str) -> str:
     """Return the commit of a revision; an empty text if it is unknown."""
-    if re.search(HUB_COMMIT, revision):
+    if re.search(MODEL_COMMIT, revision):
         return revision
     try:
         with open(folder / "refs" / revision, "rb") as file:
             text = file.read(100).decode("ascii", "replace").strip()
     except OSError:
         return ""
-    return text if re.search(HUB_COMMIT, text) else ""
+    return text if re.search(MODEL_COMMIT, text) else ""
 
 
 def _revisions(folder: Path) -> list[str]:
@@ -107,18 +107,18 @@ def snapshot_files(snapshot: Path) -> list[FoundFile]:
     # The model's own folder may be a link to another disk.
     tops = {os.path.realpath(repository), os.path.realpath(repository.parent)}
     try:
-        found = [_found(path, snapshot, tops) for path in _walk(snapshot)]
-        paths = [file.path for file in found]
-        for file in found:
+        files = [_resolve(path, snapshot, tops) for path in _walk(snapshot)]
+        paths = [file.path for file in files]
+        for file in files:
             if file.path.endswith(INDEX_SUFFIX) and file.facts.st_size <= _MOST_INDEX_BYTES:
                 missing = missing_shards(paths, file.path, Path(file.real).read_bytes())
                 if missing:
                     raise _incomplete(snapshot, f"{', '.join(missing[:_MOST_LISTED])} is not there")
     except OSError as error:
         raise shipping_error(error, snapshot, "read") from error
-    if not found:
+    if not files:
         raise _incomplete(snapshot, "it has no files")
-    return found
+    return files
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -131,7 +131,7 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield Path(entry.path)
 
 
-def _found(path: Path, snapshot: Path, tops: set[str]) -> FoundFile:
+def _resolve(path: Path, snapshot: Path, tops: set[str]) -> FoundFile:
     name = path.relative_to(snapshot).as_posix()
     real = os.path.realpath(path)
     if not any(Path(real).is_relative_to(top) for top in tops):

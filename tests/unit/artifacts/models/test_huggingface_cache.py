@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.artifacts.models.hub_cache import (
-    HubReference,
+from barnraise.artifacts.models.huggingface_cache import (
+    ModelReference,
+    cache_directory,
     find_snapshot,
-    hub_directory,
     parse_reference,
     snapshot_files,
 )
@@ -24,16 +24,16 @@ FILES = {"config.json": b"{}", "model.safetensors": b"w" * 100, "sub/more.txt": 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("gpt2", HubReference("gpt2")),
-        ("meta-llama/Llama-3.2-1B", HubReference("meta-llama/Llama-3.2-1B")),
-        ("a/b@v1.0", HubReference("a/b", "v1.0")),
-        ("a/b@refs/pr/3", HubReference("a/b", "refs/pr/3")),
+        ("gpt2", ModelReference("gpt2")),
+        ("meta-llama/Llama-3.2-1B", ModelReference("meta-llama/Llama-3.2-1B")),
+        ("a/b@v1.0", ModelReference("a/b", "v1.0")),
+        ("a/b@refs/pr/3", ModelReference("a/b", "refs/pr/3")),
         *((text, None) for text in ("", "a/b/c", "./a", "../a", "a/..", "a--b/c", "a/b.", "a/b@", "a b/c")),
         *((text, None) for text in ("a/b@../x", "a/b@x/../y", "a/b@/x", "a/b\n", "a\\b", "x" * 97)),
     ],
 )
 def test_parse_reference_accepts_ids_and_nothing_that_is_a_path(
-    text: str, expected: HubReference | None
+    text: str, expected: ModelReference | None
 ) -> None:
     assert parse_reference(text) == expected
 
@@ -41,42 +41,42 @@ def test_parse_reference_accepts_ids_and_nothing_that_is_a_path(
 def test_hub_directory_follows_the_setting_and_the_variables_of_the_library(tmp_path: Path) -> None:
     steps = [("XDG_CACHE_HOME", "x"), ("HF_HOME", "h"), ("HUGGINGFACE_HUB_CACHE", "o"), ("HF_HUB_CACHE", "c")]
     environ: dict[str, str] = {}
-    places = [hub_directory({})]
+    places = [cache_directory({})]
     for name, place in steps:
         environ[name] = f"/{place}"
-        places.append(hub_directory(environ))
+        places.append(cache_directory(environ))
     home = Path.home() / ".cache" / "huggingface" / "hub"
     assert places == [home, Path("/x/huggingface/hub"), Path("/h/hub"), Path("/o"), Path("/c")]
-    assert hub_directory(environ, "/mine") == Path("/mine")
+    assert cache_directory(environ, "/mine") == Path("/mine")
 
 
 def test_hub_directory_is_that_of_huggingface_hub() -> None:
     constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
-    assert str(hub_directory(os.environ)) == constants.HF_HUB_CACHE
+    assert str(cache_directory(os.environ)) == constants.HF_HUB_CACHE
 
 
 def test_find_snapshot_knows_branches_and_commits(tmp_path: Path) -> None:
     first = write_cache(tmp_path, MODEL, FILES)
     second = write_cache(tmp_path, MODEL, {"config.json": b"{2}"}, "refs/pr/1")
-    snapshot, folder = find_snapshot(tmp_path, HubReference(MODEL))
+    snapshot, folder = find_snapshot(tmp_path, ModelReference(MODEL))
     assert (snapshot.repository, snapshot.revision, snapshot.commit) == (MODEL, "main", first)
     assert [file.path for file in snapshot_files(folder)] == list(FILES)
     assert [Path(file.real).read_bytes() for file in snapshot_files(folder)] == list(FILES.values())
-    assert find_snapshot(tmp_path, HubReference(MODEL, "refs/pr/1"))[0].commit == second
-    assert find_snapshot(tmp_path, HubReference(MODEL, first))[0].revision == first
+    assert find_snapshot(tmp_path, ModelReference(MODEL, "refs/pr/1"))[0].commit == second
+    assert find_snapshot(tmp_path, ModelReference(MODEL, first))[0].revision == first
 
 
 def test_find_snapshot_of_an_absent_model_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ShippingError, match=f"{MODEL} is not in the Hugging Face cache") as absent:
-        find_snapshot(tmp_path, HubReference(MODEL))
+        find_snapshot(tmp_path, ModelReference(MODEL))
     assert f"hf download {MODEL}" in absent.value.hint
     commit = write_cache(tmp_path, MODEL, FILES)
     with pytest.raises(ShippingError, match=f"it has: main, {commit}") as other:
-        find_snapshot(tmp_path, HubReference(MODEL, "v2"))
+        find_snapshot(tmp_path, ModelReference(MODEL, "v2"))
     assert "--revision v2" in other.value.hint
     (tmp_path / "models--some-org--Some-Model.1B" / "refs" / "main").write_text("../../..")
     with pytest.raises(ShippingError, match="revision main"):
-        find_snapshot(tmp_path, HubReference(MODEL))
+        find_snapshot(tmp_path, ModelReference(MODEL))
 
 
 def test_snapshot_files_of_an_incomplete_download_are_rejected(tmp_path: Path) -> None:
