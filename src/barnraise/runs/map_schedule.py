@@ -38,9 +38,8 @@ def assign_items(waiting: int, loads: Sequence[WorkerLoad], round_s: float) -> t
         max(0, min(share, _wanted(load, _HORIZON_ROUNDS * round_s) - load.held))
         for share, load in zip(shares, loads, strict=True)
     ]
-    return tuple(
-        rank for turn in range(max(given, default=0)) for rank, count in enumerate(given) if turn < count
-    )
+    turns = range(max(given, default=0))
+    return tuple(rank for turn in turns for rank, count in enumerate(given) if turn < count)[:waiting]
 
 
 def should_give_back(load: WorkerLoad, *, is_other_idle: bool, waiting: int, round_s: float) -> bool:
@@ -60,17 +59,17 @@ def _shares(waiting: int, loads: Sequence[WorkerLoad]) -> list[int]:
     free = [_free_after(load, time_s) for load, time_s in zip(loads, times, strict=True)]
     shares = [0] * len(loads)
     ranks = [rank for rank, load in enumerate(loads) if load.takes_part]
-    if not ranks:
+    if not ranks or not waiting:
         return shares
     while True:
         rate = sum(1 / times[rank] for rank in ranks)
         end_s = (waiting + sum(free[rank] / times[rank] for rank in ranks)) / rate
-        late = [rank for rank in ranks if free[rank] > end_s]
-        if not late:
+        latest = max(ranks, key=lambda rank: free[rank])
+        if free[latest] <= end_s or len(ranks) == 1:
             break
-        ranks = [rank for rank in ranks if rank not in late]
+        ranks.remove(latest)
     for rank in ranks:
-        shares[rank] = math.floor((end_s - free[rank]) / times[rank])
+        shares[rank] = max(0, math.floor((end_s - free[rank]) / times[rank]))
     for _ in range(waiting - sum(shares)):
         soonest = min(ranks, key=lambda rank: (free[rank] + (shares[rank] + 1) * times[rank], rank))
         shares[soonest] += 1

@@ -37,6 +37,13 @@ def test_assignment_of_any_loads_is_bounded_and_makes_progress(
         assert assigned, "nobody works, so somebody must begin"
 
 
+@pytest.mark.parametrize("busy_s", [0.1, 0.7, 1.3, 2.9, 7.77])
+def test_nothing_is_assigned_when_nothing_waits(busy_s: float) -> None:
+    for count in range(1, 4):
+        assert assign_items(0, [WorkerLoad(3, 0.1, busy_s)] * count, 0.1) == ()
+        assert assign_items(1, [WorkerLoad(0, 0.1), *[WorkerLoad(3, 0.1, busy_s)] * count], 0.1) == (0,)
+
+
 def test_worker_of_unknown_speed_gets_one_item() -> None:
     assert assign_items(100, [WorkerLoad(0), WorkerLoad(0)], 0.1) == (0, 1)
     assert assign_items(100, [WorkerLoad(1), WorkerLoad(0)], 0.1) == (1,)

@@ -1,4 +1,4 @@
-"""Four real processes that map together; test_map_groups.py runs them and reads their results.
+"""Four real processes that map together; test_mapper_groups.py runs them and reads their results.
 
 They connect through a file instead of an agent, and the members of all groups are known: first a, b and c.
 Then c is killed while it computes an item. Then d joins the others. In the second act a, b and c train, and
