@@ -250,6 +250,7 @@ class QueueService:
 
     def _missing_files(self) -> list[tuple[bytes, list[NodeId], FolderLimits]]:
         me, now = self._context.me, self._loop.time()
+        self._complete &= self.needed_files()  # others may be removed, and needed again by a later job
         works = {member.node for member in self._context.member.view.members if member.works}
         missing: dict[bytes, tuple[bytes, list[NodeId], FolderLimits]] = {}
         for job in self.registry.jobs.values():
