@@ -100,13 +100,13 @@ class IdleMonitor:
 
     def scripts(self) -> list[tuple[str, int]]:
         """Return run and process of each script that runs now."""
-        found = []
+        running = []
         for path in self._marks.glob("start-*"):
             mark = json.loads(path.read_text())
             is_over = (self._marks / path.name.replace("start", "done", 1)).exists()
             if not is_over and psutil.pid_exists(mark["pid"]):
-                found.append((mark["run"], mark["pid"]))
-        return found
+                running.append((mark["run"], mark["pid"]))
+        return running
 
 
 def main() -> int:

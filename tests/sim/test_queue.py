@@ -90,7 +90,7 @@ class Cluster:
     # the store
 
     def write(self, machine: Machine, record: JobRecord, number: int) -> bool:
-        """Compare-and-set of a job, as the agent does it; then gossip."""
+        """Write a job with compare-and-set, as the agent does it; then gossip."""
         known, stored = machine.jobs.get(number), self.store.get(number)
         if known is not None and stored is not None and stored.version < known.record.version:
             stored = known.record  # the store had lost its contents
@@ -135,11 +135,11 @@ class Cluster:
         """Exchange everything with a machine that is back."""
         for other in self.machines:
             if other.is_up and other is not machine:
-                for one, two in ((machine, other), (other, machine)):
-                    for number, job in one.jobs.items():
-                        self._send(two, number, job.record)
-                    for name, run in one.runs.items():
-                        self._send(two, name, run)
+                for sender, receiver in ((machine, other), (other, machine)):
+                    for number, job in sender.jobs.items():
+                        self._send(receiver, number, job.record)
+                    for name, run in sender.runs.items():
+                        self._send(receiver, name, run)
 
     # jobs and their runs
 

@@ -59,8 +59,8 @@ def newest_value(history: Sequence[Mapping[str, float]], wanted: str = "") -> tu
     ``wanted``: name of the value that counts, which may be logged less often than others.
     """
     if wanted:
-        found = next((entry for entry in reversed(history[-_SEARCHED:]) if wanted in entry), None)
-        return (wanted[:MAX_METRIC], float(found[wanted])) if found is not None else ("", 0.0)
+        newest = next((entry for entry in reversed(history[-_SEARCHED:]) if wanted in entry), None)
+        return (wanted[:MAX_METRIC], float(newest[wanted])) if newest is not None else ("", 0.0)
     newest = history[-1] if history else {}
     name = "loss" if "loss" in newest else next(iter(newest), "")
     return printable(name)[:MAX_METRIC], float(newest[name]) if name else 0.0

@@ -167,6 +167,8 @@ async def _resume(agent: Agent, request: ResumeRunRequest) -> RunStarted:
         nodes=tuple(node.raw for node in nodes),
         named=bool(request.on),
         resumes=(entry.run, *earlier.resumes)[:MAX_RESUMED],
+        device="",
+        job=b"",  # an ordinary run, which this machine signs
     )
     started = await _submit(agent, order, f"resumes {entry.run}, from {agent.name}", request.variables)
     source = (

@@ -103,8 +103,9 @@ class JobRegistry:
             if job.number in self._held or len(self._held) < _MAX_HELD:
                 self._held[job.number] = record, sender
             return False
-        if known is None:
-            self._check_room()
+        if known is None and self._is_full():
+            _log.warning("job %d is not kept: the queue has %d jobs already", job.number, MAX_ACTIVE)
+            return False
         self._context.storage.keep_job(job.number, encode_job(record))
         self.jobs[job.number] = job
         self._forget_old()
@@ -128,8 +129,10 @@ class JobRegistry:
         """Write the next version of a record and send it; raise RunError if another version came first."""
         number = read_job(record.signed).job
         known = self.jobs.get(number)
-        if known is None:
-            self._check_room()
+        if known is None and self._is_full():
+            raise RunError(
+                f"the queue has {MAX_ACTIVE} jobs already", hint="Cancel some: barnraise queue cancel JOB"
+            )
         expected = encode_job(known.record) if known is not None else b""
         desired = encode_job(record)
         name = str(number)
@@ -179,11 +182,8 @@ class JobRegistry:
     def _is_owner(self, node: NodeId) -> bool:
         return self._context.log.role(node) == "owner"
 
-    def _check_room(self) -> None:
-        if sum(not job.record.has_ended for job in self.jobs.values()) >= MAX_ACTIVE:
-            raise RunError(
-                f"the queue has {MAX_ACTIVE} jobs already", hint="Cancel some: barnraise queue cancel JOB"
-            )
+    def _is_full(self) -> bool:
+        return sum(not job.record.has_ended for job in self.jobs.values()) >= MAX_ACTIVE
 
     def _forget_old(self) -> None:
         for number in can_forget(self.jobs, _MAX_ENDED):

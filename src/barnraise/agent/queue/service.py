@@ -83,7 +83,7 @@ class QueueService:
             now = self._loop.time()
             self.registry.apply_held()
             self._update_away(now)
-            if self._is_settled(now):
+            if self._is_settled(now) and self.registry.jobs:
                 try:
                     await self._perform(decide(self.observe()))
                 except Exception:  # noqa: BLE001  # one job must not stop the agent
@@ -111,11 +111,17 @@ class QueueService:
 
     def observe(self) -> QueueFacts:
         """Return everything that the scheduler needs to know."""
-        now = self._loop.time()
+        now, jobs = self._loop.time(), self.registry.jobs
+        current = {job.run for job in jobs.values() if not job.record.has_ended}
+        runs = self._runs.registry.runs.items()
         return QueueFacts(
-            jobs=dict(self.registry.jobs),
+            jobs=dict(jobs),
             machines=self._machines(),
-            runs={run: self._run_facts(entry, now) for run, entry in self._runs.registry.runs.items()},
+            runs={
+                run: self._run_facts(entry, now)
+                for run, entry in runs
+                if run in current or not entry.has_ended
+            },
             # A machine counts as absent from the first moment on.
             away_s={node: max(now - since, 1e-9) for node, since in self._away_since.items()},
             name=lambda raw: self._context.name_of(NodeId(raw)),
@@ -244,6 +250,7 @@ class QueueService:
 
     def _missing_files(self) -> list[tuple[bytes, list[NodeId], FolderLimits]]:
         me, now = self._context.me, self._loop.time()
+        self._complete &= self.needed_files()  # others may be removed, and needed again by a later job
         works = {member.node for member in self._context.member.view.members if member.works}
         missing: dict[bytes, tuple[bytes, list[NodeId], FolderLimits]] = {}
         for job in self.registry.jobs.values():
@@ -265,9 +272,11 @@ class QueueService:
     def _limits_of(self, job: KnownJob) -> Mapping[bytes, FolderLimits]:
         """Return the limits of each manifest; they are those with which a run fetches it."""
         settings, program = self._context.settings, job.spec.program
-        most = data_limits(settings)
+        allowed = data_limits(settings)
         limits = {
-            data.manifest: FolderLimits(min(most.most_bytes, data.bytes), min(most.most_files, data.files))
+            data.manifest: FolderLimits(
+                min(allowed.most_bytes, data.bytes), min(allowed.most_files, data.files)
+            )
             for data in program.data
             if data.manifest
         }

@@ -164,7 +164,7 @@ def _move(job: int, before: int | None, last: bool, priority: int | None, as_jso
 @_jobs
 @click.option("--wait", "waits", is_flag=True, help="Wait until the jobs have ended.")
 def _results(jobs: tuple[str, ...], waits: bool) -> int:
-    """Bring what done jobs wrote into barnraise-runs/ (default: all jobs).
+    """Fetch what done jobs wrote into barnraise-runs/ (default: all jobs).
 
     Exit code 1: a job failed or was cancelled.
     """

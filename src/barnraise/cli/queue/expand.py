@@ -22,10 +22,10 @@ class Expanded(NamedTuple):
     swept: list[tuple[str, int]]
 
 
-def expand_arguments(arguments: Sequence[str], most: int) -> Expanded:
+def expand_arguments(arguments: Sequence[str], max_jobs: int) -> Expanded:
     """Return the product of all lists (``1e-4,3e-4``) and ranges (``0..3``, with both ends).
 
-    Arguments after ``--`` stay as they are. Raise RunError for more than ``most`` combinations.
+    Arguments after ``--`` stay as they are. Raise RunError for more than ``max_jobs`` combinations.
     """
     plain = list(arguments)
     rest: list[str] = []
@@ -45,9 +45,9 @@ def expand_arguments(arguments: Sequence[str], most: int) -> Expanded:
     count = 1
     for values in choices:
         count *= len(values)
-    if count > most:
+    if count > max_jobs:
         raise RunError(
-            f"these arguments have {count:,} combinations; at most {most:,} jobs are added at once",
+            f"these arguments have {count:,} combinations; at most {max_jobs:,} jobs are added at once",
             hint="Give fewer values, or write -- before arguments that are no lists.",
         )
     return Expanded([(*combination, *rest) for combination in itertools.product(*choices)], swept)

@@ -25,7 +25,7 @@ _FETCH_S = 600.0
 
 
 def bring(jobs: Sequence[str], *, waits: bool) -> int:
-    """Bring the files of done jobs; with ``waits``, as they end. Return 1 if a job failed."""
+    """Fetch the files of done jobs; with ``waits``, as they end. Return 1 if a job failed."""
     numbers = parse_jobs(jobs)
     store = ArtifactStore(store_directory(state_directory(load_settings())))
     brought: set[int] = set()
@@ -62,7 +62,7 @@ def _named(rows: Sequence[JobRow], numbers: Sequence[int]) -> list[JobRow]:
 
 
 def _bring_one(row: JobRow, store: ArtifactStore) -> int:
-    """Bring the files of one job; return 1 if they cannot be brought now."""
+    """Fetch the files of one job; return 1 if they cannot be brought now."""
     target = Path.cwd() / RESULTS / row.run
     if target.exists():
         click.echo(f"barnraise: job {row.job}: its files are in {os.path.relpath(target)} already", err=True)

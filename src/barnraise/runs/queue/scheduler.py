@@ -87,7 +87,7 @@ class RunToStart(NamedTuple):
 
 @dataclass
 class QueueDecision:
-    """What to do now. ``waits``: for each job that does not start, what it waits for."""
+    """Decision of the scheduler. ``waits``: for each job that does not start, what it waits for."""
 
     changed: dict[int, JobRecord] = field(default_factory=dict)
     started: list[RunToStart] = field(default_factory=list)

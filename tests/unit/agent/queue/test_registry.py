@@ -157,7 +157,7 @@ def test_record_that_came_without_a_quorum_waits() -> None:
     run(check)
 
 
-def test_of_two_changes_at_the_same_time_one_counts() -> None:
+def test_two_changes_at_the_same_time_count_once() -> None:
     async def check(registry: JobRegistry, context: Any, store: FakeStore) -> None:
         record = job(1).record
         await registry.write(record)

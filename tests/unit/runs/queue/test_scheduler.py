@@ -77,7 +77,7 @@ def test_job_waits_for_memory_that_it_needs() -> None:
         job(1, needs_bytes=12 * GIB), job(2, needs_bytes=12 * GIB), job(3, needs_bytes=64 * GIB)
     )
     assert placed(decision) == {1: ("pc", "cuda:0"), 2: ("mac", "mps")}
-    assert decision.waits == {3: "needs 64.0 GiB on each device; the largest here has 24.0 GiB"}
+    assert decision.waits == {3: "needs 64 GiB on each device; the largest here has 24 GiB"}
 
 
 def test_device_of_another_run_is_not_free() -> None:
