@@ -41,7 +41,7 @@ _STOP_S = 10.0
 
 
 class _Mark(NamedTuple):
-    """What is remembered of a tensor to notice a change. ``content``: all bytes of a small tensor."""
+    """Memory of a tensor, by which a change is noticed. ``content``: all bytes of a small tensor."""
 
     stamp: tuple[object, ...]
     content: bytes | None
@@ -171,7 +171,7 @@ class FrozenBase:
         log.warning("%s%s was unfrozen and is trained from the next step on", min(names), more)
 
     def follow(self, described: BaseDescription | None) -> None:
-        """Unfreeze what the sender of a state has unfrozen, and freeze what it has frozen again."""
+        """Train what the sender of a state has unfrozen, and set ``requires_grad`` as it has."""
         for name, is_trained in (described.unfrozen if described is not None else {}).items():
             held = self.held_names()
             if name in held:

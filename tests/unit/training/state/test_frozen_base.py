@@ -123,8 +123,8 @@ def test_hash_depends_on_dtype_shape_and_bytes_only(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.uint8, torch.bool])
 def test_every_dtype_is_hashed(dtype: torch.dtype) -> None:
-    one = torch.ones(3).to(dtype)
-    assert hash_tensor(one) == hash_tensor(one.clone()) != hash_tensor(torch.zeros(3).to(dtype))
+    numbers = torch.ones(3).to(dtype)
+    assert hash_tensor(numbers) == hash_tensor(numbers.clone()) != hash_tensor(torch.zeros(3).to(dtype))
 
 
 def test_tensor_without_bytes_is_not_compared() -> None:

@@ -1,4 +1,4 @@
-"""Which tensors are state, and what a received state must fit."""
+"""Choice of the tensors that are state, and checks of a received state."""
 
 from __future__ import annotations
 
