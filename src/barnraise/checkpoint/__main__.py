@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import torch
 
 from barnraise.checkpoint.files import Checkpoints, write_model
 from barnraise.checkpoint.serialization import unflatten
@@ -25,15 +26,19 @@ def export(folder: Path, run: str, target: Path, signer: CheckpointSigner) -> di
             f"no complete checkpoint of run {run} in {folder}", hint="Try the other machines of the run."
         )
     manifest, parts = newest
-    model = unflatten(parts.skeleton, parts.tensors)["model"]
+    state = unflatten(parts.skeleton, parts.tensors)
+    model = {name: value for name, value in state["model"].items() if isinstance(value, torch.Tensor)}
+    base = (state.get("base") or {}).get("hashes", {})
     target.mkdir(parents=True, exist_ok=True)
     write_model(model, target / "model.safetensors", {"run": run, "steps": str(manifest.step)})
+    left_out = {} if base == {} else {"base_tensors": None if base is None else len(base), "base": base}
     return {
         "steps": manifest.step,
         "generation": manifest.generation,
         "provisional": manifest.provisional,
         "digest": manifest.digest,
         "previous": manifest.previous,
+        **left_out,
     }
 
 

@@ -48,7 +48,8 @@ from barnraise.training.recovery.live_recovery import RecoveryStats
 from barnraise.training.recovery.out_of_memory import MicroBatchPart, OutOfMemoryGuard
 from barnraise.training.state.bitwise_sync import BitwiseSync, arithmetic_of
 from barnraise.training.state.checkpoint_manager import CheckpointManager
-from barnraise.training.state.training_state import TrainingState, tensors_of
+from barnraise.training.state.frozen_base import FrozenBase
+from barnraise.training.state.training_state import TrainingState
 from barnraise.training.steps.commit import StepContext
 from barnraise.training.steps.provisional import ProvisionalSteps
 from barnraise.training.steps.step_loop import StepLoop
@@ -79,6 +80,7 @@ class Session:
         unit: int,
         checkpoints: CheckpointManager,
         mixed: bool = False,
+        base_may_differ: bool = False,
         sync: SyncMode | Sync = "exact",
         levels: Levels = OPEN,
         parameter_server: ParameterServer | None = None,
@@ -93,7 +95,7 @@ class Session:
         self._checkpoints = checkpoints
         self._seed = seed
         self._unit_size = unit
-        self._mixed = mixed
+        self._mixed, self._base_may_differ = mixed, base_may_differ
         self._sync, self._levels = sync, levels
         self._parameter_server, self._is_site = parameter_server, is_site
         self._model: torch.nn.Module | None = None
@@ -208,7 +210,12 @@ class Session:
         scaler = ScalerAdapter(scalers[0] if scalers else None)
         if scaler.scaler is not None:
             self._tracked[_SCALER] = scaler.scaler
-        self._state = TrainingState(model, self._optimizers, schedulers, self._tracked)
+        may_differ = self._base_may_differ
+        base = FrozenBase(model, self._reducer.parameters, self._batch_norms.buffers, may_differ=may_differ)
+        base.held, base.train_more = lambda: self._reducer.frozen, self._reducer.train_more
+        base.start_hashing()
+        base.log_statement()
+        self._state = TrainingState(model, self._optimizers, schedulers, self._tracked, base)
         unit = self._unit_size or max(1, (loader.batch_size or 1) // 8)
         self._data = self._make_loader(loader, unit)
         if (worker := WorkerId.from_environment()) is not None:
@@ -297,17 +304,19 @@ class Session:
         """Add an object with ``state_dict`` and ``load_state_dict`` to the training state."""
         self._tracked[name] = thing
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, complete: bool = False) -> None:
         """Write the model's parameters and buffers as safetensors, once on every machine.
 
-        So the file is complete at the end of the run even if a machine dies while writing.
+        So the file is there at the end of the run even if a machine dies while writing. Of a model with
+        frozen parameters, only the training state is written, unless it shall be ``complete``.
         """
         self._checkpoints.wait_until_written()
         is_first = os.environ.get("LOCAL_RANK", "0") == "0"
         if self._model is None or not (is_first or self.is_main):
             return
         with self._step_loop.committed(), self._batch_norms.committed():
-            write_model(tensors_of(self._model), Path(path), {"steps": str(self.done)})
+            tensors, base = self._state.saved_model(complete=complete)
+            write_model(tensors, Path(path), {"steps": str(self.done), **base})
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all workers, concatenated; scalars become a vector. For evaluation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -34,17 +34,21 @@ def init(
     checkpoint_s: float = 60.0,
     copies: int = 2,
     mixed: bool = False,
+    base: Literal["equal", "may-differ"] = "equal",
     sync: SyncMode | Sync | None = None,
 ) -> Session:
     """Return the session of this process.
 
     ``unit``: samples of one micro-batch (0: an eighth of a batch). Every ``checkpoint_s`` seconds the state
     is saved, on the disks of ``copies`` machines. Machines whose processors compute differently are detected;
-    ``mixed`` declares them where only the optimizer differs. ``sync``: "exact"; or "auto", which also lets
-    the planner choose codecs and local steps; or a `Sync`. None: as the run was started. In a process that
-    ``barnraise join --invite`` started, the hub decides how members synchronize.
+    ``mixed`` declares them where only the optimizer differs. ``base``: "may-differ" if the machines store the
+    frozen parameters differently; by default their hashes must be equal. ``sync``: "exact"; or "auto", which
+    also lets the planner choose codecs and local steps; or a `Sync`. None: as the run was started. In a
+    process that ``barnraise join --invite`` started, the hub decides how members synchronize.
     """
     install_console_log()
+    if base not in ("equal", "may-differ"):
+        raise ConfigError(f"there is no base {base!r}", hint="Take 'equal' or 'may-differ'.")
     place = WorkerId.from_environment()
     is_site = place is not None and bool(os.environ.get("BARNRAISE_SITE"))
     parameter_server = _hub(is_site=is_site) if is_site or os.environ.get("BARNRAISE_HUB") else None
@@ -63,6 +67,7 @@ def init(
         unit=unit,
         checkpoints=checkpoints,
         mixed=mixed,
+        base_may_differ=base == "may-differ",
         sync=wish,
         levels=levels,
         parameter_server=parameter_server,

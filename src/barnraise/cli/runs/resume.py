@@ -65,9 +65,18 @@ def export(run: str, target: Path) -> int:
         raise _cannot(row, words[-1] if words else "no reason was given")
     facts = {"run": row.run, "command": row.command, "machines": row.machines, **json.loads(done.stdout)}
     (target / "run.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    what = f"the model after {facts['steps']} steps of run {row.run}"
+    steps = f"after {facts['steps']} steps of run {row.run}"
+    what = f"the trained part of the model {steps}" if "base_tensors" in facts else f"the model {steps}"
     click.echo(f"barnraise: {target / 'model.safetensors'} is {what}", err=True)
+    if "base_tensors" in facts:
+        click.echo(f"barnraise: {_describe_base(facts['base_tensors'])}", err=True)
     return 0
+
+
+def _describe_base(count: int | None) -> str:
+    """Return what the exported file does not contain; ``count`` is None if the base was not compared."""
+    which = "The frozen base" if count is None else f"The frozen base ({count:,} tensors)"
+    return f"{which} is not in it. Load it first, then this file with load_state_dict(..., strict=False)."
 
 
 def _bring_newest(row: RunRow) -> None:

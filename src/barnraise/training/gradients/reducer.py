@@ -5,7 +5,8 @@ During the backward pass of a worker's last micro-batch, each bucket is sent as 
 workers start the same buckets in the same order.
 
 One more small tensor, the metadata, is summed with the gradients. It holds the total weight, by which all
-workers divide, and how many workers had a gradient of each parameter.
+workers divide, and how many workers had a gradient of each parameter. It also counts the workers that have
+unfrozen a parameter. So a step's result decides, on all workers alike, what is trained from the next step on.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from barnraise.training.sync import SYNC_NUMBERS, Sync
 
 BUCKET_BYTES = 16 << 20
 _DIGEST_BYTES = 1 << 20
-# Layout of the metadata: the weight, how many workers must repeat the all-reduce, rank 0's next `Sync`, and
-# for each parameter how many workers have a gradient of it.
+# Layout of the metadata: the weight, how many workers must repeat the all-reduce, rank 0's next `Sync`, for
+# each parameter how many workers have a gradient of it, and for each frozen one how many have unfrozen it.
 _WEIGHT, _REPEAT = 0, 1
 _SYNC = slice(2, 2 + SYNC_NUMBERS)
-_HAS_GRADIENT = slice(2 + SYNC_NUMBERS, None)
+_FIRST_PARAMETER = 2 + SYNC_NUMBERS
 _SUM_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 log = logging.getLogger("barnraise.training")
@@ -63,42 +64,25 @@ class GradientBucket:
 class GradientReducer:
     """Flat gradient buffers, one for each pair of dtype and device.
 
-    ``local``: sums over this worker's micro-batches. ``total``: sums over all workers.
+    ``local``: sums over this worker's micro-batches. ``total``: sums over all workers. ``frozen``: parameters
+    in an optimizer that are not trained yet.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
-        trained = {id(parameter): parameter for parameter in parameters if parameter.requires_grad}
-        self.parameters = list(trained.values())
+        held = list({id(parameter): parameter for parameter in parameters}.values())
+        self.parameters = [parameter for parameter in held if parameter.requires_grad]
+        self.frozen = [parameter for parameter in held if not parameter.requires_grad]
         if not self.parameters:
             raise RunError(
                 "the model has no parameter to train",
                 hint="Set requires_grad before you call prepare.",
             )
-        self._buckets: list[GradientBucket] = []
-        self._slices: dict[int, ParameterSlice] = {}
-        sizes: dict[BufferKey, int] = {}
-        open_buckets: dict[BufferKey, GradientBucket] = {}
-        # Backward computes the gradients of the last layers first.
-        for number in reversed(range(len(self.parameters))):
-            parameter = self.parameters[number]
-            key = (_SUM_DTYPES.get(parameter.dtype, parameter.dtype), parameter.device)
-            first = sizes.get(key, 0)
-            bucket = open_buckets.get(key)
-            if bucket is None or (bucket.last - bucket.first) * key[0].itemsize >= bucket_bytes:
-                bucket = open_buckets[key] = GradientBucket(key, first)
-                self._buckets.append(bucket)
-            sizes[key] = bucket.last = first + parameter.numel()
-            bucket.parameters.append(number)
-            self._slices[number] = ParameterSlice(self._buckets.index(bucket), key, first, bucket.last)
-        self.local = {key: torch.zeros(size, dtype=key[0], device=key[1]) for key, size in sizes.items()}
-        self.total = {key: torch.zeros_like(flat) for key, flat in self.local.items()}
-        self.local_metadata = torch.zeros(2 + SYNC_NUMBERS + len(self.parameters), dtype=torch.float64)
-        self.total_metadata = torch.zeros_like(self.local_metadata)
+        self._bucket_bytes = bucket_bytes
+        self._lay_out()
         self._overlaps = True
         self._is_dirty = False  # the local sum is not zero
         self._last: list[tuple[int, torch.Tensor]] = []  # the last micro-batch's gradients, not yet added
         self._last_weight = 0.0
-        self._number_of = {identity: number for number, identity in enumerate(trained)}
         self._saved: dict[int, torch.Tensor | None] = {}  # of optimizers that have stepped before others
         self._versions: dict[int, int] = {}
         self._early_group: ReduceGroup | None = None  # set during the last micro-batch
@@ -107,8 +91,62 @@ class GradientReducer:
         self._sending_s = 0.0  # part of backward's time that is not computation
         self._error: CollectiveError | None = None
         self._must_repeat = False  # a gradient changed after it was sent
-        for number, parameter in enumerate(self.parameters):
+        self._register_hooks(0)
+
+    def _register_hooks(self, first: int) -> None:
+        for number, parameter in enumerate(self.parameters[first:], first):
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))  # type: ignore[no-untyped-call]
+
+    def _lay_out(self) -> None:
+        """Allocate the buffers for all parameters."""
+        self._buckets: list[GradientBucket] = []
+        self._slices: dict[int, ParameterSlice] = {}
+        self._number_of = {id(parameter): number for number, parameter in enumerate(self.parameters)}
+        sizes: dict[BufferKey, int] = {}
+        open_buckets: dict[BufferKey, GradientBucket] = {}
+        # Backward computes the gradients of the last layers first.
+        for number in reversed(range(len(self.parameters))):
+            parameter = self.parameters[number]
+            key = (_SUM_DTYPES.get(parameter.dtype, parameter.dtype), parameter.device)
+            first = sizes.get(key, 0)
+            bucket = open_buckets.get(key)
+            if bucket is None or (bucket.last - bucket.first) * key[0].itemsize >= self._bucket_bytes:
+                bucket = open_buckets[key] = GradientBucket(key, first)
+                self._buckets.append(bucket)
+            sizes[key] = bucket.last = first + parameter.numel()
+            bucket.parameters.append(number)
+            self._slices[number] = ParameterSlice(self._buckets.index(bucket), key, first, bucket.last)
+        self.local = {key: torch.zeros(size, dtype=key[0], device=key[1]) for key, size in sizes.items()}
+        self.total = {key: torch.zeros_like(flat) for key, flat in self.local.items()}
+        numbers = _FIRST_PARAMETER + len(self.parameters) + len(self.frozen)
+        self.local_metadata = torch.zeros(numbers, dtype=torch.float64)
+        self.total_metadata = torch.zeros_like(self.local_metadata)
+        self._has_gradient = slice(_FIRST_PARAMETER, _FIRST_PARAMETER + len(self.parameters))
+        self._is_unfrozen = slice(_FIRST_PARAMETER + len(self.parameters), None)
+
+    # unfrozen parameters
+
+    def unfrozen_here(self) -> list[torch.nn.Parameter]:
+        """Return the parameters that this worker's script has unfrozen, and that are not trained yet."""
+        return [parameter for parameter in self.frozen if parameter.requires_grad]
+
+    def unfrozen_anywhere(self) -> list[torch.nn.Parameter]:
+        """Return the parameters that a worker had unfrozen when the last step was all-reduced."""
+        counts = self.total_metadata[self._is_unfrozen].tolist()
+        return [parameter for parameter, count in zip(self.frozen, counts, strict=True) if count]
+
+    def train_more(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Train these parameters, too, from the next step on. All workers call it at the same commit."""
+        first = len(self.parameters)
+        added = {id(parameter) for parameter in parameters}
+        self.frozen = [parameter for parameter in self.frozen if id(parameter) not in added]
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        self.parameters += parameters
+        self._last.clear()
+        self._is_dirty = False
+        self._lay_out()
+        self._register_hooks(first)
 
     @property
     def is_on_mps(self) -> bool:
@@ -161,7 +199,7 @@ class GradientReducer:
         self._last += gradients
         self.local_metadata[_WEIGHT] += weight
         if weight:
-            self.local_metadata[_HAS_GRADIENT][[number for number, _ in gradients]] = 1.0
+            self.local_metadata[self._has_gradient][[number for number, _ in gradients]] = 1.0
         if not self._in_flight:
             self._add_last()
 
@@ -184,6 +222,8 @@ class GradientReducer:
                 gradient = self._take_gradient(number)
             if gradient is not None:
                 gradients.append((number, gradient))
+        for parameter in self.frozen:  # it is trained when all workers know of it
+            parameter.grad = None
         self._versions.clear()
         self._saved.clear()
         return gradients
@@ -224,7 +264,7 @@ class GradientReducer:
             target.copy_(old.detach().reshape(-1))
             target.sub_(new.detach().reshape(-1)).mul_(weight)
         self.local_metadata[_WEIGHT] = weight
-        self.local_metadata[_HAS_GRADIENT] = 1.0
+        self.local_metadata[self._has_gradient] = 1.0
         self._is_dirty = True
 
     # all-reduce
@@ -243,6 +283,8 @@ class GradientReducer:
         """
         own_extra = extra.clone()
         self.local_metadata[_SYNC] = 0.0 if next_sync is None else next_sync.to_tensor()
+        unfrozen = [parameter.requires_grad for parameter in self.frozen]
+        self.local_metadata[self._is_unfrozen] = torch.tensor(unfrozen, dtype=torch.float64)
         self._all_reduce_once(group, extra, reduce_compressed)
         if self.total_metadata[_REPEAT]:
             log.warning(
@@ -332,7 +374,7 @@ class GradientReducer:
         factor = clip_factor(self.total.values(), clip)
         for flat in self.total.values() if factor != 1.0 else ():
             flat.mul_(factor)
-        has_gradient = self.total_metadata[_HAS_GRADIENT].tolist()
+        has_gradient = self.total_metadata[self._has_gradient].tolist()
         for number, parameter in enumerate(self.parameters):
             _, key, first, last = self._slices[number]
             parameter.grad = None

@@ -7,7 +7,7 @@ import torch
 from barnraise.runs.sharding import DataOrder
 from barnraise.training.gradients.reducer import GradientReducer
 from barnraise.training.hub.parameter_server import ModelSpec, ParameterEntry
-from barnraise.training.state.training_state import tensors_of
+from barnraise.training.state.model_tensors import tensors_of
 
 
 class FlatParameters:

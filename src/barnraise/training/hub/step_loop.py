@@ -54,6 +54,8 @@ _statuses = msgspec.msgpack.Decoder(_HubStatus)
 class HubStepLoop(StepLoop):
     """Step loop with exchange steps; all workers hold the same state of ``client``."""
 
+    can_unfreeze = False  # the hub knows the layout of the model
+
     def __init__(self, client: GroupHubClient, *parts: Any) -> None:
         super().__init__(*parts)
         self._client = client

@@ -66,7 +66,7 @@ class BitwiseSync:
         self.mixed = False
         self.drift = 0.0
         self._state = state
-        self._reference = 0
+        self._reference, self._name = 0, ""
 
     def start_group(self, reference: int, name: str, *, mixed: bool) -> None:
         """Set the reference rank of a new group, and the name of its machine."""
@@ -77,7 +77,7 @@ class BitwiseSync:
                 name,
                 ADOPT_EVERY,
             )
-        self._reference, self.mixed = reference, mixed
+        self._reference, self._name, self.mixed = reference, name, mixed
 
     def split_by_state(self, group: TrainingCollectives, done: int) -> tuple[tuple[int, ...], list[int]]:
         """Return the ranks with the reference's bits, and the others. All workers call it together."""
@@ -94,7 +94,7 @@ class BitwiseSync:
         received = receive_state(group, donors, self._state.max_bytes)
         self.drift = _drift(self._state.flatten(done), received)
         log.info("copied the reference state of step %d; the largest difference was %.1e", done, self.drift)
-        self._state.load(received)
+        self._state.load(received, self._name)
 
 
 def _drift(own: FlatState, received: FlatState) -> float:

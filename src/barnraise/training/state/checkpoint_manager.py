@@ -179,8 +179,9 @@ class CheckpointManager:
                     given_up.add((remote.run, remote.step))
         if candidates[best].step and best == manager.rank and loaded is not None:
             manifest, parts = loaded
-            log.warning("resuming from the checkpoint of step %d of run %s", manifest.step, manifest.run)
-            return best, state.load(parts)
+            source = f"the checkpoint of step {manifest.step} of run {manifest.run}"
+            log.warning("resuming from %s", source)
+            return best, state.load(parts, source, is_checkpoint=True)
         return best, candidates[best].step
 
     def wait_until_written(self) -> None:

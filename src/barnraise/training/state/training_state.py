@@ -1,28 +1,32 @@
 """Training state: the model, its optimizers and schedulers, and objects that the script tracks.
 
-The keys of the model's state dict do not contain the prefix of torch.compile. So a checkpoint, another worker
-and a hub's version fit whether or not each of them compiles the model.
+Of the model, it contains what is trained or has changed. The rest is the base, of which it has only hashes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import msgspec
 import torch
 from blake3 import blake3
+from msgspec import Meta
 from torch.optim import Optimizer
 
 from barnraise.checkpoint.serialization import FlatState, digest, flatten, tensor_bytes, unflatten
-from barnraise.core.errors import RunError
+from barnraise.core.errors import ProtocolError, RunError
 from barnraise.training.gradients.reducer import match_layout
 from barnraise.training.recovery.state_transfer import sketch, window_of
+from barnraise.training.state.frozen_base import FrozenBase
+from barnraise.training.state.model_tensors import load_state, state_of, tensors_of
+from barnraise.training.state.trained_set import BaseDescription
 from barnraise.training.sync import Sync, next_sync
 
-_COMPILED = "_orig_mod."
 _WINDOW_BYTES = 256 << 10
 _MAX_EXTRA_BYTES = 64 << 20
+
+_Hash = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]
 
 
 class TrainingState:
@@ -37,8 +41,11 @@ class TrainingState:
         optimizers: list[Optimizer],
         schedulers: list[Any],
         tracked: dict[str, Any],
+        base: FrozenBase | None = None,
     ) -> None:
+        """Set the objects; ``base`` is made of the model and the optimizers if it is not given."""
         self.model = model
+        self.base = base if base is not None else FrozenBase(model, _trained_by(optimizers))
         self.optimizers = optimizers
         self.schedulers = schedulers
         self.tracked = tracked
@@ -53,22 +60,25 @@ class TrainingState:
 
     def flatten(self, done: int) -> FlatState:
         """Return the whole state as a skeleton and tensors; ``done``: committed steps."""
-        return flatten(
-            {
-                "model": state_of(self.model),
-                "optimizers": [self._shared_state(optimizer.state_dict()) for optimizer in self.optimizers],
-                "outer": None if self.outer is None else self.outer.state_dict(),
-                "schedulers": [_without_callables(scheduler.state_dict()) for scheduler in self.schedulers],
-                "tracked": {name: thing.state_dict() for name, thing in self.tracked.items()},
-                "done": done,
-                "epoch": self.epoch,
-                "covered": self.covered,
-                "epoch_began": self.epoch_start,
-                "sync": msgspec.to_builtins(self.sync),
-                "coming": None if self.coming is None else msgspec.to_builtins(self.coming),
-                "residuals": self.residuals,
-            }
-        )
+        self.base.refresh()
+        return flatten({**self._tree(done), "base": self.base.describe()})
+
+    def _tree(self, done: int) -> dict[str, Any]:
+        model = state_of(self.model)
+        return {
+            "model": {name: value for name, value in model.items() if name not in self.base.names},
+            "optimizers": [self._shared_state(optimizer.state_dict()) for optimizer in self.optimizers],
+            "outer": None if self.outer is None else self.outer.state_dict(),
+            "schedulers": [_without_callables(scheduler.state_dict()) for scheduler in self.schedulers],
+            "tracked": {name: thing.state_dict() for name, thing in self.tracked.items()},
+            "done": done,
+            "epoch": self.epoch,
+            "covered": self.covered,
+            "epoch_began": self.epoch_start,
+            "sync": msgspec.to_builtins(self.sync),
+            "coming": None if self.coming is None else msgspec.to_builtins(self.coming),
+            "residuals": self.residuals,
+        }
 
     def _shared_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """Drop the optimizer's memory with local steps, because each worker has its own."""
@@ -91,16 +101,18 @@ class TrainingState:
             self.outer = None
             return
         if self.outer is None:
-            groups = [group["params"] for optimizer in self.optimizers for group in optimizer.param_groups]
-            trained = [parameter for group in groups for parameter in group if parameter.requires_grad]
-            self.outer = torch.optim.SGD(trained, lr=sync.rate)
+            self.outer = torch.optim.SGD(_trained_by(self.optimizers), lr=sync.rate)
         for group in self.outer.param_groups:
             group.update(lr=sync.rate, momentum=sync.momentum, nesterov=sync.momentum > 0)
 
-    def load(self, parts: FlatState) -> int:
-        """Load a flattened state. Return its number of committed steps."""
+    def load(self, parts: FlatState, source: str = "the others", *, is_checkpoint: bool = False) -> int:
+        """Load a flattened state. Return its number of committed steps.
+
+        Raise RunError if the frozen base is another one than that of the ``source``, before anything is
+        loaded.
+        """
         state = unflatten(parts.skeleton, parts.tensors)
-        load_state(self.model, state["model"])
+        self._load_model(state, source, is_checkpoint=is_checkpoint)
         self.apply_sync(msgspec.convert(state["sync"], Sync))
         self.coming = msgspec.convert(state["coming"], Sync | None)
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
@@ -122,9 +134,28 @@ class TrainingState:
         self.residuals = state["residuals"]
         return int(state["done"])
 
+    def _load_model(self, state: dict[str, Any], source: str, *, is_checkpoint: bool) -> None:
+        self.base.refresh()
+        received = {name: value for name, value in state["model"].items() if isinstance(value, torch.Tensor)}
+        described = _description_of(state.get("base"))
+        base = self.base.check_received(received, described, source=source, is_checkpoint=is_checkpoint)
+        values = {name: value for name, value in state["model"].items() if name not in base}
+        load_state(self.model, values, kept=tensors_of(self.model).keys() - values.keys())
+        self.base.adopt(base)
+        self.base.follow(described)
+
+    def saved_model(self, *, complete: bool) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """Return the tensors that `run.save` writes, and metadata about those that it leaves out."""
+        state = self.base.refresh()
+        if complete or not self.base.has_frozen_parameters:
+            return tensors_of(self.model), {}
+        own = self.base.hashes()
+        hashes = {name: own[name] for name in sorted(self.base.names) if name in own}
+        return state, {"base": msgspec.json.encode(hashes).decode()}
+
     def window_digest(self, step: int) -> bytes:
-        """Hash a part of one tensor of the model; successive steps cover all of it."""
-        tensors = list(tensors_of(self.model).values())
+        """Hash a part of one tensor of the state; successive steps cover all of it."""
+        tensors = list(self.base.refresh().values())
         turn, index = divmod(step, len(tensors))
         return blake3(tensor_bytes(window_of(tensors[index], _WINDOW_BYTES, turn))).digest()
 
@@ -142,9 +173,41 @@ class TrainingState:
 
     @property
     def max_bytes(self) -> int:
-        """Return an upper limit for the size of this state, with the memory of optimizers."""
-        tensors = self.flatten(0).tensors
-        return 8 * sum(tensor.numel() * tensor.element_size() for tensor in tensors) + _MAX_EXTRA_BYTES
+        """Return an upper limit for the size of a state, with the memory of optimizers.
+
+        The others may have more state than this worker: any tensor of the model once, and what optimizers
+        keep of those that they hold.
+        """
+        own = 8 * _bytes_of(flatten(self._tree(0)).tensors)  # without waiting for hashes
+        model = tensors_of(self.model)
+        base = _bytes_of(model[name] for name in self.base.names)
+        return own + base + 7 * _bytes_of(self.base.held()) + _MAX_EXTRA_BYTES
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _trained_by(optimizers: list[Optimizer]) -> list[torch.nn.Parameter]:
+    groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+    return [parameter for group in groups for parameter in group if parameter.requires_grad]
+
+
+def _description_of(received: Any) -> BaseDescription | None:
+    """Return what a state says of its base. Raise ProtocolError if it cannot be read."""
+    try:
+        described = msgspec.convert(received, _ReceivedBase | None)
+    except msgspec.ValidationError as error:
+        raise ProtocolError("the base of a state cannot be read") from error
+    if described is None:
+        return None
+    return BaseDescription(described.hashes, described.trained, described.unfrozen)
+
+
+class _ReceivedBase(msgspec.Struct, frozen=True):
+    hashes: dict[str, _Hash] | None
+    trained: tuple[str, ...]
+    unfrozen: dict[str, bool]
 
 
 def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -164,24 +227,3 @@ def _with_lambdas(scheduler: Any, state: dict[str, Any]) -> dict[str, Any]:
 def _without_callables(state: dict[str, Any]) -> dict[str, Any]:
     """Drop functions from a scheduler's state, because they cannot be serialized."""
     return {name: value for name, value in state.items() if not callable(value) and name != "lr_lambdas"}
-
-
-def state_of(model: torch.nn.Module, *, keep_vars: bool = False) -> dict[str, Any]:
-    """Return the model's state dict without the prefix of torch.compile."""
-    return {_uncompiled(name): value for name, value in model.state_dict(keep_vars=keep_vars).items()}
-
-
-def tensors_of(model: torch.nn.Module, *, keep_vars: bool = False) -> dict[str, torch.Tensor]:
-    """Return the tensors of the state dict, without the values of `get_extra_state`."""
-    state = state_of(model, keep_vars=keep_vars)
-    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-
-
-def load_state(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
-    """Load what `state_of` returned, for this model or for a compiled or uncompiled twin."""
-    own = {_uncompiled(name): name for name in model.state_dict()}
-    model.load_state_dict({own.get(name, name): value for name, value in state.items()})
-
-
-def _uncompiled(name: str) -> str:
-    return name.replace(_COMPILED, "")

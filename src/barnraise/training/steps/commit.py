@@ -150,6 +150,9 @@ class StepCommitter:
         self._advance_schedulers(batches)
         self._reducer.clear_grads()
         self.done += 1
+        if unfrozen := self._reducer.unfrozen_anywhere():
+            self._state.base.unfreeze(unfrozen)
+            self._compression.reset_codec()
         was_local = self._local_sgd.is_on
         adopted = self._state.update_sync(next_sync, is_alone=self._manager.world == 1)
         if adopted is not None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from barnraise.core.decoding import decode
 from barnraise.core.errors import RunError
 from barnraise.runs.sharding import coverage_sum
 from barnraise.training.metrics import Logged
+from barnraise.training.state.trained_set import MOST_NAMED, check_sets
 
 UNREADABLE = "a message of another worker cannot be read"
+
+Names = Annotated[tuple[Annotated[str, Meta(max_length=1024)], ...], Meta(max_length=MOST_NAMED)]
 
 
 class CommitVote(msgspec.Struct, frozen=True, array_like=True):
@@ -28,15 +33,25 @@ class CommitVote(msgspec.Struct, frozen=True, array_like=True):
     can_save: bool = False  # the first worker of its machine, with a disk
     recovery_attempt: int = 0  # the newest one that the worker knows of
     microbatches: int = 0  # fingerprint of those that the worker has computed
+    state_set: bytes = b""  # hash of the names of the state tensors; empty if no parameter is frozen
+    changed: Names = ()  # the first names that became state since `prepare`
 
 
 _votes = msgspec.msgpack.Decoder(CommitVote)
 
 
-def check_votes(messages: Sequence[bytes], *, step: int, microbatches: int, mixed: bool) -> list[CommitVote]:
+def check_votes(
+    messages: Sequence[bytes],
+    *,
+    step: int,
+    microbatches: int,
+    mixed: bool,
+    name_of: Callable[[int], str] = "rank {}".format,
+) -> list[CommitVote]:
     """Decode the votes of all ranks. Raise RunError if they contradict each other.
 
-    ``microbatches``: how many the step has. ``mixed``: workers may differ in their last bits.
+    ``microbatches``: how many the step has. ``mixed``: workers may differ in their last bits. ``name_of``:
+    returns the name of a rank's machine.
     """
     votes = [decode(_votes, message, UNREADABLE) for message in messages]
     if {vote.step for vote in votes} != {step}:
@@ -48,6 +63,7 @@ def check_votes(messages: Sequence[bytes], *, step: int, microbatches: int, mixe
         )
     if sum(vote.microbatches for vote in votes) % (1 << 63) != coverage_sum(range(microbatches)):
         raise RunError(f"not every sample of step {step} was counted exactly once", hint="Report this.")
+    check_sets([vote.state_set for vote in votes], [vote.changed for vote in votes], name_of)
     states = 1 if mixed else len({vote.state_window for vote in votes})
     if len({vote.digest for vote in votes}) > 1 or states > 1:
         raise RunError(

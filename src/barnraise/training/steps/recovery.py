@@ -135,16 +135,15 @@ class StepRecovery(StepCommitter):
         self._bitwise_sync.start_group(donors[0], manager.name_of(donors[0]), mixed=decision.mixed)
         if decision.mixed and decision.donors:
             donors, receivers = self._bitwise_sync.split_by_state(group, self.done)
-        elif (
-            decision.recovered_live or not decision.donors
-        ):  # they may have the same state, for example by one seed
+        elif manager.world > 1 and (decision.recovered_live or not decision.donors):
+            # They may have the same state, for example by one seed.
             fingerprint = self._state.fingerprint(self.done, is_full=not decision.donors)
             same = ranks_with_same_state(group, fingerprint, donors[0])
             same = same.intersection(decision.recovered_live or receivers)
             receivers = [rank for rank in receivers if rank not in same]
         received = self._blocking_recovery.transfer(self.done, donors, receivers)
         if received is not None:
-            self.done = self._state.load(received)
+            self.done = self._state.load(received, manager.name_of(donors[0]))
         if self._needs_state:
             self._reducer.clear()
             self.joined_late = bool(decision.donors)

@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 
 from barnraise.checkpoint.serialization import digest
-from barnraise.core.errors import CollectiveError
+from barnraise.core.errors import CollectiveError, RunError
 from barnraise.runs.sharding import MicroBatch, coverage_sum
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
@@ -36,8 +36,11 @@ _CLOSE_S = 5.0
 class StepLoop(StepRecovery):
     """Drives one worker's steps: all-reduce, commit vote, commit, and recovery when the group fails.
 
-    ``requested_sync``: how rank 0 would synchronize from a later commit on.
+    ``requested_sync``: how rank 0 would synchronize from a later commit on. ``can_unfreeze``: the script may
+    unfreeze parameters while it trains.
     """
+
+    can_unfreeze = True
 
     def __init__(
         self,
@@ -184,6 +187,7 @@ class StepLoop(StepRecovery):
 
     def _start_reduce(self) -> Callable[[], list[CommitVote]]:
         """Return a function that all-reduces the step and returns all votes. May run on any thread."""
+        self._check_unfrozen()
         self._local_sgd.submit_change(self.clip)
         self._norm_table = self._batch_norms.to_table(len(self._progress.microbatches))
         group, sync = self._manager.group, self._state.sync
@@ -209,6 +213,26 @@ class StepLoop(StepRecovery):
 
         return reduce_and_vote
 
+    def _check_unfrozen(self) -> None:
+        """Raise RunError if the script has unfrozen a parameter that cannot be trained from now on."""
+        unfrozen = self._reducer.unfrozen_here()
+        if not unfrozen:
+            return
+        names = {id(held): name for name, held in self._state.base.held_names().items()}
+        for parameter in unfrozen:
+            if id(parameter) not in names:
+                raise RunError(
+                    f"an unfrozen parameter of shape {tuple(parameter.shape)} is not in the model's state: "
+                    "it would be neither saved nor sent to others",
+                    hint="Put everything that is trained into the module that you give to prepare.",
+                )
+            if self._local_sgd.is_on or not self.can_unfreeze:
+                raise RunError(
+                    f"{names[id(parameter)]} was unfrozen after prepare, which works neither with rounds of "
+                    "local steps nor with a hub",
+                    hint="Unfreeze it before you call prepare, or synchronize every step.",
+                )
+
     def _make_vote(self) -> CommitVote:
         """Build this worker's vote on the current step, still without the digest of the result."""
         window = self._state_window if self._local_sgd.is_on else self._state.window_digest(self.done)
@@ -223,6 +247,8 @@ class StepLoop(StepRecovery):
             self._progress.samples,
             self._checkpoints.can_save,
             microbatches=coverage_sum(self._progress.completed),
+            state_set=self._state.base.state_digest(),
+            changed=self._state.base.named_changes(),
         )
 
     def _exchange_votes(self, vote: CommitVote, result_digest: bytes) -> list[CommitVote]:
@@ -238,7 +264,13 @@ class StepLoop(StepRecovery):
             recovery_attempt=manager.recovery_attempt(),
         )
         messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
-        return check_votes(messages, step=self.done, microbatches=count, mixed=self._bitwise_sync.mixed)
+        return check_votes(
+            messages,
+            step=self.done,
+            microbatches=count,
+            mixed=self._bitwise_sync.mixed,
+            name_of=manager.name_of,
+        )
 
     def _commit(self, votes: Sequence[CommitVote]) -> None:
         self._apply_commit(votes)

@@ -6,8 +6,10 @@ import torch
 
 from barnraise.checkpoint.serialization import tensor_bytes
 from barnraise.core.errors import RunError
-from barnraise.training.state.training_state import tensors_of
+from barnraise.training.state.model_tensors import tensors_of
 
+# A larger buffer (weights in 4 bit) is not copied: torch counts what forward writes into it.
+_COPIED_BYTES = 1 << 20
 # More than one: the buffers of spectral norm may stand still until the weights have changed.
 _CHECKED_MICRO_BATCHES = 8
 
@@ -18,13 +20,13 @@ class BufferMutationCheck:
     def __init__(self, model: torch.nn.Module, handled: set[int]) -> None:
         """Set the model; ``handled``: ids of buffers that commits update, such as batch norm statistics."""
         self._model, self._handled = model, handled
-        self._before: dict[str, torch.Tensor] | None = None
+        self._before: dict[str, torch.Tensor | tuple[int, int]] | None = None
         self._left = _CHECKED_MICRO_BATCHES
 
     def start(self) -> None:
         """Copy the buffers before a micro-batch that is checked."""
         if self._left > 0:
-            self._before = {name: buffer.clone() for name, buffer in self._buffers().items()}
+            self._before = {name: _contents(buffer) for name, buffer in self._buffers().items()}
 
     def finish(self) -> None:
         """Compare the buffers after the micro-batch. Raise RunError with the name of a changed one."""
@@ -34,7 +36,7 @@ class BufferMutationCheck:
         self._left -= 1
         now = self._buffers()
         for name, buffer in before.items():
-            if name in now and tensor_bytes(buffer) != tensor_bytes(now[name]):
+            if name in now and _differ(buffer, now[name]):
                 raise RunError(
                     f"forward writes into {name}, which would differ between workers with other samples",
                     hint="Keep forward from writing it (eval() on that module), and change it in "
@@ -49,3 +51,16 @@ class BufferMutationCheck:
             for name, tensor in tensors.items()
             if not isinstance(tensor, torch.nn.Parameter) and id(tensor) not in self._handled
         }
+
+
+def _contents(buffer: torch.Tensor) -> torch.Tensor | tuple[int, int]:
+    """Return a copy of a buffer; of a large one, its identity and the count of its changes."""
+    if buffer.numel() * buffer.element_size() <= _COPIED_BYTES:
+        return buffer.clone()
+    return id(buffer), 0 if buffer.is_inference() else buffer._version
+
+
+def _differ(before: torch.Tensor | tuple[int, int], now: torch.Tensor) -> bool:
+    if isinstance(before, torch.Tensor):
+        return tensor_bytes(before) != tensor_bytes(now)
+    return _contents(now) != before

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from barnraise.core.errors import RunError
-from barnraise.training.state.training_state import state_of
+from barnraise.training.state.model_tensors import state_of
 
 
 def check_prepared(
@@ -52,14 +52,14 @@ def parameters_of(optimizer: Optimizer) -> Iterator[torch.nn.Parameter]:
 
 
 def check_all_taken(model: torch.nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    """Raise RunError if a parameter still has a gradient, because it was not trained at `prepare`."""
+    """Raise RunError if a parameter still has a gradient, because no optimizer had it at `prepare`."""
     for optimizer in optimizers:
         for parameter in parameters_of(optimizer):
             if parameter.grad is not None:
                 raise RunError(
-                    f"{_name_of(parameter, model)} is trained, but was not when prepare was called",
-                    hint="Have requires_grad set, and all parameters in the optimizers, when you call "
-                    "prepare. A parameter that is frozen later does not move, and may be unfrozen again.",
+                    f"{_name_of(parameter, model)} was given to an optimizer after prepare was called",
+                    hint="Have all parameters in the optimizers when you call prepare, also those that you "
+                    "unfreeze later. A frozen parameter does not move.",
                 )
 
 

@@ -121,7 +121,9 @@ class State:
     def __init__(self) -> None:
         self.loaded = 0
 
-    def load(self, parts: Any) -> int:
+    def load(self, parts: Any, source: str, *, is_checkpoint: bool) -> int:
+        assert "checkpoint of step" in source
+        assert is_checkpoint
         self.loaded = int(parts.tensors[0][0])
         return self.loaded
 

@@ -100,12 +100,12 @@ def test_sparse_gradients_are_rejected() -> None:
         _train(exchange, optimizer, batches)
 
 
-def test_parameter_trained_later_is_rejected() -> None:
+def test_parameter_given_to_optimizer_later_is_rejected() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     net[0].requires_grad_(False)
-    _, optimizer, batches = _prepare(net, _sgd(*net.parameters()))
-    net[0].weight.requires_grad_(True)  # type: ignore[union-attr,operator]
-    with pytest.raises(RunError, match=r"0\.weight is trained, but was not") as caught:
+    _, optimizer, batches = _prepare(net, _sgd(*net[1].parameters()))
+    optimizer.add_param_group({"params": [net[0].weight.requires_grad_(True)]})  # type: ignore[union-attr,operator]
+    with pytest.raises(RunError, match=r"0\.weight was given to an optimizer after prepare") as caught:
         _train(net, optimizer, batches)
     assert "when you call prepare" in caught.value.hint
 
