@@ -21,11 +21,13 @@ from benchmarks import report
 from benchmarks.agents.runs import PAIRING_CODE
 from benchmarks.newcomer.recording import Owner, cast, owner_of, silent_seconds, text_with_times, wide_lines
 from lab import Lab
+from lab.systems.build import read_requirements
 from lab.terminal import Terminal, TypedCommand
 
 NAMES = ("mac", "pc", "nas")
 FIRST_STEP = r"step \d+ of|epoch 0"  # the first of the two that appears
 ANSWER = "Install torch now"
+_REQUIREMENTS = report.REPOSITORY / ".ci" / "requirements.txt"
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _INSTALL_S, _PAIR_S, _TRAIN_S = 1200.0, 300.0, 600.0
 
@@ -64,7 +66,7 @@ class Machine:
 def download(folder: Path, repository: Path) -> None:
     """Download everything that the installation needs, with this machine's own pip and its settings."""
     words = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder)]
-    torch = [*words, "torch>=2.13,<2.14", "--extra-index-url", _TORCH_INDEX]
+    torch = [*words, *read_requirements(_REQUIREMENTS, ["torch"]), "--extra-index-url", _TORCH_INDEX]
     for command in ([*words, str(repository), "hatchling>=1.26"], torch):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import PurePath
 
 # pyproject.toml's extra says the same (a test compares them).
-TESTED_RANGE = ">=2.13,<2.14"
+TESTED_RANGE = ">=2.13,<2.16"
 TESTED_FIRST = (2, 13)
-TESTED_BELOW = (2, 14)
+TESTED_BELOW = (2, 16)
 
 
 def install_command(*extras: str, python: str = "", options: str = "") -> str:

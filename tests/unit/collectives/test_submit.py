@@ -278,12 +278,13 @@ def test_untested_torch_is_logged_once(
 ) -> None:
     monkeypatch.setattr(log_once, "_seen", set())
     assert is_tested("2.13.1+cu130")
-    assert not is_tested("2.14.0")
+    assert is_tested("2.15.0+cpu")
+    assert not is_tested("2.16.0")
     assert not is_tested("2.12.9")
     assert not is_tested("main")
-    for version in ("2.13.0+cpu", "2.14.0", "2.14.0"):
+    for version in ("2.13.0+cpu", "2.16.0", "2.16.0"):
         warn_if_untested(version)
-    assert [record.args[0] for record in caplog.records if record.args] == ["2.14.0"]  # type: ignore[index]
+    assert [record.args[0] for record in caplog.records if record.args] == ["2.16.0"]  # type: ignore[index]
 
 
 def test_command_line_and_backend_share_torch_range() -> None:

@@ -34,7 +34,7 @@ def test_install_command_fits_the_machine(
 ) -> None:
     command = advise(choose_torch(system, machine, nvidia=nvidia, amd=amd)).command
     assert command is not None
-    assert '"torch>=2.13,<2.14"' in command
+    assert '"torch>=2.13,<2.16"' in command
     assert command.replace('"', "").startswith(f"{sys.executable} -m pip install ")
     if index is None:
         assert "--index-url" not in command
@@ -54,7 +54,9 @@ def test_intel_mac_gets_no_install_command() -> None:
         ("2.13.0", True),
         ("2.13.1+cu130", True),
         ("2.12.1", False),
-        ("2.14.0", False),
+        ("2.14.1", True),
+        ("2.15.0+cu130", True),
+        ("2.16.0", False),
         ("3.0", False),
         ("x", False),
     ],
@@ -87,7 +89,7 @@ def test_hanging_torch_is_reported_in_a_sentence(monkeypatch: pytest.MonkeyPatch
     assert "took more than" in result
 
 
-@pytest.mark.parametrize(("version", "code"), [("2.13.0+cpu", 0), ("2.15.0", 1)])
+@pytest.mark.parametrize(("version", "code"), [("2.15.0+cpu", 0), ("2.16.0", 1)])
 def test_report_shows_command_and_version(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str, code: int
 ) -> None:
