@@ -210,12 +210,9 @@ class Session:
         scaler = ScalerAdapter(scalers[0] if scalers else None)
         if scaler.scaler is not None:
             self._tracked[_SCALER] = scaler.scaler
-        may_differ = self._base_may_differ
-        base = FrozenBase(model, self._reducer.parameters, self._batch_norms.buffers, may_differ=may_differ)
-        base.held, base.train_more = lambda: self._reducer.frozen, self._reducer.train_more
-        base.start_hashing()
-        base.log_statement()
-        self._state = TrainingState(model, self._optimizers, schedulers, self._tracked, base)
+        self._state = TrainingState(
+            model, self._optimizers, schedulers, self._tracked, self._make_base(model)
+        )
         unit = self._unit_size or max(1, (loader.batch_size or 1) // 8)
         self._data = self._make_loader(loader, unit)
         if (worker := WorkerId.from_environment()) is not None:
@@ -360,6 +357,15 @@ class Session:
         self._step_loop.on_commit.append(lambda: callback(self))
 
     # setup
+
+    def _make_base(self, model: torch.nn.Module) -> FrozenBase:
+        """Return what represents the frozen part of the model, and start to hash it."""
+        may_differ = self._base_may_differ
+        base = FrozenBase(model, self._reducer.parameters, self._batch_norms.buffers, may_differ=may_differ)
+        base.held, base.train_more = lambda: self._reducer.frozen, self._reducer.train_more
+        base.start_hashing()
+        base.log_statement()
+        return base
 
     def _make_loader(self, loader: DataLoader[Any], unit: int) -> MicroBatchLoader | IterableLoader:
         is_stream = isinstance(loader.dataset, IterableDataset)

@@ -13,6 +13,7 @@ import heapq
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -25,7 +26,7 @@ from barnraise.core.sanitize import printable
 from barnraise.runs.commit import NO_MAP, MapKey
 from barnraise.runs.map_schedule import WorkerLoad, assign_items, should_give_back
 from barnraise.training.group.interface import GroupManager, TrainingCollectives
-from barnraise.training.mapping.item_queue import ItemFailure, ItemQueue, QueueClosedError
+from barnraise.training.mapping.item_queue import ItemFailure, ItemQueue
 from barnraise.training.mapping.result_store import MAX_ITEMS, ResultStore, items_of_bitmap
 from barnraise.training.mapping.result_stream import MAX_PIECE, IncomingStream, OutgoingStream
 from barnraise.training.recovery.failures import raise_if_permanent
@@ -235,7 +236,7 @@ class _Rounds:
             has_more = not self._outgoing.is_empty
             return _Status(newest, piece=len(piece), has_more=has_more, takes_part=False), piece
         if self._queue.is_closed:
-            raise QueueClosedError
+            raise CancelledError
         load = self._queue.load()
         self._outgoing.add(self._queue_finished())
         piece = self._outgoing.take()

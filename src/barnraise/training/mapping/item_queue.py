@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from typing import NamedTuple
 
 from barnraise.runs.map_schedule import WorkerLoad
@@ -19,10 +20,6 @@ class ItemFailure(NamedTuple):
 
     item: int
     sentence: str
-
-
-class QueueClosedError(Exception):
-    """Error of the exchange thread: the computing thread has left the map."""
 
 
 class ItemQueue:
@@ -142,7 +139,7 @@ class ItemQueue:
             while self._call is work and not self._is_closed:
                 self._changed.wait(_WAKE_S)
             if self._is_closed:
-                raise QueueClosedError
+                raise CancelledError
 
     def end(self) -> None:
         """Tell the computing thread that the map is over."""

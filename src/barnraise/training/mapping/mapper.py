@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +25,7 @@ from barnraise.training.group.interface import GroupManager
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.mapping.encoded_values import decode_value, encode_value
 from barnraise.training.mapping.exchange import MapExchange
-from barnraise.training.mapping.item_queue import ItemFailure, ItemQueue, QueueClosedError
+from barnraise.training.mapping.item_queue import ItemFailure, ItemQueue
 from barnraise.training.mapping.result_store import MAX_ITEMS, ResultStore
 from barnraise.training.progress_report import ProgressReporter
 from barnraise.training.recovery.failure_notice import install_failure_notice
@@ -174,7 +175,7 @@ class Mapper:
         def regroup(error: CollectiveError | None) -> None:
             loop = self._step_loop
             if queue.is_closed:
-                raise QueueClosedError
+                raise CancelledError
             if loop is None:
                 self._manager.join_next_group(error)
             else:
