@@ -77,7 +77,7 @@ class Bench:
         return count / figures["seconds"], computed(trace)
 
     def _kill_when(self, trace: Path, part: int, host: Host) -> None:
-        """Kill a worker of a host when so many items are computed."""
+        """Kill a worker of a host when ``part`` items are computed."""
         self._machines.until(lambda: computed(trace).total() >= part, 300.0, f"{part} items are computed")
         self._machines.until(lambda: bool(worker_pids(host)), 120.0, "the victim has a worker")
         os.kill(worker_pids(host)[0], signal.SIGKILL)
