@@ -288,7 +288,12 @@ class Cluster:
     # what must hold
 
     def check_idle(self) -> None:
-        """Note how long a device was free while a job that fits waited, computed without the scheduler."""
+        """Note how long a device was free while a job that fits waited, computed without the scheduler.
+
+        Without a quorum nothing starts, so that time does not count.
+        """
+        if not self.coordinators():
+            self.quiet_since = self.now
         active = [run for run in self.runs.values() if run.code is None]
         used = {(node, run.device) for run in active for node in run.nodes}
         done = {number for number, record in self.newest.items() if record.state == "done"}
