@@ -82,8 +82,6 @@ TABLE = (
     # Failures of real processes.
     Row("deep", "failure/test_hostile.py"),
     Row("deep", "failure/test_leaving.py", "test_thousand_group_rebuilds_leak_no_resources"),
-    Row("gate", "failure/test_queue.py", "test_jobs_run_one_per_device_*"),
-    Row("deep", "failure/test_queue.py"),
     Row("gate", "failure/*"),
     # Whole programs, and real waits of many seconds.
     Row("gate", "benchmarks/test_hub_attacks.py", where={"attack": ("friend-sends-poison",)}),

@@ -35,7 +35,6 @@ from barnraise.agent.diagnostics.reachability import ReachabilityProber
 from barnraise.agent.disk.cleaner import Cleaner
 from barnraise.agent.limits.service import LimitsService
 from barnraise.agent.power.suspend_events import watch_sleep
-from barnraise.agent.queue.service import QueueService
 from barnraise.agent.runs.service import RunService
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import AgentError, MembershipError, ProtocolError
@@ -136,7 +135,6 @@ class Agent:
         self.link_prober = LinkProber(self, self.directory)
         self.kv = KvService(self)
         self.runs = RunService(self)
-        self.queue = QueueService(self, self.runs)
         self.limits = LimitsService(self, lambda: bool(self.runs.executors), self.runs.limits_changed)
         self.cleaner = Cleaner(self, self.runs)
         await self.listener.start()
@@ -146,8 +144,7 @@ class Agent:
         await self.discovery.start()
         self.spawn(self._tick())
         self.runs.load()
-        self.queue.load()
-        jobs = (*self.link_prober.jobs(), *self.runs.jobs(), *self.queue.jobs())
+        jobs = (*self.link_prober.jobs(), *self.runs.jobs())
         for job in (*jobs, self.kv.run, self.limits.run, self.cleaner.watch_disk):
             self.spawn(job())
         self.spawn(watch_sleep(self.suspend, self.resume))
@@ -322,7 +319,6 @@ class Agent:
         self.link_prober.send_measured(node)
         self.discovery.remember()
         self.runs.link_up(node)
-        self.queue.registry.link_up(node)
         self._linked_at[node] = self._loop.time()
         self._perform(self.member.link_up(node.raw, self._loop.time()))
 
@@ -358,8 +354,6 @@ class Agent:
             self.kv.received(node, body)
         elif kind in (protocol.RUN, protocol.SHIP, protocol.GUEST_BOARD):
             self.runs.received(node, kind, body)
-        elif kind == protocol.QUEUE:
-            self.queue.received(node, body)
         elif kind == protocol.TRAIN:
             self.link_prober.received(node, body)
         elif kind == protocol.SURVEY:
@@ -473,7 +467,6 @@ class Agent:
             self._send_hello()
         self.kv.view_changed()
         self.runs.view_changed()
-        self.queue.view_changed()
         self._view_event.announce()
 
     async def wait_for_change(self, seconds: float) -> None:

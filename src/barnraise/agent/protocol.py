@@ -19,7 +19,6 @@ REMOVED = b"r"
 RUN = b"u"
 SHIP = b"h"
 GUEST_BOARD = b"q"
-QUEUE = b"j"
 
 Address = Annotated[str, Meta(max_length=64)]
 T = TypeVar("T")

@@ -9,7 +9,6 @@ from msgspec import Meta
 
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
 from barnraise.agent_client.machine_limits import MachineLimits
-from barnraise.agent_client.queue.requests import QueueAnswer, QueueRequest
 from barnraise.agent_client.run_requests import RunRequest, RunResponse
 from barnraise.core.decoding import decode
 
@@ -123,7 +122,7 @@ AgentRequest = (
 )
 
 # Workers send requests to the store through the same socket.
-AnyAgentRequest = AgentRequest | RunRequest | QueueRequest | KvRequest | ClusterRequest
+AnyAgentRequest = AgentRequest | RunRequest | KvRequest | ClusterRequest
 
 
 class DeviceRow(msgspec.Struct, frozen=True):
@@ -281,7 +280,6 @@ AgentResponse = (
     | CleanResponse
     | LimitsResponse
     | RunResponse
-    | QueueAnswer
 )
 
 _MISUNDERSTOOD = "the agent and the command line do not understand each other"
@@ -291,7 +289,7 @@ _requests: msgspec.msgpack.Decoder[AnyAgentRequest] = msgspec.msgpack.Decoder(An
 _responses: msgspec.msgpack.Decoder[AgentResponse] = msgspec.msgpack.Decoder(AgentResponse)
 
 
-def encode(message: AgentRequest | RunRequest | QueueRequest | AgentResponse) -> bytes:
+def encode(message: AgentRequest | RunRequest | AgentResponse) -> bytes:
     return _encoder.encode(message)
 
 

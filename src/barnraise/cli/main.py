@@ -25,7 +25,6 @@ from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.machine.commands import machine_commands
 from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.project_file import ProjectFileCommand
-from barnraise.cli.queue.commands import queue_group
 from barnraise.cli.runs.evaluate import eval_command
 from barnraise.cli.runs.options import RunCommandOptions, add_data, run_options, set_option, take_run_options
 from barnraise.core.errors import BarnraiseError
@@ -570,7 +569,7 @@ def _completion(shell: str) -> None:
     click.echo(kind(app, {}, "barnraise", "_BARNRAISE_COMPLETE").source())
 
 
-for _command in (hub_group, invite_command, *machine_commands, eval_command, queue_group):
+for _command in (hub_group, invite_command, *machine_commands, eval_command):
     app.add_command(_command)
 
 

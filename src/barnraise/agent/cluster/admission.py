@@ -58,7 +58,6 @@ async def enter(agent: Agent, log: TrustLog, peers: list[PairingPeer]) -> None:
     agent.build_member(StoredHistory(record, log))
     agent.kv.reset()
     agent.runs.reset()
-    agent.queue.registry.reset()
     agent.discovery.forget()
     agent.peer_store.keep_only(set(log.members))
     for peer in peers:

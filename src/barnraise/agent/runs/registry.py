@@ -299,10 +299,6 @@ class RunRegistry:
         """Wait for a new record or report; return False after ``seconds``."""
         return await self._changed.wait(seconds)
 
-    def announce(self) -> None:
-        """Wake what waits for a change, after a change of a job."""
-        self._changed.announce()
-
     def _warn_once(self, guest: NodeId) -> None:
         if guest not in self._warned:
             self._warned.add(guest)

@@ -146,7 +146,7 @@ class HookedProcessGroup(RegisteredProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
     _allgather_base = all_gather_single
     # torch's method looks for this older name, too, and would find this class again. Its own leads to ours.
-    alltoall_base = _group.alltoall_base
+    alltoall_base = _group.alltoall_base  # type: ignore[assignment]
 
     def begin_coalescing(self) -> None:
         super().begin_coalescing()

@@ -17,7 +17,6 @@ from barnraise.agent_client.cluster_requests import (
     UnpairRequest,
 )
 from barnraise.agent_client.kv_messages import LOBBY, ClusterRequest, KvRequest, Namespace, SetKey
-from barnraise.agent_client.queue.requests import ChangeJobsRequest, ListJobsRequest
 from barnraise.agent_client.run_options import RunProgram
 from barnraise.agent_client.run_requests import (
     AcceptRunRequest,
@@ -82,9 +81,6 @@ def test_refuse_request_of_own_run_is_accepted(request_: AnyAgentRequest) -> Non
         AcceptRunRequest(RUN, yes=True),
         StopRunRequest(RUN),
         RunsRequest(),
-        ListJobsRequest(),
-        ChangeJobsRequest(action="cancel", jobs=(1,)),
-        set_key("@queue", LOBBY),
         ResultsRequest(RUN),
         GraphRequest(on=("pc",)),
         set_key(OTHER),

@@ -87,7 +87,7 @@ def test_record_of_the_store_is_applied_only_if_a_quorum_confirms_the_view(is_cu
 
     async def write() -> None:
         controller = RunController(context, registry)
-        controller._records = _LyingStore(theirs)  # type: ignore[assignment]
+        controller._compare_set = _LyingStore(theirs).compare_set  # type: ignore[method-assign]
         controller._broadcast = lambda entry: None  # type: ignore[method-assign]
         await controller.write(None, ours)
 
@@ -103,7 +103,7 @@ def test_record_of_another_run_in_the_store_is_rejected() -> None:
 
     async def write() -> None:
         controller = RunController(context, SimpleNamespace())  # type: ignore[arg-type]
-        controller._records = _LyingStore(other)  # type: ignore[assignment]
+        controller._compare_set = _LyingStore(other).compare_set  # type: ignore[method-assign]
         await controller.write(None, ours)
 
     with pytest.raises(ProtocolError, match="another run"):

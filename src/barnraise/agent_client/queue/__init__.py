@@ -1,1 +1,0 @@
-"""Requests about the queue of jobs, from the command line to this machine's agent."""
