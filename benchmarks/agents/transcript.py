@@ -376,7 +376,7 @@ def normal(text: str) -> list[str]:
     text = re.sub(r"\b(online|online, guest|away|away, guest|this machine)(\s+(N|-)(?=\s))+", r"\1", text)
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     # How many epochs pass until something else happens differs.
-    once = dict.fromkeys(line for line in lines if " epoch " in line)
+    once = dict.fromkeys(line for line in lines if " epoch " in f" {line}")
     return sorted([*once, *(line for line in lines if line not in once)])
 
 

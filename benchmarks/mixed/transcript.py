@@ -3,7 +3,7 @@
     python -m benchmarks.mixed.transcript            print the session
     python -m benchmarks.mixed.transcript --write    and put it into docs/transcripts/windows.txt
 
-It has not been recorded yet.
+A test types the session again and compares it.
 """
 
 from __future__ import annotations
