@@ -8,7 +8,7 @@ method returns the work that the backend object has made on this thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -33,6 +33,31 @@ def _kept(method: Callable[..., BarnraiseWork]) -> Callable[..., BarnraiseWork]:
         return work
 
     return run
+
+
+def _direct_if_lazy(method: Callable[..., BarnraiseWork]) -> Callable[..., BarnraiseWork]:
+    """Return a method that passes by torch's own if a tensor is a lazy negation or conjugation.
+
+    torch would hand a copy of such a tensor to the backend object, and the result would be lost.
+    """
+    direct: Callable[..., BarnraiseWork] = getattr(BarnraiseProcessGroup, method.__name__)
+
+    @wraps(method)
+    def run(self: HookedProcessGroup, *arguments: Any, **options: Any) -> BarnraiseWork:
+        is_lazy = any(
+            tensor.is_neg() or tensor.is_conj() for tensor in _tensors((arguments, [*options.values()]))
+        )
+        return (direct if is_lazy else method)(self, *arguments, **options)
+
+    return run
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
 
 
 class BarnraiseBackend(GroupOperations, Backend):
@@ -83,46 +108,57 @@ class HookedProcessGroup(RegisteredProcessGroup):
     torch's own method is meant, so every method is written out. Coalesced operations go directly.
     """
 
+    @_direct_if_lazy
     def allreduce(self, *arguments: Any, **options: Any) -> BarnraiseWork:
         _group.allreduce(self, *arguments, **options)
         return self._made()
 
+    @_direct_if_lazy
     def reduce(self, *arguments: Any, **options: Any) -> BarnraiseWork:
         _group.reduce(self, *arguments, **options)
         return self._made()
 
+    @_direct_if_lazy
     def reduce_scatter(self, *arguments: Any, **options: Any) -> BarnraiseWork:
         _group.reduce_scatter(self, *arguments, **options)
         return self._made()
 
+    @_direct_if_lazy
     def reduce_scatter_single(self, *arguments: Any, **options: Any) -> BarnraiseWork:
         _group.reduce_scatter_single(self, *arguments, **options)
         return self._made()
 
+    @_direct_if_lazy
     def broadcast(self, *arguments: Any, **options: Any) -> BarnraiseWork:
         _group.broadcast(self, *arguments, **options)
         return self._made()
 
+    @_direct_if_lazy
     def allgather(self, *arguments: Any, **options: Any) -> BarnraiseWork:
         _group.allgather(self, *arguments, **options)
         return self._made()
 
+    @_direct_if_lazy
     def all_gather_single(self, *arguments: Any, **options: Any) -> BarnraiseWork:
         _group.all_gather_single(self, *arguments, **options)
         return self._made()
 
+    @_direct_if_lazy
     def gather(self, *arguments: Any, **options: Any) -> BarnraiseWork:
         _group.gather(self, *arguments, **options)
         return self._made()
 
+    @_direct_if_lazy
     def scatter(self, *arguments: Any, **options: Any) -> BarnraiseWork:
         _group.scatter(self, *arguments, **options)
         return self._made()
 
+    @_direct_if_lazy
     def all_to_all_single(self, *arguments: Any, **options: Any) -> BarnraiseWork:
         _group.all_to_all_single(self, *arguments, **options)
         return self._made()
 
+    @_direct_if_lazy
     def alltoall(self, *arguments: Any, **options: Any) -> BarnraiseWork:
         _group.alltoall(self, *arguments, **options)
         return self._made()
@@ -131,14 +167,17 @@ class HookedProcessGroup(RegisteredProcessGroup):
         _group.barrier(self, *arguments, **options)
         return self._made()
 
+    @_direct_if_lazy
     def send(self, *arguments: Any, **options: Any) -> BarnraiseWork:
         _group.send(self, *arguments, **options)
         return self._made()
 
+    @_direct_if_lazy
     def recv(self, *arguments: Any, **options: Any) -> BarnraiseWork:
         _group.recv(self, *arguments, **options)
         return self._made()
 
+    @_direct_if_lazy
     def recv_anysource(self, *arguments: Any, **options: Any) -> BarnraiseWork:
         _group.recv_anysource(self, *arguments, **options)
         return self._made()

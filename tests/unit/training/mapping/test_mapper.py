@@ -151,9 +151,11 @@ def test_dataset_is_read_item_by_item() -> None:
 
 def prepared(run: Session, epochs: int = 2) -> tuple[Any, list[Any]]:
     """Train, and compute predictions after each epoch."""
-    torch.manual_seed(0)
-    x = torch.randn(24, 3, dtype=torch.float64)
+    stream = torch.Generator().manual_seed(0)  # workers are threads, which share torch's own
+    x = torch.randn(24, 3, dtype=torch.float64, generator=stream)
     net = torch.nn.Linear(3, 1, dtype=torch.float64)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, generator=stream)
     loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
     net, optimizer, batches = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
     predictions = []
