@@ -15,7 +15,15 @@ from barnraise.agent.record_store import RecordStore
 from barnraise.agent_client.kv_messages import LOBBY, Namespace
 from barnraise.core.errors import BarnraiseError, MembershipError, ProtocolError, RunError
 from barnraise.identity import NodeId
-from barnraise.runs.queue.job import JobRecord, KnownJob, can_forget, check_successor, decode_job, encode_job
+from barnraise.runs.queue.job import (
+    JobRecord,
+    KnownJob,
+    can_forget,
+    check_successor,
+    decode_job,
+    encode_job,
+    supersedes,
+)
 from barnraise.runs.queue.spec import read_job
 
 MAX_ACTIVE = 2000  # jobs that have not ended
@@ -81,7 +89,7 @@ class JobRegistry:
     # records
 
     def apply(self, record: JobRecord, sender: NodeId | None = None) -> bool:
-        """Store a record if it is newer than the known one; return False if not.
+        """Store a record if it replaces the known one; return False if not.
 
         Raise ProtocolError if the sender may not change jobs, or if the change is not possible.
         """
@@ -92,7 +100,7 @@ class JobRegistry:
         if known is None and not job.is_authorized:
             return False  # its owner is removed or not known here yet: no fault of the sender
         if known is not None:
-            if record.version <= known.record.version:
+            if not supersedes(record, known.record):
                 return False
             try:
                 check_successor(record, known.record)
@@ -192,5 +200,5 @@ class JobRegistry:
 
 
 def _is_outdated(stored: bytes, known: KnownJob | None) -> bool:
-    """Tell whether the store lost its contents and has an earlier version than the one known here."""
-    return known is not None and decode_job(stored).version < known.record.version
+    """Tell whether the store lost its contents and has a record that the one known here replaces."""
+    return known is not None and supersedes(known.record, decode_job(stored))

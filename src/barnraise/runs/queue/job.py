@@ -123,6 +123,19 @@ def check_successor(record: JobRecord, known: JobRecord) -> None:
         raise ProtocolError(f"a job that is {known.state} cannot become {record.state}")
 
 
+def supersedes(record: JobRecord, known: JobRecord) -> bool:
+    """Tell whether a record replaces the known one, in whatever order they arrive.
+
+    A store that lost its contents may have let two histories begin. An end then replaces all that goes on,
+    and of two records with the same version every machine takes the same one.
+    """
+    if record.has_ended != known.has_ended:
+        return record.has_ended
+    if record.version != known.version:
+        return record.version > known.version
+    return (len(record.attempts), encode_job(record)) > (len(known.attempts), encode_job(known))
+
+
 def changed_job(record: JobRecord, **fields: object) -> JobRecord:
     """Return the next version of a record with these fields."""
     if isinstance(why := fields.get("why"), str):

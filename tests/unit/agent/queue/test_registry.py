@@ -186,3 +186,50 @@ def test_store_that_lost_its_contents_takes_the_known_version(left: str) -> None
         assert decode_job(store.values["1"]).version == 3
 
     run(check)
+
+
+def test_two_histories_with_one_version_become_one_and_the_job_can_be_changed() -> None:
+    async def check(registry: JobRegistry, context: Any, store: FakeStore) -> None:
+        record = job(1).record
+        histories = [changed_job(record, priority=1), changed_job(record, priority=2)]
+        kept = []
+        for own, other in (histories, histories[::-1]):
+            registry.reset()
+            store.values = {}
+            registry.apply(own, OTHER)
+            registry.apply(other, OTHER)
+            kept.append(registry.jobs[1].record)
+            store.values["1"] = encode_job(other)
+            await registry.write(paused(registry.jobs[1].record))
+            assert decode_job(store.values["1"]) == registry.jobs[1].record
+        assert kept[0] == kept[1]
+
+    run(check)
+
+
+def test_change_in_the_store_with_the_known_version_is_not_refused_for_ever() -> None:
+    async def check(registry: JobRegistry, context: Any, store: FakeStore) -> None:
+        record = job(1).record
+        histories = sorted((changed_job(record, priority=number) for number in (1, 2)), key=encode_job)
+        registry.apply(histories[0])
+        store.values["1"] = encode_job(histories[1])
+        with pytest.raises(RunError, match="changed at the same time"):
+            await registry.write(paused(registry.jobs[1].record))
+        await registry.write(paused(registry.jobs[1].record))
+        assert registry.jobs[1].record == paused(histories[1])
+
+    run(check)
+
+
+def test_end_stays_when_another_history_has_gone_on() -> None:
+    async def check(registry: JobRegistry, context: Any, store: FakeStore) -> None:
+        record = job(1).record
+        other_history = replace(record, version=9, priority=1)
+        cancelled = cancel_job(record, "mac")
+        assert cancelled is not None
+        registry.apply(other_history, OTHER)
+        assert registry.apply(cancelled, OTHER), "the end is taken although its version is smaller"
+        assert not registry.apply(replace(other_history, version=10), OTHER)
+        assert registry.jobs[1].record == cancelled
+
+    run(check)

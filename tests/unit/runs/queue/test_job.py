@@ -17,6 +17,7 @@ from barnraise.runs.queue.job import (
     KnownJob,
     can_forget,
     cancel_job,
+    changed_job,
     check_after,
     check_successor,
     clear_job,
@@ -27,6 +28,7 @@ from barnraise.runs.queue.job import (
     pause_job,
     prioritize_job,
     queue_order,
+    supersedes,
 )
 from barnraise.runs.queue.spec import JobSpec, sign_job
 
@@ -147,3 +149,31 @@ def test_job_after_an_unknown_one_is_refused() -> None:
     check_after({1, 2}, (2,))
     with pytest.raises(RunError, match="there is no job 3"):
         check_after({1, 2}, (3,))
+
+
+def test_newer_version_replaces_an_older_one() -> None:
+    record = job(1).record
+    newer = changed_job(record, priority=1)
+    assert supersedes(newer, record)
+    assert not supersedes(record, newer)
+    assert not supersedes(record, record)
+
+
+def test_end_replaces_a_newer_record_of_a_job_that_goes_on() -> None:
+    record = job(1).record
+    cancelled = cancel_job(record, "mac")
+    assert cancelled is not None
+    other_history = replace(record, version=9, priority=1)
+    assert supersedes(cancelled, other_history)
+    assert not supersedes(other_history, cancelled)
+
+
+def test_of_two_records_with_one_version_all_take_the_same() -> None:
+    record = job(1).record
+    attempt = JobAttempt(number=1, nodes=(bytes(32),))
+    started = changed_job(record, state="running", attempts=(attempt,))
+    for other in (changed_job(record, priority=1), changed_job(record, is_paused=True)):
+        assert supersedes(started, other), "an attempt may have a run"
+        assert not supersedes(other, started)
+    first, second = changed_job(record, priority=1), changed_job(record, priority=2)
+    assert supersedes(first, second) != supersedes(second, first)
