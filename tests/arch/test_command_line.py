@@ -29,7 +29,7 @@ FROZEN = {
     "continue": {"--without", *_JSON},
     "doctor": {"--all", *_JSON},
     "down": _JSON,
-    "export": {"run", "folder"},
+    "export": {"run", "folder", "--adapter", "--merged", "--base"},
     "hub expel": {"member", "--name"},
     "hub export": {"folder", "--name"},
     "hub follow": {"invite", "--name", "--host", "--port"},

@@ -24,6 +24,7 @@ from barnraise.checkpoint.serialization import decode_tensor, encode_tensor
 from barnraise.core.errors import RunError
 from barnraise.planning import Levels, ModelSize, StepTimes
 from barnraise.planning.inputs.levels import OPEN
+from barnraise.training.adapter import describe_adapter, is_adapter_folder, save_adapter
 from barnraise.training.autotune.profiler import profiled
 from barnraise.training.autotune.tuner import GroupSample, SyncMode, SyncTuner
 from barnraise.training.batches import TWO_LOOPS, AssignedParts, Batch, Batches
@@ -47,7 +48,7 @@ from barnraise.training.recovery.live_recovery import RecoveryStats
 from barnraise.training.recovery.out_of_memory import MicroBatchPart, OutOfMemoryGuard
 from barnraise.training.state.bitwise_sync import BitwiseSync, arithmetic_of
 from barnraise.training.state.checkpoint_manager import CheckpointManager
-from barnraise.training.state.training_state import TrainingState, tensors_of
+from barnraise.training.state.training_state import Notes, TrainingState, tensors_of
 from barnraise.training.steps.commit import StepContext
 from barnraise.training.steps.provisional import ProvisionalSteps
 from barnraise.training.steps.step_loop import StepLoop
@@ -100,6 +101,7 @@ class Session:
         self._optimizers: list[Optimizer] = []
         self._tracked: dict[str, Any] = {}
         self._clip: float | None = None
+        self._notes: Notes | None = None
         self._current: MicroBatchPart | None = None
         self._stepped: list[Optimizer] = []  # in the current micro-batch
         self._parts_done = 0  # of a micro-batch that is computed in parts
@@ -207,6 +209,7 @@ class Session:
         if scaler.scaler is not None:
             self._tracked[_SCALER] = scaler.scaler
         self._state = TrainingState(model, self._optimizers, schedulers, self._tracked)
+        self._state.notes, self._state.adapter = self._notes, describe_adapter(model)
         unit = self._unit_size or max(1, (loader.batch_size or 1) // 8)
         self._data = self._make_loader(loader, unit)
         if (worker := WorkerId.from_environment()) is not None:
@@ -297,14 +300,17 @@ class Session:
     def save(self, path: str | Path) -> None:
         """Write the model's parameters and buffers as safetensors, once on every machine.
 
-        So the file is complete at the end of the run even if a machine dies while writing.
+        A PEFT model is written as an adapter folder, unless the path ends in ``.safetensors``. So the file is complete at the end of the run even if a machine dies while writing.
         """
         self._checkpoints.wait_until_written()
         is_first = os.environ.get("LOCAL_RANK", "0") == "0"
         if self._model is None or not (is_first or self.is_main):
             return
         with self._step_loop.committed(), self._batch_norms.committed():
-            write_model(tensors_of(self._model), Path(path), {"steps": str(self.done)})
+            if is_adapter_folder(self._model, Path(path)):
+                save_adapter(self._model, Path(path), self.done)
+            else:
+                write_model(tensors_of(self._model), Path(path), {"steps": str(self.done)})
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all workers, concatenated; scalars become a vector. For evaluation."""

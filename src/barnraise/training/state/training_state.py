@@ -7,13 +7,14 @@ and a hub's version fit whether or not each of them compiles the model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
 from blake3 import blake3
 from torch.optim import Optimizer
 
+from barnraise.checkpoint.adapter_files import AdapterDescription
 from barnraise.checkpoint.serialization import FlatState, digest, flatten, tensor_bytes, unflatten
 from barnraise.core.errors import RunError
 from barnraise.training.gradients.reducer import match_layout
@@ -23,6 +24,20 @@ from barnraise.training.sync import Sync, next_sync
 _COMPILED = "_orig_mod."
 _WINDOW_BYTES = 256 << 10
 _MAX_EXTRA_BYTES = 64 << 20
+
+
+class Notes(Protocol):
+    """Small state of a framework, such as a list of losses, that changes between commits.
+
+    Checkpoints contain it, and workers that join get it from a worker that has the state. Unlike a tracked
+    object, it is not compared, so its changes cost nothing while nobody joins.
+    """
+
+    def dump(self) -> bytes:
+        """Return the state as it was at the last commit."""
+
+    def load(self, content: bytes) -> None:
+        """Load what `dump` returned, here or on another machine."""
 
 
 class TrainingState:
@@ -42,6 +57,8 @@ class TrainingState:
         self.optimizers = optimizers
         self.schedulers = schedulers
         self.tracked = tracked
+        self.notes: Notes | None = None
+        self.adapter: AdapterDescription | None = None  # of a PEFT model
         self.epoch = 0
         self.covered = 0
         self.epoch_start = 0
@@ -51,10 +68,14 @@ class TrainingState:
         # Error feedback of all workers, summed; set only while a checkpoint is saved or restored.
         self.residuals: dict[str, torch.Tensor] = {}
 
-    def flatten(self, done: int) -> FlatState:
-        """Return the whole state as a skeleton and tensors; ``done``: committed steps."""
+    def flatten(self, done: int, *, is_checkpoint: bool = False) -> FlatState:
+        """Return the whole state as a skeleton and tensors; ``done``: committed steps.
+
+        A checkpoint also has the notes, and what an export needs.
+        """
         return flatten(
             {
+                **(self._extra() if is_checkpoint else {}),
                 "model": state_of(self.model),
                 "optimizers": [self._shared_state(optimizer.state_dict()) for optimizer in self.optimizers],
                 "outer": None if self.outer is None else self.outer.state_dict(),
@@ -69,6 +90,10 @@ class TrainingState:
                 "residuals": self.residuals,
             }
         )
+
+    def _extra(self) -> dict[str, Any]:
+        extra: dict[str, Any] = {} if self.notes is None else {"notes": self.notes.dump()}
+        return extra if self.adapter is None else {**extra, "adapter": self.adapter._asdict()}
 
     def _shared_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """Drop the optimizer's memory with local steps, because each worker has its own."""
@@ -120,6 +145,8 @@ class TrainingState:
         self.epoch, self.epoch_start = int(state["epoch"]), int(state["epoch_began"])
         self.covered = int(state["covered"])
         self.residuals = state["residuals"]
+        if self.notes is not None and "notes" in state:  # of a checkpoint
+            self.notes.load(state["notes"])
         return int(state["done"])
 
     def window_digest(self, step: int) -> bytes:
