@@ -154,10 +154,8 @@ class SessionTrainer(_Base):  # type: ignore[misc]
         options.check_scheduler(self.lr_scheduler)
         self._call_around_step(self.optimizer)
         run = self.run
-        if not run._unit_size:
-            run._unit_size = min(
-                self._train_batch_size, max(1, self._train_batch_size * args.gradient_accumulation_steps // 8)
-            )
+        assert self._loop is not None
+        self._loop.limit_unit(self._train_batch_size, self._train_batch_size * args.gradient_accumulation_steps)
         if args.max_grad_norm and args.max_grad_norm > 0:
             run.clip_grad_norm(args.max_grad_norm)
         else:

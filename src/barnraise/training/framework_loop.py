@@ -51,10 +51,11 @@ class FrameworkLoop:
             raise RunError(
                 f"{name} does not train in rounds of local steps", hint="Use exact steps, or a codec."
             )
-        session._levels = Levels(
-            inside=msgspec.structs.replace(levels.inside, period=1),
-            across=msgspec.structs.replace(levels.across, period=1),
-        )
+        if sync == "auto":  # the planner may choose a codec, but no rounds
+            session._levels = Levels(
+                inside=msgspec.structs.replace(levels.inside, period=1),
+                across=msgspec.structs.replace(levels.across, period=1),
+            )
         session._notes = notes
         self._session = session
 
@@ -77,6 +78,10 @@ class FrameworkLoop:
         """Return the numbers of the batch that was just committed."""
         reducer = self._session._reducer
         return BatchTotals(*reducer.total_sums(), reducer.norm)
+
+    def limit_unit(self, most: int, batch: int) -> None:
+        """Set the size of micro-batches, if the script has not: an eighth of a batch, at most ``most``."""
+        self._session._unit_size = self._session._unit_size or min(most, max(1, batch // 8))
 
     def announce_epochs(self, epochs: int) -> None:
         """Set the number of epochs, for the progress that is shown."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from barnraise.checkpoint.serialization import FlatState
 from barnraise.core.errors import RunError
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -100,6 +101,48 @@ def test_trainers_of_three_workers_equal_the_plain_one(tmp_path: Path) -> None:
     for other in run_workers(3, train):
         assert_equal_logs(one, other)
         assert_equal_models(one, other)
+
+
+class Restoring(CheckpointManager):
+    """Checkpoints of a run that is resumed from this state."""
+
+    def __init__(self, parts: FlatState) -> None:
+        super().__init__(None, 60.0, 1)
+        self.parts = parts
+
+    def restore(self, manager: Any, state: Any) -> tuple[int, int]:
+        return 0, state.load(self.parts)
+
+
+class Capture(transformers.TrainerCallback):
+    """Copies what a checkpoint of one step would contain."""
+
+    def __init__(self, run: Session, step: int) -> None:
+        self.run, self.step = run, step
+        self.parts: list[FlatState] = []
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.run.on_commit(self.copy)
+
+    def copy(self, run: Session) -> None:
+        if run.done == self.step:
+            parts = run._state.flatten(run.done, is_checkpoint=True)
+            self.parts.append(FlatState(parts.skeleton, [tensor.clone() for tensor in parts.tensors]))
+
+
+@pytest.mark.parametrize("step", [3, 4, 8], ids=["before-its-log", "end-of-epoch", "last"])
+def test_resumed_trainer_equals_one_that_was_not_interrupted(tmp_path: Path, step: int) -> None:
+    run = session(LoneWorker())
+    one = shared(tmp_path / "one", run, eval_strategy="epoch")
+    capture = Capture(run, step)
+    one.add_callback(capture)
+    one.train()
+    (parts,) = capture.parts
+    resumed = Session(LoneWorker(), seed=1, unit=0, checkpoints=Restoring(parts))
+    other = shared(tmp_path / "other", resumed, eval_strategy="epoch")
+    other.train()
+    assert_equal_logs(one, other)
+    assert_equal_models(one, other)
 
 
 def test_run_is_stopped_by_max_steps_in_an_epoch(tmp_path: Path) -> None:

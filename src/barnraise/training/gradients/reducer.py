@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -444,7 +445,7 @@ def clip_factor(tensors: Iterable[torch.Tensor], max_norm: float | None) -> floa
 
 
 def _norm_of(tensors: Iterable[torch.Tensor]) -> float:
-    return sum(_norm(tensor) ** 2 for tensor in tensors) ** 0.5
+    return math.sqrt(sum(_norm(tensor) ** 2 for tensor in tensors))
 
 
 def _factor(norm: float, max_norm: float | None) -> float:
