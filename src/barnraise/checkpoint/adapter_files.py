@@ -6,15 +6,16 @@ model, and without peft.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from barnraise.checkpoint.files import write_model
+from barnraise.core.decoding import decode
 from barnraise.core.errors import RunError
 from barnraise.core.files import write_atomically
 
@@ -29,6 +30,10 @@ class AdapterDescription(NamedTuple):
 
     config: str
     names: Mapping[str, str]
+
+
+class _AdapterConfig(msgspec.Struct, frozen=True):
+    base_model_name_or_path: str | None = None
 
 
 def read_description(state: Mapping[str, Any]) -> AdapterDescription:
@@ -67,8 +72,8 @@ def write_merged(
 
     ``base``: the folder of the base model; None: the one that the adapter's config names.
     """
-    named = json.loads(description.config).get("base_model_name_or_path")
-    source = base or Path(str(named or ""))
+    config_file = decode(_configs, description.config.encode(), "the adapter's config cannot be read")
+    source = base or Path(config_file.base_model_name_or_path or "")
     if not (source / "config.json").is_file():
         raise RunError(
             f"the base model is not here: there is no {source / 'config.json'}",
@@ -95,3 +100,6 @@ def write_merged(
         for file in source.glob(pattern):
             if file.is_file():
                 (folder / file.name).write_bytes(file.read_bytes())
+
+
+_configs = msgspec.json.Decoder(_AdapterConfig)

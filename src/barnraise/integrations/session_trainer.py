@@ -155,7 +155,8 @@ class SessionTrainer(_Base):  # type: ignore[misc]
         self._call_around_step(self.optimizer)
         run = self.run
         assert self._loop is not None
-        self._loop.limit_unit(self._train_batch_size, self._train_batch_size * args.gradient_accumulation_steps)
+        batch = self._train_batch_size * args.gradient_accumulation_steps
+        self._loop.limit_unit(self._train_batch_size, batch)
         if args.max_grad_norm and args.max_grad_norm > 0:
             run.clip_grad_norm(args.max_grad_norm)
         else:
@@ -330,7 +331,7 @@ class SessionTrainer(_Base):  # type: ignore[misc]
             self._begin()
 
     def _begin(self) -> None:
-        """Call the callbacks of the beginning; a decision to stop stays, for example one from a checkpoint."""
+        """Call the callbacks of the beginning. A decision to stop stays, such as one from a checkpoint."""
         is_stopping = self.control.should_training_stop
         self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
         self.control.should_training_stop = is_stopping
@@ -404,11 +405,11 @@ class _Notes:
 
     def _exportable(self) -> dict[str, list[Any]]:
         """Return the callbacks whose state can be exported, by the name of their class."""
-        found: dict[str, list[Any]] = {}
+        by_class: dict[str, list[Any]] = {}
         for callback in self._trainer.callback_handler.callbacks:
             if hasattr(callback, "state") and hasattr(callback, "from_state"):
-                found.setdefault(type(callback).__name__, []).append(callback)
-        return found
+                by_class.setdefault(type(callback).__name__, []).append(callback)
+        return by_class
 
     def _callbacks(self) -> dict[str, list[dict[str, Any]]]:
         exportable = self._exportable().items()

@@ -79,9 +79,12 @@ class FrameworkLoop:
         reducer = self._session._reducer
         return BatchTotals(*reducer.total_sums(), reducer.norm)
 
-    def limit_unit(self, most: int, batch: int) -> None:
-        """Set the size of micro-batches, if the script has not: an eighth of a batch, at most ``most``."""
-        self._session._unit_size = self._session._unit_size or min(most, max(1, batch // 8))
+    def limit_unit(self, max_samples: int, batch: int) -> None:
+        """Set the size of micro-batches to an eighth of a batch, if the script has not set it.
+
+        ``max_samples``: their size at most.
+        """
+        self._session._unit_size = self._session._unit_size or min(max_samples, max(1, batch // 8))
 
     def announce_epochs(self, epochs: int) -> None:
         """Set the number of epochs, for the progress that is shown."""

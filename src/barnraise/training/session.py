@@ -24,7 +24,6 @@ from barnraise.checkpoint.serialization import decode_tensor, encode_tensor
 from barnraise.core.errors import RunError
 from barnraise.planning import Levels, ModelSize, StepTimes
 from barnraise.planning.inputs.levels import OPEN
-from barnraise.training.adapter import describe_adapter, is_adapter_folder, save_adapter
 from barnraise.training.autotune.profiler import profiled
 from barnraise.training.autotune.tuner import GroupSample, SyncMode, SyncTuner
 from barnraise.training.batches import TWO_LOOPS, AssignedParts, Batch, Batches
@@ -46,6 +45,7 @@ from barnraise.training.progress_report import ProgressReporter
 from barnraise.training.recovery.failure_notice import install_failure_notice
 from barnraise.training.recovery.live_recovery import RecoveryStats
 from barnraise.training.recovery.out_of_memory import MicroBatchPart, OutOfMemoryGuard
+from barnraise.training.state.adapter import describe_adapter, is_adapter_folder, save_adapter
 from barnraise.training.state.bitwise_sync import BitwiseSync, arithmetic_of
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.state.training_state import Notes, TrainingState, tensors_of
