@@ -342,6 +342,15 @@ class SessionTrainer(_Base):  # type: ignore[misc]
         if self._loop.writes:
             super()._save_checkpoint(model, trial)
 
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Save both as Transformers does, without the session's wrapper in the scheduler's state."""
+        wrapper = self.lr_scheduler.__dict__.pop("step", None)
+        try:
+            super()._save_optimizer_and_scheduler(output_dir)
+        finally:
+            if wrapper is not None:
+                self.lr_scheduler.step = wrapper
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, once on each machine."""
         if self._loop is None or self._loop.writes:
