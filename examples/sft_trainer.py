@@ -14,9 +14,8 @@ from trl import SFTConfig
 
 from barnraise.integrations.transformers import SFTTrainer
 
-NUMBERS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen".split()
-)
+TEXT = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+NUMBERS = TEXT.split()
 
 
 def questions(count):

@@ -298,9 +298,7 @@ class SessionTrainer(_Base):  # type: ignore[misc]
         if after_epoch:
             self._log_save_evaluate(model, epoch, ignore_keys, start)
 
-    def _log_save_evaluate(
-        self, model: Any, epoch: int, ignore_keys: list[str] | None, start: float
-    ) -> None:
+    def _log_save_evaluate(self, model: Any, epoch: int, ignore_keys: list[str] | None, start: float) -> None:
         norm, rate = self._last_step
         self._maybe_log_save_evaluate(
             self._tr_loss, norm, model, None, epoch, ignore_keys, start, learning_rate=rate

@@ -13,8 +13,6 @@ from typing import Any
 from barnraise.core.errors import RunError
 from barnraise.integrations.single_process import keep_accelerate_single
 
-__all__ = ["SFTTrainer", "Trainer", "in_session"]
-
 _HOMES = {"Trainer": "transformers", "SFTTrainer": "trl"}
 
 keep_accelerate_single()

@@ -300,7 +300,8 @@ class Session:
     def save(self, path: str | Path) -> None:
         """Write the model's parameters and buffers as safetensors, once on every machine.
 
-        A PEFT model is written as an adapter folder, unless the path ends in ``.safetensors``. So the file is complete at the end of the run even if a machine dies while writing.
+        A PEFT model is written as an adapter folder, unless the path ends in ``.safetensors``. What is
+        written is complete at the end of the run, even if a machine dies while writing.
         """
         self._checkpoints.wait_until_written()
         is_first = os.environ.get("LOCAL_RANK", "0") == "0"

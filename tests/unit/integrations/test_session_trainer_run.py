@@ -105,8 +105,10 @@ def train_with_a_kill(nodes: list[SelfTestNode], workspace: Path) -> str:
             return (workspace / "log").read_text(errors="replace")
 
         wait_until(
-            lambda: any(int(row[1]) >= 4 and row[4] == "3" for row in commits(trace))
-            or running.poll() is not None,
+            lambda: (
+                any(int(row[1]) >= 4 and row[4] == "3" for row in commits(trace))
+                or running.poll() is not None
+            ),
             "three workers train",
         )
         assert running.poll() is None, output()

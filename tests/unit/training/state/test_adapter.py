@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from barnraise.checkpoint.adapter_files import read_description, write_adapter, write_merged
 from barnraise.checkpoint.serialization import unflatten
 from barnraise.core.errors import RunError
-from barnraise.training.state.adapter import describe_adapter
 from barnraise.training.session import Session
+from barnraise.training.state.adapter import describe_adapter
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from tests.unit.training.threaded_group import LoneWorker
 
