@@ -65,8 +65,8 @@ def main() -> int:
         signer = AgentCheckpointSigner(Path(state), run)
         description = export(folder, run, Path(target), signer, form, Path(base) if base else None)
     except (BarnraiseError, OSError) as error:
-        is_ours = isinstance(error, BarnraiseError)
-        sys.stderr.write(f"{error.message}. {error.hint}\n" if is_ours else f"{error}\n")
+        text = f"{error.message}. {error.hint}" if isinstance(error, BarnraiseError) else str(error)
+        sys.stderr.write(f"{text}\n")
         return 1
     sys.stdout.write(msgspec.json.encode(description).decode())
     return 0

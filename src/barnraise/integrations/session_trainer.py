@@ -40,6 +40,11 @@ class SessionTrainer(_Base):  # type: ignore[misc]
     ``session``: the one to train in; without it, `barnraise.init` makes one with the seed of the arguments.
     """
 
+    # of the Trainer that this is mixed into
+    control: Any
+    lr_scheduler: Any
+    _created_lr_scheduler: bool
+
     def __init__(self, *args: Any, session: Session | None = None, **kwargs: Any) -> None:
         self._session = session
         self._loop: FrameworkLoop | None = None
