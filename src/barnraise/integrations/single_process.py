@@ -18,7 +18,7 @@ _DEVICE = "ACCELERATE_TORCH_DEVICE"
 
 @contextlib.contextmanager
 def _without_launcher() -> Iterator[None]:
-    """Hide the launcher's variables for the duration of the context, and name this worker's device."""
+    """Remove the launcher's variables for the duration of the context, and name this worker's device."""
     hidden = {name: os.environ.pop(name) for name in _LAUNCHER if name in os.environ}
     device = os.environ.get("BARNRAISE_DEVICE")
     if device:

@@ -1,7 +1,7 @@
 """Notes of a Trainer: the part of its state that checkpoints contain and joining workers receive.
 
 They describe the Trainer at the last commit. ``pending`` holds commits whose logging, evaluation and saving
-are still to be done: a worker that gets the notes does that as its first act, like the others.
+are still to be done. A worker that gets the notes does that first, like the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Session as seen by a framework that has a training loop of its own, such as Transformers' Trainer.
 
-A framework needs more than a script: numbers of the whole batch at the commit itself, and small state of its
-own that joining workers receive.
+A framework needs more than a script. It needs numbers of the whole batch at the commit itself, and small
+state of its own that joining workers receive.
 """
 
 from __future__ import annotations

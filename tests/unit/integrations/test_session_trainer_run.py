@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,19 +25,17 @@ from barnraise.agent_client.cluster_requests import (
 )
 from barnraise.cli.machine.self_test import NAMES, SelfTestNode
 from benchmarks.hub.process import free_port
-from tests.repository import ROOT
 
 pytest.importorskip("transformers", reason="needs transformers")
 
 pytestmark = [pytest.mark.slow, pytest.mark.clocks, pytest.mark.timeout(600)]
 PATIENCE_S = 240.0
+MODEL = Path(__file__).with_name("tiny_llama.py")  # each machine gets it with the script
 PROGRAM = """\
-import json, sys, time
+import json, time
 import torch
 from transformers import TrainerCallback
-
-sys.path.insert(0, ROOT)
-from tests.unit.integrations.tiny_llama import arguments, collate, logged, sentences, tiny_llama
+from tiny_llama import arguments, collate, logged, sentences, tiny_llama
 
 torch.set_num_threads(1)
 
@@ -57,7 +56,7 @@ print("log", json.dumps(logged(trainer)), flush=True)
 def program(*, is_shared: bool) -> str:
     """Return the script; for the session only the import of Trainer differs."""
     source = "barnraise.integrations.transformers" if is_shared else "transformers"
-    text = PROGRAM.replace("ROOT", repr(str(ROOT))).replace("PAUSE", "0.3" if is_shared else "0")
+    text = PROGRAM.replace("PAUSE", "0.3" if is_shared else "0")
     return f"from {source} import Trainer\n{text}"
 
 
@@ -90,6 +89,7 @@ def train_with_a_kill(nodes: list[SelfTestNode], workspace: Path) -> str:
     folder = workspace / "project"
     folder.mkdir()
     (folder / "train.py").write_text(program(is_shared=True))
+    shutil.copy(MODEL, folder)
     words = ["run", "--set", f"BARNRAISE_TRACE_COMMITS={trace}", "train.py"]
     with open(workspace / "log", "wb") as log:
         running = subprocess.Popen(
@@ -137,6 +137,7 @@ def test_killed_worker_does_not_change_the_losses(tmp_path: Path) -> None:
         for node in nodes:
             node.end()
     (tmp_path / "alone.py").write_text(program(is_shared=False))
+    shutil.copy(MODEL, tmp_path)
     alone = subprocess.run(
         [sys.executable, "alone.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True
     )

@@ -30,7 +30,7 @@ class Notes(Protocol):
     """Small state of a framework, such as a list of losses, that changes between commits.
 
     Checkpoints contain it, and workers that join get it from a worker that has the state. Unlike a tracked
-    object, it is not compared, so its changes cost nothing while nobody joins.
+    object, it is not compared, so its changes cost nothing while no worker joins.
     """
 
     def dump(self) -> bytes:
