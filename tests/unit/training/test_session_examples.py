@@ -50,21 +50,3 @@ def test_example_lora_trains(tmp_path: Path) -> None:
     match = re.search(r"(\d+)% right before, (\d+)% after", run("lora.py", tmp_path))
     assert match is not None
     assert int(match[2]) > int(match[1]) + 5
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_example_of_a_language_model_learns(tmp_path: Path) -> None:
-    pytest.importorskip("peft", reason="needs peft")
-    losses = [float(text) for text in re.findall(r"loss ([\d.]+)", run("finetune_llm.py", tmp_path))]
-    assert losses[-1] < losses[0]
-    assert (tmp_path / "adapter" / "adapter_config.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_example_of_trl_learns(tmp_path: Path) -> None:
-    pytest.importorskip("trl", reason="needs trl")
-    losses = [float(text) for text in re.findall(r"'loss': '?([\d.]+)", run("sft_trainer.py", tmp_path))]
-    assert losses[-1] < losses[0]
-    assert (tmp_path / "sft-adapter" / "adapter_model.safetensors").exists()
