@@ -59,21 +59,3 @@ def test_example_predict_labels_all_images(tmp_path: Path) -> None:
     labels = (tmp_path / "labels.txt").read_text().splitlines()
     assert len(labels) == 2000
     assert set(labels) <= {"0", "1", "2"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_example_of_a_language_model_learns(tmp_path: Path) -> None:
-    pytest.importorskip("peft", reason="needs peft")
-    losses = [float(text) for text in re.findall(r"loss ([\d.]+)", run("finetune_llm.py", tmp_path))]
-    assert losses[-1] < losses[0]
-    assert (tmp_path / "adapter" / "adapter_config.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_example_of_trl_learns(tmp_path: Path) -> None:
-    pytest.importorskip("trl", reason="needs trl")
-    losses = [float(text) for text in re.findall(r"'loss': '?([\d.]+)", run("sft_trainer.py", tmp_path))]
-    assert losses[-1] < losses[0]
-    assert (tmp_path / "sft-adapter" / "adapter_model.safetensors").exists()
