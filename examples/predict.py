@@ -1,4 +1,4 @@
-"""Batch inference: a trained model labels many images, each on whichever machine is free.
+"""Batch inference: a trained model labels many images, each on a machine that is free.
 
     python images.py                 # trains, and writes shapes.safetensors
     barnraise run predict.py         # or: python predict.py

@@ -39,7 +39,7 @@ _PATIENCE_S = 180.0
 
 
 class LocalAgents:
-    """Agents h0, h1, ... on this computer; ``start`` and ``kill`` are possible at any time."""
+    """Several agents on this computer, called h0, h1 and so on. Any may start or die at any time."""
 
     def __init__(self, count: int) -> None:
         # A short path: the local socket's name must fit into 107 bytes.

@@ -3,10 +3,10 @@
     python -m benchmarks.evaluate --quick     about 5 minutes
     python -m benchmarks.evaluate             more items and kills
 
-Three lab hosts at 1 Gbit/s compute items that wait 1, 1 and 2 times as long, which simulates slower devices,
-then compute a small network on random numbers. First each host maps alone, then all together. Then they map
-once more while workers are killed; each killed worker is restarted by its machine. The results of every
-worker are compared bit by bit with those of ``python mapped.py``, without Barnraise's agents.
+Three lab hosts at 1 Gbit/s compute items that wait 1, 1 and 2 times as long, which simulates slower devices.
+Then each item computes a small network on random numbers. First each host maps alone, then all together.
+Then they map once more while workers are killed; each killed worker is restarted by its machine. The results
+of every worker are compared bit by bit with those of ``python mapped.py``, without Barnraise's agents.
 
 - ``share_of_solo``: items per second together, over the sum of the hosts' own, without kills.
 - ``share_of_solo_with_kills``: the same with kills. It includes the time in which the machines restart their
@@ -77,7 +77,7 @@ class Bench:
         return count / figures["seconds"], computed(trace)
 
     def _kill_when(self, trace: Path, part: int, host: Host) -> None:
-        """Kill a worker of a host when so many items are computed."""
+        """Kill a worker of a host when ``part`` items are computed."""
         self._machines.until(lambda: computed(trace).total() >= part, 300.0, f"{part} items are computed")
         self._machines.until(lambda: bool(worker_pids(host)), 120.0, "the victim has a worker")
         os.kill(worker_pids(host)[0], signal.SIGKILL)
@@ -86,8 +86,8 @@ class Bench:
         """Return how many numbers of all workers' results differ from the expected ones, bit by bit."""
         files = sorted(self._directory.glob(f"{name}-h*"))
         assert files, "a run has results"
-        found = [load_file(file)["results"] for file in files]
-        return sum(int((each.view(torch.int32) != expected.view(torch.int32)).sum()) for each in found)
+        results = [load_file(file)["results"] for file in files]
+        return sum(int((each.view(torch.int32) != expected.view(torch.int32)).sum()) for each in results)
 
     def _variables(self, name: str, count: int) -> dict[str, str]:
         directory = self._directory

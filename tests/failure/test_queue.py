@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from barnraise.agent_client.queue.requests import JobRow, ListJobsRequest, QueueResponse
@@ -122,7 +123,11 @@ def test_job_of_a_machine_that_died_runs_on_another_although_its_owner_is_off(
     others = [place for place in range(3) if place != owner]
     jobs = add(all_up, owner, folder, "--seed", "0..4")
     all_up.until(lambda: len(started(folder)) == 3, "three jobs run")
+    (seed,) = (row.command[2] for row in rows(all_up, others[0], jobs) if row.machines == (f"h{owner}",))
+    (mark,) = (folder.parent / "marks").glob(f"{seed}-*")
     all_up.kill(owner)
+    pid = int(mark.name.partition("-")[2])
+    all_up.until(lambda: not psutil.pid_exists(pid), "its worker has died with its agent")
     (folder.parent / "marks" / "go").touch()
     all_up.until(lambda: states(all_up, others[0], jobs) == {"done": 5}, "the others do all jobs")
     lost = [row for row in rows(all_up, others[0], jobs) if row.tries == 2]

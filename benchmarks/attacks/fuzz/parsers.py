@@ -128,6 +128,7 @@ OWN_DATA = {
     "barnraise.training.group.process_group:TrainingGroup._gather_rows": "its own message, padded",
     "barnraise.training.hub.step_loop:HubStepLoop._committed_step": "its own lease",
     "barnraise.training.mapping.exchange:_exchange_pieces": "its own results",
+    "barnraise.training.mapping.result_store:ResultStore._note": "its own hashes",
     "barnraise.training.mapping.result_store:ResultStore._read_records": "a private file",
     "barnraise.training.recovery.state_transfer:send_bytes": "numbers of this process",
     "barnraise.transport.ipc.local_socket:_peer_user": "the operating system",

@@ -53,8 +53,8 @@ def _shared(run: Session, answer: Callable[..., Sequence[Any]], size: int) -> Ca
         # The texts are compared by the workers, so that all of them answer the same requests.
         items = [(number, [texts[place] for place in chunk]) for number, chunk in enumerate(chunks)]
         answers: list[Any] = [None] * len(requests)
-        for chunk, found in zip(chunks, run.map(answer_chunk, items), strict=True):
-            for place, each in zip(chunk, found, strict=True):
+        for chunk, responses in zip(chunks, run.map(answer_chunk, items), strict=True):
+            for place, each in zip(chunk, responses, strict=True):
                 answers[place] = each
         return answers
 
@@ -63,7 +63,7 @@ def _shared(run: Session, answer: Callable[..., Sequence[Any]], size: int) -> Ca
 
 @contextlib.contextmanager
 def _without_launcher() -> Iterator[None]:
-    """Hide the variables of torch's launcher, from which Accelerate would start a process group."""
+    """Remove the variables of torch's launcher, from which Accelerate would start a process group."""
     hidden = {name: os.environ.pop(name) for name in _LAUNCHER if name in os.environ}
     try:
         yield

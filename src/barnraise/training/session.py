@@ -212,14 +212,7 @@ class Session:
         scaler = ScalerAdapter(scalers[0] if scalers else None)
         if scaler.scaler is not None:
             self._tracked[_SCALER] = scaler.scaler
-        adapter, may_differ = describe_adapter(model), self._base_may_differ
-        always = {*self._batch_norms.buffers, *ids_of_adapter(model, adapter)}
-        base = FrozenBase(model, self._reducer.parameters, always, may_differ=may_differ)
-        base.held, base.train_more = lambda: self._reducer.frozen, self._reducer.train_more
-        base.start_hashing()
-        base.log_statement()
-        self._state = TrainingState(model, self._optimizers, schedulers, self._tracked, base)
-        self._state.notes, self._state.adapter = self._notes, adapter
+        self._state = self._make_state(model, schedulers)
         unit = self._unit_size or max(1, (loader.batch_size or 1) // 8)
         self._data = self._make_loader(loader, unit)
         if (worker := WorkerId.from_environment()) is not None:
@@ -368,6 +361,18 @@ class Session:
         self._step_loop.on_commit.append(lambda: callback(self))
 
     # setup
+
+    def _make_state(self, model: torch.nn.Module, schedulers: list[Any]) -> TrainingState:
+        """Return the state of the training, and start to hash what is frozen of the model."""
+        adapter, may_differ = describe_adapter(model), self._base_may_differ
+        always = {*self._batch_norms.buffers, *ids_of_adapter(model, adapter)}
+        base = FrozenBase(model, self._reducer.parameters, always, may_differ=may_differ)
+        base.held, base.train_more = lambda: self._reducer.frozen, self._reducer.train_more
+        base.start_hashing()
+        base.log_statement()
+        state = TrainingState(model, self._optimizers, schedulers, self._tracked, base)
+        state.notes, state.adapter = self._notes, adapter
+        return state
 
     def _make_loader(self, loader: DataLoader[Any], unit: int) -> MicroBatchLoader | IterableLoader:
         is_stream = isinstance(loader.dataset, IterableDataset)

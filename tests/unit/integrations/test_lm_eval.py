@@ -45,12 +45,12 @@ TEXTS = [Request((f"{number}" * (number % 4), {"until": ["\n"], "do_sample": Fal
 def answers(worker: Any) -> tuple[list[Any], int]:
     run = Session(worker, seed=0, unit=0, checkpoints=CheckpointManager(None, 60.0, 1))
     model = share(run, Letters(), requests_per_item=4)
-    found = [
+    responses = [
         model.loglikelihood(REQUESTS),
         model.loglikelihood_rolling(REQUESTS),
         model.generate_until(TEXTS),
     ]
-    return found, model.answered
+    return responses, model.answered
 
 
 def test_shared_model_answers_as_the_model_itself() -> None:
@@ -60,8 +60,8 @@ def test_shared_model_answers_as_the_model_itself() -> None:
         plain.loglikelihood_rolling(REQUESTS),
         plain.generate_until(TEXTS),
     ]
-    found, answered = answers(SingleWorkerManager())
-    assert found == expected
+    responses, answered = answers(SingleWorkerManager())
+    assert responses == expected
     assert answered == len(REQUESTS)
 
 

@@ -34,7 +34,7 @@ def test_assignment_of_any_loads_is_bounded_and_makes_progress(
         assert load.held + assigned.count(rank) <= max(load.held, 1024)
     taking = [load for load in loads if load.takes_part]
     if waiting and taking and all(load.held == 0 for load in taking):
-        assert assigned, "nobody works, so somebody must begin"
+        assert assigned, "no worker computes, so one must begin"
 
 
 @pytest.mark.parametrize("busy_s", [0.1, 0.7, 1.3, 2.9, 7.77])

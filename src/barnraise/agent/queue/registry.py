@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class JobRegistry:
-    """Table of jobs. ``on_job`` is called for each newer version."""
+    """Table of the jobs that this machine knows. ``on_job`` is called for each newer version."""
 
     def __init__(self, context: AgentContext) -> None:
         self._context = context

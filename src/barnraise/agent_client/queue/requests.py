@@ -117,7 +117,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueResponse(msgspec.Struct, frozen=True, kw_only=True, tag="jobs"):
-    """List of jobs. ``sentence``: why no job starts now; empty if the queue works."""
+    """List of the jobs of a cluster. ``sentence``: why no job starts now; empty if the queue works."""
 
     jobs: tuple[JobRow, ...]
     sentence: str = ""

@@ -145,7 +145,8 @@ class HookedProcessGroup(RegisteredProcessGroup):
 
     _reduce_scatter_base = reduce_scatter_single
     _allgather_base = all_gather_single
-    alltoall_base = all_to_all_single
+    # torch's method looks for this older name, too, and would find this class again. Its own leads to ours.
+    alltoall_base = _group.alltoall_base
 
     def begin_coalescing(self) -> None:
         super().begin_coalescing()

@@ -25,7 +25,7 @@ from barnraise.core.sanitize import printable
 from barnraise.runs.commit import NO_MAP, MapKey
 from barnraise.runs.map_schedule import WorkerLoad, assign_items, should_give_back
 from barnraise.training.group.interface import GroupManager, TrainingCollectives
-from barnraise.training.mapping.item_queue import ItemFailure, ItemQueue, QueueClosedError
+from barnraise.training.mapping.item_queue import LEFT, ItemFailure, ItemQueue
 from barnraise.training.mapping.result_store import MAX_ITEMS, ResultStore, items_of_bitmap
 from barnraise.training.mapping.result_stream import MAX_PIECE, IncomingStream, OutgoingStream
 from barnraise.training.recovery.failures import raise_if_permanent
@@ -120,7 +120,7 @@ class MapExchange:
                 self._regroup(error)
 
     def follow(self) -> MapKey:
-        """Help the others to end the map that they are in, in this group. Return its key.
+        """Follow the others in this group until the map that they are in is over. Return its key.
 
         Raise CollectiveError if the group fails, or when a newer one is known.
         """
@@ -156,7 +156,7 @@ class _Rounds:
         self._finished: set[int] = set()
         self._claims: list[set[int]] = []
         self._resent: set[int] = set()  # items whose results some ranks lack
-        self._waiting: list[int] = []  # a heap of the items that nobody computes
+        self._waiting: list[int] = []  # a heap of the items that no rank computes
         self._is_other_idle = False
         self._round_s = exchange._round_s
 
@@ -191,7 +191,7 @@ class _Rounds:
             self._exchange._round_s, started_at = self._round_s, now
 
     def _compare_holdings(self, group: TrainingCollectives) -> None:
-        """Learn what each rank has and computes; queue the results that this rank has to send."""
+        """Compare what each rank has and computes; queue the results that this rank has to send."""
         self._queue_finished()
         claims = self._queue.claims() if self._is_own else ()
         own = _Holding(self._store.to_bitmap(), claims)
@@ -235,7 +235,7 @@ class _Rounds:
             has_more = not self._outgoing.is_empty
             return _Status(newest, piece=len(piece), has_more=has_more, takes_part=False), piece
         if self._queue.is_closed:
-            raise QueueClosedError
+            raise CollectiveError(LEFT)
         load = self._queue.load()
         self._outgoing.add(self._queue_finished())
         piece = self._outgoing.take()
@@ -275,7 +275,7 @@ class _Rounds:
             claims.discard(item)
 
     def _assign(self, statuses: Sequence[_Status]) -> bool:
-        """Assign items that nobody computes. Return True if a rank has nothing to do."""
+        """Assign the items that no rank computes. Return True if a rank has nothing to do."""
         for rank, status in enumerate(statuses):
             for item in status.given_back:
                 if item in self._claims[rank]:

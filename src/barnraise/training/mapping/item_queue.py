@@ -8,10 +8,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from barnraise.core.errors import CollectiveError
 from barnraise.runs.map_schedule import WorkerLoad
 
 _WAKE_S = 0.5  # so that the computing thread notices signals
 _SMOOTHING = 0.3
+
+LEFT = "the script has left the map"
 
 
 class ItemFailure(NamedTuple):
@@ -19,10 +22,6 @@ class ItemFailure(NamedTuple):
 
     item: int
     sentence: str
-
-
-class QueueClosedError(Exception):
-    """Error of the exchange thread: the computing thread has left the map."""
 
 
 class ItemQueue:
@@ -142,7 +141,7 @@ class ItemQueue:
             while self._call is work and not self._is_closed:
                 self._changed.wait(_WAKE_S)
             if self._is_closed:
-                raise QueueClosedError
+                raise CollectiveError(LEFT)
 
     def end(self) -> None:
         """Tell the computing thread that the map is over."""

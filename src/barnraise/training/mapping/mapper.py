@@ -24,7 +24,7 @@ from barnraise.training.group.interface import GroupManager
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.mapping.encoded_values import decode_value, encode_value
 from barnraise.training.mapping.exchange import MapExchange
-from barnraise.training.mapping.item_queue import ItemFailure, ItemQueue, QueueClosedError
+from barnraise.training.mapping.item_queue import LEFT, ItemFailure, ItemQueue
 from barnraise.training.mapping.result_store import MAX_ITEMS, ResultStore
 from barnraise.training.progress_report import ProgressReporter
 from barnraise.training.recovery.failure_notice import install_failure_notice
@@ -78,7 +78,7 @@ class Mapper:
             self._is_mapping = False
 
     def follow_if_due(self) -> None:
-        """Help the others to end a map that this worker does not call, as it joined later."""
+        """Follow a map of the others that this worker does not call, as it joined later."""
         while self._is_followed_due and self._step_loop is not None:
             try:
                 self._follow()
@@ -174,7 +174,7 @@ class Mapper:
         def regroup(error: CollectiveError | None) -> None:
             loop = self._step_loop
             if queue.is_closed:
-                raise QueueClosedError
+                raise CollectiveError(LEFT)
             if loop is None:
                 self._manager.join_next_group(error)
             else:

@@ -91,7 +91,7 @@ class ResultStore:
         return numpy.packbits(bits).tobytes()
 
     def digest(self) -> bytes:
-        """Hash all results; equal on workers that hold the same bits, in whatever order they came."""
+        """Hash all results; equal on workers that hold the same bits, in any order."""
         return self._digest.to_bytes(32, "little")
 
     def close(self) -> None:

@@ -105,7 +105,7 @@ def train(machine: str, room: Path, manager: FileGroupManager) -> list[Any]:
     run = session(manager)
     loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
     net, optimizer, batches = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
-    found: list[Any] = []
+    predictions: list[Any] = []
     compute = Computing(machine, room, "train")
     for _ in run.epochs(2):
         for batch in batches:
@@ -114,10 +114,10 @@ def train(machine: str, room: Path, manager: FileGroupManager) -> list[Any]:
                 optimizer.step()
                 optimizer.zero_grad()
             if run.step == 3:
-                found.append([float(value.sum()) for value in run.map(compute, range(ITEMS))])
+                predictions.append([float(value.sum()) for value in run.map(compute, range(ITEMS))])
         with torch.no_grad():
-            found.append([value.tolist() for value in run.map(lambda row: net(x[row]), range(4))])
-    return [found, net.weight.tolist(), run.step]
+            predictions.append([value.tolist() for value in run.map(lambda row: net(x[row]), range(4))])
+    return [predictions, net.weight.tolist(), run.step]
 
 
 def member(machine: str, room: Path) -> None:

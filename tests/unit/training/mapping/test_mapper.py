@@ -30,17 +30,17 @@ def describe(item: int) -> dict[str, Any]:
     return {"item": item, "chance": random.random(), 7: (values, [None, True, "ä" * item, b"\0"])}
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(first: Any, second: Any) -> bool:
     """Compare nested values bit by bit, with their types."""
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(is_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    return bool(one == other)
+    if isinstance(first, torch.Tensor):
+        return first.dtype == second.dtype and torch.equal(first, second)
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(is_same(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(is_same, first, second))
+    return bool(first == second)
 
 
 def test_map_of_one_worker_returns_results_in_order() -> None:
@@ -156,7 +156,7 @@ def prepared(run: Session, epochs: int = 2) -> tuple[Any, list[Any]]:
     net = torch.nn.Linear(3, 1, dtype=torch.float64)
     loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
     net, optimizer, batches = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
-    found = []
+    predictions = []
 
     def predict(row: int) -> torch.Tensor:
         with torch.no_grad():
@@ -169,19 +169,19 @@ def prepared(run: Session, epochs: int = 2) -> tuple[Any, list[Any]]:
                 optimizer.step()
                 optimizer.zero_grad()
             if run.every(2):
-                found.append(run.map(predict, range(24)))
-        found.append(run.map(predict, range(24)))
-    return net, found
+                predictions.append(run.map(predict, range(24)))
+        predictions.append(run.map(predict, range(24)))
+    return net, predictions
 
 
 def test_map_in_a_training_uses_the_committed_model() -> None:
     _, alone = prepared(session(SingleWorkerManager()))
     members = run_workers(2, lambda worker: prepared(session(worker)))
     assert len(alone) == 5
-    for _, found in members:
-        for own, other in zip(found, members[0][1], strict=True):
+    for _, predictions in members:
+        for own, other in zip(predictions, members[0][1], strict=True):
             assert is_same(own, other)
-        for own, expected in zip(found, alone, strict=True):
+        for own, expected in zip(predictions, alone, strict=True):
             torch.testing.assert_close(torch.stack(own), torch.stack(expected), rtol=0, atol=1e-12)
 
 

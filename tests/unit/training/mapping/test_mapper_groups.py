@@ -29,9 +29,9 @@ def run(act: str, room: Path) -> dict[str, Any]:
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     words = [sys.executable, str(Path(__file__).with_name("map_workers.py")), str(room)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=200, check=False)
-    found = {path.name[0]: json.loads(path.read_text())[act] for path in room.glob(f"?-{act}.json")}
-    assert set(found) == ({"a", "b", "d"} if act == "join" else {"a", "b"}), done.stderr[-6000:]
-    return found
+    results = {path.name[0]: json.loads(path.read_text())[act] for path in room.glob(f"?-{act}.json")}
+    assert set(results) == ({"a", "b", "d"} if act == "join" else {"a", "b"}), done.stderr[-6000:]
+    return results
 
 
 def computed(room: Path, act: str) -> Counter[int]:
@@ -45,9 +45,9 @@ def expected(key: tuple[int, int], item: int) -> torch.Tensor:
 
 
 def test_killed_worker_costs_only_what_it_had_not_sent(tmp_path: Path) -> None:
-    found = run("join", tmp_path)
+    by_machine = run("join", tmp_path)
     sums = [float(expected((0, 2), item).sum()) for item in range(ITEMS)]
-    for first, results, world in found.values():
+    for first, results, world in by_machine.values():
         assert first == ["0", "1", "2"]
         assert [value for value, _ in results] == sums
         assert world == 3, "the joining worker is a member"
@@ -65,9 +65,9 @@ def test_killed_worker_costs_only_what_it_had_not_sent(tmp_path: Path) -> None:
 
 
 def test_worker_killed_in_a_map_of_a_training_changes_nothing(tmp_path: Path) -> None:
-    found = run("train", tmp_path)
-    assert found["a"] == found["b"]
-    (first, *_), _, steps = found["a"]
+    results = run("train", tmp_path)
+    assert results["a"] == results["b"]
+    (first, *_), _, steps = results["a"]
     assert first == [float(expected((3, 1), item).sum()) for item in range(ITEMS)]
     assert steps == 8
     assert set(computed(tmp_path, "train")) == set(range(ITEMS))

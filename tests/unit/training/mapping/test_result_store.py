@@ -68,14 +68,14 @@ def test_file_of_other_items_is_not_read(tmp_path: Path, total: int, items: byte
 
 
 def test_digest_does_not_depend_on_the_order() -> None:
-    one, other, different = (ResultStore(20, PRINT) for _ in range(3))
-    one.add(1, b"a")
-    one.add(2, b"b")
-    other.add(2, b"b")
-    other.add(1, b"a")
+    first, second, different = (ResultStore(20, PRINT) for _ in range(3))
+    first.add(1, b"a")
+    first.add(2, b"b")
+    second.add(2, b"b")
+    second.add(1, b"a")
     different.add(1, b"b")
     different.add(2, b"a")
-    assert one.digest() == other.digest() != different.digest()
+    assert first.digest() == second.digest() != different.digest()
 
 
 def test_item_that_the_map_does_not_have_is_refused() -> None:

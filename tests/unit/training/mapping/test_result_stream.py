@@ -1,4 +1,4 @@
-"""Streams of results: whatever the pieces, the results arrive whole."""
+"""Streams of results: the results arrive whole, in pieces of any size."""
 
 from __future__ import annotations
 
