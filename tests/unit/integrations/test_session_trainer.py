@@ -1,4 +1,4 @@
-"""Trainer in a session against the plain Trainer: losses, metrics and parameters are those of one machine."""
+"""Trainer in a session against the plain Trainer: losses, metrics and parameters are those of reference machine."""
 
 from __future__ import annotations
 
@@ -59,26 +59,26 @@ def shared(folder: Path, run: Session, **changes: Any) -> Any:
     )
 
 
-def assert_equal_logs(one: Any, other: Any) -> None:
-    assert [sorted(entry) for entry in logged(one)] == [sorted(entry) for entry in logged(other)]
-    for expected, entry in zip(logged(one), logged(other), strict=True):
+def assert_equal_logs(reference: Any, other: Any) -> None:
+    assert [sorted(entry) for entry in logged(reference)] == [sorted(entry) for entry in logged(other)]
+    for expected, entry in zip(logged(reference), logged(other), strict=True):
         assert entry == pytest.approx(expected, rel=1e-6), (expected, entry)
 
 
-def assert_equal_models(one: Any, other: Any) -> None:
-    for expected, parameter in zip(one.model.parameters(), other.model.parameters(), strict=True):
+def assert_equal_models(reference: Any, other: Any) -> None:
+    for expected, parameter in zip(reference.model.parameters(), other.model.parameters(), strict=True):
         torch.testing.assert_close(parameter, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_trainer_alone_in_a_session_equals_the_plain_one(tmp_path: Path) -> None:
     changes = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4}
-    one, other = (
+    reference, other = (
         plain(tmp_path / "plain", **changes),
         shared(tmp_path / "s", session(LoneWorker()), **changes),
     )
-    expected, result = one.train(), other.train()
-    assert_equal_logs(one, other)
-    assert_equal_models(one, other)
+    expected, result = reference.train(), other.train()
+    assert_equal_logs(reference, other)
+    assert_equal_models(reference, other)
     assert result.global_step == expected.global_step
     assert result.training_loss == pytest.approx(expected.training_loss, rel=1e-6)
     assert sorted(path.name for path in (tmp_path / "plain").iterdir()) == sorted(
@@ -87,8 +87,8 @@ def test_trainer_alone_in_a_session_equals_the_plain_one(tmp_path: Path) -> None
 
 
 def test_trainers_of_three_workers_equal_the_plain_one(tmp_path: Path) -> None:
-    one = plain(tmp_path / "plain")
-    one.train()
+    reference = plain(tmp_path / "plain")
+    reference.train()
     # Sequentially, because the arguments set up a state that Accelerate keeps once for each process.
     ready = [shared(tmp_path / str(rank), session(LoneWorker(), unit=1)) for rank in range(3)]
 
@@ -99,8 +99,8 @@ def test_trainers_of_three_workers_equal_the_plain_one(tmp_path: Path) -> None:
         return trainer
 
     for other in run_workers(3, train):
-        assert_equal_logs(one, other)
-        assert_equal_models(one, other)
+        assert_equal_logs(reference, other)
+        assert_equal_models(reference, other)
 
 
 class Restoring(CheckpointManager):
@@ -115,7 +115,7 @@ class Restoring(CheckpointManager):
 
 
 class Capture(transformers.TrainerCallback):
-    """Copies what a checkpoint of one step would contain."""
+    """Copies what a checkpoint of reference step would contain."""
 
     def __init__(self, run: Session, step: int) -> None:
         self.run, self.step = run, step
@@ -133,24 +133,27 @@ class Capture(transformers.TrainerCallback):
 @pytest.mark.parametrize("step", [3, 4, 8], ids=["before-its-log", "end-of-epoch", "last"])
 def test_resumed_trainer_equals_one_that_was_not_interrupted(tmp_path: Path, step: int) -> None:
     run = session(LoneWorker())
-    one = shared(tmp_path / "one", run, eval_strategy="epoch")
+    reference = shared(tmp_path / "reference", run, eval_strategy="epoch")
     capture = Capture(run, step)
-    one.add_callback(capture)
-    one.train()
+    reference.add_callback(capture)
+    reference.train()
     (parts,) = capture.parts
     resumed = Session(LoneWorker(), seed=1, unit=0, checkpoints=Restoring(parts))
     other = shared(tmp_path / "other", resumed, eval_strategy="epoch")
     other.train()
-    assert_equal_logs(one, other)
-    assert_equal_models(one, other)
+    assert_equal_logs(reference, other)
+    assert_equal_models(reference, other)
 
 
 def test_run_is_stopped_by_max_steps_in_an_epoch(tmp_path: Path) -> None:
-    one, other = plain(tmp_path / "plain", max_steps=3), shared(tmp_path, session(LoneWorker()), max_steps=3)
-    one.train()
+    reference, other = (
+        plain(tmp_path / "plain", max_steps=3),
+        shared(tmp_path, session(LoneWorker()), max_steps=3),
+    )
+    reference.train()
     other.train()
     assert other.state.global_step == 3
-    assert_equal_logs(one, other)
+    assert_equal_logs(reference, other)
 
 
 def test_notes_carry_the_log_to_another_worker(tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ def train(is_trained: Callable[[str], bool] = lambda name: True) -> tuple[Sessio
     model = peft.get_peft_model(base_model(), config)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and is_trained(name))
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1
+    )
     run = Session(LoneWorker(), seed=1, unit=2, checkpoints=CheckpointManager(None, 60.0, 1))
     loader = DataLoader(TensorDataset(torch.arange(64).reshape(8, 8) % 32), batch_size=4)
     model, optimizer, batches = run.prepare(model, optimizer, loader)
@@ -75,7 +77,7 @@ def test_peft_model_is_saved_into_a_file_without_its_base_unless_complete(tmp_pa
     run.save(tmp_path / "whole.safetensors", complete=True)
     trained, whole = load_file(tmp_path / "trained.safetensors"), load_file(tmp_path / "whole.safetensors")
     assert whole.keys() == model.state_dict().keys()
-    expected = {name for name, one in model.named_parameters() if one.requires_grad}
+    expected = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained.keys() == expected
 
 
