@@ -1,4 +1,4 @@
-"""Trainer in a session against the plain Trainer: losses, metrics and parameters are those of reference machine."""
+"""Trainer in a session against the plain Trainer: losses, metrics and parameters are those of one machine."""
 
 from __future__ import annotations
 
