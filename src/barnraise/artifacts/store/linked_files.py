@@ -8,22 +8,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from barnraise.artifacts.packing.pack import PackedFolder
-from barnraise.artifacts.store.disk import new_draft, read_up_to, shipping_error
+from barnraise.artifacts.packing.share import hash_pieces
+from barnraise.artifacts.store.disk import new_draft, shipping_error
 from barnraise.artifacts.store.gc import named_elsewhere
-from barnraise.artifacts.store.manifest import PIECE, FileEntry, make_manifest, piece_hash
+from barnraise.artifacts.store.manifest import FileEntry, make_manifest
 from barnraise.artifacts.store.store import ArtifactStore
 from barnraise.core.files import discard
 
 
 def entry_of(path: Path, name: str) -> FileEntry:
     """Return the manifest entry of a file, reading all of it; raise OSError if that fails."""
-    pieces = []
-    size = 0
-    with open(path, "rb", buffering=0) as file:
-        while data := read_up_to(file.fileno(), PIECE):
-            pieces.append(piece_hash(data))
-            size += len(data)
-    return FileEntry(name, size, False, tuple(pieces))
+    size, pieces = hash_pieces(path)
+    return FileEntry(name, size, False, pieces)
 
 
 def link_files(folder: Path, names: Iterable[str], store: ArtifactStore) -> PackedFolder:
