@@ -87,10 +87,12 @@ class StreamLink(Link):
 
     def _set_wake(self) -> None:
         """Set the wake-up threshold: waking for each packet of a large payload costs more than the packet."""
+        if sys.platform != "linux":
+            return  # only Linux enlarges the receive buffer, which otherwise may never hold so much
         wanted = max(1, min(_WAKE_BYTES, self.reader.missing - _RECORD_BYTES))
         if wanted != self._wake_bytes:
             self._wake_bytes = wanted
-            with contextlib.suppress(OSError):  # a system that cannot is only woken more often
+            with contextlib.suppress(OSError):  # a kernel that cannot only wakes the loop more often
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
 
     def expect_rate(self, seconds_per_byte: float) -> None:

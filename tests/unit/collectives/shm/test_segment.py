@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 
 import pytest
@@ -39,6 +41,30 @@ def test_segment_of_macos_is_shared_by_its_descriptor(monkeypatch: pytest.Monkey
     with pytest.raises(FileNotFoundError):
         posixshmem.shm_open(name, os.O_RDWR, mode=0o600)
     attached.close()
+    created.close()
+
+
+_ATTACH_AND_WRITE = """
+import socket, sys
+from barnraise.collectives.shm.segment import SharedSegment
+channel = socket.socket(fileno=int(sys.argv[1]))
+_, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+segment = SharedSegment.attach(8192, descriptors[0], "")
+segment.view[:4] = b"grad"
+segment.close()
+"""
+
+
+def test_descriptor_of_macos_segment_reaches_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as macos:
+        macos.setattr(segment_module.sys, "platform", "darwin")
+        created = SharedSegment.create(8192)
+    near, far = socket.socketpair()
+    command = [sys.executable, "-c", _ATTACH_AND_WRITE, str(far.fileno())]
+    with near, far, subprocess.Popen(command, pass_fds=[far.fileno()]) as other:
+        socket.send_fds(near, [b"!"], [created.descriptor])
+        assert other.wait(timeout=60) == 0
+    assert bytes(created.view[:4]) == b"grad"
     created.close()
 
 

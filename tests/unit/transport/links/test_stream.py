@@ -84,6 +84,35 @@ def test_single_bytes_become_frames() -> None:
     link.close("done")
 
 
+def _wake_threshold_within_large_frame() -> int:
+    left, right = sockets()
+    tune(right, silence_s=5.0)
+    owner = Owner()
+    link = StreamLink(right, owner)
+    left.sendall(FrameHeader(FrameKind.DATA, 1 << 20, 1).encode() + bytes(1000))
+    while link.bytes_in < 1000:
+        link.receive()
+    threshold = right.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+    assert link.sleeps_through is (threshold > 1)
+    left.sendall(bytes(500))  # too few to wake the loop, which reads them all the same when it polls
+    before = link.bytes_in
+    while link.bytes_in == before:
+        link.receive()
+    left.close()
+    link.close("done")
+    return threshold
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the threshold is Linux's")
+def test_large_frame_wakes_loop_for_many_bytes_at_once() -> None:
+    assert _wake_threshold_within_large_frame() > 10_000
+
+
+def test_large_frame_of_macos_wakes_loop_for_every_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert _wake_threshold_within_large_frame() == 1
+
+
 def test_end_within_frame_is_close_reason() -> None:
     left, right = sockets()
     tune(right, silence_s=5.0)
