@@ -39,6 +39,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         for place, own in enumerate(formed.own):
             own["HF_HUB_CACHE"] = str(room / str(place))
         formed.form()
+        formed.until(lambda: formed.are_links_measured(3), 120.0, "links are measured, which sends megabytes")
         yield formed
 
 

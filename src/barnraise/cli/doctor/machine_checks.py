@@ -18,7 +18,7 @@ from barnraise.core.installation import TESTED_RANGE, install_hint, is_tested
 from barnraise.core.units import counted
 
 _FIRST_PYTHON = (3, 11)
-_UNTESTED_PYTHON = (3, 14)
+_UNTESTED_PYTHON = (3, 15)
 _LEAST_BYTES = 100 * 2**20
 _FEW_BYTES = 2 * 2**30
 _DAY_S = 86400.0
@@ -37,7 +37,7 @@ def python(version: tuple[int, int, int], bits: int) -> CheckRow:
         )
     if version >= _UNTESTED_PYTHON:
         return CheckRow(
-            "python", "warn", f"Python {shown} was not tested with Barnraise", "uv python install 3.13"
+            "python", "warn", f"Python {shown} was not tested with Barnraise", "uv python install 3.14"
         )
     return CheckRow("python", "ok", shown)
 

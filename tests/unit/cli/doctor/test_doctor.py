@@ -65,7 +65,7 @@ CASES: list[Case] = [
     (lambda: machine_checks.python((3, 12, 4), 64), "ok", "3.12.4"),
     (lambda: machine_checks.python((3, 10, 9), 64), "fail", "too old"),
     (lambda: machine_checks.python((3, 12, 4), 32), "fail", "32-bit"),
-    (lambda: machine_checks.python((3, 14, 0), 64), "warn", "not tested"),
+    (lambda: machine_checks.python((3, 15, 0), 64), "warn", "not tested"),
     (lambda: machine_checks.barnraise("0.1.0", "0.1.0"), "ok", "0.1.0"),
     (lambda: machine_checks.barnraise("0.1.0", None), "ok", "0.1.0"),
     (lambda: machine_checks.barnraise("0.2.0", "0.1.0"), "warn", "did not finish"),

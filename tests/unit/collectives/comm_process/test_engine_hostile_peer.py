@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -168,11 +169,12 @@ SILLY: dict[str, Callable[[Session], tuple[FrameHeader, bytes]]] = {
         FrameHeader(FrameKind.FAIL, group=s.bad),
         b"\x94\xa1\xff\xa1b\x00\x90",
     ),
-    "nesting without end": lambda s: (
+}
+if sys.version_info < (3, 14):  # from then on such a nest fits the stack, and the field is skipped
+    SILLY["nesting without end"] = lambda s: (
         FrameHeader(FrameKind.JOIN, group=s.bad),
         b"\x96\x02\xa1a\x00\x02\xc4\x00" + b"\x91" * 30_000 + b"\xc0",
-    ),
-}
+    )
 
 
 @pytest.mark.parametrize("silly", SILLY)
