@@ -1,4 +1,4 @@
-"""How a worker process ends, with the branch for macOS run on this system."""
+"""Tests of the end of a worker process; they also run the branch for macOS here."""
 
 from __future__ import annotations
 
