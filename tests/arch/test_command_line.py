@@ -45,7 +45,7 @@ FROZEN = {
         *("--model", "--model-args", "--tasks", "--include-path", "--num-fewshot", "--limit"),
         *("--batch-size", "--requests", "--output"),
     },
-    "export": {"run", "folder"},
+    "export": {"run", "folder", "--adapter", "--merged", "--base"},
     "hub expel": {"member", "--name"},
     "hub export": {"folder", "--name"},
     "hub follow": {"invite", "--name", "--host", "--port"},

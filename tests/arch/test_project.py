@@ -56,8 +56,11 @@ _OTHER_DISTRIBUTIONS = {
     "opentelemetry-api",
     "only_on_the_mac",
     "opentelemetry-sdk",
+    "peft",
     "torch",
     "torchft",
+    "transformers",
+    "trl",
     "uv",
 }
 

@@ -1,7 +1,8 @@
-"""``python -m barnraise.checkpoint STATE RUN TARGET``: exports the newest checkpoint's model as safetensors.
+"""``python -m barnraise.checkpoint STATE RUN TARGET [FORM [BASE]]``: exports the newest checkpoint's model.
 
 It is a separate process, because the command line does not import torch. ``STATE`` is the agent's directory,
-where the checkpoint is already. It prints a JSON object.
+where the checkpoint is already. ``FORM``: ``model``, ``adapter`` (of PEFT), or ``merged`` with the base model
+in the folder ``BASE``. It prints a JSON object.
 """
 
 from __future__ import annotations
@@ -12,14 +13,25 @@ from pathlib import Path
 import msgspec
 import torch
 
+from barnraise.checkpoint.adapter_files import read_description, write_adapter, write_merged
 from barnraise.checkpoint.files import Checkpoints, write_model
 from barnraise.checkpoint.serialization import unflatten
 from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
 from barnraise.core.errors import BarnraiseError, RunError
 
 
-def export(folder: Path, run: str, target: Path, signer: CheckpointSigner) -> dict[str, object]:
-    """Write ``model.safetensors`` to the target folder, atomically. Return facts about the checkpoint."""
+def export(
+    folder: Path,
+    run: str,
+    target: Path,
+    signer: CheckpointSigner,
+    form: str = "model",
+    base: Path | None = None,
+) -> dict[str, object]:
+    """Write ``model.safetensors``, or the form that is asked for, to the target folder.
+
+    Return facts about the checkpoint.
+    """
     newest = Checkpoints(folder, run, signer).newest()
     if newest is None:
         raise RunError(
@@ -28,10 +40,19 @@ def export(folder: Path, run: str, target: Path, signer: CheckpointSigner) -> di
     manifest, parts = newest
     state = unflatten(parts.skeleton, parts.tensors)
     model = {name: value for name, value in state["model"].items() if isinstance(value, torch.Tensor)}
-    base = (state.get("base") or {}).get("hashes", {})
+    hashes = (state.get("base") or {}).get("hashes", {})
+    left_out = (
+        {} if hashes == {} else {"base_tensors": None if hashes is None else len(hashes), "base": hashes}
+    )
+    info = {"run": run, "steps": str(manifest.step)}
     target.mkdir(parents=True, exist_ok=True)
-    write_model(model, target / "model.safetensors", {"run": run, "steps": str(manifest.step)})
-    left_out = {} if base == {} else {"base_tensors": None if base is None else len(base), "base": base}
+    match form:
+        case "adapter":
+            write_adapter(target, read_description(state), model, info)
+        case "merged":
+            write_merged(target, read_description(state), model, base, info)
+        case _:
+            write_model(model, target / "model.safetensors", info)
     return {
         "steps": manifest.step,
         "generation": manifest.generation,
@@ -44,12 +65,15 @@ def export(folder: Path, run: str, target: Path, signer: CheckpointSigner) -> di
 
 def main() -> int:
     """Run the command and return the exit code."""
-    state, run, target = sys.argv[1:]
+    state, run, target, *more = sys.argv[1:]
+    form, base = (*more, "", "")[:2]
     try:
         folder = Path(state) / "runs" / run / "checkpoints"
-        description = export(folder, run, Path(target), AgentCheckpointSigner(Path(state), run))
+        signer = AgentCheckpointSigner(Path(state), run)
+        description = export(folder, run, Path(target), signer, form, Path(base) if base else None)
     except (BarnraiseError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
+        text = f"{error.message}. {error.hint}" if isinstance(error, BarnraiseError) else str(error)
+        sys.stderr.write(f"{text}\n")
         return 1
     sys.stdout.write(msgspec.json.encode(description).decode())
     return 0

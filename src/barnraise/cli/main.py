@@ -26,6 +26,7 @@ from barnraise.cli.machine.commands import machine_commands
 from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.project_file import ProjectFileCommand
 from barnraise.cli.runs.evaluate import eval_command
+from barnraise.cli.runs.export import export_command
 from barnraise.cli.runs.options import RunCommandOptions, add_data, run_options, set_option, take_run_options
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.sanitize import printable
@@ -361,16 +362,6 @@ def _resume(
     return resume.resume(chosen, on=_names(on), variables=variables, all_ranks=all, detach=detach)
 
 
-@app.command("export")
-@click.argument("run", shell_complete=complete_runs)
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-def _export(run: str, folder: Path) -> int:
-    """Write the model of RUN's newest whole checkpoint into FOLDER."""
-    from barnraise.cli.runs import resume
-
-    return resume.export(run, folder)
-
-
 @app.command("clean")
 @click.argument("run", required=False)
 @_flag("--all", "Also remove ended runs that could be resumed, and every environment not in use.")
@@ -569,7 +560,7 @@ def _completion(shell: str) -> None:
     click.echo(kind(app, {}, "barnraise", "_BARNRAISE_COMPLETE").source())
 
 
-for _command in (hub_group, invite_command, *machine_commands, eval_command):
+for _command in (hub_group, invite_command, *machine_commands, eval_command, export_command):
     app.add_command(_command)
 
 

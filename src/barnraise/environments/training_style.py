@@ -1,6 +1,6 @@
 """Detection of the way in which a script trains on several machines, from its text alone. Pure.
 
-- *session*: it calls ``barnraise.init``. All machines train one model.
+- *session*: it calls ``barnraise.init``, or uses ``barnraise.integrations``. All machines train one model.
 - *distributed*: it uses ``torch.distributed``, or a library that does. All machines train one model.
 - *separate*: it imports torch and uses neither. Each worker would train a whole model by itself.
 - *unknown*: it does not import torch, or its text could not be read.
@@ -48,6 +48,8 @@ def training_style(files: Mapping[str, bytes], script: str) -> TrainingStyle:
         imported |= {name.partition(".")[0] for name in names}
         if "barnraise" in {name.partition(".")[0] for name in names} and _calls(tree, {"init", "launch"}):
             return TrainingStyle("session", f"{path} calls barnraise")
+        if any(name.startswith("barnraise.integrations.") for name in names):
+            return TrainingStyle("session", f"{path} trains in a session")
         if _uses_distributed(tree, names):
             return TrainingStyle("distributed", f"{path} uses torch.distributed")
     libraries = sorted(imported & DISTRIBUTED_LIBRARIES)

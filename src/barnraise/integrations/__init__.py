@@ -1,4 +1,4 @@
-"""Adapters that let other libraries work in a session: `integrations.lm_eval`.
+"""Adapters that let other libraries work in a session: `integrations.transformers`, `integrations.lm_eval`.
 
 Each module imports the library that it adapts. Nothing else in Barnraise does.
 """

@@ -46,10 +46,11 @@ from barnraise.training.progress_report import ProgressReporter
 from barnraise.training.recovery.failure_notice import install_failure_notice
 from barnraise.training.recovery.live_recovery import RecoveryStats
 from barnraise.training.recovery.out_of_memory import MicroBatchPart, OutOfMemoryGuard
+from barnraise.training.state.adapter import describe_adapter, ids_of_adapter, is_adapter_folder, save_adapter
 from barnraise.training.state.bitwise_sync import BitwiseSync, arithmetic_of
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.state.frozen_base import FrozenBase
-from barnraise.training.state.training_state import TrainingState
+from barnraise.training.state.training_state import Notes, TrainingState
 from barnraise.training.steps.commit import StepContext
 from barnraise.training.steps.provisional import ProvisionalSteps
 from barnraise.training.steps.step_loop import StepLoop
@@ -103,6 +104,7 @@ class Session:
         self._optimizers: list[Optimizer] = []
         self._tracked: dict[str, Any] = {}
         self._clip: float | None = None
+        self._notes: Notes | None = None
         self._current: MicroBatchPart | None = None
         self._stepped: list[Optimizer] = []  # in the current micro-batch
         self._parts_done = 0  # of a micro-batch that is computed in parts
@@ -210,9 +212,7 @@ class Session:
         scaler = ScalerAdapter(scalers[0] if scalers else None)
         if scaler.scaler is not None:
             self._tracked[_SCALER] = scaler.scaler
-        self._state = TrainingState(
-            model, self._optimizers, schedulers, self._tracked, self._make_base(model)
-        )
+        self._state = self._make_state(model, schedulers)
         unit = self._unit_size or max(1, (loader.batch_size or 1) // 8)
         self._data = self._make_loader(loader, unit)
         if (worker := WorkerId.from_environment()) is not None:
@@ -304,14 +304,18 @@ class Session:
     def save(self, path: str | Path, *, complete: bool = False) -> None:
         """Write the model's parameters and buffers as safetensors, once on every machine.
 
-        So the file is there at the end of the run even if a machine dies while writing. Of a model with
-        frozen parameters, only the training state is written, unless it shall be ``complete``.
+        A PEFT model is written as an adapter folder, unless the path ends in ``.safetensors``. Of another
+        model with frozen parameters, only the training state is written. ``complete``: write the whole model
+        into one file. What is written is there even if a machine dies while writing.
         """
         self._checkpoints.wait_until_written()
         is_first = os.environ.get("LOCAL_RANK", "0") == "0"
         if self._model is None or not (is_first or self.is_main):
             return
         with self._step_loop.committed(), self._batch_norms.committed():
+            if is_adapter_folder(self._model, Path(path)) and not complete:
+                save_adapter(self._model, Path(path), self.done)
+                return
             tensors, base = self._state.saved_model(complete=complete)
             write_model(tensors, Path(path), {"steps": str(self.done), **base})
 
@@ -358,14 +362,17 @@ class Session:
 
     # setup
 
-    def _make_base(self, model: torch.nn.Module) -> FrozenBase:
-        """Return what represents the frozen part of the model, and start to hash it."""
-        may_differ = self._base_may_differ
-        base = FrozenBase(model, self._reducer.parameters, self._batch_norms.buffers, may_differ=may_differ)
+    def _make_state(self, model: torch.nn.Module, schedulers: list[Any]) -> TrainingState:
+        """Return the state of the training, and start to hash what is frozen of the model."""
+        adapter, may_differ = describe_adapter(model), self._base_may_differ
+        always = {*self._batch_norms.buffers, *ids_of_adapter(model, adapter)}
+        base = FrozenBase(model, self._reducer.parameters, always, may_differ=may_differ)
         base.held, base.train_more = lambda: self._reducer.frozen, self._reducer.train_more
         base.start_hashing()
         base.log_statement()
-        return base
+        state = TrainingState(model, self._optimizers, schedulers, self._tracked, base)
+        state.notes, state.adapter = self._notes, adapter
+        return state
 
     def _make_loader(self, loader: DataLoader[Any], unit: int) -> MicroBatchLoader | IterableLoader:
         is_stream = isinstance(loader.dataset, IterableDataset)

@@ -35,7 +35,7 @@ class Machine:
             **variables,
         )
 
-    def type(self, *words: str, code: int = 0) -> str:
+    def type(self, *words: str, code: int = 0, patience_s: float = _PATIENCE_S) -> str:
         """Type a command, wait for its end, see that it ended with this code; and give all that it said."""
         done = subprocess.run(
             [sys.executable, "-m", "barnraise.cli.main", *words],
@@ -45,7 +45,7 @@ class Machine:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=_PATIENCE_S,
+            timeout=patience_s,
         )
         assert done.returncode == code, f"{words} ended with {done.returncode}:\n{done.stdout}"
         return done.stdout

@@ -22,6 +22,7 @@ PLAIN = b"import torch\nmodel = torch.nn.Linear(1, 1)\n"
         (b"from torch.nn.parallel import DistributedDataParallel as DDP\n", "distributed"),
         (b"import torch, accelerate\n", "distributed"),
         (b"import torch\nfrom transformers import Trainer\n", "distributed"),
+        (b"from barnraise.integrations.transformers import Trainer\n", "session"),
         (b"import lightning as L\n", "distributed"),
         (b"print('hello')\n", "unknown"),
         (b"def broken(:\n", "unknown"),

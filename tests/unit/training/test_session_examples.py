@@ -59,3 +59,16 @@ def test_example_predict_labels_all_images(tmp_path: Path) -> None:
     labels = (tmp_path / "labels.txt").read_text().splitlines()
     assert len(labels) == 2000
     assert set(labels) <= {"0", "1", "2"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("name", "adapter"), [("finetune_llm.py", "adapter"), ("sft_trainer.py", "sft-adapter")]
+)
+def test_example_of_a_trainer_learns(tmp_path: Path, name: str, adapter: str) -> None:
+    pytest.importorskip("peft", reason="needs peft")
+    pytest.importorskip("trl", reason="needs trl")
+    losses = [float(text) for text in re.findall(r"'loss': '?([\d.]+)", run(name, tmp_path))]
+    assert losses[-1] < 0.8 * losses[0]
+    assert (tmp_path / adapter / "adapter_model.safetensors").exists()

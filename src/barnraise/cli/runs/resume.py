@@ -53,12 +53,23 @@ def resume(
     return conclude(row, store, Path.cwd(), all_output=all_ranks)
 
 
-def export(run: str, target: Path) -> int:
-    """Export the model of the newest complete checkpoint in reach, and note where it comes from."""
+_WRITTEN = {
+    "model": ("model.safetensors", "the model"),
+    "adapter": ("adapter_model.safetensors", "the adapter"),
+    "merged": ("", "the base model with the adapter"),
+}
+
+
+def export(run: str, target: Path, form: str = "model", base: Path | None = None) -> int:
+    """Export the model of the newest complete checkpoint in reach, and note where it comes from.
+
+    ``form``: ``model``, ``adapter`` or ``merged``. ``base``: the folder of the base model to merge with.
+    """
     row = ask(WatchRequest(run=run, wait_s=0), WatchResponse).row
     _bring_newest(row)
     state = state_directory(load_settings())
     command = [sys.executable, "-P", "-m", "barnraise.checkpoint", str(state), row.run, str(target.resolve())]
+    command += [form, "" if base is None else str(base.resolve())]
     done = runner(None, child_environment())(command)
     if done.returncode != 0:
         words = done.stderr.strip().splitlines()
@@ -66,9 +77,11 @@ def export(run: str, target: Path) -> int:
     facts = {"run": row.run, "command": row.command, "machines": row.machines, **json.loads(done.stdout)}
     (target / "run.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     steps = f"after {facts['steps']} steps of run {row.run}"
-    what = f"the trained part of the model {steps}" if "base_tensors" in facts else f"the model {steps}"
-    click.echo(f"barnraise: {target / 'model.safetensors'} is {what}", err=True)
-    if "base_tensors" in facts:
+    is_part = form == "model" and "base_tensors" in facts
+    file, noun = _WRITTEN[form]
+    noun = "the trained part of the model" if is_part else noun
+    click.echo(f"barnraise: {target / file} is {noun} {steps}", err=True)
+    if is_part:
         click.echo(f"barnraise: {_describe_base(facts['base_tensors'])}", err=True)
     return 0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
 from barnraise.core.errors import RunError
 from barnraise.runs.sharding import DataOrder, MicroBatch, micro_batch_seed
@@ -30,6 +30,20 @@ class _PositionedDataset(Dataset[Any]):
         index, seed = place
         seed_all(seed)
         return self._inner[index]
+
+
+class EpochOrder(Sampler[int]):
+    """Sampler whose order is a pure function of the epoch, so that all workers know it at any time."""
+
+    def __init__(self, samples: int, order: Callable[[int], Sequence[int]]) -> None:
+        """Set ``samples``: positions of an epoch; and ``order``: returns the samples of an epoch."""
+        self._samples, self.of_epoch = samples, order
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.of_epoch(0))
 
 
 @contextlib.contextmanager
@@ -85,7 +99,8 @@ class MicroBatchLoader:
     def __init__(self, loader: DataLoader[Any], unit: int, seed: int) -> None:
         batch_size = batch_size_of(loader)
         sampler = loader.sampler
-        if not isinstance(sampler, RandomSampler | SequentialSampler) or getattr(
+        self._own_order = sampler if isinstance(sampler, EpochOrder) else None
+        if not isinstance(sampler, RandomSampler | SequentialSampler | EpochOrder) or getattr(
             sampler, "replacement", False
         ):
             raise RunError(
@@ -93,7 +108,7 @@ class MicroBatchLoader:
                 hint="Use shuffle=True or shuffle=False; weigh samples in the loss instead.",
             )
         self.loader = loader
-        samples = len(loader.dataset)  # type: ignore[arg-type]
+        samples = len(loader.dataset) if self._own_order is None else len(self._own_order)  # type: ignore[arg-type]
         batch = min(batch_size, samples)
         self.data_order = DataOrder(
             samples, batch, min(unit, batch), seed, isinstance(sampler, RandomSampler), loader.drop_last
@@ -130,7 +145,8 @@ class MicroBatchLoader:
             return
         epoch, _ = self.data_order.locate_step(step)
         if self._order[0] != epoch:
-            self._order = (epoch, self.data_order.sample_order(epoch))
+            chosen = self.data_order.sample_order if self._own_order is None else self._own_order.of_epoch
+            self._order = (epoch, chosen(epoch))
         order = self._order[1]
         places = [
             [(int(order[at]), self._seed(epoch, at)) for at in range(unit.first, unit.last)] for unit in units

@@ -5,14 +5,16 @@ During the backward pass of a worker's last micro-batch, each bucket is sent as 
 workers start the same buckets in the same order.
 
 One more small tensor, the metadata, is summed with the gradients. It holds the total weight, by which all
-workers divide, and how many workers had a gradient of each parameter. It also counts the workers that have
-unfrozen a parameter. So a step's result decides, on all workers alike, what is trained from the next step on.
+workers divide, sums of the script's own, and how many workers had a gradient of each parameter. It also
+counts the workers that have unfrozen a parameter. So a step's result decides, on all workers alike, what is
+trained from the next step on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -29,11 +31,14 @@ from barnraise.training.sync import SYNC_NUMBERS, Sync
 
 BUCKET_BYTES = 16 << 20
 _DIGEST_BYTES = 1 << 20
-# Layout of the metadata: the weight, how many workers must repeat the all-reduce, rank 0's next `Sync`, for
-# each parameter how many workers have a gradient of it, and for each frozen one how many have unfrozen it.
+MAX_SUMS = 8
+# Layout of the metadata: the weight, how many workers must repeat the all-reduce, rank 0's next `Sync`, sums
+# of the script's own, for each parameter how many workers have a gradient of it, and for each frozen one how
+# many have unfrozen it.
 _WEIGHT, _REPEAT = 0, 1
 _SYNC = slice(2, 2 + SYNC_NUMBERS)
-_FIRST_PARAMETER = 2 + SYNC_NUMBERS
+_SUMS = slice(_SYNC.stop, _SYNC.stop + MAX_SUMS)
+_FIRST_PARAMETER = _SUMS.stop
 _SUM_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 log = logging.getLogger("barnraise.training")
@@ -79,6 +84,7 @@ class GradientReducer:
             )
         self._bucket_bytes = bucket_bytes
         self._lay_out()
+        self.norm = 0.0  # of the last gradient of a whole batch, before it was clipped
         self._overlaps = True
         self._is_dirty = False  # the local sum is not zero
         self._last: list[tuple[int, torch.Tensor]] = []  # the last micro-batch's gradients, not yet added
@@ -145,7 +151,9 @@ class GradientReducer:
         self.parameters += parameters
         self._last.clear()
         self._is_dirty = False
+        committed = self.total_metadata
         self._lay_out()
+        self.total_metadata[:_FIRST_PARAMETER] = committed[:_FIRST_PARAMETER]  # `total_sums` is read later
         self._register_hooks(first)
 
     @property
@@ -188,6 +196,14 @@ class GradientReducer:
     def set_weight(self, weight: float) -> None:
         """Set the weight of the current micro-batch."""
         self._weight = weight
+
+    def add_sums(self, values: Sequence[float]) -> None:
+        """Add numbers of the current micro-batch to those that are summed with the gradients."""
+        self.local_metadata[_SUMS][: len(values)] += torch.tensor(values, dtype=torch.float64)
+
+    def total_sums(self) -> tuple[float, list[float]]:
+        """Return the weight of the whole batch, and the sums of `add_sums` over all workers."""
+        return float(self.total_metadata[_WEIGHT]), self.total_metadata[_SUMS].tolist()
 
     def add_microbatch(self, weight: float) -> None:
         """Add the gradients of a micro-batch, which are means, times its weight.
@@ -371,7 +387,8 @@ class GradientReducer:
             return False
         for flat in self.total.values():
             flat.mul_(1.0 / (float(self.total_metadata[_WEIGHT]) * scale))
-        factor = clip_factor(self.total.values(), clip)
+        self.norm = 0.0 if clip is None else _norm_of(self.total.values())
+        factor = _factor(self.norm, clip)
         for flat in self.total.values() if factor != 1.0 else ():
             flat.mul_(factor)
         has_gradient = self.total_metadata[self._has_gradient].tolist()
@@ -470,7 +487,12 @@ def _norm(tensor: torch.Tensor) -> float:
 
 def clip_factor(tensors: Iterable[torch.Tensor], max_norm: float | None) -> float:
     """Return the factor that clips a gradient of these tensors to ``max_norm``."""
-    if max_norm is None:
-        return 1.0
-    norm = sum(_norm(tensor) ** 2 for tensor in tensors) ** 0.5
-    return max_norm / (norm + 1e-6) if norm > max_norm else 1.0
+    return 1.0 if max_norm is None else _factor(_norm_of(tensors), max_norm)
+
+
+def _norm_of(tensors: Iterable[torch.Tensor]) -> float:
+    return math.sqrt(sum(_norm(tensor) ** 2 for tensor in tensors))
+
+
+def _factor(norm: float, max_norm: float | None) -> float:
+    return max_norm / (norm + 1e-6) if max_norm is not None and norm > max_norm else 1.0

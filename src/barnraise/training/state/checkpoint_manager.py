@@ -126,7 +126,7 @@ class CheckpointManager:
         holders = savers[: self._copies]
         if manager.rank in holders:
             info = CheckpointInfo(done, manager.generation, manager.provisional, self._copies)
-            self._locations.checkpoints[0].save(state.flatten(done), info)
+            self._locations.checkpoints[0].save(state.flatten(done, is_checkpoint=True), info)
         elif self.can_save and holders:
             machines = manager.machines()
             nodes = [bytes.fromhex(machines[rank]) for rank in holders]

@@ -6,7 +6,7 @@ Of the model, it contains what is trained or has changed. The rest is the base, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import torch
@@ -14,6 +14,7 @@ from blake3 import blake3
 from msgspec import Meta
 from torch.optim import Optimizer
 
+from barnraise.checkpoint.adapter_files import AdapterDescription
 from barnraise.checkpoint.serialization import FlatState, digest, flatten, tensor_bytes, unflatten
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.training.gradients.reducer import match_layout
@@ -27,6 +28,20 @@ _WINDOW_BYTES = 256 << 10
 _MAX_EXTRA_BYTES = 64 << 20
 
 _Hash = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]
+
+
+class Notes(Protocol):
+    """Small state of a framework, such as a list of losses, that changes between commits.
+
+    Checkpoints contain it, and workers that join get it from a worker that has the state. Unlike a tracked
+    object, it is not compared, so its changes cost nothing while no worker joins.
+    """
+
+    def dump(self) -> bytes:
+        """Return the state as it was at the last commit."""
+
+    def load(self, content: bytes) -> None:
+        """Load what `dump` returned, here or on another machine."""
 
 
 class TrainingState:
@@ -49,6 +64,8 @@ class TrainingState:
         self.optimizers = optimizers
         self.schedulers = schedulers
         self.tracked = tracked
+        self.notes: Notes | None = None
+        self.adapter: AdapterDescription | None = None  # of a PEFT model
         self.epoch = 0
         self.covered = 0
         self.epoch_start = 0
@@ -58,10 +75,14 @@ class TrainingState:
         # Error feedback of all workers, summed; set only while a checkpoint is saved or restored.
         self.residuals: dict[str, torch.Tensor] = {}
 
-    def flatten(self, done: int) -> FlatState:
-        """Return the whole state as a skeleton and tensors; ``done``: committed steps."""
+    def flatten(self, done: int, *, is_checkpoint: bool = False) -> FlatState:
+        """Return the whole state as a skeleton and tensors; ``done``: committed steps.
+
+        A checkpoint also has the notes, and what an export needs.
+        """
         self.base.refresh()
-        return flatten({**self._tree(done), "base": self.base.describe()})
+        extra = self._extra() if is_checkpoint else {}
+        return flatten({**extra, **self._tree(done), "base": self.base.describe()})
 
     def _tree(self, done: int) -> dict[str, Any]:
         model = state_of(self.model)
@@ -79,6 +100,10 @@ class TrainingState:
             "coming": None if self.coming is None else msgspec.to_builtins(self.coming),
             "residuals": self.residuals,
         }
+
+    def _extra(self) -> dict[str, Any]:
+        extra: dict[str, Any] = {} if self.notes is None else {"notes": self.notes.dump()}
+        return extra if self.adapter is None else {**extra, "adapter": self.adapter._asdict()}
 
     def _shared_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """Drop the optimizer's memory with local steps, because each worker has its own."""
@@ -132,6 +157,8 @@ class TrainingState:
         self.epoch, self.epoch_start = int(state["epoch"]), int(state["epoch_began"])
         self.covered = int(state["covered"])
         self.residuals = state["residuals"]
+        if self.notes is not None and "notes" in state:  # of a checkpoint
+            self.notes.load(state["notes"])
         return int(state["done"])
 
     def _load_model(self, state: dict[str, Any], source: str, *, is_checkpoint: bool) -> None:

@@ -144,6 +144,8 @@ class StepRecovery(StepCommitter):
         received = self._blocking_recovery.transfer(self.done, donors, receivers)
         if received is not None:
             self.done = self._state.load(received, manager.name_of(donors[0]))
+        if decision.fresh:
+            self._share_notes(donors[0])
         if self._needs_state:
             self._reducer.clear()
             self.joined_late = bool(decision.donors)
@@ -152,6 +154,16 @@ class StepRecovery(StepCommitter):
             self._state.epoch, self._state.epoch_start = decision.epoch
         self._compression.reset_codec()
         self._resume_step(decision)
+
+    def _share_notes(self, donor: int) -> None:
+        """Give the donor's notes to the workers that lacked the state."""
+        notes = self._state.notes
+        if notes is None:
+            return
+        own = notes.dump() if self._manager.rank == donor else b""
+        shared = self._manager.group.all_gather_bytes(own)[donor]
+        if self._needs_state and self._manager.rank != donor:
+            notes.load(shared)
 
     def _resume_step(self, decision: CommitDecision) -> None:
         """Keep the micro-batches that count, and assign the others again."""

@@ -1,0 +1,105 @@
+"""Files of a PEFT adapter: ``adapter_model.safetensors`` and ``adapter_config.json``.
+
+A checkpoint of a PEFT model contains an `AdapterDescription`. So its adapter can be exported without the base
+model, and without peft.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from barnraise.checkpoint.files import write_model
+from barnraise.core.decoding import decode
+from barnraise.core.errors import RunError
+from barnraise.core.files import write_atomically
+
+CONFIG = "adapter_config.json"
+TENSORS = "adapter_model.safetensors"
+# Files of a base model's folder that belong to its tokenizer.
+_TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*")
+
+
+class AdapterDescription(NamedTuple):
+    """``config``: the text of the config file. ``names``: by name in the model's state, that in the file."""
+
+    config: str
+    names: Mapping[str, str]
+
+
+class _AdapterConfig(msgspec.Struct, frozen=True):
+    base_model_name_or_path: str | None = None
+
+
+def read_description(state: Mapping[str, Any]) -> AdapterDescription:
+    """Return the description in a checkpoint's state. Raise RunError if there is none."""
+    match state.get("adapter"):
+        case {"config": str(config), "names": dict(names)} if names:
+            return AdapterDescription(config, {str(name): str(own) for name, own in names.items()})
+        case _:
+            raise RunError(
+                "the checkpoint is of a model without a PEFT adapter",
+                hint="Export the whole model: without --adapter and --merged.",
+            )
+
+
+def write_adapter(
+    folder: Path, description: AdapterDescription, model: Mapping[str, Any], info: Mapping[str, str]
+) -> None:
+    """Write the folder; each file appears when it is complete."""
+    missing = [name for name in description.names if name not in model]
+    if missing:
+        raise RunError(f"the state has no {missing[0]}, which the adapter needs", hint="Report this.")
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {own: model[name] for name, own in description.names.items()}
+    write_model(tensors, folder / TENSORS, {"format": "pt", **info})
+    write_atomically(folder / CONFIG, description.config.encode(), shared=True)
+
+
+def write_merged(
+    folder: Path,
+    description: AdapterDescription,
+    model: Mapping[str, torch.Tensor],
+    base: Path | None,
+    info: Mapping[str, str],
+) -> None:
+    """Merge the adapter into its base model, and write the whole model and the tokenizer's files.
+
+    ``base``: the folder of the base model; None: the one that the adapter's config names.
+    """
+    config_file = decode(_configs, description.config.encode(), "the adapter's config cannot be read")
+    source = base or Path(config_file.base_model_name_or_path or "")
+    if not (source / "config.json").is_file():
+        raise RunError(
+            f"the base model is not here: there is no {source / 'config.json'}",
+            hint="Name its folder: barnraise export RUN FOLDER --merged --base FOLDER",
+        )
+    try:
+        import peft
+        import transformers
+    except ModuleNotFoundError as error:
+        raise RunError(f"{error.name} is not installed here", hint="pip install peft transformers") from error
+    config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
+    kind = getattr(transformers, (config.architectures or [""])[0], None)
+    if kind is None:
+        raise RunError(
+            f"{source / 'config.json'} names no architecture of Transformers",
+            hint="Export with --adapter, and merge it with peft where the model's class is.",
+        )
+    whole = kind.from_pretrained(source, local_files_only=True, dtype="auto")
+    with tempfile.TemporaryDirectory(prefix="barnraise-adapter-") as draft:
+        write_adapter(Path(draft), description, model, info)
+        whole = peft.PeftModel.from_pretrained(whole, draft)
+    whole.merge_and_unload().save_pretrained(folder)
+    for pattern in _TOKENIZER:
+        for file in source.glob(pattern):
+            if file.is_file():
+                (folder / file.name).write_bytes(file.read_bytes())
+
+
+_configs = msgspec.json.Decoder(_AdapterConfig)

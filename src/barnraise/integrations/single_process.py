@@ -1,0 +1,46 @@
+"""Accelerate in a worker of a session: each worker is a program of its own, without a process group.
+
+Accelerate reads the variables of torch's launcher and would start a process group of a fixed size. The
+session has its own groups, which change while it trains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from functools import wraps
+from typing import Any
+
+_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_DEVICE = "ACCELERATE_TORCH_DEVICE"
+
+
+@contextlib.contextmanager
+def _without_launcher() -> Iterator[None]:
+    """Remove the launcher's variables for the duration of the context, and name this worker's device."""
+    hidden = {name: os.environ.pop(name) for name in _LAUNCHER if name in os.environ}
+    device = os.environ.get("BARNRAISE_DEVICE")
+    if device:
+        os.environ.setdefault(_DEVICE, device)
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def keep_accelerate_single() -> None:
+    """Let Accelerate see one process, in a process that an agent launched."""
+    from accelerate.state import PartialState
+
+    original = PartialState.__init__
+    if not os.environ.get("BARNRAISE_LAUNCHED") or getattr(original, "_is_single", False):
+        return
+
+    @wraps(original)
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        with _without_launcher():
+            original(self, *args, **kwargs)
+
+    initialize._is_single = True  # type: ignore[attr-defined]
+    PartialState.__init__ = initialize

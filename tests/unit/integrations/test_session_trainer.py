@@ -1,0 +1,219 @@
+"""Trainer in a session against the plain Trainer: losses, metrics and parameters are those of one machine."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, decode_profile
+from barnraise.checkpoint.serialization import FlatState
+from barnraise.core.errors import RunError
+from barnraise.training.session import Session
+from barnraise.training.state.checkpoint_manager import CheckpointManager
+from tests.unit.training.threaded_group import LoneWorker, ThreadWorker, run_workers
+
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+from barnraise.integrations.session_trainer import session_class  # noqa: E402
+from barnraise.integrations.trainer_notes import decode_notes, encode_notes  # noqa: E402
+from tests.unit.integrations.tiny_llama import (  # noqa: E402
+    arguments,
+    collate,
+    logged,
+    sentences,
+    tiny_llama,
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+def session(manager: Any, unit: int = 0) -> Session:
+    return Session(manager, seed=1, unit=unit, checkpoints=CheckpointManager(None, 60.0, 1))
+
+
+def plain(folder: Path, **changes: Any) -> Any:
+    return transformers.Trainer(
+        model=tiny_llama(),
+        args=arguments(folder, **changes),
+        train_dataset=sentences(),
+        eval_dataset=sentences(5),
+        data_collator=collate,
+    )
+
+
+def shared(folder: Path, run: Session, **changes: Any) -> Any:
+    return session_class(transformers.Trainer)(
+        model=tiny_llama(),
+        args=arguments(folder, **changes),
+        train_dataset=sentences(),
+        eval_dataset=sentences(5),
+        data_collator=collate,
+        session=run,
+    )
+
+
+def assert_equal_logs(reference: Any, other: Any) -> None:
+    assert [sorted(entry) for entry in logged(reference)] == [sorted(entry) for entry in logged(other)]
+    for expected, entry in zip(logged(reference), logged(other), strict=True):
+        assert entry == pytest.approx(expected, rel=1e-6), (expected, entry)
+
+
+def assert_equal_models(reference: Any, other: Any) -> None:
+    for expected, parameter in zip(reference.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_trainer_alone_in_a_session_equals_the_plain_one(tmp_path: Path) -> None:
+    changes = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4}
+    reference, other = (
+        plain(tmp_path / "plain", **changes),
+        shared(tmp_path / "s", session(LoneWorker()), **changes),
+    )
+    expected, result = reference.train(), other.train()
+    assert_equal_logs(reference, other)
+    assert_equal_models(reference, other)
+    assert result.global_step == expected.global_step
+    assert result.training_loss == pytest.approx(expected.training_loss, rel=1e-6)
+    assert sorted(path.name for path in (tmp_path / "plain").iterdir()) == sorted(
+        path.name for path in (tmp_path / "s").iterdir()
+    )
+
+
+def test_trainers_of_three_workers_equal_the_plain_one(tmp_path: Path) -> None:
+    reference = plain(tmp_path / "plain")
+    reference.train()
+    # Sequentially, because the arguments set up a state that Accelerate keeps once for each process.
+    ready = [shared(tmp_path / str(rank), session(LoneWorker(), unit=1)) for rank in range(3)]
+
+    def train(worker: ThreadWorker) -> Any:
+        trainer = ready[worker.rank]
+        trainer._session = session(worker, unit=1)
+        trainer.train()
+        return trainer
+
+    for other in run_workers(3, train):
+        assert_equal_logs(reference, other)
+        assert_equal_models(reference, other)
+
+
+class Restoring(CheckpointManager):
+    """Checkpoints of a run that is resumed from this state."""
+
+    def __init__(self, parts: FlatState) -> None:
+        super().__init__(None, 60.0, 1)
+        self.parts = parts
+
+    def restore(self, manager: Any, state: Any) -> tuple[int, int]:
+        return 0, state.load(self.parts)
+
+
+class Capture(transformers.TrainerCallback):
+    """Copies what a checkpoint of reference step would contain."""
+
+    def __init__(self, run: Session, step: int) -> None:
+        self.run, self.step = run, step
+        self.parts: list[FlatState] = []
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.run.on_commit(self.copy)
+
+    def copy(self, run: Session) -> None:
+        if run.done == self.step:
+            parts = run._state.flatten(run.done, is_checkpoint=True)
+            self.parts.append(FlatState(parts.skeleton, [tensor.clone() for tensor in parts.tensors]))
+
+
+@pytest.mark.parametrize("step", [3, 4, 8], ids=["before-its-log", "end-of-epoch", "last"])
+def test_resumed_trainer_equals_one_that_was_not_interrupted(tmp_path: Path, step: int) -> None:
+    run = session(LoneWorker())
+    reference = shared(tmp_path / "reference", run, eval_strategy="epoch")
+    capture = Capture(run, step)
+    reference.add_callback(capture)
+    reference.train()
+    (parts,) = capture.parts
+    resumed = Session(LoneWorker(), seed=1, unit=0, checkpoints=Restoring(parts))
+    other = shared(tmp_path / "other", resumed, eval_strategy="epoch")
+    other.train()
+    assert_equal_logs(reference, other)
+    assert_equal_models(reference, other)
+
+
+def test_run_is_stopped_by_max_steps_in_an_epoch(tmp_path: Path) -> None:
+    reference, other = (
+        plain(tmp_path / "plain", max_steps=3),
+        shared(tmp_path, session(LoneWorker()), max_steps=3),
+    )
+    reference.train()
+    other.train()
+    assert other.state.global_step == 3
+    assert_equal_logs(reference, other)
+
+
+def test_dry_run_measures_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DRY_RUN, "1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        shared(tmp_path / "out", session(LoneWorker())).train()
+    profile = decode_profile((tmp_path / PROFILE_FILE).read_bytes())
+    assert (profile.batch, profile.unit) == (8, 1)
+    (worker,) = profile.workers
+    assert worker.samples > 0
+
+
+def test_notes_carry_the_log_to_another_worker(tmp_path: Path) -> None:
+    from barnraise.integrations.session_trainer import _Notes
+
+    donor = shared(tmp_path / "donor", session(LoneWorker()))
+    donor.train()
+    joining = shared(tmp_path / "joining", session(LoneWorker()))
+    joining.current_flos = 0
+    joining._tr_loss, joining._total_loss_scalar, joining._globalstep_last_logged = torch.tensor(0.0), 0.0, 0
+    _Notes(joining).load(_Notes(donor).dump())
+    assert joining.state.log_history == donor.state.log_history
+    assert joining.state.global_step == donor.state.global_step
+    assert joining._total_loss_scalar == donor._total_loss_scalar
+
+
+def test_unreadable_notes_are_rejected() -> None:
+    from barnraise.core.errors import ProtocolError
+    from barnraise.integrations.trainer_notes import TrainerNotes
+
+    content = encode_notes(TrainerNotes(global_step=3, log_history=[{"loss": math.nan}]))
+    assert decode_notes(content).global_step == 3
+    with pytest.raises(ProtocolError):
+        decode_notes(content[:-1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}, "reduce_lr_on_plateau"),
+        ({"train_sampling_strategy": "batch_rebalance"}, "batch_rebalance"),
+    ],
+)
+def test_argument_without_meaning_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(RunError) as caught:
+        shared(tmp_path, session(LoneWorker()), **changes)
+    assert name in caught.value.message
+    assert caught.value.hint
+
+
+def test_resuming_from_a_folder_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="resume_from_checkpoint"):
+        shared(tmp_path, session(LoneWorker())).train(resume_from_checkpoint=True)
+
+
+def test_class_without_a_trainers_loop_is_refused() -> None:
+    with pytest.raises(RunError, match="no training loop"):
+        session_class(dict)
