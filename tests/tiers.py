@@ -81,6 +81,8 @@ TABLE = (
     Row("gate", "sim/*"),
     # Failures of real processes.
     Row("deep", "failure/test_hostile.py"),
+    Row("gate", "failure/test_sweep.py", "test_sweep_survives_a_killed_worker_and_killed_agents"),
+    Row("deep", "failure/test_sweep.py"),
     Row("deep", "failure/test_leaving.py", "test_thousand_group_rebuilds_leak_no_resources"),
     Row("gate", "failure/*"),
     # Whole programs, and real waits of many seconds.
@@ -146,6 +148,7 @@ TABLE = (
     Row("gate", "unit/agent/test_artifact_service.py"),
     Row("gate", "unit/agent/test_model_files.py"),
     Row("gate", "unit/agent/supervisor/*"),
+    Row("gate", "unit/integrations/test_optuna.py"),
     Row("gate", "unit/worker/*"),
 )
 
@@ -157,6 +160,7 @@ WAITING = (
     "unit/discovery/*",
     "unit/hub*",
     "unit/agent_client/*",
+    "unit/integrations/test_optuna.py",
     "unit/transport/*",
     "unit/worker/*",
 )

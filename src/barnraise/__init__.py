@@ -15,6 +15,7 @@ __all__ = [
     "launch",
     "load_sharded",
     "model_path",
+    "optuna",
     "save_sharded",
     "sync_replicas",
     "wait_for_peers",
@@ -37,7 +38,12 @@ _HOMES = {
 }
 
 
+_MODULES = {"optuna": "barnraise.integrations.optuna"}
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -43,6 +43,7 @@ from barnraise.hub.protocol import admission, invites, messages, signatures, tls
 from barnraise.hub.protocol.vector_file import VectorFile, VectorForm, encode_vector
 from barnraise.identity import NodeKey, delegate, read_worker
 from barnraise.identity.trust import decode_entry
+from barnraise.kvstore import journals
 from barnraise.kvstore.store import KeyValueStore
 from barnraise.membership.consensus.paxos import PaxosDecision
 from barnraise.membership.view import read_view
@@ -88,6 +89,8 @@ class Parser:
 OWN_DATA = {
     "barnraise.agent.cluster.peer_store:PeerStore.__init__": "the agent's own database",
     "barnraise.agent.diagnostics.collect:prefix_of": "an address of this machine",
+    "barnraise.agent.journal_storage:_operations": "the agent's own database",
+    "barnraise.agent.journal_storage:_states": "the agent's own database",
     "barnraise.agent.supervisor.messages:_event_decoder": "a child process of the agent",
     "barnraise.agent.supervisor.messages:_launch_decoder": "the parent process",
     "barnraise.agent.supervisor.messages:_read_body": "the parent or a child process",
@@ -331,6 +334,15 @@ def _cluster() -> Iterator[Parser]:
         lambda data: read_view(PaxosDecision(0, 1, bytes(32), (), data)),
         ("barnraise.membership.view:_decoder",),
         lambda: _made("barnraise.membership.view:_decoder"),
+    )
+    yield Parser(
+        "journal-entry",
+        lambda data: journals.decode_entry(data, "default"),
+        ("barnraise.kvstore.journals:decode_entry",),
+        lambda: [
+            b'{"op_code":4,"worker_id":"w","study_id":0,"datetime_start":null}',
+            b'{"op_code":7,"trial_id":3,"step":0,"intermediate_value":NaN,"params":{"x":[1e-3,"a"]}}',
+        ],
     )
     yield Parser(
         "store-snapshot",

@@ -25,9 +25,11 @@ from barnraise.agent.diagnostics.reachability import (
     decode_dial_back,
     encode_dial_back,
 )
+from barnraise.agent_client.kv_messages import LOBBY, Namespace, PushToQueue
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import AdmitMember, RevokeMember, TrustLog, _signed, decode_entry, encode_entry
+from barnraise.kvstore.messages import ForwardedRequest, ResendRequest, encode_message
 from barnraise.membership.consensus.certificate import CertifiedDecision, vote_text
 from barnraise.membership.consensus.paxos import (
     PaxosAccept,
@@ -268,9 +270,19 @@ async def guest_babbles(keep: str, agents: Agents, times: int) -> Result:
     """
     guest = Guest(keep, agents)
     deep = b"\x91" * 100_000 + b"\xc0"
-    kinds = (protocol.MEMBERSHIP, protocol.GREETING, protocol.TRAIN, protocol.SURVEY, protocol.BOARD)
+    kinds = (
+        protocol.MEMBERSHIP,
+        protocol.GREETING,
+        protocol.TRAIN,
+        protocol.SURVEY,
+        protocol.BOARD,
+        protocol.JOURNAL,
+    )
     words = [b"", b"\x00", b"zzz", *(kind + deep for kind in kinds), *kinds]
     words += [kind + b"\xff" * 200 for kind in kinds]
+    entry = PushToQueue(Namespace("default", LOBBY), bytes(16), 1, b"", "ab" * 16, b"{}")
+    for message in (ForwardedRequest(bytes(16), 1, entry), ResendRequest(1)):  # lawful, but not of a guest
+        words += [kind + encode_message(message) for kind in (protocol.BOARD, protocol.JOURNAL)]
     frames = [encode_control(ControlFrameKind.MESSAGE, word) for word in words]
     frames += [struct.pack("<IB", 2**31, 0), struct.pack("<IB", 2**32 - 1, 1), struct.pack("<IB", 5, 77)]
     frames += [encode_control(ControlFrameKind.OPEN, bytes(7))]

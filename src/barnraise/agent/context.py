@@ -41,6 +41,7 @@ class AgentContext(Protocol):
     peer_store: PeerStore
     pairing: PairingServer
     kv: KvService
+    journals: KvService
     limits: LimitsService
 
     @property

@@ -33,6 +33,7 @@ from barnraise.agent.cluster.pairing_server import PairingServer
 from barnraise.agent.cluster.peer_store import PeerStore
 from barnraise.agent.diagnostics.reachability import ReachabilityProber
 from barnraise.agent.disk.cleaner import Cleaner
+from barnraise.agent.journal_storage import JournalStorage
 from barnraise.agent.limits.service import LimitsService
 from barnraise.agent.power.suspend_events import watch_sleep
 from barnraise.agent.runs.service import RunService
@@ -134,6 +135,8 @@ class Agent:
         self.pairing.on_burned = lambda address, why: self.audit.write("code-burned", by=address, detail=why)
         self.link_prober = LinkProber(self, self.directory)
         self.kv = KvService(self)
+        self._journal_storage = JournalStorage(self.directory)
+        self.journals = KvService(self, self._journal_storage)
         self.runs = RunService(self)
         self.limits = LimitsService(self, lambda: bool(self.runs.executors), self.runs.limits_changed)
         self.cleaner = Cleaner(self, self.runs)
@@ -145,7 +148,7 @@ class Agent:
         self.spawn(self._tick())
         self.runs.load()
         jobs = (*self.link_prober.jobs(), *self.runs.jobs())
-        for job in (*jobs, self.kv.run, self.limits.run, self.cleaner.watch_disk):
+        for job in (*jobs, self.kv.run, self.journals.run, self.limits.run, self.cleaner.watch_disk):
             self.spawn(job())
         self.spawn(watch_sleep(self.suspend, self.resume))
         self.audit.write(
@@ -174,6 +177,7 @@ class Agent:
         await self.discovery.stop()
         await self.listener.stop()
         self.peer_store.flush(float("inf"))
+        self._journal_storage.close()
         self.storage.close()
 
     async def suspend(self) -> None:
@@ -352,6 +356,8 @@ class Agent:
             self._on_hello(node, link, protocol.decode_hello(body))
         elif kind == protocol.BOARD:
             self.kv.received(node, body)
+        elif kind == protocol.JOURNAL:
+            self.journals.received(node, body)
         elif kind in (protocol.RUN, protocol.SHIP, protocol.GUEST_BOARD):
             self.runs.received(node, kind, body)
         elif kind == protocol.TRAIN:
@@ -466,6 +472,7 @@ class Agent:
             self._epoch = len(self.log.secrets)
             self._send_hello()
         self.kv.view_changed()
+        self.journals.view_changed()
         self.runs.view_changed()
         self._view_event.announce()
 

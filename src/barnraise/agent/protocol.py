@@ -19,6 +19,7 @@ REMOVED = b"r"
 RUN = b"u"
 SHIP = b"h"
 GUEST_BOARD = b"q"
+JOURNAL = b"j"
 
 Address = Annotated[str, Meta(max_length=64)]
 T = TypeVar("T")

@@ -87,11 +87,17 @@ class _Lane:
 
 
 class KvClient:
-    """One scope of the store. ``timeout_s`` bounds every call that is given no time of its own."""
+    """One scope of the store. ``timeout_s`` bounds every call that is given no time of its own.
 
-    def __init__(self, connect: Connect, scope: Namespace, timeout_s: float = 60.0) -> None:
+    ``durable``: use the store on the disks instead of the one in memory.
+    """
+
+    def __init__(
+        self, connect: Connect, scope: Namespace, timeout_s: float = 60.0, *, durable: bool = False
+    ) -> None:
         self.scope = scope
         self.timeout_s = timeout_s
+        self._durable = durable
         self.number = 0  # of the newest operation that was answered here
         self._connect = connect
         self._founding = b""
@@ -150,9 +156,10 @@ class KvClient:
             left = max(0.0, deadline - time.monotonic())
             self._do(messages.SetKeys, fields, f"set {_some(keys[start:end])}", left)
 
-    def push(self, key: str, value: bytes, timeout_s: float | None = None) -> None:
+    def push(self, key: str, value: bytes, timeout_s: float | None = None) -> int:
+        """Append a value to a queue, and return the new length of the queue."""
         _check(key, value)
-        self._do(messages.PushToQueue, (key, value), f"push to {key!r}", timeout_s)
+        return self._do(messages.PushToQueue, (key, value), f"push to {key!r}", timeout_s).count
 
     def pop(self, key: str, timeout_s: float | None = None) -> bytes | None:
         """Remove and return the first value of the queue; None if it is empty."""
@@ -187,6 +194,17 @@ class KvClient:
         """Return the number of values in a queue."""
         _check(key)
         return self._do(messages.QueueLength, (key,), f"measure {key!r}", timeout_s).count
+
+    def read_queue(
+        self, key: str, start: int, timeout_s: float | None = None
+    ) -> tuple[tuple[bytes, ...], int]:
+        """Return values of a queue from place ``start`` on, and the length of the queue.
+
+        Only as many values are returned as fit into one answer.
+        """
+        _check(key)
+        done = self._do(messages.ReadQueue, (key, start), f"read {key!r}", timeout_s)
+        return done.values, done.count
 
     def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
         """Return once all keys are there; OperationTimeout names those that are not."""
@@ -241,12 +259,14 @@ class KvClient:
     ) -> KvDone:
         """Ask until there is an answer; raise what was denied."""
         deadline = self._deadline(timeout_s)
+        if self._durable:
+            what = f"use journal {self.scope.run!r}"
         with self._lane() as lane:
             lane.serial += 1
             operation = kind(self.scope, lane.client, lane.serial, self._founding, *fields)
             while True:
                 patience = max(0.0, min(deadline - time.monotonic(), _SLICE_S))
-                result = self._ask(lane, KvRequest(operation, patience))
+                result = self._ask(lane, KvRequest(operation, patience, self._durable))
                 if isinstance(result, KvDone):
                     with self._lock:
                         self._founding = result.founding

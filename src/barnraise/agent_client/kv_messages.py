@@ -91,7 +91,7 @@ class SetKeys(_Operation, frozen=True, array_like=True, tag="multi_set"):
 
 
 class PushToQueue(_Operation, frozen=True, array_like=True, tag="push"):
-    """Queues have keys of their own, apart from the values."""
+    """Tells the queue's new length as ``count``. Queues have keys of their own, apart from the values."""
 
     key: Key
     value: Value
@@ -133,6 +133,15 @@ class QueueLength(_Operation, frozen=True, array_like=True, tag="length"):
     key: Key
 
 
+class ReadQueue(_Operation, frozen=True, array_like=True, tag="read_queue"):
+    """Tells the values of the queue from place ``start`` on, as many as fit into one answer, and as ``count``
+    how many it has.
+    """
+
+    key: Key
+    start: Serial
+
+
 class WatchKey(_Operation, frozen=True, array_like=True, tag="watch"):
     """Like MultiGet (``fetch``) or Check, told once all keys are there, or when the patience has ended."""
 
@@ -151,7 +160,7 @@ Write = (
     | PopFromQueue
     | DropNamespace
 )
-Read = GetKey | GetKeys | CheckKeys | CountResult | QueueLength
+Read = GetKey | GetKeys | CheckKeys | CountResult | QueueLength | ReadQueue
 Operation = Write | Read
 WRITES = (
     SetKey,
@@ -189,10 +198,14 @@ Result = KvDone | KvDenied
 
 
 class KvRequest(msgspec.Struct, frozen=True, tag="store"):
-    """``patience_s``: how long the agent may try before it says why it cannot."""
+    """``patience_s``: how long the agent may try before it says why it cannot.
+
+    ``durable``: ask the store on the disks, which holds journals, instead of the one in memory.
+    """
 
     operation: Operation | WatchKey
     patience_s: Seconds
+    durable: bool = False
 
 
 class KvResponse(msgspec.Struct, frozen=True, tag="store"):

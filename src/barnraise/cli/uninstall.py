@@ -47,6 +47,7 @@ _STATE_ENTRIES = (
         "hub",
         "hubs",
         "ipc",
+        "journals.db*",
         "listener.*",
         "node.*",
     ),

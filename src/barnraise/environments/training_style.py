@@ -2,6 +2,7 @@
 
 - *session*: it calls ``barnraise.init``, or uses ``barnraise.integrations``. All machines train one model.
 - *distributed*: it uses ``torch.distributed``, or a library that does. All machines train one model.
+- *sweep*: it calls ``barnraise.optuna.storage``. Each worker tries values of its own.
 - *separate*: it imports torch and uses neither. Each worker would train a whole model by itself.
 - *unknown*: it does not import torch, or its text could not be read.
 """
@@ -27,7 +28,7 @@ DistributedSampler
 """
 _DISTRIBUTED_NAMES = frozenset(_DISTRIBUTED.split())
 
-Kind = Literal["session", "distributed", "separate", "unknown"]
+Kind = Literal["session", "distributed", "sweep", "separate", "unknown"]
 
 
 class TrainingStyle(NamedTuple):
@@ -43,6 +44,7 @@ def training_style(files: Mapping[str, bytes], script: str) -> TrainingStyle:
     if not modules:
         return TrainingStyle("unknown", f"{script} could not be read")
     imported: set[str] = set()
+    is_sweep = False
     for path, tree in modules.items():
         names = set(_imported(tree))
         imported |= {name.partition(".")[0] for name in names}
@@ -50,11 +52,14 @@ def training_style(files: Mapping[str, bytes], script: str) -> TrainingStyle:
             return TrainingStyle("session", f"{path} calls barnraise")
         if any(name.startswith("barnraise.integrations.") for name in names):
             return TrainingStyle("session", f"{path} trains in a session")
+        is_sweep |= _opens_study(tree, names)
         if _uses_distributed(tree, names):
             return TrainingStyle("distributed", f"{path} uses torch.distributed")
     libraries = sorted(imported & DISTRIBUTED_LIBRARIES)
     if libraries:
         return TrainingStyle("distributed", f"{libraries[0]} uses torch.distributed")
+    if is_sweep:
+        return TrainingStyle("sweep", f"{script} calls barnraise.optuna.storage")
     if "torch" not in imported:
         return TrainingStyle("unknown", f"{script} does not import torch")
     return TrainingStyle("separate", f"{script} uses neither barnraise nor torch.distributed")
@@ -80,6 +85,17 @@ def _uses_distributed(tree: ast.Module, imported: set[str]) -> bool:
             if node.attr in _DISTRIBUTED_NAMES or (node.attr == "distributed" and is_package):
                 return True
     return False
+
+
+def _opens_study(tree: ast.Module, imported: set[str]) -> bool:
+    """Return True if ``storage`` of `barnraise.optuna` is called."""
+    return not imported.isdisjoint({"barnraise", "barnraise.optuna"}) and any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "storage"
+        and getattr(node.func.value, "attr", getattr(node.func.value, "id", "")) == "optuna"
+        for node in ast.walk(tree)
+    )
 
 
 def _calls(tree: ast.Module, names: set[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Adapters that let other libraries work in a session: `integrations.transformers`, `integrations.lm_eval`.
+"""Adapters for other libraries: Transformers and lm_eval in a session, and Optuna beside it.
 
 Each module imports the library that it adapts. Nothing else in Barnraise does.
 """

@@ -4,8 +4,9 @@ The protocol is viewstamped replication. The primary of a view numbers the opera
 logs of its backups. It answers a client once a quorum has acknowledged the operation. A new primary first
 runs a view change: it collects promises under a new ballot and starts from the newest log.
 
-``membership.consensus`` agrees on one value at a time and keeps it on disk. This package replicates a log in
-memory and takes its views from there. Decision record 34 compares both protocols.
+``membership.consensus`` agrees on one value at a time and keeps it on disk. This package replicates a log and
+takes its views from there. Decision record 34 compares both protocols. The store of keys is in memory; the
+journals are the same replica with rules that keep it on disks (decision record 80).
 
 May import ``agent_client`` and what is below it; never torch. Sockets and clocks do not belong here: an
 agent owns one `KvReplica` and performs its effects.

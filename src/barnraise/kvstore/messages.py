@@ -61,6 +61,19 @@ class ViewBallot(msgspec.Struct, frozen=True, array_like=True):
 NO_BALLOT = ViewBallot(0, 0, b"")
 
 
+class ReplicaState(msgspec.Struct, frozen=True, array_like=True):
+    """Promises and log position of a durable replica; its contents are saved beside it.
+
+    ``views``: the views that a quorum may have to be found in. ``forgotten_until``: see `ViewPromise`.
+    """
+
+    promised: ViewBallot
+    log_ballot: ViewBallot
+    op_number: Count
+    forgotten_until: Count
+    views: Annotated[tuple[ReplicaView, ...], Meta(max_length=64)]
+
+
 class PrepareView(msgspec.Struct, frozen=True, array_like=True, tag="gather"):
     """New primary asks for the state of a log, and that older ballots are rejected from now on.
 
@@ -187,6 +200,25 @@ class ReplicaSend(NamedTuple):
 
     to: bytes
     message: Message
+
+
+class SavedReplica(NamedTuple):
+    """Everything that the disk of a durable replica has; the numbered operations follow the snapshot."""
+
+    state: ReplicaState
+    snapshot: bytes
+    operations: tuple[tuple[int, Operation], ...]
+
+
+class UnsavedChange(NamedTuple):
+    """Changes that must be on the disk before the effects are performed.
+
+    ``snapshot``: contents that replace everything; None if only operations were added.
+    """
+
+    state: ReplicaState
+    operations: tuple[tuple[int, Operation], ...]
+    snapshot: bytes | None
 
 
 class ReplicaAnswer(NamedTuple):

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from barnraise.agent_client.kv_messages import DropNamespace, Namespace, Operation, Result
 from barnraise.kvstore.messages import AppendAck, AppendEntry, IsQuorum, ReplicaSend, ReplicaView, ViewBallot
 from barnraise.kvstore.snapshot import ReplicaLog
-from barnraise.kvstore.store import MAX_NAMESPACES
 
 RETRY_S = 0.25
 IDLE_NAMESPACE_S = 6 * 3600.0
@@ -168,7 +167,7 @@ class Primary:
 
     def _mark_used(self, scope: Namespace, now: float) -> None:
         self._last_used[scope] = now
-        if len(self._last_used) > 4 * MAX_NAMESPACES:  # reads may name absent namespaces
+        if len(self._last_used) > 4 * self._log.rules.max_namespaces:  # reads may name absent namespaces
             existing = set(self._log.store.namespaces)
             self._last_used = {
                 other: used_at for other, used_at in self._last_used.items() if other in existing
@@ -177,7 +176,7 @@ class Primary:
     def _drop_idle_namespace(self, scope: Namespace, now: float) -> None:
         """Drop the namespace that was idle for longest, if it was idle for hours and its slot is needed."""
         store = self._log.store
-        if store.can_open(scope):
+        if store.rules.is_durable or store.can_open(scope):
             return
         oldest = min(store.namespaces, key=lambda other: self._last_used.get(other, now))
         if now - self._last_used.get(oldest, now) > IDLE_NAMESPACE_S:

@@ -6,11 +6,16 @@ replaced primary cannot answer from stale state.
 
 Replicas live in memory. Workers stop with their agent, so no client needs keys after a restart of all
 agents. A client that still asks gets the error that the keys are lost.
+
+A replica whose rules are durable is also on a disk. The agent saves what `unsaved` returns before it performs
+the effects of an event. So no message or answer leaves before its state is on the disk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+
+from msgspec.structs import replace
 
 from barnraise.agent_client.kv_messages import WRITES, Operation, WatchKey
 from barnraise.core.errors import ProtocolError
@@ -27,18 +32,29 @@ from barnraise.kvstore.messages import (
     PrepareView,
     ReplicaNote,
     ReplicaSend,
+    ReplicaState,
     ReplicaView,
     ResendRequest,
+    SavedReplica,
     SnapshotChunk,
     SnapshotRequest,
+    UnsavedChange,
     ViewBallot,
     ViewPromise,
 )
 from barnraise.kvstore.pending import PendingRequests, ToSubmit
 from barnraise.kvstore.primary import Primary, RequestOrigin
 from barnraise.kvstore.snapshot import ReceivedSnapshot, ReplicaLog, SnapshotReceiver, SnapshotSender
-from barnraise.kvstore.store import KeyValueStore
-from barnraise.kvstore.view_change import StartEmpty, ViewChange, WaitFor, choose_log, founding_id
+from barnraise.kvstore.store import IN_MEMORY, KeyValueStore, StoreRules
+from barnraise.kvstore.view_change import (
+    StartEmpty,
+    UseOwnLog,
+    ViewChange,
+    WaitFor,
+    choose_durable_log,
+    choose_log,
+    founding_id,
+)
 
 TICK_S = 0.1
 REQUEST_TIMEOUT_S = 30.0
@@ -54,7 +70,8 @@ class KvReplica:
 
     ``nonce``: 16 random bytes of this incarnation. ``last_view``: number of the newest view on disk from
     before this start, not one that lists this incarnation; 0 if there is none. The replica does not become
-    primary in a view up to ``last_view``.
+    primary in a view up to ``last_view``. ``saved``: what the disk of a durable replica has. ``is_gone``:
+    tells whether a node was removed from the cluster, so that its disk cannot be waited for.
     """
 
     def __init__(
@@ -65,17 +82,23 @@ class KvReplica:
         *,
         last_view: int = 0,
         name: Callable[[bytes], str] = lambda node: node.hex()[:8],
+        rules: StoreRules = IN_MEMORY,
+        saved: SavedReplica | None = None,
+        is_gone: Callable[[bytes], bool] = lambda node: False,
     ) -> None:
         self._me = me
         self._is_quorum = is_quorum
         self._nonce = nonce
         self._name = name
+        self._rules = rules
+        self._is_gone = is_gone
+        self._last_view = last_view
         self._forgotten_until = last_view  # until this replica has the store again
         self._view: ReplicaView | None = None
         self.primary: bytes | None = None
         self._known_views: dict[int, ReplicaView] = {}
         self._promised = NO_BALLOT
-        self._log = ReplicaLog()
+        self._log = ReplicaLog(rules)
         self._snapshot_sender = SnapshotSender(self._log)
         self._pending = PendingRequests()
         self._primary: Primary | None = None
@@ -85,6 +108,46 @@ class KvReplica:
         self._early_requests: dict[RequestOrigin, Operation] = {}
         self._resend_requested_at = self._now = -1e9
         self._effects: list[Effect] = []
+        self._saved_state: ReplicaState | None = None
+        if saved is not None:
+            self._restore(saved)
+
+    # the disk of a durable replica
+
+    def _restore(self, saved: SavedReplica) -> None:
+        """Continue with the state of an earlier process. Raise ProtocolError if it cannot be read."""
+        state, rules = saved.state, self._rules
+        store = KeyValueStore.from_snapshot(saved.snapshot, rules) if saved.snapshot else self._log.store
+        for number, operation in saved.operations:
+            store.apply(operation, number)
+        self._log.replace(store, state.log_ballot, state.op_number)
+        self._log.is_replaced = False
+        self._promised, self._forgotten_until = state.promised, state.forgotten_until
+        self._known_views = {view.number: view for view in state.views}
+        self._saved_state = self._state()
+
+    def _state(self) -> ReplicaState:
+        log = self._log
+        views = tuple(view for number, view in self._known_views.items() if number >= log.log_ballot.view)
+        return ReplicaState(self._promised, log.log_ballot, log.op_number, self._forgotten_until, views)
+
+    def unsaved(self, *, whole: bool = False) -> UnsavedChange | None:
+        """Return what the disk lacks, and count it as saved; None if it lacks nothing.
+
+        ``whole``: include a snapshot. A log that only reads have made longer needs no save: a shorter one
+        has the same contents.
+        """
+        log, state = self._log, self._state()
+        last = self._saved_state
+        is_same = last is not None and last == replace(state, op_number=last.op_number)
+        if is_same and not log.unsaved and not log.is_replaced:
+            return None
+        with_snapshot = whole or log.is_replaced
+        operations = () if with_snapshot else tuple(log.unsaved)
+        log.unsaved.clear()
+        log.is_replaced = False
+        self._saved_state = state
+        return UnsavedChange(state, operations, log.store.to_snapshot() if with_snapshot else None)
 
     # state
 
@@ -105,14 +168,16 @@ class KvReplica:
         if self._view_change is not None:
             missing = self._view_change.waiting_for
             names = ", ".join(map(self._name, missing)) or "a machine that was here before"
-            return f"the store waits for {names}, which may hold earlier writes"
+            return f"the {self._rules.noun} waits for {names}, which may hold earlier writes"
         if self._primary is not None:
             names = ", ".join(map(self._name, self._primary.lagging_voters()))
-            return f"too few owners have acknowledged; the store waits for {names}" if names else None
+            if not names:
+                return None
+            return f"too few owners have acknowledged; the {self._rules.noun} waits for {names}"
         if self.primary == self._me:
             return "this machine was restarted and is still joining the cluster"
         primary = "a voter" if self.primary is None else self._name(self.primary)
-        return f"the store waits for {primary}, its primary"
+        return f"the {self._rules.noun} waits for {primary}, its primary"
 
     # events
 
@@ -127,7 +192,7 @@ class KvReplica:
         self._remember_view(view)
         self._primary = self._view_change = self._snapshot_receiver = None
         self._early_requests.clear()
-        if self.primary == self._me and view.number > self._forgotten_until:
+        if self.primary == self._me and view.number > self._last_view:
             self._start_view_change(1, now)
         self._send_requests(self._pending.unanswered(now, 0.0), now)
         return self._drain_effects(now)
@@ -259,7 +324,17 @@ class KvReplica:
         if view is None or change is None or self._snapshot_receiver is not None:
             return
         is_overdue = now - change.started_at > _FORMER_MEMBERS_S
-        choice = choose_log(view, change.replies, self._known_views, self._is_quorum, is_overdue=is_overdue)
+        known, replies = self._known_views, change.replies
+        if self._rules.is_durable:
+            choice, lost = choose_durable_log(
+                view, replies, known, self._is_quorum, self._is_gone, is_overdue=is_overdue
+            )
+            if lost and isinstance(choice, UseOwnLog):
+                self._effects.append(
+                    ReplicaNote(f"the {self._rules.noun} may lack the newest entries: {lost}")
+                )
+        else:
+            choice = choose_log(view, replies, known, self._is_quorum, is_overdue=is_overdue)
         if isinstance(choice, WaitFor):
             change.waiting_for = choice.missing
             return
@@ -281,7 +356,7 @@ class KvReplica:
         number = max(reply.op_number for reply in replies.values())
         if lost and any(reply.log_ballot != NO_BALLOT for reply in replies.values()):
             self._effects.append(ReplicaNote(f"the store lost its contents and starts empty: {lost}"))
-        self._log.replace(KeyValueStore(founding_id(ballot)), NO_BALLOT, number + 1)
+        self._log.replace(KeyValueStore(founding_id(ballot), self._rules), NO_BALLOT, number + 1)
         self._become_primary(now, is_empty=True)
 
     def _become_primary(self, now: float, *, is_empty: bool) -> None:
@@ -384,7 +459,7 @@ class KvReplica:
     def _request_snapshot(self, source: bytes, ballot: ViewBallot, now: float) -> None:
         self._transfers += 1
         transfer = self._nonce[:8] + self._transfers.to_bytes(8, "big")
-        self._snapshot_receiver = SnapshotReceiver(source, ballot, transfer, now)
+        self._snapshot_receiver = SnapshotReceiver(source, ballot, transfer, now, self._rules)
         self._effects.append(ReplicaSend(source, self._snapshot_receiver.request(now)))
 
     def _on_snapshot_request(self, sender: bytes, message: SnapshotRequest, now: float) -> None:

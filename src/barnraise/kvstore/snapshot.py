@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from barnraise.agent_client.kv_messages import Operation, Result, weight
+from barnraise.agent_client.kv_messages import WRITES, Operation, Result, weight
 from barnraise.core.errors import ProtocolError
 from barnraise.kvstore.messages import (
     CHUNK_BYTES,
-    MAX_SNAPSHOT_BYTES,
     NO_BALLOT,
     SnapshotChunk,
     SnapshotRequest,
     ViewBallot,
 )
-from barnraise.kvstore.store import KeyValueStore
+from barnraise.kvstore.store import IN_MEMORY, KeyValueStore, StoreRules
 
 _LOG_BYTES = 8 << 20
 _LOG_LENGTH = 4096
@@ -27,11 +26,15 @@ RETRY_S = 0.5
 class ReplicaLog:
     """State of the store after ``op_number`` operations, with the newest operations for backups that lag.
 
-    ``log_ballot``: the ballot of the last operation.
+    ``log_ballot``: the ballot of the last operation. A durable log also collects what its disk lacks:
+    ``unsaved`` writes with their numbers, or ``is_replaced`` if a snapshot has replaced everything.
     """
 
-    def __init__(self) -> None:
-        self.store = KeyValueStore(b"")
+    def __init__(self, rules: StoreRules = IN_MEMORY) -> None:
+        self.rules = rules
+        self.store = KeyValueStore(b"", rules)
+        self.unsaved: list[tuple[int, Operation]] = []
+        self.is_replaced = False
         self.log_ballot = NO_BALLOT
         self.op_number = 0
         self._entries: deque[tuple[Operation, int]] = deque()
@@ -50,6 +53,8 @@ class ReplicaLog:
         self._nbytes += nbytes
         while len(self._entries) > _LOG_LENGTH or (self._nbytes > _LOG_BYTES and len(self._entries) > 1):
             self._nbytes -= self._entries.popleft()[1]
+        if self.rules.is_durable and isinstance(operation, WRITES):
+            self.unsaved.append((self.op_number, operation))
         return self.store.apply(operation, self.op_number)
 
     def replace(self, store: KeyValueStore, ballot: ViewBallot, op_number: int) -> None:
@@ -57,6 +62,8 @@ class ReplicaLog:
         self.store, self.log_ballot, self.op_number = store, ballot, op_number
         self._entries.clear()
         self._nbytes = 0
+        self.unsaved.clear()
+        self.is_replaced = self.rules.is_durable
 
     def since(self, first: int) -> tuple[Operation, ...]:
         """Return the operations from number ``first`` on, as many as fit into one message."""
@@ -135,7 +142,10 @@ class ReceivedSnapshot(NamedTuple):
 class SnapshotReceiver:
     """Transfer of one snapshot from another replica, chunk by chunk."""
 
-    def __init__(self, source: bytes, ballot: ViewBallot, transfer: bytes, now: float) -> None:
+    def __init__(
+        self, source: bytes, ballot: ViewBallot, transfer: bytes, now: float, rules: StoreRules = IN_MEMORY
+    ) -> None:
+        self._rules = rules
         self.source = source
         self.ballot = ballot
         self._transfer = transfer
@@ -158,7 +168,7 @@ class SnapshotReceiver:
 
         Raise ProtocolError if the data cannot be a snapshot.
         """
-        if chunk.transfer != self._transfer or chunk.total > MAX_SNAPSHOT_BYTES:
+        if chunk.transfer != self._transfer or chunk.total > self._rules.max_snapshot_bytes:
             return False
         version = (chunk.log_ballot, chunk.op_number)
         if chunk.offset == 0 and version != self._version:
@@ -172,5 +182,5 @@ class SnapshotReceiver:
         if len(self._data) < chunk.total:
             return True
         return ReceivedSnapshot(
-            KeyValueStore.from_snapshot(bytes(self._data)), chunk.log_ballot, chunk.op_number
+            KeyValueStore.from_snapshot(bytes(self._data), self._rules), chunk.log_ballot, chunk.op_number
         )

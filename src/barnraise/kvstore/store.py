@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import Annotated, assert_never
 
 import msgspec
@@ -17,6 +18,7 @@ from barnraise.agent_client.kv_messages import (
     LARGEST_KEY,
     LARGEST_VALUE,
     LOBBY,
+    MOST_KEYS_AT_ONCE,
     WRITES,
     AddToKey,
     AppendToKey,
@@ -35,6 +37,7 @@ from barnraise.agent_client.kv_messages import (
     PushToQueue,
     QueueLength,
     Read,
+    ReadQueue,
     Result,
     SetKey,
     SetKeys,
@@ -44,16 +47,46 @@ from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError
 from barnraise.core.units import format_size
 
-MAX_NAMESPACES = 64
-MAX_KEYS = 100_000
-MAX_CLIENTS = 10_000
-MAX_NAMESPACE_BYTES = 64 << 20
+_MAX_NAMESPACES = 64
 _MAX_FENCES = 4096
 _MAX_MISSING_REPORTED = 512
 _INT64_LIMIT = 2**63
 _MAX_DIGITS = 64
 
 _FREE_NAMESPACES = "Stop runs that are no longer needed, or wait until idle namespaces are dropped."
+
+
+class StoreRules(msgspec.Struct, frozen=True):
+    """Limits of a store, and what becomes of its contents. They must be equal on all machines.
+
+    ``is_durable``: the replicas are on disks. ``free_namespaces``, ``free_bytes``, ``shorten``: what a person
+    can do about the limits.
+    """
+
+    noun: str = "store"
+    is_durable: bool = False
+    max_namespaces: int = _MAX_NAMESPACES
+    max_namespace_bytes: int = 64 << 20
+    max_bytes: int = 4 << 30
+    max_value: int = LARGEST_VALUE
+    max_keys: int = 100_000
+    max_queue: int = 1 << 26
+    max_clients: int = 10_000
+    free_namespaces: str = _FREE_NAMESPACES
+    free_bytes: str = "Delete keys that are no longer needed."
+    shorten: str = "Correct the call; nothing was written."
+
+    @property
+    def max_snapshot_bytes(self) -> int:
+        """Return a limit for the encoded store, with room for names and for remembered writes."""
+        return self.max_bytes + self.max_bytes // 4
+
+    def label(self, scope: Namespace) -> str:
+        """Return the words for a namespace in messages."""
+        return f"{self.noun} {scope.run!r}" if self.is_durable else str(scope)
+
+
+IN_MEMORY = StoreRules()
 _TOO_LATE = "Stop this process: the run was restarted without it."
 
 
@@ -78,7 +111,7 @@ class _StoreSnapshot(msgspec.Struct, frozen=True, array_like=True):
 
     founding: bytes
     fences: Annotated[dict[str, int], Meta(max_length=_MAX_FENCES)]
-    scopes: Annotated[list[_NamespaceSnapshot], Meta(max_length=MAX_NAMESPACES)]
+    scopes: Annotated[list[_NamespaceSnapshot], Meta(max_length=_MAX_NAMESPACES)]
 
 
 class _Namespace:
@@ -114,8 +147,9 @@ class KeyValueStore:
     ``founding`` identifies the history of the store. A store that lost its contents starts a new history.
     """
 
-    def __init__(self, founding: bytes) -> None:
+    def __init__(self, founding: bytes, rules: StoreRules = IN_MEMORY) -> None:
         self.founding = founding
+        self.rules = rules
         self._namespaces: dict[Namespace, _Namespace] = {}
         # Fencing: the oldest generation of each run that is still accepted.
         self._fences: dict[str, int] = {}
@@ -128,7 +162,7 @@ class KeyValueStore:
         """Return True if a write to this namespace would not exceed the number of namespaces."""
         return (
             scope in self._namespaces
-            or len(self._namespaces) - len(self._older_generations(scope)) < MAX_NAMESPACES
+            or len(self._namespaces) - len(self._older_generations(scope)) < self.rules.max_namespaces
         )
 
     def has(self, scope: Namespace, key: str) -> bool:
@@ -163,8 +197,10 @@ class KeyValueStore:
             if isinstance(opened, KvDenied):
                 return opened
             space = opened
-        if operation.client not in space.clients and len(space.clients) >= MAX_CLIENTS:
-            return _full(f"{operation.scope} has {MAX_CLIENTS} clients already")
+        if operation.client not in space.clients and len(space.clients) >= self.rules.max_clients:
+            return self._full(
+                f"{self.rules.label(operation.scope)} has {self.rules.max_clients} clients already"
+            )
         result = self._write(space, operation, number)
         space.remember(operation.client, _LastWrite(operation.serial, result))
         return result
@@ -182,10 +218,10 @@ class KeyValueStore:
         return msgspec.msgpack.encode(_StoreSnapshot(self.founding, self._fences, scopes))
 
     @classmethod
-    def from_snapshot(cls, data: bytes) -> KeyValueStore:
-        """Decode the bytes of `to_snapshot`; raise ProtocolError if they are malformed."""
+    def from_snapshot(cls, data: bytes, rules: StoreRules = IN_MEMORY) -> KeyValueStore:
+        """Decode the bytes of `to_snapshot`; raise ProtocolError if they are malformed or too many."""
         snapshot = decode(_snapshot_decoder, data, "a snapshot of the store cannot be read")
-        store = cls(snapshot.founding)
+        store = cls(snapshot.founding, rules)
         store._fences = snapshot.fences
         for saved in snapshot.scopes:
             space = _Namespace()
@@ -196,9 +232,16 @@ class KeyValueStore:
                 space.size += _length(key) + sum(map(len, items))
             for client, last_write in saved.clients.items():
                 space.remember(client, last_write)
-            if space.size > 2 * MAX_NAMESPACE_BYTES or len(space.values) + len(space.queues) > MAX_KEYS:
-                raise ProtocolError(f"a snapshot of the store exceeds the limit of {saved.scope}")
+            keys = len(space.values) + len(space.queues)
+            longest = max(map(len, space.queues.values()), default=0)
+            too_many = keys > rules.max_keys or longest > rules.max_queue
+            if space.size > 2 * rules.max_namespace_bytes or too_many:
+                raise ProtocolError(
+                    f"a snapshot of the store exceeds the limit of {rules.label(saved.scope)}"
+                )
             store._namespaces[saved.scope] = space
+        if len(store._namespaces) > rules.max_namespaces:
+            raise ProtocolError(f"a snapshot of the store has {len(store._namespaces)} namespaces")
         return store
 
     # namespaces
@@ -207,7 +250,8 @@ class KeyValueStore:
         if operation.founding and operation.founding != self.founding:
             return KvDenied(
                 "lost",
-                "the store lost its contents, because too many machines that held it stopped at once",
+                f"the {self.rules.noun} lost its contents, because too many machines that held it stopped at "
+                "once",
                 "Start the run again; its earlier keys are gone.",
             )
         scope = operation.scope
@@ -227,7 +271,10 @@ class KeyValueStore:
 
     def _open(self, scope: Namespace) -> _Namespace | KvDenied:
         if not self.can_open(scope):
-            return _full(f"the store has {MAX_NAMESPACES} namespaces already; cannot add {scope}")
+            return self._full(
+                f"there are {self.rules.max_namespaces} namespaces already; cannot add "
+                f"{self.rules.label(scope)}"
+            )
         for other in self._older_generations(scope):
             del self._namespaces[other]
         if scope.generation > self._fences.get(scope.run, 0):
@@ -253,19 +300,19 @@ class KeyValueStore:
     def _write(self, space: _Namespace, operation: Write, number: int) -> Result:
         match operation:
             case SetKey(key=key, value=value):
-                denied = _check_limits(space, operation.scope, [(key, value)])
+                denied = self._check_limits(space, operation.scope, [(key, value)])
                 if denied is None:
                     space.put(key, value)
             case SetKeys(keys=keys, values=values):
                 if len(keys) != len(values):
                     return _invalid(f"{len(keys)} keys were given with {len(values)} values")
-                denied = _check_limits(space, operation.scope, zip(keys, values, strict=True))
+                denied = self._check_limits(space, operation.scope, zip(keys, values, strict=True))
                 if denied is None:
                     for key, value in zip(keys, values, strict=True):
                         space.put(key, value)
             case AppendToKey(key=key, value=value):
                 whole = space.values.get(key, b"") + value
-                denied = _check_limits(space, operation.scope, [(key, whole)])
+                denied = self._check_limits(space, operation.scope, [(key, whole)])
                 if denied is None:
                     space.put(key, whole)
             case AddToKey():
@@ -277,10 +324,14 @@ class KeyValueStore:
                 space.size -= 0 if old is None else _length(key) + len(old)
                 return KvDone(number, self.founding, count=int(old is not None))
             case PushToQueue(key=key, value=value):
-                denied = _check_limits(space, operation.scope, [(key, value)], queue=True)
+                denied = self._check_limits(space, operation.scope, [(key, value)], queue=True)
+                if len(space.queues.get(key, ())) >= self.rules.max_queue:
+                    denied = self._full_namespace(operation.scope, f"{self.rules.max_queue} entries")
                 if denied is None:
                     space.size += len(value) + (0 if key in space.queues else _length(key))
-                    space.queues.setdefault(key, deque()).append(value)
+                    queue = space.queues.setdefault(key, deque())
+                    queue.append(value)
+                    return KvDone(number, self.founding, count=len(queue))
             case PopFromQueue(key=key):
                 return self._pop(space, key, number)
             case DropNamespace():
@@ -298,7 +349,7 @@ class KeyValueStore:
         if len(text) > _MAX_DIGITS or not -_INT64_LIMIT <= total < _INT64_LIMIT:
             return _invalid(f"key {operation.key!r} would exceed 64 bits")
         value = str(total).encode()
-        denied = _check_limits(space, operation.scope, [(operation.key, value)])
+        denied = self._check_limits(space, operation.scope, [(operation.key, value)])
         if denied is not None:
             return denied
         space.put(operation.key, value)
@@ -309,11 +360,11 @@ class KeyValueStore:
         equal = (current or b"") == operation.expected
         seen = operation.desired if equal else operation.expected if current is None else current
         # The answer is kept for retries, so it needs space even if nothing is written.
-        if seen and space.size + len(seen) > MAX_NAMESPACE_BYTES:
-            return _full_namespace(operation.scope)
+        if seen and space.size + len(seen) > self.rules.max_namespace_bytes:
+            return self._full_namespace(operation.scope)
         if not equal:
             return KvDone(number, self.founding, value=seen)
-        denied = _check_limits(space, operation.scope, [(key, operation.desired)])
+        denied = self._check_limits(space, operation.scope, [(key, operation.desired)])
         if denied is not None:
             return denied
         space.put(key, operation.desired)
@@ -351,8 +402,63 @@ class KeyValueStore:
                 return KvDone(number, self.founding, count=len(space.values))
             case QueueLength(key=key):
                 return KvDone(number, self.founding, count=len(space.queues.get(key, ())))
+            case ReadQueue(key=key, start=start):
+                queue = space.queues.get(key, ())
+                # An index of a deque costs time in its middle, so the values before it are skipped.
+                values = islice(queue, min(start, len(queue)), None)
+                return KvDone(number, self.founding, count=len(queue), values=_fit_into_reply(values))
             case _:
                 assert_never(operation)
+
+    # limits
+
+    def _check_limits(
+        self, space: _Namespace, scope: Namespace, pairs: Iterable[tuple[str, bytes]], *, queue: bool = False
+    ) -> KvDenied | None:
+        """Return the limit that these writes would exceed; None if all of them fit."""
+        rules = self.rules
+        size, count = space.size, len(space.values) + len(space.queues)
+        for key, value in pairs:
+            length = _length(key)
+            if length > LARGEST_KEY:
+                return _invalid(f"a key has {length} bytes; it may have {LARGEST_KEY}")
+            if len(value) > rules.max_value:
+                return self._too_large(scope, key, len(value))
+            if queue:
+                new = key not in space.queues
+                size += len(value) + (length if new else 0)
+            else:
+                old = space.values.get(key)
+                new = old is None
+                size += len(value) + (length if old is None else -len(old))
+            count += new
+        if count > rules.max_keys:
+            return self._full(f"{rules.label(scope)} has {rules.max_keys} keys already")
+        if size > rules.max_namespace_bytes and size > space.size:
+            return self._full_namespace(scope)
+        used = sum(other.size for other in self._namespaces.values()) - space.size
+        if used + size > rules.max_bytes and size > space.size:
+            return KvDenied(
+                "full",
+                f"the {rules.noun}s of this cluster would exceed {format_size(rules.max_bytes)} together",
+                rules.free_bytes,
+            )
+        return None
+
+    def _too_large(self, scope: Namespace, key: str, size: int) -> KvDenied:
+        rules = self.rules
+        what = f"an entry of {rules.label(scope)}" if rules.is_durable else f"key {key!r}"
+        limit = format_size(rules.max_value) if rules.is_durable else "1 MiB"
+        return KvDenied(
+            "invalid", f"{what} would have {format_size(size)}; it may have {limit}", rules.shorten
+        )
+
+    def _full_namespace(self, scope: Namespace, limit: str = "") -> KvDenied:
+        limit = limit or format_size(self.rules.max_namespace_bytes)
+        return KvDenied("full", f"{self.rules.label(scope)} already holds {limit}", self.rules.free_bytes)
+
+    def _full(self, message: str) -> KvDenied:
+        return KvDenied("full", message, self.rules.free_namespaces)
 
 
 _snapshot_decoder = msgspec.msgpack.Decoder(_StoreSnapshot)
@@ -381,46 +487,10 @@ def _fit_into_reply(values: Iterable[bytes]) -> tuple[bytes, ...]:
     size = 0
     for value in values:
         size += len(value) + 8
-        if included and size > LARGEST_VALUE:
+        if included and (size > LARGEST_VALUE or len(included) >= MOST_KEYS_AT_ONCE):
             break
         included.append(value)
     return tuple(included)
-
-
-def _check_limits(
-    space: _Namespace, scope: Namespace, pairs: Iterable[tuple[str, bytes]], *, queue: bool = False
-) -> KvDenied | None:
-    """Return the limit that these writes would exceed; None if all of them fit."""
-    size, count = space.size, len(space.values) + len(space.queues)
-    for key, value in pairs:
-        length = _length(key)
-        if length > LARGEST_KEY:
-            return _invalid(f"a key has {length} bytes; it may have {LARGEST_KEY}")
-        if len(value) > LARGEST_VALUE:
-            return _invalid(f"key {key!r} would have {format_size(len(value))}; it may have 1 MiB")
-        if queue:
-            new = key not in space.queues
-            size += len(value) + (length if new else 0)
-        else:
-            old = space.values.get(key)
-            new = old is None
-            size += len(value) + (length if old is None else -len(old))
-        count += new
-    if count > MAX_KEYS:
-        return _full(f"{scope} has {MAX_KEYS} keys already")
-    return _full_namespace(scope) if size > MAX_NAMESPACE_BYTES and size > space.size else None
-
-
-def _full_namespace(scope: Namespace) -> KvDenied:
-    return KvDenied(
-        "full",
-        f"{scope} already holds {format_size(MAX_NAMESPACE_BYTES)}",
-        "Delete keys that are no longer needed.",
-    )
-
-
-def _full(message: str) -> KvDenied:
-    return KvDenied("full", message, _FREE_NAMESPACES)
 
 
 def _invalid(message: str) -> KvDenied:

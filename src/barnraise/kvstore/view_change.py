@@ -8,7 +8,7 @@ therefore complete. A restarted replica may have lost its state, so it does not 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from barnraise.kvstore.messages import NO_BALLOT, IsQuorum, ReplicaView, ViewBallot, ViewPromise
@@ -70,6 +70,51 @@ def choose_log(
         if past.forced:
             break
     return _newest_log(replies)
+
+
+def choose_durable_log(
+    view: ReplicaView,
+    replies: Mapping[bytes, ViewPromise],
+    known: Mapping[int, ReplicaView],
+    is_quorum: IsQuorum,
+    is_gone: Callable[[bytes], bool],
+    *,
+    is_overdue: bool,
+) -> tuple[LogChoice, str]:
+    """Return the log that the new primary of a durable store starts from, and why entries may be missing.
+
+    It differs from `choose_log` in two points, because disks return. The primary waits for voters of earlier
+    views without a limit, unless they were removed from the cluster (``is_gone``). And it never starts empty
+    while a member has a log.
+    """
+    absent = tuple(node for node in view.members if node not in replies)
+    if view.forced:
+        if absent and not is_overdue:
+            return WaitFor(absent, view.number), ""
+        return _newest_log(replies), ""
+    last_active = max(reply.log_ballot.view for reply in replies.values())
+    newest = view.number if last_active >= view.number else view.number - 1
+    oldest = max(last_active, 1)
+    lost = ""
+    expected = newest
+    for number in sorted((number for number in known if oldest <= number <= newest), reverse=True):
+        past = known[number]
+        if number != expected and not is_overdue:
+            return WaitFor(absent, expected), ""
+        remember = {
+            node for node in past.voters if node in replies and replies[node].forgotten_until < past.number
+        }
+        if not is_quorum(past, remember):
+            others = {node for node in past.voters if node not in replies and not is_gone(node)}
+            if others and (is_quorum(past, remember | others) or not is_overdue):
+                return WaitFor(tuple(sorted(others)), number), ""
+            lost = f"too few of the {len(past.voters)} machines that voted on it still have it"
+        if past.forced:
+            return _newest_log(replies), lost
+        expected = number - 1
+    if expected >= oldest and not is_overdue:
+        return WaitFor(absent, expected), ""
+    return _newest_log(replies), lost
 
 
 def _check_view(

@@ -15,6 +15,10 @@ PLAIN = b"import torch\nmodel = torch.nn.Linear(1, 1)\n"
     [
         (PLAIN, "separate"),
         (b"import torch, barnraise\nrun = barnraise.init()\n", "session"),
+        (b"import torch, barnraise\ns = barnraise.optuna.storage()\n", "sweep"),
+        (b"import torch\nfrom barnraise import optuna\ns = optuna.storage('a')\n", "sweep"),
+        (b"import torch, optuna\ns = optuna.storage()\n", "separate"),
+        (b"import torch, barnraise\nbarnraise.init(), barnraise.optuna.storage()\n", "session"),
         (b"import torch\nfrom barnraise import init\nrun = init(seed=1)\n", "session"),
         (b"import torch, barnraise\nprint(barnraise.__version__)\n", "separate"),
         (b"import torch\nimport torch.distributed as dist\ndist.init_process_group()\n", "distributed"),
@@ -50,8 +54,7 @@ def test_unreadable_module_of_the_folder_is_ignored() -> None:
     assert training_style(files, "train.py").kind == "separate"
 
 
-def test_examples_of_the_repository_are_sessions() -> None:
+def test_examples_of_the_repository_need_no_option() -> None:
     for file in sorted((ROOT / "examples").glob("*.py")):
-        assert training_style({file.name: file.read_bytes()}, file.name).kind in ("session", "distributed"), (
-            file
-        )
+        kind = training_style({file.name: file.read_bytes()}, file.name).kind
+        assert kind in ("session", "distributed", "sweep"), file

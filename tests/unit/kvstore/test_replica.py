@@ -33,6 +33,7 @@ from barnraise.kvstore.messages import (
     ReplicaAnswer,
     ReplicaSend,
     ReplicaView,
+    SavedReplica,
     SnapshotChunk,
     SnapshotRequest,
     ViewBallot,
@@ -42,7 +43,8 @@ from barnraise.kvstore.messages import (
 )
 from barnraise.kvstore.replica import KvReplica
 from barnraise.kvstore.snapshot import ReplicaLog
-from barnraise.kvstore.view_change import StartEmpty, UseOwnLog, WaitFor, choose_log
+from barnraise.kvstore.store import StoreRules
+from barnraise.kvstore.view_change import StartEmpty, UseOwnLog, WaitFor, choose_durable_log, choose_log
 from tests.unit.kvstore.kv_servers import is_quorum
 
 A, B, C, D = b"A", b"B", b"C", b"D"
@@ -446,3 +448,95 @@ def test_messages_round_trip_through_encoding() -> None:
         assert decode_message(encode_message(message)) == message
     with pytest.raises(ProtocolError):
         decode_message(bytes(3 << 20))
+
+
+def reply(log: ViewBallot, op_number: int = 1, forgotten: int = 0) -> ViewPromise:
+    return ViewPromise(NO_BALLOT, log, op_number, forgotten, ())
+
+
+def durable_choice(
+    new: ReplicaView,
+    replies: dict[bytes, ViewPromise],
+    *known: ReplicaView,
+    removed: bytes = b"",
+    is_overdue: bool = False,
+) -> tuple[object, bool]:
+    views = {past.number: past for past in (*known, new)}
+    choice, lost = choose_durable_log(
+        new, replies, views, is_quorum, lambda node: node[0] in removed, is_overdue=is_overdue
+    )
+    return choice, bool(lost)
+
+
+OLD, NEW = ViewBallot(1, 1, b"a"), ViewBallot(2, 1, b"a")
+
+
+def test_durable_store_waits_for_the_only_machine_with_the_newest_entries() -> None:
+    """A was alone in view 2, and is off again: B and C have older entries."""
+    replies = {B: reply(OLD), C: reply(OLD)}
+    for is_overdue in (False, True):
+        choice = durable_choice(
+            view(3, b"BC"), replies, view(1, b"ABC"), view(2, b"A"), is_overdue=is_overdue
+        )
+        assert choice == (WaitFor((A,), 2), False)
+    replies[A] = reply(NEW)
+    assert durable_choice(view(4, b"BCA"), replies, view(2, b"A"), view(3, b"BC")) == (UseOwnLog(A), False)
+
+
+def test_durable_store_does_not_wait_for_a_removed_machine() -> None:
+    replies = {B: reply(OLD), C: reply(OLD, 5)}
+    choice = durable_choice(view(3, b"BC"), replies, view(1, b"ABC"), view(2, b"A"), removed=b"A")
+    assert choice == (UseOwnLog(C), True)
+
+
+def test_durable_store_keeps_the_log_of_a_machine_when_another_lost_its_disk() -> None:
+    """The senior machine of a pair has a new disk: the other one has the entries, and is no quorum."""
+    replies = {A: reply(NO_BALLOT, 0, forgotten=1), B: reply(OLD, 9)}
+    assert durable_choice(view(2, b"BA"), replies, view(1, b"AB")) == (UseOwnLog(B), True)
+
+
+def test_durable_store_of_a_new_cluster_starts_empty() -> None:
+    assert durable_choice(view(1, b"A"), {A: reply(NO_BALLOT, 0)}) == (StartEmpty(""), False)
+    fresh = {A: reply(NO_BALLOT, 0, forgotten=70 << 24), B: reply(NO_BALLOT, 0, forgotten=70 << 24)}
+    later = view((70 << 24) + 1, b"AB")
+    assert isinstance(durable_choice(later, fresh)[0], WaitFor), "another machine may know the views between"
+    assert durable_choice(later, fresh, is_overdue=True) == (StartEmpty(""), False)
+
+
+def test_durable_store_follows_a_view_that_a_person_forced() -> None:
+    replies = {B: reply(OLD, 3)}
+    forced = view(9, b"BC", forced=True)
+    assert durable_choice(forced, replies, view(2, b"A"))[0] == WaitFor((C,), 9)
+    assert durable_choice(forced, replies, view(2, b"A"), is_overdue=True) == (UseOwnLog(B), False)
+
+
+def test_unsaved_change_is_returned_once() -> None:
+    rules = StoreRules(is_durable=True)
+    replica = KvReplica(A, is_quorum, A * 16, rules=rules)
+    replica.on_view_change(view(1, b"A"), 0.0)
+    first = replica.unsaved()
+    assert first is not None
+    assert first.snapshot is not None, "an empty store replaces what the disk had"
+    assert replica.unsaved() is None
+    write, read = SetKey(SCOPE, A * 16, 1, b"", "k", b"v"), GetKey(SCOPE, A * 16, 2, b"", "k")
+    replica.request(read, 1, 0.0)
+    assert replica.unsaved() is None
+    replica.request(write, 2, 0.0)
+    change = replica.unsaved()
+    assert change is not None
+    assert (change.operations, change.snapshot) == (((3, write),), None)
+    saved = SavedReplica(change.state, first.snapshot, change.operations)
+    again = KvReplica(A, is_quorum, B * 16, last_view=1, rules=rules, saved=saved)
+    assert again.unsaved() is None
+    again.on_view_change(view(2, b"A"), 0.0)
+    (answer,) = again.request(read, 3, 0.0)
+    assert isinstance(answer, ReplicaAnswer)
+    assert answer.result.value == b"v"  # type: ignore[union-attr]
+
+
+def test_store_in_memory_collects_nothing_for_a_disk() -> None:
+    cluster = Replicas(b"A")
+    cluster.change_view(view(1, b"A"))
+    cluster.ask(A, SetKey, "k", b"v")
+    log = cluster.replicas[A]._log
+    assert (log.unsaved, log.is_replaced) == ([], False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from barnraise.agent_client.kv_messages import (
     LARGEST_VALUE,
@@ -25,13 +26,14 @@ from barnraise.agent_client.kv_messages import (
     PopFromQueue,
     PushToQueue,
     QueueLength,
+    ReadQueue,
     Result,
     SetKey,
     SetKeys,
 )
 from barnraise.core.errors import ProtocolError
-from barnraise.kvstore import store as store_module
-from barnraise.kvstore.store import MAX_NAMESPACES, KeyValueStore
+from barnraise.kvstore.journals import JOURNALS
+from barnraise.kvstore.store import IN_MEMORY, KeyValueStore, StoreRules
 
 ME, YOU = b"m" * 16, b"y" * 16
 FOUNDING = b"founding"
@@ -40,8 +42,8 @@ FOUNDING = b"founding"
 class NumberedStore:
     """Store together with a counter that numbers its operations."""
 
-    def __init__(self) -> None:
-        self.state = KeyValueStore(FOUNDING)
+    def __init__(self, rules: StoreRules = IN_MEMORY) -> None:
+        self.state = KeyValueStore(FOUNDING, rules)
         self.number = 0
 
     def do(self, kind: type, *fields: object, run: str = "r", generation: int = 1, **head: object) -> Result:
@@ -157,7 +159,7 @@ def test_other_history_is_rejected(store: NumberedStore) -> None:
 
 
 def test_namespaces_are_bounded(store: NumberedStore) -> None:
-    for number in range(MAX_NAMESPACES):
+    for number in range(IN_MEMORY.max_namespaces):
         store.done(SetKey, "k", b"", run=f"run {number}")
     full = store.denied(SetKey, "k", b"", run="one more")
     assert (full.reason, "64 namespaces" in full.message) == ("full", True)
@@ -167,11 +169,11 @@ def test_namespaces_are_bounded(store: NumberedStore) -> None:
     store.done(SetKey, "k", b"", run="one more")
 
 
-def test_sizes_are_bounded(store: NumberedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_bounded(store: NumberedStore) -> None:
     assert "bytes" in store.denied(SetKey, "ä" * 600, b"").message
     store.done(SetKey, "k", bytes(LARGEST_VALUE))
     assert store.denied(AppendToKey, "k", b"x").reason == "invalid"
-    monkeypatch.setattr(store_module, "MAX_NAMESPACE_BYTES", LARGEST_VALUE + 100)
+    store.state.rules = replace(IN_MEMORY, max_namespace_bytes=LARGEST_VALUE + 100)
     assert store.denied(SetKey, "l", bytes(200)).reason == "full"
     assert store.denied(PushToQueue, "l", bytes(200)).reason == "full"
     assert store.denied(SetKeys, ("l", "m"), (b"", bytes(200))).reason == "full"
@@ -179,11 +181,11 @@ def test_sizes_are_bounded(store: NumberedStore, monkeypatch: pytest.MonkeyPatch
     assert store.denied(CompareAndSet, "k", b"", b"x").reason == "full", "its answer would not fit"
     store.done(SetKey, "k", b"small")
     store.done(SetKey, "l", bytes(200))
-    monkeypatch.setattr(store_module, "MAX_KEYS", 2)
+    store.state.rules = replace(store.state.rules, max_keys=2)
     assert "keys" in store.denied(AddToKey, "m", 1).message
     store.done(DeleteKey, "l")
     store.done(AddToKey, "m", 1)
-    monkeypatch.setattr(store_module, "MAX_CLIENTS", 1)
+    store.state.rules = replace(store.state.rules, max_clients=1)
     assert "clients" in store.denied(SetKey, "k", b"", client=YOU).message
 
 
@@ -207,6 +209,45 @@ def test_long_answers_are_truncated(store: NumberedStore) -> None:
         store.done(SetKey, key, key.encode() * (LARGEST_VALUE // 2))
     assert [value[:1] for value in store.done(GetKeys, ("a", "b", "c")).values] == [b"a"]
     assert len(store.done(GetKeys, tuple(f"x{n}" for n in range(5000))).missing) == 512
+
+
+def test_queue_is_read_from_a_place_in_pieces(store: NumberedStore) -> None:
+    assert store.done(ReadQueue, "q", 0).count == 0
+    for number in range(6):
+        store.done(PushToQueue, "q", bytes([number]) * (LARGEST_VALUE // 3))
+    done = store.done(ReadQueue, "q", 1)
+    assert (done.count, [value[0] for value in done.values]) == (6, [1, 2])
+    assert store.done(ReadQueue, "q", 5).values[0][0] == 5
+    for start in (6, 7, 1 << 60):
+        assert (store.done(ReadQueue, "q", start).values, store.done(ReadQueue, "q", start).count) == ((), 6)
+
+
+def test_rules_bound_journals_and_say_what_to_do() -> None:
+    rules = replace(JOURNALS, max_namespaces=2, max_namespace_bytes=100, max_bytes=150, max_queue=3)
+    store = NumberedStore(rules)
+    large = store.denied(PushToQueue, "q", bytes(rules.max_value + 1))
+    assert (large.reason, "an entry of journal 'r'" in large.message) == ("invalid", True)
+    for _ in range(3):
+        store.done(PushToQueue, "q", bytes(20))
+    assert "already holds 3 entries" in store.denied(PushToQueue, "q", b"x").message
+    assert "journal 'r' already holds 100 B" in store.denied(PushToQueue, "p", bytes(60)).message
+    assert "the journals of this cluster" in store.denied(PushToQueue, "q", bytes(99), run="s").message
+    full = store.denied(PushToQueue, "q", b"", run="t")
+    assert (full.reason, "delete_storage" in full.hint) == ("full", True)
+    store.done(DropNamespace, generation=1)
+    store.done(PushToQueue, "q", bytes(99), run="s")
+
+
+def test_snapshot_beyond_the_rules_is_rejected() -> None:
+    store = NumberedStore()
+    for number in range(3):
+        store.done(PushToQueue, "q", bytes(200), run=f"run {number}")
+        store.done(PushToQueue, "q", b"", run=f"run {number}")
+    snapshot = store.state.to_snapshot()
+    KeyValueStore.from_snapshot(snapshot)
+    for limits in ({"max_namespaces": 2}, {"max_namespace_bytes": 90}, {"max_queue": 1}, {"max_keys": 0}):
+        with pytest.raises(ProtocolError):
+            KeyValueStore.from_snapshot(snapshot, replace(IN_MEMORY, **limits))
 
 
 keys = st.sampled_from(["a", "b", "ключ"])

@@ -72,3 +72,14 @@ def test_example_of_a_trainer_learns(tmp_path: Path, name: str, adapter: str) ->
     losses = [float(text) for text in re.findall(r"'loss': '?([\d.]+)", run(name, tmp_path))]
     assert losses[-1] < 0.8 * losses[0]
     assert (tmp_path / adapter / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_example_sweep_finds_values(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    match = re.search(
+        r"8 trials; best: ([\d.]+)% errors with {'width': \d+, 'rate': ", run("sweep.py", tmp_path)
+    )
+    assert match is not None
+    assert float(match[1]) < 45

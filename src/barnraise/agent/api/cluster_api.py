@@ -44,13 +44,14 @@ from barnraise.agent_client.cluster_requests import (
     decode_request,
     encode,
 )
-from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest, KvResponse
+from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest, KvResponse, Result
 from barnraise.agent_client.kv_messages import encode as encode_kv
 from barnraise.agent_client.machine_limits import MachineLimits
 from barnraise.agent_client.run_requests import GraphRequest, RunRequest
 from barnraise.core.errors import AgentError, MembershipError
 from barnraise.identity import NodeId
 from barnraise.identity.trust import SignedEntry, TrustLog, check_name
+from barnraise.kvstore.journals import refuse_journal_operation
 from barnraise.membership.consensus.paxos import BRANCH_BITS
 from barnraise.pairing import grant_text, new_psk
 from barnraise.topology import Machine, TopologyGraph
@@ -72,6 +73,8 @@ async def answer(agent: Agent, data: bytes, run: str) -> bytes:
         _check_worker_request(agent, run, request)
         if isinstance(request, GraphRequest):
             return encode(runs_api.graph_of_run(agent, run))
+    if isinstance(request, KvRequest) and request.durable:
+        return encode_kv(KvResponse(await _answer_journal(agent, request)))
     if isinstance(request, KvRequest | ClusterRequest):
         if isinstance(request, KvRequest) and agent.runs.proxy.is_needed:
             return encode_kv(
@@ -81,6 +84,19 @@ async def answer(agent: Agent, data: bytes, run: str) -> bytes:
     if isinstance(request, RunRequest):
         return encode(await runs_api.answer(agent, request))
     return encode(await _answer(agent, request))
+
+
+async def _answer_journal(agent: Agent, request: KvRequest) -> Result:
+    """Execute an operation on a journal; raise AgentError if it is none, or if this machine is a guest."""
+    reason = refuse_journal_operation(request.operation)
+    if reason is not None:
+        raise AgentError(f"the agent rejects a request to a journal: {reason}", hint="Correct the name.")
+    if agent.log.role(agent.me) != "owner":
+        raise AgentError(
+            "this machine is a guest of its cluster, and guests have no journals",
+            hint="Run the sweep on machines that `barnraise nodes` shows as owner: barnraise run --on NAMES.",
+        )
+    return await agent.journals.request(request.operation, request.patience_s)
 
 
 def _check_worker_request(agent: Agent, run: str, request: AnyAgentRequest) -> None:

@@ -22,6 +22,7 @@ from barnraise.agent_client.run_requests import (
     SignersRequest,
     SignRequest,
 )
+from barnraise.kvstore.journals import refuse_journal_operation
 
 _OWN = (
     GroupRequest,
@@ -45,6 +46,9 @@ def refuse_request(run: str, earlier: Collection[str], request: AnyAgentRequest)
             return None
         case GraphRequest():
             return "it names machines; a worker asks for those of its run" if request.on else None
+        case KvRequest(durable=True):
+            # Journals belong to the cluster: a later run continues a sweep.
+            return refuse_journal_operation(request.operation)
         case KvRequest():
             scope = request.operation.scope
             return None if scope.run == run else f"the keys of run {scope.run} do not belong to it"

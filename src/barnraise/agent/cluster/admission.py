@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from barnraise.agent.journal_storage import FILE_NAME as JOURNALS_FILE
 from barnraise.core.errors import MembershipError, PairingError
 from barnraise.core.files import sync_path
 from barnraise.identity import NodeId, NodeKey
@@ -57,6 +58,7 @@ async def enter(agent: Agent, log: TrustLog, peers: list[PairingPeer]) -> None:
     agent.storage.replace_cluster(record, tuple(map(encode_entry, log.entries)))
     agent.build_member(StoredHistory(record, log))
     agent.kv.reset()
+    agent.journals.reset()
     agent.runs.reset()
     agent.discovery.forget()
     agent.peer_store.keep_only(set(log.members))
@@ -134,7 +136,10 @@ def renew_lost_key(directory: Path, storage: MembershipStorage) -> bool:
 
 def forget_cluster(directory: Path) -> None:
     """Rename the cluster's files and the node key away, so that the next start is a new machine."""
-    _rename_away(directory, _KEY, _NEXT, _USED, FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm")
+    bases = (FILE_NAME, JOURNALS_FILE)
+    _rename_away(
+        directory, _KEY, _NEXT, _USED, *(base + end for base in bases for end in ("", "-wal", "-shm"))
+    )
 
 
 def _all_addresses(agent: Agent) -> list[PairingPeer]:

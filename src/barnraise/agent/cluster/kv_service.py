@@ -1,4 +1,4 @@
-"""This machine's replica of the key-value store: its messages, views and clients.
+"""This machine's replicas: of the key-value store, and of the journals on the disks.
 
 `barnraise.kvstore` decides; this module only does the input and output.
 """
@@ -11,9 +11,11 @@ import secrets
 
 from barnraise.agent import protocol
 from barnraise.agent.context import AgentContext
+from barnraise.agent.journal_storage import JournalStorage
 from barnraise.agent_client.kv_messages import (
     ClusterRequest,
     ClusterResponse,
+    KvDenied,
     KvRequest,
     KvResponse,
     Operation,
@@ -21,7 +23,7 @@ from barnraise.agent_client.kv_messages import (
     WatchKey,
     encode,
 )
-from barnraise.core.errors import ProtocolError
+from barnraise.core.errors import MembershipError, ProtocolError
 from barnraise.identity import NodeId
 from barnraise.kvstore import (
     Effect,
@@ -33,6 +35,9 @@ from barnraise.kvstore import (
     decode_message,
     encode_message,
 )
+from barnraise.kvstore.journals import JOURNALS, refuse_journal_operation
+from barnraise.kvstore.messages import ForwardedRequest
+from barnraise.kvstore.store import IN_MEMORY
 from barnraise.membership.consensus.paxos import PaxosDecision
 from barnraise.membership.consensus.quorum import is_quorum
 from barnraise.membership.view import MembershipView
@@ -44,10 +49,17 @@ _log = logging.getLogger(__name__)
 
 
 class KvService:
-    """Connects the replica with the network and with clients on this machine."""
+    """Connects a replica with the network and with clients on this machine.
 
-    def __init__(self, agent: AgentContext) -> None:
+    ``disk``: the replica is one of the journals, and is saved there before any message or answer leaves.
+    """
+
+    def __init__(self, agent: AgentContext, disk: JournalStorage | None = None) -> None:
         self._agent = agent
+        self._disk = disk
+        self._rules = IN_MEMORY if disk is None else JOURNALS
+        self._kind = protocol.BOARD if disk is None else protocol.JOURNAL
+        self._fault = ""  # why the disk cannot be used: then nothing is sent or answered
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[object, asyncio.Future[Result]] = {}
         self._replica = self._new()
@@ -55,6 +67,8 @@ class KvService:
 
     def reset(self) -> None:
         """Start an empty replica for another cluster."""
+        if self._disk is not None:
+            self._disk.clear()
         self._replica = self._new()
 
     def view_changed(self) -> None:
@@ -67,8 +81,12 @@ class KvService:
     def received(self, node: NodeId, body: bytes | memoryview) -> None:
         """Handle a message of another replica; raise ProtocolError if it comes from a guest."""
         if self._agent.member.history.role(node.raw) != "owner":
-            raise ProtocolError(f"{node.short} is a guest and holds no replica of the key-value store")
+            raise ProtocolError(f"{node.short} is a guest and holds no replica of the {self._rules.noun}")
         message = decode_message(bytes(body))
+        if self._disk is not None and isinstance(message, ForwardedRequest):
+            reason = refuse_journal_operation(message.operation)
+            if reason is not None:
+                raise ProtocolError(f"{node.short} sent a request that is not one of a journal: {reason}")
         self._perform(self._replica.receive(node.raw, message, self._loop.time()))
 
     async def run(self) -> None:
@@ -85,6 +103,8 @@ class KvService:
 
     async def request(self, operation: Operation | WatchKey, patience_s: float) -> Result:
         """Execute an operation and return its result; after ``patience_s`` the result is a denial."""
+        if self._fault:
+            return KvDenied("late", self._fault, "Free some disk space, then start the agent again.")
         ticket = object()
         future: asyncio.Future[Result] = self._loop.create_future()
         self._waiting[ticket] = future
@@ -107,7 +127,11 @@ class KvService:
         )
 
     def _new(self) -> KvReplica:
-        agent = self._agent
+        agent, saved = self._agent, None
+        if self._disk is not None:
+            saved = self._disk.load(agent.log.cluster)
+            if saved is None:
+                self._disk.clear()  # of another cluster
         return KvReplica(
             agent.me.raw,
             _has_quorum,
@@ -115,19 +139,41 @@ class KvService:
             # If the view lists this start of ours, we have forgotten nothing.
             last_view=_number(agent.member.record.decided) - agent.member.is_member,
             name=lambda raw: agent.name_of(NodeId(raw)),
+            rules=self._rules,
+            saved=saved,
+            is_gone=lambda raw: agent.log.role(NodeId(raw)) is None,
         )
 
+    def _save(self) -> None:
+        """Save what the disk lacks; after a failure, memory is ahead of the disk and nothing may leave."""
+        if self._disk is None or self._fault:
+            return
+        change = self._replica.unsaved(whole=self._disk.wants_snapshot)
+        if change is None:
+            return
+        try:
+            self._disk.save(self._agent.log.cluster, change)
+        except MembershipError as error:
+            self._fault = error.message
+            self._agent.report_event(f"the journals of this machine stop: {error.message}")
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_result(KvDenied("late", error.message, error.hint))
+
     def _perform(self, effects: list[Effect]) -> None:
+        self._save()
+        if self._fault:
+            return
         for effect in effects:
             match effect:
                 case ReplicaSend():
-                    self._agent.send_bulk(NodeId(effect.to), protocol.BOARD + encode_message(effect.message))
+                    self._agent.send_bulk(NodeId(effect.to), self._kind + encode_message(effect.message))
                 case ReplicaAnswer():
                     future = self._waiting.get(effect.ticket)
                     if future is not None and not future.done():
                         future.set_result(effect.result)
                 case ReplicaNote():
-                    _log.info("key-value store: %s", effect.text)
+                    _log.info("%s: %s", self._rules.noun, effect.text)
 
 
 def _number(decided: PaxosDecision) -> int:

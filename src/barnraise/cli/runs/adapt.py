@@ -26,7 +26,7 @@ def run(script: Path, *, write: bool) -> int:
         raise RunError(f"there is no script {script}", hint="Give the path of a Python file.")
     source = script.read_bytes()
     style = training_style({script.name: source}, script.name)
-    if style.kind in ("session", "distributed"):
+    if style.kind in ("session", "distributed", "sweep"):
         click.echo(f"{style.reason}: nothing to add", err=True)
         return 0
     text = source.decode("utf-8")

@@ -16,7 +16,15 @@ from barnraise.agent_client.cluster_requests import (
     StatusRequest,
     UnpairRequest,
 )
-from barnraise.agent_client.kv_messages import LOBBY, ClusterRequest, KvRequest, Namespace, SetKey
+from barnraise.agent_client.kv_messages import (
+    LOBBY,
+    ClusterRequest,
+    KvRequest,
+    Namespace,
+    PushToQueue,
+    ReadQueue,
+    SetKey,
+)
 from barnraise.agent_client.run_options import RunProgram
 from barnraise.agent_client.run_requests import (
     AcceptRunRequest,
@@ -43,10 +51,16 @@ def set_key(run: str, generation: int = 1) -> KvRequest:
     return KvRequest(SetKey(Namespace(run, generation), bytes(16), 1, b"", "key", b"value"), 5.0)
 
 
+def of_journal(kind: type, *fields: object, name: str = "default", generation: int = LOBBY) -> KvRequest:
+    return KvRequest(kind(Namespace(name, generation), bytes(16), 1, b"", "ab" * 16, *fields), 5.0, True)
+
+
 @pytest.mark.parametrize(
     "request_",
     [
         ClusterRequest(),
+        of_journal(PushToQueue, b"{}"),
+        of_journal(ReadQueue, 0),
         GraphRequest(),
         set_key(RUN),
         GroupRequest(RUN, 0, 1),
@@ -85,6 +99,9 @@ def test_refuse_request_of_own_run_is_accepted(request_: AnyAgentRequest) -> Non
         GraphRequest(on=("pc",)),
         set_key(OTHER),
         set_key("@runs", LOBBY),
+        of_journal(SetKey, b"v"),
+        of_journal(PushToQueue, b"{}", name="@runs"),
+        of_journal(PushToQueue, b"{}", name=RUN, generation=1),
         WatchRequest(run=RUN),
         WatchRequest(run=OTHER),
         RolesRequest(OTHER),
