@@ -51,6 +51,7 @@ def test_changelog_names_this_version() -> None:
 _PIP_INSTALL = re.compile(r"pip3? install((?: +(?:\"[^\"\n]+\"|'[^'\n]+'|[^\s`'\"),;]+))+)")
 _OTHER_DISTRIBUTIONS = {
     "flwr",
+    "lightning-fabric",
     "lm_eval",
     "numpy",
     "opentelemetry-api",

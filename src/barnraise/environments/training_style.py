@@ -17,9 +17,9 @@ from barnraise.environments.script_imports import reached_modules
 
 # Libraries that start a process group by themselves when torchrun's variables are set.
 _LIBRARY_NAMES = """
-accelerate axolotl colossalai composer deepspeed fairscale fastai horovod ignite lightning llamafactory
-megatron nemo pytorch_lightning ray sentence_transformers torchft torchtitan torchtune transformers trl
-ultralytics unsloth
+accelerate axolotl colossalai composer deepspeed fairscale fastai horovod ignite lightning lightning_fabric
+llamafactory megatron nemo pytorch_lightning ray sentence_transformers torchft torchtitan torchtune
+transformers trl ultralytics unsloth
 """
 DISTRIBUTED_LIBRARIES = frozenset(_LIBRARY_NAMES.split())
 _DISTRIBUTED = """

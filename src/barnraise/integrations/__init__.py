@@ -1,4 +1,4 @@
-"""Adapters for other libraries: Transformers and lm_eval in a session, and Optuna beside it.
+"""Adapters for other libraries: Transformers, Fabric and lm_eval in a session, and Optuna beside it.
 
 Each module imports the library that it adapts. Nothing else in Barnraise does.
 """

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.utils import _pytree
+
+
+def device_of_worker() -> torch.device:
+    """Return the device that this worker should use."""
+    assigned = os.environ.get("BARNRAISE_DEVICE")
+    if assigned:
+        return torch.device(assigned)
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def place_model(

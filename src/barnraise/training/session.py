@@ -8,6 +8,7 @@ worker's last micro-batch of a step, it finishes the step with all workers: see 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import time
@@ -29,7 +30,7 @@ from barnraise.training.autotune.tuner import GroupSample, SyncMode, SyncTuner
 from barnraise.training.batches import TWO_LOOPS, AssignedParts, Batch, Batches
 from barnraise.training.data.iterable import IterableLoader
 from barnraise.training.data.loader import MicroBatchLoader
-from barnraise.training.device_placement import move_batch, place_model
+from barnraise.training.device_placement import device_of_worker, move_batch, place_model
 from barnraise.training.gradients.batch_norm_stats import BatchNormStats
 from barnraise.training.gradients.grad_scaler import ScalerAdapter
 from barnraise.training.gradients.reducer import GradientReducer
@@ -145,10 +146,7 @@ class Session:
     @property
     def device(self) -> torch.device:
         """Return the device that this worker should use."""
-        assigned = os.environ.get("BARNRAISE_DEVICE")
-        if assigned:
-            return torch.device(assigned)
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        return device_of_worker()
 
     @property
     def healed(self) -> RecoveryStats | None:
@@ -164,6 +162,11 @@ class Session:
     def history(self) -> list[dict[str, float]]:
         """Return the logged values by step, averaged over whole batches. Old entries are dropped."""
         return self._metrics.history
+
+    @property
+    def rank(self) -> int:
+        """Return the number of this worker in the current group; it changes with the group."""
+        return self._manager.rank
 
     @property
     def world(self) -> int:
@@ -312,12 +315,21 @@ class Session:
         is_first = os.environ.get("LOCAL_RANK", "0") == "0"
         if self._model is None or not (is_first or self.is_main):
             return
-        with self._step_loop.committed(), self._batch_norms.committed():
+        with self.committed():
             if is_adapter_folder(self._model, Path(path)) and not complete:
                 save_adapter(self._model, Path(path), self.done)
                 return
             tensors, base = self._state.saved_model(complete=complete)
             write_model(tensors, Path(path), {"steps": str(self.done), **base})
+
+    @contextlib.contextmanager
+    def committed(self) -> Iterator[None]:
+        """Hold the model in its last committed state for the duration of the context."""
+        if self._model is None:
+            yield
+            return
+        with self._step_loop.committed(), self._batch_norms.committed():
+            yield
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all workers, concatenated; scalars become a vector. For evaluation."""

@@ -83,3 +83,13 @@ def test_example_sweep_finds_values(tmp_path: Path) -> None:
     )
     assert match is not None
     assert float(match[1]) < 45
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_example_fabric_trains(tmp_path: Path) -> None:
+    pytest.importorskip("lightning_fabric")
+    printed = run("fabric.py", tmp_path)
+    losses = [float(text) for text in re.findall(r"loss ([\d.]+)", printed)]
+    assert losses[-1] < 0.95 * losses[0], printed
+    assert (tmp_path / "spiral.ckpt").exists()
