@@ -148,7 +148,7 @@ TABLE = (
     Row("gate", "unit/agent/test_artifact_service.py"),
     Row("gate", "unit/agent/test_model_files.py"),
     Row("gate", "unit/agent/supervisor/*"),
-    Row("gate", "unit/integrations/test_optuna.py"),
+    Row("gate", "unit/integrations/*"),
     Row("gate", "unit/worker/*"),
 )
 

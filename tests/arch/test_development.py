@@ -16,7 +16,7 @@ from tests.arch.test_project import PROJECT
 from tests.tiers import TABLE, WAITING
 
 # Those whose module has another name than the distribution.
-MODULES = {"http-message-signatures": "http_message_signatures"}
+MODULES = {"http-message-signatures": "http_message_signatures", "pillow": "PIL"}
 # A comparison runs these in an environment of its own.
 OF_COMPARISONS = {"flwr", "torchft"}
 OF_TESTS = {"own_data"}  # a module that a test writes

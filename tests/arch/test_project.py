@@ -50,6 +50,7 @@ def test_changelog_names_this_version() -> None:
 # A word after "pip install" is an option, a local path, or the name of a distribution.
 _PIP_INSTALL = re.compile(r"pip3? install((?: +(?:\"[^\"\n]+\"|'[^'\n]+'|[^\s`'\"),;]+))+)")
 _OTHER_DISTRIBUTIONS = {
+    "diffusers",
     "flwr",
     "lightning-fabric",
     "lm_eval",

@@ -15,6 +15,7 @@ import pytest
 
 from barnraise.hub.storage.log import HubLog, MemberRecord
 from lab import Host, Lab, LabProcess
+from tests.stand_in_mnist import write_mnist
 from tests.unit.hub.reverse_proxies import make_certificates
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -187,6 +188,35 @@ def test_friends_join_train_outlive_the_hub_and_leave(lab_hub: LabHub) -> None:
     count = lab_hub.rounds("anna")
     lab_hub.until(lambda: lab_hub.rounds("anna") > count, 240.0, "anna is back", back, again)
     assert len(lab_hub.members()) == friends
+
+
+def test_example_digits_trains_at_a_hub(lab_hub: LabHub) -> None:
+    """The file is the one that runs alone; its data are in the folder that the hub sends."""
+    (lab_hub.project / "train.py").unlink()
+    for name in ("digits.py", "evaluate_digits.py"):
+        text = (REPOSITORY / "examples" / name).read_text(encoding="utf-8")
+        (lab_hub.project / name).write_text(text, encoding="utf-8")
+    write_mnist(lab_hub.project / "mnist", 1024, 500)
+    hub = lab_hub.up("--round", "1s", "digits.py", "--epochs", "20", "--batch", "64")
+    anna = lab_hub.join(lab_hub.lab.nats[0].hosts[0], "anna", lab_hub.invite(hub))
+    assert anna.wait(300) == 0, anna.output()
+    assert anna.output().count("saved: digits.safetensors") == 1
+    lab_hub.until(lambda: "own part ended with code 0" in hub.output(), 120.0, "the host's part ends", hub)
+    members = lab_hub.members()
+    assert members["anna"].samples > 0
+    assert members["anna"].samples + members["owner"].samples >= 20 * 1024
+    losses = [float(text) for text in re.findall(r"epoch \d+ of 20: loss ([\d.]+)", anna.output())]
+    assert losses[-1] < losses[0]
+    (model,) = (lab_hub.project / "barnraise-runs").glob("*/digits.safetensors")
+    model.rename(lab_hub.project / model.name)
+    tested = lab_hub.lab.hosts[0].run(
+        [sys.executable, "evaluate_digits.py"],
+        env={"PYTHONPATH": str(REPOSITORY / "src"), "OMP_NUM_THREADS": "1"},
+        cwd=lab_hub.project,
+    )
+    match = re.search(r"([\d.]+)% of 500 images are right", tested.stdout)
+    assert match is not None
+    assert float(match[1]) > 70
 
 
 def test_hub_run_finishes_on_every_machine(lab_hub: LabHub) -> None:
