@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.agents.commits import Commit, judge
+from benchmarks.finetune.__main__ import BATCH, Killed, figures_of, is_complete, memory_of, step_losses
 from benchmarks.report import at_most, median, p95, slope
 from benchmarks.session.__main__ import rotated
 from benchmarks.session.soak import GOALS_S, Soak
@@ -112,3 +116,69 @@ def test_readme_speed_matches_collectives_table() -> None:
     shares = [figures[name]["measured"] for name in ("lab_1gbit_2h_tls", "lab_1gbit_4h_tls")]
     slower = [round(100 * (1 - share)) for share in shares]
     assert f"it is {slower[0]} to {slower[1]} % slower for 32 MB" in (ROOT / "README.md").read_text("utf-8")
+
+
+def _killed(losses: list[float], healed: int = 2, checkpoints: int = 1, digest: str = "aa") -> Killed:
+    lines = [_line(1, 0, "0, 1"), _line(1, 1, "2, 3", digest=digest)]
+    figures = {"trained": 1000, "moments": 2000, "frozen": 10**6}
+    received = [{"bytes": 3000, "wire": 3100 + number, "donors": 2} for number in range(healed)]
+    verdict = judge([Commit(line) for line in lines], 4)
+    return Killed(figures, losses, 2, verdict, received, [3150] * checkpoints, [105, 104, 106])
+
+
+def test_figures_of_fine_tuning_are_those_of_the_worst_worker() -> None:
+    figures = figures_of([2.0, 1.0], 100, _killed([2.0, 1.25]))
+    assert figures["loss_gap"] == 0.25
+    assert figures["heal_over_trained"] == 3101 / 3000
+    assert figures["checkpoint_over_trained"] == 1.05
+    assert figures["peak_memory_over_single"] == 1.06
+    assert (figures["kills"], figures["samples_lost"], figures["samples_doubled"]) == (2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("killed", "why"),
+    [
+        (_killed([2.0, 1.0], healed=1), "did not get the state"),
+        (_killed([2.0, 1.0], checkpoints=0), "no checkpoint"),
+        (_killed([2.0, float("nan")]), "not a number"),
+        (_killed([2.0, 1.0], digest="bb"), "states of the workers differed"),
+    ],
+)
+def test_fine_tuning_that_was_not_measured_wholly_has_no_figures(killed: Killed, why: str) -> None:
+    with pytest.raises(SystemExit, match=why):
+        figures_of([2.0, 1.0], 100, killed)
+
+
+def test_next_kill_waits_for_a_newer_group_of_all_hosts(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    assert not is_complete(trace, 0)
+    for generation, expected in ((1, False), (2, True)):
+        lines = [_line(4, rank, str(rank), world=3, generation=generation) for rank in range(3)]
+        trace.write_text("\n".join(lines) + "\n")
+        assert is_complete(trace, 1) is expected
+    trace.write_text("\n".join(lines[:2]) + "\n")
+    assert not is_complete(trace, 1), "one host has no commit in the new group"
+
+
+def test_memory_of_a_worker_is_its_peak_with_what_its_children_have_now() -> None:
+    use = "block = bytes(range(256)) * 400_000; del block"
+    child = f"import time; {use}; print('used', flush=True); time.sleep(60)"
+    worker = f"import subprocess, sys; {use}; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", worker], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"used\n"
+            assert 100e6 < memory_of([process.pid]) < 190e6, "the child has freed its block"
+            children = [each.pid for each in psutil.Process(process.pid).children()]
+            assert memory_of([process.pid, *children]) > 200e6, "two peaks"
+        finally:
+            for each in (*psutil.Process(process.pid).children(), process):
+                each.kill()
+    assert memory_of([process.pid]) == 0, "it has ended"
+
+
+def test_loss_of_a_step_is_the_mean_of_its_samples_also_if_one_was_computed_again() -> None:
+    lines = [f"{number} {float(number)}" for number in range(2 * BATCH)]
+    assert step_losses("\n".join([*lines[::-1], lines[3]]), 2) == [(BATCH - 1) / 2, BATCH + (BATCH - 1) / 2]
+    with pytest.raises(SystemExit, match="sample 7 is missing"):
+        step_losses("\n".join(lines[:7] + lines[8:]), 2)

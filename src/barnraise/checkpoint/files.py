@@ -134,8 +134,8 @@ class Checkpoints:
             for left in self._folder.glob(f"{_DRAFT}*"):  # of a killed process
                 remove_tree(left)
             draft.mkdir(parents=True)
-            tensors = {f"t{number}": _dense(tensor) for number, tensor in enumerate(parts.tensors)}
-            save_file(tensors, draft / STATE)
+            tensors = {f"t{number}": tensor for number, tensor in enumerate(parts.tensors)}
+            save_file(_without_aliases(tensors), draft / STATE)
             name = digest(parts).hex()
             manifest = CheckpointManifest(
                 run=self.run,
@@ -177,11 +177,21 @@ def write_model(tensors: Mapping[str, torch.Tensor], path: Path, info: Mapping[s
         if writer.isdecimal() and not psutil.pid_exists(int(writer)):
             left.unlink(missing_ok=True)
     draft = path.with_name(f"{ours}{os.getpid()}")
-    dense = {name: _dense(tensor.detach().cpu()) for name, tensor in tensors.items()}
-    save_file(dense, draft, metadata=dict(info))
+    save_file(_without_aliases(tensors), draft, metadata=dict(info))
     sync_path(draft)
     replace(draft, path)
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().clone()  # safetensors rejects tensors that share memory
+def _without_aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors, contiguous and on the CPU; copy only what shares memory with an earlier one.
+
+    safetensors rejects tensors that share memory. A copy of all would double the memory of a large model.
+    """
+    result: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        dense = tensor.detach().cpu().contiguous()
+        storage = dense.untyped_storage().data_ptr()
+        result[name] = dense.clone() if storage in seen else dense
+        seen.add(storage)
+    return result

@@ -5,14 +5,16 @@ from __future__ import annotations
 import platform
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from barnraise.agent_client.run_requests import NewestCheckpointResponse
+from barnraise.checkpoint import files
 from barnraise.checkpoint.files import CheckpointInfo, Checkpoints, write_model
 from barnraise.checkpoint.serialization import FlatState, digest, flatten
 from barnraise.core.errors import AgentError, RunError
@@ -184,6 +186,25 @@ def test_shared_weights_are_saved_under_both_names(tmp_path: Path) -> None:
     loaded = load_file(tmp_path / "model.safetensors")
     assert torch.equal(loaded["embedding.weight"], loaded["head.weight"])
     assert torch.equal(loaded["head.weight"], head.weight)
+
+
+def test_only_tensors_that_share_memory_are_copied_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: dict[str, int] = {}
+
+    def save(tensors: dict[str, torch.Tensor], *arguments: Any, **options: Any) -> None:
+        written.update({name: tensor.data_ptr() for name, tensor in tensors.items()})
+        save_file(tensors, *arguments, **options)
+
+    monkeypatch.setattr(files, "save_file", save)
+    own, both = torch.arange(6.0).reshape(2, 3), torch.arange(4.0)
+    given = {"own": own, "both": both, "tail": both[2:], "turned": own.t()}
+    write_model(given, tmp_path / "model.safetensors", {})
+    assert (written["own"], written["both"]) == (own.data_ptr(), both.data_ptr())
+    assert written["tail"] not in (own.data_ptr(), both[2:].data_ptr())
+    loaded = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(loaded[name], given[name]) for name in given)
 
 
 def test_drafts_of_killed_writers_only_are_removed(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Fine-tuning of a large frozen model on unequal machines."""
