@@ -26,6 +26,7 @@ from barnraise.agent_client.cluster_requests import (
     decode_response,
     encode,
 )
+from barnraise.agent_client.queue.requests import QueueRequest
 from barnraise.agent_client.run_requests import RunRequest
 from barnraise.core.errors import BarnraiseError
 from lab import Host, Lab, LabProcess
@@ -128,7 +129,11 @@ class Machines:
     # what the command line does
 
     def ask(
-        self, place: int, question: AgentRequest | RunRequest, expected: type[T], timeout_s: float = 60.0
+        self,
+        place: int,
+        question: AgentRequest | RunRequest | QueueRequest,
+        expected: type[T],
+        timeout_s: float = 60.0,
     ) -> T:
         with ListenerClient.connect(self.state(place), timeout=_ANSWER_S) as client:
             response = decode_response(client.ask(encode(question), timeout_s))

@@ -10,21 +10,13 @@ from barnraise.cli.main import app
 
 _JSON = {"--json"}
 _PLANS = {"--add", "--sync", "--levels", "--picture", "--no-project-file", *_JSON}
+_RUN_OPTIONS = {
+    *("--on", "--per-node", "--min-nodes", "--wait", "--env", "--engine", "--trust-fabric", "--restarts"),
+    *("--quiet", "--nice", "--memory", "--container", "--sandbox", "--name"),
+}
 _RUN = {
-    *("script", "arguments", "--on", "--per-node", "--min-nodes", "--wait", "--env", "--engine"),
-    *(
-        "--trust-fabric",
-        "--restarts",
-        "--data",
-        "--model",
-        "--set",
-        "--quiet",
-        "--nice",
-        "--memory",
-        "--container",
-    ),
-    "--sandbox",
-    *("--folder", "--name", "--all", "--detach", "--dry-run", "--separate", *_PLANS),
+    *("script", "arguments", "--data", "--model", "--set", *_RUN_OPTIONS),
+    *("--folder", "--all", "--detach", "--dry-run", "--separate", *_PLANS),
 }
 FROZEN = {
     "accept": {"run", "--yes", "--refuse", "--no-sandbox", *_JSON},
@@ -84,6 +76,18 @@ FROZEN = {
     },
     "ps": {"run", "--all", *_JSON},
     "psk new": {"--guest", "--output", *_JSON},
+    "queue add": {
+        *("script", "arguments", "--each", "--after", "--priority", "--needs", "--retries", "--metric"),
+        *("--best", *_RUN_OPTIONS, "--data", "--model", "--folder", "--separate", "--dry-run"),
+        *("--no-project-file", *_JSON),
+    },
+    "queue cancel": {"jobs", "--all", *_JSON},
+    "queue clear": {"jobs", *_JSON},
+    "queue list": {"--all", *_JSON},
+    "queue move": {"job", "--before", "--last", "--priority", *_JSON},
+    "queue pause": {"jobs", *_JSON},
+    "queue results": {"jobs", "--wait"},
+    "queue resume": {"jobs", *_JSON},
     "rename": {"name", *_JSON},
     "resume": {"run", "--on", "--set", "--all", "--detach"},
     "resume-machine": _JSON,

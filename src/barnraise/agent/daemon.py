@@ -36,6 +36,7 @@ from barnraise.agent.disk.cleaner import Cleaner
 from barnraise.agent.journal_storage import JournalStorage
 from barnraise.agent.limits.service import LimitsService
 from barnraise.agent.power.suspend_events import watch_sleep
+from barnraise.agent.queue.service import QueueService
 from barnraise.agent.runs.service import RunService
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import AgentError, MembershipError, ProtocolError
@@ -138,7 +139,8 @@ class Agent:
         self._journal_storage = JournalStorage(self.directory)
         self.journals = KvService(self, self._journal_storage)
         self.runs = RunService(self)
-        self.limits = LimitsService(self, lambda: bool(self.runs.executors), self.runs.limits_changed)
+        self.queue = QueueService(self, self.runs)
+        self.limits = LimitsService(self, lambda: bool(self.runs.executors), self._limits_changed)
         self.cleaner = Cleaner(self, self.runs)
         await self.listener.start()
         if is_new:
@@ -147,7 +149,8 @@ class Agent:
         await self.discovery.start()
         self.spawn(self._tick())
         self.runs.load()
-        jobs = (*self.link_prober.jobs(), *self.runs.jobs())
+        self.queue.load()
+        jobs = (*self.link_prober.jobs(), *self.runs.jobs(), *self.queue.jobs())
         for job in (*jobs, self.kv.run, self.journals.run, self.limits.run, self.cleaner.watch_disk):
             self.spawn(job())
         self.spawn(watch_sleep(self.suspend, self.resume))
@@ -322,6 +325,7 @@ class Agent:
         link.send(self._hello())
         self.link_prober.send_measured(node)
         self.discovery.remember()
+        self.queue.link_up(node)
         self.runs.link_up(node)
         self._linked_at[node] = self._loop.time()
         self._perform(self.member.link_up(node.raw, self._loop.time()))
@@ -360,6 +364,8 @@ class Agent:
             self.journals.received(node, body)
         elif kind in (protocol.RUN, protocol.SHIP, protocol.GUEST_BOARD):
             self.runs.received(node, kind, body)
+        elif kind == protocol.QUEUE:
+            self.queue.received(node, body)
         elif kind == protocol.TRAIN:
             self.link_prober.received(node, body)
         elif kind == protocol.SURVEY:
@@ -408,6 +414,10 @@ class Agent:
     def send_bulk(self, node: NodeId, message: bytes) -> None:
         """Send a message on the bulk route; it is dropped if the machine is not connected."""
         self.connections.send_on(ROUTE_AGENT_BULK, node, message)
+
+    def _limits_changed(self) -> None:
+        self.runs.limits_changed()
+        self.queue.wake()
 
     def machine_changed(self) -> None:
         """Send this machine's new hardware facts to all connected machines."""
@@ -474,6 +484,7 @@ class Agent:
         self.kv.view_changed()
         self.journals.view_changed()
         self.runs.view_changed()
+        self.queue.view_changed()
         self._view_event.announce()
 
     async def wait_for_change(self, seconds: float) -> None:
@@ -509,6 +520,7 @@ class Agent:
         place = self.peer_store.address_of(node)
         if place is not None:
             self.connections.learn(node, place)
+        self.queue.wake()
 
     def _report_name_clashes(self) -> None:
         clashes = name_clashes(self.named_machines(), self.me)

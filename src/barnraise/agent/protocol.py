@@ -20,6 +20,7 @@ RUN = b"u"
 SHIP = b"h"
 GUEST_BOARD = b"q"
 JOURNAL = b"j"
+QUEUE = b"a"
 
 Address = Annotated[str, Meta(max_length=64)]
 T = TypeVar("T")

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
 from barnraise.agent_client.machine_limits import MachineLimits
+from barnraise.agent_client.queue.requests import QueueAnswer, QueueRequest
 from barnraise.agent_client.run_requests import RunRequest, RunResponse
 from barnraise.core.decoding import decode
 
@@ -122,7 +123,7 @@ AgentRequest = (
 )
 
 # Workers send requests to the store through the same socket.
-AnyAgentRequest = AgentRequest | RunRequest | KvRequest | ClusterRequest
+AnyAgentRequest = AgentRequest | RunRequest | QueueRequest | KvRequest | ClusterRequest
 
 
 class DeviceRow(msgspec.Struct, frozen=True):
@@ -280,6 +281,7 @@ AgentResponse = (
     | CleanResponse
     | LimitsResponse
     | RunResponse
+    | QueueAnswer
 )
 
 _MISUNDERSTOOD = "the agent and the command line do not understand each other"
@@ -289,7 +291,7 @@ _requests: msgspec.msgpack.Decoder[AnyAgentRequest] = msgspec.msgpack.Decoder(An
 _responses: msgspec.msgpack.Decoder[AgentResponse] = msgspec.msgpack.Decoder(AgentResponse)
 
 
-def encode(message: AgentRequest | RunRequest | AgentResponse) -> bytes:
+def encode(message: AgentRequest | RunRequest | QueueRequest | AgentResponse) -> bytes:
     return _encoder.encode(message)
 
 

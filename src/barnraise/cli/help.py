@@ -11,7 +11,23 @@ from barnraise.core.names import similar_names
 # Every command is in one group. A test compares this with the commands that exist.
 SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Start here", ("up", "pair", "join", "status", "doctor", "torch", "self-test")),
-    ("Train", ("run", "eval", "adapt", "plan", "ps", "logs", "attach", "stop", "resume", "export", "clean")),
+    (
+        "Train",
+        (
+            "run",
+            "queue",
+            "eval",
+            "adapt",
+            "plan",
+            "ps",
+            "logs",
+            "attach",
+            "stop",
+            "resume",
+            "export",
+            "clean",
+        ),
+    ),
     ("With friends", ("hub", "invite")),
     (
         "Machines",

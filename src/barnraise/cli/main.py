@@ -25,6 +25,7 @@ from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.machine.commands import machine_commands
 from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.cli.project_file import ProjectFileCommand
+from barnraise.cli.queue.commands import queue_group
 from barnraise.cli.runs.evaluate import eval_command
 from barnraise.cli.runs.export import export_command
 from barnraise.cli.runs.options import RunCommandOptions, add_data, run_options, set_option, take_run_options
@@ -560,7 +561,14 @@ def _completion(shell: str) -> None:
     click.echo(kind(app, {}, "barnraise", "_BARNRAISE_COMPLETE").source())
 
 
-for _command in (hub_group, invite_command, *machine_commands, eval_command, export_command):
+for _command in (
+    hub_group,
+    invite_command,
+    *machine_commands,
+    eval_command,
+    export_command,
+    queue_group,
+):
     app.add_command(_command)
 
 

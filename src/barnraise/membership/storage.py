@@ -33,6 +33,7 @@ CREATE TABLE IF NOT EXISTS removed (node BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS trust (place INTEGER PRIMARY KEY, entry BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS run (place INTEGER PRIMARY KEY, name TEXT UNIQUE, record BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS job (number INTEGER PRIMARY KEY, record BLOB NOT NULL);
 """
 
 
@@ -98,7 +99,7 @@ class MembershipStorage:
     def replace_cluster(self, record: AcceptorState, entries: tuple[bytes, ...]) -> None:
         """Replace the cluster that this machine was in by another."""
         with self._transaction():
-            for table in ("chain", "decision", "removed", "trust", "run"):
+            for table in ("chain", "decision", "removed", "trust", "run", "job"):
                 self._base.execute(f"DELETE FROM {table}")  # names of our own
             self._save_record(record, VIEWS)
             if record.decided.number:
@@ -139,6 +140,19 @@ class MembershipStorage:
     def forget_run(self, name: str) -> None:
         with self._transaction():
             self._base.execute("DELETE FROM run WHERE name = ?", (name,))
+
+    def jobs(self) -> list[tuple[int, bytes]]:
+        """Return the stored records of jobs, by number."""
+        rows = self._base.execute("SELECT number, record FROM job ORDER BY number").fetchall()
+        return [(int(number), bytes(record)) for number, record in rows]
+
+    def keep_job(self, number: int, record: bytes) -> None:
+        with self._transaction():
+            self._base.execute("INSERT OR REPLACE INTO job VALUES (?, ?)", (number, record))
+
+    def forget_job(self, number: int) -> None:
+        with self._transaction():
+            self._base.execute("DELETE FROM job WHERE number = ?", (number,))
 
     def _row(self, query: str, *values: object) -> bytes | None:
         row = self._base.execute(query, values).fetchone()

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from barnraise.agent_client.run_options import MAX_MACHINES, Digest, RunOptions, RunProgram, Word
 from barnraise.agent_client.run_requests import RunChange, TrainingProgress
@@ -18,6 +19,15 @@ from barnraise.core.errors import RunError, TrustError
 from barnraise.core.units import counted
 from barnraise.environments.installed_packages import InstalledPackages
 from barnraise.identity import NodeId, NodeKey, verify_signature
+from barnraise.runs.queue.spec import (
+    DEVICE,
+    MAX_ATTEMPTS,
+    MAX_JOB_BYTES,
+    JobSpec,
+    SignedJob,
+    attempt_run,
+    read_job,
+)
 from barnraise.runs.variables import VariableNames
 
 MOST_MACHINES = MAX_MACHINES
@@ -27,6 +37,7 @@ MAX_REPORTED_FAILURES = 8
 MAX_RECORDED_FAILURES = 16
 MAX_CHANGES = 8
 MAX_FAILURE_TAIL = 4000
+MAX_RESUMED = 16
 RUN_ID = r"^[a-z0-9][a-z0-9-]{0,47}\Z"
 ENDED = "ended"
 _PURPOSE = b"barnraise run order 1\0"
@@ -56,7 +67,12 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Annotated[tuple[Node, ...], Meta(min_length=1, max_length=MOST_MACHINES)]
     named: bool = False  # True if the user chose the machines
     variables: VariableNames = VariableNames()  # of --set
-    resumes: Annotated[tuple[RunId, ...], Meta(max_length=16)] = ()  # runs that it continues, newest first
+    resumes: Annotated[tuple[RunId, ...], Meta(max_length=MAX_RESUMED)] = ()  # newest first
+    device: Annotated[str, Meta(pattern=DEVICE, max_length=16)] = (
+        ""  # the only device that it uses; empty: all
+    )
+    # The spec of the job that this run is an attempt of; the record then has the signature of that spec.
+    job: Annotated[bytes, Meta(max_length=MAX_JOB_BYTES)] = b""
 
 
 class WorkerSlot(msgspec.Struct, frozen=True, array_like=True):
@@ -279,9 +295,56 @@ def read_spec(record: RunRecord) -> RunSpec:
     knows.
     """
     order = decode(_orders, record.order, "the spec of a run cannot be read")
+    if order.job:
+        _check_attempt(order, SignedJob(order.job, record.signature))
+        return order
     if not verify_signature(NodeId(order.by), record.signature, _PURPOSE + record.order):
         raise TrustError(f"the spec of run {order.run} is not signed by the machine that it names")
     return order
+
+
+def attempt_spec(
+    job: SignedJob, number: int, nodes: tuple[bytes, ...], device: str, *, at: float = 0.0
+) -> RunSpec:
+    """Return the run spec of an attempt of a job; raise BarnraiseError if the job is not signed.
+
+    It continues from the checkpoints of earlier attempts.
+    """
+    return _attempt_spec(read_job(job), job.order, number, nodes, device, at)
+
+
+def _attempt_spec(
+    spec: JobSpec, order: bytes, number: int, nodes: tuple[bytes, ...], device: str, at: float
+) -> RunSpec:
+    earlier = range(number - 1, max(0, number - 1 - MAX_RESUMED), -1)
+    return RunSpec(
+        run=attempt_run(spec, number),
+        by=spec.by,
+        at=at,
+        program=spec.program,
+        options=replace(spec.options, per_node=1) if spec.job_options.each == "device" else spec.options,
+        nodes=nodes,
+        named=bool(spec.nodes),
+        resumes=tuple(attempt_run(spec, other) for other in earlier),
+        device=device,
+        job=order,
+    )
+
+
+def sign_attempt(spec: RunSpec, job: SignedJob) -> RunRecord:
+    """Return the first version of the record of an attempt, with the signature of the job's owner."""
+    return RunRecord(order=_encoder.encode(spec), signature=job.signature)
+
+
+def _check_attempt(order: RunSpec, job: SignedJob) -> None:
+    """Raise TrustError unless a run is what its job allows: only machines, device and time are free."""
+    spec = read_job(job)
+    digits = order.run.rpartition("-")[2]
+    number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 2 else 0
+    allowed = _attempt_spec(spec, order.job, number, order.nodes, order.device, order.at)
+    is_device = spec.job_options.each == "device"
+    if order != allowed or not 1 <= number <= MAX_ATTEMPTS or bool(order.device) != is_device:
+        raise TrustError(f"run {order.run} is not what job {spec.job} allows")
 
 
 def encode_record(record: RunRecord) -> bytes:

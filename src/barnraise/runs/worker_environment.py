@@ -58,6 +58,9 @@ def worker_environment(
     variables.setdefault("TQDM_MININTERVAL", "0.5")
     variables |= data
     variables |= _limit_variables(limits, variables, len(local_ranks))
+    device = slot.device
+    if order.device.startswith("cuda:"):  # a script that knows nothing of Barnraise sees only this one
+        device, variables["CUDA_VISIBLE_DEVICES"] = "cuda:0", _visible_device(order.device, variables)
     return variables | {
         "RANK": str(rank),
         "WORLD_SIZE": str(len(record.slots)),
@@ -83,11 +86,18 @@ def worker_environment(
         "BARNRAISE_LOCAL_STORE": local_store,
         "BARNRAISE_CHECKPOINTS": checkpoints,
         "BARNRAISE_RESUMES": ",".join(order.resumes),
-        "BARNRAISE_DEVICE": slot.device,
+        "BARNRAISE_DEVICE": device,
         "BARNRAISE_MACHINES": ",".join(str(index[other.node]) for other in record.slots),
         "BARNRAISE_ENGINE": order.options.engine,
         "BARNRAISE_FABRIC": order.options.fabric,
     }
+
+
+def _visible_device(device: str, known: Mapping[str, str]) -> str:
+    """Return the name of a device for the CUDA runtime, which may see only some of them already."""
+    number = int(device.partition(":")[2])
+    visible = [name.strip() for name in known.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return visible[number] if number < len(visible) else str(number)
 
 
 def _limit_variables(limits: MachineLimits, known: Mapping[str, str], workers: int) -> dict[str, str]:

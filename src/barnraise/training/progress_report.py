@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from typing import Literal, Protocol
 
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import encode
+from barnraise.agent_client.queue.requests import METRIC_VARIABLE
 from barnraise.agent_client.run_requests import MAX_METRIC, ProgressRequest, TrainingProgress
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.sanitize import printable
@@ -23,6 +25,7 @@ _INTERVAL_S = 1.0
 _REQUEST_S = 5.0
 _CLOSE_S = 2.0
 _WINDOW_S = 20.0
+_SEARCHED = 10_000  # newest entries among which a value is searched that is logged rarely
 _MAX_SPEED = 1e15
 
 
@@ -50,8 +53,14 @@ class StepRate:
         return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
 
 
-def newest_value(history: Sequence[Mapping[str, float]]) -> tuple[str, float]:
-    """Return the newest logged loss, or else the first logged value, with its name; empty if none."""
+def newest_value(history: Sequence[Mapping[str, float]], wanted: str = "") -> tuple[str, float]:
+    """Return the newest logged loss, or else the first logged value, with its name; empty if none.
+
+    ``wanted``: name of the value that counts, which may be logged less often than others.
+    """
+    if wanted:
+        newest = next((entry for entry in reversed(history[-_SEARCHED:]) if wanted in entry), None)
+        return (wanted[:MAX_METRIC], float(newest[wanted])) if newest is not None else ("", 0.0)
     newest = history[-1] if history else {}
     name = "loss" if "loss" in newest else next(iter(newest), "")
     return printable(name)[:MAX_METRIC], float(newest[name]) if name else 0.0
@@ -92,6 +101,7 @@ class ProgressReporter:
         self._committed: tuple[float, int] | None = None  # the newest commit: time and step
         self._reported: tuple[float, int] | None = None
         self._rate = StepRate()
+        self._metric = os.environ.get(METRIC_VARIABLE, "")
         self._client: ListenerClient | None = None
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="barnraise-progress", daemon=True)
@@ -122,7 +132,7 @@ class ProgressReporter:
             self._send(self._progress(committed[1]), timeout_s)
 
     def _progress(self, step: int) -> TrainingProgress:
-        name, value = newest_value(self._session.history)
+        name, value = newest_value(self._session.history, self._metric)
         speed = min(self._rate.steps_per_s, _MAX_SPEED)
         samples_per_s = min(speed * self._batch, _MAX_SPEED)
         total = self._session.total_steps

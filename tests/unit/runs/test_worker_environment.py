@@ -35,11 +35,13 @@ def test_model_cache_of_a_run_replaces_that_of_the_machine_unless_the_user_of_th
     assert _variables(machine, {"HF_HUB_OFFLINE": "0"}, cache="/runs/x/cache")["HF_HUB_OFFLINE"] == "0"
 
 
-def _variables(base: dict[str, str], values: dict[str, str] | None = None, cache: str = "") -> dict[str, str]:
+def _variables(
+    base: dict[str, str], values: dict[str, str] | None = None, cache: str = "", device: str = ""
+) -> dict[str, str]:
     return worker_environment(
         base,
-        order(),
-        RunRecord(order=b"", signature=bytes(64), slots=(WorkerSlot(A, 0, "cpu"),), generation=1),
+        order(device=device),
+        RunRecord(order=b"", signature=bytes(64), slots=(WorkerSlot(A, 0, device or "cpu"),), generation=1),
         0,
         start=1,
         state_directory="",
@@ -51,6 +53,17 @@ def _variables(base: dict[str, str], values: dict[str, str] | None = None, cache
         values=values or {},
         limits=MachineLimits(),
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "visible"),
+    [({}, "cuda:1", "1"), ({"CUDA_VISIBLE_DEVICES": "2, 5"}, "cuda:1", "5"), ({}, "mps", None)],
+)
+def test_job_with_one_gpu_sees_no_other(given: dict[str, str], device: str, visible: str | None) -> None:
+    variables = _variables(given, device=device)
+    assert variables.get("CUDA_VISIBLE_DEVICES") == visible
+    assert variables["BARNRAISE_DEVICE"] == ("cuda:0" if visible else device)
+    assert "CUDA_VISIBLE_DEVICES" not in _variables({}), "an ordinary run sees all"
 
 
 def test_workers_of_a_machine_share_the_line() -> None:

@@ -47,6 +47,9 @@ def test_newest_value_is_the_loss_or_the_first_logged_one() -> None:
     assert newest_value([]) == ("", 0.0)
     assert newest_value([{"loss": 1.0}, {"accuracy": 0.5, "loss": 0.25}]) == ("loss", 0.25)
     assert newest_value([{"accuracy": 0.5, "error": 0.1}]) == ("accuracy", 0.5)
+    rare = [{"loss": 1.0, "accuracy": 0.5}, {"loss": 0.5}]
+    assert newest_value(rare, "accuracy") == ("accuracy", 0.5), "the one that was asked for"
+    assert newest_value(rare, "error") == ("", 0.0)
     name, value = newest_value([{"x\x1b" * 40: math.nan}])
     assert (len(name), math.isnan(value)) == (24, True)
     assert name.isprintable()

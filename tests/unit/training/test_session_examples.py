@@ -97,6 +97,8 @@ def test_example_fabric_trains(tmp_path: Path) -> None:
     losses = [float(text) for text in re.findall(r"loss ([\d.]+)", printed)]
     assert losses[-1] < 0.95 * losses[0], printed
     assert (tmp_path / "spiral.ckpt").exists()
+
+
 def losses_in(output: str) -> list[float]:
     return [float(text) for text in re.findall(r"epoch \d+ of \d+: loss ([\d.]+), workers: 1$", output, re.M)]
 

@@ -55,7 +55,7 @@ from barnraise.identity import NodeId
 from barnraise.runs.control.failures import root_failures, summarize
 from barnraise.runs.control.lifecycle import environment_findings, mark_provisional, request_stop
 from barnraise.runs.control.worker_status import reported_states, training_progress
-from barnraise.runs.record import DroppedSteps, NodeReport, RunRecord, RunSpec, sign_spec
+from barnraise.runs.record import MAX_RESUMED, DroppedSteps, NodeReport, RunRecord, RunSpec, sign_spec
 from barnraise.runs.variables import VariableNames, seal
 from barnraise.sandbox.choice import find_sandbox, sandbox_sentence
 from barnraise.topology.graph import encode_graph
@@ -66,7 +66,6 @@ _POLL_S = 0.1
 _MAX_LOG_RESPONSE = 900 << 10  # of one answer
 _MAX_LAG = 2 << 20
 _LIVE_TAIL = 16 << 10
-_MAX_RESUMED = 16
 _PERSON = "this machine's user"  # at the local interface
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
@@ -167,7 +166,9 @@ async def _resume(agent: Agent, request: ResumeRunRequest) -> RunStarted:
         at=time.time(),
         nodes=tuple(node.raw for node in nodes),
         named=bool(request.on),
-        resumes=(entry.run, *earlier.resumes)[:_MAX_RESUMED],
+        resumes=(entry.run, *earlier.resumes)[:MAX_RESUMED],
+        device="",
+        job=b"",  # an ordinary run, which this machine signs
     )
     started = await _submit(agent, order, f"resumes {entry.run}, from {agent.name}", request.variables)
     source = (

@@ -34,7 +34,7 @@ from barnraise.transport.listener.preface import (
 from barnraise.transport.log_throttle import ThrottledLog
 
 _OTHER_FIRST_S = 0.4  # how long the larger node id waits for the smaller one's call
-_MAX_QUEUED = 64
+_MAX_QUEUED = 1024  # records and reports of all runs, when a machine is back
 _MAX_LINKS = 3  # to one node on one route
 _NEWEST = 1 << 30
 

@@ -146,7 +146,7 @@ class Cleaner:
         """Return the manifests that must stay. If one run was named, that is all but its own."""
         removed = {choice.name for choice in chosen if choice.is_removed}
         on_disk = {choice.name for choice in chosen}
-        needed: set[bytes] = set()
+        needed: set[bytes] = set(self._runs.kept_for_jobs())
         own: set[bytes] = set()
         for run, entry in self._runs.registry.runs.items():
             report = entry.reports.get(self._context.me.raw)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Collection
 
 from msgspec.structs import replace
 
 from barnraise.agent.context import AgentContext
+from barnraise.agent.record_store import RecordStore
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
-from barnraise.agent_client.kv_messages import LOBBY, CompareAndSet, KvDenied, Namespace
+from barnraise.agent_client.kv_messages import LOBBY, Namespace
 from barnraise.core.errors import BarnraiseError, MembershipError, ProtocolError, RunError
 from barnraise.identity import NodeId
 from barnraise.membership.failure_detector import watched
@@ -32,7 +32,6 @@ from barnraise.runs.record import RunRecord, decode_record, encode_record, read_
 
 _TICK_S = 0.25
 _RESEND_S = 3.0
-_PATIENCE_S = 10.0
 _SCOPE = Namespace("@runs", LOBBY)
 
 _log = logging.getLogger(__name__)
@@ -45,8 +44,7 @@ class RunController:
         self._context = context
         self._registry = registry
         self._loop = asyncio.get_running_loop()
-        self._client = secrets.token_bytes(16)
-        self._serial = 0
+        self._records = RecordStore(context, _SCOPE, "run")
         self._writing = asyncio.Lock()
         self._sent_at: dict[str, float] = {}
         self._partitioned_since: dict[Pair, float] = {}
@@ -77,11 +75,11 @@ class RunController:
         expected = encode_record(entry.record) if entry is not None else b""
         desired = encode_record(record)
         async with self._writing:
-            stored = await self._compare_set(name, expected, desired)
+            stored = await self._records.compare_set(name, expected, desired)
             if stored == expected and stored != desired:  # the store has expired it
-                stored = await self._compare_set(name, b"", desired)
-            elif entry is not None and stored != desired and _builds_on(entry.record, stored):
-                stored = await self._compare_set(name, stored, desired)
+                stored = await self._records.compare_set(name, b"", desired)
+            elif entry is not None and stored != desired and _replaces(entry.record, stored):
+                stored = await self._records.compare_set(name, stored, desired)
         if stored == desired:
             self._registry.apply(record, is_ours=True)
         else:
@@ -192,16 +190,13 @@ class RunController:
         self._sent_at[entry.run] = self._loop.time()
         self._registry.send_record(entry)
 
-    async def _compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
-        """Write a record with compare-and-set, and return the stored value."""
-        self._serial += 1
-        operation = CompareAndSet(_SCOPE, self._client, self._serial, b"", name, expected, desired)
-        result = await self._context.kv.request(operation, _PATIENCE_S)
-        if isinstance(result, KvDenied):
-            raise MembershipError(f"the cluster cannot store the run now: {result.message}", hint=result.hint)
-        return result.value or b""
 
+def _replaces(record: RunRecord, stored: bytes) -> bool:
+    """Return True if no quorum has decided since this record became provisional.
 
-def _builds_on(record: RunRecord, stored: bytes) -> bool:
-    """Return True if no quorum has decided since this record became provisional."""
-    return bool(record.provisional) and decode_record(stored).version <= record.provisional
+    Return True as well if the store lost its contents, and a job's run was started again from the beginning.
+    """
+    other = decode_record(stored)
+    if record.provisional:
+        return other.version <= record.provisional
+    return other.order == record.order and not other.provisional and other.version < record.version

@@ -98,7 +98,9 @@ class RunPreparation:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Return the devices of this machine that torch can use."""
+        """Return the devices of this machine that the run may use."""
+        if self._entry.spec.device:
+            return (self._entry.spec.device,)
         machine = self._context.machine_of(self._context.me)
         return ("cpu",) if machine is None else machine.torch_devices
 
@@ -188,6 +190,8 @@ class RunPreparation:
         receivers = [node for node in nodes if node != by and self._context.log.role(node) == "owner"]
         if self._context.me not in receivers and self._context.me != by:
             receivers.append(self._context.me)
+        if order.job:  # every owner may have the files of a job, and the one that added it may be off
+            receivers = [node for node in self._context.log.owners if node != by]
         self.all_bytes = 0  # unknown; what was received before shows that this machine has begun
         fetched = self._artifacts.fetch(manifest, [by], receivers, limits, self._progress, on_manifest)
         return await fetched

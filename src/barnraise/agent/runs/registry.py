@@ -99,8 +99,8 @@ class RunEntry:
 class RunRegistry:
     """Table of runs, saved on disk and exchanged between machines.
 
-    ``on_record`` is called for each newer version. ``on_settled`` is called before it, with whether steps
-    trained without a quorum are kept.
+    ``on_record`` is called for each newer version, and ``on_change`` for each version or report.
+    ``on_settled`` is called before them, with whether steps trained without a quorum are kept.
     """
 
     def __init__(self, context: AgentContext) -> None:
@@ -109,6 +109,7 @@ class RunRegistry:
         self.runs: dict[str, RunEntry] = {}
         self.on_record: Callable[[RunEntry], None] = lambda entry: None
         self.on_settled: Callable[[RunEntry, bool], None] = lambda entry, counts: None
+        self.on_change: Callable[[], None] = lambda: None
         self._changed = ChangeEvent()
         self._held: dict[str, tuple[RunRecord, NodeId]] = {}  # orders that wait for a quorum, by run
         self._warned: set[NodeId] = set()  # guests whose refusal was logged
@@ -241,7 +242,7 @@ class RunRegistry:
     def _replace(self, entry: RunEntry, record: RunRecord) -> None:
         self._context.storage.keep_run(entry.run, encode_record(record))
         entry.update(record, self._loop.time())
-        self._changed.announce()
+        self._announce()
         self.on_record(entry)
 
     def apply_report(self, sender: NodeId, report: NodeReport) -> None:
@@ -256,7 +257,7 @@ class RunRegistry:
             report if self._context.log.role(sender) == "owner" else _sanitized(report)
         )
         entry.update_stuck(self._loop.time())
-        self._changed.announce()
+        self._announce()
 
     def send_record(self, entry: RunEntry) -> None:
         """Send the record of a run to all connected machines that may see it."""
@@ -298,6 +299,10 @@ class RunRegistry:
     async def wait_for_change(self, seconds: float) -> bool:
         """Wait for a new record or report; return False after ``seconds``."""
         return await self._changed.wait(seconds)
+
+    def _announce(self) -> None:
+        self._changed.announce()
+        self.on_change()
 
     def _warn_once(self, guest: NodeId) -> None:
         if guest not in self._warned:

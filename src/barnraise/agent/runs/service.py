@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 
 from barnraise.agent import protocol
@@ -96,6 +96,10 @@ class RunService:
         self._logs: dict[tuple[NodeId, int], asyncio.Future[LogResponse]] = {}
         self._serial = 0
         self._former_keys: set[bytes] = set()  # of this machine
+        # Files of jobs: which must stay here, and which machines may fetch them.
+        self.kept_for_jobs: Callable[[], Collection[bytes]] = set
+        self.continued_by_jobs: Callable[[], Collection[str]] = set
+        self.readers_for_jobs: Callable[[bytes], Collection[NodeId]] = lambda manifest: ()
         self.registry.on_record = self._on_record
         self.registry.on_settled = self._on_settled
 
@@ -256,7 +260,7 @@ class RunService:
         """Start or wake this machine's executor for a newer record."""
         me = self._context.me.raw
         self._context.audit_trail.run_changed(entry.spec, entry.record)
-        self._allow(entry)
+        self.allow_files(entry.spec.program.manifests)
         if entry.has_ended:
             end_agreement(run_directory(self._context.directory, entry.run))
             self.variables.drop(entry.run)
@@ -266,10 +270,10 @@ class RunService:
         elif me in entry.spec.nodes and not entry.has_ended:
             self._start_executor(entry)
 
-    def _allow(self, entry: RunEntry) -> None:
-        """Let all participants of runs with these files fetch them from this machine."""
+    def allow_files(self, manifests: Iterable[bytes]) -> None:
+        """Let all participants of runs and jobs with these files fetch them from this machine."""
         active = [other.spec for other in self.registry.runs.values() if not other.has_ended]
-        for manifest in entry.spec.program.manifests:
+        for manifest in manifests:
             nodes = {
                 NodeId(node)
                 for order in active
@@ -277,6 +281,7 @@ class RunService:
                 for node in order.nodes
             }
             nodes.update(self.checkpoints.grants.readers(manifest))
+            nodes.update(self.readers_for_jobs(manifest))
             if nodes:
                 self.artifacts.allow(manifest, nodes)
             else:
@@ -285,7 +290,7 @@ class RunService:
     def _files_granted(self, run: str) -> None:
         entry = self.registry.runs.get(run)
         if entry is not None:
-            self._allow(entry)
+            self.allow_files(entry.spec.program.manifests)
 
     def _start_executor(self, entry: RunEntry) -> None:
         executor = RunExecutor(
@@ -321,9 +326,11 @@ class RunService:
         while True:
             active = [entry.spec for entry in self.registry.runs.values() if not entry.has_ended]
             kept = {run for order in active for run in (order.run, *order.resumes)}
+            kept.update(self.continued_by_jobs())
             for run in await asyncio.to_thread(_out_of_date, self._context.directory / "runs", kept):
                 await asyncio.to_thread(remove_run, self._context.directory, run)
             keep = {manifest for order in active for manifest in order.program.manifests}
+            keep.update(self.kept_for_jobs())
             await asyncio.to_thread(collect, self.store, self._context.settings.runs.store_bytes, keep)
             await asyncio.sleep(_COLLECT_S)
 

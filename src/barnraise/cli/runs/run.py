@@ -71,7 +71,7 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
     settings_of_run = _own_variables(options)  # wrong levels are told before anything is sent
     settings = load_settings()
     store = ArtifactStore(store_directory(state_directory(settings)))
-    folder, command = _command(script, arguments, options.folder)
+    folder, command = split_command(script, arguments, options.folder)
     with waiting(f"barnraise: reading the folder {folder.name}"):
         packed = pack(folder, store, folder_limits(settings))
     sources = python_sources(store, packed.manifest)
@@ -221,7 +221,7 @@ def _profile(row: RunRow, store: ArtifactStore) -> StepProfile:
     return decode_profile(files[PROFILE_FILE])
 
 
-def _command(script: str, arguments: Sequence[str], folder: Path | None) -> tuple[Path, list[str]]:
+def split_command(script: str, arguments: Sequence[str], folder: Path | None) -> tuple[Path, list[str]]:
     """Return the folder to send and the arguments for Python in it."""
     if script == "-m":
         if not arguments:

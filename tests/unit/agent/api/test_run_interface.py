@@ -25,6 +25,7 @@ from barnraise.agent_client.kv_messages import (
     ReadQueue,
     SetKey,
 )
+from barnraise.agent_client.queue.requests import ChangeJobsRequest, ListJobsRequest
 from barnraise.agent_client.run_options import RunProgram
 from barnraise.agent_client.run_requests import (
     AcceptRunRequest,
@@ -95,6 +96,9 @@ def test_refuse_request_of_own_run_is_accepted(request_: AnyAgentRequest) -> Non
         AcceptRunRequest(RUN, yes=True),
         StopRunRequest(RUN),
         RunsRequest(),
+        ListJobsRequest(),
+        ChangeJobsRequest(action="cancel", jobs=(1,)),
+        set_key("@queue", LOBBY),
         ResultsRequest(RUN),
         GraphRequest(on=("pc",)),
         set_key(OTHER),

@@ -87,7 +87,7 @@ def test_record_of_the_store_is_applied_only_if_a_quorum_confirms_the_view(is_cu
 
     async def write() -> None:
         controller = RunController(context, registry)
-        controller._compare_set = _LyingStore(theirs).compare_set  # type: ignore[method-assign]
+        controller._records = _LyingStore(theirs)  # type: ignore[assignment]
         controller._broadcast = lambda entry: None  # type: ignore[method-assign]
         await controller.write(None, ours)
 
@@ -103,8 +103,41 @@ def test_record_of_another_run_in_the_store_is_rejected() -> None:
 
     async def write() -> None:
         controller = RunController(context, SimpleNamespace())  # type: ignore[arg-type]
-        controller._compare_set = _LyingStore(other).compare_set  # type: ignore[method-assign]
+        controller._records = _LyingStore(other)  # type: ignore[assignment]
         await controller.write(None, ours)
 
     with pytest.raises(ProtocolError, match="another run"):
         asyncio.run(write())
+
+
+@pytest.mark.parametrize("stored_version", [1, 3])
+def test_store_that_lost_its_contents_takes_the_known_version_of_a_run(stored_version: int) -> None:
+    """A coordinator that did not know the run of a job wrote its first record into the empty store."""
+    first = sign_spec(order(nodes=NODES, by=KEY.id.raw), KEY)
+    known, stored = replace(first, version=3), replace(first, version=stored_version, phase="running")
+    desired = replace(known, version=4)
+    values = [encode_record(stored)]
+
+    class Store:
+        async def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
+            if expected == values[0]:
+                values[0] = desired
+            return values[0]
+
+    context: Any = SimpleNamespace(me=KEY.id, member=SimpleNamespace(is_current=lambda now: True))
+
+    async def write() -> None:
+        entry = RunEntry(known, order(nodes=NODES, by=KEY.id.raw), asyncio.get_running_loop().time())
+        registry: Any = SimpleNamespace(apply=lambda *_, **__: True, runs={entry.run: entry})
+        controller = RunController(context, registry)
+        controller._records = Store()  # type: ignore[assignment]
+        controller._broadcast = lambda entry: None  # type: ignore[method-assign]
+        await controller.write(entry, desired)
+
+    if stored_version == 1:
+        asyncio.run(write())
+        assert values[0] == encode_record(desired)
+    else:
+        with pytest.raises(RunError, match="changed at the same time"):
+            asyncio.run(write())
+        assert values[0] == encode_record(stored), "a quorum has decided meanwhile"

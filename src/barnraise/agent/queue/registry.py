@@ -1,0 +1,340 @@
+"""The jobs that this machine knows: their newest records, saved on disk and exchanged between owners.
+
+Records come from owners, and each is as trustworthy as the signature of its spec. Guests receive none.
+Machines tell each other which records they have on disk, so each knows which ones a quorum has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable
+
+from barnraise.agent.context import AgentContext
+from barnraise.agent.queue.messages import MAX_HELD, JobsHeld, JobUpdate, QueueMessage, encode
+from barnraise.agent.record_store import RecordStore
+from barnraise.agent_client.kv_messages import LOBBY, Namespace
+from barnraise.core.errors import BarnraiseError, MembershipError, ProtocolError, RunError
+from barnraise.core.flow.events import ChangeEvent
+from barnraise.identity import NodeId
+from barnraise.runs.queue.disk_quorum import DiskQuorum
+from barnraise.runs.queue.job import (
+    JobRecord,
+    KnownJob,
+    can_forget,
+    check_successor,
+    decode_job,
+    encode_job,
+    supersedes,
+)
+from barnraise.runs.queue.spec import read_job
+
+MAX_ACTIVE = 2000  # jobs that have not ended
+_MAX_ENDED = 500
+_MAX_WAITING = 4096
+_ASK_S = 1.0  # between two questions about the same jobs
+_SAVED_S = 10.0
+_SCOPE = Namespace("@queue", LOBBY)
+
+_log = logging.getLogger(__name__)
+
+
+class JobRegistry:
+    """Table of the jobs that this machine knows.
+
+    ``on_job`` is called for each newer version, and ``on_saved`` when a quorum has one on disk.
+    """
+
+    def __init__(self, context: AgentContext) -> None:
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._records = RecordStore(context, _SCOPE, "job")
+        self._writing = asyncio.Lock()
+        self._waiting: dict[int, tuple[JobRecord, NodeId]] = {}  # records that wait for a quorum
+        self._disks = DiskQuorum(context.me.raw)
+        self._saved = ChangeEvent()
+        self._asked_at = float("-inf")
+        self.jobs: dict[int, KnownJob] = {}
+        self.on_job: Callable[[KnownJob], None] = lambda job: None
+        self.on_saved: Callable[[], None] = lambda: None
+
+    def load(self) -> None:
+        """Load the records that were saved before this start."""
+        for number, value in self._context.storage.jobs():
+            try:
+                job = self._read(decode_job(value))
+            except BarnraiseError:
+                self._context.storage.forget_job(number)  # written by another version
+                continue
+            self.jobs[job.number] = job
+            self._quorum.change(job.number, job.record)
+
+    def view_changed(self) -> None:
+        """Follow changes of keys and roles."""
+        for number, job in self.jobs.items():
+            self.jobs[number] = self._read(job.record)
+
+    def _read(self, record: JobRecord) -> KnownJob:
+        spec, log = read_job(record.signed), self._context.log
+        nodes = (
+            node if log.role(NodeId(node)) is not None else log.current(NodeId(node)).raw
+            for node in spec.nodes
+        )
+        return KnownJob(
+            spec,
+            record,
+            tuple(dict.fromkeys(nodes)),
+            is_authorized=log.role(NodeId(spec.by)) == "owner",
+        )
+
+    def find(self, number: int) -> KnownJob:
+        """Return a job; raise RunError if there is none."""
+        job = self.jobs.get(number)
+        if job is None or job.record.is_cleared:
+            raise RunError(f"there is no job {number}", hint="See all with: barnraise queue")
+        return job
+
+    @property
+    def next_number(self) -> int:
+        """Return the number of the next job."""
+        return max(self.jobs, default=0) + 1
+
+    # records
+
+    def apply(self, record: JobRecord, sender: NodeId | None = None) -> bool:
+        """Store a record if it replaces the known one; return False if not.
+
+        Raise ProtocolError if the sender may not change jobs, or if the change is not possible.
+        """
+        self._check_sender(sender)
+        job = self._read(record)
+        known = self.jobs.get(job.number)
+        if known is None and not job.is_authorized:
+            return False  # its owner is removed or not known here yet: no fault of the sender
+        if known is not None and not self._replaces(job, known, sender):
+            return False
+        if sender is not None and not self._context.member.is_current(self._loop.time()):
+            if job.number in self._waiting or len(self._waiting) < _MAX_WAITING:
+                self._waiting[job.number] = record, sender
+            return False
+        if known is None and self._is_full():
+            _log.warning("job %d is not kept: the queue has %d jobs already", job.number, MAX_ACTIVE)
+            return False
+        self._context.storage.keep_job(job.number, encode_job(record))
+        self.jobs[job.number] = job
+        self._quorum.change(job.number, record)
+        self._forget_old()
+        self.on_job(job)
+        if sender is not None:
+            self._send(job, but=sender)
+        return True
+
+    def _check_sender(self, sender: NodeId | None) -> None:
+        if sender is not None and not self._is_owner(sender):
+            raise ProtocolError(f"{sender.short} is a guest and cannot add or change a job")
+
+    def _replaces(self, job: KnownJob, known: KnownJob, sender: NodeId | None) -> bool:
+        """Tell whether a record replaces the known one."""
+        record = job.record
+        if record.signed.order != known.record.signed.order:
+            is_real = sender is not None and self._quorum.contradict(
+                job.number, record.signed.order, sender.raw
+            )
+            if is_real:
+                _log.warning("job %d is replaced: most machines have another one", job.number)
+            else:
+                _log.info("there are two jobs with the number %d", job.number)
+            return is_real and job.is_authorized
+        if not supersedes(record, known.record):
+            return False
+        try:
+            check_successor(record, known.record)
+        except ProtocolError as error:  # the store had lost its contents in between: the first one stays
+            _log.warning("job %d is not changed: %s", job.number, error.message)
+            return False
+        return True
+
+    def apply_waiting(self) -> None:
+        """Apply the records that waited, once a quorum confirms this machine's view."""
+        if not self._waiting or not self._context.member.is_current(self._loop.time()):
+            return
+        waiting, self._waiting = self._waiting, {}
+        for record, sender in waiting.values():
+            try:
+                self.receive(sender, JobUpdate(record))
+            except BarnraiseError as error:
+                _log.info("a job that waited is rejected: %s", error.message)
+
+    async def write(self, record: JobRecord) -> KnownJob:
+        """Write the next version of a record and send it; raise RunError if another version came first.
+
+        It replaces a record that a quorum has on disk. So the store may have lost its contents.
+        """
+        number = read_job(record.signed).job
+        known = self.jobs.get(number)
+        if known is None and self._is_full():
+            raise RunError(
+                f"the queue has {MAX_ACTIVE} jobs already", hint="Cancel some: barnraise queue cancel JOB"
+            )
+        if known is not None and (unsaved := await self.wait_until_saved([number])):
+            raise MembershipError(
+                f"job {number} cannot be changed now: {unsaved}",
+                hint="Wait until most of the machines are here (`barnraise status`), then try again.",
+            )
+        known = self.jobs.get(number) if known is not None else None
+        expected = encode_job(known.record) if known is not None else b""
+        desired = encode_job(record)
+        name = str(number)
+        async with self._writing:
+            if known is not None and record.version != known.record.version + 1:
+                raise RunError(f"job {number} was changed at the same time", hint="Try again.")
+            stored = await self._records.compare_set(name, expected, desired)
+            if stored == expected and stored != desired:  # the store has expired it
+                stored = await self._records.compare_set(name, b"", desired)
+            elif stored not in (b"", desired) and _is_outdated(stored, known):
+                stored = await self._records.compare_set(name, stored, desired)
+        if stored != desired:
+            self._apply_stored(number, stored)
+            raise RunError(f"job {number} was changed at the same time", hint="Try again.")
+        self.apply(record)
+        job = self.jobs[number]
+        self._send(job)
+        return job
+
+    def _apply_stored(self, number: int, stored: bytes) -> None:
+        """Apply the version that the store has in place of ours."""
+        record = decode_job(stored)
+        if read_job(record.signed).job != number:
+            raise ProtocolError(f"the store has another job under the number {number}")
+        if not self._context.member.is_current(self._loop.time()):
+            raise MembershipError(
+                f"job {number} was changed elsewhere, and no quorum of this cluster confirms it",
+                hint="Wait until most of the machines are here (`barnraise status`), then try again.",
+            )
+        self.apply(record)
+
+    # what is on disks
+
+    @property
+    def unsaved(self) -> Collection[int]:
+        """Return the jobs whose newest record is not known to be on the disks of a quorum."""
+        return self._quorum.unsaved
+
+    @property
+    def _quorum(self) -> DiskQuorum:
+        self._disks.set_voters(self._context.member.view.voters)
+        return self._disks
+
+    def receive(self, sender: NodeId, message: QueueMessage) -> None:
+        """Handle a message of another machine; raise ProtocolError if that machine may not send it."""
+        self._check_sender(sender)
+        match message:
+            case JobUpdate():
+                self._receive_record(sender, message.record)
+            case JobsHeld():
+                self._compare(sender, message)
+
+    def _receive_record(self, sender: NodeId, record: JobRecord) -> None:
+        """Apply a record, and tell the sender what is on this machine's disk now."""
+        self.apply(record, sender)
+        known = self.jobs.get(read_job(record.signed).job)
+        if known is None:
+            return
+        if known.record == record:
+            self._note_held(known.number, self._quorum.digest(known.number), sender)
+            held = ((known.number, self._quorum.digest(known.number)),)
+            self._context.send_bulk(sender, encode(JobsHeld(held)))
+        elif known.record.signed.order == record.signed.order and supersedes(known.record, record):
+            self._context.send_bulk(sender, encode(JobUpdate(known.record)))
+
+    def _compare(self, sender: NodeId, message: JobsHeld) -> None:
+        """Note what another machine has on disk, and send it the records that it lacks."""
+        theirs = dict(message.jobs)
+        missing = self.jobs.keys() - theirs.keys() if message.is_all else ()
+        for number in (*theirs, *missing):
+            if number in self.jobs and not self._note_held(number, theirs.get(number, b""), sender):
+                self._context.send_bulk(sender, encode(JobUpdate(self.jobs[number].record)))
+        if message.asks:
+            self._context.send_bulk(sender, encode(self._held(theirs)))
+
+    def _note_held(self, number: int, digest: bytes, node: NodeId) -> bool:
+        was_unsaved = number in self.unsaved
+        is_same = self._quorum.confirm(number, digest, node.raw)
+        if was_unsaved and number not in self.unsaved:
+            self._saved.announce()
+            self.on_saved()
+        return is_same
+
+    def _held(self, numbers: Iterable[int], *, asks: bool = False, is_all: bool = False) -> JobsHeld:
+        jobs = tuple((number, self._quorum.digest(number)) for number in numbers)[:MAX_HELD]
+        return JobsHeld(jobs, asks=asks, is_all=is_all)
+
+    def ask_unsaved(self) -> None:
+        """Ask the other machines which of the unsaved jobs they have on disk; at most once a second."""
+        now = self._loop.time()
+        if self.unsaved and now - self._asked_at >= _ASK_S:
+            self._asked_at = now
+            self._send_to_owners(self._held(sorted(self.unsaved), asks=True))
+
+    async def wait_until_saved(self, numbers: Collection[int]) -> str:
+        """Wait until a quorum has these jobs on disk; return a sentence about what is missing, or nothing."""
+        deadline = self._loop.time() + _SAVED_S
+        while waiting := [number for number in numbers if number in self.unsaved]:
+            left_s = deadline - self._loop.time()
+            if left_s <= 0:
+                names = " and ".join(
+                    self._context.name_of(NodeId(node)) for node in self._quorum.missing(waiting[0])
+                )
+                return f"most machines must save it, and {names} did not answer within {_SAVED_S:g} s"
+            self.ask_unsaved()
+            await self._saved.wait(min(left_s, _ASK_S))
+        return ""
+
+    # links
+
+    def compare_all(self) -> None:
+        """Exchange everything with all owners: they tell what is saved, and send what is missing here."""
+        self._send_to_owners(self._held(self.jobs, asks=True, is_all=True))
+
+    def link_up(self, node: NodeId) -> None:
+        """Tell an owner which records are here; each then sends the other what that one lacks."""
+        if self._is_owner(node) and self._is_owner(self._context.me):
+            self._context.send_bulk(node, encode(self._held(self.jobs, is_all=True)))
+
+    def reset(self) -> None:
+        """Forget all jobs of the old cluster."""
+        self.jobs.clear()
+        self._waiting.clear()
+        self._quorum.clear()
+
+    def _send(self, job: KnownJob, but: NodeId | None = None) -> None:
+        self._send_to_owners(JobUpdate(job.record), but)
+
+    def _send_to_owners(self, message: QueueMessage, but: NodeId | None = None) -> None:
+        data = encode(message)
+        for node in self._context.linked_nodes():
+            if node != but and self._is_owner(node):
+                self._context.send_bulk(node, data)
+
+    def _is_owner(self, node: NodeId) -> bool:
+        return self._context.log.role(node) == "owner"
+
+    def _is_full(self) -> bool:
+        return sum(not job.record.has_ended for job in self.jobs.values()) >= MAX_ACTIVE
+
+    def _forget_old(self) -> None:
+        for number in can_forget(self.jobs, _MAX_ENDED):
+            del self.jobs[number]
+            self._quorum.forget(number)
+            self._context.storage.forget_job(number)
+
+
+def _is_outdated(stored: bytes, known: KnownJob | None) -> bool:
+    """Tell whether the store lost its contents, and has a record that the known one replaces.
+
+    A quorum has the known one on disk, so another job under its number counts for nothing.
+    """
+    if known is None:
+        return False
+    record = decode_job(stored)
+    return record.signed.order != known.record.signed.order or supersedes(known.record, record)

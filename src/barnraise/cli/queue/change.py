@@ -1,0 +1,56 @@
+"""``barnraise queue cancel``, ``pause``, ``resume``, ``clear`` and ``move``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import click
+
+from barnraise.agent_client.cluster_requests import RequestDone
+from barnraise.agent_client.queue.requests import (
+    ChangeJobsRequest,
+    ListJobsRequest,
+    MoveJobRequest,
+    QueueResponse,
+)
+from barnraise.cli.agent_call import ask, print_json
+from barnraise.cli.queue.expand import parse_jobs
+from barnraise.core.sanitize import printable
+
+_ANSWER_S = 120.0
+
+
+def change(
+    action: Literal["cancel", "pause", "resume", "clear"],
+    jobs: Sequence[str],
+    *,
+    as_json: bool,
+    everything: bool = False,
+) -> int:
+    """Change jobs, and print how many were changed."""
+    numbers = tuple(parse_jobs(jobs))
+    if everything:
+        rows = ask(ListJobsRequest(), QueueResponse).jobs
+        numbers = tuple(row.job for row in rows if row.state in ("waiting", "running"))
+        if not numbers:
+            click.echo("No job waits or runs.")
+            return 0
+    _print(ask(ChangeJobsRequest(action=action, jobs=numbers), RequestDone, timeout_s=_ANSWER_S), as_json)
+    return 0
+
+
+def move(job: int, *, before: int, last: bool, priority: int | None, as_json: bool) -> int:
+    """Change the place of a waiting job."""
+    if sum((bool(before), last, priority is not None)) > 1:
+        raise click.UsageError("--before, --last and --priority exclude each other.")
+    request = MoveJobRequest(job=job, before=before, to_end=last, priority=priority)
+    _print(ask(request, RequestDone, timeout_s=_ANSWER_S), as_json)
+    return 0
+
+
+def _print(done: RequestDone, as_json: bool) -> None:
+    if as_json:
+        print_json(done)
+    else:
+        click.echo(printable(done.sentence))

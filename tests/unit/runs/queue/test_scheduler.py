@@ -1,0 +1,259 @@
+"""Scheduler of the queue, decided from facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from barnraise.agent_client.run_options import RunOptions
+from barnraise.runs.queue.job import JobAttempt, KnownJob, cancel_job, pause_job
+from barnraise.runs.queue.scheduler import (
+    AWAY_S,
+    COLLECT_S,
+    FreeDevice,
+    QueueDecision,
+    QueueFacts,
+    QueueMachine,
+    QueueRun,
+    decide,
+)
+from tests.unit.runs.queue.test_job import job
+
+GIB = 1 << 30
+MAC, PC, NAS = (bytes([number]) * 32 for number in (1, 2, 3))
+NAMES = {MAC: "mac", PC: "pc", NAS: "nas"}
+SLOW = QueueMachine(MAC, (FreeDevice("mps", 16 * GIB, 2.0),))
+FAST = QueueMachine(PC, (FreeDevice("cuda:0", 24 * GIB, 30.0), FreeDevice("cuda:1", 8 * GIB, 12.0)))
+SMALL = QueueMachine(NAS, (FreeDevice("cpu", 4 * GIB, 0.1),))
+
+
+def scheduled(
+    *jobs: KnownJob,
+    machines: Sequence[QueueMachine] = (SLOW, FAST, SMALL),
+    runs: dict[str, QueueRun] | None = None,
+    away_s: dict[bytes, float] | None = None,
+    unsaved: Sequence[int] = (),
+) -> QueueDecision:
+    known = {item.number: item for item in jobs}
+    return decide(
+        QueueFacts(known, machines, runs or {}, away_s or {}, NAMES.__getitem__, unsaved=unsaved, at=7.0)
+    )
+
+
+def placed(decision: QueueDecision) -> dict[int, tuple[str, str]]:
+    """Return machines and device of each job that starts now."""
+    attempts = {number: record.attempt for number, record in decision.changed.items()}
+    return {
+        number: (" ".join(NAMES[node] for node in attempt.nodes), attempt.device)
+        for number, attempt in attempts.items()
+        if attempt is not None
+    }
+
+
+def running(number: int, node: bytes = PC, device: str = "cuda:0", **options: Any) -> KnownJob:
+    attempt = JobAttempt(number=1, nodes=(node,), device=device)
+    waiting = job(number, **options)
+    return replace(waiting, record=replace(waiting.record, state="running", attempts=(attempt,)))
+
+
+def ended(code: int, **fields: Any) -> dict[str, QueueRun]:
+    return {"train-q1-1": QueueRun((PC,), "cuda:0", code, "exited", results_at=PC, **fields)}
+
+
+def test_jobs_get_the_fastest_free_devices_in_their_order() -> None:
+    decision = scheduled(job(1), job(2), job(3, priority=5), job(4), job(5))
+    assert placed(decision) == {
+        3: ("pc", "cuda:0"),
+        1: ("pc", "cuda:1"),
+        2: ("mac", "mps"),
+        4: ("nas", "cpu"),
+    }
+    assert decision.waits == {5: "waits for a free machine"}
+    assert decision.changed[1].why == "started on pc"
+
+
+def test_job_waits_for_memory_that_it_needs() -> None:
+    decision = scheduled(
+        job(1, needs_bytes=12 * GIB), job(2, needs_bytes=12 * GIB), job(3, needs_bytes=64 * GIB)
+    )
+    assert placed(decision) == {1: ("pc", "cuda:0"), 2: ("mac", "mps")}
+    assert decision.waits == {3: "needs 64 GiB on each device; the largest here has 24 GiB"}
+
+
+def test_device_of_another_run_is_not_free() -> None:
+    other = QueueRun((PC, MAC))
+    assert placed(scheduled(job(1), job(2), runs={"by-hand": other})) == {1: ("nas", "cpu")}
+    assert placed(scheduled(job(1), runs={"by-hand": QueueRun((PC, MAC), code=0)})) == {1: ("pc", "cuda:0")}
+
+
+def test_job_on_one_machine_waits_for_all_of_its_devices_and_keeps_them() -> None:
+    busy = running(1)
+    decision = scheduled(
+        busy, job(2, each="machine", nodes=(PC,)), job(3), runs={"train-q1-1": QueueRun((PC,), "cuda:0")}
+    )
+    assert decision.waits == {2: "waits until all of pc is free"}
+    assert placed(decision) == {3: ("mac", "mps")}, "the other device of pc is kept for job 2"
+    free = scheduled(job(2, each="machine"))
+    assert placed(free) == {2: ("pc", "")}
+
+
+def test_job_on_all_machines_waits_for_them_and_is_not_overtaken() -> None:
+    decision = scheduled(
+        running(1), job(2, each="all"), job(3), runs={"train-q1-1": QueueRun((PC,), "cuda:0")}
+    )
+    assert placed(decision) == {}
+    assert decision.waits == {2: "waits until pc is free", 3: "waits for a free machine"}
+    assert placed(scheduled(job(2, each="all"))) == {2: ("mac pc nas", "")}
+    few = job(2, each="all", run_options=RunOptions(title="train", min_nodes=4))
+    assert scheduled(few).waits == {2: "needs 4 machines; 3 can be used now"}
+
+
+def test_paused_machine_and_named_machines_are_respected() -> None:
+    paused = QueueMachine(PC, FAST.devices, "its user paused it")
+    assert placed(scheduled(job(1), machines=(paused, SMALL))) == {1: ("nas", "cpu")}
+    decision = scheduled(job(1, nodes=(PC,)), job(2, nodes=(MAC,)), machines=(paused, SMALL))
+    assert decision.waits == {
+        1: "waits for pc, which is paused: its user paused it",
+        2: "waits for mac",
+    }
+
+
+def test_job_waits_for_those_before_it_and_is_cancelled_with_them() -> None:
+    first, second = job(1), job(2, after=(1,))
+    assert scheduled(running(1), second).waits == {2: "waits for job 1"}
+    done = replace(first, record=replace(first.record, state="done"))
+    assert placed(scheduled(done, second)) == {2: ("pc", "cuda:0")}
+    record = cancel_job(first.record, "mac")
+    assert record is not None
+    decision = scheduled(replace(first, record=record), second)
+    assert (decision.changed[2].state, decision.changed[2].why) == (
+        "cancelled",
+        "job 1, after which it was to start, is not done",
+    )
+
+
+def test_paused_job_does_not_start() -> None:
+    waiting = job(1)
+    record = pause_job(waiting.record, is_paused=True)
+    assert record is not None
+    assert scheduled(replace(waiting, record=record)).waits == {1: "is paused"}
+
+
+def test_attempt_without_a_run_is_started_once_its_machine_is_present() -> None:
+    current = running(1)
+    decision = scheduled(current)
+    assert [(begun.job.number, begun.attempt.number) for begun in decision.started] == [(1, 1)]
+    assert scheduled(current, away_s={PC: 1.0}).started == []
+    assert scheduled(current, runs={"train-q1-1": QueueRun((PC,), "cuda:0")}).started == []
+
+
+def test_lost_machine_ends_the_attempt_after_a_while_and_its_run_is_stopped() -> None:
+    current = running(1)
+    runs = {"train-q1-1": QueueRun((PC,), "cuda:0")}
+    assert not scheduled(current, runs=runs, away_s={PC: AWAY_S - 1}).changed
+    record = scheduled(current, runs=runs, away_s={PC: AWAY_S + 1}).changed[1]
+    assert (record.state, record.attempts[-1].end, record.why) == ("waiting", "lost", "pc went away")
+    again = scheduled(replace(current, record=record), machines=(SLOW,), runs=runs)
+    assert again.stopped == ["train-q1-1"]
+    assert placed(again) == {1: ("mac", "mps")}
+    assert again.changed[1].attempts[-1].number == 2
+
+
+def test_success_counts_when_the_files_are_packed() -> None:
+    current = running(1)
+    assert not scheduled(current, runs=ended(0, is_collected=False)).changed
+    record = scheduled(current, runs=ended(0, results=bytes(32))).changed[1]
+    assert (record.state, record.results, record.results_at) == ("done", bytes(32), PC)
+    assert (
+        scheduled(current, runs=ended(0, is_collected=False, ended_s=COLLECT_S + 1)).changed[1].state
+        == "done"
+    )
+    assert placed(scheduled(current, job(2), runs=ended(0, is_collected=False))) == {2: ("pc", "cuda:0")}
+
+
+def test_failed_job_is_tried_on_another_machine_once() -> None:
+    record = scheduled(running(1), runs=ended(3)).changed[1]
+    assert (record.state, record.attempts[-1].end) == ("waiting", "failed")
+    current = replace(running(1), record=record)
+    assert placed(scheduled(current, runs=ended(3))) == {1: ("mac", "mps")}, "not on the same machine"
+    assert scheduled(running(1), runs=ended(3), machines=(FAST,)).changed[1].state == "failed"
+    assert scheduled(running(1, retries=0), runs=ended(3)).changed[1].state == "failed"
+
+
+def test_failure_while_its_machine_is_away_is_a_loss() -> None:
+    record = scheduled(running(1), runs=ended(137), away_s={PC: 0.5}).changed[1]
+    assert (record.state, record.attempts[-1].end) == ("waiting", "lost")
+
+
+def test_job_that_ran_out_of_memory_gets_a_larger_device() -> None:
+    attempt = JobAttempt(number=1, nodes=(MAC,), device="mps")
+    current = replace(job(1), record=replace(job(1).record, state="running", attempts=(attempt,)))
+    runs = {"train-q1-1": QueueRun((MAC,), "mps", 137, "ran out of memory", lacks_memory=True)}
+    record = scheduled(current, runs=runs).changed[1]
+    assert record.attempts[-1].short_of == 16 * GIB
+    decision = scheduled(replace(current, record=record), runs=runs)
+    assert placed(decision) == {1: ("pc", "cuda:0")}, "the only device with more than 16 GiB"
+
+
+def test_run_that_a_person_stopped_cancels_its_job() -> None:
+    record = scheduled(running(1), runs=ended(130)).changed[1]
+    assert (record.state, record.attempts[-1].end) == ("cancelled", "stopped")
+
+
+def test_job_of_a_removed_owner_is_cancelled() -> None:
+    current = replace(job(1), is_authorized=False, spec=replace(job(1).spec, by=NAS))
+    record = scheduled(current).changed[1]
+    assert record.state == "cancelled"
+    assert record.why == "nas, where it was added, is no longer an owner of this cluster"
+
+
+@pytest.mark.parametrize("state", ["done", "failed", "cancelled"])
+def test_ended_job_is_never_changed(state: Any) -> None:
+    current = job(1)
+    over = replace(current, record=replace(current.record, state=state))
+    decision = scheduled(over, runs=ended(0), away_s={PC: 100.0})
+    assert not decision.changed
+    assert not decision.started
+
+
+# records that only this machine has on disk
+
+
+def test_job_that_is_not_saved_is_neither_started_nor_changed() -> None:
+    decision = scheduled(job(1), unsaved=[1])
+    assert decision.changed == {}
+    assert decision.waits == {1: "waits until most machines have saved it"}
+    begun = running(1)
+    assert [start.job for start in scheduled(begun).started] == [begun]
+    assert scheduled(begun, unsaved=[1]).started == []
+    assert scheduled(begun, runs=ended(0), unsaved=[1]).changed == {}
+    cancelled = cancel_job(begun.record, "mac")
+    assert cancelled is not None
+    active = {"train-q1-1": QueueRun((PC,), "cuda:0")}
+    stopped = replace(begun, record=cancelled)
+    assert scheduled(stopped, runs=active).stopped == ["train-q1-1"]
+    assert scheduled(stopped, runs=active, unsaved=[1]).stopped == []
+
+
+def test_devices_of_a_job_that_is_not_saved_stay_its_own() -> None:
+    decision = scheduled(running(1), job(2), machines=(FAST,), unsaved=[1])
+    assert placed(decision) == {2: ("pc", "cuda:1")}
+
+
+@pytest.mark.parametrize("state", ["done", "failed"])
+def test_job_follows_another_only_when_the_end_of_that_one_is_saved(state: str) -> None:
+    first, second = job(1), job(2, after=(1,))
+    first = replace(first, record=replace(first.record, state=state))
+    decision = scheduled(first, second, unsaved=[1])
+    assert decision.changed == {}
+    assert decision.waits == {2: "waits for job 1"}
+    assert list(scheduled(first, second).changed) == [2]
+
+
+def test_attempt_keeps_its_time_so_that_each_coordinator_starts_the_same_run() -> None:
+    attempt = scheduled(job(1)).changed[1].attempt
+    assert attempt is not None
+    assert attempt.at == 7.0
