@@ -34,7 +34,7 @@ FROZEN = {
     "eval": {
         *("--on", "--per-node", "--min-nodes", "--wait", "--env", "--engine", "--trust-fabric", "--restarts"),
         *("--set", "--quiet", "--nice", "--memory", "--container", "--sandbox", "--name"),
-        *("--model", "--model-args", "--tasks", "--include-path", "--num-fewshot", "--limit"),
+        *("--model", "--kind", "--model-args", "--tasks", "--include-path", "--num-fewshot", "--limit"),
         *("--batch-size", "--requests", "--output"),
     },
     "export": {"run", "folder", "--adapter", "--merged", "--base"},

@@ -45,10 +45,13 @@ def variables(folder: Path) -> dict[str, str]:
     return own | {"OMP_NUM_THREADS": "1"}
 
 
-def check_results(folder: Path, hosts: int = 3) -> None:
-    """Compare the results of every worker with those of the script under plain python."""
+def check_results(folder: Path, hosts: set[str]) -> None:
+    """Compare the results of every worker with those of the script under plain python.
+
+    ``hosts``: those that have results in any case. A worker that returns after the end has none.
+    """
     files = sorted(folder.glob("out-h*"))
-    assert len(files) == hosts
+    assert {file.name.removeprefix("out-") for file in files} >= hosts
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), **variables(folder), "ITEM_S": "0"}
     environment["TRACE"] = str(folder / "trace-alone")
     subprocess.run([sys.executable, str(PROGRAM)], env=environment, check=True, timeout=200)
@@ -70,7 +73,7 @@ def test_killed_workers_come_back_and_all_results_are_those_of_one_machine(
         machines.until(lambda part=part: computed(trace).total() > part, 120.0, f"{part} items")
         kill(machines, place)
     assert running.wait(300) == 0, running.output()
-    check_results(tmp_path)
+    check_results(tmp_path, {"h2"})
     assert computed(trace).total() <= ITEMS + 60, "only what a killed worker had not sent is computed again"
 
 
@@ -81,5 +84,6 @@ def test_results_survive_the_death_of_all_workers(machines: Machines, tmp_path: 
     for place in range(3):
         kill(machines, place)
     assert running.wait(300) == 0, running.output()
-    check_results(tmp_path)
+    check_results(tmp_path, set())
+    assert list(tmp_path.glob("out-h*"))
     assert computed(trace).total() <= ITEMS + 60

@@ -131,7 +131,7 @@ OWN_DATA = {
     "barnraise.training.group.process_group:TrainingGroup._gather_rows": "its own message, padded",
     "barnraise.training.hub.step_loop:HubStepLoop._committed_step": "its own lease",
     "barnraise.training.mapping.exchange:_exchange_pieces": "its own results",
-    "barnraise.training.mapping.result_store:ResultStore._note": "its own hashes",
+    "barnraise.training.mapping.result_store:_mixed": "its own hashes",
     "barnraise.training.mapping.result_store:ResultStore._read_records": "a private file",
     "barnraise.training.recovery.state_transfer:send_bytes": "numbers of this process",
     "barnraise.transport.ipc.local_socket:_peer_user": "the operating system",
@@ -428,8 +428,8 @@ def _tensors() -> Iterator[Parser]:
     )
     yield Parser(
         "map-bitmap",
-        lambda data: result_store.items_of_bitmap(data, 20),
-        (f"{mapping}.result_store:items_of_bitmap",),
+        lambda data: result_store.bits_of_bitmap(data, 20),
+        (f"{mapping}.result_store:bits_of_bitmap",),
         lambda: [bytes(3), b"\xff\x01\x80"],
     )
     yield Parser(

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import barnraise
+from barnraise.agent_client.run_options import DataSet
 from barnraise.core.errors import RunError
 from barnraise.training import Session
 
 Model = TypeVar("Model")
 
 REQUESTS = 32  # in one item of a map
+_MODEL = "model"  # its name in a run of ``barnraise eval``
 _METHODS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
 _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -84,8 +86,8 @@ def evaluate(run: Session, options: argparse.Namespace) -> dict[str, Any]:
         ) from error
     run.map(str, [])  # the workers meet while the launcher's variables are there
     with _without_launcher():
-        more = {"batch_size": options.batch_size, "device": str(run.device)}
-        model = get_model(options.model).create_from_arg_string(options.model_args, more)
+        more = {"batch_size": options.batch_size, "device": str(run.device), **_model_folder(options)}
+        model = get_model(options.kind).create_from_arg_string(options.model_args, more)
         results = simple_evaluate(
             share(run, model, requests_per_item=options.requests),
             tasks=options.tasks.split(","),
@@ -99,10 +101,18 @@ def evaluate(run: Session, options: argparse.Namespace) -> dict[str, Any]:
     return {name: results[name] for name in ("results", "versions", "n-shot", "n-samples") if name in results}
 
 
+def _model_folder(options: argparse.Namespace) -> dict[str, str]:
+    """Return the argument for the model that was sent, or that ``--model`` names alone; empty without one."""
+    if not options.model and DataSet(_MODEL, is_model=True).variable not in os.environ:
+        return {}
+    return {"pretrained": barnraise.model_path(_MODEL, alone=options.model)}
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of an evaluation."""
     parser = argparse.ArgumentParser(prog="barnraise.integrations.lm_eval")
-    parser.add_argument("--model", default="hf")
+    parser.add_argument("--model")
+    parser.add_argument("--kind", default="hf")
     parser.add_argument("--model-args", default="")
     parser.add_argument("--tasks", required=True)
     parser.add_argument("--include-path")

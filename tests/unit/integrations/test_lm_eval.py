@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from barnraise.integrations.lm_eval import parse, share
+import pytest
+
+from barnraise.integrations.lm_eval import evaluate, parse, share
 from barnraise.training import Session
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.state.checkpoint_manager import CheckpointManager
+from tests.unit.integrations.evaluation_files import write_model, write_tasks
 from tests.unit.training.threaded_group import ThreadWorker, run_workers
 
 
@@ -76,4 +80,36 @@ def test_workers_answer_each_request_once_and_get_all_answers() -> None:
 
 def test_options_of_an_evaluation_have_defaults() -> None:
     options = parse(["--tasks", "mine,other", "--limit", "10"])
-    assert (options.model, options.tasks, options.limit, options.requests) == ("hf", "mine,other", 10.0, 32)
+    assert (options.model, options.kind, options.tasks) == (None, "hf", "mine,other")
+    assert (options.limit, options.requests) == (10.0, 32)
+
+
+@pytest.mark.slow
+def test_real_evaluation_has_the_numbers_of_lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local tasks and a small model; it runs where ``lm_eval[hf]`` is installed. See also tests/lab."""
+    lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    monkeypatch.chdir(tmp_path)
+    tasks, model = write_tasks(tmp_path, 45), write_model(tmp_path)
+    run = Session(SingleWorkerManager(), seed=0, unit=0, checkpoints=CheckpointManager(None, 60.0, 1))
+    words = [
+        "--model",
+        str(model),
+        "--tasks",
+        "choose,write",
+        "--include-path",
+        str(tasks),
+        "--requests",
+        "4",
+    ]
+    shared = evaluate(run, parse(words))["results"]
+    plain = lm_eval.simple_evaluate(
+        model="hf",
+        model_args={"pretrained": str(model), "device": "cpu", "batch_size": 1},
+        tasks=["choose", "write"],
+        task_manager=lm_eval.tasks.TaskManager(include_path=str(tasks)),
+        bootstrap_iters=0,
+    )["results"]
+    assert shared["choose"]["acc,none"] == plain["choose"]["acc,none"]
+    assert shared["write"]["exact_match,none"] == plain["write"]["exact_match,none"]
+    assert 0.1 < shared["choose"]["acc,none"] < 0.9

@@ -9,8 +9,9 @@ import click
 from barnraise.cli.runs.options import RunCommandOptions, run_options, set_option, take_run_options
 
 _MODULE = "barnraise.integrations.lm_eval"
+_MODEL = "model"  # its name in the run
 _PASSED_ON = (
-    *("model", "model_args", "tasks", "include_path", "num_fewshot", "limit", "batch_size", "requests"),
+    *("kind", "model_args", "tasks", "include_path", "num_fewshot", "limit", "batch_size", "requests"),
     "output",
 )
 
@@ -19,8 +20,13 @@ _PASSED_ON = (
 @click.option("--on", help="Machines, separated by commas (default: all).")
 @run_options
 @set_option
-@click.option("--model", default="hf", help="Kind of model, as lm_eval names it (default: hf).")
-@click.option("--model-args", metavar="TEXT", help="Arguments of the model, such as pretrained=./model.")
+@click.option(
+    "--model",
+    metavar="PATH|ID",
+    help="Send this model: a folder, or an id in this machine's Hugging Face cache.",
+)
+@click.option("--kind", help="Kind of model, as lm_eval names it (default: hf).")
+@click.option("--model-args", metavar="TEXT", help="More arguments of the model, such as dtype=float32.")
 @click.option("--tasks", required=True, help="Tasks, separated by commas.")
 @click.option("--include-path", metavar="FOLDER", help="A folder with tasks of your own, inside this one.")
 @click.option("--num-fewshot", type=int, help="Examples before each question (default: the task's).")
@@ -30,10 +36,10 @@ _PASSED_ON = (
     "--requests", type=click.IntRange(1), help="Requests that a machine takes at a time (default: 32)."
 )
 @click.option("--output", metavar="FILE", help="File of the results (default: eval.json).")
-def eval_command(on: str | None, **options: Any) -> int:
+def eval_command(on: str | None, model: str | None, **options: Any) -> int:
     """Evaluate a language model on all machines with lm-evaluation-harness.
 
-    This folder is sent. The numbers are those of one machine, also if machines are lost meanwhile.
+    This folder and the model are sent. The numbers are those of one machine, also if machines are lost.
     """
     from barnraise.cli.runs import run
 
@@ -42,6 +48,11 @@ def eval_command(on: str | None, **options: Any) -> int:
         value = options.pop(name)
         if value is not None:
             arguments += [f"--{name.replace('_', '-')}", f"{value}"]
+    options["title"] = options["title"] or "eval"
     chosen = take_run_options(options)
     machines = tuple(name for name in (on or "").split(",") if name)
-    return run.run("-m", arguments, chosen, RunCommandOptions(on=machines, variables=options["variables"]))
+    models = (f"{_MODEL}={model}",) if model is not None else ()
+    variables = options["variables"]
+    return run.run(
+        "-m", arguments, chosen, RunCommandOptions(on=machines, models=models, variables=variables)
+    )

@@ -48,6 +48,11 @@ def create_group(
     return BarnraiseProcessGroup(opener.rendezvous(store, rank, world), opener.timeout_s)
 
 
+def prepare_groups() -> None:
+    """Start the communication process, so that the first group connects sooner."""
+    _current_arena()
+
+
 def create_backend(
     store: Store, rank: int, world: int, timeout: timedelta, *, enable_reconfigure: bool = False
 ) -> BarnraiseProcessGroup:

@@ -111,7 +111,6 @@ class GroupManager(Protocol):
     """The current group of a worker, and its reports to the controller of the run."""
 
     is_first_start: bool  # a worker of this group was started with the run or with its restart
-    finished: bool  # a worker of the run has finished the script
     on_next_group: Callable[[int], None]  # called with the next group's newest recovery attempt, or 0
 
     @property
@@ -126,6 +125,10 @@ class GroupManager(Protocol):
 
     @property
     def generation(self) -> int: ...
+
+    @property
+    def finished(self) -> bool:
+        """Return True if a worker of the run is known to have finished the script."""
 
     @property
     def provisional(self) -> bool:

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import PrefixStore
 from barnraise.agent_client.kv_client import KvClient, agent_at
 from barnraise.agent_client.kv_messages import Namespace
 from barnraise.agent_client.run_requests import GroupResponse
-from barnraise.collectives.c10d.create import create_group
+from barnraise.collectives.c10d.create import create_group, prepare_groups
 from barnraise.collectives.c10d.process_group import BarnraiseProcessGroup
 from barnraise.collectives.cluster_store import ClusterStore
 from barnraise.core.errors import CollectiveError, ProtocolError
@@ -61,7 +61,7 @@ class AgentGroupManager:
     def __init__(self, worker: WorkerId, levels: Levels = OPEN) -> None:
         self._levels = levels
         self.rank, self.world = 0, 1
-        self.is_first_start, self.finished, self._provisional = True, False, False
+        self.is_first_start, self._provisional = True, False
         self.on_next_group: Callable[[int], None] = lambda attempt: None
         self.group: TrainingCollectives = SingleWorkerGroup()
         self._site_map = SiteMap(self.survey)
@@ -85,6 +85,12 @@ class AgentGroupManager:
         """Return the newest generation that this worker belongs to."""
         response = self._agent.response
         return response.generation if response is not None and response.is_member else self.generation
+
+    @property
+    def finished(self) -> bool:
+        """Return True if a worker of the run is known to have finished the script."""
+        response = self._agent.response
+        return response is not None and response.finished
 
     @property
     def provisional(self) -> bool:
@@ -121,7 +127,7 @@ class AgentGroupManager:
             old.close()
             self._agent.generation, self.rank, self.world = response.generation, response.rank, response.world
             self._provisional, self.is_first_start = response.provisional, response.beginning
-            self.finished, self._names = response.finished, response.names
+            self._names = response.names
             if response.world == 1:
                 return
             try:
@@ -173,6 +179,7 @@ class AgentGroupManager:
         """Block until this worker is a member, or may become one; in that case report that it is ready."""
         response = self._agent.wait_for(lambda new: new.is_member or new.recovery_attempt > 0)
         if not response.is_member:
+            prepare_groups()  # before the others wait for this worker
             self._agent.report_caught_up()
 
     def report_recovery_failed(self) -> None:

@@ -4,7 +4,8 @@ In each round every worker reports its load and sends a piece of its results. Al
 conclusions: which items are finished, and which worker computes which items next (``runs.map_schedule``).
 
 After a change of the group the workers compare what they hold. Items that no living worker has finished or
-claimed are assigned again. Results that a worker lacks are sent by the first worker that has them.
+claimed are assigned again. Results that a worker lacks, or has unconfirmed, are sent by one worker that has
+them. So all hold the same bits, even if an item was computed twice.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
+import numpy
 import torch
 from msgspec import Meta
 
@@ -23,12 +25,12 @@ from barnraise.core.decoding import decode
 from barnraise.core.errors import CollectiveError, ProtocolError, RunError
 from barnraise.core.sanitize import printable
 from barnraise.runs.commit import NO_MAP, MapKey
-from barnraise.runs.map_schedule import WorkerLoad, assign_items, should_give_back
+from barnraise.runs.map_schedule import WorkerLoad, assign_items, count_to_give_back
 from barnraise.training.group.interface import GroupManager, TrainingCollectives
 from barnraise.training.mapping.item_queue import LEFT, ItemFailure, ItemQueue
-from barnraise.training.mapping.result_store import MAX_ITEMS, ResultStore, items_of_bitmap
+from barnraise.training.mapping.result_store import MAX_ITEMS, ResultStore, bits_of_bitmap
 from barnraise.training.mapping.result_stream import MAX_PIECE, IncomingStream, OutgoingStream
-from barnraise.training.recovery.failures import raise_if_permanent
+from barnraise.training.recovery.failures import exit_without_state, raise_if_permanent
 
 log = logging.getLogger("barnraise.training")
 
@@ -52,9 +54,13 @@ class _Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Holding(msgspec.Struct, frozen=True, array_like=True):
-    """The results that a worker has, as a bitmap, and the items that it is computing or will compute."""
+    """The results that a worker has, as a bitmap, and the items that it is computing or will compute.
+
+    ``confirmed``: the results that all workers of an earlier group have received.
+    """
 
     results: Annotated[bytes, Meta(max_length=MAX_ITEMS // 8)]
+    confirmed: Annotated[bytes, Meta(max_length=MAX_ITEMS // 8)]
     claims: Annotated[tuple[Item, ...], Meta(max_length=1 << 16)] = ()
 
 
@@ -155,7 +161,7 @@ class _Rounds:
         self._outgoing = OutgoingStream(store.content)
         self._finished: set[int] = set()
         self._claims: list[set[int]] = []
-        self._resent: set[int] = set()  # items whose results some ranks lack
+        self._sources: dict[int, int] = {}  # the ranks that send the results that others lack, by item
         self._waiting: list[int] = []  # a heap of the items that no rank computes
         self._is_other_idle = False
         self._round_s = exchange._round_s
@@ -163,26 +169,30 @@ class _Rounds:
     def run(self, group: TrainingCollectives) -> None:
         self._compare_holdings(group)
         incoming = [IncomingStream() for _ in self._claims]
+        received: list[int] = []
         started_at = time.monotonic()
         while True:
             status, piece = self._report()
             statuses = [decode(_statuses, message, _UNREADABLE) for message in _gather(group, status)]
             if self._has_failed(statuses):
                 return
+            self._store.confirm(received)  # a status follows what its rank has received
             if max(other.newest_generation for other in statuses) > self._manager.generation:
                 raise CollectiveError("the group changes during a map")
             pieces = _exchange_pieces(group, piece, [other.piece for other in statuses])
-            for rank, received in enumerate(pieces):
-                for item, content in incoming[rank].feed(received):
-                    self._check_sender(rank, item)
-                    self._store.add(item, content)
-                    self._note_finished(item)
+            received = [
+                item
+                for rank, part in enumerate(pieces)
+                for item, content in incoming[rank].feed(part)
+                if self._accept(rank, item, content)
+            ]
             if self._is_own:
                 self._exchange.finished = len(self._finished)
                 self._exchange.on_round()
             has_more = any(other.has_more for other in statuses)
             if len(self._finished) == self._store.total and not has_more:
                 self._compare_results(group)
+                self._store.confirm(self._finished)
                 return
             is_waiting_for_work = self._assign(statuses)
             self._queue.wait(0.0 if has_more else _IDLE_ROUND_S if is_waiting_for_work else _ROUND_S)
@@ -194,35 +204,49 @@ class _Rounds:
         """Compare what each rank has and computes; queue the results that this rank has to send."""
         self._queue_finished()
         claims = self._queue.claims() if self._is_own else ()
-        own = _Holding(self._store.to_bitmap(), claims)
+        own = _Holding(self._store.to_bitmap(), self._store.confirmed_bitmap(), claims)
         holdings = [decode(_holdings, message, _UNREADABLE) for message in _gather(group, own)]
         total = self._store.total
-        held = [frozenset(items_of_bitmap(holding.results, total)) for holding in holdings]
-        self._finished = set().union(*held)
+        held = numpy.stack([bits_of_bitmap(holding.results, total) for holding in holdings])
+        manager = self._manager
+        if manager.finished and not manager.is_first_start and not held.all(1).any():
+            exit_without_state(finished=True)  # others have all results, and their script has ended
+        confirmed = numpy.stack([bits_of_bitmap(holding.confirmed, total) for holding in holdings]) & held
+        self._finished = set(numpy.flatnonzero(held.any(0)).tolist())
         self._claims = [set(holding.claims) - self._finished for holding in holdings]
         claimed = set().union(*self._claims)
         if any(item >= total for item in claimed):
             raise ProtocolError("a worker claims an item that the map does not have")
         self._waiting = [item for item in range(total) if item not in self._finished and item not in claimed]
-        rank = group.rank
-        self._resent = self._finished.difference(frozenset.intersection(*held))
-        self._outgoing.add(
-            item
-            for item in sorted(self._resent)
-            if item in held[rank] and not any(item in earlier for earlier in held[:rank])
-        )
+        # The first rank with a confirmed result sends it, or else the first one with any.
+        first = numpy.where(confirmed.any(0), confirmed.argmax(0), held.argmax(0))
+        resent = numpy.flatnonzero(held.any(0) & ~confirmed.all(0))
+        self._sources = dict(zip(resent.tolist(), first[resent].tolist(), strict=True))
+        self._outgoing.add(item for item, source in self._sources.items() if source == group.rank)
 
     def _compare_results(self, group: TrainingCollectives) -> None:
-        """Raise RunError if the ranks do not hold the same bits."""
+        """Raise RunError if the ranks hold different bits, or ProtocolError if a result was not sent."""
+        if not self._store.is_complete:
+            raise ProtocolError("a worker has announced results of a map that it did not send")
         if len({bytes(message) for message in group.all_gather_bytes(self._store.digest())}) > 1:
             raise RunError(
                 "workers hold different results of run.map", hint="One of them sent other bytes. Report this."
             )
 
-    def _check_sender(self, rank: int, item: int) -> None:
-        """Raise ProtocolError if the item was assigned to another rank, which may still compute it."""
-        if not (item in self._claims[rank] or item in self._resent or item in self._finished):
+    def _accept(self, rank: int, item: int, content: bytes) -> bool:
+        """Keep a result if it comes from the right rank, and return True.
+
+        Return False if another rank has sent it first. Raise ProtocolError if the rank was not to compute it.
+        """
+        if self._sources.get(item) != rank and item not in self._claims[rank]:
+            if item in self._finished:
+                return False
             raise ProtocolError(f"a worker sent the result of item {item}, which was not assigned to it")
+        self._store.replace(item, content)
+        self._finished.add(item)
+        for claims in self._claims:
+            claims.discard(item)
+        return True
 
     def _queue_finished(self) -> list[int]:
         return self._queue.take_finished() if self._is_own else []
@@ -237,13 +261,14 @@ class _Rounds:
         if self._queue.is_closed:
             raise CollectiveError(LEFT)
         load = self._queue.load()
-        self._outgoing.add(self._queue_finished())
+        claims = self._claims[self._manager.group.rank]
+        self._outgoing.add(item for item in self._queue_finished() if item in claims)
         piece = self._outgoing.take()
-        given_back: tuple[int, ...] = ()
-        if should_give_back(
-            load, is_other_idle=self._is_other_idle, waiting=len(self._waiting), round_s=self._round_s
-        ):
-            given_back = self._queue.give_back()
+        given_back = self._queue.give_back(
+            count_to_give_back(
+                load, is_other_idle=self._is_other_idle, waiting=len(self._waiting), round_s=self._round_s
+            )
+        )
         failure = self._queue.failure
         status = _Status(
             newest,
@@ -261,18 +286,13 @@ class _Rounds:
     def _has_failed(self, statuses: Sequence[_Status]) -> bool:
         """Note the first item that failed on any rank; all ranks note the same one."""
         failures = [
-            FailedItem(rank, ItemFailure(*status.failed))
+            FailedItem(rank, ItemFailure(status.failed[0], printable(status.failed[1])))
             for rank, status in enumerate(statuses)
             if status.failed is not None
         ]
         if failures and self._is_own:
             self._exchange.failed = min(failures, key=lambda failed: failed.failure.item)
         return bool(failures)
-
-    def _note_finished(self, item: int) -> None:
-        self._finished.add(item)
-        for claims in self._claims:
-            claims.discard(item)
 
     def _assign(self, statuses: Sequence[_Status]) -> bool:
         """Assign the items that no rank computes. Return True if a rank has nothing to do."""

@@ -110,12 +110,10 @@ class ItemQueue:
             self._items.extend(items)
             self._changed.notify_all()
 
-    def give_back(self) -> tuple[int, ...]:
-        """Remove the items that were not begun, and return them."""
+    def give_back(self, count: int) -> tuple[int, ...]:
+        """Remove the last ``count`` items, or those of them that were not begun yet, and return them."""
         with self._changed:
-            items = tuple(self._items)
-            self._items.clear()
-            return items
+            return tuple(self._items.pop() for _ in range(min(count, len(self._items))))
 
     def take_finished(self) -> list[int]:
         """Return the items that were finished since the last call."""

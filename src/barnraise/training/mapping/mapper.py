@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import atexit
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from blake3 import blake3
 
-from barnraise.core.errors import CollectiveError, RunError
+from barnraise.core.errors import BarnraiseError, CollectiveError, RunError
 from barnraise.runs.commit import NO_MAP, MapKey
 from barnraise.runs.sharding import micro_batch_seed
 from barnraise.training.data.loader import preserved_rng, seed_all
@@ -28,7 +29,7 @@ from barnraise.training.mapping.item_queue import LEFT, ItemFailure, ItemQueue
 from barnraise.training.mapping.result_store import MAX_ITEMS, ResultStore
 from barnraise.training.progress_report import ProgressReporter
 from barnraise.training.recovery.failure_notice import install_failure_notice
-from barnraise.training.recovery.failures import raise_if_permanent
+from barnraise.training.recovery.failures import exit_without_state, raise_if_permanent
 from barnraise.training.steps.background_task import BackgroundTask
 from barnraise.training.steps.step_loop import StepLoop
 
@@ -162,8 +163,29 @@ class Mapper:
             self._progress = _MapProgress(self._manager)
             self._progress.reporter = ProgressReporter(worker, self._progress, 1, "item")
         atexit.register(self._manager.close)
+        atexit.register(self._send_results_at_exit)
         self._manager.wait_for_admission()
         self._manager.join_next_group(None)
+        if self._manager.finished and not self._manager.is_first_start and self._manager.world == 1:
+            exit_without_state(finished=True)
+
+    def _send_results_at_exit(self) -> None:
+        """Follow the maps of workers that joined after this one's last map, so that they get all results.
+
+        No worker joins when another one has finished the script; the group then only gets smaller.
+        """
+        manager = self._manager
+        if self._is_mapping or getattr(sys, "last_value", None) is not None:  # the script has failed
+            return
+        exchange = MapExchange(manager, NO_MAP, ItemQueue(), self.find_store, _refuse_to_regroup)
+        while not manager.finished and manager.newest_generation() > manager.generation:
+            log.info("a worker joined after the last map: sending it the results")
+            manager.join_next_group(None)
+            try:
+                while manager.world > 1 and exchange.follow() not in (NO_MAP, self._next_key):
+                    pass
+            except BarnraiseError as error:
+                log.info("the group failed at the end of the script: %s", error.message)
 
     def _regrouper(self, queue: ItemQueue) -> Callable[[CollectiveError | None], None]:
         """Return the function that joins the next group.
@@ -194,10 +216,7 @@ class Mapper:
             self._follow()
 
     def _follow(self) -> None:
-        def regroup(error: CollectiveError | None) -> None:
-            raise AssertionError("the caller joins the next group")
-
-        MapExchange(self._manager, NO_MAP, ItemQueue(), self.find_store, regroup).follow()
+        MapExchange(self._manager, NO_MAP, ItemQueue(), self.find_store, _refuse_to_regroup).follow()
         self._is_followed_due = False
 
 
@@ -302,6 +321,10 @@ class _MapProgress:
             self.reporter()
         if self.done:
             self._manager.report_trained()
+
+
+def _refuse_to_regroup(error: CollectiveError | None) -> None:
+    raise AssertionError("the caller joins the next group")
 
 
 def _indexable(items: Any) -> Sequence[Any]:

@@ -2,7 +2,8 @@
 
 They connect through a file instead of an agent, and the members of all groups are known: first a, b and c.
 Then c is killed while it computes an item. Then d joins the others. In the second act a, b and c train, and
-c is killed in a map between two steps.
+c is killed in a map between two steps. In the third act d joins when the scripts of a and b end, and c comes
+when all others are gone.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class FileGroupManager(AgentGroupManager):
         return tuple(self._groups[self.generation - 1])
 
     def newest_generation(self) -> int:
-        is_complete = self.generation == 2 and len(self._groups) > 2 and (self._room / "d").exists()
-        return 3 if is_complete else self.generation
+        newest = len(self._groups)
+        is_complete = 0 < self.generation == newest - 1 and (self._room / "d").exists()
+        return newest if is_complete and "d" in self._groups[-1] else self.generation
 
     def wait_for_recovery_group(self) -> RecoveryGroup | None:
         return None
@@ -54,7 +56,7 @@ class FileGroupManager(AgentGroupManager):
     def wait_for_admission(self) -> None:
         if self._machine == "d":
             (self._room / "d").touch()
-            self._agent.generation = 2
+            self._agent.generation = len(self._groups) - 1
 
     def join_next_group(self, error: CollectiveError | None) -> None:
         self.group.close()
@@ -64,6 +66,16 @@ class FileGroupManager(AgentGroupManager):
         store = dist.FileStore(str(self._room / f"{self._groups[0]}-{self.generation}"), self.world)
         group = create_group(store, self.rank, self.world, 60.0, self.generation)
         self.group = TrainingGroup(group, self.rank, self.world, self.world)
+
+
+class LateGroupManager(FileGroupManager):
+    """Group manager of a worker that is started again when the others have ended."""
+
+    finished = True  # type: ignore[assignment]
+
+    def join_next_group(self, error: CollectiveError | None) -> None:
+        super().join_next_group(error)
+        self.is_first_start = False
 
 
 def session(manager: FileGroupManager) -> Session:
@@ -120,10 +132,34 @@ def train(machine: str, room: Path, manager: FileGroupManager) -> list[Any]:
     return [predictions, net.weight.tolist(), run.step]
 
 
+def map_late(machine: str, room: Path) -> list[Any]:
+    """Map twice; d comes when a and b have computed everything, and c when all have ended."""
+    groups = {"c": ["c"]}.get(machine, ["ab", "abd"])
+    manager = (LateGroupManager if machine == "c" else FileGroupManager)(machine, room, groups)
+    while machine in "cd" and not (room / "mapped-a").exists():
+        time.sleep(0.01)
+    run = session(manager)
+
+    def compute(item: int) -> str:
+        with open(room / "computed-late", "a", encoding="ascii") as file:
+            file.write(f"{machine} {item}\n")
+        return f"{machine} {item}"
+
+    results = [run.map(compute, range(5)), run.map(compute, range(ITEMS))]
+    (room / f"mapped-{machine}").touch()
+    while not (room / "d").exists():
+        time.sleep(0.01)
+    run._mapper._send_results_at_exit()
+    manager.group.close()
+    return results
+
+
 def member(machine: str, room: Path) -> None:
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
-    if machine == "d":
+    if os.environ["ACT"] == "late":
+        results["late"] = map_late(machine, room)
+    elif machine == "d":
         while not (room / "killed-join").exists():
             time.sleep(0.01)
         time.sleep(0.3)
@@ -143,7 +179,7 @@ def main() -> int:
     room = Path(sys.argv[1])
     # What an optimizer imports at its first use is imported once, before the processes are forked.
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    machines = "abcd" if os.environ["ACT"] == "join" else "abc"
+    machines = "abc" if os.environ["ACT"] == "train" else "abcd"
     fork_all(partial(member, machine, room) for machine in machines)
     return 0
 

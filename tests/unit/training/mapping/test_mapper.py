@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from barnraise.core.errors import RunError
 from barnraise.training.group.single import SingleWorkerManager
+from barnraise.training.mapping.encoded_values import decode_value, encode_value
 from barnraise.training.mapping.mapper import Mapper, _fingerprint
-from barnraise.training.mapping.result_store import ResultStore, items_of_bitmap
+from barnraise.training.mapping.result_store import ResultStore, bits_of_bitmap
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from tests.unit.training.threaded_group import ThreadWorker, run_workers
@@ -228,8 +229,37 @@ def test_results_on_the_disk_are_not_computed_again(tmp_path: Path) -> None:
         run(20)
     (file,) = tmp_path.iterdir()
     store = ResultStore(30, _fingerprint(range(30)), file)
-    kept = set(items_of_bitmap(store.to_bitmap(), 30))
+    kept = set(bits_of_bitmap(store.to_bitmap(), 30).nonzero()[0].tolist())
     assert kept
     computed.clear()
     assert run(-1) == [[item * 3 for item in range(30)]] * 2
     assert sorted([*kept, *computed]) == list(range(30))
+
+
+def test_item_that_two_workers_have_computed_has_one_result(tmp_path: Path) -> None:
+    """A worker was killed before it sent a result, and another one has computed the item, with other bits.
+
+    Both results are on disks when the run restarts.
+    """
+    files = [tmp_path / "0", tmp_path / "1"]
+    for rank, items in enumerate([range(20), range(10, 30)]):
+        store = ResultStore(40, _fingerprint(range(40)), files[rank] / "1.results")
+        for item in items:
+            store.add(item, encode_value((item, f"disk {rank}"), "it"))
+        store.close()
+
+    def member(worker: ThreadWorker) -> list[tuple[int, str]]:
+        return Mapper(worker, 0, files[worker.rank] if worker.rank < 2 else None).map(
+            lambda item: (item, "new"), range(40), 0
+        )
+
+    first, *others = run_workers(3, member)
+    assert first == others[0] == others[1]
+    assert [words for _, words in first] == ["disk 0"] * 20 + ["disk 1"] * 10 + ["new"] * 10
+    for folder in files:
+        store = ResultStore(40, _fingerprint(range(40)), folder / "1.results")
+        assert [decode_value(store.content(item))[1] for item in (0, 15, 25)] == [
+            "disk 0",
+            "disk 0",
+            "disk 1",
+        ]
