@@ -77,7 +77,7 @@ def write_merged(
     if not (source / "config.json").is_file():
         raise RunError(
             f"the base model is not here: there is no {source / 'config.json'}",
-            hint="Name its folder: barnraise export RUN FOLDER --merged --base FOLDER",
+            hint="Name its folder or its id: barnraise export RUN FOLDER --merged --base PATH|ID",
         )
     try:
         import peft

@@ -258,7 +258,7 @@ def _names(on: tuple[str, ...]) -> tuple[str, ...]:
 def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
     """Train with SCRIPT on all machines. Options go before the script; the rest is passed to it.
 
-    ``-m MODULE`` instead of a script runs a module. Options that a project always needs may stand in the
+    -m MODULE instead of a script runs a module. Options that a project always needs may stand in the
     table [run] of barnraise.toml beside the script, such as: on = ["mac", "pc"].
     """
     from barnraise.cli.runs import run

@@ -66,7 +66,7 @@ def find_snapshot(cache: Path, reference: ModelReference) -> tuple[ModelVersion,
     repository, revision = reference
     folder = cache / repository_folder(repository)
     download = f"hf download {repository}" + (f" --revision {revision}" if revision != "main" else "")
-    hint = f"Download it first: {download}; or name a folder: --model NAME=./FOLDER"
+    hint = f"Download it first: {download}; or name a folder, such as ./llama"
     if not folder.is_dir():
         raise ShippingError(
             f"the model {repository} is not in the Hugging Face cache of this machine, {cache}", hint=hint

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from barnraise.cli.completion import complete_files, complete_machines
+from barnraise.cli.help import misplaced_options
 from barnraise.cli.project_file import ProjectFileCommand
 from barnraise.cli.queue.expand import lift_options
 from barnraise.cli.runs.options import add_data, run_options, take_run_options
@@ -15,7 +16,7 @@ from barnraise.core.units import parse_size
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 _jobs = click.argument("jobs", nargs=-1, metavar="[JOB]...")
-_OWN = {  # may also stand after the script
+_OWN = {  # may also stand after the script, and whether each takes a value
     "--each": True,
     "--after": True,
     "--priority": True,
@@ -23,11 +24,19 @@ _OWN = {  # may also stand after the script
     "--retries": True,
     "--metric": True,
     "--best": True,
+    "--dry-run": False,  # typed last, it must not add the jobs
 }
 
 
 class QueueAddCommand(ProjectFileCommand):
     """Command whose own options may stand after the script. Lists in the other arguments are expanded."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Omit ``--wait`` from the help: a job waits for as long as it must."""
+        for parameter in self.params:
+            if isinstance(parameter, click.Option) and parameter.name == "wait_s":
+                parameter.hidden = True
+        return super().get_params(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         root = ctx.find_root().command
@@ -75,7 +84,7 @@ def queue_group(context: click.Context) -> int | None:
     type=parse_size,
     default="0",
     metavar="SIZE",
-    help="Memory that a job needs on each device, such as 12GB.",
+    help="Memory that each device of a job must have, such as 12GB.",
 )
 @click.option(
     "--retries",
@@ -111,6 +120,13 @@ def _add(script: str, arguments: tuple[str, ...], **options: Any) -> int:
     """
     from barnraise.cli.queue import add
 
+    expanded = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    for text in misplaced_options(click.get_current_context().command, expanded):
+        click.echo(
+            f"barnraise: {text} comes after {script}, so the script gets it; write it before the script "
+            "if it is meant for barnraise",
+            err=True,
+        )
     chosen = take_run_options(options)
     return add.add(script, arguments, chosen, add.AddOptions(**options))
 
@@ -185,7 +201,7 @@ def _move(job: int, before: int | None, last: bool, priority: int | None, as_jso
 @_jobs
 @click.option("--wait", "waits", is_flag=True, help="Wait until the jobs have ended.")
 def _results(jobs: tuple[str, ...], waits: bool) -> int:
-    """Fetch what done jobs wrote into barnraise-runs/ (default: all jobs).
+    """Fetch the files of done jobs into barnraise-runs/ of this folder (default: all jobs).
 
     Exit code 1: a job failed or was cancelled.
     """

@@ -25,7 +25,7 @@ from barnraise.artifacts.packing.share import Sharing
 from barnraise.artifacts.store.clone import Cloner
 from barnraise.cli.runs.options import is_path
 from barnraise.cli.waiting import waiting
-from barnraise.core.config import Settings
+from barnraise.core.config import Settings, load_settings
 from barnraise.core.errors import RunError
 from barnraise.core.units import counted, format_size
 
@@ -64,6 +64,21 @@ def read_models(texts: Sequence[str], store: ArtifactStore, settings: Settings) 
     if double is not None:
         raise RunError(f"two models have the name {double}", hint="Give each --model a name of its own.")
     return models
+
+
+def find_model(value: str) -> Path:
+    """Return the folder of a model on this machine: the one named, or that of an id in the cache."""
+    path = Path(value).expanduser()
+    reference = None if is_path(value) else parse_reference(value)
+    if reference is not None and not path.is_dir():
+        cache = cache_directory(os.environ, load_settings().runs.huggingface_cache)
+        return find_snapshot(cache, reference)[1]
+    if not path.is_dir():
+        raise RunError(
+            f"there is no folder of a model at {path.absolute()}",
+            hint="Name a folder, or the id of a model in this machine's Hugging Face cache.",
+        )
+    return path
 
 
 def _read_model(text: str, store: ArtifactStore, settings: Settings) -> DataSet:

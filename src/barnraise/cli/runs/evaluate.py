@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from barnraise.cli.completion import complete_machines
 from barnraise.cli.runs.options import RunCommandOptions, run_options, set_option, take_run_options
 
 _MODULE = "barnraise.integrations.lm_eval"
@@ -17,7 +18,13 @@ _PASSED_ON = (
 
 
 @click.command("eval")
-@click.option("--on", help="Machines, separated by commas (default: all).")
+@click.option(
+    "--on",
+    multiple=True,
+    metavar="MACHINE",
+    help="Only on this machine; may be repeated, or a,b,c.",
+    shell_complete=complete_machines,
+)
 @run_options
 @set_option
 @click.option(
@@ -31,15 +38,16 @@ _PASSED_ON = (
 @click.option("--include-path", metavar="FOLDER", help="A folder with tasks of your own, inside this one.")
 @click.option("--num-fewshot", type=int, help="Examples before each question (default: the task's).")
 @click.option("--limit", type=float, help="Use only this many samples of each task, for a trial.")
-@click.option("--batch-size", help="Batch of the model (default: 1).")
+@click.option("--batch-size", help="Requests that the model computes at once (default: 1).")
 @click.option(
     "--requests", type=click.IntRange(1), help="Requests that a machine takes at a time (default: 32)."
 )
 @click.option("--output", metavar="FILE", help="File of the results (default: eval.json).")
-def eval_command(on: str | None, model: str | None, **options: Any) -> int:
+def eval_command(on: tuple[str, ...], model: str | None, **options: Any) -> int:
     """Evaluate a language model on all machines with lm-evaluation-harness.
 
-    This folder and the model are sent. The numbers are those of one machine, also if machines are lost.
+    This folder and the model are sent. The metrics are printed, and their file comes back into
+    barnraise-runs/. The numbers are those of one machine, also if machines are lost.
     """
     from barnraise.cli.runs import run
 
@@ -50,7 +58,7 @@ def eval_command(on: str | None, model: str | None, **options: Any) -> int:
             arguments += [f"--{name.replace('_', '-')}", f"{value}"]
     options["title"] = options["title"] or "eval"
     chosen = take_run_options(options)
-    machines = tuple(name for name in (on or "").split(",") if name)
+    machines = tuple(name for text in on for name in text.split(",") if name)
     models = (f"{_MODEL}={model}",) if model is not None else ()
     variables = options["variables"]
     return run.run(

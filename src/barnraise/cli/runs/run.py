@@ -230,6 +230,11 @@ def split_command(script: str, arguments: Sequence[str], folder: Path | None) ->
             )
         return (folder or Path.cwd()).resolve(), ["-m", *arguments]
     path = Path(script)
+    if script.startswith("-") and not path.is_file():
+        raise RunError(
+            f"there is no option {script.partition('=')[0]} here",
+            hint="See the options with --help. Those of the script come after its name.",
+        )
     if not path.is_file():
         raise RunError(f"there is no script {script}", hint="Give the path of a Python file in this folder.")
     root = (folder or Path.cwd()).resolve()

@@ -39,6 +39,31 @@ def test_dry_run_prints_each_job(tmp_path: Path) -> None:
     ]
 
 
+def test_dry_run_after_the_script_adds_no_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    words = ("queue", "add", "train.py", "--lr", "1e-4,3e-4", "--dry-run")
+    result = CliRunner().invoke(app, words)
+    assert result.exception is None, result.output
+    assert result.output.splitlines()[1:] == ["  train.py --lr 1e-4", "  train.py --lr 3e-4"]
+
+
+def test_option_that_the_script_gets_is_pointed_out(tmp_path: Path) -> None:
+    printed = add(tmp_path, "train.py", "--on", "pc", "--", "--name", "of-the-script")
+    assert "--on comes after train.py, so the script gets it" in printed
+    assert "--name comes after" not in printed
+
+
+@pytest.mark.parametrize("word", ["--sync", "--set"])
+def test_option_that_does_not_exist_is_no_script(tmp_path: Path, word: str) -> None:
+    assert add(tmp_path, word, "auto", "train.py").startswith(f"there is no option {word} here: ")
+
+
+def test_wait_is_not_in_the_help() -> None:
+    printed = CliRunner().invoke(app, ["queue", "add", "--help"]).output
+    assert "--wait" not in printed
+    assert "--restarts" in printed
+
+
 def test_arguments_after_two_dashes_are_not_expanded(tmp_path: Path) -> None:
     printed = add(tmp_path, "train.py", "--seed", "0..1", "--", "--layers", "64,64")
     assert printed.splitlines()[1:] == [

@@ -56,6 +56,30 @@ def test_options_that_exclude_each_other_are_refused(words: tuple[str, ...], mes
     assert result.exception.hint
 
 
+def test_base_is_a_folder_or_an_id_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / ("a" * 40)
+    branch = tmp_path / "hub" / "models--org--name" / "refs" / "main"
+    for folder in (snapshot, branch.parent, tmp_path / "llama"):
+        folder.mkdir(parents=True)
+    branch.write_text("a" * 40)
+    bases: list[Path] = []
+
+    def export(run: str, folder: Path, form: str, base: Path) -> int:
+        bases.append(base)
+        return 0
+
+    monkeypatch.setattr("barnraise.cli.runs.resume.export", export)
+    for word in ("org/name", "llama"):
+        result = CliRunner().invoke(export_command, ["train-8f3z", "out", "--merged", "--base", word])
+        assert result.exception is None or result.exit_code == 0, result.exception
+    assert bases == [snapshot, Path("llama")]
+    result = CliRunner().invoke(export_command, ["train-8f3z", "out", "--merged", "--base", "./lama"])
+    assert isinstance(result.exception, RunError)
+    assert "there is no folder of a model at" in result.exception.message
+
+
 @pytest.fixture(scope="module")
 def machine() -> Iterator[tuple[Machine, str]]:
     """Yield a machine that has trained an adapter, and the name of that run."""
