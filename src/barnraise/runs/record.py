@@ -339,7 +339,7 @@ def sign_attempt(spec: RunSpec, job: SignedJob) -> RunRecord:
 def _check_attempt(order: RunSpec, job: SignedJob) -> None:
     """Raise TrustError unless a run is what its job allows: only machines, device and time are free."""
     spec = read_job(job)
-    digits = order.run.rpartition("-")[2]
+    digits = order.run.rpartition("-")[0].rpartition("-")[2]
     number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 2 else 0
     allowed = _attempt_spec(spec, order.job, number, order.nodes, order.device, order.at)
     is_device = spec.job_options.each == "device"

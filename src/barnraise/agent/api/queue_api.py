@@ -9,7 +9,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from barnraise.agent.daemon import Agent
-from barnraise.agent_client.cluster_requests import AgentResponse, RequestDone
+from barnraise.agent_client.cluster_requests import AgentResponse, RequestDone, encode
 from barnraise.agent_client.queue.requests import (
     METRIC_VARIABLE,
     AddJobsRequest,
@@ -45,12 +45,14 @@ from barnraise.runs.queue.scheduler import QueueDecision, decide
 from barnraise.runs.queue.spec import JobSpec, sign_job
 
 _TRIES = 20
+_MAX_RESPONSE = 960 << 10
+_SHORTER = (1000, 200, 60, 20)  # characters of a command or a reason
 _PERSON = "this machine's user"  # at the local interface
 
 
 async def answer(agent: Agent, request: QueueRequest) -> AgentResponse:
     """Answer one request about the queue of a process of this machine's user."""
-    if not isinstance(request, ListJobsRequest) and agent.log.role(agent.me) != "owner":
+    if agent.log.role(agent.me) != "owner":  # a guest knows no job: an empty list would mislead
         raise RunError(
             "guests cannot use the queue",
             hint="Do it on a machine that `barnraise nodes` shows as owner.",
@@ -87,7 +89,7 @@ async def _add(agent: Agent, request: AddJobsRequest) -> JobsAdded:
             if not added:
                 raise
             rest = counted(len(request.commands) - len(added), "job")
-            return JobsAdded(tuple(added), f"{rest} could not be added: {error.message}")
+            return JobsAdded(tuple(added), f"{rest} not confirmed: {error.message}. {error.hint}")
         if unsaved:
             left = len(request.commands) - len(added)
             rest = f"; {counted(left, 'other job')} could not be added" if left else ""
@@ -128,6 +130,12 @@ async def _add_one(
             if number not in registry.jobs:  # it is another error
                 raise
             continue
+        except MembershipError as error:  # the store may have the record, or get it later
+            raise MembershipError(
+                f"it is not known whether job {number} was added: {error.message}",
+                hint="Wait until most of the machines are here (`barnraise status`). "
+                "Look at `barnraise queue` before you add it again.",
+            ) from error
         await registry.wait_until_saved([number])
         if number in registry.jobs and registry.jobs[number].record.signed != signed:
             continue  # most machines had another job with this number, which this one did not know
@@ -146,9 +154,30 @@ def _list(agent: Agent) -> QueueResponse:
     active = queue_order(job for job in jobs.values() if not job.record.has_ended)
     active.sort(key=lambda job: job.record.state != "running")
     shown = [job for job in (*ended, *active) if not job.record.is_cleared]
-    return QueueResponse(
-        jobs=tuple(_row(agent, job, decision) for job in shown), sentence=agent.blocked_reason()
+    return _fitted(
+        QueueResponse(
+            jobs=tuple(_row(agent, job, decision) for job in shown), sentence=agent.blocked_reason()
+        )
     )
+
+
+def _fitted(response: QueueResponse) -> QueueResponse:
+    """Return a response that is not too large to send: of thousands of jobs, long texts are shortened."""
+    for length in _SHORTER:
+        if len(encode(response)) <= _MAX_RESPONSE:
+            break
+        response = replace(response, jobs=tuple(_shortened(row, length) for row in response.jobs))
+    return response
+
+
+def _shortened(row: JobRow, length: int) -> JobRow:
+    def cut(text: str) -> str:
+        return text if len(text) <= length else f"{text[:length]}..."
+
+    command = row.command
+    if sum(map(len, command)) > length:
+        command = (*command[:1], cut(shlex.join(command[1:])))
+    return replace(row, command=command, why=cut(row.why), results_note=cut(row.results_note))
 
 
 def _row(agent: Agent, job: KnownJob, decision: QueueDecision) -> JobRow:
@@ -169,11 +198,12 @@ def _row(agent: Agent, job: KnownJob, decision: QueueDecision) -> JobRow:
         run=job.run,
         machines=tuple(agent.name_of(NodeId(node)) for node in attempt.nodes) if attempt else (),
         device=attempt.device if attempt is not None else "",
-        why=decision.waits.get(job.number, record.why) if record.state == "waiting" else record.why,
+        why=decision.waits.get(job.number, record.why),
         progress=record.progress if record.has_ended else _progress(agent, job.run),
         metric=spec.job_options.metric,
         best=spec.job_options.best,
         has_results=bool(record.results),
+        results_note=record.results_note,
     )
 
 
@@ -198,7 +228,14 @@ async def _change(agent: Agent, request: ChangeJobsRequest) -> RequestDone:
             "no job was named",
             hint="Name jobs: barnraise queue cancel 3 5-8. Or cancel all: barnraise queue cancel --all",
         )
-    numbers = request.jobs or tuple(sorted(registry.jobs))
+    change = changes[request.action]
+    numbers = request.jobs or tuple(
+        sorted(
+            number
+            for number, job in registry.jobs.items()
+            if change(job.record) is not None and (request.action != "pause" or job.record.state == "waiting")
+        )
+    )
     named = [registry.find(number) for number in numbers] if request.jobs else []
     changed = []
     if unsaved := await registry.wait_until_saved(numbers):
@@ -207,7 +244,7 @@ async def _change(agent: Agent, request: ChangeJobsRequest) -> RequestDone:
             hint="Wait until most of the machines are here (`barnraise status`), then try again.",
         )
     for number in [job.number for job in named] or numbers:
-        if await _update(agent, number, changes[request.action]):
+        if await _update(agent, number, change):
             changed.append(number)
     if request.action == "cancel" and changed:
         listed = ", ".join(map(str, changed))
@@ -267,7 +304,7 @@ async def _results(agent: Agent, number: int) -> ResultsResponse:
             hint=f"The output so far: barnraise logs {job.run}" if job.run else "See: barnraise queue",
         )
     if not record.results:
-        return ResultsResponse(b"", "")
+        return ResultsResponse(b"", record.results_note)
     sources = [NodeId(node) for node in dict.fromkeys((record.results_at, job.spec.by)) if node]
     if not await agent.queue.holds(record.results) and not any(
         node in sources for node in agent.linked_nodes()

@@ -27,10 +27,11 @@ from barnraise.runs.queue.job import (
     encode_job,
     supersedes,
 )
-from barnraise.runs.queue.spec import read_job
+from barnraise.runs.queue.spec import JobSpec, read_job
 
 MAX_ACTIVE = 2000  # jobs that have not ended
-_MAX_ENDED = 500
+_MAX_KEPT = 2 * MAX_ACTIVE  # several machines may add the last ones at the same time
+_MAX_ENDED = 2000  # not fewer than are added at once, so the table and the results of a sweep stay
 _MAX_WAITING = 4096
 _ASK_S = 1.0  # between two questions about the same jobs
 _SAVED_S = 10.0
@@ -70,12 +71,15 @@ class JobRegistry:
             self._quorum.change(job.number, job.record)
 
     def view_changed(self) -> None:
-        """Follow changes of keys and roles."""
+        """Follow changes of keys and roles. The signatures of thousands of jobs are not checked again."""
         for number, job in self.jobs.items():
-            self.jobs[number] = self._read(job.record)
+            self.jobs[number] = self._known(job.spec, job.record)
 
     def _read(self, record: JobRecord) -> KnownJob:
-        spec, log = read_job(record.signed), self._context.log
+        return self._known(read_job(record.signed), record)
+
+    def _known(self, spec: JobSpec, record: JobRecord) -> KnownJob:
+        log = self._context.log
         nodes = (
             node if log.role(NodeId(node)) is not None else log.current(NodeId(node)).raw
             for node in spec.nodes
@@ -117,8 +121,8 @@ class JobRegistry:
             if job.number in self._waiting or len(self._waiting) < _MAX_WAITING:
                 self._waiting[job.number] = record, sender
             return False
-        if known is None and self._is_full():
-            _log.warning("job %d is not kept: the queue has %d jobs already", job.number, MAX_ACTIVE)
+        if known is None and sender is not None and self._is_full(_MAX_KEPT):
+            _log.warning("job %d is not kept: the queue has %d jobs already", job.number, _MAX_KEPT)
             return False
         self._context.storage.keep_job(job.number, encode_job(record))
         self.jobs[job.number] = job
@@ -136,22 +140,19 @@ class JobRegistry:
     def _replaces(self, job: KnownJob, known: KnownJob, sender: NodeId | None) -> bool:
         """Tell whether a record replaces the known one."""
         record = job.record
-        if record.signed.order != known.record.signed.order:
-            is_real = sender is not None and self._quorum.contradict(
-                job.number, record.signed.order, sender.raw
-            )
-            if is_real:
-                _log.warning("job %d is replaced: most machines have another one", job.number)
-            else:
-                _log.info("there are two jobs with the number %d", job.number)
-            return is_real and job.is_authorized
-        if not supersedes(record, known.record):
+        if not supersedes(record, known.record) and not _contradicts(record, known.record):
             return False
         try:
             check_successor(record, known.record)
-        except ProtocolError as error:  # the store had lost its contents in between: the first one stays
-            _log.warning("job %d is not changed: %s", job.number, error.message)
-            return False
+        except ProtocolError as error:  # the store had lost its contents in between
+            is_same_job = record.signed.order == known.record.signed.order
+            claim = record.state.encode() if is_same_job else record.signed.order
+            is_real = sender is not None and self._quorum.contradict(job.number, claim, sender.raw)
+            if is_real:
+                _log.warning("job %d gets the record of most machines: %s", job.number, error.message)
+            else:
+                _log.info("job %d is not changed: %s", job.number, error.message)
+            return is_real and (is_same_job or job.is_authorized)
         return True
 
     def apply_waiting(self) -> None:
@@ -172,7 +173,7 @@ class JobRegistry:
         """
         number = read_job(record.signed).job
         known = self.jobs.get(number)
-        if known is None and self._is_full():
+        if known is None and self._is_full(MAX_ACTIVE):
             raise RunError(
                 f"the queue has {MAX_ACTIVE} jobs already", hint="Cancel some: barnraise queue cancel JOB"
             )
@@ -319,14 +320,21 @@ class JobRegistry:
     def _is_owner(self, node: NodeId) -> bool:
         return self._context.log.role(node) == "owner"
 
-    def _is_full(self) -> bool:
-        return sum(not job.record.has_ended for job in self.jobs.values()) >= MAX_ACTIVE
+    def _is_full(self, limit: int) -> bool:
+        return sum(not job.record.has_ended for job in self.jobs.values()) >= limit
 
     def _forget_old(self) -> None:
         for number in can_forget(self.jobs, _MAX_ENDED):
             del self.jobs[number]
             self._quorum.forget(number)
             self._context.storage.forget_job(number)
+
+
+def _contradicts(record: JobRecord, known: JobRecord) -> bool:
+    """Tell whether two records can never become one: they are of two jobs, or have two ends."""
+    if record.signed.order != known.signed.order:
+        return True
+    return record.has_ended and known.has_ended and record.state != known.state
 
 
 def _is_outdated(stored: bytes, known: KnownJob | None) -> bool:

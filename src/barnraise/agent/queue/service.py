@@ -132,7 +132,7 @@ class QueueService:
     def observe(self) -> QueueFacts:
         """Return everything that the scheduler needs to know."""
         now, jobs = self._loop.time(), self.registry.jobs
-        current = {job.run for job in jobs.values() if not job.record.has_ended}
+        current = {job.run for job in jobs.values() if not job.record.has_ended or job.record.awaits_results}
         runs = self._runs.registry.runs.items()
         return QueueFacts(
             jobs=dict(jobs),
@@ -178,6 +178,7 @@ class QueueService:
             is_collected=not holder or (report is not None and report.collected),
             results=_results_of(report),
             results_at=holder,
+            results_note=report.words if report is not None and not report.results else "",
             lacks_memory="out of memory" in text or "out-of-memory" in text,
             ended_s=now - entry.seen_at,
         )

@@ -114,6 +114,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     metric: str = ""
     best: str = "min"
     has_results: bool = False
+    results_note: str = ""  # why files of a done job cannot be fetched
 
 
 class QueueResponse(msgspec.Struct, frozen=True, kw_only=True, tag="jobs"):

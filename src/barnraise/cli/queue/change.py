@@ -9,6 +9,7 @@ import click
 
 from barnraise.agent_client.cluster_requests import RequestDone
 from barnraise.agent_client.queue.requests import (
+    MAX_ADDED,
     ChangeJobsRequest,
     ListJobsRequest,
     MoveJobRequest,
@@ -16,9 +17,13 @@ from barnraise.agent_client.queue.requests import (
 )
 from barnraise.cli.agent_call import ask, print_json
 from barnraise.cli.queue.expand import parse_jobs
+from barnraise.cli.waiting import waiting
 from barnraise.core.sanitize import printable
+from barnraise.core.units import counted
 
 _ANSWER_S = 120.0
+_PER_JOB_S = 0.25  # each change is agreed on by a quorum
+_WORDS = {"cancel": "cancelling", "pause": "pausing", "resume": "resuming", "clear": "clearing"}
 
 
 def change(
@@ -36,7 +41,10 @@ def change(
         if not numbers:
             click.echo("No job waits or runs.")
             return 0
-    _print(ask(ChangeJobsRequest(action=action, jobs=numbers), RequestDone, timeout_s=_ANSWER_S), as_json)
+    timeout_s = _ANSWER_S + _PER_JOB_S * (len(numbers) or MAX_ADDED)
+    with waiting(f"barnraise: {_WORDS[action]} {counted(len(numbers), 'job') if numbers else 'jobs'}"):
+        done = ask(ChangeJobsRequest(action=action, jobs=numbers), RequestDone, timeout_s=timeout_s)
+    _print(done, as_json)
     return 0
 
 

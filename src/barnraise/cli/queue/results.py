@@ -30,10 +30,11 @@ def bring(jobs: Sequence[str], *, waits: bool) -> int:
     store = ArtifactStore(store_directory(state_directory(load_settings())))
     brought: set[int] = set()
     code = 0
+    rows = _named(ask(ListJobsRequest(), QueueResponse).jobs, numbers)
+    numbers = [row.job for row in rows]
+    if not rows:
+        click.echo("barnraise: the queue is empty: no job has results", err=True)
     while True:
-        rows = _named(ask(ListJobsRequest(), QueueResponse).jobs, numbers)
-        if not numbers and waits:
-            numbers = [row.job for row in rows]
         for row in rows:
             if row.state in ("waiting", "running") or row.job in brought:
                 continue
@@ -48,6 +49,13 @@ def bring(jobs: Sequence[str], *, waits: bool) -> int:
             break
         with waiting(f"barnraise: waiting for {counted(len(left), 'job')}"):
             time.sleep(_POLL_S)
+        known = {row.job: row for row in ask(ListJobsRequest(), QueueResponse).jobs}
+        for number in numbers:
+            if number not in known and number not in brought:
+                brought.add(number)
+                code = 1
+                click.echo(f"barnraise: job {number} is no longer in the list; no file was fetched", err=True)
+        rows = [known[number] for number in numbers if number in known]
     if left:
         click.echo(f"barnraise: {counted(len(left), 'job')} not ended yet: --wait waits for them", err=True)
     return code
@@ -67,6 +75,10 @@ def _bring_one(row: JobRow, store: ArtifactStore) -> int:
     if target.exists():
         click.echo(f"barnraise: job {row.job}: its files are in {os.path.relpath(target)} already", err=True)
         return 0
+    if row.results_note and not row.has_results:
+        where = " and ".join(map(printable, row.machines))
+        click.echo(f"barnraise: job {row.job} on {where}: {printable(row.results_note)}", err=True)
+        return 1
     if not row.has_results:
         click.echo(f"barnraise: job {row.job} wrote no file", err=True)
         return 0

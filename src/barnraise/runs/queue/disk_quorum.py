@@ -25,7 +25,7 @@ def record_digest(record: JobRecord) -> bytes:
 class _Holders:
     digest: bytes
     nodes: set[bytes]
-    others: dict[bytes, bytes] = field(default_factory=dict)  # by machine: the order of its other job
+    others: dict[bytes, bytes] = field(default_factory=dict)  # by machine: what it has instead
 
 
 class DiskQuorum:
@@ -79,15 +79,16 @@ class DiskQuorum:
         nodes = self._jobs[number].nodes if number in self._jobs else set()
         return tuple(node for node in self._voters if node not in nodes)
 
-    def contradict(self, number: int, order: bytes, node: bytes) -> bool:
-        """Note that a machine has another job under this number; return True if a quorum has that job.
+    def contradict(self, number: int, claim: bytes, node: bytes) -> bool:
+        """Note that a machine has another job under this number, or another end of it: its ``claim``.
 
-        Two machines may take one number after a power cut. The job that a quorum has stays.
+        Return True if a quorum has the same. Two machines may take one number after a power cut, or know two
+        ends of a job. What a quorum has stays.
         """
         holders = self._jobs.get(number)
         if holders is None:
             return False
-        holders.others[node] = hashlib.sha256(order).digest()
+        holders.others[node] = hashlib.sha256(claim).digest()
         same = [other for other, held in holders.others.items() if held == holders.others[node]]
         return is_quorum(self._voters, same)
 

@@ -47,7 +47,10 @@ class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of the state of a job. ``place``: its position among jobs of its priority."""
+    """One version of the state of a job. ``place``: its position among jobs of its priority.
+
+    ``is_collected``: ``results`` is complete. ``results_note``: why not all files of a done job are there.
+    """
 
     signed: SignedJob
     version: Annotated[int, Meta(ge=1, le=1 << 40)] = 1
@@ -61,11 +64,18 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     progress: TrainingProgress | None = None  # the last one of a job that has ended
     results: Digest = b""
     results_at: Annotated[bytes, Meta(max_length=32)] = b""
+    is_collected: bool = False
+    results_note: Reason = ""
 
     @property
     def has_ended(self) -> bool:
         """Tell whether the job is done, failed or cancelled."""
         return self.state in ENDED_STATES
+
+    @property
+    def awaits_results(self) -> bool:
+        """Tell whether the job is done, and the files that it wrote are not known yet."""
+        return self.state == "done" and not self.is_collected and not self.is_cleared
 
     @property
     def attempt(self) -> JobAttempt | None:
@@ -150,6 +160,19 @@ def end_attempt(
     """Return the next version, with the current attempt ended."""
     last = replace(record.attempts[-1], end=end, why=why[:_MAX_REASON], short_of=short_of)
     return changed_job(record, attempts=(*record.attempts[:-1], last), why=why, **fields)
+
+
+def with_results(
+    record: JobRecord, results: bytes, results_at: bytes, note: str, *, is_collected: bool
+) -> JobRecord:
+    """Return the same version of a record, with what is known about the files that the job wrote."""
+    return replace(
+        record,
+        results=results,
+        results_at=results_at,
+        is_collected=is_collected,
+        results_note=note[:_MAX_REASON],
+    )
 
 
 # what people change

@@ -20,11 +20,12 @@ from barnraise.runs.queue.job import (
     changed_job,
     end_attempt,
     queue_order,
+    with_results,
 )
 from barnraise.runs.queue.spec import MAX_ATTEMPTS, attempt_run
 
 AWAY_S = 15.0  # a machine that comes back within this time goes on with its attempt
-COLLECT_S = 60.0  # how long the files that an attempt wrote may take to be packed
+COLLECT_S = 60.0  # after this time a job is done also if the files that it wrote are not packed yet
 STOPPED = 130  # exit code of a run that a person stopped
 _WAITS_FOR_OTHERS = "waits for a free machine"
 
@@ -53,7 +54,8 @@ class QueueMachine(NamedTuple):
 class QueueRun(NamedTuple):
     """Run as the scheduler sees it. ``device``: the only one that it uses; empty: all of its machines.
 
-    ``is_collected``: the files that it wrote are packed. ``lacks_memory``: it failed for that reason.
+    ``is_collected``: the files that it wrote are packed, or ``results_note`` says why they cannot be.
+    ``lacks_memory``: it failed for that reason.
     """
 
     nodes: tuple[bytes, ...]
@@ -64,6 +66,7 @@ class QueueRun(NamedTuple):
     is_collected: bool = True
     results: bytes = b""
     results_at: bytes = b""
+    results_note: str = ""
     lacks_memory: bool = False
     ended_s: float = 0.0  # seconds since its end was seen
 
@@ -92,7 +95,7 @@ class RunToStart(NamedTuple):
 
 @dataclass
 class QueueDecision:
-    """Decision of the scheduler. ``waits``: for each job that does not start, what it waits for."""
+    """Decision of the scheduler. ``waits``: for each job that does not start or go on, what it waits for."""
 
     changed: dict[int, JobRecord] = field(default_factory=dict)
     started: list[RunToStart] = field(default_factory=list)
@@ -103,6 +106,17 @@ class QueueDecision:
 class _Placement(NamedTuple):
     nodes: tuple[bytes, ...]
     device: str
+
+
+class _Demand(NamedTuple):
+    """What decides where a job fits. Of thousands of jobs, most have the same."""
+
+    each: str
+    nodes: tuple[bytes, ...]
+    min_nodes: int
+    needs_bytes: int
+    failed: tuple[tuple[bytes, ...], ...]
+    short_of: int
 
 
 def decide(facts: QueueFacts) -> QueueDecision:
@@ -121,6 +135,8 @@ def decide(facts: QueueFacts) -> QueueDecision:
         ]
         if not job.record.has_ended:
             _follow(job, facts, decision)
+        elif job.record.awaits_results and job.run in facts.runs and facts.runs[job.run].is_collected:
+            decision.changed[job.number] = _with_results(changed_job(job.record), facts.runs[job.run], "")
     _place(facts, decision)
     return decision
 
@@ -170,20 +186,22 @@ def _follow_attempt(job: KnownJob, attempt: JobAttempt, facts: QueueFacts, decis
             decision.changed[job.number] = end_attempt(
                 job.record, "lost", f"{names} went away", state="waiting"
             )
-        elif run is None and away_s == 0.0:
-            decision.started.append(RunToStart(job, attempt))
+        elif away_s > 0.0:
+            decision.waits[job.number] = (
+                f"{names} is away; after {AWAY_S:g} s the job waits for a device again"
+            )
+        else:
+            paused = {machine.node: machine.paused for machine in facts.machines if machine.paused}
+            if all(node in paused for node in attempt.nodes):
+                decision.waits[job.number] = f"{names} is paused: {paused[attempt.nodes[0]]}"
+            if run is None:
+                decision.started.append(RunToStart(job, attempt))
         return
     if run.code == 0:
         if run.is_collected or away_s > AWAY_S or run.ended_s > COLLECT_S:
-            decision.changed[job.number] = end_attempt(
-                job.record,
-                "done",
-                run.sentence,
-                state="done",
-                progress=run.progress,
-                results=run.results,
-                results_at=run.results_at,
-            )
+            done = end_attempt(job.record, "done", run.sentence, state="done", progress=run.progress)
+            missing = f"its files are not packed yet, and {names} must be online for that"
+            decision.changed[job.number] = _with_results(done, run, missing)
     elif run.code == STOPPED:
         decision.changed[job.number] = end_attempt(
             job.record, "stopped", run.sentence, state="cancelled", progress=run.progress
@@ -192,6 +210,12 @@ def _follow_attempt(job: KnownJob, attempt: JobAttempt, facts: QueueFacts, decis
         decision.changed[job.number] = end_attempt(job.record, "lost", run.sentence, state="waiting")
     else:
         decision.changed[job.number] = _failed(job, attempt, run, facts)
+
+
+def _with_results(record: JobRecord, run: QueueRun, missing: str) -> JobRecord:
+    """Return a record with what is known of its files; ``missing``: why nothing is known."""
+    note = run.results_note if run.is_collected else missing
+    return with_results(record, run.results, run.results_at, note, is_collected=run.is_collected)
 
 
 def _failed(job: KnownJob, attempt: JobAttempt, run: QueueRun, facts: QueueFacts) -> JobRecord:
@@ -204,6 +228,8 @@ def _failed(job: KnownJob, attempt: JobAttempt, run: QueueRun, facts: QueueFacts
     if failures <= job.spec.job_options.retries and has_other:
         return tried
     why = run.sentence if failures == 1 else f"{run.sentence} (the last of {failures} failures)"
+    if failures <= job.spec.job_options.retries:
+        why = f"{why}; no other machine can try it now"
     return end_attempt(job.record, "failed", why, short_of=memory, state="failed", progress=run.progress)
 
 
@@ -270,13 +296,20 @@ def _has_ended(run: str, facts: QueueFacts) -> bool:
 def _place(facts: QueueFacts, decision: QueueDecision) -> None:
     """Start as many waiting jobs as fit, in their order."""
     occupancy = _Occupancy(facts)
+    rejected: dict[_Demand, str] = {}
     for job in queue_order(facts.jobs.values()):
         if job.record.state != "waiting" or job.number in decision.changed:
             continue
         reason = _not_ready(job, facts)
         placement = None
         if not reason:
-            placement, reason = _choose(job, facts, occupancy)
+            demand = _demand(job)
+            reason = rejected.get(demand, "")
+            if not reason:
+                placement, reason = _choose(job, facts, occupancy)
+            # Nothing becomes free in between. But each job for a whole machine may reserve another one.
+            if placement is None and (demand.each != "machine" or reason == _WAITS_FOR_OTHERS):
+                rejected[demand] = reason
         if placement is None:
             decision.waits[job.number] = reason
             continue
@@ -299,9 +332,23 @@ def _not_ready(job: KnownJob, facts: QueueFacts) -> str:
         return "waits until most machines have saved it"
     for number in job.spec.job_options.after:
         other = facts.jobs.get(number)
-        if other is not None and (other.record.state != "done" or number in facts.unsaved):
+        if other is None:  # it may have failed: other machines know
+            return f"waits for job {number}, which no connected machine knows"
+        if other.record.state != "done" or number in facts.unsaved:
             return f"waits for job {number}"
     return ""
+
+
+def _demand(job: KnownJob) -> _Demand:
+    options, attempts = job.spec.job_options, job.record.attempts
+    return _Demand(
+        options.each,
+        job.nodes,
+        job.spec.options.min_nodes,
+        options.needs_bytes,
+        tuple(attempt.nodes for attempt in attempts if attempt.end == "failed"),
+        max((attempt.short_of for attempt in attempts), default=0),
+    )
 
 
 def _choose(job: KnownJob, facts: QueueFacts, occupancy: _Occupancy) -> tuple[_Placement | None, str]:

@@ -6,7 +6,11 @@ them, also if that owner's machine is off when the coordinator starts them.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
+import struct
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -23,6 +27,7 @@ MAX_ATTEMPTS = 99
 DEVICE = r"^([a-z]{1,8}(:[0-9]{1,3})?)?\Z"
 _PURPOSE = b"barnraise job order 1\0"
 _MAX_SLUG = 28
+_LETTERS = 4
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +68,7 @@ def sign_job(spec: JobSpec, key: NodeKey) -> SignedJob:
     return SignedJob(order, key.sign(_PURPOSE + order))
 
 
+@lru_cache(maxsize=4096)  # every machine sends the same job, and each run of it contains it again
 def read_job(job: SignedJob) -> JobSpec:
     """Return the spec of a job if its signature is valid; whether the signer is an owner, the trust log
     knows.
@@ -74,7 +80,17 @@ def read_job(job: SignedJob) -> JobSpec:
 
 
 def attempt_run(spec: JobSpec, number: int) -> str:
-    """Return the name of the run of an attempt. The same attempt has the same name on every coordinator."""
+    """Return the name of the run of an attempt. The same attempt has the same name on every coordinator.
+
+    Its last letters follow from the time of the job: the numbers begin again in another cluster, but the
+    folders of earlier runs stay on the disks.
+    """
     title = spec.options.title or spec.program.command[0].rpartition("/")[2].removesuffix(".py")
+    return _run_name(title, spec.job, spec.at, number)
+
+
+@lru_cache(maxsize=8192)  # the scheduler asks for the names of all attempts at each decision
+def _run_name(title: str, job: int, at: float, number: int) -> str:
     slug = re.sub(r"[^a-z0-9]+", "-", title.lower())[:_MAX_SLUG].strip("-") or "job"
-    return f"{slug}-q{spec.job}-{number}"
+    letters = base64.b32encode(hashlib.sha256(struct.pack(">d", at)).digest()).decode()[:_LETTERS]
+    return f"{slug}-q{job}-{number}-{letters.lower()}"

@@ -13,18 +13,22 @@ from barnraise.agent.api import queue_api
 from barnraise.agent.queue import registry as registry_module
 from barnraise.agent.queue.messages import JobUpdate
 from barnraise.agent.queue.registry import JobRegistry
-from barnraise.agent_client.cluster_requests import RequestDone
+from barnraise.agent_client.cluster_requests import RequestDone, encode
 from barnraise.agent_client.queue.requests import (
     AddJobsRequest,
     ChangeJobsRequest,
     JobResultsRequest,
+    JobRow,
     JobsAdded,
+    ListJobsRequest,
     MoveJobRequest,
     QueueRequest,
+    QueueResponse,
 )
 from barnraise.agent_client.run_options import RunProgram
 from barnraise.core.errors import MembershipError, RunError
-from barnraise.runs.queue.job import decode_job
+from barnraise.runs.queue.job import JobAttempt, changed_job, decode_job
+from barnraise.transport.ipc.messages import LARGEST_BODY
 from tests.unit.agent.queue.test_registry import OTHER, FakeContext, FakeStore
 from tests.unit.runs.queue.test_job import KEY, job
 
@@ -59,10 +63,16 @@ def run(
 
 @pytest.mark.parametrize(
     "request_",
-    [ADD, ChangeJobsRequest(action="cancel", jobs=(1,)), MoveJobRequest(job=1), JobResultsRequest(1)],
+    [
+        ADD,
+        ListJobsRequest(),
+        ChangeJobsRequest(action="cancel", jobs=(1,)),
+        MoveJobRequest(job=1),
+        JobResultsRequest(1),
+    ],
     ids=lambda request: type(request).__name__,
 )
-def test_guest_can_neither_add_nor_change_jobs(request_: QueueRequest) -> None:
+def test_guest_can_neither_see_nor_add_nor_change_jobs(request_: QueueRequest) -> None:
     async def check(agent: Any, context: FakeContext, store: FakeStore) -> None:
         with pytest.raises(RunError, match="guests cannot use the queue"):
             await queue_api.answer(agent, request_)
@@ -79,6 +89,22 @@ def test_jobs_are_added_under_the_next_numbers() -> None:
         assert {name: decode_job(value).version for name, value in store.values.items()} == dict.fromkeys(
             ("1", "2", "3", "4"), 1
         )
+
+    run(check)
+
+
+def test_job_that_the_store_may_have_is_not_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(agent: Any, context: FakeContext, store: FakeStore) -> None:
+        async def late(*_: object) -> bytes:
+            raise MembershipError("the cluster cannot store the job now")
+
+        first = store.compare_set
+        monkeypatch.setattr(store, "compare_set", late)
+        with pytest.raises(MembershipError, match="not known whether job 1 was added") as caught:
+            await queue_api.answer(agent, ADD)
+        assert "before you add it again" in caught.value.hint
+        monkeypatch.setattr(store, "compare_set", first)
+        assert await queue_api.answer(agent, ADD) == JobsAdded((1, 2))
 
     run(check)
 
@@ -151,3 +177,43 @@ def test_cancel_without_a_number_names_nothing_to_cancel() -> None:
         assert [job.record.state for job in agent.queue.registry.jobs.values()] == ["waiting", "cancelled"]
 
     run(check)
+
+
+def test_pause_without_a_number_leaves_running_jobs_and_ended_ones() -> None:
+    async def check(agent: Any, context: FakeContext, store: FakeStore) -> None:
+        await queue_api.answer(agent, ADD)
+        registry = agent.queue.registry
+        attempt = JobAttempt(number=1, nodes=(KEY.id.raw,))
+        await registry.write(changed_job(registry.jobs[1].record, state="running", attempts=(attempt,)))
+        assert await queue_api.answer(agent, ChangeJobsRequest(action="pause")) == RequestDone("paused 1 job")
+        assert [job.record.is_paused for job in registry.jobs.values()] == [False, True]
+        assert await queue_api.answer(agent, ChangeJobsRequest(action="pause", jobs=(1,))) == RequestDone(
+            "paused 1 job"
+        )
+        resumed = await queue_api.answer(agent, ChangeJobsRequest(action="resume"))
+        assert resumed == RequestDone("resumed 2 jobs")
+
+    run(check)
+
+
+def test_list_of_thousands_of_jobs_with_long_commands_can_be_sent() -> None:
+    row = JobRow(
+        job=2**31,
+        state="failed",
+        by="macbook",
+        at=1.7e9,
+        title="train",
+        command=("train.py", *(f"--option-{number}=value" for number in range(60))),
+        each="device",
+        run="train-q2147483648-99-k3fz",
+        machines=("workstation",),
+        device="cuda:0",
+        why="exited with code 1: " + "x" * 1500,
+    )
+    short = queue_api._fitted(QueueResponse(jobs=(row,) * 2500))
+    assert len(encode(short)) <= LARGEST_BODY
+    assert len(short.jobs) == 2500
+    assert short.jobs[0].command[0] == "train.py"
+    assert short.jobs[0].why.startswith("exited with code 1: x")
+    few = QueueResponse(jobs=(row,) * 100)
+    assert queue_api._fitted(few) == few

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from barnraise.agent.queue import registry as registry_module
 from barnraise.agent.queue.messages import JobsHeld, JobUpdate, QueueMessage, decode
 from barnraise.agent.queue.registry import JobRegistry
+from barnraise.agent_client.queue.requests import MAX_ADDED
 from barnraise.core.errors import MembershipError, ProtocolError, RunError
 from barnraise.identity import NodeId, NodeKey
 from barnraise.runs.queue.disk_quorum import record_digest
@@ -251,6 +252,44 @@ def test_end_stays_when_another_history_has_gone_on() -> None:
     run(check)
 
 
+def test_ended_jobs_of_one_command_are_all_kept() -> None:
+    assert MAX_ADDED <= registry_module._MAX_ENDED
+
+
+def test_last_jobs_that_two_machines_add_at_the_same_time_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "MAX_ACTIVE", 2)
+    monkeypatch.setattr(registry_module, "_MAX_KEPT", 4)
+
+    async def check(registry: JobRegistry, context: Any, store: FakeStore) -> None:
+        await registry.write(job(1).record)
+        compare_set = store.compare_set
+
+        async def slow(name: str, expected: bytes, desired: bytes) -> bytes:
+            registry.apply(job(2).record, OTHER)
+            return await compare_set(name, expected, desired)
+
+        monkeypatch.setattr(store, "compare_set", slow)
+        await registry.write(job(3).record)
+        assert sorted(registry.jobs) == [1, 2, 3]
+        with pytest.raises(RunError, match="the queue has 2 jobs already"):
+            await registry.write(job(4).record)
+        assert registry.apply(job(5).record, OTHER)
+        assert not registry.apply(job(6).record, OTHER)
+
+    run(check)
+
+
+def test_changed_view_checks_roles_again_but_no_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(registry: JobRegistry, context: Any, store: FakeStore) -> None:
+        await registry.write(job(1).record)
+        monkeypatch.setattr(registry_module, "read_job", None)
+        monkeypatch.setattr(context, "role", lambda node: None)
+        registry.view_changed()
+        assert not registry.jobs[1].is_authorized
+
+    run(check)
+
+
 # what is on disks
 
 BOTH = (KEY.id.raw, OTHER.raw)
@@ -343,6 +382,27 @@ def test_job_of_a_quorum_replaces_another_with_the_same_number() -> None:
         registry.receive(OTHER, JobsHeld(((1, record_digest(theirs)),)))
         await registry.write(paused(theirs))
         assert decode_job(store.values["1"]) == paused(theirs), "the store had this machine's job"
+
+    run(check)
+
+
+@pytest.mark.parametrize("version", [2, 9])
+def test_end_of_a_quorum_replaces_another_end(version: int) -> None:
+    """After a power cut, a machine returns with an end that nobody else had on disk."""
+
+    async def check(registry: JobRegistry, context: Any, store: FakeStore) -> None:
+        third = NodeKey.generate().id
+        context.voters = (KEY.id.raw, OTHER.raw, third.raw)
+        own = replace(job(1).record, state="failed", version=5)
+        theirs = replace(job(1).record, state="done", version=version)
+        registry.apply(own)
+        registry.receive(OTHER, JobUpdate(theirs))
+        assert registry.jobs[1].record == own, "one machine proves nothing"
+        registry.receive(third, JobUpdate(theirs))
+        assert registry.jobs[1].record == theirs
+        assert decode_job(context.disk[1]) == theirs
+        registry.receive(OTHER, JobsHeld(((1, record_digest(theirs)),)))
+        assert not registry.unsaved, "the job can be cleared, and others can follow it"
 
     run(check)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from barnraise.agent_client.run_options import RunOptions
-from barnraise.runs.queue.job import JobAttempt, KnownJob, cancel_job, pause_job
+from barnraise.runs.queue.job import JobAttempt, KnownJob, cancel_job, decode_job, encode_job, pause_job
 from barnraise.runs.queue.scheduler import (
     AWAY_S,
     COLLECT_S,
@@ -20,9 +20,11 @@ from barnraise.runs.queue.scheduler import (
     QueueRun,
     decide,
 )
+from barnraise.runs.queue.spec import attempt_run
 from tests.unit.runs.queue.test_job import job
 
 GIB = 1 << 30
+RUN = attempt_run(job(1).spec, 1)
 MAC, PC, NAS = (bytes([number]) * 32 for number in (1, 2, 3))
 NAMES = {MAC: "mac", PC: "pc", NAS: "nas"}
 SLOW = QueueMachine(MAC, (FreeDevice("mps", 16 * GIB, 2.0),))
@@ -60,7 +62,7 @@ def running(number: int, node: bytes = PC, device: str = "cuda:0", **options: An
 
 
 def ended(code: int, **fields: Any) -> dict[str, QueueRun]:
-    return {"train-q1-1": QueueRun((PC,), "cuda:0", code, "exited", results_at=PC, **fields)}
+    return {RUN: QueueRun((PC,), "cuda:0", code, "exited", results_at=PC, **fields)}
 
 
 def test_jobs_get_the_fastest_free_devices_in_their_order() -> None:
@@ -92,7 +94,7 @@ def test_device_of_another_run_is_not_free() -> None:
 def test_job_on_one_machine_waits_for_all_of_its_devices_and_keeps_them() -> None:
     busy = running(1)
     decision = scheduled(
-        busy, job(2, each="machine", nodes=(PC,)), job(3), runs={"train-q1-1": QueueRun((PC,), "cuda:0")}
+        busy, job(2, each="machine", nodes=(PC,)), job(3), runs={RUN: QueueRun((PC,), "cuda:0")}
     )
     assert decision.waits == {2: "waits until all of pc is free"}
     assert placed(decision) == {3: ("mac", "mps")}, "the other device of pc is kept for job 2"
@@ -101,9 +103,7 @@ def test_job_on_one_machine_waits_for_all_of_its_devices_and_keeps_them() -> Non
 
 
 def test_job_on_all_machines_waits_for_them_and_is_not_overtaken() -> None:
-    decision = scheduled(
-        running(1), job(2, each="all"), job(3), runs={"train-q1-1": QueueRun((PC,), "cuda:0")}
-    )
+    decision = scheduled(running(1), job(2, each="all"), job(3), runs={RUN: QueueRun((PC,), "cuda:0")})
     assert placed(decision) == {}
     assert decision.waits == {2: "waits until pc is free", 3: "waits for a free machine"}
     assert placed(scheduled(job(2, each="all"))) == {2: ("mac pc nas", "")}
@@ -147,17 +147,17 @@ def test_attempt_without_a_run_is_started_once_its_machine_is_present() -> None:
     decision = scheduled(current)
     assert [(begun.job.number, begun.attempt.number) for begun in decision.started] == [(1, 1)]
     assert scheduled(current, away_s={PC: 1.0}).started == []
-    assert scheduled(current, runs={"train-q1-1": QueueRun((PC,), "cuda:0")}).started == []
+    assert scheduled(current, runs={RUN: QueueRun((PC,), "cuda:0")}).started == []
 
 
 def test_lost_machine_ends_the_attempt_after_a_while_and_its_run_is_stopped() -> None:
     current = running(1)
-    runs = {"train-q1-1": QueueRun((PC,), "cuda:0")}
+    runs = {RUN: QueueRun((PC,), "cuda:0")}
     assert not scheduled(current, runs=runs, away_s={PC: AWAY_S - 1}).changed
     record = scheduled(current, runs=runs, away_s={PC: AWAY_S + 1}).changed[1]
     assert (record.state, record.attempts[-1].end, record.why) == ("waiting", "lost", "pc went away")
     again = scheduled(replace(current, record=record), machines=(SLOW,), runs=runs)
-    assert again.stopped == ["train-q1-1"]
+    assert again.stopped == [RUN]
     assert placed(again) == {1: ("mac", "mps")}
     assert again.changed[1].attempts[-1].number == 2
 
@@ -172,6 +172,51 @@ def test_success_counts_when_the_files_are_packed() -> None:
         == "done"
     )
     assert placed(scheduled(current, job(2), runs=ended(0, is_collected=False))) == {2: ("pc", "cuda:0")}
+
+
+def test_running_job_that_does_not_go_on_says_why() -> None:
+    current, active = running(1), {RUN: QueueRun((PC,), "cuda:0")}
+    assert scheduled(current, runs=active).waits == {}
+    assert scheduled(current, runs=active, away_s={PC: 3.0}).waits == {
+        1: "pc is away; after 15 s the job waits for a device again"
+    }
+    paused = FAST._replace(paused="it runs on battery")
+    assert scheduled(current, runs=active, machines=(paused, SLOW)).waits == {
+        1: "pc is paused: it runs on battery"
+    }
+
+
+def test_failed_job_without_another_machine_says_that_there_is_none() -> None:
+    record = scheduled(running(1), runs=ended(3), machines=(FAST,)).changed[1]
+    assert record.why == "exited; no other machine can try it now"
+    record = scheduled(running(1, retries=0), runs=ended(3)).changed[1]
+    assert record.why == "exited"
+
+
+def test_job_does_not_start_while_the_one_before_it_is_not_known_here() -> None:
+    decision = scheduled(job(2, after=(1,)))
+    assert placed(decision) == {}
+    assert decision.waits == {2: "waits for job 1, which no connected machine knows"}
+
+
+def test_files_that_are_packed_after_the_end_are_not_lost() -> None:
+    current = running(1)
+    late = scheduled(current, runs=ended(0, is_collected=False, ended_s=COLLECT_S + 1)).changed[1]
+    assert late.results_note == "its files are not packed yet, and pc must be online for that"
+    done = replace(current, record=late)
+    assert not scheduled(done, runs=ended(0, is_collected=False)).changed
+    assert not scheduled(done).changed, "the machine is away"
+    record = scheduled(done, runs=ended(0, results=bytes(32))).changed[1]
+    assert (record.state, record.results, record.results_at) == ("done", bytes(32), PC)
+    assert (record.is_collected, record.results_note) == (True, "")
+    assert not scheduled(replace(done, record=record), runs=ended(0, results=bytes(32))).changed
+
+
+def test_reason_why_files_were_not_packed_is_kept() -> None:
+    record = scheduled(running(1), runs=ended(0, results_note="the results stay in /runs/folder")).changed[1]
+    assert (record.results, record.results_note) == (b"", "the results stay in /runs/folder")
+    long = scheduled(running(1), runs=ended(0, results_note="x" * 4000)).changed[1]
+    assert decode_job(encode_job(long)) == long
 
 
 def test_failed_job_is_tried_on_another_machine_once() -> None:
@@ -191,7 +236,7 @@ def test_failure_while_its_machine_is_away_is_a_loss() -> None:
 def test_job_that_ran_out_of_memory_gets_a_larger_device() -> None:
     attempt = JobAttempt(number=1, nodes=(MAC,), device="mps")
     current = replace(job(1), record=replace(job(1).record, state="running", attempts=(attempt,)))
-    runs = {"train-q1-1": QueueRun((MAC,), "mps", 137, "ran out of memory", lacks_memory=True)}
+    runs = {RUN: QueueRun((MAC,), "mps", 137, "ran out of memory", lacks_memory=True)}
     record = scheduled(current, runs=runs).changed[1]
     assert record.attempts[-1].short_of == 16 * GIB
     decision = scheduled(replace(current, record=record), runs=runs)
@@ -213,7 +258,7 @@ def test_job_of_a_removed_owner_is_cancelled() -> None:
 @pytest.mark.parametrize("state", ["done", "failed", "cancelled"])
 def test_ended_job_is_never_changed(state: Any) -> None:
     current = job(1)
-    over = replace(current, record=replace(current.record, state=state))
+    over = replace(current, record=replace(current.record, state=state, is_collected=True))
     decision = scheduled(over, runs=ended(0), away_s={PC: 100.0})
     assert not decision.changed
     assert not decision.started
@@ -232,9 +277,9 @@ def test_job_that_is_not_saved_is_neither_started_nor_changed() -> None:
     assert scheduled(begun, runs=ended(0), unsaved=[1]).changed == {}
     cancelled = cancel_job(begun.record, "mac")
     assert cancelled is not None
-    active = {"train-q1-1": QueueRun((PC,), "cuda:0")}
+    active = {RUN: QueueRun((PC,), "cuda:0")}
     stopped = replace(begun, record=cancelled)
-    assert scheduled(stopped, runs=active).stopped == ["train-q1-1"]
+    assert scheduled(stopped, runs=active).stopped == [RUN]
     assert scheduled(stopped, runs=active, unsaved=[1]).stopped == []
 
 
@@ -257,3 +302,21 @@ def test_attempt_keeps_its_time_so_that_each_coordinator_starts_the_same_run() -
     attempt = scheduled(job(1)).changed[1].attempt
     assert attempt is not None
     assert attempt.at == 7.0
+
+
+@pytest.mark.parametrize("each", ["device", "machine", "all"])
+def test_thousands_of_equal_jobs_look_at_the_machines_only_a_few_times(each: str) -> None:
+    class Counted(list[QueueMachine]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[QueueMachine]:
+            self.looks += 1
+            return super().__iter__()
+
+    machines = Counted([SLOW, FAST, SMALL])
+    busy = {f"other-{node[0]}": QueueRun((node,)) for node in (MAC, PC, NAS)}
+    jobs = [job(number, each=each) for number in range(1, 101)]
+    decision = scheduled(*jobs, machines=machines, runs=busy)
+    assert placed(decision) == {}
+    assert len(decision.waits) == len(jobs)
+    assert machines.looks <= 6

@@ -9,6 +9,7 @@ from barnraise.agent_client.queue.requests import JobOptions
 from barnraise.agent_client.run_options import RunOptions
 from barnraise.core.errors import BarnraiseError, RunError, TrustError
 from barnraise.identity import NodeKey
+from barnraise.runs.queue import spec as spec_module
 from barnraise.runs.queue.spec import SignedJob, attempt_run, read_job, sign_job
 from barnraise.runs.record import MAX_RESUMED, RunSpec, attempt_spec, read_spec, sign_attempt, sign_spec
 from tests.unit.runs.queue.test_job import KEY, job
@@ -19,8 +20,8 @@ NODE = bytes([1]) * 32
 def test_attempt_of_a_signed_job_is_a_valid_run() -> None:
     signed = job(7).record.signed
     spec = attempt_spec(signed, 3, (NODE,), "cuda:1", at=12.0)
-    assert (spec.run, spec.by, spec.nodes, spec.device) == ("train-q7-3", KEY.id.raw, (NODE,), "cuda:1")
-    assert spec.resumes == ("train-q7-2", "train-q7-1")
+    assert (spec.run, spec.by, spec.nodes, spec.device) == ("train-q7-3-v5kx", KEY.id.raw, (NODE,), "cuda:1")
+    assert spec.resumes == ("train-q7-2-v5kx", "train-q7-1-v5kx")
     assert spec.options.per_node == 1
     assert read_spec(sign_attempt(spec, signed)) == spec
 
@@ -35,10 +36,12 @@ def test_attempt_on_a_machine_has_as_many_workers_as_asked_for() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"run": "train-q8-3"},
-        {"run": "train-q7-0"},
-        {"run": "train-q7-100"},
-        {"run": "train-q7-²"},
+        {"run": "train-q8-3-v5kx"},
+        {"run": "train-q7-0-v5kx"},
+        {"run": "train-q7-100-v5kx"},
+        {"run": "train-q7-²-v5kx"},
+        {"run": "train-q7-3"},
+        {"run": "train-q7-3-abcd"},
         {"resumes": ("another-run",)},
         {"options": RunOptions(title="train", per_node=1, container="evil")},
         {"device": ""},
@@ -70,6 +73,13 @@ def test_signature_of_another_key_is_rejected() -> None:
         read_spec(sign_attempt(attempt_spec(signed, 1, (NODE,), "cpu"), forged))
 
 
+def test_signature_is_checked_once_for_equal_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    signed = job(7).record.signed
+    first = read_job(signed)
+    monkeypatch.setattr(spec_module, "verify_signature", None)
+    assert read_job(SignedJob(bytes(signed.order), bytes(signed.signature))) is first
+
+
 def test_signature_of_a_run_is_none_of_a_job() -> None:
     spec: RunSpec = attempt_spec(job(7).record.signed, 1, (NODE,), "cpu")
     with pytest.raises(TrustError):
@@ -90,3 +100,10 @@ def test_names_of_runs_are_short_and_continue_a_few_earlier_ones() -> None:
     assert len(attempt_run(spec, 99)) <= 48
     signed = job(3).record.signed
     assert len(attempt_spec(signed, 40, (NODE,), "cpu").resumes) == MAX_RESUMED
+
+
+def test_jobs_of_two_clusters_with_the_same_number_have_different_runs() -> None:
+    """Folders of the earlier cluster stay on the disks: a job must not continue from those."""
+    first = job(1).spec
+    assert attempt_run(first, 1) == attempt_run(first, 1)
+    assert attempt_run(first, 1) != attempt_run(replace(first, at=1.0), 1)
