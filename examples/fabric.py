@@ -1,4 +1,7 @@
-"""The training of train.py as a script for Lightning Fabric: two lines know of Barnraise."""
+"""The training of train.py as a script for Lightning Fabric.
+
+What begins with `strategy` belongs to Barnraise.
+"""
 
 import argparse
 

@@ -50,7 +50,7 @@ def export(
         case "adapter":
             write_adapter(target, read_description(state), model, info)
         case "merged":
-            write_merged(target, read_description(state), model, base, info)
+            write_merged(target, read_description(state), model, base, info, hashes or {})
         case _:
             write_model(model, target / "model.safetensors", info)
     return {

@@ -15,12 +15,14 @@ import msgspec
 import torch
 
 from barnraise.checkpoint.files import write_model
+from barnraise.checkpoint.tensor_hash import UNCOMPARED, hash_tensor
 from barnraise.core.decoding import decode
 from barnraise.core.errors import RunError
 from barnraise.core.files import write_atomically
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Files of a base model's folder that belong to its tokenizer.
 _TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*")
 
@@ -67,10 +69,13 @@ def write_merged(
     model: Mapping[str, torch.Tensor],
     base: Path | None,
     info: Mapping[str, str],
+    hashes: Mapping[str, str],
 ) -> None:
     """Merge the adapter into its base model, and write the whole model and the tokenizer's files.
 
-    ``base``: the folder of the base model; None: the one that the adapter's config names.
+    ``base``: the folder of the base model; None: the one that the adapter's config names. ``model``: what was
+    trained, which may be more than the adapter. ``hashes``: of the base that was trained with. Raise RunError
+    if the base is another one.
     """
     config_file = decode(_configs, description.config.encode(), "the adapter's config cannot be read")
     source = base or Path(config_file.base_model_name_or_path or "")
@@ -95,11 +100,31 @@ def write_merged(
     with tempfile.TemporaryDirectory(prefix="barnraise-adapter-") as draft:
         write_adapter(Path(draft), description, model, info)
         whole = peft.PeftModel.from_pretrained(whole, draft)
+    tensors = whole.state_dict()
+    _check_base(tensors, hashes, source)
+    more = {name: model[name] for name in model.keys() & tensors.keys() - description.names.keys()}
+    whole.load_state_dict(more, strict=False)
     whole.merge_and_unload().save_pretrained(folder)
     for pattern in _TOKENIZER:
         for file in source.glob(pattern):
             if file.is_file():
                 (folder / file.name).write_bytes(file.read_bytes())
+
+
+def _check_base(tensors: Mapping[str, torch.Tensor], hashes: Mapping[str, str], source: Path) -> None:
+    """Raise RunError if the base in a folder is not the one of these hashes."""
+    for name, expected in hashes.items():
+        tensor = tensors.get(name)
+        if tensor is None or expected == UNCOMPARED:
+            continue
+        # The training may have loaded it with another dtype than that of the files.
+        dtypes = (tensor.dtype, *(_DTYPES if tensor.is_floating_point() else ()))
+        if all(hash_tensor(tensor.to(dtype)) != expected for dtype in dtypes):
+            raise RunError(
+                f"{source} is not the base that the adapter was trained with: {name} differs",
+                hint="Name the right folder with --base. If the training quantized its base, export with "
+                "--adapter, and merge it with peft.",
+            )
 
 
 _configs = msgspec.json.Decoder(_AdapterConfig)

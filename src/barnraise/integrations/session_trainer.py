@@ -7,10 +7,12 @@ saving) runs on every worker, from numbers that are equal on all of them.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -19,19 +21,29 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from barnraise.core.errors import RunError
 from barnraise.integrations import trainer_options as options
-from barnraise.integrations.trainer_notes import CommittedBatch, TrainerNotes, decode_notes, encode_notes
+from barnraise.integrations.single_process import keep_device
+from barnraise.integrations.trainer_notes import (
+    CommittedBatch,
+    TrainerNotes,
+    check_attribute,
+    decode_notes,
+    encode_notes,
+)
 from barnraise.training.batches import Batches
 from barnraise.training.data.loader import EpochOrder, preserved_rng, seed_all, seed_of_sample
 from barnraise.training.framework_loop import FrameworkLoop
+from barnraise.training.gradients.reducer import MAX_SUMS
 from barnraise.training.session import Session
 from barnraise.worker.init import init
 
+log = logging.getLogger("barnraise.training")
+
 _Base: Any = object
-# Sums of a batch: the loss times its weight, input tokens, operations, tokens as TRL counts them; then TRL's
-# metrics, each times the weight.
-_LOSS, _INPUT_TOKENS, _OPERATIONS, _TRAINED_TOKENS = range(4)
-_METRICS = 4
-_MAX_METRICS = 4
+# Sums of a batch: the loss times its weight, input tokens, operations, tokens as TRL counts them; then a
+# number for the names of TRL's metrics, and the metrics, each times the weight.
+_LOSS, _INPUT_TOKENS, _OPERATIONS, _TRAINED_TOKENS, _NAMES = range(5)
+_METRICS = 5
+_MAX_METRICS = MAX_SUMS - _METRICS
 
 
 class SessionTrainer(_Base):  # type: ignore[misc]
@@ -52,9 +64,10 @@ class SessionTrainer(_Base):  # type: ignore[misc]
         self._rate = 0.0  # of the last step
         self._last_step: tuple[float | None, float | None] = (None, None)  # its norm and rate, as reported
         self._is_joined = False
+        self._position = 0  # step from which the notes of another worker continue
         self._metric_names: tuple[str, ...] = ()
+        self._has_warned = False  # that TRL's metrics are incomplete
         super().__init__(*args, **kwargs)
-        options.check_arguments(self.args)
         self.args._n_gpu = min(1, self.args.n_gpu)  # never torch.nn.DataParallel
         self._train_batch_size = self.args.train_batch_size
 
@@ -66,6 +79,12 @@ class SessionTrainer(_Base):  # type: ignore[misc]
         return self._session
 
     # what the session decides
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the Accelerator; check the arguments before, because it fails with some of them."""
+        options.check_arguments(self.args)
+        keep_device(self.args)
+        super().create_accelerator_and_postprocess()
 
     def is_world_process_zero(self) -> bool:
         """Return True on the main worker."""
@@ -111,10 +130,11 @@ class SessionTrainer(_Base):  # type: ignore[misc]
         self._begin()
         if args.eval_on_start and not self.run.step:
             self._evaluate(None, ignore_keys_for_eval, skip_scheduler=True)
-        first = self._pending[0].step - 1 if self._pending else self.state.global_step
-        for epoch in range(first // steps_per_epoch, epochs):
+        for epoch in range(self._position // steps_per_epoch, epochs):
             if self.control.should_training_stop:
                 break
+            if self._has_missed(epoch, steps_per_epoch):
+                continue
             self.control = self.callback_handler.on_epoch_begin(args, self.state, self.control)
 
             def report(after_epoch: bool, epoch: int = epoch) -> None:
@@ -122,11 +142,17 @@ class SessionTrainer(_Base):  # type: ignore[misc]
                     model, epoch, micro_per_epoch, ignore_keys_for_eval, start, after_epoch=after_epoch
                 )
 
-            self._train_epoch(model, self._loop.epoch(batches, epoch), report)
+            self._train_epoch(model, self._loop.epoch(batches, epoch), epoch, steps_per_epoch, report)
         return self._finalize_training(None, samples, start)
 
-    def _train_epoch(self, model: Any, batches: Batches, report: Callable[[bool], None]) -> None:
-        """Train what is left of an epoch; ``report`` does what follows a step, or the epoch."""
+    def _has_missed(self, epoch: int, steps: int) -> bool:
+        """Return True if other workers have finished this epoch, and what follows it, without this one."""
+        return self._position // steps > epoch
+
+    def _train_epoch(
+        self, model: Any, batches: Batches, epoch: int, steps: int, report: Callable[[bool], None]
+    ) -> None:
+        """Train what is left of an epoch of ``steps``; ``report`` does what follows a step, or the epoch."""
         report(False)  # of a step that the others had just committed when this worker joined
         if not self._should_stop():
             for batch in batches:
@@ -136,6 +162,8 @@ class SessionTrainer(_Base):  # type: ignore[misc]
                 report(False)
                 if self._should_stop():
                     break
+        if self._has_missed(epoch, steps):
+            return  # its evaluation is in the notes already
         self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
         report(True)
 
@@ -168,7 +196,10 @@ class SessionTrainer(_Base):  # type: ignore[misc]
             run.clip_grad_norm(math.inf)  # measured for the log, and not clipped
         scaler = getattr(self.accelerator, "scaler", None)
         more = [self.lr_scheduler, *([scaler] if scaler is not None else [])]
-        _, _, batches, *_ = run.prepare(model, self.optimizer, self._batch_loader(loader), *more)
+        # The Trainer moves model and inputs by itself, for example not at all with use_cpu.
+        _, _, batches, *_ = run.prepare(
+            model, self.optimizer, self._batch_loader(loader), *more, device_placement=False
+        )
         run.on_commit(self._note_commit)
         self._is_joined = True
         for name in ("model", "optimizer", "lr_scheduler"):
@@ -241,9 +272,11 @@ class SessionTrainer(_Base):  # type: ignore[misc]
         assert self._loop is not None
         run = self.run
         items = self._get_num_items_in_batch([inputs], self.args.device)
-        weight = float(self._loop.microbatch_size if items is None else items)
-        if items is not None:
+        is_mean_of_items = items is not None and getattr(self, "loss_is_scaled_for_ga", None) is not False
+        weight = float(items) if is_mean_of_items else float(self._loop.microbatch_size)
+        if is_mean_of_items:
             run.weight(weight)
+        if items is not None:
             items = torch.as_tensor(items).clamp(min=1)
         self.current_gradient_accumulation_steps = 1
         metrics = self._metrics["train"] if hasattr(self, "_metrics") else {}
@@ -263,7 +296,12 @@ class SessionTrainer(_Base):  # type: ignore[misc]
         metrics.pop("num_tokens", None)
         grown = [name for name, values in metrics.items() if len(values) > before.get(name, 0)]
         self._metric_names = tuple(sorted(grown)[:_MAX_METRICS])
+        if len(grown) > _MAX_METRICS:
+            self._warn_of_metrics(f"only {_MAX_METRICS} of {len(grown)} metrics are logged")
         values = {name: metrics[name].pop() for name in grown}
+        for name in [name for name in grown if not metrics[name]]:
+            del metrics[name]  # TRL divides by the length
+        sums.append(_number_of(self._metric_names) * weight)
         sums += [float(values[name]) * weight for name in self._metric_names]
         run.log(loss=loss)
         self._loop.add_sums(sums)
@@ -295,9 +333,10 @@ class SessionTrainer(_Base):  # type: ignore[misc]
             batch = self._pending.pop(0)
             self._last_step = batch.norm, batch.rate
             self._count(batch)
-            done = batch.step - epoch * -(-micro_per_epoch // self.args.gradient_accumulation_steps)
-            passed = min(done * self.args.gradient_accumulation_steps, micro_per_epoch)
-            self.state.epoch = epoch + passed / micro_per_epoch
+            accumulated = self.args.gradient_accumulation_steps
+            # Not ``epoch``: a worker that returns may be in an earlier one than the others.
+            own_epoch, done = divmod(batch.step - 1, -(-micro_per_epoch // accumulated))
+            self.state.epoch = own_epoch + min((done + 1) * accumulated, micro_per_epoch) / micro_per_epoch
             self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
             self._log_save_evaluate(model, epoch, ignore_keys, start)
         if after_epoch:
@@ -323,8 +362,18 @@ class SessionTrainer(_Base):  # type: ignore[misc]
             self._total_train_tokens += round(sums[_TRAINED_TOKENS])
             metrics = self._metrics["train"]
             metrics["num_tokens"] = [self._total_train_tokens]
+            number = _number_of(self._metric_names)
+            if weight and not math.isclose(sums[_NAMES] / weight, number, rel_tol=1e-9):
+                # A micro-batch without chosen answers, for example, has no metric of them.
+                self._warn_of_metrics("micro-batches with different metrics are left out of the log")
+                return
             for name, total in zip(self._metric_names, sums[_METRICS:], strict=False):
                 metrics[name].append(total / weight if weight else 0.0)
+
+    def _warn_of_metrics(self, text: str) -> None:
+        if not self._has_warned:
+            log.warning("%s: %s; the loss has all samples", type(self).__name__, text)
+        self._has_warned = True
 
     def _set_main(self) -> None:
         """Let the callbacks of the main worker write; after its death those of another one."""
@@ -344,6 +393,23 @@ class SessionTrainer(_Base):  # type: ignore[misc]
         assert self._loop is not None
         if self._loop.writes:
             super()._save_checkpoint(model, trial)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Finish; load the best model if its folder is on this machine, and warn otherwise."""
+        step = self.state.best_global_step
+        if self.args.load_best_model_at_end and step is not None and self.state.best_model_checkpoint is None:
+            assert self._loop is not None
+            folder = os.path.join(self.args.output_dir, f"checkpoint-{step}")
+            if self._loop.writes:  # another worker may still be writing it
+                self.state.best_model_checkpoint = _folder_of_step(self.args.output_dir, step)
+            if self.state.best_model_checkpoint is None and self.run.is_main:
+                log.warning(
+                    "the best model, of step %d, is not loaded: %s is not on this machine. The model of the "
+                    "last step is kept",
+                    step,
+                    folder,
+                )
+        return super()._finalize_training(*args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Save both as Transformers does, without the session's wrapper in the scheduler's state."""
@@ -396,7 +462,7 @@ class _Notes:
             notes.log_history,
         )
         state.best_metric, state.best_global_step = notes.best_metric, notes.best_global_step
-        state.best_model_checkpoint = self._best_folder(notes.best_global_step)
+        state.best_model_checkpoint = _folder_of_step(trainer.args.output_dir, notes.best_global_step)
         state.total_flos, state.num_input_tokens_seen = notes.total_flos, notes.input_tokens
         trainer.current_flos = 0
         if hasattr(trainer, "_total_train_tokens"):
@@ -405,15 +471,12 @@ class _Notes:
         trainer._total_loss_scalar, trainer._globalstep_last_logged = notes.loss_logged, notes.last_logged
         trainer.control.should_training_stop = notes.is_stopping
         trainer._pending = list(notes.pending)
+        trainer._position = max(0, notes.pending[0].step - 1) if notes.pending else notes.global_step
         for name, callbacks in self._exportable().items():
             for callback, attributes in zip(callbacks, notes.callbacks.get(name, ()), strict=False):
                 known = callback.state()["attributes"]
                 for key in known.keys() & attributes.keys():
-                    setattr(callback, key, attributes[key])
-
-    def _best_folder(self, step: int | None) -> str | None:
-        folder = os.path.join(self._trainer.args.output_dir, f"checkpoint-{step}")
-        return folder if step is not None and os.path.isdir(folder) else None
+                    setattr(callback, key, check_attribute(f"{name}.{key}", attributes[key], known[key]))
 
     def _exportable(self) -> dict[str, list[Any]]:
         """Return the callbacks whose state can be exported, by the name of their class."""
@@ -426,6 +489,17 @@ class _Notes:
     def _callbacks(self) -> dict[str, list[dict[str, Any]]]:
         exportable = self._exportable().items()
         return {name: [callback.state()["attributes"] for callback in group] for name, group in exportable}
+
+
+def _folder_of_step(parent: str, step: int | None) -> str | None:
+    """Return the checkpoint folder of a step, if it is on this machine."""
+    folder = os.path.join(parent, f"checkpoint-{step}")
+    return folder if step is not None and os.path.isdir(folder) else None
+
+
+def _number_of(names: Sequence[str]) -> int:
+    """Return a number by which workers notice that they have added metrics of different names."""
+    return 1 + zlib.crc32("\n".join(names).encode()) % (1 << 20)
 
 
 def session_class(trainer: type[Any]) -> type[Any]:

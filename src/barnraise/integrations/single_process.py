@@ -12,17 +12,21 @@ from collections.abc import Iterator
 from functools import wraps
 from typing import Any
 
+import torch
+
 _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _DEVICE = "ACCELERATE_TORCH_DEVICE"
 
 
 @contextlib.contextmanager
-def _without_launcher() -> Iterator[None]:
+def _without_launcher(*, is_on_cpu: bool) -> Iterator[None]:
     """Remove the launcher's variables for the duration of the context, and name this worker's device."""
     hidden = {name: os.environ.pop(name) for name in _LAUNCHER if name in os.environ}
     device = os.environ.get("BARNRAISE_DEVICE")
-    if device:
-        os.environ.setdefault(_DEVICE, device)
+    if is_on_cpu:  # Accelerate would prefer the variable to its own argument
+        os.environ[_DEVICE] = "cpu"
+    elif device:
+        os.environ[_DEVICE] = device
     try:
         yield
     finally:
@@ -38,9 +42,19 @@ def keep_accelerate_single() -> None:
         return
 
     @wraps(original)
-    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
-        with _without_launcher():
-            original(self, *args, **kwargs)
+    def initialize(self: Any, cpu: bool = False, *args: Any, **kwargs: Any) -> None:
+        with _without_launcher(is_on_cpu=cpu):
+            original(self, cpu, *args, **kwargs)
 
     initialize._is_single = True  # type: ignore[attr-defined]
     PartialState.__init__ = initialize
+
+
+def keep_device(args: Any) -> None:
+    """Let ``TrainingArguments`` name the CPU if the agent has assigned it to this worker.
+
+    They take any accelerator of the machine instead, and Accelerate the CPU, so the model and its inputs
+    would be on different devices.
+    """
+    if os.environ.get("BARNRAISE_DEVICE") == "cpu" and args.device.type != "cpu":
+        args.__dict__["_setup_devices"], args._n_gpu = torch.device("cpu"), 0

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.core.decoding import decode
+from barnraise.core.errors import ProtocolError
 
 Count = Annotated[int, Meta(ge=0, le=1 << 50)]
 Name = Annotated[str, Meta(max_length=200)]
@@ -22,7 +23,7 @@ class CommittedBatch(msgspec.Struct, frozen=True):
 
     step: Count
     weight: float
-    sums: Annotated[list[float], Meta(max_length=64)]
+    sums: Annotated[list[float], Meta(min_length=5, max_length=64)]
     norm: float
     rate: float
 
@@ -54,6 +55,33 @@ def encode_notes(notes: TrainerNotes) -> bytes:
 def decode_notes(content: bytes) -> TrainerNotes:
     """Decode another worker's notes. Raise ProtocolError if they cannot be read."""
     return decode(_notes, content, "another worker's notes of its Trainer cannot be read")
+
+
+def check_attribute(name: str, value: Any, own: Any) -> Any:
+    """Return another worker's value of a callback's attribute. Raise ProtocolError if it has another type.
+
+    A number may replace None, as a best metric does, and None anything. Text is accepted only if it is equal
+    here, because it could be the path of a file that the callback writes.
+    """
+    if value is None or value == own or (_has_type_of(own, value) and not _has_text(value)):
+        return value
+    raise ProtocolError(
+        f"another worker's notes of its Trainer have {name} as {type(value).__name__}, and this worker has "
+        f"{type(own).__name__}",
+        hint="Leave it out of the attributes in the callback's state(), or store a number.",
+    )
+
+
+def _has_type_of(own: Any, value: Any) -> bool:
+    if own is None or (isinstance(own, int | float) and not isinstance(own, bool)):
+        return isinstance(value, int | float)
+    return type(value) is type(own)
+
+
+def _has_text(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_has_text(part) for part in value.values())
+    return any(map(_has_text, value)) if isinstance(value, list) else isinstance(value, str | bytes)
 
 
 def _plain(value: Any) -> Any:

@@ -20,6 +20,10 @@ def check_arguments(args: Any) -> None:
     problems = {
         "deepspeed": (args.deepspeed, "Remove it: each worker holds the whole model."),
         "fsdp": (args.fsdp, "Remove it: each worker holds the whole model. See docs/sharded.md for FSDP2."),
+        "parallelism_config": (
+            getattr(args, "parallelism_config", None),
+            "Remove it: each worker holds the whole model and has its own samples.",
+        ),
         "auto_find_batch_size": (
             args.auto_find_batch_size,
             "Remove it: a worker that runs out of memory splits its micro-batches by itself.",

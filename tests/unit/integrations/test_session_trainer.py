@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,17 @@ import torch
 
 from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, decode_profile
 from barnraise.checkpoint.serialization import FlatState
-from barnraise.core.errors import RunError
+from barnraise.core.errors import ProtocolError, RunError
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from tests.unit.training.threaded_group import LoneWorker, ThreadWorker, run_workers
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
+from accelerate.parallelism_config import ParallelismConfig  # noqa: E402
+
 from barnraise.integrations.session_trainer import session_class  # noqa: E402
-from barnraise.integrations.trainer_notes import decode_notes, encode_notes  # noqa: E402
+from barnraise.integrations.trainer_notes import check_attribute, decode_notes, encode_notes  # noqa: E402
 from tests.unit.integrations.tiny_llama import (  # noqa: E402
     arguments,
     collate,
@@ -157,6 +160,105 @@ def test_run_is_stopped_by_max_steps_in_an_epoch(tmp_path: Path) -> None:
     assert_equal_logs(reference, other)
 
 
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_best_model_that_is_not_on_this_machine_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, has_folder: bool
+) -> None:
+    changes = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4}
+    changes |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    run = session(LoneWorker())
+    reference = shared(tmp_path / "reference", run, **changes)
+    capture = Capture(run, 5)
+    reference.add_callback(capture)
+    reference.train()
+    assert reference.state.best_global_step == 4
+    resumed = Session(LoneWorker(), seed=1, unit=0, checkpoints=Restoring(capture.parts[0]))
+    other = shared(tmp_path / ("reference" if has_folder else "other"), resumed, **changes)
+    with caplog.at_level("WARNING", "barnraise.training"):
+        other.train()
+    said = "the best model, of step 4, is not loaded" in caplog.text
+    assert said is not has_folder
+    if has_folder:
+        assert_equal_models(reference, other)
+
+
+def test_device_that_the_agent_assigned_is_that_of_the_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = arguments(tmp_path)
+    args.__dict__["_setup_devices"] = torch.device("meta")  # as on a machine with an accelerator
+    monkeypatch.setenv("BARNRAISE_DEVICE", "cpu")
+    trainer = session_class(transformers.Trainer)(
+        model=tiny_llama(), args=args, train_dataset=sentences(), session=session(LoneWorker())
+    )
+    assert trainer.args.device == torch.device("cpu")
+    assert {parameter.device.type for parameter in trainer.model.parameters()} == {"cpu"}
+
+
+def test_model_of_a_trainer_on_the_cpu_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BARNRAISE_DEVICE", "meta")  # the accelerator of this worker
+    trainer = shared(tmp_path, session(LoneWorker()), max_steps=1)
+    trainer.train()
+    assert {parameter.device.type for parameter in trainer.model.parameters()} == {"cpu"}
+
+
+class MeanOfBatch(transformers.Trainer):
+    """Trainer whose loss is a mean over each micro-batch, without a look at the number of items."""
+
+    loss_is_scaled_for_ga = False
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        return logits.square().mean(dim=(1, 2)).mean()
+
+
+def test_loss_that_is_a_mean_of_each_batch_is_weighted_by_samples(tmp_path: Path) -> None:
+    def make(kind: Any, folder: Path, **more: Any) -> Any:
+        args = arguments(folder, max_steps=3, logging_steps=1)
+        return kind(model=tiny_llama(), args=args, train_dataset=sentences(), data_collator=collate, **more)
+
+    reference = make(MeanOfBatch, tmp_path / "plain")
+    other = make(session_class(MeanOfBatch), tmp_path / "s", session=session(LoneWorker(), unit=4))
+    reference.train()
+    other.train()
+    assert_equal_logs(reference, other)
+    assert_equal_models(reference, other)
+
+
+class Measuring(transformers.Trainer):
+    """Trainer with metrics as TRL stores them; the name of one depends on the micro-batch."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._metrics: dict[str, Any] = {"train": defaultdict(list)}
+        self._total_train_tokens = 0
+        super().__init__(*args, **kwargs)
+
+    def training_step(self, model: Any, inputs: Any, *args: Any) -> Any:
+        is_long = inputs["input_ids"].shape[1] > 9
+        self._metrics["train"]["long" if is_long else "short"].append(10.0 if is_long else 1.0)
+        return super().training_step(model, inputs, *args)
+
+    def log(self, logs: dict[str, float], *args: Any) -> None:
+        means = {name: sum(values) / len(values) for name, values in self._metrics["train"].items()}
+        super().log({**logs, **means}, *args)
+        self._metrics["train"].clear()
+
+
+def test_metrics_of_different_names_are_not_added(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = session_class(Measuring)(
+        model=tiny_llama(),
+        args=arguments(tmp_path, logging_steps=1),
+        train_dataset=sentences(),
+        data_collator=collate,
+        session=session(LoneWorker(), unit=1),
+    )
+    trainer.train()
+    steps = [entry for entry in trainer.state.log_history if "num_tokens" in entry]
+    assert len(steps) == 8
+    assert all(entry.get("long", 10.0) == 10.0 and entry.get("short", 1.0) == 1.0 for entry in steps)
+    assert "micro-batches with different metrics" in caplog.text
+
+
 def test_dry_run_measures_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DRY_RUN, "1")
     monkeypatch.chdir(tmp_path)
@@ -182,8 +284,29 @@ def test_notes_carry_the_log_to_another_worker(tmp_path: Path) -> None:
     assert joining._total_loss_scalar == donor._total_loss_scalar
 
 
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_worker_that_missed_the_end_of_an_epoch_does_not_evaluate_it_again(
+    tmp_path: Path, epoch: int
+) -> None:
+    from barnraise.integrations.session_trainer import _Notes
+
+    donor = shared(tmp_path / "donor", session(LoneWorker()), max_steps=6)  # an epoch has four
+    donor.train()
+    late = shared(tmp_path / "late", session(LoneWorker()))
+    late.current_flos = 0
+    late._tr_loss, late._total_loss_scalar, late._globalstep_last_logged = torch.tensor(0.0), 0.0, 0
+    ends = []
+
+    def no_batches() -> Any:
+        _Notes(late).load(_Notes(donor).dump())  # as in a wait for the next batch
+        late.control.should_training_stop = False
+        yield from ()
+
+    late._train_epoch(None, no_batches(), epoch, 4, ends.append)
+    assert ends == ([False] if epoch == 0 else [False, True])
+
+
 def test_unreadable_notes_are_rejected() -> None:
-    from barnraise.core.errors import ProtocolError
     from barnraise.integrations.trainer_notes import TrainerNotes
 
     content = encode_notes(TrainerNotes(global_step=3, log_history=[{"loss": math.nan}]))
@@ -193,9 +316,36 @@ def test_unreadable_notes_are_rejected() -> None:
 
 
 @pytest.mark.parametrize(
+    ("own", "value", "is_accepted"),
+    [
+        (0, 3, True),
+        (None, 0.5, True),
+        (False, True, True),
+        ([], [1, 2.5], True),
+        ("out/log", "out/log", True),
+        (0, "3", False),
+        (0, [3], False),
+        (False, 2, False),
+        (None, "/etc/passwd", False),
+        ("out/log", "/etc/passwd", False),
+        ([], [["/etc/passwd"]], False),
+        ({}, {"path": "/etc/passwd"}, False),
+    ],
+)
+def test_attribute_of_a_callback_keeps_its_type(own: Any, value: Any, *, is_accepted: bool) -> None:
+    if is_accepted:
+        assert check_attribute("Stopper.count", value, own) == value
+        return
+    with pytest.raises(ProtocolError, match=r"Stopper\.count"):
+        check_attribute("Stopper.count", value, own)
+
+
+@pytest.mark.parametrize(
     ("changes", "name"),
     [
         ({"auto_find_batch_size": True}, "auto_find_batch_size"),
+        ({"fsdp": "full_shard"}, "fsdp"),
+        ({"parallelism_config": ParallelismConfig(tp_size=2)}, "parallelism_config"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}, "reduce_lr_on_plateau"),
         ({"train_sampling_strategy": "batch_rebalance"}, "batch_rebalance"),
     ],

@@ -19,11 +19,16 @@ print(state.num_processes, state.device, os.environ["RANK"], os.environ["LOCAL_R
 """
 
 
-@pytest.mark.parametrize("is_on_cpu", [True, False])
-def test_accelerate_in_a_worker_starts_no_process_group(is_on_cpu: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_on_cpu", "assigned", "expected"),
+    [(True, "cpu", "cpu"), (False, "cpu", "cpu"), (True, "meta", "cpu"), (False, "meta", "meta")],
+)
+def test_accelerate_in_a_worker_starts_no_process_group(
+    assigned: str, expected: str, *, is_on_cpu: bool
+) -> None:
     launched = {
         "BARNRAISE_LAUNCHED": "1",
-        "BARNRAISE_DEVICE": "cpu",
+        "BARNRAISE_DEVICE": assigned,
         "RANK": "1",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "3",
@@ -39,4 +44,4 @@ def test_accelerate_in_a_worker_starts_no_process_group(is_on_cpu: bool) -> None
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["1", "cpu", "1", "0"]
+    assert done.stdout.split() == ["1", expected, "1", "0"]

@@ -37,15 +37,16 @@ def questions() -> Any:
     return datasets.Dataset.from_list(rows)
 
 
-def tune(kind: Any, folder: Path, **more: Any) -> Any:
-    """Train with TRL, one micro-batch of four samples in a step, and return the trainer."""
-    transformers.set_seed(0)
+def word_tokenizer() -> Any:
     words = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="?"
     )
-    config = transformers.LlamaConfig(
+
+
+def small_config() -> Any:
+    return transformers.LlamaConfig(
         vocab_size=len(WORDS),
         hidden_size=8,
         intermediate_size=16,
@@ -56,8 +57,13 @@ def tune(kind: Any, folder: Path, **more: Any) -> Any:
         pad_token_id=0,
         eos_token_id=1,
     )
+
+
+def tune(kind: Any, folder: Path, **more: Any) -> Any:
+    """Train with TRL, one micro-batch of four samples in a step, and return the trainer."""
+    transformers.set_seed(0)
     trainer = kind(
-        model=transformers.LlamaForCausalLM(config).double(),
+        model=transformers.LlamaForCausalLM(small_config()).double(),
         args=trl.SFTConfig(
             output_dir=str(folder),
             per_device_train_batch_size=4,
@@ -72,7 +78,7 @@ def tune(kind: Any, folder: Path, **more: Any) -> Any:
             gradient_checkpointing=False,
         ),
         train_dataset=questions(),
-        processing_class=tokenizer,
+        processing_class=word_tokenizer(),
         peft_config=peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
         **more,
     )
@@ -93,6 +99,46 @@ def test_sft_trainer_in_a_session_equals_the_plain_one(tmp_path: Path) -> None:
         )
     shared.save_model(str(tmp_path / "adapter"))
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def prefer(kind: Any, folder: Path, **more: Any) -> Any:
+    """Train with preferences, which has ten metrics, and return the trainer."""
+    transformers.set_seed(0)
+    rows = [
+        {"prompt": row["prompt"], "chosen": row["completion"], "rejected": " it is what"}
+        for row in questions().select(range(8))
+    ]
+    trainer = kind(
+        model=transformers.LlamaForCausalLM(small_config()).double(),
+        args=trl.DPOConfig(
+            output_dir=str(folder),
+            per_device_train_batch_size=4,
+            num_train_epochs=1,
+            learning_rate=1e-2,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            bf16=False,
+            disable_tqdm=True,
+            gradient_checkpointing=False,
+        ),
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=word_tokenizer(),
+        peft_config=peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+        **more,
+    )
+    trainer.train()
+    return trainer
+
+
+def test_dpo_trainer_in_a_session_logs_all_of_its_metrics(tmp_path: Path) -> None:
+    plain = prefer(trl.DPOTrainer, tmp_path / "plain")
+    run = Session(LoneWorker(), seed=1, unit=4, checkpoints=CheckpointManager(None, 60.0, 1))
+    shared = prefer(integration.in_session(trl.DPOTrainer), tmp_path / "shared", session=run)
+    for expected, entry in zip(plain.state.log_history[:2], shared.state.log_history[:2], strict=True):
+        assert entry.keys() == expected.keys()
+        assert entry == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
 def test_names_are_classes_of_their_libraries() -> None:

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 
 from barnraise.checkpoint.serialization import tensor_bytes
+from barnraise.checkpoint.tensor_hash import hash_tensor, plain
 from barnraise.core.errors import RunError
 from barnraise.core.units import format_size
 from barnraise.training.state.model_tensors import tensors_of
-from barnraise.training.state.tensor_hash import hash_tensor, plain
 from barnraise.training.state.trained_set import (
     MOST_NAMED,
     BaseDescription,

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
+from barnraise.checkpoint.tensor_hash import UNCOMPARED
 from barnraise.core.errors import RunError
 
-UNCOMPARED = ""  # the hash of a tensor without bytes of its own, for example on the device "meta"
 MOST_NAMED = 16  # names of changed tensors in a vote
 _LISTED = 3
 _SAME_BASE = (

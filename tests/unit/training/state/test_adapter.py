@@ -39,11 +39,13 @@ def base_model() -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-def train(is_trained: Callable[[str], bool] = lambda name: True) -> tuple[Session, Any]:
+def train(
+    is_trained: Callable[[str], bool] = lambda name: True, unfrozen: str = "nothing"
+) -> tuple[Session, Any]:
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], modules_to_save=["lm_head"])
     model = peft.get_peft_model(base_model(), config)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(parameter.requires_grad and is_trained(name))
+        parameter.requires_grad_((parameter.requires_grad and is_trained(name)) or unfrozen in name)
     optimizer = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1
     )
@@ -107,9 +109,42 @@ def test_adapter_and_merged_model_are_written_from_a_checkpoint(tmp_path: Path) 
     loaded = peft.PeftModel.from_pretrained(base_model(), tmp_path / "adapter")
     torch.testing.assert_close(outputs(loaded), outputs(model))
     base_model().save_pretrained(tmp_path / "base")
-    write_merged(tmp_path / "merged", description, state["model"], tmp_path / "base", {})
+    write_merged(
+        tmp_path / "merged", description, state["model"], tmp_path / "base", {}, state["base"]["hashes"]
+    )
     merged = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(outputs(merged), outputs(model), rtol=1e-4, atol=1e-5)
+
+
+def test_merged_model_has_what_was_trained_beside_the_adapter(tmp_path: Path) -> None:
+    run, model = train(unfrozen="input_layernorm")
+    parts = run._state.flatten(run.done, is_checkpoint=True)
+    state = unflatten(parts.skeleton, parts.tensors)
+    base_model().save_pretrained(tmp_path / "base")
+    hashes = state["base"]["hashes"]
+    write_merged(tmp_path / "merged", read_description(state), state["model"], tmp_path / "base", {}, hashes)
+    merged = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(outputs(merged), outputs(model), rtol=1e-4, atol=1e-5)
+
+
+def test_merging_with_another_base_is_refused(tmp_path: Path) -> None:
+    run, _ = train()
+    parts = run._state.flatten(run.done, is_checkpoint=True)
+    state = unflatten(parts.skeleton, parts.tensors)
+    other = base_model()
+    with torch.no_grad():
+        other.model.norm.weight += 1
+    other.save_pretrained(tmp_path / "base")
+    with pytest.raises(RunError, match=r"norm\.weight differs"):
+        write_merged(
+            tmp_path / "merged",
+            read_description(state),
+            state["model"],
+            tmp_path / "base",
+            {},
+            state["base"]["hashes"],
+        )
+    assert not (tmp_path / "merged").exists()
 
 
 def test_merging_without_a_base_model_names_the_option(tmp_path: Path) -> None:
@@ -117,7 +152,7 @@ def test_merging_without_a_base_model_names_the_option(tmp_path: Path) -> None:
     description = describe_adapter(model)
     assert description is not None
     with pytest.raises(RunError) as caught:
-        write_merged(tmp_path / "merged", description, {}, None, {})
+        write_merged(tmp_path / "merged", description, {}, None, {}, {})
     assert "--base" in (caught.value.hint or "")
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from barnraise.training.state import frozen_base, tensor_hash
+from barnraise.checkpoint import tensor_hash
+from barnraise.checkpoint.tensor_hash import hash_tensor
+from barnraise.training.state import frozen_base
 from barnraise.training.state.frozen_base import FrozenBase
-from barnraise.training.state.tensor_hash import hash_tensor
 from barnraise.training.state.trained_set import UNCOMPARED
 
 NUMBERS = 5000

@@ -8,9 +8,9 @@ import torch
 from blake3 import blake3
 
 from barnraise.checkpoint.serialization import tensor_bytes
-from barnraise.training.state.trained_set import UNCOMPARED
 
 _PIECE_BYTES = 64 << 20
+UNCOMPARED = ""  # the hash of a tensor without bytes of its own, for example on the device "meta"
 
 
 def hash_tensor(tensor: torch.Tensor, is_stopped: Callable[[], bool] = lambda: False) -> str:
