@@ -225,7 +225,7 @@ class KvSimulation:
             node.name, is_quorum, nonce, last_view=node.known_view, rules=rules, saved=node.disk
         )
         if node.known_view:
-            self.perform(node, node.replica.on_view_change(self.views[node.known_view], self.now))
+            self.change_view(node, node.replica, node.known_view)
         elif node.name in self.views[1].members:
             self.send_view(node, node.boot, 1)
         self.at(
@@ -364,7 +364,13 @@ class KvSimulation:
         ):
             return
         node.known_view = node.accepted = number
-        self.perform(node, node.replica.on_view_change(self.views[number], self.now))
+        self.change_view(node, node.replica, number)
+
+    def change_view(self, node: Node, replica: KvReplica, number: int) -> None:
+        """Tell a replica a view; a durable one also those that it missed, as its machine knows the chain."""
+        first = replica.first_unknown_view if self.durable else number
+        earlier = [self.views[missed] for missed in range(max(first, 1), number)]
+        self.perform(node, replica.on_view_change(self.views[number], self.now, earlier))
 
     # after the faults
 

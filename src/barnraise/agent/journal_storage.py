@@ -37,7 +37,7 @@ class JournalStorage:
             row = self._base.execute("SELECT length(contents) FROM snapshot").fetchone()
             added = self._base.execute("SELECT sum(length(operation)) FROM operation").fetchone()[0]
         except (OSError, sqlite3.Error) as error:
-            raise self._broken(error) from error
+            raise self.broken(error) from error
         self._snapshot_bytes = 0 if row is None else int(row[0])
         self._added_bytes = int(added or 0)
 
@@ -63,7 +63,7 @@ class JournalStorage:
                 tuple((int(number), _operations.decode(data)) for number, data in rows),
             )
         except (sqlite3.Error, msgspec.DecodeError, ValueError) as error:
-            raise self._broken(error) from error
+            raise self.broken(error) from error
 
     def save(self, cluster: bytes, change: UnsavedChange) -> None:
         """Save a change in one transaction."""
@@ -98,10 +98,11 @@ class JournalStorage:
                 self._base.execute("ROLLBACK")
                 raise
             self._base.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise self._broken(error) from error
+        except (sqlite3.Error, OverflowError) as error:  # of a number that SQLite cannot hold
+            raise self.broken(error) from error
 
-    def _broken(self, error: Exception) -> MembershipError:
+    def broken(self, error: Exception | str) -> MembershipError:
+        """Return the error for a file that cannot be read or written."""
         return MembershipError(
             f"{self._path} cannot be used: {error}",
             hint="Free some disk space if it is full, then start the agent again. If the file is damaged, "

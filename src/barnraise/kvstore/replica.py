@@ -13,7 +13,7 @@ the effects of an event. So no message or answer leaves before its state is on t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -62,6 +62,7 @@ _RETRY_S = 0.25
 _FORMER_MEMBERS_S = 5.0  # how long former members may take to answer
 _STALLED_S = 3.0
 _MAX_VIEWS = 64
+_MAX_DURABLE_VIEWS = 4096  # that a durable replica knows; a message has the newest `_MAX_VIEWS` of them
 _MAX_EARLY_REQUESTS = 1000
 
 
@@ -128,8 +129,13 @@ class KvReplica:
 
     def _state(self) -> ReplicaState:
         log = self._log
-        views = tuple(view for number, view in self._known_views.items() if number >= log.log_ballot.view)
+        views = self._newest_views(lambda number: number >= log.log_ballot.view)
         return ReplicaState(self._promised, log.log_ballot, log.op_number, self._forgotten_until, views)
+
+    def _newest_views(self, is_wanted: Callable[[int], bool]) -> tuple[ReplicaView, ...]:
+        """Return the newest known views, as many as a message may have."""
+        numbers = sorted(filter(is_wanted, self._known_views))[-_MAX_VIEWS:]
+        return tuple(self._known_views[number] for number in numbers)
 
     def unsaved(self, *, whole: bool = False) -> UnsavedChange | None:
         """Return what the disk lacks, and count it as saved; None if it lacks nothing.
@@ -179,17 +185,37 @@ class KvReplica:
         primary = "a voter" if self.primary is None else self._name(self.primary)
         return f"the {self._rules.noun} waits for {primary}, its primary"
 
+    @property
+    def first_unknown_view(self) -> int:
+        """Return the number from which on a durable replica has to be told the views.
+
+        It needs those since its log. A replica that may have lost its log needs those since then.
+        """
+        if self._view is not None:
+            return self._view.number + 1
+        ballot = self._log.log_ballot
+        return self._forgotten_until + 1 if ballot == NO_BALLOT else ballot.view
+
     # events
 
-    def on_view_change(self, view: ReplicaView, now: float) -> list[Effect]:
+    def on_view_change(
+        self, view: ReplicaView, now: float, earlier: Iterable[ReplicaView] = ()
+    ) -> list[Effect]:
         """Handle a newer view that was decided and is on disk.
 
-        Call it on leaving members as well: the new primary may ask them for their log.
+        ``earlier``: the views from `first_unknown_view` on that were decided without this replica. Call it on
+        leaving members as well: the new primary may ask them for their log.
         """
         if self._view is not None and view.number <= self._view.number:
             return []
         self._view, self.primary = view, view.primary
-        self._remember_view(view)
+        for past in (*earlier, view):
+            self._remember_view(past)
+        if self._rules.is_durable:
+            oldest = self._log.log_ballot.view
+            self._known_views = {
+                number: past for number, past in self._known_views.items() if number >= oldest
+            }
         self._primary = self._view_change = self._snapshot_receiver = None
         self._early_requests.clear()
         if self.primary == self._me and view.number > self._last_view:
@@ -266,7 +292,7 @@ class KvReplica:
 
     def _remember_view(self, view: ReplicaView) -> None:
         self._known_views.setdefault(view.number, view)
-        while len(self._known_views) > _MAX_VIEWS:
+        while len(self._known_views) > (_MAX_DURABLE_VIEWS if self._rules.is_durable else _MAX_VIEWS):
             del self._known_views[min(self._known_views)]
 
     # view change: becoming the primary
@@ -287,7 +313,8 @@ class KvReplica:
         assert self._view is not None
         assert self._view_change is not None
         self._view_change.asked_at = now
-        prepare = PrepareView(self._view_change.ballot, tuple(self._known_views))
+        known = tuple(sorted(self._known_views)[-_MAX_VIEWS:])
+        prepare = PrepareView(self._view_change.ballot, known)
         nodes = self._view_change.nodes_to_ask(self._view, self._known_views)
         self._effects += [ReplicaSend(node, prepare) for node in nodes]
 
@@ -376,11 +403,8 @@ class KvReplica:
 
     def _make_promise(self, known: tuple[int, ...]) -> ViewPromise:
         """Return the reply to `PrepareView`, with the views that its sender does not know."""
-        views = tuple(
-            view
-            for number, view in self._known_views.items()
-            if self._log.log_ballot.view <= number < self._promised.view and number not in known
-        )
+        oldest, newest = self._log.log_ballot.view, self._promised.view
+        views = self._newest_views(lambda number: oldest <= number < newest and number not in known)
         return ViewPromise(
             self._promised, self._log.log_ballot, self._log.op_number, self._forgotten_until, views
         )

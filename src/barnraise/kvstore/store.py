@@ -49,6 +49,7 @@ from barnraise.core.units import format_size
 
 _MAX_NAMESPACES = 64
 _MAX_FENCES = 4096
+_MAX_DROPS = 256
 _MAX_MISSING_REPORTED = 512
 _INT64_LIMIT = 2**63
 _MAX_DIGITS = 64
@@ -112,6 +113,7 @@ class _StoreSnapshot(msgspec.Struct, frozen=True, array_like=True):
     founding: bytes
     fences: Annotated[dict[str, int], Meta(max_length=_MAX_FENCES)]
     scopes: Annotated[list[_NamespaceSnapshot], Meta(max_length=_MAX_NAMESPACES)]
+    drops: Annotated[dict[bytes, _LastWrite], Meta(max_length=_MAX_DROPS)] = {}
 
 
 class _Namespace:
@@ -153,6 +155,8 @@ class KeyValueStore:
         self._namespaces: dict[Namespace, _Namespace] = {}
         # Fencing: the oldest generation of each run that is still accepted.
         self._fences: dict[str, int] = {}
+        # The last drops by client, which a namespace that is gone cannot remember.
+        self._drops: dict[bytes, _LastWrite] = {}
 
     @property
     def namespaces(self) -> tuple[Namespace, ...]:
@@ -184,6 +188,8 @@ class KeyValueStore:
             return self._read(operation, number)
         space = self._namespaces.get(operation.scope)
         last_write = None if space is None else space.clients.get(operation.client)
+        if last_write is None:
+            last_write = self._drops.get(operation.client)
         if last_write is not None and operation.serial <= last_write.serial:
             if operation.serial == last_write.serial:
                 return last_write.result
@@ -215,14 +221,14 @@ class KeyValueStore:
             )
             for scope, space in self._namespaces.items()
         ]
-        return msgspec.msgpack.encode(_StoreSnapshot(self.founding, self._fences, scopes))
+        return msgspec.msgpack.encode(_StoreSnapshot(self.founding, self._fences, scopes, self._drops))
 
     @classmethod
     def from_snapshot(cls, data: bytes, rules: StoreRules = IN_MEMORY) -> KeyValueStore:
         """Decode the bytes of `to_snapshot`; raise ProtocolError if they are malformed or too many."""
         snapshot = decode(_snapshot_decoder, data, "a snapshot of the store cannot be read")
         store = cls(snapshot.founding, rules)
-        store._fences = snapshot.fences
+        store._fences, store._drops = snapshot.fences, snapshot.drops
         for saved in snapshot.scopes:
             space = _Namespace()
             for key, value in saved.values.items():
@@ -287,7 +293,12 @@ class KeyValueStore:
         existed = self._namespaces.pop(scope, None) is not None
         if scope.generation != LOBBY:
             self._raise_fence(scope.run, scope.generation + 1)
-        return KvDone(number, self.founding, count=int(existed))
+        done = KvDone(number, self.founding, count=int(existed))
+        self._drops.pop(operation.client, None)
+        self._drops[operation.client] = _LastWrite(operation.serial, done)
+        while len(self._drops) > _MAX_DROPS:
+            del self._drops[next(iter(self._drops))]
+        return done
 
     def _raise_fence(self, run: str, generation: int) -> None:
         self._fences.pop(run, None)  # the newest fence goes last; the first is dropped first

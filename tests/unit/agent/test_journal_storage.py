@@ -122,6 +122,14 @@ def test_change_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
     assert JournalStorage(tmp_path).load(CLUSTER) == SavedReplica(STATE, b"", ((1, push(1, b"x")),))
 
 
+def test_number_that_the_disk_cannot_hold_is_an_error(tmp_path: Path) -> None:
+    disk = JournalStorage(tmp_path)
+    disk.save(CLUSTER, UnsavedChange(STATE, ((1, push(1, b"x")),), None))
+    with pytest.raises(MembershipError, match="cannot be used"):
+        disk.save(CLUSTER, UnsavedChange(STATE, ((2**63, push(2, b"y")),), None))
+    assert disk.load(CLUSTER) == SavedReplica(STATE, b"", ((1, push(1, b"x")),))
+
+
 def test_damaged_file_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"no database" * 1000)
     (tmp_path / FILE_NAME).chmod(0o600)

@@ -510,6 +510,50 @@ def test_durable_store_follows_a_view_that_a_person_forced() -> None:
     assert durable_choice(forced, replies, view(2, b"A"), is_overdue=True) == (UseOwnLog(B), False)
 
 
+def test_durable_store_waits_for_the_machine_of_a_view_that_its_members_missed() -> None:
+    """B was alone in view 2, met A and C in view 3, and died before they had its log."""
+    rules = StoreRules(is_durable=True)
+    cluster = Replicas(b"")
+    cluster.replicas = {
+        name: KvReplica(name, is_quorum, name * 16, name=bytes.decode, rules=rules) for name in (A, B, C)
+    }
+    cluster.change_view(view(1, b"BA"))
+    cluster.change_view(view(2, b"B"))
+    written = cluster.ask(B, SetKey, "k", b"newest")
+    assert isinstance(cluster.answers[written], KvDone)
+    cluster.cut = {B}
+    assert (cluster.replicas[A].first_unknown_view, cluster.replicas[C].first_unknown_view) == (2, 1)
+    cluster.replicas[A].on_view_change(view(3, b"BAC"), cluster.now, [view(2, b"B")])
+    cluster.replicas[C].on_view_change(view(3, b"BAC"), cluster.now, [view(2, b"B"), view(1, b"BA")])
+    cluster.change_view(view(4, b"AC"))
+    cluster.wait(20.0)
+    assert not is_serving(cluster.replicas[A])
+    assert "waits for B" in str(cluster.replicas[A].wait_reason())
+    cluster.cut = set()
+    cluster.change_view(view(5, b"ACB"))
+    cluster.wait(3.0)
+    assert cluster.done(cluster.ask(C, GetKey, "k")).value == b"newest"
+
+
+def test_durable_store_knows_more_views_than_a_message_has() -> None:
+    """B was alone in view 2. The view changed a hundred times while A and C waited for it."""
+    cluster = Replicas(b"")
+    rules = StoreRules(is_durable=True)
+    cluster.replicas = {name: KvReplica(name, is_quorum, name * 16, rules=rules) for name in (A, C)}
+    cluster.change_view(view(1, b"AC"))
+    cluster.cut = {B}
+    for name in (A, C):
+        cluster.replicas[name].on_view_change(view(3, b"AC"), 0.0, [view(2, b"B")])
+    for number in range(4, 104):
+        cluster.change_view(view(number, b"AC"))
+    cluster.wait(20.0)
+    assert not is_serving(cluster.replicas[A])
+    change = cluster.replicas[A].unsaved()
+    assert change is not None
+    assert len(change.state.views) == 64
+    assert all(len(message.known) <= 64 for message in cluster.sent if isinstance(message, PrepareView))
+
+
 def test_unsaved_change_is_returned_once() -> None:
     rules = StoreRules(is_durable=True)
     replica = KvReplica(A, is_quorum, A * 16, rules=rules)

@@ -134,6 +134,22 @@ def test_repeated_write_returns_the_first_result(store: NumberedStore) -> None:
     assert store.denied(AddToKey, "x", 1, serial=10) == refused, "a denied write is not applied later"
 
 
+def test_repeated_drop_leaves_a_namespace_that_came_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("barnraise.kvstore.store._MAX_DROPS", 3)
+    store = NumberedStore(JOURNALS)
+    store.done(PushToQueue, "q", b"old", generation=LOBBY, serial=1)
+    dropped = store.done(DropNamespace, generation=LOBBY, serial=2)
+    store.done(PushToQueue, "q", b"new", generation=LOBBY, client=YOU)
+    store.state = KeyValueStore.from_snapshot(store.state.to_snapshot(), JOURNALS)
+    assert store.done(DropNamespace, generation=LOBBY, serial=2) == dropped
+    assert isinstance(store.do(PushToQueue, "q", b"old", generation=LOBBY, serial=1), KvDenied)
+    assert store.done(ReadQueue, "q", 0, generation=LOBBY).values == (b"new",)
+    assert store.done(DropNamespace, generation=LOBBY, serial=3).count == 1
+    for number in range(5):
+        store.done(DropNamespace, generation=LOBBY, client=bytes([number]) * 16)
+    assert len(store.state._drops) == 3
+
+
 def test_older_generation_is_fenced_and_dropped(store: NumberedStore) -> None:
     store.done(SetKey, "k", b"1", generation=1)
     assert store.done(GetKey, "k", generation=2).missing == ("k",)

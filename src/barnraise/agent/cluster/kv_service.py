@@ -40,7 +40,7 @@ from barnraise.kvstore.messages import ForwardedRequest
 from barnraise.kvstore.store import IN_MEMORY
 from barnraise.membership.consensus.paxos import PaxosDecision
 from barnraise.membership.consensus.quorum import is_quorum
-from barnraise.membership.view import MembershipView
+from barnraise.membership.view import MembershipView, read_view
 
 _TICK_S = 0.2
 _BRANCH = 1 << 24  # a view of a later branch is newer than any of an earlier one
@@ -76,7 +76,20 @@ class KvService:
         member = self._agent.member
         if member.record.decided.number:
             view = _replica_view(member.record.decided, member.view)
-            self._perform(self._replica.on_view_change(view, self._loop.time()))
+            earlier = () if self._disk is None else self._missed_views()
+            self._perform(self._replica.on_view_change(view, self._loop.time(), earlier))
+
+    def _missed_views(self) -> list[ReplicaView]:
+        """Return the views before the newest one that the replica was not told, newest first.
+
+        The machines that were in them may have entries that no member of the newest view has.
+        """
+        views = []
+        for link in reversed(self._agent.member.history.chain[:-1]):
+            if _number(link.decision) < self._replica.first_unknown_view:
+                break
+            views.append(_replica_view(link.decision, read_view(link.decision)))
+        return views
 
     def received(self, node: NodeId, body: bytes | memoryview) -> None:
         """Handle a message of another replica; raise ProtocolError if it comes from a guest."""
@@ -132,17 +145,22 @@ class KvService:
             saved = self._disk.load(agent.log.cluster)
             if saved is None:
                 self._disk.clear()  # of another cluster
-        return KvReplica(
-            agent.me.raw,
-            _has_quorum,
-            secrets.token_bytes(16),
-            # If the view lists this start of ours, we have forgotten nothing.
-            last_view=_number(agent.member.record.decided) - agent.member.is_member,
-            name=lambda raw: agent.name_of(NodeId(raw)),
-            rules=self._rules,
-            saved=saved,
-            is_gone=lambda raw: agent.log.role(NodeId(raw)) is None,
-        )
+        try:
+            return KvReplica(
+                agent.me.raw,
+                _has_quorum,
+                secrets.token_bytes(16),
+                # If the view lists this start of ours, we have forgotten nothing.
+                last_view=_number(agent.member.record.decided) - agent.member.is_member,
+                name=lambda raw: agent.name_of(NodeId(raw)),
+                rules=self._rules,
+                saved=saved,
+                is_gone=lambda raw: agent.log.role(NodeId(raw)) is None,
+            )
+        except ProtocolError as error:  # of a damaged snapshot
+            if self._disk is None:
+                raise
+            raise self._disk.broken(error.message) from error
 
     def _save(self) -> None:
         """Save what the disk lacks; after a failure, memory is ahead of the disk and nothing may leave."""

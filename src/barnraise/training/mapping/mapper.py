@@ -179,7 +179,9 @@ class Mapper:
             return
         exchange = MapExchange(manager, NO_MAP, ItemQueue(), self.find_store, _refuse_to_regroup)
         while not manager.finished and manager.newest_generation() > manager.generation:
-            log.info("a worker joined after the last map: sending it the results")
+            log.info(
+                "the group has changed after the last map: sending the results to workers that lack them"
+            )
             manager.join_next_group(None)
             try:
                 while manager.world > 1 and exchange.follow() not in (NO_MAP, self._next_key):

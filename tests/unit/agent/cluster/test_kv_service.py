@@ -26,7 +26,7 @@ from barnraise.agent_client.kv_messages import (
     Result,
     SetKey,
 )
-from barnraise.core.errors import ProtocolError
+from barnraise.core.errors import MembershipError, ProtocolError
 from barnraise.identity import NodeId, NodeKey
 from barnraise.identity.trust import TrustLog
 from barnraise.kvstore.messages import (
@@ -36,10 +36,11 @@ from barnraise.kvstore.messages import (
     decode_message,
     encode_message,
 )
+from barnraise.membership.consensus.certificate import CertifiedDecision
 from barnraise.membership.consensus.paxos import founded
 from barnraise.membership.history import StoredHistory
 from barnraise.membership.node import MembershipNode
-from barnraise.membership.view import PresentMember, first
+from barnraise.membership.view import MembershipView, PresentMember, decide, first
 
 SCOPE = Namespace("default", LOBBY)
 QUEUE = "ab" * 16
@@ -151,6 +152,48 @@ def test_full_disk_stops_the_journals_of_this_machine_only(tmp_path: Path) -> No
         machine.start()  # the person has freed space, and started the agent again
         assert await machine.count() == 1
         assert isinstance(await machine.push(2), KvDone)
+
+    asyncio.run(main())
+
+
+def test_machine_of_a_view_that_was_missed_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("barnraise.kvstore.replica._FORMER_MEMBERS_S", 0.0)
+
+    async def main() -> None:
+        machine = Machine(tmp_path)
+        assert isinstance(await machine.push(1), KvDone)
+        machine.disk.close()
+        peer, log = NodeKey.generate().id, machine.context.log
+        log = machine.context.log = log.extended(log.admit(machine.key, peer, "owner", "laptop"))
+        me, other = PresentMember(machine.key.id.raw, INCARNATION), PresentMember(peer.raw, bytes(16))
+        chain = list(machine.context.member.history.chain)
+        for members in ((other,), (other, me), (me,)):
+            before = chain[-1].decision
+            view = MembershipView(members, len(log), ())
+            chain.append(CertifiedDecision(decide(before, before.digest, view)))
+        stored = StoredHistory(founded(chain[-1].decision), log, tuple(chain))
+        machine.context.member = MembershipNode(me, machine.key, stored, random.Random(1), 0.0)
+        machine.start()
+        ticks = asyncio.create_task(machine.service.run())
+        operation = PushToQueue(SCOPE, bytes(16), 2, b"", QUEUE, b"{}")
+        denied = await asyncio.wait_for(machine.service.request(operation, 1.0), 20)
+        ticks.cancel()
+        assert isinstance(denied, KvDenied)
+        assert f"waits for {peer.short}" in denied.message
+
+    asyncio.run(main())
+
+
+def test_damaged_snapshot_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    async def main() -> None:
+        machine = Machine(tmp_path)
+        machine.disk._base.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?)", (b"\xc1",))
+        machine.disk.close()
+        with pytest.raises(MembershipError, match=r"journals.db cannot be used: a snapshot") as caught:
+            machine.start()
+        assert "move it away" in caught.value.hint
 
     asyncio.run(main())
 
