@@ -1,6 +1,6 @@
 """Speed of a map on three unequal machines, against the sum of their own speeds; exactness through kills.
 
-    python -m benchmarks.evaluate --quick     about 5 minutes
+    python -m benchmarks.evaluate --quick     about 3 minutes
     python -m benchmarks.evaluate             more items and kills
 
 Three lab hosts at 1 Gbit/s compute items that wait 1, 1 and 2 times as long, which simulates slower devices.

@@ -1,6 +1,6 @@
 """Bytes, steps and memory of fine-tuning a large frozen model on unequal machines, under kills.
 
-    python -m benchmarks.finetune --quick     about 6 minutes
+    python -m benchmarks.finetune --quick     about 7 minutes
     python -m benchmarks.finetune             more steps and rounds
 
 Three lab hosts at 1 Gbit/s fine-tune a Llama-shaped model in float32: more than 1 GB is frozen, and about

@@ -1,6 +1,6 @@
 """24 jobs on three hosts, while a worker is killed, a machine loses its power, and the coordinator restarts.
 
-    python -m benchmarks.queue --quick     about 3 minutes
+    python -m benchmarks.queue --quick     about 2 minutes
     python -m benchmarks.queue             longer jobs
 
 A job waits for a few seconds instead of computing, because two cores carry all hosts. A host is idle while
