@@ -58,6 +58,7 @@ _OTHER_DISTRIBUTIONS = {
     "opentelemetry-api",
     "only_on_the_mac",
     "opentelemetry-sdk",
+    "optuna",
     "peft",
     "torch",
     "torchft",

@@ -176,8 +176,8 @@ def test_best_model_that_is_not_on_this_machine_is_named(
     other = shared(tmp_path / ("reference" if has_folder else "other"), resumed, **changes)
     with caplog.at_level("WARNING", "barnraise.training"):
         other.train()
-    said = "the best model, of step 4, is not loaded" in caplog.text
-    assert said is not has_folder
+    is_warned = "the best model, of step 4, is not loaded" in caplog.text
+    assert is_warned is not has_folder
     if has_folder:
         assert_equal_models(reference, other)
 

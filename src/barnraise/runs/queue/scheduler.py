@@ -109,7 +109,7 @@ class _Placement(NamedTuple):
 
 
 class _Demand(NamedTuple):
-    """What decides where a job fits. Of thousands of jobs, most have the same."""
+    """Needs of a job that decide where it fits. Most of a thousand jobs have the same ones."""
 
     each: str
     nodes: tuple[bytes, ...]

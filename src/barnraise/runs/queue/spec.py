@@ -82,8 +82,8 @@ def read_job(job: SignedJob) -> JobSpec:
 def attempt_run(spec: JobSpec, number: int) -> str:
     """Return the name of the run of an attempt. The same attempt has the same name on every coordinator.
 
-    Its last letters follow from the time of the job: the numbers begin again in another cluster, but the
-    folders of earlier runs stay on the disks.
+    Its last letters follow from the time of the job. In another cluster the numbers begin again, and folders
+    of earlier runs are still on the disks.
     """
     title = spec.options.title or spec.program.command[0].rpartition("/")[2].removesuffix(".py")
     return _run_name(title, spec.job, spec.at, number)

@@ -388,7 +388,7 @@ def test_job_of_a_quorum_replaces_another_with_the_same_number() -> None:
 
 @pytest.mark.parametrize("version", [2, 9])
 def test_end_of_a_quorum_replaces_another_end(version: int) -> None:
-    """After a power cut, a machine returns with an end that nobody else had on disk."""
+    """After a power cut, a machine returns with an end that no other machine had on disk."""
 
     async def check(registry: JobRegistry, context: Any, store: FakeStore) -> None:
         third = NodeKey.generate().id
