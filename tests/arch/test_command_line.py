@@ -35,7 +35,7 @@ FROZEN = {
         *("--on", "--per-node", "--min-nodes", "--wait", "--env", "--engine", "--trust-fabric", "--restarts"),
         *("--set", "--quiet", "--nice", "--memory", "--container", "--sandbox", "--name"),
         *("--model", "--kind", "--model-args", "--tasks", "--include-path", "--num-fewshot", "--limit"),
-        *("--batch-size", "--requests", "--output"),
+        *("--batch-size", "--requests", "--output", "--no-project-file"),
     },
     "export": {"run", "folder", "--adapter", "--merged", "--base"},
     "hub expel": {"member", "--name"},

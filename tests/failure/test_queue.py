@@ -139,6 +139,27 @@ def test_job_of_a_machine_that_died_runs_on_another_although_its_owner_is_off(
     assert sorted(done) == ["0", "1", "2", "3", "4"], "each job ended once"
 
 
+def test_job_waits_for_its_files_while_only_a_machine_that_is_off_has_them(
+    all_up: LocalAgents, folder: Path
+) -> None:
+    """The others are paused when the job is added, so they do not fetch its files."""
+    (folder.parent / "marks" / "go").touch()
+    for place in (1, 2):
+        assert all_up.type(place, "pause", folder=folder).returncode == 0
+    jobs = add(all_up, 0, folder, "--seed", "30", on="h1,h2")
+    all_up.kill(0)
+    all_up.until(lambda: all_up.members(1) == 2, "the others go on")
+    for place in (1, 2):
+        assert all_up.type(place, "resume-machine", folder=folder).returncode == 0
+    reason = "waits for its files, which only h0 has"
+    all_up.until(lambda: rows(all_up, 1, jobs)[0].why == reason, "the table says why")
+    all_up.until(lambda: rows(all_up, 2, jobs)[0].why == reason, "on each machine")
+    assert [row.tries for row in rows(all_up, 1, jobs)] == [0]
+    all_up.start(0)
+    all_up.until(lambda: states(all_up, 1, jobs) == {"done": 1}, "it is done when its files are here")
+    assert [row.tries for row in rows(all_up, 1, jobs)] == [1]
+
+
 def test_queue_survives_a_restart_of_all_agents(all_up: LocalAgents, folder: Path) -> None:
     jobs = add(all_up, 0, folder, "--seed", "0..3")
     all_up.until(lambda: len(started(folder)) == 3, "three jobs run")

@@ -63,7 +63,9 @@ class Run:
     code: int | None = None
 
     def facts(self) -> QueueRun:
-        return QueueRun(self.nodes, self.device, self.code, "ended", results_at=self.nodes[0])
+        return QueueRun(
+            self.nodes, self.device, self.code, "ended", results_at=self.nodes[0], is_stopped=self.code == 130
+        )
 
 
 @dataclass

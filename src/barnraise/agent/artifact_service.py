@@ -483,8 +483,10 @@ class _Fetch:
 
     def _no_progress_error(self, what: str, nodes: Iterable[NodeId]) -> ShippingError:
         names = ", ".join(node.short for node in nodes)
-        return ShippingError(
+        error = ShippingError(
             f"{what}; waiting for {names or 'no machine'}",
             hint="Check with `barnraise status` that these machines are on, then run it again: received "
             "files are kept.",
         )
+        error.is_silence = True
+        return error

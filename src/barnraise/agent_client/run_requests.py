@@ -12,6 +12,7 @@ from barnraise.agent_client.run_options import MAX_MACHINES, Digest, RunOptions,
 MOST_FOLLOWED = 64
 MOST_WORDS = 200
 MAX_CHANGE_WORDS = 2000
+STOPPED = 130  # exit code of a run that a person stopped; a script may exit with it too
 MAX_METRIC = 24  # characters of the name of a logged value
 
 RunName = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -313,6 +314,11 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[FailureRow, ...] = ()
     progress: TrainingProgress | None = None  # of a session that has started to train
     changes: tuple[RunChange, ...] = ()
+
+    @property
+    def was_stopped(self) -> bool:
+        """Tell whether a person stopped the run. A script may exit with the same code; then it has a rank."""
+        return self.code == STOPPED and self.failed_rank is None
 
 
 class RunsResponse(msgspec.Struct, frozen=True, tag="runs"):

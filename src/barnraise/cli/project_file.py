@@ -77,6 +77,16 @@ class ProjectFileCommand(click.Command):
         return super().invoke(ctx)
 
 
+class RunKeysCommand(ProjectFileCommand):
+    """Command that starts runs, and whose project file has the options of ``barnraise run``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        root = ctx.find_root().command
+        run = root.get_command(ctx, "run") if isinstance(root, click.Group) else None
+        self.keys_of = run or self
+        return super().parse_args(ctx, args)
+
+
 def read_project_file(path: Path, command: click.Command) -> ProjectFile | None:
     """Return the options in a project file; None if there is no file.
 

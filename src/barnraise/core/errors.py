@@ -138,9 +138,13 @@ class AgentError(BarnraiseError):
 
 
 class ShippingError(BarnraiseError):
-    """A folder or a data set cannot be packed, sent or unpacked."""
+    """A folder or a data set cannot be packed, sent or unpacked.
+
+    ``is_silence``: no machine sent a piece of it for a long time.
+    """
 
     code = "shipping"
+    is_silence = False
     default_hint = "Leave out what the run does not need: list it in `.barnraiseignore`."
 
 

@@ -13,7 +13,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,6 +87,7 @@ def evaluate(run: Session, options: argparse.Namespace) -> dict[str, Any]:
     run.map(str, [])  # the workers meet while the launcher's variables are there
     with _without_launcher():
         more = {"batch_size": options.batch_size, "device": str(run.device), **_model_folder(options)}
+        _check_model_arguments(options.model_args, more)
         model = get_model(options.kind).create_from_arg_string(options.model_args, more)
         results = simple_evaluate(
             share(run, model, requests_per_item=options.requests),
@@ -99,6 +100,17 @@ def evaluate(run: Session, options: argparse.Namespace) -> dict[str, Any]:
     if results is None:
         raise RunError("lm-evaluation-harness returned no results", hint="Report this.")
     return {name: results[name] for name in ("results", "versions", "n-shot", "n-samples") if name in results}
+
+
+def _check_model_arguments(text: str, more: Collection[str]) -> None:
+    """Raise RunError if the arguments of the model contain one that is set here."""
+    for argument in text.split(","):
+        name = argument.partition("=")[0].strip()
+        if name in more:
+            raise RunError(
+                f"--model-args must not set {name}",
+                hint="Leave it out: --model and --batch-size are options, and each worker has its device.",
+            )
 
 
 def _model_folder(options: argparse.Namespace) -> dict[str, str]:

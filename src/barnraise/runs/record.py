@@ -13,7 +13,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from barnraise.agent_client.run_options import MAX_MACHINES, Digest, RunOptions, RunProgram, Word
-from barnraise.agent_client.run_requests import RunChange, TrainingProgress
+from barnraise.agent_client.run_requests import STOPPED, RunChange, TrainingProgress
 from barnraise.core.decoding import decode
 from barnraise.core.errors import RunError, TrustError
 from barnraise.core.units import counted
@@ -89,13 +89,22 @@ class WorkerSlot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """End of a run. ``tail``: last output of the worker that failed first."""
+    """End of a run. ``tail``: last output of the worker that failed first.
+
+    ``lacks_files``: a machine got no piece of the files, because the machines that have them did not answer.
+    """
 
     code: Annotated[int, Meta(ge=0, le=255)]
     sentence: Sentence
     node: Annotated[bytes, Meta(max_length=32)] = b""
     rank: Annotated[int, Meta(ge=-1, le=MOST_WORKERS)] = -1
     tail: Tail = ""
+    lacks_files: bool = False
+
+    @property
+    def is_stop(self) -> bool:
+        """Tell whether a person stopped the run; a script that exits with that code has a rank."""
+        return self.code == STOPPED and self.rank < 0
 
 
 class LeftOutNode(msgspec.Struct, frozen=True, array_like=True):
@@ -270,6 +279,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     results: Digest = b""
     collected: bool = False  # True if ``results`` is complete
     paused: Words = ""  # why its user's limits keep the run from it now
+    lacks_files: bool = False  # it failed because no machine that has the files sent a piece of them
 
     @property
     def is_idle(self) -> bool:
@@ -337,7 +347,10 @@ def sign_attempt(spec: RunSpec, job: SignedJob) -> RunRecord:
 
 
 def _check_attempt(order: RunSpec, job: SignedJob) -> None:
-    """Raise TrustError unless a run is what its job allows: only machines, device and time are free."""
+    """Raise TrustError unless a run is what its job allows: only machines, device and time are free.
+
+    The registry of runs checks the machines, because the trust log knows which keys they have now.
+    """
     spec = read_job(job)
     digits = order.run.rpartition("-")[0].rpartition("-")[2]
     number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 2 else 0

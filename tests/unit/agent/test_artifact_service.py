@@ -395,8 +395,9 @@ def test_fetch_timeout_names_silent_source(tmp_path: Path) -> None:
         packed = cluster.pack(make_folder(tmp_path / "work", large=1, small=0))
         await asyncio.to_thread(cluster.receivers[0].store.put_manifest, packed.manifest)
         cluster.network.on_message = lambda _a, _b, _body: None
-        with pytest.raises(ShippingError, match=cluster.source.me.short):
+        with pytest.raises(ShippingError, match=cluster.source.me.short) as caught:
             await cluster.fetch_all(packed)
+        assert caught.value.is_silence
         await cluster.close()
 
     run(test)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from barnraise.integrations.lm_eval import evaluate, parse, share
+from barnraise.core.errors import RunError
+from barnraise.integrations.lm_eval import _check_model_arguments, evaluate, parse, share
 from barnraise.training import Session
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -67,6 +68,12 @@ def test_shared_model_answers_as_the_model_itself() -> None:
     responses, answered = answers(SingleWorkerManager())
     assert responses == expected
     assert answered == len(REQUESTS)
+
+
+def test_argument_that_a_worker_sets_is_refused_by_its_name() -> None:
+    _check_model_arguments("dtype=float32,revision=main", ("pretrained", "device"))
+    with pytest.raises(RunError, match="must not set pretrained"):
+        _check_model_arguments("dtype=float32,pretrained=gpt2", ("pretrained", "device"))
 
 
 def test_workers_answer_each_request_once_and_get_all_answers() -> None:

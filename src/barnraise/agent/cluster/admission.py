@@ -60,7 +60,7 @@ async def enter(agent: Agent, log: TrustLog, peers: list[PairingPeer]) -> None:
     agent.kv.reset()
     agent.journals.reset()
     agent.runs.reset()
-    agent.queue.registry.reset()
+    agent.queue.reset()
     agent.discovery.forget()
     agent.peer_store.keep_only(set(log.members))
     for peer in peers:

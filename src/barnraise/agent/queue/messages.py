@@ -13,6 +13,7 @@ from barnraise.runs.queue.disk_quorum import DIGEST_BYTES
 from barnraise.runs.queue.job import JobRecord
 
 MAX_HELD = 8192
+ManifestId = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 
 
@@ -34,7 +35,13 @@ class JobsHeld(msgspec.Struct, frozen=True, array_like=True, tag="held"):
     is_all: bool = False
 
 
-QueueMessage = JobUpdate | JobsHeld
+class FilesHeld(msgspec.Struct, frozen=True, array_like=True, tag="files"):
+    """Manifests of jobs that have not ended, and whose files are all on the disk of the sender."""
+
+    manifests: Annotated[tuple[ManifestId, ...], Meta(max_length=MAX_HELD)]
+
+
+QueueMessage = JobUpdate | JobsHeld | FilesHeld
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[QueueMessage] = msgspec.msgpack.Decoder(QueueMessage)

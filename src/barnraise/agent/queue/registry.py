@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 
 from barnraise.agent.context import AgentContext
-from barnraise.agent.queue.messages import MAX_HELD, JobsHeld, JobUpdate, QueueMessage, encode
+from barnraise.agent.queue.messages import MAX_HELD, FilesHeld, JobsHeld, JobUpdate, QueueMessage, encode
 from barnraise.agent.record_store import RecordStore
 from barnraise.agent_client.kv_messages import LOBBY, Namespace
 from barnraise.core.errors import BarnraiseError, MembershipError, ProtocolError, RunError
@@ -43,7 +43,8 @@ _log = logging.getLogger(__name__)
 class JobRegistry:
     """Table of the jobs that this machine knows.
 
-    ``on_job`` is called for each newer version, and ``on_saved`` when a quorum has one on disk.
+    ``on_job`` is called for each newer version, and ``on_saved`` when a quorum has one on disk. ``on_files``
+    gets the manifests whose files another machine has.
     """
 
     def __init__(self, context: AgentContext) -> None:
@@ -58,6 +59,7 @@ class JobRegistry:
         self.jobs: dict[int, KnownJob] = {}
         self.on_job: Callable[[KnownJob], None] = lambda job: None
         self.on_saved: Callable[[], None] = lambda: None
+        self.on_files: Callable[[NodeId, Collection[bytes]], None] = lambda node, manifests: None
 
     def load(self) -> None:
         """Load the records that were saved before this start."""
@@ -234,6 +236,8 @@ class JobRegistry:
                 self._receive_record(sender, message.record)
             case JobsHeld():
                 self._compare(sender, message)
+            case FilesHeld():
+                self.on_files(sender, message.manifests)
 
     def _receive_record(self, sender: NodeId, record: JobRecord) -> None:
         """Apply a record, and tell the sender what is on this machine's disk now."""
@@ -296,6 +300,14 @@ class JobRegistry:
     def compare_all(self) -> None:
         """Exchange everything with all owners: they tell what is saved, and send what is missing here."""
         self._send_to_owners(self._held(self.jobs, asks=True, is_all=True))
+
+    def send_files(self, manifests: Collection[bytes], node: NodeId | None = None) -> None:
+        """Tell the owners, or one of them, which files of jobs are all here."""
+        message = FilesHeld(tuple(sorted(manifests))[:MAX_HELD])
+        if node is None:
+            self._send_to_owners(message)
+        elif self._is_owner(node) and self._is_owner(self._context.me):
+            self._context.send_bulk(node, encode(message))
 
     def link_up(self, node: NodeId) -> None:
         """Tell an owner which records are here; each then sends the other what that one lacks."""

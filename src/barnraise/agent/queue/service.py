@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 from msgspec.structs import replace
 
 from barnraise.agent.context import AgentContext
 from barnraise.agent.queue import messages
+from barnraise.agent.queue.held_files import HeldFiles
 from barnraise.agent.queue.registry import JobRegistry
 from barnraise.agent.runs.registry import RunEntry
 from barnraise.agent.runs.service import RunService
@@ -50,11 +51,14 @@ class QueueService:
         self.registry = JobRegistry(context)
         self.registry.on_job = self._on_job
         self.registry.on_saved = self.wake
+        self.registry.on_files = self._on_files
+        self._held = HeldFiles()
         self._changed = Wakeup()
         self._linked_at = self._loop.time()  # of the newest link
         self._settles_at: float | None = None  # None: this machine does not coordinate
         self._away_since: dict[bytes, float] = {}
         self._complete: set[bytes] = set()  # manifests whose files are all here
+        self._looked: set[bytes] = set()  # manifests that were looked for here, also those not to be fetched
         self._retry_at: dict[bytes, float] = {}
         runs.kept_for_jobs, runs.continued_by_jobs = self.needed_files, self.needed_runs
         runs.readers_for_jobs = self._readers
@@ -62,7 +66,7 @@ class QueueService:
 
     def jobs(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Return the background tasks that the agent has to run."""
-        return self._schedule, self._keep_files
+        return self._schedule, self._keep_files, self._seek_files
 
     def load(self) -> None:
         """Load the jobs of before this start."""
@@ -75,12 +79,23 @@ class QueueService:
         self.registry.view_changed()
         jobs = self.registry.jobs.values()
         self._runs.allow_files({manifest for job in jobs for manifest in _manifests(job)})
+        self._held.keep_only({node.raw for node in self._context.log.owners})
+        if self._held.own is not None:
+            self.registry.send_files(self._held.own)
         self.wake()
 
     def link_up(self, node: NodeId) -> None:
         """Exchange records with a newly connected machine."""
         self._linked_at = self._loop.time()
+        self._retry_at.clear()  # it may have them
         self.registry.link_up(node)
+        if self._held.own is not None:
+            self.registry.send_files(self._held.own, node)
+
+    def reset(self) -> None:
+        """Forget all jobs of the old cluster, and which machines had their files."""
+        self.registry.reset()
+        self._held.clear()
 
     def received(self, node: NodeId, body: memoryview) -> None:
         """Handle a message of another agent about jobs."""
@@ -148,6 +163,9 @@ class QueueService:
             # Only the coordinator asks which records are saved.
             unsaved=frozenset(self.registry.unsaved if self._settles_at is not None else ()),
             at=time.time(),
+            absent_files=self._held.absent(
+                jobs.values(), self._context.me.raw, set(self._context.member.view.nodes)
+            ),
         )
 
     def _machines(self) -> list[QueueMachine]:
@@ -180,6 +198,8 @@ class QueueService:
             results_at=holder,
             results_note=report.words if report is not None and not report.results else "",
             lacks_memory="out of memory" in text or "out-of-memory" in text,
+            lacks_files=outcome is not None and outcome.lacks_files,
+            is_stopped=outcome is not None and outcome.is_stop,
             ended_s=now - entry.seen_at,
         )
 
@@ -253,21 +273,74 @@ class QueueService:
         return set()
 
     async def _keep_files(self) -> None:
-        """Fetch the files of waiting jobs, and results of own jobs, while others have them."""
+        """Fetch files of waiting jobs, and results of own jobs, from connected machines that have them."""
         while True:
-            for manifest, sources, limits in self._missing_files():
-                try:
-                    await self.fetch(manifest, sources, limits)
-                except (BarnraiseError, OSError) as error:
-                    self._retry_at[manifest] = self._loop.time() + _RETRY_S
-                    _log.info("files of a job are not here yet: %s", error)
+            await self._find_complete()
+            self._tell_files()
+            await self._fetch_all(from_holders=True)
             await asyncio.sleep(_KEEP_S)
+
+    async def _seek_files(self) -> None:
+        """Fetch what no connected machine has whole. Several may have a part of it.
+
+        That may wait for minutes, so other files must not come after it.
+        """
+        while True:
+            await asyncio.sleep(_KEEP_S)
+            await self._fetch_all(from_holders=False)
+
+    async def _fetch_all(self, *, from_holders: bool) -> None:
+        for manifest, sources, limits in self._missing_files():
+            if manifest in self._complete or self._has_holder(manifest, sources) != from_holders:
+                continue
+            try:
+                await self._fetch_missing(manifest, sources, limits)
+            except (BarnraiseError, OSError) as error:
+                self._retry_at[manifest] = self._loop.time() + _RETRY_S
+                _log.info("files of a job are not here yet: %s", error)
+            self._tell_files()
+
+    def _has_holder(self, manifest: bytes, sources: Collection[NodeId]) -> bool:
+        """Tell whether a connected machine has all files of a manifest."""
+        return any(
+            node in sources or self._held.has(node.raw, manifest) for node in self._context.linked_nodes()
+        )
+
+    async def _find_complete(self) -> None:
+        """Note which files of new jobs are here already; before fetches, which may take long."""
+        needed = self.needed_files()
+        self._complete &= needed  # others may be removed, and needed again by a later job
+        self._looked &= needed
+        for manifest in needed - self._complete - self._looked:
+            self._looked.add(manifest)
+            try:
+                if await self.holds(manifest):
+                    self._complete.add(manifest)
+            except (BarnraiseError, OSError) as error:
+                _log.info("files of a job cannot be read: %s", error)
+
+    def _tell_files(self) -> None:
+        """Tell the other owners which files of jobs are all here, if that has changed."""
+        jobs = (job for job in self.registry.jobs.values() if not job.record.has_ended)
+        own = frozenset(name for job in jobs for name in job.spec.program.manifests if name in self._complete)
+        if own != self._held.own:
+            self._held.own = own
+            self.registry.send_files(own)
+            self.wake()
+
+    def _on_files(self, node: NodeId, manifests: Collection[bytes]) -> None:
+        self._held.note(node.raw, manifests)
+        self.wake()
 
     async def fetch(self, manifest: bytes, sources: Iterable[NodeId], limits: FolderLimits) -> None:
         """Fetch files of a job from the machines that have them; raise BarnraiseError if that fails."""
         if not await self.holds(manifest):
-            receivers = [node for node in self._context.log.owners if node not in sources]
-            await self._runs.artifacts.fetch(manifest, sources, receivers, limits)
+            await self._fetch_missing(manifest, sources, limits)
+        self._complete.add(manifest)
+
+    async def _fetch_missing(self, manifest: bytes, sources: Iterable[NodeId], limits: FolderLimits) -> None:
+        receivers = [node for node in self._context.log.owners if node not in sources]
+        await self._runs.artifacts.fetch(manifest, sources, receivers, limits)
         self._complete.add(manifest)
 
     async def holds(self, manifest: bytes) -> bool:
@@ -276,7 +349,6 @@ class QueueService:
 
     def _missing_files(self) -> list[tuple[bytes, list[NodeId], FolderLimits]]:
         me, now = self._context.me, self._loop.time()
-        self._complete &= self.needed_files()  # others may be removed, and needed again by a later job
         works = {member.node for member in self._context.member.view.members if member.works}
         missing: dict[bytes, tuple[bytes, list[NodeId], FolderLimits]] = {}
         for job in self.registry.jobs.values():

@@ -21,7 +21,7 @@ from barnraise.agent.runs.variables import VariableKeeper
 from barnraise.agent.runs.worker_group import WorkerGroup, WorkerGroupConfig, run_directory, run_folder
 from barnraise.agent_client.run_requests import FailingRequest, GroupRequest, ProgressRequest
 from barnraise.artifacts import ArtifactStore, drop_unchanged, folder_limits, pack_changes
-from barnraise.core.errors import BarnraiseError
+from barnraise.core.errors import BarnraiseError, ShippingError
 from barnraise.core.flow.backoff import SteppedBackoff
 from barnraise.runs.record import (
     MAX_REPORTED_FAILURES,
@@ -81,7 +81,7 @@ class RunExecutor:
         self._last_start = 0
         self._generation = 0
         self.results = b""
-        self._collected = False
+        self._collected = self._lacks_files = False
 
     @property
     def home(self) -> Path:
@@ -288,6 +288,7 @@ class RunExecutor:
         else:
             _log.error("run %s failed on this machine", self.entry.run, exc_info=error)
             detail = f"{type(error).__name__}: {error}"
+        self._lacks_files = isinstance(error, ShippingError) and error.is_silence
         self._report("failed", detail)
 
     async def _start(self, ranks: Sequence[int], start: int, places: Sequence[int] = ()) -> None:
@@ -474,5 +475,6 @@ class RunExecutor:
             results=self.results,
             collected=self._collected,
             paused=self._context.limits.reason_against(self.entry.spec.by),
+            lacks_files=self._lacks_files and stage == "failed",
         )
         self._registry.send_report(self._last_report)

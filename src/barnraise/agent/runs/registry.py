@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -16,13 +16,14 @@ from msgspec.structs import replace
 
 from barnraise.agent.context import AgentContext
 from barnraise.agent.runs.messages import RecordUpdate, ReportUpdate, encode
-from barnraise.core.errors import BarnraiseError, ProtocolError, RunError
+from barnraise.core.errors import BarnraiseError, ProtocolError, RunError, TrustError
 from barnraise.core.flow.events import ChangeEvent
 from barnraise.core.names import NamedItem, match_name
 from barnraise.core.sanitize import printable
 from barnraise.identity import NodeId
 from barnraise.runs.control.eviction import is_waiting_for_group
 from barnraise.runs.control.pausing import pause_reason
+from barnraise.runs.queue.spec import SignedJob, read_job
 from barnraise.runs.record import (
     ENDED,
     DroppedSteps,
@@ -127,12 +128,16 @@ class RunRegistry:
 
     def _read_spec(self, record: RunRecord) -> RunSpec:
         """Return the spec with the keys that its machines have now; its signer stays as it was."""
-        spec, log = read_spec(record), self._context.log
-        nodes = (
-            node if log.role(NodeId(node)) is not None else log.current(NodeId(node)).raw
-            for node in spec.nodes
+        spec = read_spec(record)
+        return replace(spec, nodes=self._current(spec.nodes))
+
+    def _current(self, nodes: Iterable[bytes]) -> tuple[bytes, ...]:
+        """Return the keys that machines have now."""
+        log = self._context.log
+        current = (
+            node if log.role(NodeId(node)) is not None else log.current(NodeId(node)).raw for node in nodes
         )
-        return replace(spec, nodes=tuple(dict.fromkeys(nodes)))
+        return tuple(dict.fromkeys(current))
 
     def view_changed(self) -> list[RunEntry]:
         """Follow machines that have changed their keys, and return the runs of such machines."""
@@ -181,6 +186,13 @@ class RunRegistry:
             raise RunError(f"run {spec.run} was started by a guest of this cluster")
         if entry is None and role is None:
             return False  # its owner is removed or not known here yet: no fault of the sender
+        if entry is None and (others := self._not_named(record, spec)):
+            names = " and ".join(self._context.name_of(NodeId(node)) for node in others)
+            text = f"run {spec.run} may not use {names}: the option --on of its job names other machines"
+            if sender is None:
+                raise TrustError(text)
+            _log.warning("%s; it came from %s", text, sender.short)
+            return False  # a machine may have a new key that is not known here yet
         if entry is not None and record.order != entry.record.order:
             raise ProtocolError(f"two different runs are called {spec.run}")
         if entry is not None and not supersedes(record, entry.record):
@@ -198,6 +210,12 @@ class RunRegistry:
         if sender is not None:
             self._forward(entry, sender)
         return True
+
+    def _not_named(self, record: RunRecord, spec: RunSpec) -> list[bytes]:
+        """Return the machines of an attempt that are not among those that the owner of its job named."""
+        named = read_job(SignedJob(spec.job, record.signature)).nodes if spec.job else ()
+        allowed = self._current(named)
+        return [node for node in spec.nodes if node not in allowed] if allowed else []
 
     def _must_wait(self, record: RunRecord, entry: RunEntry | None) -> bool:
         """Return True if an order must wait until a quorum confirms this machine's view.

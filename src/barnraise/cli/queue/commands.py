@@ -9,7 +9,7 @@ import click
 
 from barnraise.cli.completion import complete_files, complete_machines
 from barnraise.cli.help import misplaced_options
-from barnraise.cli.project_file import ProjectFileCommand
+from barnraise.cli.project_file import RunKeysCommand
 from barnraise.cli.queue.expand import lift_options
 from barnraise.cli.runs.options import add_data, run_options, take_run_options
 from barnraise.core.units import parse_size
@@ -28,7 +28,7 @@ _OWN = {  # may also stand after the script, and whether each takes a value
 }
 
 
-class QueueAddCommand(ProjectFileCommand):
+class QueueAddCommand(RunKeysCommand):
     """Command whose own options may stand after the script. Lists in the other arguments are expanded."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -39,9 +39,6 @@ class QueueAddCommand(ProjectFileCommand):
         return super().get_params(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        root = ctx.find_root().command
-        run = root.get_command(ctx, "run") if isinstance(root, click.Group) else None
-        self.keys_of = run or self
         return super().parse_args(ctx, lift_options(args, _OWN))
 
 

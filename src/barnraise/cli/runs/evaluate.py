@@ -7,7 +7,9 @@ from typing import Any
 import click
 
 from barnraise.cli.completion import complete_machines
+from barnraise.cli.project_file import RunKeysCommand
 from barnraise.cli.runs.options import RunCommandOptions, run_options, set_option, take_run_options
+from barnraise.core.errors import RunError
 
 _MODULE = "barnraise.integrations.lm_eval"
 _MODEL = "model"  # its name in the run
@@ -15,9 +17,14 @@ _PASSED_ON = (
     *("kind", "model_args", "tasks", "include_path", "num_fewshot", "limit", "batch_size", "requests"),
     "output",
 )
+_SET_ELSEWHERE = {  # arguments of the model that a worker sets, and what to do about them
+    "pretrained": "Leave it out: --model names the model. Or leave out --model, if each machine has it.",
+    "device": "Leave it out: each worker uses its own device.",
+    "batch_size": "Write it as an option of its own: --batch-size.",
+}
 
 
-@click.command("eval")
+@click.command("eval", cls=RunKeysCommand)
 @click.option(
     "--on",
     multiple=True,
@@ -51,6 +58,7 @@ def eval_command(on: tuple[str, ...], model: str | None, **options: Any) -> int:
     """
     from barnraise.cli.runs import run
 
+    _check_model_arguments(options["model_args"] or "", has_model=model is not None)
     arguments = [_MODULE]
     for name in _PASSED_ON:
         value = options.pop(name)
@@ -64,3 +72,11 @@ def eval_command(on: tuple[str, ...], model: str | None, **options: Any) -> int:
     return run.run(
         "-m", arguments, chosen, RunCommandOptions(on=machines, models=models, variables=variables)
     )
+
+
+def _check_model_arguments(text: str, *, has_model: bool) -> None:
+    """Raise RunError if ``--model-args`` sets what a worker sets: lm_eval would only say TypeError."""
+    for argument in text.split(","):
+        name = argument.partition("=")[0].strip()
+        if name in _SET_ELSEWHERE and (name != "pretrained" or has_model):
+            raise RunError(f"--model-args must not set {name}", hint=_SET_ELSEWHERE[name])

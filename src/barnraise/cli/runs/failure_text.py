@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from barnraise.agent_client.run_requests import FailureRow, RunRow
 from barnraise.core.units import counted
 
-STOPPED = 130  # exit code of a run that a person stopped
 _NO_KEYBOARD = "Workers have no keyboard. Pass values as arguments: barnraise run train.py --epochs 3"
 
 
@@ -26,7 +25,7 @@ def restarted_lines(row: RunRow) -> list[str]:
 def final_failures(row: RunRow) -> list[FailureRow]:
     """Return the failure that ended the run, and the same one of other workers; empty if it did not fail."""
     roots = [failure for failure in row.failures if not failure.follows]
-    if row.code in (None, 0, STOPPED) or not roots:
+    if row.code in (None, 0) or row.was_stopped or not roots:
         return []
     of_rank = [item for item in roots if (item.rank, item.machine) == (row.failed_rank, row.failed_on)]
     summary = (of_rank or roots)[-1].summary

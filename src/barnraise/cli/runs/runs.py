@@ -223,7 +223,7 @@ def _worker(row: WorkerRow) -> str:
 def _state(row: RunRow) -> str:
     if row.phase != "ended":
         return row.phase
-    return "done" if row.code == 0 else "stopped" if row.code == 130 else "failed"
+    return "done" if row.code == 0 else "stopped" if row.was_stopped else "failed"
 
 
 def _ago(at: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from barnraise.agent_client.run_requests import MAX_CHANGE_WORDS, RunChange
+from barnraise.agent_client.run_requests import MAX_CHANGE_WORDS, STOPPED, RunChange
 from barnraise.core.flow.backoff import SteppedBackoff
 from barnraise.core.units import counted
 from barnraise.environments.compatibility import CompatibilityFinding, compare, select_machines
@@ -37,7 +37,6 @@ from barnraise.runs.record import (
     WorkerSlot,
 )
 
-STOPPED = 130
 _RESTART_BACKOFF = SteppedBackoff((0.0, 1.0, 2.0, 5.0, 10.0))
 _MAX_EXIT_S = 20.0  # how long workers of a present machine may take to exit
 _MAX_STOPPING_S = 180.0
@@ -157,7 +156,8 @@ def _reconcile_preparing(record: RunRecord, facts: ReconcileInput) -> RunRecord 
     for node in candidates:
         report = facts.reports.get(node)
         if report is not None and node in here and report.stage in ("failed", "refused"):
-            return _end_run(record, FAILED, f"{facts.name(node)}: {report.words}", node=node)
+            sentence = f"{facts.name(node)}: {report.words}"
+            return _end_run(record, FAILED, sentence, node=node, lacks_files=report.lacks_files)
     options = spec.options
     if len(here) + len(paused) < len(candidates) and facts.since_s < options.wait_s:
         return None
@@ -333,6 +333,8 @@ def _reconcile_stopping(record: RunRecord, facts: ReconcileInput) -> RunRecord |
     return replace(record, phase="ended", outcome=outcome)
 
 
-def _end_run(record: RunRecord, code: int, sentence: str, node: bytes = b"") -> RunRecord:
-    outcome = RunOutcome(code=code, sentence=sentence, node=node)
+def _end_run(
+    record: RunRecord, code: int, sentence: str, node: bytes = b"", *, lacks_files: bool = False
+) -> RunRecord:
+    outcome = RunOutcome(code=code, sentence=sentence, node=node, lacks_files=lacks_files)
     return replace(record, phase="ended", why=sentence, outcome=outcome)

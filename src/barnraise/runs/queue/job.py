@@ -33,8 +33,9 @@ AttemptEnd = Literal["", "done", "failed", "lost", "stopped"]
 class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Attempt of a job: one run. ``end``: how it ended; empty while it goes on.
 
-    ``at``: the coordinator's wall clock, for people only. ``lost``: its machines went away, which is no
-    failure of the job. ``short_of``: memory that its device had, if that was not enough.
+    ``at``: the coordinator's wall clock, for people only. ``lost``: its machines went away, or no machine
+    sent them its files, which is no failure of the job. ``short_of``: memory that its device had, if that
+    was not enough.
     """
 
     number: Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)]

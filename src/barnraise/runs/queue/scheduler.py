@@ -26,7 +26,6 @@ from barnraise.runs.queue.spec import MAX_ATTEMPTS, attempt_run
 
 AWAY_S = 15.0  # a machine that comes back within this time goes on with its attempt
 COLLECT_S = 60.0  # after this time a job is done also if the files that it wrote are not packed yet
-STOPPED = 130  # exit code of a run that a person stopped
 _WAITS_FOR_OTHERS = "waits for a free machine"
 
 
@@ -55,7 +54,7 @@ class QueueRun(NamedTuple):
     """Run as the scheduler sees it. ``device``: the only one that it uses; empty: all of its machines.
 
     ``is_collected``: the files that it wrote are packed, or ``results_note`` says why they cannot be.
-    ``lacks_memory``: it failed for that reason.
+    ``lacks_memory`` and ``lacks_files``: it failed for that reason. ``is_stopped``: a person stopped it.
     """
 
     nodes: tuple[bytes, ...]
@@ -68,6 +67,8 @@ class QueueRun(NamedTuple):
     results_at: bytes = b""
     results_note: str = ""
     lacks_memory: bool = False
+    lacks_files: bool = False
+    is_stopped: bool = False
     ended_s: float = 0.0  # seconds since its end was seen
 
 
@@ -75,6 +76,7 @@ class QueueFacts(NamedTuple):
     """All inputs of one decision. ``away_s``: for how long machines have been absent.
 
     ``unsaved``: jobs whose record is not yet on the disks of a quorum. ``at``: wall clock, for people only.
+    ``absent_files``: jobs with files that no present machine has, and the machines known to have them.
     """
 
     jobs: Mapping[int, KnownJob]
@@ -84,6 +86,7 @@ class QueueFacts(NamedTuple):
     name: Callable[[bytes], str]
     unsaved: Collection[int] = ()
     at: float = 0.0
+    absent_files: Mapping[int, Sequence[bytes]] = {}
 
 
 class RunToStart(NamedTuple):
@@ -202,11 +205,11 @@ def _follow_attempt(job: KnownJob, attempt: JobAttempt, facts: QueueFacts, decis
             done = end_attempt(job.record, "done", run.sentence, state="done", progress=run.progress)
             missing = f"its files are not packed yet, and {names} must be online for that"
             decision.changed[job.number] = _with_results(done, run, missing)
-    elif run.code == STOPPED:
+    elif run.is_stopped:
         decision.changed[job.number] = end_attempt(
             job.record, "stopped", run.sentence, state="cancelled", progress=run.progress
         )
-    elif away_s > 0.0:
+    elif away_s > 0.0 or run.lacks_files:
         decision.changed[job.number] = end_attempt(job.record, "lost", run.sentence, state="waiting")
     else:
         decision.changed[job.number] = _failed(job, attempt, run, facts)
@@ -336,6 +339,10 @@ def _not_ready(job: KnownJob, facts: QueueFacts) -> str:
             return f"waits for job {number}, which no connected machine knows"
         if other.record.state != "done" or number in facts.unsaved:
             return f"waits for job {number}"
+    if job.number in facts.absent_files:
+        holders = facts.absent_files[job.number]
+        has = "has" if len(holders) == 1 else "have"
+        return f"waits for its files, which only {' and '.join(map(facts.name, holders))} {has}"
     return ""
 
 

@@ -9,10 +9,11 @@ import pytest
 
 from barnraise.agent.runs.registry import RunRegistry
 from barnraise.agent_client.run_requests import TrainingProgress
-from barnraise.core.errors import ProtocolError, RunError
+from barnraise.core.errors import ProtocolError, RunError, TrustError
 from barnraise.identity import NodeId, NodeKey
-from barnraise.runs.record import WorkerState, sign_spec
-from tests.unit.runs.control.test_lifecycle import KEY, A, B, order, report
+from barnraise.runs.record import RunRecord, WorkerState, attempt_spec, sign_attempt, sign_spec
+from tests.unit.runs.control.test_lifecycle import KEY, NAMES, A, B, C, order, report
+from tests.unit.runs.queue.test_job import job
 
 
 class FakeContext:
@@ -29,6 +30,9 @@ class FakeContext:
 
     def role(self, node: NodeId) -> str:
         return "owner" if node.raw == A else self._role
+
+    def name_of(self, node: NodeId) -> str:
+        return NAMES[node.raw]
 
     def keep_run(self, name: str, value: bytes) -> None:
         return
@@ -91,6 +95,46 @@ def test_apply_record_sent_by_guest_is_rejected() -> None:
     with pytest.raises(ProtocolError, match="is a guest and cannot start"):
         _take(B, KEY, "guest")
     assert _take(B, KEY, "owner") == (True, ["train-abcd"])
+
+
+@pytest.mark.parametrize("named", [(), (A, B)], ids=["all machines", "two machines"])
+def test_attempt_runs_only_on_machines_that_its_job_names(named: tuple[bytes, ...]) -> None:
+    signed = job(7, nodes=named, each="all").record.signed
+
+    def attempt(*nodes: bytes) -> RunRecord:
+        return sign_attempt(attempt_spec(signed, 1, nodes, ""), signed)
+
+    async def taken() -> list[bool]:
+        context: Any = FakeContext("owner")
+        return [
+            RunRegistry(context).apply(attempt(*nodes), NodeId(B)) for nodes in ((B,), (A, B), (C,), (B, C))
+        ]
+
+    assert asyncio.run(taken()) == [True, True, not named, not named]
+
+    async def own() -> None:
+        context: Any = FakeContext("owner")
+        RunRegistry(context).apply(attempt(A, C))
+
+    if named:
+        with pytest.raises(TrustError, match="may not use box: the option --on of its job"):
+            asyncio.run(own())
+
+
+def test_attempt_may_use_the_new_key_of_a_machine_that_its_job_names() -> None:
+    signed = job(7, nodes=(B,)).record.signed
+    record = sign_attempt(attempt_spec(signed, 1, (C,), "cpu"), signed)
+
+    async def taken(*, is_known: bool) -> bool:
+        context: Any = FakeContext("owner")
+        if is_known:  # the log has the change of the key
+            context.role = lambda node: None if node.raw == B else "owner"
+            context.current = lambda node: NodeId(C)
+            context.member = FakeContext("owner")
+        return RunRegistry(context).apply(record, NodeId(A))
+
+    assert asyncio.run(taken(is_known=True))
+    assert not asyncio.run(taken(is_known=False)), "it is sent again until this machine knows the key"
 
 
 def test_apply_new_order_without_confirmed_view_waits() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from barnraise.cli.main import app
+from barnraise.cli.project_file import FILE_NAME
 from barnraise.cli.runs import run
+from barnraise.core.errors import ConfigError, RunError
 
 
-def test_machines_are_named_as_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the list of what is started from now on."""
     started: list[Any] = []
 
     def start(*given: Any) -> int:
@@ -19,6 +23,11 @@ def test_machines_are_named_as_for_a_run(monkeypatch: pytest.MonkeyPatch) -> Non
         return 0
 
     monkeypatch.setattr(run, "run", start)
+    return started
+
+
+def test_machines_are_named_as_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = starts(monkeypatch)
     words = ["eval", "--model", "./model", "--tasks", "mine", "--on", "mac,pc", "--on", "nas"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
@@ -26,3 +35,50 @@ def test_machines_are_named_as_for_a_run(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (script, arguments) == ("-m", ["barnraise.integrations.lm_eval", "--tasks", "mine"])
     assert options.on == ("mac", "pc", "nas")
     assert options.models == ("model=./model",)
+
+
+def test_options_stand_in_the_project_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started = starts(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    lines = ('on = ["mac", "pc"]', "restarts = 5", 'set = { A = "1" }', 'model = { base = "./llama" }')
+    (tmp_path / FILE_NAME).write_text("[run]\n" + "\n".join(lines))
+    words = ["eval", "--model", "./model", "--tasks", "mine"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "options from barnraise.toml: on = mac, pc; restarts = 5" in result.stderr
+    assert CliRunner().invoke(app, [*words, "--on", "nas"]).exit_code == 0
+    assert CliRunner().invoke(app, [*words, "--no-project-file"]).exit_code == 0
+    assert [options.on for *_, options in started] == [("mac", "pc"), ("nas",), ()]
+    assert [chosen.restarts for _, _, chosen, _ in started] == [5, 5, 3]
+    assert started[0][3].models == ("model=./model",), "the model of the file is one of the script"
+    assert started[0][3].variables == (("A", "1"),)
+
+
+def test_mistake_in_the_project_file_starts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started = starts(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / FILE_NAME).write_text("[run]\ntasks = 'mine'\n")
+    result = CliRunner().invoke(app, ["eval", "--tasks", "mine"])
+    assert isinstance(result.exception, ConfigError)
+    assert "'tasks' is not an option of `barnraise run`" in result.exception.message
+    assert not started
+
+
+@pytest.mark.parametrize("argument", ["pretrained=gpt2", "dtype=float32, device=cpu", "batch_size=4"])
+def test_argument_that_a_worker_sets_is_refused_by_its_name(
+    argument: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = starts(monkeypatch)
+    words = ["eval", "--model", "./model", "--tasks", "mine", "--model-args", argument]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, RunError)
+    name = argument.rpartition("=")[0].rpartition(" ")[2]
+    assert result.exception.message == f"--model-args must not set {name}"
+    assert not started
+
+
+def test_model_that_each_machine_has_is_named_by_its_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = starts(monkeypatch)
+    words = ["eval", "--tasks", "mine", "--model-args", "pretrained=/models/llama,dtype=float32"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert started[0][1][1:3] == ["--model-args", "pretrained=/models/llama,dtype=float32"]

@@ -51,6 +51,13 @@ def test_restarted_lines_of_a_run_that_was_stopped_or_finished_have_all_failures
         assert final_line(row).endswith("exited with code 1")
 
 
+def test_script_that_exits_with_the_code_of_a_stop_has_failed() -> None:
+    assert ended(code=130).was_stopped
+    row = ended(failure(1, "exited with code 130"), code=130, rank=1)
+    assert not row.was_stopped
+    assert final_line(row) == "run train-abcd failed: exited with code 130, on pc"
+
+
 def test_traceback_is_shown_if_a_worker_with_shown_output_had_the_same_error() -> None:
     assert is_traceback_shown(ended(failure(0), failure(1), rank=1), all_output=False)
     assert not is_traceback_shown(ended(failure(1), rank=1), all_output=False)

@@ -228,6 +228,16 @@ def test_absent_machines_are_waited_for_then_left_out() -> None:
     assert "1 of at least 2 machines came within 30 s: pc, box did not come" in few.outcome.sentence
 
 
+@pytest.mark.parametrize("lacks_files", [True, False])
+def test_end_of_a_run_says_whether_its_files_did_not_come(lacks_files: bool) -> None:
+    spec = order()
+    reports = {A: report(), B: report("failed", words="no piece came", lacks_files=lacks_files), C: report()}
+    ended = next_record(sign_spec(spec, KEY), facts(spec, reports))
+    assert ended is not None
+    assert ended.outcome is not None
+    assert (ended.outcome.sentence, ended.outcome.lacks_files) == ("pc: no piece came", lacks_files)
+
+
 def test_machine_without_a_package_is_left_out_unless_it_is_needed() -> None:
     spec = order(needs=ScriptImports(required=("torch", "numpy")))
     reports = {A: report(), B: report(), C: report(packages=packages("numpy"))}
@@ -392,6 +402,20 @@ def test_stop_is_clean_at_first_and_hard_when_repeated() -> None:
     assert hard is not None
     assert hard.hard
     assert hard.outcome == soft.outcome
+
+
+def test_script_that_exits_with_the_code_of_a_stop_was_not_stopped() -> None:
+    record = running(order())
+    stopped = request_stop(record, "mac", hard=False)
+    assert stopped is not None
+    assert stopped.outcome is not None
+    assert stopped.outcome.is_stop
+    reports = {node: at_work(record, node) for node in (A, B, C)}
+    reports[B] = at_work(record, B, end=WorkerState(1, "ended", 130))
+    failed = next_record(record, facts(order(), reports))
+    assert failed is not None
+    assert failed.outcome is not None
+    assert (failed.outcome.code, failed.outcome.is_stop) == (130, False)
 
 
 def test_machine_lost_after_the_end_does_not_fail_the_run() -> None:

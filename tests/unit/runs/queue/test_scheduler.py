@@ -38,10 +38,20 @@ def scheduled(
     runs: dict[str, QueueRun] | None = None,
     away_s: dict[bytes, float] | None = None,
     unsaved: Sequence[int] = (),
+    absent_files: dict[int, Sequence[bytes]] | None = None,
 ) -> QueueDecision:
     known = {item.number: item for item in jobs}
     return decide(
-        QueueFacts(known, machines, runs or {}, away_s or {}, NAMES.__getitem__, unsaved=unsaved, at=7.0)
+        QueueFacts(
+            known,
+            machines,
+            runs or {},
+            away_s or {},
+            NAMES.__getitem__,
+            unsaved=unsaved,
+            at=7.0,
+            absent_files=absent_files or {},
+        )
     )
 
 
@@ -244,8 +254,31 @@ def test_job_that_ran_out_of_memory_gets_a_larger_device() -> None:
 
 
 def test_run_that_a_person_stopped_cancels_its_job() -> None:
-    record = scheduled(running(1), runs=ended(130)).changed[1]
+    record = scheduled(running(1), runs=ended(130, is_stopped=True)).changed[1]
     assert (record.state, record.attempts[-1].end) == ("cancelled", "stopped")
+
+
+def test_script_that_exits_with_the_code_of_a_stop_has_failed() -> None:
+    record = scheduled(running(1), runs=ended(130)).changed[1]
+    assert (record.state, record.attempts[-1].end) == ("waiting", "failed"), "another machine tries it"
+
+
+def test_job_whose_files_did_not_come_waits_and_has_not_failed() -> None:
+    runs = ended(1, lacks_files=True)
+    record = scheduled(running(1, retries=0), runs=runs).changed[1]
+    assert (record.state, record.attempts[-1].end) == ("waiting", "lost")
+    current = replace(running(1, retries=0), record=record)
+    waits = scheduled(current, runs=runs, absent_files={1: (MAC,)})
+    assert not waits.changed
+    assert waits.waits == {1: "waits for its files, which only mac has"}
+    assert placed(scheduled(current, runs=runs)) == {1: ("pc", "cuda:0")}, "also on the same machine"
+
+
+def test_job_without_its_files_does_not_keep_others_from_devices() -> None:
+    first, second = job(1, each="machine"), job(2, each="machine")
+    decision = scheduled(first, second, machines=(SLOW,), absent_files={1: (PC, NAS)})
+    assert decision.waits == {1: "waits for its files, which only pc and nas have"}
+    assert placed(decision) == {2: ("mac", "")}
 
 
 def test_job_of_a_removed_owner_is_cancelled() -> None:
