@@ -136,15 +136,16 @@ class Agent:
         self.pairing.on_burned = lambda address, why: self.audit.write("code-burned", by=address, detail=why)
         self.link_prober = LinkProber(self, self.directory)
         self.kv = KvService(self)
-        self._journal_storage = JournalStorage(self.directory)
-        self.journals = KvService(self, self._journal_storage)
         self.runs = RunService(self)
         self.queue = QueueService(self, self.runs)
         self.limits = LimitsService(self, lambda: bool(self.runs.executors), self._limits_changed)
         self.cleaner = Cleaner(self, self.runs)
         await self.listener.start()
+        self.journals = await self._load_journals()
         if is_new:
             self.storage.replace_cluster(stored.record, tuple(map(encode_entry, stored.log.entries)))
+        self.kv.view_changed()
+        self.journals.view_changed()
         self.discovery = PeerDiscovery(self)
         await self.discovery.start()
         self.spawn(self._tick())
@@ -160,6 +161,15 @@ class Agent:
             detail=f"version {__version__}, cluster {self.cluster_name}",
         )
         self.report_event(f"{self.name} ({self.me.short}) is up in cluster {self.cluster_name}")
+
+    async def _load_journals(self) -> KvService:
+        """Load the journals, once no agent that is just stopping can write them any more."""
+        try:
+            self._journal_storage = JournalStorage(self.directory)
+            return KvService(self, self._journal_storage)
+        except BaseException:
+            await self.listener.stop()
+            raise
 
     async def stop(self) -> None:
         """Leave running groups, send goodbye and stop all services, within a few seconds."""
@@ -178,9 +188,10 @@ class Agent:
         await self.reachability.close()
         await self.connections.close("the agent stops")
         await self.discovery.stop()
+        await self.journals.stop()  # before the listener lets another agent start in this directory
+        self._journal_storage.close()
         await self.listener.stop()
         self.peer_store.flush(float("inf"))
-        self._journal_storage.close()
         self.storage.close()
 
     async def suspend(self) -> None:

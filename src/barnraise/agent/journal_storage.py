@@ -28,12 +28,15 @@ CREATE TABLE IF NOT EXISTS operation (number INTEGER PRIMARY KEY, operation BLOB
 
 
 class JournalStorage:
-    """Database of one agent's durable replica. A method that writes returns when the data is on disk."""
+    """Database of one agent's durable replica. A method that writes returns when the data is on disk.
+
+    Any thread may call its methods, but only one at a time.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._path = private_directory(directory) / FILE_NAME
         try:
-            self._base = open_database(self._path, _TABLES, _FORM, MembershipError)
+            self._base = open_database(self._path, _TABLES, _FORM, MembershipError, one_thread=False)
             row = self._base.execute("SELECT length(contents) FROM snapshot").fetchone()
             added = self._base.execute("SELECT sum(length(operation)) FROM operation").fetchone()[0]
         except (OSError, sqlite3.Error) as error:
@@ -66,7 +69,9 @@ class JournalStorage:
             raise self.broken(error) from error
 
     def save(self, cluster: bytes, change: UnsavedChange) -> None:
-        """Save a change in one transaction."""
+        """Save a change in one transaction. The first change of a cluster must have a snapshot, which removes
+        what was saved for another one.
+        """
         rows = [(number, msgspec.msgpack.encode(operation)) for number, operation in change.operations]
         with self._transaction():
             self._base.execute(
@@ -80,13 +85,6 @@ class JournalStorage:
         if change.snapshot is not None:
             self._snapshot_bytes, self._added_bytes = len(change.snapshot), 0
         self._added_bytes += sum(len(data) for _, data in rows)
-
-    def clear(self) -> None:
-        """Remove everything: this machine leaves the cluster that it was saved for."""
-        with self._transaction():
-            for statement in ("DELETE FROM replica", "DELETE FROM snapshot", "DELETE FROM operation"):
-                self._base.execute(statement)
-        self._snapshot_bytes = self._added_bytes = 0
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

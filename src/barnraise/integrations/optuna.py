@@ -19,7 +19,7 @@ from barnraise.agent_client.kv_client import KvClient, agent_at
 from barnraise.agent_client.kv_messages import LOBBY, Namespace
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import AgentError, RunError
-from barnraise.kvstore.journals import ID, check_journal_name, decode_entry
+from barnraise.kvstore.journals import ID, REOPEN, check_journal_name, decode_entry
 
 try:
     from optuna.storages import JournalStorage
@@ -31,7 +31,6 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 TIMEOUT_S = 60.0
-_DELETED = "Open the storage again. What this process has not finished is lost."
 
 
 def storage(name: str = "default", *, timeout_s: float = TIMEOUT_S) -> JournalStorage:
@@ -103,7 +102,7 @@ class AgentJournal(BaseJournalBackend):  # type: ignore[misc, unused-ignore] # A
         return AgentError(
             f"journal {self._name!r} has {count} entries, but this process has read {self._entries_read}: "
             "it was deleted, or the machines with its newest entries were removed",
-            hint=_DELETED,
+            hint=REOPEN,
         )
 
     def _open(self) -> str:

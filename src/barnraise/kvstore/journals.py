@@ -1,8 +1,8 @@
 """Journals: queues of a durable store that processes append to and read in one order. Pure.
 
 A journal is the lobby namespace of its name. Its key ``ID`` holds a random id, and the queue of that name
-holds the entries. A process that still appends to a deleted journal therefore never writes into its
-successor.
+holds the entries. The store takes entries for that queue only: a process that still appends to a deleted
+journal gets an error, and never writes into its successor.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from barnraise.core.sanitize import printable
 from barnraise.kvstore.store import StoreRules
 
 ID = "id"
+REOPEN = "Open the storage again. What this process has not finished is lost."
 MAX_ENTRY_BYTES = 256 << 10
 MAX_ENTRIES = 200_000
 MAX_JOURNAL_BYTES = 32 << 20
@@ -47,6 +48,8 @@ JOURNALS = StoreRules(
     free_namespaces=f"Use another journal, or {_DELETE}.",
     free_bytes=f"Start the next study in another journal, or {_DELETE}.",
     shorten="Write large values into a file, and only its path into the journal.",
+    current_queue=ID,
+    reopen=REOPEN,
 )
 
 

@@ -61,7 +61,8 @@ class StoreRules(msgspec.Struct, frozen=True):
     """Limits of a store, and what becomes of its contents. They must be equal on all machines.
 
     ``is_durable``: the replicas are on disks. ``free_namespaces``, ``free_bytes``, ``shorten``: what a person
-    can do about the limits.
+    can do about the limits. ``current_queue``: the key whose value names the only queue that takes values; if
+    it is empty, every queue does. ``reopen``: what a person can do when a queue takes none any more.
     """
 
     noun: str = "store"
@@ -76,6 +77,8 @@ class StoreRules(msgspec.Struct, frozen=True):
     free_namespaces: str = _FREE_NAMESPACES
     free_bytes: str = "Delete keys that are no longer needed."
     shorten: str = "Correct the call; nothing was written."
+    current_queue: str = ""
+    reopen: str = ""
 
     @property
     def max_snapshot_bytes(self) -> int:
@@ -198,6 +201,13 @@ class KeyValueStore:
             )
         if isinstance(operation, DropNamespace):
             return self._drop(operation, number)
+        if isinstance(operation, PushToQueue) and self.rules.current_queue:
+            # Such a push must not open the namespace again.
+            current = None if space is None else space.values.get(self.rules.current_queue)
+            if current != operation.key.encode():
+                label = self.rules.label(operation.scope)
+                reason = "was deleted, or the machines with its newest entries were removed"
+                return KvDenied("stale", f"{label} {reason}; nothing was written", self.rules.reopen)
         if space is None:
             opened = self._open(operation.scope)
             if isinstance(opened, KvDenied):

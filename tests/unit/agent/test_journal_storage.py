@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from barnraise.agent.journal_storage import FILE_NAME, JournalStorage
-from barnraise.agent_client.kv_messages import LOBBY, Namespace, PushToQueue, ReadQueue
+from barnraise.agent_client.kv_messages import LOBBY, CompareAndSet, Namespace, PushToQueue, ReadQueue
 from barnraise.core.errors import MembershipError
-from barnraise.kvstore.journals import JOURNALS, MAX_ENTRY_BYTES
+from barnraise.kvstore.journals import ID, JOURNALS, MAX_ENTRY_BYTES
 from barnraise.kvstore.messages import (
     ReplicaAnswer,
     ReplicaState,
@@ -38,6 +38,7 @@ class Machine:
         self.view = ReplicaView(0, (ME,), frozenset({ME}))
         self.saves = 0
         self.start()
+        self.do(CompareAndSet(SCOPE, b"o" * 16, 1, b"", ID, b"", QUEUE.encode()))
 
     def start(self) -> None:
         saved, number = self.disk.load(CLUSTER), self.view.number
@@ -59,7 +60,7 @@ class Machine:
             self.disk.save(CLUSTER, change)
             self.saves += 1
 
-    def do(self, operation: PushToQueue | ReadQueue) -> object:
+    def do(self, operation: CompareAndSet | PushToQueue | ReadQueue) -> object:
         effects = self.replica.request(operation, "ticket", 0.0)
         self.save()
         (answer,) = effects
@@ -107,8 +108,9 @@ def test_state_of_another_cluster_is_not_loaded(tmp_path: Path) -> None:
     assert disk.load(CLUSTER) == SavedReplica(STATE, b"", ((1, push(1, b"x")),))
     disk.save(CLUSTER, UnsavedChange(STATE, (), b"snapshot"))
     assert disk.load(CLUSTER) == SavedReplica(STATE, b"snapshot", ())
-    disk.clear()
+    disk.save(b"d" * 32, UnsavedChange(STATE, (), b"other"))
     assert disk.load(CLUSTER) is None
+    assert disk.load(b"d" * 32) == SavedReplica(STATE, b"other", ())
 
 
 def test_change_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:

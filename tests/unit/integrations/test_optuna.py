@@ -135,6 +135,16 @@ def test_process_that_has_read_little_notices_a_deleted_journal(journal: str) ->
     assert [trial.number for trial in study(journal).get_trials()] == [0, 1]
 
 
+def test_entry_for_a_deleted_journal_is_not_written(agent: Path, journal: str) -> None:
+    old = barnraise.optuna.AgentJournal(agent, journal)
+    old.append_logs([{"number": 1}])
+    barnraise.optuna.delete_storage(journal)
+    with pytest.raises(AgentError, match=r"was deleted.*; nothing was written") as caught:
+        old.append_logs([{"number": 2}])
+    assert "Open the storage again" in caught.value.hint
+    assert not barnraise.optuna.delete_storage(journal), "the entry has made no journal"
+
+
 def test_name_is_checked_before_anything_is_asked(journal: str) -> None:
     with pytest.raises(AgentError, match="is not the name of a journal"):
         barnraise.optuna.storage("../cluster")

@@ -32,7 +32,7 @@ from barnraise.agent_client.kv_messages import (
     SetKeys,
 )
 from barnraise.core.errors import ProtocolError
-from barnraise.kvstore.journals import JOURNALS
+from barnraise.kvstore.journals import ID, JOURNALS
 from barnraise.kvstore.store import IN_MEMORY, KeyValueStore, StoreRules
 
 ME, YOU = b"m" * 16, b"y" * 16
@@ -136,11 +136,12 @@ def test_repeated_write_returns_the_first_result(store: NumberedStore) -> None:
 
 def test_repeated_drop_leaves_a_namespace_that_came_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("barnraise.kvstore.store._MAX_DROPS", 3)
-    store = NumberedStore(JOURNALS)
+    rules = replace(JOURNALS, current_queue="")
+    store = NumberedStore(rules)
     store.done(PushToQueue, "q", b"old", generation=LOBBY, serial=1)
     dropped = store.done(DropNamespace, generation=LOBBY, serial=2)
     store.done(PushToQueue, "q", b"new", generation=LOBBY, client=YOU)
-    store.state = KeyValueStore.from_snapshot(store.state.to_snapshot(), JOURNALS)
+    store.state = KeyValueStore.from_snapshot(store.state.to_snapshot(), rules)
     assert store.done(DropNamespace, generation=LOBBY, serial=2) == dropped
     assert isinstance(store.do(PushToQueue, "q", b"old", generation=LOBBY, serial=1), KvDenied)
     assert store.done(ReadQueue, "q", 0, generation=LOBBY).values == (b"new",)
@@ -239,7 +240,9 @@ def test_queue_is_read_from_a_place_in_pieces(store: NumberedStore) -> None:
 
 
 def test_rules_bound_journals_and_say_what_to_do() -> None:
-    rules = replace(JOURNALS, max_namespaces=2, max_namespace_bytes=100, max_bytes=150, max_queue=3)
+    rules = replace(
+        JOURNALS, max_namespaces=2, max_namespace_bytes=100, max_bytes=150, max_queue=3, current_queue=""
+    )
     store = NumberedStore(rules)
     large = store.denied(PushToQueue, "q", bytes(rules.max_value + 1))
     assert (large.reason, "an entry of journal 'r'" in large.message) == ("invalid", True)
@@ -252,6 +255,25 @@ def test_rules_bound_journals_and_say_what_to_do() -> None:
     assert (full.reason, "delete_storage" in full.hint) == ("full", True)
     store.done(DropNamespace, generation=1)
     store.done(PushToQueue, "q", bytes(99), run="s")
+
+
+def test_journal_takes_entries_only_for_its_current_queue() -> None:
+    store = NumberedStore(JOURNALS)
+    here = {"generation": LOBBY}
+    assert store.denied(PushToQueue, "old", b"x", **here).reason == "stale"
+    assert store.state.namespaces == (), "a denied entry opens no journal"
+    store.done(CompareAndSet, ID, b"", b"old", **here)
+    assert store.done(PushToQueue, "old", b"x", serial=50, **here).count == 1
+    assert store.done(PushToQueue, "old", b"x", serial=50, **here).count == 1, "a retry is no second entry"
+    store.done(DropNamespace, client=YOU, **here)
+    denied = store.denied(PushToQueue, "old", b"y", serial=51, **here)
+    assert (denied.reason, "was deleted" in denied.message) == ("stale", True)
+    assert "Open the storage again" in denied.hint
+    assert store.state.namespaces == ()
+    store.done(CompareAndSet, ID, b"", b"new", client=YOU, **here)
+    assert store.denied(PushToQueue, "old", b"y", serial=52, **here).reason == "stale"
+    assert store.done(ReadQueue, "old", 0, **here).count == 0
+    assert store.done(PushToQueue, "new", b"y", serial=53, **here).count == 1
 
 
 def test_snapshot_beyond_the_rules_is_rejected() -> None:
