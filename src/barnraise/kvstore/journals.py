@@ -1,7 +1,7 @@
 """Journals: queues of a durable store that processes append to and read in one order. Pure.
 
 A journal is the lobby namespace of its name. Its key ``ID`` holds a random id, and the queue of that name
-holds the entries. The store takes entries for that queue only: a process that still appends to a deleted
+holds the entries. The store takes entries for that queue only. A process that still appends to a deleted
 journal gets an error, and never writes into its successor.
 """
 

@@ -1,4 +1,4 @@
-"""Which machines have which files of jobs, as they tell each other. Nothing of it is on a disk."""
+"""Knowledge of the files of jobs that each machine has, from messages. It is never on a disk."""
 
 from __future__ import annotations
 

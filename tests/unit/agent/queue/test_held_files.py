@@ -1,4 +1,4 @@
-"""Which machines have which files of jobs: what they tell each other, and which jobs wait for files."""
+"""Tests of what machines know about the files of others, and of jobs that wait for files."""
 
 from __future__ import annotations
 
@@ -119,27 +119,27 @@ def test_files_of_a_machine_that_is_off_do_not_delay_others(monkeypatch: pytest.
         queue._held.note(OTHER.raw, [b"4" * 32])  # which one that is here has meanwhile
         rows = [(manifest, [source], None) for manifest, source in sources.items()]
         monkeypatch.setattr(queue, "_missing_files", lambda: rows)
-        asked: list[bytes] = []
+        fetched: list[bytes] = []
 
         async def fetch(manifest: bytes, *_: Any) -> None:
-            asked.append(manifest)
+            fetched.append(manifest)
             if manifest == away:
                 await asyncio.Event().wait()
 
         monkeypatch.setattr(agent, "fetch", fetch)
         await look(queue)
-        assert asked == [whole, b"4" * 32]
+        assert fetched == [whole, b"4" * 32]
         assert told(agent)[0] == (FOLDER,), "what is here is told first"
         monkeypatch.setattr(service_module, "_KEEP_S", 0.01)
         seeks = asyncio.create_task(queue._seek_files())
         await asyncio.sleep(0.05)
         seeks.cancel()
-        assert asked == [whole, b"4" * 32, away]
+        assert fetched == [whole, b"4" * 32, away]
 
     asyncio.run(check())
 
 
-def test_what_an_owner_tells_is_used_and_what_a_guest_tells_is_not() -> None:
+def test_files_that_an_owner_reports_count_and_those_of_a_guest_do_not() -> None:
     async def check(role: str) -> dict[int, tuple[bytes, ...]]:
         agent = Agent()
         agent._role = role
@@ -152,7 +152,7 @@ def test_what_an_owner_tells_is_used_and_what_a_guest_tells_is_not() -> None:
         asyncio.run(check("guest"))
 
 
-def test_a_new_connection_lets_files_be_fetched_again_at_once() -> None:
+def test_files_are_fetched_again_at_once_after_a_new_connection() -> None:
     async def check() -> None:
         agent = Agent()
         queue = service(agent, job(1))
