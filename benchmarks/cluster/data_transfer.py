@@ -24,12 +24,13 @@ from barnraise.agent_client.run_requests import RunsRequest, RunsResponse, Watch
 from benchmarks.agents.machines import Machines
 from benchmarks.agents.runs import CommandLine, write_folder
 from benchmarks.report import environment_line, last_line, table
-from lab import Lab
+from lab import Lab, LabProcess
 
 HOSTS = 4
 RATE_BITS = 1e9
 SIZE = 1_000_000_000
 FILE = 50_000_000
+_ARRIVAL_S = 300.0
 
 
 def main() -> int:
@@ -68,16 +69,10 @@ def _once(machines: Machines, directory: Path, number: int) -> tuple[float, floa
         (data / f"part{part:03}.bin").write_bytes(os.urandom(FILE))
     write_folder(project, "print('here')\n")
     line = CommandLine(machines)
-    known = {row.run for row in machines.ask(0, RunsRequest(), RunsResponse).runs}
+    known = names_of_runs(machines)
     before = _sent(machines), _cpu(machines)
     running = line.start(0, "run", "--data", f"blob={data}", "--wait", "60s", "train.py", folder=project)
-    run = _new_run(machines, known)
-    begin = time.monotonic()
-    while not _all_here(machines, run):
-        if time.monotonic() - begin > 300:
-            raise SystemExit(f"it did not arrive: {running.output()}")
-        time.sleep(0.05)
-    took = time.monotonic() - begin
+    took = seconds_to_arrive(machines, known, running)
     after = _sent(machines), _cpu(machines)
     if running.wait(120) != 0:
         raise SystemExit(running.output())
@@ -86,12 +81,29 @@ def _once(machines: Machines, directory: Path, number: int) -> tuple[float, floa
     return took, (after[0] - before[0]) / SIZE, after[1] - before[1]
 
 
-def _new_run(machines: Machines, known: set[str]) -> str:
-    while True:
-        new = [row.run for row in machines.ask(0, RunsRequest(), RunsResponse).runs if row.run not in known]
-        if new:
-            return new[0]
+def names_of_runs(machines: Machines) -> set[str]:
+    """Return the names of the runs that the first machine knows."""
+    return {row.run for row in machines.ask(0, RunsRequest(), RunsResponse).runs}
+
+
+def seconds_to_arrive(machines: Machines, known: set[str], running: LabProcess) -> float:
+    """Return the seconds from the start of a run until each of its machines has all files.
+
+    ``known``: names of the runs before it. ``running``: the command that starts it.
+    """
+    new: set[str] = set()
+    while not new:
+        if running.poll() is not None:
+            raise SystemExit(f"the command started no run:\n{running.output()}")
         time.sleep(0.02)
+        new = names_of_runs(machines) - known
+    (run,) = new
+    begin = time.monotonic()
+    while not _all_here(machines, run):
+        if running.poll() is not None or time.monotonic() - begin > _ARRIVAL_S:
+            raise SystemExit(f"the files did not arrive on all machines:\n{running.output()}")
+        time.sleep(0.05)
+    return time.monotonic() - begin
 
 
 def _all_here(machines: Machines, run: str) -> bool:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from benchmarks.agents.commits import Commit, judge
+from benchmarks.finetune import travel
 from benchmarks.finetune.__main__ import BATCH, Killed, figures_of, is_complete, memory_of, step_losses
 from benchmarks.report import at_most, median, p95, slope
 from benchmarks.session.__main__ import rotated
@@ -182,3 +183,21 @@ def test_loss_of_a_step_is_the_mean_of_its_samples_also_if_one_was_computed_agai
     assert step_losses("\n".join([*lines[::-1], lines[3]]), 2) == [(BATCH - 1) / 2, BATCH + (BATCH - 1) / 2]
     with pytest.raises(SystemExit, match="sample 7 is missing"):
         step_losses("\n".join(lines[:7] + lines[8:]), 2)
+
+
+def test_times_of_a_line_are_compared_with_bits_over_its_rate() -> None:
+    line = travel.Line("8 Mbit/s", 8e6, 20_000_000, 10_000_000, 6)
+    figures = travel.figures_of({line: (25.0, 11.0)})
+    assert (figures["base_over_line"], figures["gradient_over_line"]) == ({line.name: 1.25}, {line.name: 1.1})
+    assert travel.rows(figures)[-2:] == [
+        "| base model | 1.25: 20 MB in 25 s |",
+        "| gradient of the adapter | 1.10: 10 MB in 11 s |",
+    ]
+
+
+def test_measured_times_of_the_page_on_fine_tuning_match_their_json() -> None:
+    page = (ROOT / "docs" / "finetune.md").read_text("utf-8")
+    for figures in json.loads((PAGES / "travel.json").read_text("utf-8")):
+        date, commit = re.findall(r"^\S+|(?<=commit )\w+", figures["environment"])
+        table = "\n".join(travel.rows(figures))
+        assert f"Measured on {date}, commit {commit}:\n\n{table}\n" in page
