@@ -259,6 +259,7 @@ def test_worker_that_changes_base_alone_is_named() -> None:
 def test_base_that_is_moved_and_written_back_stays_base() -> None:
     """As a script does that evaluates on another device: same contents, other memory."""
     tuning = Tuning(SingleWorkerManager()).train(1)
+    tuning.state.base.hashes()  # wait: what moves before it is hashed becomes state
     for parameter in tuning.net.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.clone()
