@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from barnraise.agent_client.kv_messages import Operation
-from barnraise.core.database import open_database
+from barnraise.core.database import open_database, transaction
 from barnraise.core.errors import MembershipError
 from barnraise.identity.private_file import private_directory
 from barnraise.kvstore.messages import ReplicaState, SavedReplica, UnsavedChange
@@ -89,13 +89,8 @@ class JournalStorage:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         try:
-            self._base.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(self._base):
                 yield
-            except BaseException:
-                self._base.execute("ROLLBACK")
-                raise
-            self._base.execute("COMMIT")
         except (sqlite3.Error, OverflowError) as error:  # of a number that SQLite cannot hold
             raise self.broken(error) from error
 

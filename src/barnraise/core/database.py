@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from barnraise.core.errors import BarnraiseError
@@ -50,3 +51,15 @@ def open_database(
         base.close()
         raise
     return base
+
+
+@contextlib.contextmanager
+def transaction(base: sqlite3.Connection) -> Iterator[None]:
+    """Commit what the context writes, or roll all of it back if the context raises."""
+    base.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        base.execute("ROLLBACK")
+        raise
+    base.execute("COMMIT")

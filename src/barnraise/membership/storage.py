@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from barnraise.core.database import open_database
+from barnraise.core.database import open_database, transaction
 from barnraise.core.errors import BarnraiseError, MembershipError
 from barnraise.identity.private_file import private_directory
 from barnraise.identity.trust import TrustLog, decode_entry
@@ -161,13 +161,8 @@ class MembershipStorage:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         try:
-            self._base.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(self._base):
                 yield
-            except BaseException:
-                self._base.execute("ROLLBACK")
-                raise
-            self._base.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._broken(error) from error
 
