@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import (
     AgentRequest,
     AgentResponse,
@@ -25,15 +24,12 @@ from barnraise.agent_client.cluster_requests import (
     RequestDone,
     StatusRequest,
     StatusResponse,
-    decode_response,
-    encode,
 )
 from barnraise.agent_client.queue.requests import QueueRequest
 from barnraise.agent_client.run_requests import RunRequest
 from barnraise.core.errors import BarnraiseError
-from benchmarks.agents.machines import until
+from benchmarks.agents.machines import REPOSITORY, ask_agent, until
 
-REPOSITORY = Path(__file__).parents[2]
 T = TypeVar("T", bound=AgentResponse)
 _PATIENCE_S = 180.0
 
@@ -137,10 +133,7 @@ class LocalAgents:
         timeout_s: float = 60.0,
     ) -> T:
         """Ask an agent as the command line does."""
-        with ListenerClient.connect(self.state(place), timeout=20.0) as client:
-            response = decode_response(client.ask(encode(question), timeout_s))
-        assert isinstance(response, expected)
-        return response
+        return ask_agent(self.state(place), question, expected, timeout_s)
 
     def type(
         self, place: int, *words: str, folder: Path, timeout: float = 120.0

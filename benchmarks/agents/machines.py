@@ -135,10 +135,7 @@ class Machines:
         expected: type[T],
         timeout_s: float = 60.0,
     ) -> T:
-        with ListenerClient.connect(self.state(place), timeout=_ANSWER_S) as client:
-            response = decode_response(client.ask(encode(question), timeout_s))
-        assert isinstance(response, expected)
-        return response
+        return ask_agent(self.state(place), question, expected, timeout_s)
 
     def status(self, place: int) -> StatusResponse:
         return self.ask(place, StatusRequest(), StatusResponse, _ANSWER_S)
@@ -197,6 +194,16 @@ class Machines:
 
     def _logs(self) -> str:
         return "\n".join(f"--- {place}\n{self.agent_log(place)[-3000:]}" for place in range(len(self.hosts)))
+
+
+def ask_agent(
+    state: Path, question: AgentRequest | RunRequest | QueueRequest, expected: type[T], timeout_s: float
+) -> T:
+    """Ask the agent of a state directory as the command line does."""
+    with ListenerClient.connect(state, timeout=_ANSWER_S) as client:
+        response = decode_response(client.ask(encode(question), timeout_s))
+    assert isinstance(response, expected)
+    return response
 
 
 def until(
