@@ -144,6 +144,7 @@ def test_job_waits_for_its_files_while_only_a_machine_that_is_off_has_them(
 ) -> None:
     """The others are paused when the job is added, so they do not fetch its files."""
     (folder.parent / "marks" / "go").touch()
+    (folder / "own.txt").write_text("no other machine has this folder from an earlier job\n")
     for place in (1, 2):
         assert all_up.type(place, "pause", folder=folder).returncode == 0
     jobs = add(all_up, 0, folder, "--seed", "30", on="h1,h2")
