@@ -259,10 +259,10 @@ class _Builder:
 
     def _events(self) -> tuple[EventView, ...]:
         events = [event for entry in self._entries for event in self._events_of(entry)]
-        events.extend(
-            EventView(at=checkpoint.at, kind="checkpoint", step=checkpoint.step, text=_checkpoint_text(checkpoint))
-            for checkpoint in self._checkpoints()
-        )
+        for checkpoint in self._checkpoints():
+            text = _checkpoint_text(checkpoint)
+            event = EventView(at=checkpoint.at, kind="checkpoint", step=checkpoint.step, text=text)
+            events.append(event)
         return tuple(sorted(events, key=lambda event: event.at))
 
     def _events_of(self, entry: Entry) -> Iterable[EventView]:
