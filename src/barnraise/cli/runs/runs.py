@@ -26,7 +26,7 @@ from barnraise.cli.runs import run as running
 from barnraise.cli.runs.failure_text import news_of
 from barnraise.cli.runs.progress.progress_line import final_parts, join_parts, progress_parts
 from barnraise.cli.runs.progress.status_view import StatusView
-from barnraise.cli.runs.run_view import RunView, watch
+from barnraise.cli.runs.run_view import RunOutput, watch
 from barnraise.cli.tables import table
 from barnraise.cli.terminal import columns, wrapped
 from barnraise.core.config import load_settings, state_directory
@@ -69,7 +69,7 @@ def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
 
 def logs(*, run: str, rank: int | None, all_ranks: bool, follow: bool) -> int:
     """Print the output of the workers so far; with ``follow``, until the run stops."""
-    view = RunView(all_ranks, status=StatusView(shows_bars_only=True))
+    view = RunOutput(all_ranks, status=StatusView(shows_bars_only=True))
     response = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
     try:
         while True:
