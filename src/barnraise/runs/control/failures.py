@@ -25,9 +25,8 @@ _TRACE = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 _RUN_FOLDER = "folder"  # the name of a run's working folder
 _MAX_SUMMARY = 300
-_OURS = re.compile(
-    r"^barnraise\.core\.errors\.\w+: \[[a-z-]+\] "
-)  # our errors say enough without their class
+# Our errors say enough without their class and code.
+_OURS = re.compile(r"^barnraise\.core\.errors\.\w+: \[[a-z-]+\] ")
 # These texts appear in workers that only notice the failure of another one.
 FOLLOWERS = ("PeerLost", "peer-lost", "rank is lost", "DistBackendError", "Connection closed by peer")
 
