@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -142,7 +143,7 @@ class RunLogWriter:
         self._size = os.fstat(self._file).st_size
 
     def _rewrite(self, entries: Sequence[Entry]) -> None:
-        self.head = msgspec.structs.replace(self.head, identity=secrets.token_bytes(16))
+        self.head = msgspec.structs.replace(self.head, identity=secrets.token_bytes(16), at=time.time())
         write_atomically(self._path, encode_frames([self.head]) + encode_frames(entries), synced=True)
 
     def _shrink(self) -> None:

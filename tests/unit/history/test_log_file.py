@@ -20,7 +20,7 @@ def _note(number: int, size: int = 10) -> NoteEntry:
 
 
 def _times(path: Path) -> list[float]:
-    return [entry.at for entry in read_entries(path) if isinstance(entry, LogHead | NoteEntry)]
+    return [entry.at for entry in read_entries(path) if isinstance(entry, NoteEntry)]
 
 
 def _copy_all(source: Path, copy: RunLogCopy) -> int:
@@ -40,7 +40,7 @@ def test_writer_truncates_an_interrupted_write_and_goes_on(tmp_path: Path) -> No
     writer = RunLogWriter(path, _HEAD)
     writer.append([_note(3)])
     writer.close()
-    assert _times(path) == [1.0, 1.0, 3.0]
+    assert _times(path) == [1.0, 3.0]
 
 
 def test_copy_leaves_out_an_unfinished_frame_until_it_is_whole(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_copy_leaves_out_an_unfinished_frame_until_it_is_whole(tmp_path: Path) -
     os.truncate(path, len(whole) - 3)
     copy = RunLogCopy(target, RUN, DESK)
     _copy_all(path, copy)
-    assert _times(target) == [1.0, 1.0]
+    assert _times(target) == [1.0]
     path.write_bytes(whole)
     _copy_all(path, copy)
     assert target.read_bytes() == whole
