@@ -91,7 +91,6 @@ FROZEN = {
     "rename": {"name", *_JSON},
     "resume": {"run", "--on", "--set", "--all", "--detach"},
     "resume-machine": _JSON,
-    "runs": _JSON,
     "runs compare": {"runs", *_JSON},
     "runs history": {"run", *_JSON},
     "run": _RUN,
