@@ -67,6 +67,7 @@ FROZEN = {
     },
     "listen": {"--port", "--trust", "--until-idle"},
     "logs": {"run", "--rank", "--all", "-f", "--follow"},
+    "metrics": {"name", "--watch", *_JSON},
     "nodes": _JSON,
     "pair": {"--guest", "--wait", "--no-wait", "--machines", "--yes", *_JSON},
     "pause": {"--for", *_JSON},

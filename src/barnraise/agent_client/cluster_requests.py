@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
 from barnraise.agent_client.machine_limits import MachineLimits
+from barnraise.agent_client.metrics.requests import MetricsReport, MetricsRequest, MetricsResponse
 from barnraise.agent_client.queue.requests import QueueAnswer, QueueRequest
 from barnraise.agent_client.run_requests import RunRequest, RunResponse
 from barnraise.core.decoding import decode
@@ -120,6 +121,8 @@ AgentRequest = (
     | CleanRequest
     | LimitsRequest
     | ShutdownRequest
+    | MetricsReport
+    | MetricsRequest
 )
 
 # Workers send requests to the store through the same socket.
@@ -280,6 +283,7 @@ AgentResponse = (
     | CheckResponse
     | CleanResponse
     | LimitsResponse
+    | MetricsResponse
     | RunResponse
     | QueueAnswer
 )

@@ -37,6 +37,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "pause",
             "resume-machine",
             "limit",
+            "metrics",
             "unpair",
             "leave",
             "down",

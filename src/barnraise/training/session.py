@@ -30,7 +30,7 @@ from barnraise.training.autotune.tuner import GroupSample, SyncMode, SyncTuner
 from barnraise.training.batches import TWO_LOOPS, AssignedParts, Batch, Batches
 from barnraise.training.data.iterable import IterableLoader
 from barnraise.training.data.loader import MicroBatchLoader
-from barnraise.training.device_placement import device_of_worker, move_batch, place_model
+from barnraise.training.device_placement import device_of_worker, place_model
 from barnraise.training.gradients.batch_norm_stats import BatchNormStats
 from barnraise.training.gradients.grad_scaler import ScalerAdapter
 from barnraise.training.gradients.reducer import GradientReducer
@@ -493,10 +493,10 @@ class Session:
                 continue
             (step, covered), assigned = loop.position, self._assigned_parts()
             self._throughput.start_microbatch()  # loading data counts as this machine's work
-            part, batch = assigned.next()
+            part, batch = assigned.next(self._batch_device)
             self._start_microbatch(step, covered, part)
             try:
-                yield move_batch(batch, self._batch_device)
+                yield batch
             except GeneratorExit:  # break, return or an error: the script has left the loop
                 self._discard_microbatch()
                 raise
@@ -513,7 +513,7 @@ class Session:
             parts = [part for unit in loop.pending for part in self._oom_guard.split(unit)]
             parts = parts[self._parts_done :]
             batches = self._data.batches(key[1], [part.span for part in parts])
-            self._assigned = AssignedParts(key, parts, batches)
+            self._assigned = AssignedParts(key, parts, batches, loop.phases)
         return self._assigned
 
     def _start_microbatch(self, step: int, covered: int, part: MicroBatchPart) -> None:
@@ -586,13 +586,15 @@ class Session:
 
     def _finish_microbatch(self, part: MicroBatchPart) -> None:
         """Accumulate the micro-batch's gradients, and finish the step after the last micro-batch."""
+        sending_s = self._step_loop.phases.stop_computing(self._reducer.pop_sending_s())
         weight = self._weight if self._weight is not None else float(part.span.size)
         self._step_loop.add_microbatch(part.unit, weight, is_whole=part.is_last)
         check_all_taken(self._state.model, self._optimizers)
         self._buffer_check.finish()
         self._current, self._parts_done = None, 0 if part.is_last else part.part + 1
-        self._throughput.add_wait(self._reducer.pop_sending_s())
+        self._throughput.add_wait(sending_s)
         if part.is_last and self._step_loop.is_due:  # a regroup must not split a micro-batch
             start = time.perf_counter()
             self._step_loop.finish_step()
             self._throughput.add_wait(time.perf_counter() - start)
+        self._step_loop.phases.start_computing()

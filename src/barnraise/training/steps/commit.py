@@ -29,7 +29,9 @@ from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.state.training_state import TrainingState
 from barnraise.training.steps.commit_vote import CommitVote
 from barnraise.training.steps.load_balancing import assign_own
+from barnraise.training.steps.phase_clock import PhaseClock
 from barnraise.training.steps.progress import StepProgress
+from barnraise.training.steps.step_counters import StepCounters
 from barnraise.training.steps.throughput import Throughput
 
 log = logging.getLogger("barnraise.training")
@@ -95,6 +97,8 @@ class StepCommitter:
         self._progress = StepProgress()
         self._recovery = RecoveryCoordinator(manager)
         self._trace = CommitTrace()
+        self.phases = PhaseClock()
+        self._counters = StepCounters()
         self._norm_table = torch.zeros(0)  # batch norm statistics of the step, summed over workers
         self._state_window = b""  # hash of a part of the committed model
 
@@ -118,7 +122,7 @@ class StepCommitter:
         self._recovery.note_commit(lambda: self._committed_step(batches))
         self._compression.commit()
         self._apply_update(self.clip, batches)
-        completed = self._progress.completed
+        completed, own_samples = self._progress.completed, self._progress.own_samples
         if votes:
             self._throughput.update([vote.speed for vote in votes], self._manager.rank)
             self._metrics.update([vote.logged for vote in votes], self.done)
@@ -127,7 +131,14 @@ class StepCommitter:
         for callback in self.on_commit:
             callback()
         self.commit_range = None
+        self._count_commit(self._state.covered - covered, own_samples)
         self._trace.write(self._state, self.done, completed)
+
+    def _count_commit(self, steps: int, own_samples: int) -> None:
+        """Count a commit in the metrics of this worker."""
+        history = self._metrics.history
+        self._counters.count(steps, own_samples, *self.phases.take())
+        self._counters.set_state(self._manager.world, history[-1].get("loss") if history else None)
 
     def _committed_step(self, batches: int) -> CommittedStep:
         """Return the result as joining workers replay it."""
@@ -178,7 +189,8 @@ class StepCommitter:
             if self._state.sync.is_encoded:
                 parts = self._reducer.feedback_parts()
                 self._state.residuals = self._compression.sum_residuals(group, parts)
-            self._checkpoints.save(self._manager, savers, self._state, self.done)
+            with self.phases.measure("checkpoint"):
+                self._checkpoints.save(self._manager, savers, self._state, self.done)
             self._state.residuals = {}
         self._recovery.start(lambda: self._state.flatten(self.done), self.done)
 

@@ -137,6 +137,7 @@ class StepLoop(StepRecovery):
         If workers may overlap, the all-reduce only starts here. If one is in flight already, wait for it and
         do not start another: the script may look at the result first.
         """
+        self.phases.stop_computing()  # a worker that has computed its part waits here
         if self._in_flight is not None:
             self.wait_in_flight()
             return
@@ -208,7 +209,8 @@ class StepLoop(StepRecovery):
         vote = self._make_vote()
 
         def reduce_and_vote() -> list[CommitVote]:
-            self._reducer.all_reduce(group, self._norm_table, reduce_compressed, next_sync)
+            with self.phases.measure("communication"):
+                self._reducer.all_reduce(group, self._norm_table, reduce_compressed, next_sync)
             return self._exchange_votes(vote, self._reducer.digest(self.done))
 
         return reduce_and_vote
@@ -263,7 +265,8 @@ class StepLoop(StepRecovery):
             newest_generation=manager.newest_generation(),
             recovery_attempt=manager.recovery_attempt(),
         )
-        messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
+        with self.phases.measure("vote"):
+            messages = manager.group.all_gather_bytes(msgspec.msgpack.encode(own))
         return check_votes(
             messages,
             step=self.done,
