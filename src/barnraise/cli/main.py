@@ -21,6 +21,7 @@ from barnraise.cli.completion import (
     complete_runs,
 )
 from barnraise.cli.help import SectionedGroup, misplaced_options
+from barnraise.cli.history.commands import runs_group
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.machine.commands import machine_commands
 from barnraise.cli.plan.options import planning_options, take_wishes
@@ -568,6 +569,7 @@ for _command in (
     eval_command,
     export_command,
     queue_group,
+    runs_group,
 ):
     app.add_command(_command)
 
