@@ -103,6 +103,7 @@ FROZEN = {
     "uninstall": {"--yes", "--hard"},
     "unpair": {"node", "--yes", *_JSON},
     "up": {"--detach", "--psk-file", "--witness"},
+    "watch": {"run"},
 }
 GLOBAL_OPTIONS = {"--version"}
 
