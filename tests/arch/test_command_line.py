@@ -106,6 +106,7 @@ FROZEN = {
     "uninstall": {"--yes", "--hard"},
     "unpair": {"node", "--yes", *_JSON},
     "up": {"--detach", "--psk-file", "--witness"},
+    "watch": {"run"},
 }
 GLOBAL_OPTIONS = {"--version"}
 

@@ -30,6 +30,7 @@ from barnraise.cli.queue.commands import queue_group
 from barnraise.cli.runs.evaluate import eval_command
 from barnraise.cli.runs.export import export_command
 from barnraise.cli.runs.options import RunCommandOptions, add_data, run_options, set_option, take_run_options
+from barnraise.cli.watch.command import watch_command
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.sanitize import printable
 
@@ -570,6 +571,7 @@ for _command in (
     export_command,
     queue_group,
     runs_group,
+    watch_command,
 ):
     app.add_command(_command)
 
