@@ -15,9 +15,10 @@ SVG_NAMESPACE = "http://www.w3.org/2000/svg"
 
 
 def element(tag: str, /, *children: Child, **attributes: Attribute) -> Element:
-    """Return an element with its children. In attribute names, ``_`` stands for ``-``, and one at the end is dropped.
+    """Return an element with its children.
 
-    None is left out, as a child and as an attribute.
+    In attribute names, ``_`` stands for ``-``, and one at the end is dropped. A child or an attribute that is
+    None is left out.
     """
     made = ElementTree.Element(tag)
     for name, value in attributes.items():
