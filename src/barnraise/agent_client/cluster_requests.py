@@ -100,6 +100,12 @@ class LimitsRequest(msgspec.Struct, frozen=True, tag="limits?"):
     limits: MachineLimits | None = None
 
 
+class OpenPageRequest(msgspec.Struct, frozen=True, tag="open?"):
+    """Request for a one-time link to the page. ``machine``: of another owner's machine; empty: this one."""
+
+    machine: Text = ""
+
+
 class ShutdownRequest(msgspec.Struct, frozen=True, tag="down?"):
     """Say goodbye and end."""
 
@@ -119,6 +125,7 @@ AgentRequest = (
     | LeaveRequest
     | CleanRequest
     | LimitsRequest
+    | OpenPageRequest
     | ShutdownRequest
 )
 
@@ -239,6 +246,13 @@ class LimitsResponse(msgspec.Struct, frozen=True, kw_only=True, tag="limits"):
     runs: tuple[tuple[str, str], ...] = ()
 
 
+class OpenPageResponse(msgspec.Struct, frozen=True, tag="open"):
+    """One-time link to the page of a machine."""
+
+    link: str
+    machine: str
+
+
 class OfferResponse(msgspec.Struct, frozen=True, tag="offer"):
     """A code, or what became of it. ``granted`` says what the other machine may do now."""
 
@@ -280,6 +294,7 @@ AgentResponse = (
     | CheckResponse
     | CleanResponse
     | LimitsResponse
+    | OpenPageResponse
     | RunResponse
     | QueueAnswer
 )

@@ -21,6 +21,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "plan",
             "ps",
             "logs",
+            "open",
             "attach",
             "stop",
             "resume",
