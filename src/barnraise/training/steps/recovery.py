@@ -63,6 +63,7 @@ class StepRecovery(StepCommitter):
 
         ``error``: why the last group failed. Raise RunError if no other group would do better.
         """
+        self.check_can_train()
         raise_if_permanent(error)
         if error is not None:
             log.info("the group failed at step %d: %s", self.done, error.message)
