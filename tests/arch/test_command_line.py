@@ -68,6 +68,7 @@ FROZEN = {
     "listen": {"--port", "--trust", "--until-idle"},
     "logs": {"run", "--rank", "--all", "-f", "--follow"},
     "nodes": _JSON,
+    "open": {"--on", "--print", *_JSON},
     "pair": {"--guest", "--wait", "--no-wait", "--machines", "--yes", *_JSON},
     "pause": {"--for", *_JSON},
     "plan": {

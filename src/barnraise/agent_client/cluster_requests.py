@@ -101,6 +101,12 @@ class LimitsRequest(msgspec.Struct, frozen=True, tag="limits?"):
     limits: MachineLimits | None = None
 
 
+class OpenPageRequest(msgspec.Struct, frozen=True, tag="open?"):
+    """Request for a one-time link to the page. ``machine``: of another owner's machine; empty: this one."""
+
+    machine: Text = ""
+
+
 class ShutdownRequest(msgspec.Struct, frozen=True, tag="down?"):
     """Say goodbye and end."""
 
@@ -120,6 +126,7 @@ AgentRequest = (
     | LeaveRequest
     | CleanRequest
     | LimitsRequest
+    | OpenPageRequest
     | ShutdownRequest
 )
 
@@ -240,6 +247,13 @@ class LimitsResponse(msgspec.Struct, frozen=True, kw_only=True, tag="limits"):
     runs: tuple[tuple[str, str], ...] = ()
 
 
+class OpenPageResponse(msgspec.Struct, frozen=True, tag="open"):
+    """One-time link to the page of a machine."""
+
+    link: str
+    machine: str
+
+
 class OfferResponse(msgspec.Struct, frozen=True, tag="offer"):
     """A code, or what became of it. ``granted`` says what the other machine may do now."""
 
@@ -281,6 +295,7 @@ AgentResponse = (
     | CheckResponse
     | CleanResponse
     | LimitsResponse
+    | OpenPageResponse
     | RunResponse
     | QueueAnswer
     | HistoryAnswer

@@ -22,6 +22,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "ps",
             "watch",
             "logs",
+            "open",
             "attach",
             "stop",
             "resume",

@@ -328,6 +328,22 @@ def _logs(run: str | None, rank: int | None, all: bool, follow: bool) -> int:
     return runs.logs(run=run or runs.newest_run(), rank=rank, all_ranks=all, follow=follow)
 
 
+@app.command("open")
+@click.option(
+    "--on", metavar="MACHINE", default="", help="Its page instead.", shell_complete=complete_machines
+)
+@_flag("--print", "Only print the link, and open no browser.")
+@_as_json
+def _open(on: str, print: bool, as_json: bool) -> int:
+    """Open the page of this machine, with its runs, in a browser.
+
+    The link works once, for two minutes. It leads to this machine only, also with --on.
+    """
+    from barnraise.cli.cluster import page
+
+    return page.open_page(on=on, only_print=print, as_json=as_json)
+
+
 @app.command("stop")
 @click.argument("run", required=False, shell_complete=complete_active_runs)
 @_flag("--hard", "Kill immediately, without ten seconds to save.")

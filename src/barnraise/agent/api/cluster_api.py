@@ -31,6 +31,7 @@ from barnraise.agent_client.cluster_requests import (
     NodeRow,
     OfferRequest,
     OfferResponse,
+    OpenPageRequest,
     PairRequest,
     PeerLinkRow,
     PskRequest,
@@ -162,6 +163,8 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
             return await agent.cleaner.clean(request)
         case LimitsRequest():
             return _limits(agent, request.limits)
+        case OpenPageRequest():
+            return await agent.page.open(request.machine)
         case LeaveRequest():
             agent.audit.write("cluster-left", subject=agent.cluster_name, by=_PERSON)
             agent.leaves_cluster = True
