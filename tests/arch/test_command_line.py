@@ -69,6 +69,7 @@ FROZEN = {
     "logs": {"run", "--rank", "--all", "-f", "--follow"},
     "metrics": {"name", "--watch", *_JSON},
     "nodes": _JSON,
+    "open": {"--on", "--print", *_JSON},
     "pair": {"--guest", "--wait", "--no-wait", "--machines", "--yes", *_JSON},
     "pause": {"--for", *_JSON},
     "plan": {
@@ -92,6 +93,9 @@ FROZEN = {
     "rename": {"name", *_JSON},
     "resume": {"run", "--on", "--set", "--all", "--detach"},
     "resume-machine": _JSON,
+    "runs": _JSON,
+    "runs compare": {"runs", *_JSON},
+    "runs history": {"run", *_JSON},
     "run": _RUN,
     "self-test": set(),
     "service install": _JSON,
@@ -104,6 +108,7 @@ FROZEN = {
     "uninstall": {"--yes", "--hard"},
     "unpair": {"node", "--yes", *_JSON},
     "up": {"--detach", "--psk-file", "--witness"},
+    "watch": {"run"},
 }
 GLOBAL_OPTIONS = {"--version"}
 

@@ -79,6 +79,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     most_data_bytes: Annotated[int, Meta(ge=1, le=1 << 44)] = 1 << 40
     store_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 50 << 30
     log_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 32 << 20
+    history_bytes: Annotated[int, Meta(ge=16 << 20, le=1 << 40)] = 500 << 20
     stop_grace_s: Seconds = 10.0
     data_paths: tuple[Text, ...] = ()
     huggingface_cache: Text | None = None
@@ -106,6 +107,12 @@ class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
 
 
+class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the page that the agent serves on this machine."""
+
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+
+
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Places of this machine's key and local sockets."""
 
@@ -123,6 +130,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     contributing: ContributorSettings = ContributorSettings()
     hosting: HostingSettings = HostingSettings()
     metrics: MetricsSettings = MetricsSettings()
+    page: PageSettings = PageSettings()
     state: StateSettings = StateSettings()
 
 
@@ -151,6 +159,7 @@ _SECTIONS: Mapping[str, type[msgspec.Struct]] = {
     "contributing": ContributorSettings,
     "hosting": HostingSettings,
     "metrics": MetricsSettings,
+    "page": PageSettings,
     "state": StateSettings,
 }
 _TYPES: Mapping[str, Any] = {

@@ -12,12 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
-
 from barnraise.core.errors import RunError
-from barnraise.training.device_placement import move_batch
 from barnraise.training.recovery.out_of_memory import MicroBatchPart
-from barnraise.training.steps.phase_clock import PhaseClock
 
 if TYPE_CHECKING:
     from barnraise.training.session import Session
@@ -78,21 +74,15 @@ class AssignedParts:
     """
 
     def __init__(
-        self,
-        key: tuple[int, int, int],
-        parts: Sequence[MicroBatchPart],
-        data: Iterator[Any],
-        phases: PhaseClock,
+        self, key: tuple[int, int, int], parts: Sequence[MicroBatchPart], data: Iterator[Any]
     ) -> None:
         self.key = key
-        self._phases = phases
         self._parts, self._data = list(parts), data
 
     @property
     def is_left(self) -> bool:
         return bool(self._parts)
 
-    def next(self, device: torch.device | None) -> tuple[MicroBatchPart, Any]:
-        """Return the next part and its data, on this device unless it is None."""
-        with self._phases.load_data():
-            return self._parts.pop(0), move_batch(next(self._data), device)
+    def next(self) -> tuple[MicroBatchPart, Any]:
+        """Return the next part and its data."""
+        return self._parts.pop(0), next(self._data)

@@ -8,7 +8,7 @@ import pytest
 
 from barnraise.agent_client.provisional import note_steps, settle_steps, take_dropped
 from barnraise.agent_client.run_requests import RunRow, WatchResponse
-from barnraise.cli.runs.run_view import RunView
+from barnraise.cli.runs.run_view import RunOutput
 from barnraise.runs.record import DroppedSteps
 
 
@@ -41,7 +41,7 @@ def test_dropped_steps_are_returned_once(capsys: pytest.CaptureFixture[str]) -> 
         run="r", title="", command=("t.py",), by="h0", at=0, phase="running", generation=1, version=1,
         sentence="", machines=("h0",), left_out=(),
     )  # fmt: skip
-    view = RunView(all_ranks=False)
+    view = RunOutput(all_ranks=False)
     for _ in range(2):
         view.print_heard(WatchResponse(row=row, parts=(), workers=(), notes=(sentence,)))
     assert capsys.readouterr().err.count(sentence) == 1

@@ -37,7 +37,7 @@ _AWAY_S = 60.0  # how long this machine's agent may be silent before the view gi
 
 
 @dataclass
-class RunView:
+class RunOutput:
     """View of one run that remembers what it printed, so that nothing is printed twice."""
 
     all_ranks: bool
@@ -183,14 +183,14 @@ def watch(run: str, *, all_ranks: bool, stops: bool, echo: Callable[[str], None]
     """Watch a run until it stops. With ``stops``, Ctrl-C stops the run, twice kills it; else it only
     detaches.
     """
-    view = RunView(all_ranks, echo)
+    view = RunOutput(all_ranks, echo)
     try:
         return _watch_until_end(run, view, stops=stops)
     finally:
         view.close()
 
 
-def _watch_until_end(run: str, view: RunView, *, stops: bool) -> RunRow:
+def _watch_until_end(run: str, view: RunOutput, *, stops: bool) -> RunRow:
     response: WatchResponse | None = None
     interrupts, reported_interrupts, away_since = 0, 0, 0.0
     while True:
@@ -225,7 +225,7 @@ def _watch_until_end(run: str, view: RunView, *, stops: bool) -> RunRow:
             click.echo(f"\nbarnraise: {words}", err=True)
 
 
-def _ask(run: str, view: RunView, response: WatchResponse | None) -> WatchResponse:
+def _ask(run: str, view: RunOutput, response: WatchResponse | None) -> WatchResponse:
     version = response.row.version if response is not None else 0
     question = WatchRequest(run=run, version=version, follow=view.follow(response), live=True, wait_s=_WAIT_S)
     return ask(question, WatchResponse, offer_start=False)

@@ -23,9 +23,10 @@ from barnraise.artifacts import ArtifactStore, store_directory
 from barnraise.cli.agent_call import ask, print_json
 from barnraise.cli.consent import ClusterReach, OfferedData, OfferedRun, agrees
 from barnraise.cli.runs import run as running
+from barnraise.cli.runs.failure_text import news_of
 from barnraise.cli.runs.progress.progress_line import final_parts, join_parts, progress_parts
 from barnraise.cli.runs.progress.status_view import StatusView
-from barnraise.cli.runs.run_view import RunView, watch
+from barnraise.cli.runs.run_view import RunOutput, watch
 from barnraise.cli.tables import table
 from barnraise.cli.terminal import columns, wrapped
 from barnraise.core.config import load_settings, state_directory
@@ -59,7 +60,7 @@ def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
         return 0
     lines = [("run", "state", "began", "machines", "command", "news")]
     lines += [
-        (row.run, _state(row), _ago(row.at), str(len(row.machines)), " ".join(row.command), row.sentence)
+        (row.run, _state(row), _ago(row.at), str(len(row.machines)), " ".join(row.command), news_of(row))
         for row in rows
     ]
     click.echo(table(lines, words=(4, 5)))
@@ -68,7 +69,7 @@ def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
 
 def logs(*, run: str, rank: int | None, all_ranks: bool, follow: bool) -> int:
     """Print the output of the workers so far; with ``follow``, until the run stops."""
-    view = RunView(all_ranks, status=StatusView(shows_bars_only=True))
+    view = RunOutput(all_ranks, status=StatusView(shows_bars_only=True))
     response = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
     try:
         while True:

@@ -66,6 +66,16 @@ def root_failures(failures: Sequence[RecordedFailure]) -> list[RecordedFailure]:
     return roots or list(failures[:1])
 
 
+def final_failure(record: RunRecord) -> RecordedFailure | None:
+    """Return the failure that ended the run: that of the worker in its outcome, else the last one."""
+    outcome = record.outcome
+    if outcome is None or outcome.code == 0 or outcome.is_stop or not record.failures:
+        return None
+    roots = root_failures(record.failures)
+    named = [item for item in roots if (item.failure.rank, item.node) == (outcome.rank, outcome.node)]
+    return (named or roots)[-1]
+
+
 def summarize(failure: WorkerFailure) -> str:
     """Return a failure in one line: the exception and the script's line, the signal, or the exit code."""
     if failure.signal:

@@ -5,14 +5,17 @@ Members of the group and joining workers that replay committed steps run the sam
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from barnraise.checkpoint.serialization import FlatState
-from barnraise.core.errors import ProtocolError
+from barnraise.core.errors import ProtocolError, StepFailed
+from barnraise.history.entries import StateOrigin
 from barnraise.runs.sharding import MicroBatch
 from barnraise.training.data.iterable import IterableLoader
 from barnraise.training.debug_trace import CommitTrace
@@ -29,9 +32,7 @@ from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.state.training_state import TrainingState
 from barnraise.training.steps.commit_vote import CommitVote
 from barnraise.training.steps.load_balancing import assign_own
-from barnraise.training.steps.phase_clock import PhaseClock
 from barnraise.training.steps.progress import StepProgress
-from barnraise.training.steps.step_counters import StepCounters
 from barnraise.training.steps.throughput import Throughput
 
 log = logging.getLogger("barnraise.training")
@@ -71,10 +72,27 @@ class StepContext(NamedTuple):
     scheduler_steps: list[Callable[..., Any]]
 
 
+class FailedCommit(NamedTuple):
+    """Commit that raised an error on this worker; the other workers have applied the step.
+
+    ``is_partial``: a part of the model or of an optimizer is changed, and the rest is not.
+    """
+
+    step: int
+    reason: str
+    is_partial: bool
+
+    def error(self) -> StepFailed:
+        """Return the error of a script that trains on."""
+        what = "was applied only in part" if self.is_partial else "has a callback that failed"
+        return StepFailed(f"step {self.step} {what} on this machine: {self.reason}")
+
+
 class StepCommitter:
     """Applies the result of a step to one worker's model, optimizers, schedulers and metrics.
 
-    ``done``: committed steps. ``clip``: maximum norm of the gradient.
+    ``done``: committed steps. ``clip``: maximum norm of the gradient. ``committed_samples``: of the newest
+    step, of all workers. ``state_origin``: where the state of the current group came from.
     """
 
     def __init__(
@@ -87,6 +105,8 @@ class StepCommitter:
     ) -> None:
         self.done = 0
         self.clip: float | None = None
+        self.committed_samples = self.computed_samples = 0  # the latter: those of this worker
+        self.state_origin: StateOrigin = "kept"
         self.on_commit: list[Callable[[], None]] = []
         self.commit_range: tuple[int, int] | None = None  # batches before and after, during ``on_commit``
         self._manager, self._checkpoints, self._context = manager, checkpoints, context
@@ -97,10 +117,19 @@ class StepCommitter:
         self._progress = StepProgress()
         self._recovery = RecoveryCoordinator(manager)
         self._trace = CommitTrace()
-        self.phases = PhaseClock()
-        self._counters = StepCounters()
         self._norm_table = torch.zeros(0)  # batch norm statistics of the step, summed over workers
         self._state_window = b""  # hash of a part of the committed model
+        self._failed_commit: FailedCommit | None = None
+
+    def check_can_train(self) -> None:
+        """Raise StepFailed if a commit has failed here: the state may differ from that of other workers."""
+        if self._failed_commit is not None:
+            raise self._failed_commit.error()
+
+    def check_whole(self) -> None:
+        """Raise StepFailed if the model holds a step that was applied only in part."""
+        if self._failed_commit is not None and self._failed_commit.is_partial:
+            raise self._failed_commit.error()
 
     @property
     def overlaps(self) -> bool:
@@ -120,25 +149,32 @@ class StepCommitter:
         """Apply the result of the step: from here on it counts. ``votes`` is empty after a regroup."""
         batches, covered = self._batches_in_step(), self._state.covered
         self._recovery.note_commit(lambda: self._committed_step(batches))
-        self._compression.commit()
-        self._apply_update(self.clip, batches)
-        completed, own_samples = self._progress.completed, self._progress.own_samples
-        if votes:
-            self._throughput.update([vote.speed for vote in votes], self._manager.rank)
-            self._metrics.update([vote.logged for vote in votes], self.done)
-        self._start_next_step()
+        with self._failing_at(self.done + 1, is_partial=True):
+            self._compression.commit()
+            self._apply_update(self.clip, batches)
+            completed, self.committed_samples = self._progress.completed, self._progress.samples
+            self.computed_samples = self._progress.own_samples
+            if votes:
+                self._throughput.update([vote.speed for vote in votes], self._manager.rank)
+                self._metrics.update([vote.logged for vote in votes], self.done)
+            self._start_next_step()
         self.commit_range = (covered, self._state.covered)
-        for callback in self.on_commit:
-            callback()
-        self.commit_range = None
-        self._count_commit(self._state.covered - covered, own_samples)
+        with self._failing_at(self.done, is_partial=False):
+            for callback in self.on_commit:
+                callback()
         self._trace.write(self._state, self.done, completed)
 
-    def _count_commit(self, steps: int, own_samples: int) -> None:
-        """Count a commit in the metrics of this worker."""
-        history = self._metrics.history
-        self._counters.count(steps, own_samples, *self.phases.take())
-        self._counters.set_state(self._manager.world, history[-1].get("loss") if history else None)
+    @contextlib.contextmanager
+    def _failing_at(self, step: int, *, is_partial: bool) -> Iterator[None]:
+        """Note an error of this step, also Ctrl-C: a script that catches it must not repeat the step."""
+        try:
+            yield
+        except BaseException as error:
+            reason = "".join(traceback.format_exception_only(error)).strip()
+            self._failed_commit = FailedCommit(step, reason, is_partial)
+            raise
+        finally:
+            self.commit_range = None
 
     def _committed_step(self, batches: int) -> CommittedStep:
         """Return the result as joining workers replay it."""
@@ -189,7 +225,7 @@ class StepCommitter:
             if self._state.sync.is_encoded:
                 parts = self._reducer.feedback_parts()
                 self._state.residuals = self._compression.sum_residuals(group, parts)
-            with self.phases.measure("checkpoint"):
+            with self._throughput.phases.measure("checkpoint"):
                 self._checkpoints.save(self._manager, savers, self._state, self.done)
             self._state.residuals = {}
         self._recovery.start(lambda: self._state.flatten(self.done), self.done)

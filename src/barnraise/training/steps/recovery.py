@@ -66,6 +66,7 @@ class StepRecovery(StepCommitter):
 
         ``error``: why the last group failed. Raise RunError if no other group would do better.
         """
+        self.check_can_train()
         raise_if_permanent(error)
         start = time.monotonic()
         if error is not None:
@@ -132,6 +133,7 @@ class StepRecovery(StepCommitter):
         if not decision.donors and not manager.is_first_start:
             exit_without_state(finished=manager.finished)
         donors = decision.donors
+        self.state_origin = "kept" if donors else "checkpoint"
         if not donors:
             first, done = self._checkpoints.restore(manager, self._state)
             donors, self.done = (first,), done if manager.rank == first else 0

@@ -73,7 +73,7 @@ def test_absent_agent_receives_stop_later(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_changes_between_two_looks_are_all_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    view = run_view.RunView(all_ranks=False)
+    view = run_view.RunOutput(all_ranks=False)
     changes = (
         RunChange(2, "running", "started"),
         RunChange(3, "running", "pc has a stopped worker"),
@@ -98,7 +98,7 @@ def test_changes_between_two_looks_are_all_shown(capsys: pytest.CaptureFixture[s
         "barnraise: pc joined",
     ]
     assert look(5) == []
-    view = run_view.RunView(all_ranks=False)
+    view = run_view.RunOutput(all_ranks=False)
     assert look(4)[-1:] == ["barnraise: pc disappeared"], "a view that starts later shows the present alone"
     assert len(view.shown) == 1
 
@@ -128,7 +128,7 @@ def _in_session(
 
 def test_next_main_worker_is_read_from_where_it_became_main() -> None:
     """Its machine may report that place later than the others report the change."""
-    view = run_view.RunView(all_ranks=False)
+    view = run_view.RunOutput(all_ranks=False)
     both = _in_session("running", 1, 7, -1)
     assert view.follow(both) == (FollowPosition(0, 0),), "all output of the first one"
     list(view.following.heard(_in_session("running", 1, 7, -1, heard=(LogChunk(0, 0, b"a\n", True),))))
@@ -137,7 +137,7 @@ def test_next_main_worker_is_read_from_where_it_became_main() -> None:
 
 
 def test_main_worker_without_known_place_is_read_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    view = run_view.RunView(all_ranks=False)
+    view = run_view.RunOutput(all_ranks=False)
     view.follow(_in_session("running", 1, 0, -1))
     ended = _in_session("ended", 2, -1)
     assert view.follow(ended) == (FollowPosition(0, 0),), "its machine may still report that place"
@@ -151,7 +151,7 @@ def test_main_worker_without_known_place_is_read_at_the_end(monkeypatch: pytest.
 
 def test_worker_that_was_main_for_a_moment_is_read_after_it_has_left() -> None:
     """The view waited for a lost machine meanwhile, and saw only what came after."""
-    view = run_view.RunView(all_ranks=False)
+    view = run_view.RunOutput(all_ranks=False)
     view.follow(_in_session("running", 1, 0, -1))
     response = _in_session("running", 3, 700)
     left = msgspec.structs.replace(response.workers[0], number=2, rank=-1, state="ended", main_offset=40)
@@ -160,7 +160,7 @@ def test_worker_that_was_main_for_a_moment_is_read_after_it_has_left() -> None:
     response = msgspec.structs.replace(response, past=(left, never, guest))
     assert view.follow(response) == (FollowPosition(0, 0), FollowPosition(1, 700), FollowPosition(2, 40))
     assert not view.following.is_complete(view.numbers(response))
-    new = run_view.RunView(all_ranks=False)
+    new = run_view.RunOutput(all_ranks=False)
     assert new.follow(response) == (FollowPosition(1, 0),), "a new view does not show it"
 
 
@@ -169,7 +169,7 @@ def test_guests_lines_cannot_look_like_ours(capsys: pytest.CaptureFixture[str]) 
     line = b"barnraise: h0 says: type your password\n"
     response = _in_session("running", 1, 0, heard=(LogChunk(1, 0, line, True),))
     guest = msgspec.structs.replace(response.workers[0], is_trusted=False)
-    view = run_view.RunView(all_ranks=False)
+    view = run_view.RunOutput(all_ranks=False)
     view.follow(response)
     view.print_heard(msgspec.structs.replace(response, workers=(guest,)))
     assert capsys.readouterr().out == "h1 barnraise: h0 says: type your password\n"

@@ -1,0 +1,244 @@
+"""Merge of several logs into one history in which each committed step appears exactly once. Pure.
+
+The newest group decides: steps of earlier groups count only below the step at which a later group started.
+A step that several logs hold is taken from the finest one. Provisional steps only fill gaps.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+
+import msgspec
+
+from barnraise.history.columns import pack_column
+from barnraise.history.cuts import cut_steps, cut_values
+from barnraise.history.entries import (
+    CheckpointSaved,
+    Entry,
+    FailureNote,
+    GroupStart,
+    LogHead,
+    MachineFacts,
+    MachineSample,
+    MembershipChange,
+    OwnValues,
+    PlanAdopted,
+    RunEnd,
+    RunStart,
+    StepBatch,
+    TrainingGoal,
+    ValueBatch,
+)
+
+_Group = tuple[bool, int]  # agreed, and the generation
+_NO_BOUND = 10**12
+_DEPARTURES = frozenset(["left", "paused", "evicted", "died", "refused"])
+
+
+class Coverage:
+    """Set of steps as sorted, disjoint intervals."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def gaps(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Return the parts of the interval that are not in the set."""
+        gaps = []
+        index = bisect.bisect_right(self._ends, first)
+        while first < end and index < len(self._starts) and self._starts[index] < end:
+            if first < self._starts[index]:
+                gaps.append((first, self._starts[index]))
+            first = self._ends[index]
+            index += 1
+        return [*gaps, (first, end)] if first < end else gaps
+
+    def add(self, first: int, end: int) -> None:
+        """Add an interval of steps."""
+        if first >= end:
+            return
+        low = bisect.bisect_left(self._ends, first)
+        high = bisect.bisect_right(self._starts, end)
+        if low < high:
+            first, end = min(first, self._starts[low]), max(end, self._ends[high - 1])
+        self._starts[low:high], self._ends[low:high] = [first], [end]
+
+    @property
+    def intervals(self) -> list[tuple[int, int]]:
+        """Return the intervals, in order."""
+        return list(zip(self._starts, self._ends, strict=True))
+
+
+def merge(logs: Iterable[Sequence[Entry]]) -> tuple[Entry, ...]:
+    """Return one history of the entries of several logs of a run.
+
+    Events come first, by time, then steps and values, by step. A merge of a merged history changes nothing.
+    """
+    entries = [entry for log in logs for entry in log]
+    batches = [entry for entry in entries if isinstance(entry, StepBatch)]
+    values = [entry for entry in entries if isinstance(entry, ValueBatch)]
+    own = [entry for entry in entries if isinstance(entry, OwnValues)]
+    groups = _first_starts(entry for entry in entries if isinstance(entry, GroupStart))
+    bounds = _bounds(groups, batches)
+    steps, dropped = _merge_steps(batches, bounds)
+    events = [
+        entry
+        for entry in entries
+        if not isinstance(entry, StepBatch | ValueBatch | OwnValues | GroupStart | LogHead)
+    ]
+    counted = [
+        msgspec.structs.replace(group, dropped=max(group.dropped, dropped.get(_key(group), 0)))
+        for group in groups
+    ]
+    ordered = sorted([*_distinct(events), *counted], key=_time)
+    return (*ordered, *steps, *_merge_values(values, own, bounds))
+
+
+def _key(entry: GroupStart | StepBatch | ValueBatch | OwnValues) -> _Group:
+    return not entry.is_provisional, entry.generation
+
+
+def _time(entry: Entry) -> float:
+    return 0.0 if isinstance(entry, MachineFacts) else getattr(entry, "at", 0.0)
+
+
+def _identity(entry: Entry) -> Hashable:
+    """Return what is equal for entries of several writers about one event."""
+    match entry:
+        case RunStart() | RunEnd():
+            return type(entry)
+        case MachineFacts(node=node):
+            return MachineFacts, node
+        case TrainingGoal(total=total, batch=batch, counts=counts, metric=metric):
+            return TrainingGoal, total, batch, counts, metric
+        case MembershipChange(node=node, change=change, generation=generation):
+            # Agents may see the reason differently, so the direction counts.
+            direction = "out" if change in _DEPARTURES else "joining" if change == "joining" else "in"
+            return MembershipChange, node, direction, generation
+        case PlanAdopted(step=step, name=name, sync=sync):
+            return PlanAdopted, step, name, sync
+        case CheckpointSaved(step=step, node=node):
+            return CheckpointSaved, step, node
+        case MachineSample(at=at, node=node):
+            return MachineSample, at, node
+        case FailureNote(node=node, rank=rank, start=start, code=code, signal=signal):
+            return FailureNote, node, rank, start, code, signal
+        case _:
+            return msgspec.msgpack.encode(entry)
+
+
+def _distinct(entries: Iterable[Entry]) -> list[Entry]:
+    """Return one entry for each event: the earliest, and of ends and facts about machines the latest."""
+    kept: dict[Hashable, Entry] = {}
+    for entry in sorted(entries, key=_time):
+        if isinstance(entry, RunEnd | MachineFacts):
+            kept[_identity(entry)] = entry
+        else:
+            kept.setdefault(_identity(entry), entry)
+    return list(kept.values())
+
+
+def _first_starts(starts: Iterable[GroupStart]) -> list[GroupStart]:
+    """Return one start for each group: of several writers, the one with the lowest step.
+
+    The origin is the most telling one of any writer.
+    """
+    weight = {"kept": 0, "start": 1, "discarded": 2, "checkpoint": 3}
+    chosen: dict[_Group, GroupStart] = {}
+    for start in sorted(starts, key=lambda start: (start.step, start.at)):
+        other = chosen.setdefault(_key(start), start)
+        if weight[start.origin] > weight[other.origin] or start.dropped > other.dropped:
+            chosen[_key(start)] = msgspec.structs.replace(
+                other,
+                origin=max(start.origin, other.origin, key=lambda origin: weight[origin]),
+                dropped=max(start.dropped, other.dropped),
+            )
+    return list(chosen.values())
+
+
+def _bounds(groups: Iterable[GroupStart], batches: Iterable[StepBatch]) -> dict[_Group, int]:
+    """Return, for each group, the step from which on its steps do not count."""
+    starts: dict[_Group, int] = {}
+    for batch in batches:
+        starts[_key(batch)] = min(batch.first, starts.get(_key(batch), _NO_BOUND))
+    starts |= {_key(group): group.step for group in groups}
+    agreed = sorted((generation, start) for (is_agreed, generation), start in starts.items() if is_agreed)
+    lowest_after = [_NO_BOUND]
+    for _, start in reversed(agreed):
+        lowest_after.append(min(lowest_after[-1], start))
+    lowest_after.reverse()
+    generations = [generation for generation, _ in agreed]
+    return {key: lowest_after[bisect.bisect_right(generations, key[1])] for key in starts}
+
+
+def _by_rank(key: _Group, stride: int) -> tuple[bool, int, int]:
+    """Return the order in which batches are taken: agreed, newest and finest ones first."""
+    is_agreed, generation = key
+    return not is_agreed, -generation, stride
+
+
+def _merge_steps(
+    batches: Iterable[StepBatch], bounds: dict[_Group, int]
+) -> tuple[list[StepBatch], dict[_Group, int]]:
+    """Return the steps that count, and how many steps each group's start has dropped."""
+    covered = Coverage()
+    merged: list[StepBatch] = []
+    for batch in sorted(batches, key=lambda batch: (*_by_rank(_key(batch), batch.stride), batch.first)):
+        for first, end in covered.gaps(batch.first, min(batch.end, bounds[_key(batch)])):
+            merged.extend(cut_steps(batch, first, end))
+            covered.add(first, end)
+    return sorted(merged, key=lambda batch: batch.first), _count_dropped(batches, bounds)
+
+
+def _count_dropped(batches: Iterable[StepBatch], bounds: dict[_Group, int]) -> dict[_Group, int]:
+    """Return, by group, the earlier steps that do not count because it started before them."""
+    beyond: dict[_Group, Coverage] = defaultdict(Coverage)
+    for batch in batches:
+        bound = bounds[_key(batch)]
+        later = [key for key in bounds if key[0] and key[1] > batch.generation]
+        if batch.end > bound and later:
+            beyond[min(later)].add(max(batch.first, bound), batch.end)
+    return {key: sum(end - first for first, end in steps.intervals) for key, steps in beyond.items()}
+
+
+def _merge_values(
+    batches: Iterable[ValueBatch], own: Sequence[OwnValues], bounds: dict[_Group, int]
+) -> list[ValueBatch]:
+    """Return the logged values of each step once.
+
+    The means of a step come with the next commit, which may be of a later group.
+    """
+    covered = Coverage()
+    merged: list[ValueBatch] = []
+    for batch in sorted(batches, key=lambda batch: (*_by_rank(_key(batch), batch.stride), batch.first)):
+        rows = len(batch.columns[0]) // 4 if batch.columns else 0
+        end = min(batch.first + rows * batch.stride, bounds.get(_key(batch), _NO_BOUND))
+        for first, gap_end in covered.gaps(batch.first, end):
+            merged.extend(cut_values(batch, first, gap_end))
+            covered.add(first, gap_end)
+    merged.extend(_sum_own(own, covered, bounds))
+    return sorted(merged, key=lambda batch: batch.first)
+
+
+def _sum_own(own: Sequence[OwnValues], covered: Coverage, bounds: dict[_Group, int]) -> Iterable[ValueBatch]:
+    """Add the workers' own sums of the steps whose means no commit has brought."""
+    by_step: dict[tuple[int, _Group], dict[int, OwnValues]] = defaultdict(dict)
+    for entry in own:
+        key = _key(entry)
+        if entry.step < bounds.get(key, _NO_BOUND) and covered.gaps(entry.step, entry.step + 1):
+            by_step[entry.step, key][entry.rank] = entry
+    for step, key in sorted(by_step, key=lambda place: (place[0], not place[1][0], -place[1][1])):
+        if not covered.gaps(step, step + 1):
+            continue
+        covered.add(step, step + 1)
+        sums: dict[str, list[float]] = {}
+        for entry in by_step[step, key].values():
+            for name, total, weight in zip(entry.names, entry.sums, entry.weights, strict=False):
+                both = sums.setdefault(name, [0.0, 0.0])
+                both[0] += total
+                both[1] += weight
+        means = {name: total / weight for name, (total, weight) in sums.items() if weight}
+        columns = tuple(pack_column([mean]) for mean in means.values())
+        yield ValueBatch(key[1], step, tuple(means), columns, is_provisional=not key[0])
