@@ -1,4 +1,4 @@
-"""Invented machines and runs behind a real page: the example of the tests, with more machines and more runs."""
+"""Invented machines and runs behind a real page: the example of the tests, with more machines and runs."""
 
 from __future__ import annotations
 

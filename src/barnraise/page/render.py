@@ -16,11 +16,13 @@ from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration, format_rate, format_size
 from barnraise.history.sentences import counted, duration
 from barnraise.history.view import RunView
+from barnraise.page.content.chart_data import chart_data
 from barnraise.page.content.map_drawing import HEIGHT, WIDTH, draw_map
 from barnraise.page.content.row_view import state_of
+from barnraise.page.updates import CHART
 
 UNKNOWN = "–"
-SECTIONS = ("state", "machines", "map", "time", "events", "plans", "checkpoints")
+SECTIONS = ("heading", "state", "machines", "map", "time", "events", "plans", "checkpoints", "start")
 MOST_EVENTS = 200
 _BAR = 200  # units of the longest bar
 _MOST_TEXT = 4000
@@ -31,9 +33,10 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
-def render_sections(view: RunView) -> Mapping[str, str]:
-    """Return the parts of a run's page that change while it runs."""
+def render_parts(view: RunView, base: str) -> Mapping[str, str]:
+    """Return the parts of a run's page, and the data of its chart. ``base``: start of addresses."""
     shown = {
+        "base": base,
         "view": view,
         "map": draw_map(view.machines, view.links),
         "longest_s": max(
@@ -42,7 +45,8 @@ def render_sections(view: RunView) -> Mapping[str, str]:
         ),
         "events": tuple(reversed(view.events[-MOST_EVENTS:])),
     }
-    return {name: render(f"sections/{name}.html", **shown) for name in SECTIONS}
+    parts = {name: render(f"sections/{name}.html", **shown) for name in SECTIONS}
+    return {**parts, CHART: chart_data(view)}
 
 
 @cache
