@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from barnraise.agent_client.history_requests import HistoryAnswer, HistoryRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
 from barnraise.agent_client.machine_limits import MachineLimits
 from barnraise.agent_client.queue.requests import QueueAnswer, QueueRequest
@@ -130,7 +131,7 @@ AgentRequest = (
 )
 
 # Workers send requests to the store through the same socket.
-AnyAgentRequest = AgentRequest | RunRequest | QueueRequest | KvRequest | ClusterRequest
+AnyAgentRequest = AgentRequest | RunRequest | QueueRequest | HistoryRequest | KvRequest | ClusterRequest
 
 
 class DeviceRow(msgspec.Struct, frozen=True):
@@ -297,6 +298,7 @@ AgentResponse = (
     | OpenPageResponse
     | RunResponse
     | QueueAnswer
+    | HistoryAnswer
 )
 
 _MISUNDERSTOOD = "the agent and the command line do not understand each other"
@@ -306,7 +308,7 @@ _requests: msgspec.msgpack.Decoder[AnyAgentRequest] = msgspec.msgpack.Decoder(An
 _responses: msgspec.msgpack.Decoder[AgentResponse] = msgspec.msgpack.Decoder(AgentResponse)
 
 
-def encode(message: AgentRequest | RunRequest | QueueRequest | AgentResponse) -> bytes:
+def encode(message: AgentRequest | RunRequest | QueueRequest | HistoryRequest | AgentResponse) -> bytes:
     return _encoder.encode(message)
 
 

@@ -21,6 +21,7 @@ from barnraise.cli.completion import (
     complete_runs,
 )
 from barnraise.cli.help import SectionedGroup, misplaced_options
+from barnraise.cli.history.commands import runs_group
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.machine.commands import machine_commands
 from barnraise.cli.plan.options import planning_options, take_wishes
@@ -29,6 +30,7 @@ from barnraise.cli.queue.commands import queue_group
 from barnraise.cli.runs.evaluate import eval_command
 from barnraise.cli.runs.export import export_command
 from barnraise.cli.runs.options import RunCommandOptions, add_data, run_options, set_option, take_run_options
+from barnraise.cli.watch.command import watch_command
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.sanitize import printable
 
@@ -584,6 +586,8 @@ for _command in (
     eval_command,
     export_command,
     queue_group,
+    runs_group,
+    watch_command,
 ):
     app.add_command(_command)
 

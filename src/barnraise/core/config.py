@@ -79,6 +79,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     most_data_bytes: Annotated[int, Meta(ge=1, le=1 << 44)] = 1 << 40
     store_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 50 << 30
     log_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 32 << 20
+    history_bytes: Annotated[int, Meta(ge=16 << 20, le=1 << 40)] = 500 << 20
     stop_grace_s: Seconds = 10.0
     data_paths: tuple[Text, ...] = ()
     huggingface_cache: Text | None = None
