@@ -35,6 +35,7 @@ from barnraise.agent.diagnostics.reachability import ReachabilityProber
 from barnraise.agent.disk.cleaner import Cleaner
 from barnraise.agent.journal_storage import JournalStorage
 from barnraise.agent.limits.service import LimitsService
+from barnraise.agent.page.service import PageService
 from barnraise.agent.power.suspend_events import watch_sleep
 from barnraise.agent.queue.service import QueueService
 from barnraise.agent.runs.service import RunService
@@ -140,6 +141,7 @@ class Agent:
         self.queue = QueueService(self, self.runs)
         self.limits = LimitsService(self, lambda: bool(self.runs.executors), self._limits_changed)
         self.cleaner = Cleaner(self, self.runs)
+        self.page = PageService(self)
         await self.listener.start()
         self.journals = await self._load_journals()
         if is_new:
@@ -177,6 +179,7 @@ class Agent:
         has_peers = others and self.connections.linked() and not self._broken
         if has_peers:
             await self.runs.leave()
+        await self.page.stop()
         await self.runs.stop()
         if has_peers:
             await self._send_goodbye()
@@ -377,6 +380,8 @@ class Agent:
             self.runs.received(node, kind, body)
         elif kind == protocol.QUEUE:
             self.queue.received(node, body)
+        elif kind == protocol.OWNER:
+            self.page.received(node, body)
         elif kind == protocol.TRAIN:
             self.link_prober.received(node, body)
         elif kind == protocol.SURVEY:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from barnraise.agent_client.cluster_requests import AnyAgentRequest
+from barnraise.agent_client.history_requests import RecordRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
 from barnraise.agent_client.run_requests import (
     DroppedStepsRequest,
@@ -29,6 +30,7 @@ _OWN = (
     ProgressRequest,
     FailingRequest,
     DroppedStepsRequest,
+    RecordRequest,
     SignRequest,
     NewestCheckpointRequest,
     RolesRequest,

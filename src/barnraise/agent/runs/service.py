@@ -14,6 +14,7 @@ from barnraise.agent.checkpoints.service import CheckpointService
 from barnraise.agent.cluster.kv_proxy import KvProxy
 from barnraise.agent.containers.engine import remove_leftovers as remove_container_leftovers
 from barnraise.agent.context import AgentContext
+from barnraise.agent.history.service import HistoryService
 from barnraise.agent.runs import messages
 from barnraise.agent.runs.consent import end_agreement
 from barnraise.agent.runs.controller import RunController
@@ -86,6 +87,7 @@ class RunService:
         self.variables = VariableKeeper(context, self.registry)
         self.controller = RunController(context, self.registry)
         self.proxy = KvProxy(context, self.registry)
+        self.history = HistoryService(context, self.registry)
         self.artifacts = ArtifactService(self.store, _ArtifactCarrier(context))
         self.checkpoints = CheckpointService(
             context, self.registry, self.artifacts, self.store, self._files_granted
@@ -105,7 +107,8 @@ class RunService:
 
     def jobs(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Return the background tasks that the agent has to run."""
-        return self.controller.run, self._collect_garbage, self._watch_workers, self.replicator.run
+        own = self.controller.run, self._collect_garbage, self._watch_workers, self.replicator.run
+        return *own, *self.history.jobs()
 
     def load(self) -> None:
         """Kill leftovers of earlier agent processes and continue the runs that are active."""
@@ -169,6 +172,7 @@ class RunService:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self.checkpoints.stop()
         await self.artifacts.close()
+        await self.history.stop()
 
     def reset(self) -> None:
         """Forget all runs of the old cluster."""
@@ -260,6 +264,7 @@ class RunService:
         """Start or wake this machine's executor for a newer record."""
         me = self._context.me.raw
         self._context.audit_trail.run_changed(entry.spec, entry.record)
+        self.history.on_record(entry)
         self.allow_files(entry.spec.program.manifests)
         if entry.has_ended:
             end_agreement(run_directory(self._context.directory, entry.run))

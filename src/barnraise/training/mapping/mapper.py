@@ -127,7 +127,7 @@ class Mapper:
         store = self.find_store(key, total, fingerprint)
         queue = ItemQueue()
         exchange = MapExchange(self._manager, key, queue, self.find_store, self._regrouper(queue))
-        if self._progress is not None:
+        if self._progress is not None and total:
             self._progress.start(exchange, total)
         self._set_key(key)
         try:

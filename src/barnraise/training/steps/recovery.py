@@ -127,6 +127,7 @@ class StepRecovery(StepCommitter):
         if not decision.donors and not manager.is_first_start:
             exit_without_state(finished=manager.finished)
         donors = decision.donors
+        self.state_origin = "kept" if donors else "checkpoint"
         if not donors:
             first, done = self._checkpoints.restore(manager, self._state)
             donors, self.done = (first,), done if manager.rank == first else 0
