@@ -131,6 +131,7 @@ class _Builder:
             checkpoints=self._checkpoints(),
             rolled_back=sum(group.dropped for group in self._groups),
             missing=table.missing,
+            phase_totals_s=table.phase_totals_s(),
         )
 
     def _headline(
