@@ -575,9 +575,9 @@ def test_killed_worker_of_a_machine_that_is_here_does_not_mean_that_the_machine_
     assert two is not None
     assert two.why == "box lost a worker (signal 9); training continues on 2 machines"
     both = {A: reports[A], B: at_work(record, B, x=WorkerState(1, "ended", 0, 9)), C: killed[C]}
-    one = next_record(record, facts(spec, both))
-    assert one is not None
-    assert one.why == "pc, box lost workers (signal 9); training continues on 1 machine"
+    alone = next_record(record, facts(spec, both))
+    assert alone is not None
+    assert alone.why == "pc, box lost workers (signal 9); training continues on 1 machine"
 
 
 def test_session_that_lost_a_machine_names_it_at_the_end() -> None:
