@@ -33,6 +33,7 @@ class Row:
 
 
 TABLE = (
+    Row("deep", "failure/test_metrics.py"),
     # The lab: a few tests of each kind; each one costs 5 to 60 s.
     Row("fast", "lab/test_lab_parts.py"),
     Row("deep", "lab/test_systems.py", "test_arm64_host_computes_with_torch"),
