@@ -37,6 +37,7 @@ TABLE = (
     Row("deep", "unit/history/test_compaction.py", "test_record_of_a_day_*", {"steps_per_s": (10,)}),
     Row("gate", "unit/history/test_compaction.py", "test_record_of_a_day_*"),
     Row("deep", "failure/test_record_kills.py"),
+    Row("deep", "failure/test_metrics.py"),
     # The lab: a few tests of each kind; each one costs 5 to 60 s.
     Row("fast", "lab/test_lab_parts.py"),
     Row("deep", "lab/test_systems.py", "test_arm64_host_computes_with_torch"),
