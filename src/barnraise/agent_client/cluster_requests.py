@@ -10,6 +10,7 @@ from msgspec import Meta
 from barnraise.agent_client.history_requests import HistoryAnswer, HistoryRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
 from barnraise.agent_client.machine_limits import MachineLimits
+from barnraise.agent_client.metrics.requests import MetricsReport, MetricsRequest, MetricsResponse
 from barnraise.agent_client.queue.requests import QueueAnswer, QueueRequest
 from barnraise.agent_client.run_requests import RunRequest, RunResponse
 from barnraise.core.decoding import decode
@@ -128,6 +129,8 @@ AgentRequest = (
     | LimitsRequest
     | OpenPageRequest
     | ShutdownRequest
+    | MetricsReport
+    | MetricsRequest
 )
 
 # Workers send requests to the store through the same socket.
@@ -295,6 +298,7 @@ AgentResponse = (
     | CheckResponse
     | CleanResponse
     | LimitsResponse
+    | MetricsResponse
     | OpenPageResponse
     | RunResponse
     | QueueAnswer

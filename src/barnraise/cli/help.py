@@ -39,6 +39,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "pause",
             "resume-machine",
             "limit",
+            "metrics",
             "unpair",
             "leave",
             "down",

@@ -101,6 +101,12 @@ class HostingSettings(msgspec.Struct, frozen=True, kw_only=True):
     proxy_token: Annotated[str, Meta(min_length=16, max_length=200, pattern="^[A-Za-z0-9_-]+$")] | None = None
 
 
+class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the metrics that this machine serves to Prometheus."""
+
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+
+
 class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the page that the agent serves on this machine."""
 
@@ -123,6 +129,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     runs: RunSettings = RunSettings()
     contributing: ContributorSettings = ContributorSettings()
     hosting: HostingSettings = HostingSettings()
+    metrics: MetricsSettings = MetricsSettings()
     page: PageSettings = PageSettings()
     state: StateSettings = StateSettings()
 
@@ -151,6 +158,7 @@ _SECTIONS: Mapping[str, type[msgspec.Struct]] = {
     "runs": RunSettings,
     "contributing": ContributorSettings,
     "hosting": HostingSettings,
+    "metrics": MetricsSettings,
     "page": PageSettings,
     "state": StateSettings,
 }

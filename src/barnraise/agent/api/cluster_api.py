@@ -49,6 +49,7 @@ from barnraise.agent_client.history_requests import HistoryRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest, KvResponse, Result
 from barnraise.agent_client.kv_messages import encode as encode_kv
 from barnraise.agent_client.machine_limits import MachineLimits
+from barnraise.agent_client.metrics.requests import MetricsReport, MetricsRequest
 from barnraise.agent_client.queue.requests import QueueRequest
 from barnraise.agent_client.run_requests import GraphRequest, RunRequest
 from barnraise.core.errors import AgentError, MembershipError
@@ -84,6 +85,9 @@ async def answer(agent: Agent, data: bytes, run: str) -> bytes:
                 KvResponse(await agent.runs.proxy.request(request.operation, request.patience_s))
             )
         return await agent.kv.answer(request)
+    if isinstance(request, MetricsReport):
+        agent.metrics.received(request)
+        return encode(RequestDone(""))
     if isinstance(request, HistoryRequest):
         return encode(await history_api.answer(agent, request))
     if isinstance(request, QueueRequest):
@@ -122,6 +126,8 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
     match request:
         case StatusRequest():
             return status(agent)
+        case MetricsRequest():
+            return await agent.metrics.answer()
         case PairRequest():
             _check_owner(agent, "pair another machine")
             agent.pairing.open_code(request.role)

@@ -21,6 +21,10 @@ from barnraise.agent.runs.controller import RunController
 from barnraise.agent.runs.executor import RunExecutor
 from barnraise.agent.runs.local_interface import remove_interfaces
 from barnraise.agent.runs.messages import (
+    HeldLogsRequest,
+    HeldLogsResponse,
+    LogPartRequest,
+    LogPartResponse,
     LogRequest,
     LogResponse,
     RecordUpdate,
@@ -185,11 +189,13 @@ class RunService:
         """Exchange records and files with a newly connected machine."""
         self.registry.link_up(node)
         self.artifacts.link_up(node)
+        self.history.copier.link_up(node)
 
     def link_down(self, node: NodeId) -> None:
         """Fail the transfers from a machine whose connection is lost."""
         self.artifacts.link_down(node)
         self.checkpoints.link_down(node)
+        self.history.copier.link_down(node)
 
     def artifact_route_down(self, node: NodeId) -> None:
         """Restart transfers after only the file route to a machine broke."""
@@ -221,6 +227,8 @@ class RunService:
                 future = self._logs.get((node, message.serial))
                 if future is not None and not future.done():
                     future.set_result(message)
+            case HeldLogsRequest() | HeldLogsResponse() | LogPartRequest() | LogPartResponse():
+                self.history.copier.received(node, message)
             case ValuesRequest() | ValuesResponse():
                 self.variables.received(node, message)
             case _:

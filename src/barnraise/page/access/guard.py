@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 
-from barnraise.hub.server.host_guard import host_name, is_loopback
+from barnraise.core.host_header import host_name, is_loopback
 
 MOST_BODY = 8 << 10
 MOST_PATH = 4 << 10

@@ -32,6 +32,7 @@ from barnraise.training.autotune.tuner import SyncChoice
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import Logged, MetricsLog
 from barnraise.training.record.sinks import RecordSink
+from barnraise.training.record.step_counters import StepCounters
 from barnraise.training.steps.commit import StepCommitter
 from barnraise.training.steps.throughput import Throughput
 
@@ -70,6 +71,7 @@ class RunRecorder:
         self._sink: RecordSink | None = None
         self._queue: deque[_Item] = deque(maxlen=_MOST_QUEUED)
         self._last_commit = time.perf_counter()
+        self._counters = StepCounters()
         self._last_sample = 0.0
         self._previous: StepRow | None = None  # the newest commit, whose values are not known yet
         self._generation = -1
@@ -86,6 +88,7 @@ class RunRecorder:
         first, end = steps.commit_range or (0, 0)
         seconds, self._last_commit = now - self._last_commit, now
         phases = self._throughput.phases.take(seconds)
+        self._count(end - first, seconds, phases)
         if manager.generation != self._generation:
             self._note_group(at, first)
         row = StepRow(
@@ -106,6 +109,12 @@ class RunRecorder:
             if now - self._last_sample >= _SAMPLE_S:
                 self._last_sample = now
                 self._queue_speeds(at)
+
+    def _count(self, steps: int, seconds: float, phases: Sequence[float]) -> None:
+        """Count the commit in the metrics of this worker."""
+        self._counters.count(steps, self._steps.computed_samples, seconds, phases)
+        history = self._metrics.history
+        self._counters.set_state(self._manager.world, history[-1].get("loss") if history else None)
 
     def note_plan(self, choice: SyncChoice, nodes: Mapping[str, str]) -> None:
         """Queue a plan that rank 0 has chosen; ``nodes``: the id of each machine by its name."""

@@ -105,7 +105,7 @@ class StepCommitter:
     ) -> None:
         self.done = 0
         self.clip: float | None = None
-        self.committed_samples = 0
+        self.committed_samples = self.computed_samples = 0  # the latter: those of this worker
         self.state_origin: StateOrigin = "kept"
         self.on_commit: list[Callable[[], None]] = []
         self.commit_range: tuple[int, int] | None = None  # batches before and after, during ``on_commit``
@@ -153,6 +153,7 @@ class StepCommitter:
             self._compression.commit()
             self._apply_update(self.clip, batches)
             completed, self.committed_samples = self._progress.completed, self._progress.samples
+            self.computed_samples = self._progress.own_samples
             if votes:
                 self._throughput.update([vote.speed for vote in votes], self._manager.rank)
                 self._metrics.update([vote.logged for vote in votes], self.done)
