@@ -69,7 +69,7 @@ FROZEN = {
     "logs": {"run", "--rank", "--all", "-f", "--follow"},
     "nodes": _JSON,
     "pair": {"--guest", "--wait", "--no-wait", "--machines", "--yes", *_JSON},
-    "pause": {"--for", *_JSON},
+    "pause": {"machine", "--for", *_JSON},
     "plan": {
         *("--parameters", "--batch", "--tokens", "--flops-per-sample", "--seconds-per-sample", "--on"),
         *_PLANS,
@@ -90,7 +90,7 @@ FROZEN = {
     "queue resume": {"jobs", *_JSON},
     "rename": {"name", *_JSON},
     "resume": {"run", "--on", "--set", "--all", "--detach"},
-    "resume-machine": _JSON,
+    "resume-machine": {"machine", *_JSON},
     "run": _RUN,
     "self-test": set(),
     "service install": _JSON,

@@ -34,6 +34,7 @@ from barnraise.agent.cluster.peer_store import PeerStore
 from barnraise.agent.diagnostics.reachability import ReachabilityProber
 from barnraise.agent.disk.cleaner import Cleaner
 from barnraise.agent.journal_storage import JournalStorage
+from barnraise.agent.limits.remote_pause import RemotePause
 from barnraise.agent.limits.service import LimitsService
 from barnraise.agent.power.suspend_events import watch_sleep
 from barnraise.agent.queue.service import QueueService
@@ -139,6 +140,7 @@ class Agent:
         self.runs = RunService(self)
         self.queue = QueueService(self, self.runs)
         self.limits = LimitsService(self, lambda: bool(self.runs.executors), self._limits_changed)
+        self.remote_pause = RemotePause(self, self.runs.pause_effects)
         self.cleaner = Cleaner(self, self.runs)
         await self.listener.start()
         self.journals = await self._load_journals()
@@ -377,6 +379,8 @@ class Agent:
             self.runs.received(node, kind, body)
         elif kind == protocol.QUEUE:
             self.queue.received(node, body)
+        elif kind == protocol.PAUSE:
+            self.remote_pause.received(node, body)
         elif kind == protocol.TRAIN:
             self.link_prober.received(node, body)
         elif kind == protocol.SURVEY:
