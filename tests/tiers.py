@@ -163,6 +163,7 @@ WAITING = (
     "unit/hub*",
     "unit/agent_client/*",
     "unit/integrations/test_optuna.py",
+    "unit/page/test_*.py",
     "unit/transport/*",
     "unit/worker/*",
 )

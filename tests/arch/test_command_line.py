@@ -67,7 +67,9 @@ FROZEN = {
     },
     "listen": {"--port", "--trust", "--until-idle"},
     "logs": {"run", "--rank", "--all", "-f", "--follow"},
+    "metrics": {"name", "--watch", *_JSON},
     "nodes": _JSON,
+    "open": {"--on", "--print", *_JSON},
     "pair": {"--guest", "--wait", "--no-wait", "--machines", "--yes", *_JSON},
     "pause": {"machine", "--for", *_JSON},
     "plan": {
@@ -91,6 +93,8 @@ FROZEN = {
     "rename": {"name", *_JSON},
     "resume": {"run", "--on", "--set", "--all", "--detach"},
     "resume-machine": {"machine", *_JSON},
+    "runs compare": {"runs", *_JSON},
+    "runs history": {"run", *_JSON},
     "run": _RUN,
     "self-test": set(),
     "service install": _JSON,

@@ -83,3 +83,13 @@ class AgentContext(Protocol):
 
     def spawn(self, work: Coroutine[object, object, None] | Awaitable[None]) -> None:
         """Run work in the background until the agent stops."""
+
+
+class AnsweringContext(AgentContext, Protocol):
+    """Agent whose service passes requests on to its local interface."""
+
+    async def answer(self, request: bytes, run: str) -> bytes:
+        """Answer a request of a process on this machine."""
+
+    def find(self, text: str, *, exact: bool = False) -> NodeId:
+        """Return the machine with this name or id; raise MembershipError unless one matches."""

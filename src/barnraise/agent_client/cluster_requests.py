@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from barnraise.agent_client.history_requests import HistoryAnswer, HistoryRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
 from barnraise.agent_client.machine_limits import MachineLimits
+from barnraise.agent_client.metrics.requests import MetricsReport, MetricsRequest, MetricsResponse
 from barnraise.agent_client.queue.requests import QueueAnswer, QueueRequest
 from barnraise.agent_client.run_requests import RunRequest, RunResponse
 from barnraise.core.decoding import decode
@@ -111,6 +113,12 @@ class PauseMachineRequest(msgspec.Struct, frozen=True, tag="pause?"):
     until: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
 
 
+class OpenPageRequest(msgspec.Struct, frozen=True, tag="open?"):
+    """Request for a one-time link to the page. ``machine``: of another owner's machine; empty: this one."""
+
+    machine: Text = ""
+
+
 class ShutdownRequest(msgspec.Struct, frozen=True, tag="down?"):
     """Say goodbye and end."""
 
@@ -131,11 +139,14 @@ AgentRequest = (
     | CleanRequest
     | LimitsRequest
     | PauseMachineRequest
+    | OpenPageRequest
     | ShutdownRequest
+    | MetricsReport
+    | MetricsRequest
 )
 
 # Workers send requests to the store through the same socket.
-AnyAgentRequest = AgentRequest | RunRequest | QueueRequest | KvRequest | ClusterRequest
+AnyAgentRequest = AgentRequest | RunRequest | QueueRequest | HistoryRequest | KvRequest | ClusterRequest
 
 
 class DeviceRow(msgspec.Struct, frozen=True):
@@ -251,6 +262,13 @@ class LimitsResponse(msgspec.Struct, frozen=True, kw_only=True, tag="limits"):
     runs: tuple[tuple[str, str], ...] = ()
 
 
+class OpenPageResponse(msgspec.Struct, frozen=True, tag="open"):
+    """One-time link to the page of a machine."""
+
+    link: str
+    machine: str
+
+
 class OfferResponse(msgspec.Struct, frozen=True, tag="offer"):
     """A code, or what became of it. ``granted`` says what the other machine may do now."""
 
@@ -292,8 +310,11 @@ AgentResponse = (
     | CheckResponse
     | CleanResponse
     | LimitsResponse
+    | MetricsResponse
+    | OpenPageResponse
     | RunResponse
     | QueueAnswer
+    | HistoryAnswer
 )
 
 _MISUNDERSTOOD = "the agent and the command line do not understand each other"
@@ -303,7 +324,7 @@ _requests: msgspec.msgpack.Decoder[AnyAgentRequest] = msgspec.msgpack.Decoder(An
 _responses: msgspec.msgpack.Decoder[AgentResponse] = msgspec.msgpack.Decoder(AgentResponse)
 
 
-def encode(message: AgentRequest | RunRequest | QueueRequest | AgentResponse) -> bytes:
+def encode(message: AgentRequest | RunRequest | QueueRequest | HistoryRequest | AgentResponse) -> bytes:
     return _encoder.encode(message)
 
 

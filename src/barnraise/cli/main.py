@@ -21,6 +21,7 @@ from barnraise.cli.completion import (
     complete_runs,
 )
 from barnraise.cli.help import SectionedGroup, misplaced_options
+from barnraise.cli.history.commands import runs_group
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.machine.commands import machine_commands
 from barnraise.cli.plan.options import planning_options, take_wishes
@@ -327,6 +328,22 @@ def _logs(run: str | None, rank: int | None, all: bool, follow: bool) -> int:
     return runs.logs(run=run or runs.newest_run(), rank=rank, all_ranks=all, follow=follow)
 
 
+@app.command("open")
+@click.option(
+    "--on", metavar="MACHINE", default="", help="Its page instead.", shell_complete=complete_machines
+)
+@_flag("--print", "Only print the link, and open no browser.")
+@_as_json
+def _open(on: str, print: bool, as_json: bool) -> int:
+    """Open the page of this machine, with its runs, in a browser.
+
+    The link works once, for two minutes. It leads to this machine only, also with --on.
+    """
+    from barnraise.cli.cluster import page
+
+    return page.open_page(on=on, only_print=print, as_json=as_json)
+
+
 @app.command("stop")
 @click.argument("run", required=False, shell_complete=complete_active_runs)
 @_flag("--hard", "Kill immediately, without ten seconds to save.")
@@ -569,6 +586,7 @@ for _command in (
     eval_command,
     export_command,
     queue_group,
+    runs_group,
     watch_command,
 ):
     app.add_command(_command)

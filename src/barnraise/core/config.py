@@ -79,6 +79,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     most_data_bytes: Annotated[int, Meta(ge=1, le=1 << 44)] = 1 << 40
     store_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 50 << 30
     log_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 32 << 20
+    history_bytes: Annotated[int, Meta(ge=16 << 20, le=1 << 40)] = 500 << 20
     stop_grace_s: Seconds = 10.0
     data_paths: tuple[Text, ...] = ()
     huggingface_cache: Text | None = None
@@ -100,6 +101,18 @@ class HostingSettings(msgspec.Struct, frozen=True, kw_only=True):
     proxy_token: Annotated[str, Meta(min_length=16, max_length=200, pattern="^[A-Za-z0-9_-]+$")] | None = None
 
 
+class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the metrics that this machine serves to Prometheus."""
+
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+
+
+class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the page that the agent serves on this machine."""
+
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+
+
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Places of this machine's key and local sockets."""
 
@@ -116,6 +129,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     runs: RunSettings = RunSettings()
     contributing: ContributorSettings = ContributorSettings()
     hosting: HostingSettings = HostingSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    page: PageSettings = PageSettings()
     state: StateSettings = StateSettings()
 
 
@@ -143,6 +158,8 @@ _SECTIONS: Mapping[str, type[msgspec.Struct]] = {
     "runs": RunSettings,
     "contributing": ContributorSettings,
     "hosting": HostingSettings,
+    "metrics": MetricsSettings,
+    "page": PageSettings,
     "state": StateSettings,
 }
 _TYPES: Mapping[str, Any] = {

@@ -42,7 +42,8 @@ StateOrigin = Literal["start", "kept", "checkpoint", "discarded"]
 class LogHead(msgspec.Struct, frozen=True, array_like=True, tag="head"):
     """First entry of a log. ``identity`` is drawn for each file, also when a log is rewritten smaller.
 
-    ``source``: ``agent`` or ``worker-N`` with the local rank.
+    ``source``: ``agent`` or ``worker-N`` with the local rank. ``cluster``: whose owners may copy the log.
+    ``at``: when the file was made.
     """
 
     run: RunId
@@ -51,6 +52,7 @@ class LogHead(msgspec.Struct, frozen=True, array_like=True, tag="head"):
     identity: Annotated[bytes, Meta(min_length=16, max_length=16)]
     at: Seconds
     version: Annotated[int, Meta(ge=1, le=1)] = 1
+    cluster: Annotated[bytes, Meta(max_length=32)] = b""
 
 
 class MachineFacts(msgspec.Struct, frozen=True, array_like=True, tag="machine"):
@@ -69,7 +71,7 @@ class MachineFacts(msgspec.Struct, frozen=True, array_like=True, tag="machine"):
 class RunStart(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """Start of a run: what was asked for. ``options``: names and values, as on the command line.
 
-    ``is_session``: False for a plain script. ``resumes``: the run whose checkpoint it continues from.
+    ``resumes``: the run whose checkpoint it continues from.
     """
 
     at: Seconds
@@ -78,7 +80,6 @@ class RunStart(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     started_by: Name = ""
     options: Annotated[tuple[tuple[Word, Sentence], ...], Meta(max_length=64)] = ()
     environment: Annotated[tuple[tuple[Word, Word], ...], Meta(max_length=64)] = ()  # Python, torch, packages
-    is_session: bool = True
     resumes: Annotated[str, Meta(max_length=48)] = ""
 
 
@@ -124,8 +125,8 @@ class StepBatch(msgspec.Struct, frozen=True, array_like=True, tag="steps"):
     """Committed steps in columns; row i is of ``stride`` steps that start at ``first + i * stride``.
 
     ``at``: the commit of the first row. ``ticks``: time from the commit before to this one, for each row; the
-    row after a break may be long. ``phases``: a column for each of PHASES, or none; the rest of ``ticks`` is
-    waiting outside of steps. ``samples``: of each row. Rows with a stride above 1 hold sums over their steps.
+    row after a break may be long. ``phases``: a column for each of PHASES, or none; together they are
+    ``ticks``. ``samples``: of each row. Rows with a stride above 1 hold sums over their steps.
     """
 
     generation: Generation

@@ -34,6 +34,7 @@ from barnraise.history.entries import (
 
 _Group = tuple[bool, int]  # agreed, and the generation
 _NO_BOUND = 10**12
+_DEPARTURES = frozenset(["left", "paused", "evicted", "died", "refused"])
 
 
 class Coverage:
@@ -112,8 +113,10 @@ def _identity(entry: Entry) -> Hashable:
             return MachineFacts, node
         case TrainingGoal(total=total, batch=batch, counts=counts, metric=metric):
             return TrainingGoal, total, batch, counts, metric
-        case MembershipChange(node=node, change=change, generation=generation, reason=reason):
-            return MembershipChange, node, change, generation, reason
+        case MembershipChange(node=node, change=change, generation=generation):
+            # Agents may see the reason differently, so the direction counts.
+            direction = "out" if change in _DEPARTURES else "joining" if change == "joining" else "in"
+            return MembershipChange, node, direction, generation
         case PlanAdopted(step=step, name=name, sync=sync):
             return PlanAdopted, step, name, sync
         case CheckpointSaved(step=step, node=node):

@@ -99,7 +99,7 @@ class _Builder:
             run=run,
             state=state,
             headline=self._headline(state, machines, goal, elapsed_s),
-            start=_start_view(start),
+            start=_start_view(start, is_session=bool(self._groups or self._goals)),
             started_at=started_at,
             ended_at=end.at if end is not None else None,
             exit_code=end.code if end is not None else None,
@@ -131,6 +131,7 @@ class _Builder:
             checkpoints=self._checkpoints(),
             rolled_back=sum(group.dropped for group in self._groups),
             missing=table.missing,
+            phase_totals_s=table.phase_totals_s(),
         )
 
     def _headline(
@@ -227,7 +228,7 @@ class _Builder:
         return tuple(newest.values())
 
     def _plan_views(self) -> tuple[PlanView, ...]:
-        ends = [plan.step for plan in self._plans[1:]] + [None]
+        ends = [*(plan.step for plan in self._plans[1:]), None][: len(self._plans)]
         return tuple(
             PlanView(
                 at=plan.at,
@@ -335,11 +336,18 @@ def _newest_samples(samples: Iterable[MachineSample]) -> Mapping[bytes, MachineS
     return newest
 
 
-def _start_view(start: RunStart | None) -> StartView:
+def _start_view(start: RunStart | None, *, is_session: bool) -> StartView:
     if start is None:
-        return StartView()
-    fields = {name: getattr(start, name) for name in StartView.__struct_fields__}
-    return StartView(**fields)
+        return StartView(is_session=is_session)
+    return StartView(
+        command=start.command,
+        title=start.title,
+        started_by=start.started_by,
+        options=start.options,
+        environment=start.environment,
+        is_session=is_session,
+        resumes=start.resumes,
+    )
 
 
 def _first_time(entries: Iterable[Entry]) -> float | None:

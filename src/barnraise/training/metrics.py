@@ -19,6 +19,7 @@ class MetricsLog:
 
     def __init__(self) -> None:
         self.history: list[dict[str, float]] = []
+        self.newest: tuple[int, dict[str, float]] = (-1, {})  # the newest step with means of all workers
         self._dropped = 0  # entries before ``history``
         self._by_step: dict[int, Logged] = {}
         self._current = (0, 1.0)
@@ -62,6 +63,7 @@ class MetricsLog:
                 before = means.get(name, (0.0, 0.0))
                 means[name] = (before[0] + total, before[1] + weight)
         entry = {name: total / weight for name, (total, weight) in means.items() if weight}
+        self.newest = (done - 2, entry)
         if entry:
             self.history.append(entry)
         if len(self.history) > 2 * MAX_KEPT:

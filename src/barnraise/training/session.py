@@ -25,8 +25,9 @@ from barnraise.checkpoint.serialization import decode_tensor, encode_tensor
 from barnraise.core.errors import RunError
 from barnraise.planning import Levels, ModelSize, StepTimes
 from barnraise.planning.inputs.levels import OPEN
+from barnraise.training.autotune.group_observer import GroupObserver
 from barnraise.training.autotune.profiler import profiled
-from barnraise.training.autotune.tuner import GroupSample, SyncMode, SyncTuner
+from barnraise.training.autotune.tuner import SyncMode, SyncTuner
 from barnraise.training.batches import TWO_LOOPS, AssignedParts, Batch, Batches
 from barnraise.training.data.iterable import IterableLoader
 from barnraise.training.data.loader import MicroBatchLoader
@@ -44,6 +45,8 @@ from barnraise.training.local_sgd import LocalSgd
 from barnraise.training.mapping.mapper import Mapper
 from barnraise.training.metrics import MetricsLog
 from barnraise.training.progress_report import ProgressReporter
+from barnraise.training.record.recorder import RunRecorder
+from barnraise.training.record.sinks import open_sink
 from barnraise.training.recovery.failure_notice import install_failure_notice
 from barnraise.training.recovery.live_recovery import RecoveryStats
 from barnraise.training.recovery.out_of_memory import MicroBatchPart, OutOfMemoryGuard
@@ -242,12 +245,16 @@ class Session:
         self._step_loop = self._make_step_loop(context)
         self._step_loop.clip = self._clip
         self._mapper.attach(self._step_loop)
+        parts = self._manager, self._step_loop, self._metrics, self._throughput
+        self._recorder = RunRecorder(lambda: open_sink(worker), *parts, self._data.batch)
         if not isinstance(self._data, LeasedData):
             self._configure_sync(scaler, loader.batch_size or 1, unit)
         self._step_loop.on_commit.append(self._manager.report_trained)
         self.on_commit(ProvisionalSteps.of(worker))
         if worker is not None:
             self._step_loop.on_commit.append(ProgressReporter(worker, self, self._data.batch))
+        self._recorder.total_steps = lambda: self.total_steps
+        self._step_loop.on_commit.append(self._recorder)
         atexit.register(self._manager.close)
         atexit.register(self._step_loop.close)
         self._step_loop.join_next_group()
@@ -445,20 +452,9 @@ class Session:
             overlaps=self._step_loop.overlaps,
             levels=self._levels,
         )
-        last = [time.monotonic(), 0.0]
-
-        def observe() -> None:
-            now, covered = time.monotonic(), self.done
-            step_s = (now - last[0]) / max(1.0, covered - last[1])
-            last[:] = [now, covered]
-            if self.is_main:
-                speeds = tuple(self._throughput.speeds) if self._throughput.is_known else ()
-                manager = self._manager
-                tuner.observe(
-                    GroupSample(manager.generation, self._state.sync, speeds, manager.machines(), step_s)
-                )
-
-        self._step_loop.on_commit.append(observe)
+        tuner.on_plan = self._recorder.note_plan
+        observer = GroupObserver(tuner, self._manager, self._throughput, self._state)
+        self._step_loop.on_commit.append(observer)
 
     # the loop
 
@@ -493,7 +489,8 @@ class Session:
                 continue
             (step, covered), assigned = loop.position, self._assigned_parts()
             self._throughput.start_microbatch()  # loading data counts as this machine's work
-            part, batch = assigned.next()
+            with self._throughput.phases.measure("data"):
+                part, batch = assigned.next()
             self._start_microbatch(step, covered, part)
             try:
                 yield move_batch(batch, self._batch_device)
@@ -591,7 +588,7 @@ class Session:
         check_all_taken(self._state.model, self._optimizers)
         self._buffer_check.finish()
         self._current, self._parts_done = None, 0 if part.is_last else part.part + 1
-        self._throughput.add_wait(self._reducer.pop_sending_s())
+        self._throughput.finish_backward(self._reducer.pop_sending_s())
         if part.is_last and self._step_loop.is_due:  # a regroup must not split a micro-batch
             start = time.perf_counter()
             self._step_loop.finish_step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from barnraise.history.entries import PlanAdopted
 from barnraise.history.view_builder import build_view
 from tests.unit.history.example_run import BATCH, RUN, STEPS, example_run
 
@@ -19,6 +20,13 @@ def test_ended_run_shows_its_steps_machines_and_events() -> None:
     assert [point.step for point in view.curve().points] == list(range(STEPS))  # type: ignore[union-attr]
     assert [checkpoint.machines for checkpoint in view.checkpoints][3] == ("desk", "nas")
     assert len(msgspec.json.encode(view)) > 1000
+
+
+def test_run_without_a_plan_or_a_step_has_a_view() -> None:
+    entries = [entry for entry in example_run(0) if not isinstance(entry, PlanAdopted)]
+    view = build_view(entries, run=RUN)
+    assert (view.plans, view.curves, view.step_s, view.metric) == ((), (), None, "")
+    assert build_view([]).machines == ()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 from typing import Literal
 
 from barnraise import __version__
-from barnraise.agent.api import queue_api, runs_api
+from barnraise.agent.api import history_api, queue_api, runs_api
 from barnraise.agent.api.run_interface import refuse_request
 from barnraise.agent.cluster.admission import rotate_key
 from barnraise.agent.cluster.join import join
@@ -30,6 +30,7 @@ from barnraise.agent_client.cluster_requests import (
     NodeRow,
     OfferRequest,
     OfferResponse,
+    OpenPageRequest,
     PairRequest,
     PauseMachineRequest,
     PeerLinkRow,
@@ -44,9 +45,11 @@ from barnraise.agent_client.cluster_requests import (
     decode_request,
     encode,
 )
+from barnraise.agent_client.history_requests import HistoryRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest, KvResponse, Result
 from barnraise.agent_client.kv_messages import encode as encode_kv
 from barnraise.agent_client.machine_limits import MachineLimits
+from barnraise.agent_client.metrics.requests import MetricsReport, MetricsRequest
 from barnraise.agent_client.queue.requests import QueueRequest
 from barnraise.agent_client.run_requests import GraphRequest, RunRequest
 from barnraise.core.errors import AgentError, MembershipError
@@ -82,6 +85,11 @@ async def answer(agent: Agent, data: bytes, run: str) -> bytes:
                 KvResponse(await agent.runs.proxy.request(request.operation, request.patience_s))
             )
         return await agent.kv.answer(request)
+    if isinstance(request, MetricsReport):
+        agent.metrics.received(request)
+        return encode(RequestDone(""))
+    if isinstance(request, HistoryRequest):
+        return encode(await history_api.answer(agent, request))
     if isinstance(request, QueueRequest):
         return encode(await queue_api.answer(agent, request))
     if isinstance(request, RunRequest):
@@ -118,6 +126,8 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
     match request:
         case StatusRequest():
             return status(agent)
+        case MetricsRequest():
+            return await agent.metrics.answer()
         case PairRequest():
             _check_owner(agent, "pair another machine")
             agent.pairing.open_code(request.role)
@@ -164,6 +174,8 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
             node = agent.find(request.machine)
             order = agent.remote_pause.order(node, paused=request.paused, until=request.until)
             return RequestDone(await order)
+        case OpenPageRequest():
+            return await agent.page.open(request.machine)
         case LeaveRequest():
             agent.audit.write("cluster-left", subject=agent.cluster_name, by=_PERSON)
             agent.leaves_cluster = True

@@ -14,6 +14,7 @@ from barnraise.agent.checkpoints.service import CheckpointService
 from barnraise.agent.cluster.kv_proxy import KvProxy
 from barnraise.agent.containers.engine import remove_leftovers as remove_container_leftovers
 from barnraise.agent.context import AgentContext
+from barnraise.agent.history.service import HistoryService
 from barnraise.agent.limits.policy import choose_pause_action
 from barnraise.agent.runs import messages
 from barnraise.agent.runs.consent import end_agreement
@@ -21,6 +22,10 @@ from barnraise.agent.runs.controller import RunController
 from barnraise.agent.runs.executor import RunExecutor
 from barnraise.agent.runs.local_interface import remove_interfaces
 from barnraise.agent.runs.messages import (
+    HeldLogsRequest,
+    HeldLogsResponse,
+    LogPartRequest,
+    LogPartResponse,
     LogRequest,
     LogResponse,
     RecordUpdate,
@@ -87,6 +92,7 @@ class RunService:
         self.variables = VariableKeeper(context, self.registry)
         self.controller = RunController(context, self.registry)
         self.proxy = KvProxy(context, self.registry)
+        self.history = HistoryService(context, self.registry)
         self.artifacts = ArtifactService(self.store, _ArtifactCarrier(context))
         self.checkpoints = CheckpointService(
             context, self.registry, self.artifacts, self.store, self._files_granted
@@ -106,7 +112,8 @@ class RunService:
 
     def jobs(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Return the background tasks that the agent has to run."""
-        return self.controller.run, self._collect_garbage, self._watch_workers, self.replicator.run
+        own = self.controller.run, self._collect_garbage, self._watch_workers, self.replicator.run
+        return *own, *self.history.jobs()
 
     def load(self) -> None:
         """Kill leftovers of earlier agent processes and continue the runs that are active."""
@@ -180,6 +187,7 @@ class RunService:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self.checkpoints.stop()
         await self.artifacts.close()
+        await self.history.stop()
 
     def reset(self) -> None:
         """Forget all runs of the old cluster."""
@@ -192,11 +200,13 @@ class RunService:
         """Exchange records and files with a newly connected machine."""
         self.registry.link_up(node)
         self.artifacts.link_up(node)
+        self.history.copier.link_up(node)
 
     def link_down(self, node: NodeId) -> None:
         """Fail the transfers from a machine whose connection is lost."""
         self.artifacts.link_down(node)
         self.checkpoints.link_down(node)
+        self.history.copier.link_down(node)
 
     def artifact_route_down(self, node: NodeId) -> None:
         """Restart transfers after only the file route to a machine broke."""
@@ -228,6 +238,8 @@ class RunService:
                 future = self._logs.get((node, message.serial))
                 if future is not None and not future.done():
                     future.set_result(message)
+            case HeldLogsRequest() | HeldLogsResponse() | LogPartRequest() | LogPartResponse():
+                self.history.copier.received(node, message)
             case ValuesRequest() | ValuesResponse():
                 self.variables.received(node, message)
             case _:
@@ -271,6 +283,7 @@ class RunService:
         """Start or wake this machine's executor for a newer record."""
         me = self._context.me.raw
         self._context.audit_trail.run_changed(entry.spec, entry.record)
+        self.history.on_record(entry)
         self.allow_files(entry.spec.program.manifests)
         if entry.has_ended:
             end_agreement(run_directory(self._context.directory, entry.run))

@@ -1,4 +1,4 @@
-"""Commands ``pause``, ``resume-machine`` and ``limit`` with their options. Light to import."""
+"""Commands ``pause``, ``resume-machine``, ``limit`` and ``metrics`` with their options. Light to import."""
 
 from __future__ import annotations
 
@@ -50,4 +50,15 @@ def limit_command(as_json: bool, **options: Any) -> int:
     return limits.limit(options, as_json=as_json)
 
 
-machine_commands = (pause_command, resume_command, limit_command)
+@click.command("metrics")
+@click.argument("name", default="")
+@click.option("--watch", is_flag=True, help="Print them again every two seconds.")
+@_as_json
+def metrics_command(name: str, *, watch: bool, as_json: bool) -> int:
+    """Show what this machine and its runs count: steps, times, bytes, devices. NAME: only these."""
+    from barnraise.cli.machine import metrics
+
+    return metrics.run(name, watch=watch, as_json=as_json)
+
+
+machine_commands = (pause_command, resume_command, limit_command, metrics_command)

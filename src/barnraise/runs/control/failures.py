@@ -25,6 +25,9 @@ _TRACE = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 _RUN_FOLDER = "folder"  # the name of a run's working folder
 _MAX_SUMMARY = 300
+_OURS = re.compile(
+    r"^barnraise\.core\.errors\.\w+: \[[a-z-]+\] "
+)  # our errors say enough without their class
 # These texts appear in workers that only notice the failure of another one.
 FOLLOWERS = ("PeerLost", "peer-lost", "rank is lost", "DistBackendError", "Connection closed by peer")
 
@@ -82,7 +85,7 @@ def summarize(failure: WorkerFailure) -> str:
         if "memory was exhausted" in failure.tail:
             return "out of memory: the system killed the worker"
         return f"killed by signal {failure.signal}"
-    exception = exception_line(failure.tail)
+    exception = _OURS.sub("", exception_line(failure.tail))
     if not exception:
         return f"exited with code {failure.code}"
     place = _script_line(failure.tail)

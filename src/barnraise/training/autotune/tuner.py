@@ -13,7 +13,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -192,6 +192,8 @@ class SyncTuner:
         self._last_error = ""
         self._alone_since: float | None = None
         self._codecs: tuple[PlanCodec, ...] = ()
+        # Called with each new plan, and the node of each machine by its name; on a thread.
+        self.on_plan: Callable[[SyncChoice, Mapping[str, str]], None] = lambda choice, nodes: None
 
     def observe(self, sample: GroupSample) -> None:
         """Take a sample after each commit, and plan when there is a reason to."""
@@ -266,6 +268,8 @@ class SyncTuner:
             self._watch = start_monitor(choice.plan)
         elif is_first or choice.sync != sample.sync:
             self._watch = adopt_plan(self._watch, choice.plan)
+        if is_first or self._plan is None or not is_same(self._plan, choice.plan):
+            self.on_plan(choice, {member.name: member.node for member in cluster.members})
         self._plan = choice.plan
         log.log(logging.INFO if choice.sync == sample.sync else logging.WARNING, "plan: %s", choice.why)
         if choice.advice:

@@ -15,6 +15,7 @@ import torch
 
 from barnraise.checkpoint.serialization import FlatState
 from barnraise.core.errors import ProtocolError, StepFailed
+from barnraise.history.entries import StateOrigin
 from barnraise.runs.sharding import MicroBatch
 from barnraise.training.data.iterable import IterableLoader
 from barnraise.training.debug_trace import CommitTrace
@@ -90,7 +91,8 @@ class FailedCommit(NamedTuple):
 class StepCommitter:
     """Applies the result of a step to one worker's model, optimizers, schedulers and metrics.
 
-    ``done``: committed steps. ``clip``: maximum norm of the gradient.
+    ``done``: committed steps. ``clip``: maximum norm of the gradient. ``committed_samples``: of the newest
+    step, of all workers. ``state_origin``: where the state of the current group came from.
     """
 
     def __init__(
@@ -103,6 +105,8 @@ class StepCommitter:
     ) -> None:
         self.done = 0
         self.clip: float | None = None
+        self.committed_samples = self.computed_samples = 0  # the latter: those of this worker
+        self.state_origin: StateOrigin = "kept"
         self.on_commit: list[Callable[[], None]] = []
         self.commit_range: tuple[int, int] | None = None  # batches before and after, during ``on_commit``
         self._manager, self._checkpoints, self._context = manager, checkpoints, context
@@ -148,7 +152,8 @@ class StepCommitter:
         with self._failing_at(self.done + 1, is_partial=True):
             self._compression.commit()
             self._apply_update(self.clip, batches)
-            completed = self._progress.completed
+            completed, self.committed_samples = self._progress.completed, self._progress.samples
+            self.computed_samples = self._progress.own_samples
             if votes:
                 self._throughput.update([vote.speed for vote in votes], self._manager.rank)
                 self._metrics.update([vote.logged for vote in votes], self.done)
@@ -220,7 +225,8 @@ class StepCommitter:
             if self._state.sync.is_encoded:
                 parts = self._reducer.feedback_parts()
                 self._state.residuals = self._compression.sum_residuals(group, parts)
-            self._checkpoints.save(self._manager, savers, self._state, self.done)
+            with self._throughput.phases.measure("checkpoint"):
+                self._checkpoints.save(self._manager, savers, self._state, self.done)
             self._state.residuals = {}
         self._recovery.start(lambda: self._state.flatten(self.done), self.done)
 

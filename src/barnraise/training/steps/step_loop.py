@@ -142,15 +142,23 @@ class StepLoop(StepRecovery):
         if self._in_flight is not None:
             self.wait_in_flight()
             return
-        reduce_and_vote = self._start_reduce()
+        reduce, cast_vote = self._start_reduce()
         if self._may_overlap():
+
+            def reduce_and_vote() -> list[CommitVote]:
+                reduce()
+                return cast_vote()
+
             self._in_flight = BackgroundTask(reduce_and_vote)
             self._local_sgd.start_next_round()
             next_microbatches = self._context.data.microbatches(self.position[1], self._state.sync.period)
             self._progress.start_next_step(next_microbatches, self._assign_own)
             return
         try:
-            votes = reduce_and_vote()
+            with self._throughput.phases.measure("communication"):
+                reduce()
+            with self._throughput.phases.measure("vote"):
+                votes = cast_vote()
         except CollectiveError as error:
             self.join_next_group(error)
             return
@@ -161,7 +169,8 @@ class StepLoop(StepRecovery):
         if self._in_flight is None:
             return
         try:
-            votes = self._in_flight.result()
+            with self._throughput.phases.measure("communication"):
+                votes = self._in_flight.result()
         except CollectiveError as error:
             self._in_flight = None
             self._local_sgd.rollback_round(self.clip)
@@ -187,8 +196,11 @@ class StepLoop(StepRecovery):
             return False
         return self._context.data.may_overlap(self._state.covered + self._batches_in_step())
 
-    def _start_reduce(self) -> Callable[[], list[CommitVote]]:
-        """Return a function that all-reduces the step and returns all votes. May run on any thread."""
+    def _start_reduce(self) -> tuple[Callable[[], None], Callable[[], list[CommitVote]]]:
+        """Return a function that all-reduces the step, and one that then votes and returns all votes.
+
+        Both may run on any thread.
+        """
         self._check_unfrozen()
         self._local_sgd.submit_change(self.clip)
         self._norm_table = self._batch_norms.to_table(len(self._progress.microbatches))
@@ -209,11 +221,13 @@ class StepLoop(StepRecovery):
             )
         vote = self._make_vote()
 
-        def reduce_and_vote() -> list[CommitVote]:
+        def reduce() -> None:
             self._reducer.all_reduce(group, self._norm_table, reduce_compressed, next_sync)
+
+        def cast_vote() -> list[CommitVote]:
             return self._exchange_votes(vote, self._reducer.digest(self.done))
 
-        return reduce_and_vote
+        return reduce, cast_vote
 
     def _check_unfrozen(self) -> None:
         """Raise RunError if the script has unfrozen a parameter that cannot be trained from now on."""

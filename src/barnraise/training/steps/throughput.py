@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from barnraise.training.record.phase_clock import PhaseClock
+
 _SMOOTHING = 0.5  # weight of the previous estimate, at each commit
 _FIRST_RETRY = 16  # commits without a micro-batch
 _LAST_RETRY = 1024
@@ -17,11 +19,13 @@ _LAST_RETRY = 1024
 class Throughput:
     """Moving averages of all workers' speeds; this worker's own speed is measured here.
 
-    ``speeds``: samples per second by rank.
+    ``speeds``: samples per second by rank. ``phases``: where the time since the last commit went.
     """
 
     def __init__(self) -> None:
         self.speeds: list[float] = []
+        self.phases = PhaseClock()
+        self._data_s = 0.0  # of the phase, when the micro-batch started
         self._own_speed = 0.0  # 0: unknown
         self._busy_s = 0.0
         self._waited_s = 0.0  # in optimizer.step() for other workers, and for sending during backward()
@@ -33,6 +37,14 @@ class Throughput:
     def start_microbatch(self) -> None:
         """Start the clock for a micro-batch."""
         self._start = time.perf_counter() - self._waited_s
+        self._data_s = self.phases.seconds("data")
+
+    def finish_backward(self, sending_s: float) -> None:
+        """Add the micro-batch to the phases of the step; ``sending_s``: for sending during backward()."""
+        self.add_wait(sending_s)
+        self.phases.add("communication", sending_s)
+        data_s = self.phases.seconds("data") - self._data_s
+        self.phases.add("compute", time.perf_counter() - self._waited_s - self._start - data_s)
 
     def finish_microbatch(self, samples: int) -> None:
         """Stop the clock and count the samples."""

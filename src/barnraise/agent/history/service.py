@@ -1,0 +1,209 @@
+"""Keeper of the records of runs: writes this machine's logs, and serves all logs to local processes.
+
+All disk work runs in one thread, in order. A log stays after the run has ended and its folder is cleaned; the
+oldest runs are removed when all records together exceed the setting ``runs.history_bytes``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from barnraise.agent.context import AgentContext
+from barnraise.agent.history.copier import HistoryCopier
+from barnraise.agent.history.disk_thread import DiskThread
+from barnraise.agent.history.kept_logs import kept_logs, remove_oldest
+from barnraise.agent.history.machine_sampler import MachineSampler
+from barnraise.agent.history.run_events import change_entries, machine_entry, start_entries
+from barnraise.agent.runs.registry import RunEntry, RunRegistry
+from barnraise.agent_client.history_requests import (
+    MOST_LOGS,
+    HistoryListRequest,
+    HistoryListResponse,
+    HistoryPartRequest,
+    HistoryPartResponse,
+    RecordRequest,
+)
+from barnraise.core.errors import ProtocolError, RunError
+from barnraise.core.flow.rate_limit import RateLimit
+from barnraise.history.entries import (
+    Entry,
+    GroupStart,
+    LogHead,
+    MachineSample,
+    NoteEntry,
+    OwnValues,
+    PlanAdopted,
+    StepBatch,
+    TrainingGoal,
+    ValueBatch,
+)
+from barnraise.history.log_file import RunLogWriter, log_path, logs_of, read_part
+from barnraise.history.log_format import decode_frames
+from barnraise.identity import NodeId
+from barnraise.runs.control.worker_status import reported_states
+from barnraise.runs.record import RunRecord
+from barnraise.topology import Machine
+
+_SYNC_S = 10.0
+_BYTES_PER_S, _BURST = 1 << 20, 8 << 20  # of the workers of one run
+_FROM_WORKERS = (
+    GroupStart,
+    MachineSample,
+    NoteEntry,
+    OwnValues,
+    PlanAdopted,
+    StepBatch,
+    TrainingGoal,
+    ValueBatch,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class HistoryService:
+    """Logs of this machine's runs, one for each, and what they are asked for."""
+
+    def __init__(self, context: AgentContext, registry: RunRegistry) -> None:
+        self._context, self._registry = context, registry
+        self._loop = asyncio.get_running_loop()
+        self._disk = DiskThread()
+        self.copier = HistoryCopier(context, self._disk)
+        self._writers: dict[str, RunLogWriter] = {}  # used by the thread only
+        self._known: dict[str, RunRecord] = {}  # newest record of each active run
+        self._limit = RateLimit(_BYTES_PER_S, _BURST, max_sources=1024)
+        self.sampler = MachineSampler(context, self._active_runs, self.record, time.time)
+
+    def jobs(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        """Return the background tasks that the agent has to run."""
+        return self.sampler.run, self._sync, self.copier.run
+
+    async def stop(self) -> None:
+        """Bring all logs to the disk and close them."""
+        await self._disk.run(self._close_all)
+        self._disk.close()
+
+    # what happens to runs
+
+    def on_record(self, entry: RunEntry) -> None:
+        """Write what a new version of a run's record says."""
+        me, run, record = self._context.me.raw, entry.run, entry.record
+        if me not in entry.spec.nodes:
+            return
+        old = self._known.get(run)
+        if old is None:
+            if entry.has_ended:
+                return
+            entries = start_entries(entry.spec, self._name_of, self._machine_of)
+        else:
+            states = reported_states(entry.reports)
+            present = {member.node for member in self._context.member.view.members}
+            entries = change_entries(old, record, states, present, time.time())
+            known = set(old.nodes) | set(entry.spec.nodes)
+            for node in [node for node in record.nodes if node not in known]:
+                entries.append(machine_entry(node, self._name_of(node), self._machine_of(node)))
+        self._known[run] = record
+        self.record(run, entries)
+        if entry.has_ended:
+            del self._known[run]
+            self._disk.submit(lambda: self._close(run))
+
+    def record(self, run: str, entries: Sequence[Entry]) -> None:
+        """Append entries to this machine's log of a run, in the background."""
+        if entries:
+            self._disk.submit(lambda: self._append(run, entries))
+
+    # requests of local processes
+
+    async def receive(self, request: RecordRequest) -> None:
+        """Append what a worker of this machine reports; raise BarnraiseError if it may not."""
+        entry = self._registry.find(request.run, exact=True)
+        if entry.run not in self._known:
+            raise RunError(f"run {entry.run} does not train on this machine")
+        if self._limit.take(entry.run, self._loop.time(), len(request.frames)):
+            raise RunError(f"run {entry.run} writes too much into its record", hint="Log fewer values.")
+        me = self._context.me.raw
+
+        def append() -> None:
+            decoded = decode_frames(request.frames)
+            if decoded.size < len(request.frames):
+                raise ProtocolError("a worker sent an incomplete frame of its record")
+            for item in decoded.entries:
+                if not isinstance(item, _FROM_WORKERS) or (
+                    isinstance(item, MachineSample) and item.node != me
+                ):
+                    raise ProtocolError(f"a worker may not write a {type(item).__name__} into a record")
+            self._append(entry.run, decoded.entries)
+
+        await self._disk.run(append)
+
+    async def list(self, request: HistoryListRequest) -> HistoryListResponse:
+        """Return the logs that this machine keeps."""
+        logs = await self._disk.run(lambda: kept_logs(self._context.directory))
+        wanted = [log for log in logs if log.run.startswith(request.run)]
+        if request.after:
+            names = [log.run for log in wanted]
+            last = len(names) - names[::-1].index(request.after) if request.after in names else 0
+            wanted = wanted[last:]
+        if len(wanted) <= MOST_LOGS:
+            return HistoryListResponse(tuple(wanted))
+        cut = wanted[MOST_LOGS].run  # a run is never divided
+        page = [log for log in wanted[:MOST_LOGS] if log.run != cut] or wanted[:MOST_LOGS]
+        return HistoryListResponse(tuple(page), has_more=True)
+
+    async def read(self, request: HistoryPartRequest) -> HistoryPartResponse:
+        """Return a part of a log; raise RunError if it is not here."""
+        path = logs_of(self._context.directory, request.run).get(request.node)
+        if path is None:
+            raise RunError(f"this machine keeps no record of run {request.run}", hint="Run: barnraise runs")
+        part = await self._disk.run(lambda: read_part(path, request.identity, request.offset))
+        return HistoryPartResponse(*part)
+
+    # the thread
+
+    def _active_runs(self) -> Sequence[str]:
+        return [run for run, record in self._known.items() if record.phase == "running"]
+
+    def _append(self, run: str, entries: Sequence[Entry]) -> None:
+        writer = self._writers.get(run)
+        if writer is None:
+            me, cluster = self._context.me.raw, self._context.log.cluster
+            head = LogHead(run, me, "agent", bytes(16), time.time(), cluster=cluster)
+            writer = RunLogWriter(log_path(self._context.directory, run, me), head)
+            self._writers[run] = writer
+        writer.append(entries)
+
+    def _close(self, run: str) -> None:
+        writer = self._writers.pop(run, None)
+        if writer is not None:
+            writer.close()
+
+    def _close_all(self) -> None:
+        for run in list(self._writers):
+            self._close(run)
+
+    async def _sync(self) -> None:
+        """Bring the logs to the disk at intervals, and remove the oldest runs."""
+
+        def sync() -> None:
+            for writer in self._writers.values():
+                writer.sync()
+            active = set(self._writers) | set(self._known)
+            limit = self._context.settings.runs.history_bytes
+            for run in remove_oldest(self._context.directory, limit, active):
+                self.copier.forget(run)
+
+        while True:
+            await asyncio.sleep(_SYNC_S)
+            try:
+                await self._disk.run(sync)
+            except OSError as error:
+                _log.error("the records of runs cannot be written to the disk: %s", error)
+
+    def _name_of(self, node: bytes) -> str:
+        return self._context.name_of(NodeId(node))
+
+    def _machine_of(self, node: bytes) -> Machine | None:
+        return self._context.machine_of(NodeId(node))

@@ -1,0 +1,1 @@
+"""``barnraise runs``: the records of runs, which outlive them."""

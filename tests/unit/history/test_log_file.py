@@ -1,0 +1,106 @@
+"""Logs on the disk: interrupted writes, copies, replacement, and their size."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from barnraise.core.errors import ProtocolError
+from barnraise.history.entries import LogHead, NoteEntry, StepBatch
+from barnraise.history.log_file import RunLogCopy, RunLogWriter, log_path, read_entries, read_part
+from tests.unit.history.example_run import DESK, MAC, RUN, step_entries
+
+_HEAD = LogHead(RUN, DESK, "agent", bytes(16), 1.0)
+
+
+def _note(number: int, size: int = 10) -> NoteEntry:
+    return NoteEntry(float(number), "x" * size)
+
+
+def _times(path: Path) -> list[float]:
+    return [entry.at for entry in read_entries(path) if isinstance(entry, NoteEntry)]
+
+
+def _copy_all(source: Path, copy: RunLogCopy) -> int:
+    parts = 1
+    while copy.add(read_part(source, copy.identity, copy.size)):
+        parts += 1
+    return parts
+
+
+def test_writer_truncates_an_interrupted_write_and_goes_on(tmp_path: Path) -> None:
+    path = log_path(tmp_path, RUN, DESK)
+    writer = RunLogWriter(path, _HEAD)
+    writer.append([_note(1)])
+    writer.append([_note(2)])
+    writer.close()
+    os.truncate(path, path.stat().st_size - 3)
+    writer = RunLogWriter(path, _HEAD)
+    writer.append([_note(3)])
+    writer.close()
+    assert _times(path) == [1.0, 3.0]
+
+
+def test_copy_leaves_out_an_unfinished_frame_until_it_is_whole(tmp_path: Path) -> None:
+    path, target = log_path(tmp_path / "a", RUN, DESK), log_path(tmp_path / "b", RUN, DESK)
+    writer = RunLogWriter(path, _HEAD)
+    writer.append([_note(1)])
+    writer.append([_note(2)])
+    whole = path.read_bytes()
+    os.truncate(path, len(whole) - 3)
+    copy = RunLogCopy(target, RUN, DESK)
+    _copy_all(path, copy)
+    assert _times(target) == [1.0]
+    path.write_bytes(whole)
+    _copy_all(path, copy)
+    assert target.read_bytes() == whole
+
+
+def test_copy_continues_in_another_process(tmp_path: Path) -> None:
+    path, target = log_path(tmp_path / "a", RUN, DESK), log_path(tmp_path / "b", RUN, DESK)
+    writer = RunLogWriter(path, _HEAD)
+    for number in range(20):
+        writer.append([_note(number, 3000) for _ in range(10)])
+        _copy_all(path, RunLogCopy(target, RUN, DESK))
+    assert target.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("shrunk", [False, True])
+def test_copy_starts_again_when_the_log_was_replaced(tmp_path: Path, shrunk: bool) -> None:
+    path, target = log_path(tmp_path / "a", RUN, DESK), log_path(tmp_path / "b", RUN, DESK)
+    writer = RunLogWriter(path, _HEAD)
+    writer.append([_note(1)])
+    size = path.stat().st_size
+    for number in range(2, 200):
+        writer.append([_note(number, 3000)])
+    copy = RunLogCopy(target, RUN, DESK)
+    assert _copy_all(path, copy) > 1
+    if shrunk:
+        os.truncate(path, size)
+    else:
+        path.unlink()
+        RunLogWriter(path, _HEAD).append([_note(number, 2000) for number in range(300)])
+    _copy_all(path, copy)
+    assert target.read_bytes() == path.read_bytes()
+
+
+def test_copy_rejects_the_log_of_another_machine(tmp_path: Path) -> None:
+    path = log_path(tmp_path / "a", RUN, MAC)
+    RunLogWriter(path, LogHead(RUN, MAC, "agent", bytes(16), 1.0)).append([_note(1)])
+    copy = RunLogCopy(log_path(tmp_path / "b", RUN, DESK), RUN, DESK)
+    with pytest.raises(ProtocolError, match="does not begin with the head"):
+        copy.add(read_part(path, b"", 0))
+
+
+def test_log_stays_below_its_limit_and_keeps_its_events(tmp_path: Path) -> None:
+    path = log_path(tmp_path, RUN, DESK)
+    writer = RunLogWriter(path, _HEAD, max_bytes=60_000)
+    for entry in step_entries(rows=3):
+        writer.append([entry, _note(1, 5)])
+        assert path.stat().st_size <= 60_000
+    entries = read_entries(path)
+    assert sum(isinstance(entry, NoteEntry) for entry in entries) == len(step_entries(rows=3))
+    covered = [step for e in entries if isinstance(e, StepBatch) for step in range(e.first, e.end)]
+    assert sorted(covered) == list(range(600))
