@@ -71,7 +71,7 @@ FROZEN = {
     "nodes": _JSON,
     "open": {"--on", "--print", *_JSON},
     "pair": {"--guest", "--wait", "--no-wait", "--machines", "--yes", *_JSON},
-    "pause": {"--for", *_JSON},
+    "pause": {"machine", "--for", *_JSON},
     "plan": {
         *("--parameters", "--batch", "--tokens", "--flops-per-sample", "--seconds-per-sample", "--on"),
         *_PLANS,
@@ -92,7 +92,7 @@ FROZEN = {
     "queue resume": {"jobs", *_JSON},
     "rename": {"name", *_JSON},
     "resume": {"run", "--on", "--set", "--all", "--detach"},
-    "resume-machine": _JSON,
+    "resume-machine": {"machine", *_JSON},
     "runs compare": {"runs", *_JSON},
     "runs history": {"run", *_JSON},
     "run": _RUN,
