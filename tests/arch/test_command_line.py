@@ -90,6 +90,7 @@ FROZEN = {
     "queue results": {"jobs", "--wait"},
     "queue resume": {"jobs", *_JSON},
     "rename": {"name", *_JSON},
+    "report": {"run", "--into", "--price"},
     "resume": {"run", "--on", "--set", "--all", "--detach"},
     "resume-machine": _JSON,
     "runs": _JSON,
