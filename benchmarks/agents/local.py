@@ -42,9 +42,9 @@ class LocalAgents:
         self._directory = tempfile.TemporaryDirectory(prefix="by-l-", ignore_cleanup_errors=True)
         self.root = Path(self._directory.name)
         self.count = count
-        self.ports = [_free_port() for _ in range(count)]
+        self.ports = [free_port() for _ in range(count)]
         self.agents: list[subprocess.Popen[bytes] | None] = [None] * count
-        self._discovery = _free_port()
+        self._discovery = free_port()
         (self.root / "config.toml").touch()
         for place in range(count):
             self.state(place).mkdir(mode=0o700)
@@ -165,7 +165,8 @@ class LocalAgents:
         return "\n---\n".join(texts)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that nobody uses now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 
 import msgspec
+from barnraise.training.steps.phase_clock import PhaseClock
+from barnraise.training.steps.step_counters import StepCounters
 
 from barnraise.core import metrics
 from barnraise.core.metrics import ProcessValues, catalogue
-from barnraise.training.steps.phase_clock import PhaseClock
-from barnraise.training.steps.step_counters import StepCounters
 
 _REPEATS = 2000
 _BATCHES = 9
