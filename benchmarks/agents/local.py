@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from barnraise.agent_client.cluster_requests import (
     AgentRequest,
@@ -49,7 +49,7 @@ class LocalAgents:
         for place in range(count):
             self.state(place).mkdir(mode=0o700)
 
-    def __enter__(self) -> LocalAgents:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
