@@ -108,6 +108,7 @@ FROZEN = {
     "uninstall": {"--yes", "--hard"},
     "unpair": {"node", "--yes", *_JSON},
     "up": {"--detach", "--psk-file", "--witness"},
+    "track": {"run", "--to"},
     "watch": {"run"},
 }
 GLOBAL_OPTIONS = {"--version"}

@@ -24,6 +24,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "logs",
             "open",
             "report",
+            "track",
             "attach",
             "stop",
             "resume",

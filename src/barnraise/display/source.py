@@ -64,6 +64,10 @@ class HistorySource:
 
     def entries(self, run: str) -> tuple[Entry, ...]:
         """Return the history of a run, merged of all its logs."""
+        return merge(self.logs(run))
+
+    def logs(self, run: str) -> list[tuple[Entry, ...]]:
+        """Return the entries of each log of a run."""
         logs, problems = [], []
         for log in self.runs().get(run, ()):
             try:
@@ -74,7 +78,7 @@ class HistorySource:
             _log.warning("a log of run %s is left out: %s", run, printable(problem.message))
         if not logs:
             raise problems[0] if problems else RunError(f"there is no record of run {run}")
-        return merge(logs)
+        return logs
 
     def newest(self) -> str:
         """Return the name of the run whose record changed last; raise RunError if there is none."""

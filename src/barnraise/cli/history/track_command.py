@@ -1,0 +1,39 @@
+"""Command ``track`` with its options. Light to import."""
+
+from __future__ import annotations
+
+import click
+
+from barnraise.cli.completion import complete_runs
+
+
+@click.command("track")
+@click.argument("run", required=False, shell_complete=complete_runs)
+@click.option(
+    "--to",
+    "targets",
+    metavar="TRACKER=PLACE",
+    multiple=True,
+    required=True,
+    help="A tracker, such as tensorboard=FOLDER.",
+)
+def track_command(run: str | None, targets: tuple[str, ...]) -> int:
+    """Give the steps of RUN (default: the newest) to trackers until it ends, each exactly once.
+
+    You can stop the command and start it again: it goes on where it stopped.
+    """
+    from barnraise.core.sanitize import printable
+    from barnraise.display.source import HistorySource
+    from barnraise.integrations.trackers.feeder import feed, open_tracker
+
+    source = HistorySource()
+    name = source.find(run) if run is not None else source.newest()
+    trackers = [open_tracker(target, name) for target in targets]
+    click.echo(f"the steps of run {printable(name)} go to {', '.join(targets)}; Ctrl-C stops this")
+    try:
+        # A source of its own each time: the agent may have been restarted.
+        feed(name, trackers, lambda: HistorySource().logs(name), lambda text: click.echo(printable(text)))
+    finally:
+        for tracker in trackers:
+            tracker.close()
+    return 0
