@@ -115,6 +115,7 @@ class HistoryService:
         """Write that this machine has a checkpoint of one of its runs."""
         if run in self._known:
             self.record(run, [CheckpointSaved(time.time(), step, self._context.me.raw)])
+            self._disk.submit(lambda: self._writers[run].sync())
 
     def record(self, run: str, entries: Sequence[Entry]) -> None:
         """Append entries to this machine's log of a run, in the background."""

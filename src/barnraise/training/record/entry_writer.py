@@ -33,6 +33,7 @@ class EntryWriter:
         self._make_sink = make_sink
         self._sink: RecordSink | None = None
         self._queue: deque[Item] = deque(maxlen=_MOST_QUEUED)
+        self._sending = threading.Lock()
         self._is_closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._has_warned = False
@@ -67,28 +68,33 @@ class EntryWriter:
         if self._thread.is_alive() or self._sink is None:
             return
         try:
-            self._flush()
+            self._send()
             self._sink.close()
+        except (BarnraiseError, OSError) as error:
+            self._warn(error)
+
+    def flush(self) -> None:
+        """Write what is queued now; may be called from any thread."""
+        try:
+            self._send()
         except (BarnraiseError, OSError) as error:
             self._warn(error)
 
     def _run(self) -> None:
         while not self._is_closing.wait(_FLUSH_S):
-            try:
-                self._flush()
-            except (BarnraiseError, OSError) as error:
-                self._warn(error)
+            self.flush()
 
-    def _flush(self) -> None:
-        while self._queue:
-            items = [self._queue.popleft() for _ in range(min(len(self._queue), _MOST_AT_ONCE))]
-            if self._sink is None:
-                continue
-            try:
-                self._sink.write(_entries(items))
-            except (BarnraiseError, OSError):
-                self._queue.extendleft(reversed(items))
-                raise
+    def _send(self) -> None:
+        with self._sending:
+            while self._queue:
+                items = [self._queue.popleft() for _ in range(min(len(self._queue), _MOST_AT_ONCE))]
+                if self._sink is None:
+                    continue
+                try:
+                    self._sink.write(_entries(items))
+                except (BarnraiseError, OSError):
+                    self._queue.extendleft(reversed(items))
+                    raise
 
     def _warn(self, error: BarnraiseError | OSError) -> None:
         if not self._has_warned:

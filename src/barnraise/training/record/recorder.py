@@ -27,6 +27,7 @@ from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import Logged, MetricsLog
 from barnraise.training.record.entry_writer import EntryWriter
 from barnraise.training.record.sinks import RecordSink
+from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.steps.commit import StepCommitter
 from barnraise.training.steps.throughput import Throughput
 
@@ -61,6 +62,12 @@ class RunRecorder:
         self._previous: StepRow | None = None  # the newest commit, whose values are not known yet
         self._generation = -1
         self._written_total: int | None = -1
+
+    def attach(self, checkpoints: CheckpointManager) -> None:
+        """Follow the commits and the checkpoints: a valid checkpoint is never ahead of the record."""
+        self._steps.on_commit.append(self)
+        self._steps.on_checkpoint.append(self._queue_newest)
+        checkpoints.before_seal(self._writer.flush)
 
     def __call__(self) -> None:
         """Queue the row of a commit, and the values of the one before."""
@@ -111,10 +118,13 @@ class RunRecorder:
 
     def close(self) -> None:
         """Write the rest, with this worker's values of the last step, when the script ends."""
+        self._queue_newest()
+        self._writer.close()
+
+    def _queue_newest(self) -> None:
+        """Queue this worker's own values of the newest step, whose means may never be known."""
         if self._previous is not None:
             self._queue_own(self._previous, self._metrics.of_step(self._steps.done - 1))
-            self._previous = None
-        self._writer.close()
 
     # rows
 
