@@ -77,7 +77,11 @@ class BrowserPage:
     async def resize(self, width: int, height: int, *, is_dark: bool = False) -> None:
         """Change the size of the tab and its colour scheme."""
         await self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
         )
         features = [{"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}]
         await self.call("Emulation.setEmulatedMedia", features=features)
@@ -105,7 +109,9 @@ class BrowserPage:
                 case "Runtime.exceptionThrown":
                     self.problems.append(str(parameters["exceptionDetails"]))
                 case "Log.entryAdded":
-                    self.problems.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
+                    self.problems.append(
+                        f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}"
+                    )
 
     async def close(self) -> None:
         """Stop to read."""

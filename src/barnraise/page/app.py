@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
@@ -27,14 +27,15 @@ from barnraise.agent_client.cluster_requests import (
 )
 from barnraise.agent_client.run_requests import StopRunRequest
 from barnraise.core.errors import BarnraiseError, ProtocolError
+from barnraise.display.charts.theme import CHART_STYLE
 from barnraise.page.access.guard import MOST_BODY, SECURITY_HEADERS, Refusal, refuse_request
 from barnraise.page.access.sessions import LONGEST_S, PageSessions, is_same
-from barnraise.page.content.chart_data import chart_data, comparison_data
+from barnraise.page.content.chart_data import comparison_data
 from barnraise.page.content.comparison import MOST_RUNS, common_metric, compare
 from barnraise.page.content.log_search import search_logs
-from barnraise.page.render import render, render_sections
+from barnraise.page.render import render, render_parts
 from barnraise.page.source import PageHost, PageSource
-from barnraise.page.updates import MOST_STREAMS, PageUpdates, Parts
+from barnraise.page.updates import MOST_STREAMS, Build, PageUpdates, Parts, digest_of
 
 _STATIC = Path(__file__).parent / "static"
 _FILES = {
@@ -62,13 +63,13 @@ class PageApp:
             Route("/close", self._close, methods=["POST"]),
             Route("/static/{file}", self._static),
             Route("/{place}/", self._runs),
-            Route("/{place}/updates", self._runs_updates),
+            Route("/{place}/updates", self._stream),
             Route("/{place}/compare", self._compare),
             Route("/{place}/compare/curves", self._curves),
             Route("/{place}/logs", self._logs),
             Route("/{place}/doctor", self._doctor),
             Route("/{place}/runs/{run}", self._run),
-            Route("/{place}/runs/{run}/updates", self._run_updates),
+            Route("/{place}/runs/{run}/updates", self._stream),
             Route("/{place}/runs/{run}/stop", self._stop, methods=["POST"]),
             Route("/{place}/runs/{run}/machines/{node}/{change}", self._limit, methods=["POST"]),
         ]
@@ -115,7 +116,12 @@ class PageApp:
         # Not a redirect: the browser would leave the cookie out if another page led to this link.
         answer = _message(200, "Opening the page.", target=f"{self.path}/{opened.place}")
         answer.set_cookie(
-            self._cookie, opened.cookie, path=self.path, httponly=True, samesite="strict", max_age=int(LONGEST_S)
+            self._cookie,
+            opened.cookie,
+            path=self.path,
+            httponly=True,
+            samesite="strict",
+            max_age=int(LONGEST_S),
         )
         return answer
 
@@ -144,43 +150,42 @@ class PageApp:
     # pages
 
     async def _static(self, request: Request) -> Response:
+        if request.path_params["file"] == "charts.css":
+            return Response(CHART_STYLE, media_type="text/css")
         path, kind = _FILES.get(request.path_params["file"], (None, ""))
         if path is None:
             return await self._missing(request, None)
         return FileResponse(path, media_type=kind, content_disposition_type="inline")
 
     async def _runs(self, request: Request) -> Response:
-        source = self._source(request)
-        rows = (await source.runs())[-_MOST_ROWS:][::-1]
-        return self._page("runs.html", request, source, page="runs", rows=rows)
-
-    async def _runs_updates(self, request: Request) -> Response:
-        source, base = self._source(request), self._base(request)
-
-        async def build() -> Parts:
-            rows = (await source.runs())[-_MOST_ROWS:][::-1]
-            html = await asyncio.to_thread(render, "sections/runs.html", rows=rows, base=base)
-            return {"runs": html}
-
-        return self._stream(request, build)
+        return await self._live_page(request, "runs.html", page="runs")
 
     async def _run(self, request: Request) -> Response:
-        source = self._source(request)
-        view = await source.view(request.path_params["run"])
-        sections = await asyncio.to_thread(render_sections, view)
-        shown = {name: Markup(html) for name, html in sections.items()}  # noqa: S704  # rendered and escaped
-        return self._page("run.html", request, source, page="run", view=view, sections=shown)
+        return await self._live_page(request, "run.html", page="run", run=request.path_params["run"])
 
-    async def _run_updates(self, request: Request) -> Response:
-        source, run = self._source(request), request.path_params["run"]
+    async def _live_page(self, request: Request, template: str, **values: Any) -> Response:
+        """Return a page whose parts are updated later."""
+        source = self._source(request)
+        parts = await self._updates.parts(request.url.path.rstrip("/"), self._parts(request, source))
+        shown = {name: Markup(html) for name, html in parts.items()}  # noqa: S704  # rendered and escaped
+        known = digest_of(parts)
+        return self._page(template, request, source, parts=shown, known=known, **values)
+
+    def _parts(self, request: Request, source: PageSource) -> Build:
+        """Return what makes the parts of a run's page, or of the list of runs."""
+        base, run = self._base(request), request.path_params.get("run")
 
         async def build() -> Parts:
-            view = await source.view(run)
-            return await asyncio.to_thread(lambda: {**render_sections(view), "chart": chart_data(view)})
+            if run is not None:
+                view = await source.view(run)
+                return await asyncio.to_thread(render_parts, view, base)
+            rows = (await source.runs())[-_MOST_ROWS:][::-1]
+            return {"runs": await asyncio.to_thread(render, "sections/runs.html", rows=rows, base=base)}
 
-        return self._stream(request, build)
+        return build
 
-    def _stream(self, request: Request, build: Callable[[], Any]) -> Response:
+    async def _stream(self, request: Request) -> Response:
+        """Return the updates of a page as server-sent events."""
         if self._updates.streams >= MOST_STREAMS:
             return _message(503, "Too many pages are open at once.", "Close some of them.")
         cookie = request.cookies.get(self._cookie, "")
@@ -188,7 +193,12 @@ class PageApp:
         def is_open() -> bool:
             return self.sessions.token_of(cookie) is not None
 
-        events = self._updates.stream(request.url.path, build, is_open)
+        events = self._updates.stream(
+            request.url.path.removesuffix("updates").rstrip("/"),
+            self._parts(request, self._source(request)),
+            is_open,
+            request.query_params.get("known", ""),
+        )
         return StreamingResponse(events, media_type="text/event-stream")
 
     async def _compare(self, request: Request) -> Response:

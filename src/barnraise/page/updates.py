@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ MOST_STREAMS = 16
 _KEEP_ALIVE_S = 15.0
 _MOST_KEPT = 32
 
-Parts = Mapping[str, str]  # name of a part: HTML, or JSON if the name is "chart"
+CHART = "chart"  # name of the part that is JSON
+Parts = Mapping[str, str]  # by name; HTML but for the chart
 Build = Callable[[], Awaitable[Parts]]
 
 
@@ -48,8 +50,13 @@ class PageUpdates:
                 kept.at = asyncio.get_running_loop().time()
             return kept.parts
 
-    async def stream(self, page: str, build: Build, is_open: Callable[[], bool]) -> AsyncIterator[str]:
-        """Yield events until the session ends; a failure is told, and the page says since when."""
+    async def stream(
+        self, page: str, build: Build, is_open: Callable[[], bool], known: str
+    ) -> AsyncIterator[str]:
+        """Yield events until the session ends; a failure is told, and the page says since when.
+
+        ``known``: digest of the parts that the page has already.
+        """
         sent: dict[str, str] = {}
         loop = asyncio.get_running_loop()
         self.streams += 1
@@ -67,6 +74,8 @@ class PageUpdates:
                     if failure or not sent:
                         failure, told_at = "", loop.time()
                         yield encode_event("fresh", "")
+                        if not sent and digest_of(parts) == known:
+                            sent = {name: text for name, text in parts.items() if name != CHART}
                 for name, content in parts.items():
                     if sent.get(name) != content:
                         sent[name], told_at = content, loop.time()
@@ -78,6 +87,11 @@ class PageUpdates:
             yield encode_event("closed", "")
         finally:
             self.streams -= 1
+
+
+def digest_of(parts: Parts) -> str:
+    """Return a short hash of the parts."""
+    return hashlib.blake2b(json.dumps(sorted(parts.items())).encode(), digest_size=8).hexdigest()
 
 
 def encode_event(name: str, content: str) -> str:

@@ -63,6 +63,9 @@ class ThreadWorker(LoneWorker):
         self.rank, self.world, self.generation = rank, exchange.world, 1  # type: ignore[misc]
         self._exchange = exchange
 
+    def machines(self) -> tuple[str, ...]:
+        return ("",) * self.world
+
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
         return [
             received

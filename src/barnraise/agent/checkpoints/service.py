@@ -11,13 +11,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from barnraise.agent.artifact_service import ArtifactService
 from barnraise.agent.checkpoints.fetch import CheckpointFetcher
 from barnraise.agent.checkpoints.grants import ReadGrants
 from barnraise.agent.checkpoints.local_store import LocalCheckpoints
 from barnraise.agent.context import AgentContext
+from barnraise.agent.pending_calls import PendingCalls
 from barnraise.agent.runs.consent import has_agreed
 from barnraise.agent.runs.messages import (
     CheckpointAnswer,
@@ -45,7 +46,7 @@ from barnraise.agent_client.run_requests import (
     SignResponse,
 )
 from barnraise.artifacts import ArtifactStore
-from barnraise.core.errors import BarnraiseError, ProtocolError, RunError, TransportError
+from barnraise.core.errors import BarnraiseError, RunError
 from barnraise.identity import NodeId
 from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, allowed_signers, newest_checkpoint, sign
 
@@ -55,8 +56,6 @@ _COPY_S = 4 * 3600.0
 _MAX_REPLYING = 8  # requests of one machine
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T", bound=CheckpointAnswer)
 
 
 class LocatedCheckpoint(NamedTuple):
@@ -71,53 +70,6 @@ class ShardedCheckpoint(NamedTuple):
 
     step: int
     holders: Sequence[NodeId]
-
-
-class PendingCalls:
-    """Requests to other agents that wait for their response."""
-
-    def __init__(self, context: AgentContext) -> None:
-        self._context = context
-        self._loop = asyncio.get_running_loop()
-        self._serial = 0
-        self._waiting: dict[tuple[NodeId, int], asyncio.Future[CheckpointAnswer]] = {}
-
-    async def ask(
-        self, node: NodeId, make: Callable[[int], CheckpointRequest], expected: type[T], timeout_s: float
-    ) -> T:
-        """Send a request and return its response; raise TransportError after ``timeout_s``.
-
-        ``make`` builds the request from its serial number.
-        """
-        self._serial += 1
-        key = (node, self._serial)
-        future: asyncio.Future[CheckpointAnswer] = self._loop.create_future()
-        self._waiting[key] = future
-        try:
-            self._context.send_bulk(node, encode(make(self._serial)))
-            response = await asyncio.wait_for(future, timeout_s)
-        except TimeoutError as error:
-            name = self._context.name_of(node)
-            raise TransportError(f"{name} did not answer within {timeout_s:g} s") from error
-        finally:
-            del self._waiting[key]
-        if not isinstance(response, expected):
-            raise ProtocolError(f"{node.short} sent a response of the wrong type")
-        return response
-
-    def resolve(self, node: NodeId, message: CheckpointAnswer) -> None:
-        """Deliver a response; drop one that was not requested from this node."""
-        future = self._waiting.get((node, message.serial))
-        if future is not None and not future.done():
-            future.set_result(message)
-
-    def link_down(self, node: NodeId) -> None:
-        """Fail all requests to a machine whose connection is lost."""
-        for (other, _), future in self._waiting.items():
-            if other == node and not future.done():
-                future.set_exception(
-                    TransportError(f"the connection to {self._context.name_of(node)} was lost")
-                )
 
 
 class CheckpointService:

@@ -110,7 +110,9 @@ def _membership_changes(
     earlier = {slot.node for slot in old.workers}
     has_started = old.generation > 0
     for node in [node for node in old.nodes if node not in new.nodes]:
-        yield node, *_departure(node, old, new, states, present)
+        departure = _departure(node, old, new, states, present)
+        if departure is not None:
+            yield node, *departure
     for node in dict.fromkeys(slot.node for slot in new.joining):
         if node not in {slot.node for slot in old.joining} | set(new.nodes):
             yield node, "joining", "it receives the state while the others train"
@@ -127,8 +129,8 @@ def _membership_changes(
 
 def _departure(
     node: bytes, old: RunRecord, new: RunRecord, states: States, present: Collection[bytes]
-) -> tuple[ChangeKind, str]:
-    """Return how and why a machine has left the group."""
+) -> tuple[ChangeKind, str] | None:
+    """Return how and why a machine has left the group; None if its workers have finished the script."""
     for machine in new.paused:
         if machine.node == node:
             return "paused", machine.why
@@ -145,8 +147,8 @@ def _departure(
     if any(worker.state == "leaving" for worker in workers):
         return "left", "the machine was asked to leave"
     if workers and all(worker.state == "ended" for worker in workers):
-        return "left", "its worker has finished"
-    if node not in present:
+        return None
+    if node not in present or "disappeared" in new.why:
         return "died", "the machine does not answer"
     return "evicted", new.why.rpartition("; ")[0] or new.why
 

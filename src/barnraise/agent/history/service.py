@@ -10,10 +10,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
 
 from barnraise.agent.context import AgentContext
+from barnraise.agent.history.copier import HistoryCopier
+from barnraise.agent.history.disk_thread import DiskThread
 from barnraise.agent.history.kept_logs import kept_logs, remove_oldest
 from barnraise.agent.history.machine_sampler import MachineSampler
 from barnraise.agent.history.run_events import change_entries, machine_entry, start_entries
@@ -26,7 +26,7 @@ from barnraise.agent_client.history_requests import (
     HistoryPartResponse,
     RecordRequest,
 )
-from barnraise.core.errors import BarnraiseError, ProtocolError, RunError
+from barnraise.core.errors import ProtocolError, RunError
 from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.history.entries import (
     Entry,
@@ -62,8 +62,6 @@ _FROM_WORKERS = (
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 
 class HistoryService:
     """Logs of this machine's runs, one for each, and what they are asked for."""
@@ -71,7 +69,8 @@ class HistoryService:
     def __init__(self, context: AgentContext, registry: RunRegistry) -> None:
         self._context, self._registry = context, registry
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, "barnraise-history")
+        self._disk = DiskThread()
+        self.copier = HistoryCopier(context, self._disk)
         self._writers: dict[str, RunLogWriter] = {}  # used by the thread only
         self._known: dict[str, RunRecord] = {}  # newest record of each active run
         self._limit = RateLimit(_BYTES_PER_S, _BURST, max_sources=1024)
@@ -79,12 +78,12 @@ class HistoryService:
 
     def jobs(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Return the background tasks that the agent has to run."""
-        return self.sampler.run, self._sync
+        return self.sampler.run, self._sync, self.copier.run
 
     async def stop(self) -> None:
         """Bring all logs to the disk and close them."""
-        await self._call(self._close_all)
-        self._thread.shutdown(wait=False)
+        await self._disk.run(self._close_all)
+        self._disk.close()
 
     # what happens to runs
 
@@ -109,12 +108,12 @@ class HistoryService:
         self.record(run, entries)
         if entry.has_ended:
             del self._known[run]
-            self._submit(lambda: self._close(run))
+            self._disk.submit(lambda: self._close(run))
 
     def record(self, run: str, entries: Sequence[Entry]) -> None:
         """Append entries to this machine's log of a run, in the background."""
         if entries:
-            self._submit(lambda: self._append(run, entries))
+            self._disk.submit(lambda: self._append(run, entries))
 
     # requests of local processes
 
@@ -138,11 +137,11 @@ class HistoryService:
                     raise ProtocolError(f"a worker may not write a {type(item).__name__} into a record")
             self._append(entry.run, decoded.entries)
 
-        await self._call(append)
+        await self._disk.run(append)
 
     async def list(self, request: HistoryListRequest) -> HistoryListResponse:
         """Return the logs that this machine keeps."""
-        logs = await self._call(lambda: kept_logs(self._context.directory))
+        logs = await self._disk.run(lambda: kept_logs(self._context.directory))
         wanted = [log for log in logs if log.run.startswith(request.run)]
         if request.after:
             names = [log.run for log in wanted]
@@ -159,7 +158,7 @@ class HistoryService:
         path = logs_of(self._context.directory, request.run).get(request.node)
         if path is None:
             raise RunError(f"this machine keeps no record of run {request.run}", hint="Run: barnraise runs")
-        part = await self._call(lambda: read_part(path, request.identity, request.offset))
+        part = await self._disk.run(lambda: read_part(path, request.identity, request.offset))
         return HistoryPartResponse(*part)
 
     # the thread
@@ -192,31 +191,19 @@ class HistoryService:
             for writer in self._writers.values():
                 writer.sync()
             active = set(self._writers) | set(self._known)
-            remove_oldest(self._context.directory, self._context.settings.runs.history_bytes, active)
+            limit = self._context.settings.runs.history_bytes
+            for run in remove_oldest(self._context.directory, limit, active):
+                self.copier.forget(run)
 
         while True:
             await asyncio.sleep(_SYNC_S)
             try:
-                await self._call(sync)
+                await self._disk.run(sync)
             except OSError as error:
                 _log.error("the records of runs cannot be written to the disk: %s", error)
-
-    def _submit(self, work: Callable[[], None]) -> None:
-        self._thread.submit(work).add_done_callback(_log_failure)
-
-    async def _call(self, work: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self._thread.submit(work))
 
     def _name_of(self, node: bytes) -> str:
         return self._context.name_of(NodeId(node))
 
     def _machine_of(self, node: bytes) -> Machine | None:
         return self._context.machine_of(NodeId(node))
-
-
-def _log_failure(done: Future[None]) -> None:
-    error = done.exception()
-    if isinstance(error, BarnraiseError | OSError):
-        _log.error("an entry of a run's record was not written: %s", error)
-    elif error is not None:
-        _log.error("an entry of a run's record was not written", exc_info=error)

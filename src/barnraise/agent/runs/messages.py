@@ -9,11 +9,14 @@ from msgspec import Meta
 
 from barnraise.agent import protocol
 from barnraise.agent_client.run_options import Digest
+from barnraise.history.copy_plan import MAX_LOG, HeldLog
+from barnraise.history.log_file import MAX_PART
 from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, Step
-from barnraise.runs.record import NodeReport, RunId, RunRecord, Version, Words
+from barnraise.runs.record import Node, NodeReport, RunId, RunRecord, Version, Words
 from barnraise.runs.variables import VariableValues
 
 MAX_LOG_BYTES = 256 << 10
+MOST_HELD_LOGS = 512
 MAX_RUNS = 17  # one run, and the earlier runs that it resumes
 
 Serial = Annotated[int, Meta(ge=0, le=2**53)]
@@ -120,6 +123,46 @@ class CopyResult(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
     words: Words = ""
 
 
+class HeldLogsRequest(msgspec.Struct, frozen=True, array_like=True, tag="logs?"):
+    """Request for the logs of records that a machine holds; those that changed in the last ``recent_s``.
+
+    ``recent_s`` 0: all.
+    """
+
+    serial: Serial
+    recent_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    page: Annotated[int, Meta(ge=0, le=1024)] = 0
+
+
+class HeldLogsResponse(msgspec.Struct, frozen=True, array_like=True, tag="logs"):
+    """Logs that the sender holds."""
+
+    serial: Serial
+    logs: Annotated[tuple[HeldLog, ...], Meta(max_length=MOST_HELD_LOGS)]
+    has_more: bool = False
+
+
+class LogPartRequest(msgspec.Struct, frozen=True, array_like=True, tag="part?"):
+    """Request for a part of a machine's log of a run; ``identity``: of the file that the asker copies."""
+
+    serial: Serial
+    run: RunId
+    node: Node
+    identity: Annotated[bytes, Meta(max_length=16)]
+    offset: Annotated[int, Meta(ge=0, le=MAX_LOG)]
+
+
+class LogPartResponse(msgspec.Struct, frozen=True, array_like=True, tag="part"):
+    """Whole frames of a log; ``identity`` is empty if the sender has no such log."""
+
+    serial: Serial
+    identity: Annotated[bytes, Meta(max_length=16)]
+    offset: Annotated[int, Meta(ge=0, le=MAX_LOG)]
+    data: Annotated[bytes, Meta(max_length=MAX_PART)]
+    size: Annotated[int, Meta(ge=0, le=MAX_LOG)]
+
+
+HistoryMessage = HeldLogsRequest | HeldLogsResponse | LogPartRequest | LogPartResponse
 CheckpointRequest = HeldCheckpointsRequest | FilesRequest | CopyOffer
 CheckpointAnswer = HeldCheckpointsResponse | FilesResponse | CopyResult
 ValuesMessage = ValuesRequest | ValuesResponse
@@ -131,7 +174,10 @@ RunMessage = (
     | ValuesMessage
     | CheckpointRequest
     | CheckpointAnswer
+    | HistoryMessage
 )
+AgentQuestion = CheckpointRequest | HeldLogsRequest | LogPartRequest
+AgentAnswer = CheckpointAnswer | HeldLogsResponse | LogPartResponse
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[RunMessage] = msgspec.msgpack.Decoder(RunMessage)

@@ -15,12 +15,17 @@ from barnraise.agent.cluster.kv_proxy import KvProxy
 from barnraise.agent.containers.engine import remove_leftovers as remove_container_leftovers
 from barnraise.agent.context import AgentContext
 from barnraise.agent.history.service import HistoryService
+from barnraise.agent.limits.policy import choose_pause_action
 from barnraise.agent.runs import messages
 from barnraise.agent.runs.consent import end_agreement
 from barnraise.agent.runs.controller import RunController
 from barnraise.agent.runs.executor import RunExecutor
 from barnraise.agent.runs.local_interface import remove_interfaces
 from barnraise.agent.runs.messages import (
+    HeldLogsRequest,
+    HeldLogsResponse,
+    LogPartRequest,
+    LogPartResponse,
     LogRequest,
     LogResponse,
     RecordUpdate,
@@ -160,6 +165,16 @@ class RunService:
         for executor in self.executors.values():
             executor.rejoin()
 
+    def pause_effects(self) -> tuple[tuple[str, str], ...]:
+        """Return the runs that may not use this machine now, and what becomes of each."""
+        me, limits = self._context.me.raw, self._context.limits
+        entries = [executor.entry for executor in self.executors.values()]
+        return tuple(
+            (entry.run, choose_pause_action(entry.record, me).sentence)
+            for entry in entries
+            if limits.reason_against(entry.spec.by) and entry.record.ranks_of(me)
+        )
+
     def limits_changed(self) -> None:
         """Let every run follow the new limits of this machine."""
         for executor in self.executors.values():
@@ -185,11 +200,13 @@ class RunService:
         """Exchange records and files with a newly connected machine."""
         self.registry.link_up(node)
         self.artifacts.link_up(node)
+        self.history.copier.link_up(node)
 
     def link_down(self, node: NodeId) -> None:
         """Fail the transfers from a machine whose connection is lost."""
         self.artifacts.link_down(node)
         self.checkpoints.link_down(node)
+        self.history.copier.link_down(node)
 
     def artifact_route_down(self, node: NodeId) -> None:
         """Restart transfers after only the file route to a machine broke."""
@@ -221,6 +238,8 @@ class RunService:
                 future = self._logs.get((node, message.serial))
                 if future is not None and not future.done():
                     future.set_result(message)
+            case HeldLogsRequest() | HeldLogsResponse() | LogPartRequest() | LogPartResponse():
+                self.history.copier.received(node, message)
             case ValuesRequest() | ValuesResponse():
                 self.variables.received(node, message)
             case _:

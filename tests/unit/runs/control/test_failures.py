@@ -122,3 +122,10 @@ def test_final_failure_is_the_one_that_the_outcome_names() -> None:
     assert final_failure(replace(record, outcome=replace(outcome, code=0))) is None
     assert final_failure(replace(record, outcome=None)) is None
     assert final_failure(replace(record, failures=())) is None
+
+
+def test_error_of_ours_is_summarized_without_its_class() -> None:
+    trace = TRACE.replace(
+        "ValueError: no such label", "barnraise.core.errors.RunError: [run] there is no task"
+    )
+    assert summarize(failure(tail=f"{trace}  -> Did you mean it?\n")).startswith("there is no task (")
