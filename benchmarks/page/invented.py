@@ -20,6 +20,7 @@ from barnraise.agent_client.cluster_requests import (
     LimitsResponse,
     RequestDone,
 )
+from barnraise.agent_client.history_requests import HistoryRequest
 from barnraise.agent_client.machine_limits import MachineLimits
 from barnraise.agent_client.run_requests import (
     LogChunk,
@@ -107,7 +108,7 @@ class InventedMachine:
     rows: Sequence[RunRow] = ()
     entries: Sequence[Entry] = ()
     output: bytes = b"step 1 loss 4.2\nstep 2 loss 4.1\n"
-    asked: list[AgentRequest | RunRequest] = field(default_factory=list)
+    asked: list[AgentRequest | RunRequest | HistoryRequest] = field(default_factory=list)
 
     async def runs(self) -> Sequence[RunRow]:
         """Return the runs."""
@@ -119,7 +120,7 @@ class InventedMachine:
             raise RunError(f"run {run} is not known here", hint="See the runs: barnraise ps --all")
         return build_view(self.entries, run=run)
 
-    async def ask(self, request: AgentRequest | RunRequest, expected: type[T]) -> T:
+    async def ask(self, request: AgentRequest | RunRequest | HistoryRequest, expected: type[T]) -> T:
         """Return an answer, and remember the request."""
         self.asked.append(request)
         answer: AgentResponse

@@ -91,6 +91,7 @@ FROZEN = {
     "queue results": {"jobs", "--wait"},
     "queue resume": {"jobs", *_JSON},
     "rename": {"name", *_JSON},
+    "report": {"run", "--into", "--price"},
     "resume": {"run", "--on", "--set", "--all", "--detach"},
     "resume-machine": {"machine", *_JSON},
     "runs compare": {"runs", *_JSON},

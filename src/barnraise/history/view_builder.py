@@ -304,7 +304,7 @@ class _Builder:
 
 
 def _of(entries: Iterable[Entry], kind: type[E]) -> list[E]:
-    return [entry for entry in entries if isinstance(entry, kind)]
+    return [entry for entry in entries if type(entry) is kind]  # faster; no entry has a subclass
 
 
 def _every(count: int) -> int:

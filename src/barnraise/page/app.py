@@ -27,6 +27,7 @@ from barnraise.agent_client.cluster_requests import (
 )
 from barnraise.agent_client.run_requests import StopRunRequest
 from barnraise.core.errors import BarnraiseError, ProtocolError
+from barnraise.display.charts.theme import CHART_STYLE
 from barnraise.page.access.guard import MOST_BODY, SECURITY_HEADERS, Refusal, refuse_request
 from barnraise.page.access.sessions import LONGEST_S, PageSessions, is_same
 from barnraise.page.content.chart_data import comparison_data
@@ -149,6 +150,8 @@ class PageApp:
     # pages
 
     async def _static(self, request: Request) -> Response:
+        if request.path_params["file"] == "charts.css":
+            return Response(CHART_STYLE, media_type="text/css")
         path, kind = _FILES.get(request.path_params["file"], (None, ""))
         if path is None:
             return await self._missing(request, None)

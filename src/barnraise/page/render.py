@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cache
+from math import inf
 from typing import Any
 
 import jinja2
@@ -14,17 +15,31 @@ from markupsafe import Markup
 from barnraise.agent_client.run_requests import RunRow
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration, format_rate, format_size
+from barnraise.display.charts.bars import draw_phases
+from barnraise.display.charts.elements import Element, markup
+from barnraise.display.charts.network import draw_network
+from barnraise.display.charts.timeline import draw_timeline
 from barnraise.history.sentences import counted, duration
 from barnraise.history.view import RunView
 from barnraise.page.content.chart_data import chart_data
-from barnraise.page.content.map_drawing import HEIGHT, WIDTH, draw_map
 from barnraise.page.content.row_view import state_of
 from barnraise.page.updates import CHART
 
 UNKNOWN = "–"
-SECTIONS = ("heading", "state", "machines", "map", "time", "events", "plans", "checkpoints", "start")
+SECTIONS = (
+    "heading",
+    "state",
+    "machines",
+    "timeline",
+    "links",
+    "time",
+    "events",
+    "plans",
+    "checkpoints",
+    "start",
+)
 MOST_EVENTS = 200
-_BAR = 200  # units of the longest bar
+MOST_LINKS = 60
 _MOST_TEXT = 4000
 
 
@@ -38,15 +53,33 @@ def render_parts(view: RunView, base: str) -> Mapping[str, str]:
     shown = {
         "base": base,
         "view": view,
-        "map": draw_map(view.machines, view.links),
-        "longest_s": max(
-            (value for phase in view.phases for value in (phase.measured_s, phase.predicted_s) if value),
-            default=0.0,
-        ),
+        "charts": _charts(view),
+        "slowest_links": sorted(view.links, key=lambda link: link.mbps or inf)[:MOST_LINKS],
         "events": tuple(reversed(view.events[-MOST_EVENTS:])),
     }
     parts = {name: render(f"sections/{name}.html", **shown) for name in SECTIONS}
     return {**parts, CHART: chart_data(view)}
+
+
+def _charts(view: RunView) -> dict[str, list[Markup]]:
+    """Return each chart twice: for wide windows and for narrow ones."""
+    drawn = {name: [draw(view, width=width) for width in _WIDTHS] for name, draw in _CHARTS.items()}
+    return {
+        name: [Markup(markup(each)) for each in pictures]  # noqa: S704  # elements escape their texts
+        for name, pictures in drawn.items()
+    }
+
+
+def _draw_time(view: RunView, *, width: float) -> Element:
+    return draw_phases(view.phases, width=width)
+
+
+_WIDTHS = (720.0, 340.0)
+_CHARTS: Mapping[str, Callable[..., Element]] = {
+    "links": draw_network,
+    "time": _draw_time,
+    "timeline": draw_timeline,
+}
 
 
 @cache
@@ -62,7 +95,6 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "amount": _amount,
-        "bar": lambda value, most: round(_BAR * value / most, 1) if value and most else 0,
         "clock": _clock,
         "counted": counted,
         "date": _date,
@@ -73,7 +105,7 @@ def _environment() -> jinja2.Environment:
         "short": lambda seconds: UNKNOWN if seconds is None else format_duration(seconds),
         "size": lambda count: UNKNOWN if count is None else format_size(count),
     }
-    environment.globals |= {"unknown": UNKNOWN, "map_width": WIDTH, "map_height": HEIGHT, "bar_width": _BAR}
+    environment.globals |= {"unknown": UNKNOWN}
     return environment
 
 

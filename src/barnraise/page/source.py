@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from barnraise.agent_client.cluster_requests import AgentRequest, AgentResponse
+from barnraise.agent_client.history_requests import HistoryRequest
 from barnraise.agent_client.run_requests import RunRequest, RunRow
 from barnraise.history.view import RunView
 
@@ -25,7 +26,7 @@ class PageSource(Protocol):
     async def view(self, run: str) -> RunView:
         """Return the state of a run; raise RunError if the machine does not know it."""
 
-    async def ask(self, request: AgentRequest | RunRequest, expected: type[T]) -> T:
+    async def ask(self, request: AgentRequest | RunRequest | HistoryRequest, expected: type[T]) -> T:
         """Return the response of the machine's agent; raise its error if it refuses."""
 
 

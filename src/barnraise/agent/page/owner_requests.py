@@ -7,6 +7,7 @@ none of them.
 from __future__ import annotations
 
 import asyncio
+import re
 
 from barnraise.agent.context import AnsweringContext
 from barnraise.agent.page.messages import MAX_RESPONSE, OwnerMessage, OwnerRequest, OwnerResponse, encode
@@ -21,6 +22,7 @@ from barnraise.agent_client.cluster_requests import (
     decode_response,
 )
 from barnraise.agent_client.cluster_requests import encode as encode_request
+from barnraise.agent_client.history_requests import HistoryListRequest, HistoryPartRequest, HistoryRequest
 from barnraise.agent_client.run_requests import RunRequest, RunsRequest, StopRunRequest, WatchRequest
 from barnraise.core import errors
 from barnraise.core.errors import AgentError, BarnraiseError, ProtocolError, TransportError
@@ -28,11 +30,17 @@ from barnraise.identity import NodeId
 
 _ANSWER_S = 20.0
 _MOST_AT_ONCE = 8  # requests of one machine
-_ALLOWED = (StatusRequest, RunsRequest, WatchRequest, StopRunRequest, CheckRequest, LimitsRequest)
+_ALLOWED = (
+    *(StatusRequest, RunsRequest, WatchRequest, StopRunRequest, CheckRequest, LimitsRequest),
+    *(HistoryListRequest, HistoryPartRequest),
+)
+_RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")  # the name is part of a path
 
 
 def refuse_owner_request(request: AnyAgentRequest) -> str | None:
     """Return why another owner's machine may not send this request, or None if it may."""
+    if isinstance(request, HistoryPartRequest) and not _RUN.fullmatch(request.run):
+        return "this is no name of a run"
     if isinstance(request, _ALLOWED):
         return None
     return f"{type(request).__name__} is for commands on the machine itself"
@@ -47,7 +55,7 @@ class OwnerRequests:
         self._waiting: dict[tuple[NodeId, int], asyncio.Future[OwnerResponse]] = {}
         self._answering: dict[NodeId, int] = {}
 
-    async def ask(self, node: NodeId, request: AgentRequest | RunRequest) -> AgentResponse:
+    async def ask(self, node: NodeId, request: AgentRequest | RunRequest | HistoryRequest) -> AgentResponse:
         """Return the response of another owner's agent; raise its error, or TransportError without one."""
         name = self._context.name_of(node)
         if self._context.log.role(self._context.me) != "owner" or self._context.log.role(node) != "owner":

@@ -18,6 +18,7 @@ from barnraise.agent_client.cluster_requests import (
     decode_response,
 )
 from barnraise.agent_client.cluster_requests import encode as encode_request
+from barnraise.agent_client.history_requests import HistoryRequest
 from barnraise.agent_client.run_requests import (
     RunRequest,
     RunRow,
@@ -29,7 +30,8 @@ from barnraise.agent_client.run_requests import (
 from barnraise.core.errors import AgentError
 from barnraise.history.view import RunView
 from barnraise.identity import NodeId
-from barnraise.page.content.row_view import view_of_row
+from barnraise.page.content.row_view import row_of_log, view_of_row
+from barnraise.page.records import RunRecords
 
 if TYPE_CHECKING:
     from barnraise.page.app import PageApp
@@ -44,6 +46,7 @@ class MachineSource:
 
     def __init__(self, context: AnsweringContext, requests: OwnerRequests, node: NodeId) -> None:
         self._context, self._requests, self._node = context, requests, node
+        self._records = RunRecords(self)
 
     @property
     def name(self) -> str:
@@ -51,14 +54,20 @@ class MachineSource:
         return self._context.name_of(self._node)
 
     async def runs(self) -> Sequence[RunRow]:
-        """Return the runs that the machine knows, the newest last."""
-        return (await self.ask(RunsRequest(), RunsResponse)).runs
+        """Return the runs that the machine knows or has a record of, the newest last."""
+        rows = (await self.ask(RunsRequest(), RunsResponse)).runs
+        known = {row.run for row in rows}
+        recorded = [row_of_log(log) for log in await self._records.listed() if log.run not in known]
+        return sorted([*rows, *recorded], key=lambda row: row.at)
 
     async def view(self, run: str) -> RunView:
         """Return the state of a run; raise RunError if the machine does not know it."""
+        view = await self._records.view(run)
+        if view is not None:
+            return view
         return view_of_row(await self.ask(WatchRequest(run=run, wait_s=0.0), WatchResponse))
 
-    async def ask(self, request: AgentRequest | RunRequest, expected: type[T]) -> T:
+    async def ask(self, request: AgentRequest | RunRequest | HistoryRequest, expected: type[T]) -> T:
         """Return the response of the machine's agent; raise its error if it refuses."""
         if self._node == self._context.me:
             answer = decode_response(await self._context.answer(encode_request(request), ""))
@@ -83,6 +92,7 @@ class PageService:
         self._context = context
         self.requests = OwnerRequests(context)
         self._page: _OpenPage | None = None
+        self._sources: dict[NodeId, MachineSource] = {}
         self._starting = asyncio.Lock()
 
     @property
@@ -95,7 +105,7 @@ class PageService:
         wanted = place.lower()
         for node in self._context.log.members:
             if wanted in (self._place(node), node.raw.hex()):
-                return MachineSource(self._context, self.requests, node)
+                return self._sources.setdefault(node, MachineSource(self._context, self.requests, node))
         return None
 
     async def open(self, machine: str) -> OpenPageResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from barnraise.agent_client.history_requests import KeptLog
 from barnraise.agent_client.run_requests import RunRow, WatchResponse
 from barnraise.history.view import EventView, MachineState, MachineView, RunState, RunView, StartView
 
@@ -37,6 +38,22 @@ def view_of_row(response: WatchResponse) -> RunView:
             EventView(at=row.at, kind="failure", level="error", text=failure.summary, detail=failure.tail)
             for failure in row.failures
         ),
+    )
+
+
+def row_of_log(log: KeptLog) -> RunRow:
+    """Return the line of a run of which only the record is left."""
+    return RunRow(
+        run=log.run,
+        title="",
+        command=(),
+        by="",
+        at=log.changed_at,
+        phase="recorded",
+        generation=0,
+        version=0,
+        sentence="only its record is kept",
+        machines=(),
     )
 
 
