@@ -10,8 +10,8 @@ import msgspec
 
 from barnraise.core import metrics
 from barnraise.core.metrics import ProcessValues, catalogue
-from barnraise.training.steps.phase_clock import PhaseClock
-from barnraise.training.steps.step_counters import StepCounters
+from barnraise.training.record.phase_clock import PhaseClock
+from barnraise.training.record.step_counters import StepCounters
 
 _REPEATS = 2000
 _BATCHES = 9
@@ -37,16 +37,15 @@ def main() -> None:
 
     def step() -> None:
         for _ in range(_MICROBATCHES):
-            with clock.load_data():
+            with clock.measure("data"):
                 pass
-            clock.stop_computing(0.0)
-            clock.start_computing()
-        clock.stop_computing()
+            clock.add("communication", 0.0)
+            clock.add("compute", 0.01)
         with clock.measure("communication"):
             pass
         with clock.measure("vote"):
             pass
-        counters.count(1, 64, *clock.take())
+        counters.count(1, 64, 0.1, clock.take(0.1))
         counters.set_state(3, 0.5)
 
     def collective() -> None:

@@ -7,10 +7,11 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
-from barnraise.agent_client.run_requests import RunsRequest, RunsResponse, WatchRequest, WatchResponse
+from barnraise.agent_client.run_requests import RunRow, RunsRequest, RunsResponse, WatchRequest, WatchResponse
 from barnraise.history.columns import unpack_column
 from barnraise.history.entries import Entry, StepBatch, ValueBatch
 from barnraise.history.log_file import logs_of, read_entries
@@ -20,7 +21,7 @@ from benchmarks.agents.local import LocalAgents
 
 pytestmark = [pytest.mark.slow, pytest.mark.clocks, pytest.mark.timeout(1500)]
 
-STEPS = 1500
+STEPS = 800
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
@@ -44,7 +45,7 @@ for epoch in run.epochs(int(sys.argv[2]) // 10):
             run.log(loss=loss)
             optimizer.step()
         if not (marks / "go").exists():
-            time.sleep(0.2)
+            time.sleep(0.5)
 """
 
 
@@ -57,11 +58,6 @@ def agents() -> Iterator[LocalAgents]:
 
 def _watch(agents: LocalAgents, run: str) -> WatchResponse:
     return agents.ask(0, WatchRequest(run=run, wait_s=0), WatchResponse)
-
-
-def _step(agents: LocalAgents, run: str) -> int:
-    progress = _watch(agents, run).row.progress
-    return progress.step if progress is not None else 0
 
 
 def _victims(marks: Path) -> list[psutil.Process]:
@@ -77,19 +73,20 @@ def _victims(marks: Path) -> list[psutil.Process]:
     return sorted(alive, key=lambda process: process.create_time())
 
 
-def _kill_one(agents: LocalAgents, run: str, marks: Path, step: int) -> int:
-    """Kill the worker that has lived longest, when it trains together with another; return the step."""
+def _kill_one(agents: LocalAgents, run: str, marks: Path, before: RunRow) -> RunRow:
+    """Kill the worker that has lived longest, when it trains together with another; return the state then."""
+    step = before.progress.step if before.progress is not None else 0
 
     def is_ready() -> bool:
-        response = _watch(agents, run)
-        progress = response.row.progress
-        members = {worker.name for worker in response.workers if worker.state == "running"}
-        return progress is not None and progress.step >= step + 5 and len(members) >= 2
+        row = _watch(agents, run).row
+        assert row.phase != "ended", row.sentence
+        is_new = row.generation > before.generation and len(row.machines) >= 2
+        return is_new and row.progress is not None and row.progress.step >= step + 3
 
     agents.until(is_ready, f"two machines train after step {step}")
-    victim = _victims(marks)[0]
-    os.kill(victim.pid, signal.SIGKILL)
-    return _step(agents, run)
+    row = _watch(agents, run).row
+    os.kill(_victims(marks)[0].pid, signal.SIGKILL)
+    return row
 
 
 def _merged(agents: LocalAgents, place: int, run: str) -> tuple[Entry, ...]:
@@ -119,13 +116,13 @@ def test_every_step_is_recorded_once_although_writers_are_killed(
     folder.mkdir()
     marks.mkdir()
     (folder / "train.py").write_text(SCRIPT)
-    words = ("run", "--detach", "--env", "agent", "train.py", str(marks), str(STEPS))
+    words = ("run", "--detach", "--env", "agent", "--restarts", "50", "train.py", str(marks), str(STEPS))
     done = agents.type(0, *words, folder=folder)
     assert done.returncode == 0, done.stderr
     run = max(agents.ask(0, RunsRequest(), RunsResponse).runs, key=lambda row: row.at).run
-    step = 0
+    row = msgspec.structs.replace(_watch(agents, run).row, generation=0)
     for _ in range(kills):
-        step = _kill_one(agents, run, marks, step)
+        row = _kill_one(agents, run, marks, row)
     (marks / "go").touch()
     agents.until(lambda: _watch(agents, run).row.phase == "ended", "the run has ended")
     assert _watch(agents, run).row.code in (0, 3), agents.logs()

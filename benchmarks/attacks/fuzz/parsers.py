@@ -37,6 +37,8 @@ from barnraise.compression.codecs.powersgd import PowerSGD
 from barnraise.compression.codecs.registry import codec_named
 from barnraise.core.decoding import decode
 from barnraise.discovery.datagrams import Datagram, decode_datagram, encode_datagram
+from barnraise.history import entries as history
+from barnraise.history.log_format import decode_frames, encode_frames
 from barnraise.hub.client import credentials
 from barnraise.hub.mirror import handover
 from barnraise.hub.protocol import admission, invites, messages, signatures, tls
@@ -222,6 +224,29 @@ def _written() -> Iterator[Parser]:
     yield from _hub()
 
 
+def _history_entries() -> list[history.Entry]:
+    """Return one entry of each kind that a record holds."""
+    node = bytes(32)
+    return [
+        history.LogHead("train-k3f9", node, "agent", bytes(16), 1.0, cluster=node),
+        history.MachineFacts(node, "mac", "cpu", 1e9, "Linux"),
+        history.RunStart(1.0, "barnraise run train.py", options=(("copies", "2"),)),
+        history.TrainingGoal(1.0, 600, 64, metric="loss"),
+        history.GroupStart(2.0, 1, 0, (node, node), "start"),
+        history.StepBatch(1, 0, 2.0, (10, 11), (64, 64), ((1, 2),) * 6),
+        history.ValueBatch(1, 0, ("loss",), (bytes(8),), 2, (bytes(8),), (bytes(8),)),
+        history.OwnValues(1, 2, 0, ("loss",), (1.0,), (2.0,)),
+        history.MembershipChange(3.0, node, "died", "it was killed", 2, 2),
+        history.PlanAdopted(3.0, 2, "ring", "exact", "it is fast", 0.1, (0.1,) * 6, ((node, 3.0),)),
+        history.CheckpointSaved(4.0, 2, node, 100.0),
+        history.MachineSample(4.0, node, 1e9, 50.0, 100.0, 5.0, 20.0, 0.5, 0.9),
+        history.LinkSample(4.0, ((node, node, 940.0, 0.3),)),
+        history.FailureNote(5.0, node, "it was killed", 1, -1, 9, 2, "tail"),
+        history.NoteEntry(5.0, "text", node, 2),
+        history.RunEnd(6.0, 0, "finished"),
+    ]
+
+
 def _wire() -> Iterator[Parser]:
     transport = "barnraise.transport"
     yield Parser(
@@ -253,6 +278,12 @@ def _wire() -> Iterator[Parser]:
         _stream(IpcFrameReader),
         (f"{transport}.ipc.fd_passing:IpcFrameReader.next",),
         lambda: [encode_frame(b"message"), encode_frame(b"", share=b"share", has_socket=True)],
+    )
+    yield Parser(
+        "history-frames",
+        decode_frames,
+        ("barnraise.history.log_format:decode_frames",),
+        lambda: [encode_frames(_history_entries()), encode_frames(_history_entries()[:2])],
     )
     comm = "barnraise.collectives"
     bodies: dict[str, tuple[type[msgspec.Struct], bytes]] = {

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from barnraise.agent.cluster.pairing_server import PairingServer
     from barnraise.agent.cluster.peer_store import PeerStore
     from barnraise.agent.limits.service import LimitsService
+    from barnraise.agent.metrics.service import MetricsService
 
 
 class AgentContext(Protocol):
@@ -43,6 +44,7 @@ class AgentContext(Protocol):
     kv: KvService
     journals: KvService
     limits: LimitsService
+    metrics: MetricsService
 
     @property
     def log(self) -> TrustLog:

@@ -34,6 +34,7 @@ from barnraise.agent.cluster.peer_store import PeerStore
 from barnraise.agent.diagnostics.reachability import ReachabilityProber
 from barnraise.agent.disk.cleaner import Cleaner
 from barnraise.agent.journal_storage import JournalStorage
+from barnraise.agent.limits.remote_pause import RemotePause
 from barnraise.agent.limits.service import LimitsService
 from barnraise.agent.metrics.service import MetricsService
 from barnraise.agent.page.service import PageService
@@ -144,6 +145,7 @@ class Agent:
         self.runs = RunService(self)
         self.queue = QueueService(self, self.runs)
         self.limits = LimitsService(self, lambda: bool(self.runs.executors), self._limits_changed)
+        self.remote_pause = RemotePause(self, self.runs.pause_effects)
         self.cleaner = Cleaner(self, self.runs)
         self.metrics = MetricsService(self)
         self.page = PageService(self)
@@ -389,6 +391,8 @@ class Agent:
             self.runs.received(node, kind, body)
         elif kind == protocol.QUEUE:
             self.queue.received(node, body)
+        elif kind == protocol.PAUSE:
+            self.remote_pause.received(node, body)
         elif kind == protocol.OWNER:
             self.page.received(node, body)
         elif kind == protocol.TRAIN:

@@ -102,6 +102,17 @@ class LimitsRequest(msgspec.Struct, frozen=True, tag="limits?"):
     limits: MachineLimits | None = None
 
 
+class PauseMachineRequest(msgspec.Struct, frozen=True, tag="pause?"):
+    """Request to pause a machine of the cluster, or to let runs use it again.
+
+    ``machine``: its name or id. ``until``: Unix time at which the pause ends; 0: it has no end.
+    """
+
+    machine: Text
+    paused: bool
+    until: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+
+
 class OpenPageRequest(msgspec.Struct, frozen=True, tag="open?"):
     """Request for a one-time link to the page. ``machine``: of another owner's machine; empty: this one."""
 
@@ -127,6 +138,7 @@ AgentRequest = (
     | LeaveRequest
     | CleanRequest
     | LimitsRequest
+    | PauseMachineRequest
     | OpenPageRequest
     | ShutdownRequest
     | MetricsReport

@@ -23,6 +23,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "watch",
             "logs",
             "open",
+            "report",
             "attach",
             "stop",
             "resume",

@@ -22,6 +22,7 @@ from barnraise.cli.completion import (
 )
 from barnraise.cli.help import SectionedGroup, misplaced_options
 from barnraise.cli.history.commands import runs_group
+from barnraise.cli.history.report_command import report_command
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.machine.commands import machine_commands
 from barnraise.cli.plan.options import planning_options, take_wishes
@@ -587,6 +588,7 @@ for _command in (
     export_command,
     queue_group,
     runs_group,
+    report_command,
     watch_command,
 ):
     app.add_command(_command)

@@ -83,6 +83,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace_s: Seconds = 10.0
     data_paths: tuple[Text, ...] = ()
     huggingface_cache: Text | None = None
+    energy_price: Text | None = None
 
 
 class ContributorSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -120,6 +120,11 @@ class RunLogWriter:
             raise
         self._size += len(data)
 
+    @property
+    def size(self) -> int:
+        """Return the bytes of the log."""
+        return self._size
+
     def sync(self) -> None:
         """Bring what was appended to the disk."""
         sync(self._file)

@@ -46,14 +46,8 @@ def hostile_run() -> list[Entry]:
         StepBatch(1, 0, start, (0,) * STEPS, (7,) * STEPS, ((1 << 45,) * STEPS,) * 6),
         ValueBatch(1, 0, ("<b>loss", "nothing"), (pack_column(values), pack_column([math.nan] * STEPS))),
         *(
-            MembershipChange(
-                start + number % 7,
-                _NODES[number % 39],
-                ("died", "joined")[number % 2],
-                ATTACK,
-                number % STEPS,
-            )
-            for number in range(EVENTS)
+            MembershipChange(start + n, _NODES[n % 39], ("died", "joined")[n % 2], ATTACK, n % STEPS, n)
+            for n in range(EVENTS)
         ),
         PlanAdopted(start, 3, ATTACK, ATTACK, ATTACK, 1e12, (1e12,) * 6, ((_NODES[0], 1e18),)),
         CheckpointSaved(start, 5, _NODES[0], 1e18),

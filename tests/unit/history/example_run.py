@@ -5,6 +5,7 @@ The machines, the times and the loss are invented; the entries are those that a 
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -110,8 +111,13 @@ def step_entries(last: int = STEPS, rows: int = 5) -> list[Entry]:
     return entries
 
 
+@functools.cache
+def _times() -> dict[int, float]:
+    return {step: at for _, step, at, _, _ in _steps(STEPS)}
+
+
 def _time_of(step: int) -> float:
-    return next((at for _, number, at, _, _ in _steps(STEPS) if number == step), START)
+    return _times().get(step, START)
 
 
 def _plans() -> list[Entry]:

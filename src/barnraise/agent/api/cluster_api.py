@@ -14,7 +14,6 @@ from barnraise.agent.cluster.join import join
 from barnraise.agent.cluster.machine_names import name_clash, name_clashes
 from barnraise.agent.daemon import Agent
 from barnraise.agent.diagnostics import collect
-from barnraise.agent.limits.policy import choose_pause_action
 from barnraise.agent_client.cluster_requests import (
     AgentRequest,
     AgentResponse,
@@ -33,6 +32,7 @@ from barnraise.agent_client.cluster_requests import (
     OfferResponse,
     OpenPageRequest,
     PairRequest,
+    PauseMachineRequest,
     PeerLinkRow,
     PskRequest,
     RenameRequest,
@@ -169,6 +169,11 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
             return await agent.cleaner.clean(request)
         case LimitsRequest():
             return _limits(agent, request.limits)
+        case PauseMachineRequest():
+            _check_owner(agent, "pause other machines")
+            node = agent.find(request.machine)
+            order = agent.remote_pause.order(node, paused=request.paused, until=request.until)
+            return RequestDone(await order)
         case OpenPageRequest():
             return await agent.page.open(request.machine)
         case LeaveRequest():
@@ -188,12 +193,8 @@ def _limits(agent: Agent, wanted: MachineLimits | None) -> LimitsResponse:
     service = agent.limits
     if wanted is not None:
         service.set(wanted)
-    runs = []
-    for run, executor in agent.runs.executors.items():
-        entry = executor.entry
-        if service.reason_against(entry.spec.by) and entry.record.ranks_of(agent.me.raw):
-            runs.append((run, choose_pause_action(entry.record, agent.me.raw).sentence))
-    return LimitsResponse(limits=service.limits, reason=service.shown_reason, runs=tuple(runs))
+    effects = agent.runs.pause_effects()
+    return LimitsResponse(limits=service.limits, reason=service.shown_reason, runs=effects)
 
 
 def _left_text(agent: Agent) -> str:

@@ -6,26 +6,30 @@ from typing import Any
 
 import click
 
+from barnraise.cli.completion import complete_machines
+
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
 @click.command("pause")
+@click.argument("machine", required=False, shell_complete=complete_machines)
 @click.option("--for", "duration", metavar="TIME", help="How long, such as 2h or 30min (default: no end).")
 @_as_json
-def pause_command(duration: str | None, as_json: bool) -> int:
-    """Let no run use this machine. Sessions continue on the others, and nothing is lost."""
+def pause_command(machine: str | None, duration: str | None, as_json: bool) -> int:
+    """Let no run use MACHINE (default: this one). Sessions continue on the others, and nothing is lost."""
     from barnraise.cli.machine import limits
 
-    return limits.pause(duration=duration, as_json=as_json)
+    return limits.pause(machine=machine, duration=duration, as_json=as_json)
 
 
 @click.command("resume-machine")
+@click.argument("machine", required=False, shell_complete=complete_machines)
 @_as_json
-def resume_command(as_json: bool) -> int:
-    """Let runs use this machine again after `barnraise pause`."""
+def resume_command(machine: str | None, as_json: bool) -> int:
+    """Let runs use MACHINE (default: this one) again after `barnraise pause`."""
     from barnraise.cli.machine import limits
 
-    return limits.resume(as_json=as_json)
+    return limits.resume(machine=machine, as_json=as_json)
 
 
 @click.command("limit")

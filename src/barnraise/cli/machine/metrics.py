@@ -95,7 +95,7 @@ def format_value(value: float, series: Series) -> str:
             return f"{value:.1f} W"
         case "time":
             return datetime.fromtimestamp(value).strftime("%Y-%m-%d %H:%M:%S")
-    return f"{value:,.0f}" if value == round(value) else f"{value:,.4g}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
 
 
 def _lines(samples: Iterable[Sample]) -> list[tuple[Series, str, str]]:

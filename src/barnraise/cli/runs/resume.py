@@ -31,7 +31,7 @@ from barnraise.core.command import runner
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunError, ShippingError
 from barnraise.core.names import list_names
-from barnraise.core.units import format_size
+from barnraise.core.units import counted, format_size
 
 _RESUME_S = 600.0  # what the run was started with may have to come first
 _BRING_S = 10.0
@@ -82,7 +82,7 @@ def export(run: str, target: Path, form: str = "model", base: Path | None = None
         )
     facts = {"run": row.run, "command": row.command, "machines": row.machines, **json.loads(done.stdout)}
     (target / "run.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    steps = f"after {facts['steps']} steps of run {row.run}"
+    steps = f"after {counted(int(facts['steps']), 'step')} of run {row.run}"
     is_part = form == "model" and "base_tensors" in facts
     file, noun = _WRITTEN[form]
     noun = "the trained part of the model" if is_part else noun

@@ -8,6 +8,7 @@ from barnraise.agent_client.cluster_requests import RequestDone
 from barnraise.agent_client.log_tail import LogTail
 from barnraise.agent_client.run_requests import StopRunRequest, WatchRequest, WatchResponse
 from barnraise.cli.agent_call import ask
+from barnraise.cli.machine.limits import ask_pause
 from barnraise.core.sanitize import coloured
 
 _LINE_WAIT_S = 1.0
@@ -43,7 +44,7 @@ class AgentActions:
 
     def set_pause(self, machine: str, *, paused: bool) -> str:
         """Pause a machine of the cluster, or let runs use it again."""
-        raise NotImplementedError
+        return ask_pause(machine, paused=paused).sentence
 
     def log_of(self, machine: str) -> MachineLog:
         """Return the output of the workers that this machine has or had."""

@@ -83,7 +83,7 @@ def machine_lines(snapshot: Snapshot, width: int, clock: Clock) -> list[Line]:
     for machine in view.machines:
         reason = snapshot.user_pauses.get(machine.name, "")
         if reason and machine.state != "paused":
-            lines += wrapped(f"{machine.name} was paused by a person: {reason}", width, "warning", "  ")
+            lines += wrapped(f"{machine.name} is paused: {reason}", width, "warning", "  ")
     return lines
 
 

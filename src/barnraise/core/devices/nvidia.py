@@ -1,4 +1,7 @@
-"""Figures of NVIDIA cards, by the driver's library (NVML). The package nvidia-ml-py is optional."""
+"""Figures of NVIDIA cards, by the driver's library (NVML), or by its command line tool.
+
+The package nvidia-ml-py, which calls the library, is optional.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import importlib
 from typing import Any
 
+from barnraise.core.devices import nvidia_smi
 from barnraise.core.devices.sample import DeviceSample
 
 _MAX_CARDS = 32
@@ -15,6 +19,7 @@ class NvidiaCards:
     """The NVIDIA cards of this machine; the library stays open until ``close``."""
 
     def __init__(self, library: Any | None = None) -> None:
+        self._closed = False
         self._nvml: Any | None = library if library is not None else _library()
         if self._nvml is not None:
             try:
@@ -24,8 +29,10 @@ class NvidiaCards:
 
     def samples(self) -> list[DeviceSample]:
         """Return one sample for each card that answers."""
-        if self._nvml is None:
+        if self._closed:
             return []
+        if self._nvml is None:
+            return nvidia_smi.read_cards()
         found = []
         try:
             count = min(_MAX_CARDS, int(self._nvml.nvmlDeviceGetCount()))
@@ -41,7 +48,7 @@ class NvidiaCards:
         if self._nvml is not None:
             with contextlib.suppress(Exception):
                 self._nvml.nvmlShutdown()
-        self._nvml = None
+        self._nvml, self._closed = None, True
 
 
 def card_sample(nvml: Any, index: int) -> DeviceSample:

@@ -58,6 +58,12 @@ class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
     battery: BatterySample | None = None
 
     @property
+    def computing(self) -> tuple[DeviceSample, ...]:
+        """Return the devices that train: the accelerators, or the processor if there is none."""
+        accelerators = tuple(device for device in self.devices if device.kind != "cpu")
+        return accelerators or self.devices
+
+    @property
     def power_w(self) -> float | None:
         """Return the power of all devices that tell theirs; None if none does.
 

@@ -51,13 +51,14 @@ _RULES = """
 """
 
 
-def _sheet(root: str) -> str:
+def chart_style(root: str) -> str:
+    """Return the style sheet with the variables of colours at one element, such as ``:root``."""
     return (
         f"{root} {{ color-scheme: light dark; {_LIGHT} }}\n"
         f"@media (prefers-color-scheme: dark) {{ {root} {{ {_DARK} }} }}\n"
-        f"@media print {{ {root} {{ {_LIGHT} }} * {{ print-color-adjust: exact; }} }}\n{_RULES}"
+        f"@media print {{ {root} {{ {_LIGHT} }} {root} * {{ print-color-adjust: exact; }} }}\n{_RULES}"
     )
 
 
-CHART_STYLE = _sheet(":root")
-"""Style sheet of all charts: variables of colours at the root, and rules of the classes."""
+CHART_STYLE = chart_style(":root")
+"""Style sheet of all charts in a document of our own."""

@@ -25,9 +25,9 @@ _TRACE = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 _RUN_FOLDER = "folder"  # the name of a run's working folder
 _MAX_SUMMARY = 300
-_OURS = re.compile(
-    r"^barnraise\.core\.errors\.\w+: \[[a-z-]+\] "
-)  # our errors say enough without their class
+# Our errors say enough without their class and code.
+_OURS = re.compile(r"^barnraise\.core\.errors\.\w+: \[[a-z-]+\] ")
+_STEP_FAILED = "barnraise.core.errors.StepFailed: "  # an error of the script, which the script has caught
 # These texts appear in workers that only notice the failure of another one.
 FOLLOWERS = ("PeerLost", "peer-lost", "rank is lost", "DistBackendError", "Connection closed by peer")
 
@@ -105,6 +105,8 @@ def has_failed_by_itself(tail: str) -> bool:
     Such a worker may be slow to exit. If it is killed meanwhile, it has still failed.
     """
     exception = exception_line(tail)
+    if exception.startswith(_STEP_FAILED):  # its hint follows
+        return True
     if not exception or exception.startswith("barnraise.") or any(text in tail for text in FOLLOWERS):
         return False
     return tail.rstrip().rpartition("\n")[2].strip() == exception

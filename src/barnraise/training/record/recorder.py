@@ -33,6 +33,7 @@ from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import Logged, MetricsLog
 from barnraise.training.record.sinks import RecordSink
 from barnraise.training.record.step_counters import StepCounters
+from barnraise.training.record.step_trace import TracedStep, open_trace
 from barnraise.training.steps.commit import StepCommitter
 from barnraise.training.steps.throughput import Throughput
 
@@ -72,6 +73,7 @@ class RunRecorder:
         self._queue: deque[_Item] = deque(maxlen=_MOST_QUEUED)
         self._last_commit = time.perf_counter()
         self._counters = StepCounters()
+        self._trace = open_trace(os.environ.get("BARNRAISE_RUN", "alone"))
         self._last_sample = 0.0
         self._previous: StepRow | None = None  # the newest commit, whose values are not known yet
         self._generation = -1
@@ -89,6 +91,10 @@ class RunRecorder:
         seconds, self._last_commit = now - self._last_commit, now
         phases = self._throughput.phases.take(seconds)
         self._count(end - first, seconds, phases)
+        if self._trace is not None:
+            samples = steps.computed_samples
+            step = TracedStep(manager.generation, end, at, seconds, phases, samples)
+            self._trace.add(step, manager.rank)
         if manager.generation != self._generation:
             self._note_group(at, first)
         row = StepRow(

@@ -1,4 +1,4 @@
-"""What the agent tells about the machines of a run."""
+"""Answers of the agent about the machines of a run: those that took part, and reasons of the others."""
 
 from __future__ import annotations
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import TypeVar
-
-import click
 
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import decode_response, encode
@@ -21,6 +20,7 @@ from barnraise.agent_client.history_requests import (
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import BarnraiseError, ListenerError, ProtocolError, RunError
 from barnraise.core.names import NamedItem, match_name
+from barnraise.core.sanitize import printable
 from barnraise.history.entries import Entry
 from barnraise.history.log_file import LogPart, history_directory, logs_of, read_part
 from barnraise.history.log_format import decode_frames
@@ -29,6 +29,7 @@ from barnraise.history.view import RunView
 from barnraise.history.view_builder import build_view
 
 _ANSWER_S = 20.0
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T", HistoryListResponse, HistoryPartResponse)
 
@@ -70,10 +71,14 @@ class HistorySource:
             except BarnraiseError as error:
                 problems.append(error)
         for problem in problems:
-            click.echo(f"barnraise: a log of run {run} is left out: {problem.message}", err=True)
+            _log.warning("a log of run %s is left out: %s", run, printable(problem.message))
         if not logs:
             raise problems[0] if problems else RunError(f"there is no record of run {run}")
         return merge(logs)
+
+    def newest(self) -> str:
+        """Return the name of the run whose record changed last; raise RunError if there is none."""
+        return next(iter(self.runs()), "") or self.find("")
 
     def view(self, run: str) -> RunView:
         """Return what is shown of a run."""
