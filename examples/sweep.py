@@ -3,8 +3,8 @@
     python sweep.py                  # on one machine, in memory
     barnraise run sweep.py           # on all machines; their agents keep the study
 
-All machines see every result, so each next trial learns from all of them. If a machine is switched off, its
-unfinished trial is lost, and the others go on. Run it again to continue: finished trials are kept.
+All machines see every result, so each next trial learns from all of them. If a machine is switched off, the
+run starts again on the others without the unfinished trials. Finished trials are kept, also for a later run.
 """
 
 import argparse

@@ -34,9 +34,10 @@ class Row:
 
 TABLE = (
     # The record of runs: a day of steps, and twenty kills.
-    Row("deep", "unit/history/test_compaction.py", "test_record_of_a_day_*", {"steps_per_s": (10,)}),
-    Row("gate", "unit/history/test_compaction.py", "test_record_of_a_day_*"),
+    Row("deep", "unit/history/logs/test_compaction.py", "test_record_of_a_day_*", {"steps_per_s": (10,)}),
+    Row("gate", "unit/history/logs/test_compaction.py", "test_record_of_a_day_*"),
     Row("deep", "failure/test_record_kills.py"),
+    Row("deep", "failure/test_metrics.py"),
     # The lab: a few tests of each kind; each one costs 5 to 60 s.
     Row("fast", "lab/test_lab_parts.py"),
     Row("deep", "lab/test_systems.py", "test_arm64_host_computes_with_torch"),
@@ -96,6 +97,8 @@ TABLE = (
     Row("deep", "benchmarks/test_hub_attacks.py"),
     Row("deep", "unit/cli/*test_self_test.py"),
     Row("deep", "unit/integrations/test_session_trainer_run.py"),
+    Row("deep", "unit/display/notebook/test_live.py", "test_display_follows_a_run_*"),
+    Row("deep", "unit/display/notebook/test_live.py", "test_closed_display_*"),
     Row("deep", "unit/agent/containers/test_run.py", "test_containers_do_not_outlive_run"),
     Row("deep", "arch/test_lanes.py", where={"case": ("a thread stays behind",)}),
     Row("deep", "unit/environments/test_builder.py", "test_package_on_the_index_of_torch_*"),
@@ -167,6 +170,7 @@ WAITING = (
     "unit/hub*",
     "unit/agent_client/*",
     "unit/integrations/test_optuna.py",
+    "unit/page/test_*.py",
     "unit/transport/*",
     "unit/worker/*",
 )

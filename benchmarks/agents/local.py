@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from barnraise.agent_client.cluster_requests import (
     AgentRequest,
@@ -42,14 +42,14 @@ class LocalAgents:
         self._directory = tempfile.TemporaryDirectory(prefix="by-l-", ignore_cleanup_errors=True)
         self.root = Path(self._directory.name)
         self.count = count
-        self.ports = [_free_port() for _ in range(count)]
+        self.ports = [free_port() for _ in range(count)]
         self.agents: list[subprocess.Popen[bytes] | None] = [None] * count
-        self._discovery = _free_port()
+        self._discovery = free_port()
         (self.root / "config.toml").touch()
         for place in range(count):
             self.state(place).mkdir(mode=0o700)
 
-    def __enter__(self) -> LocalAgents:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -165,7 +165,8 @@ class LocalAgents:
         return "\n---\n".join(texts)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that nobody uses now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

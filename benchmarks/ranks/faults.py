@@ -31,7 +31,7 @@ def sent_bytes() -> int:
     """Return the bytes that this rank's communication process has sent so far, over all links."""
     from barnraise.collectives.client import current_comm_process
 
-    return int(current_comm_process().statistics().values["bytes_sent"])
+    return int(current_comm_process().statistics().values["barnraise_wire_sent_bytes_total"])
 
 
 def _issue(kind: str, size: int) -> Any:

@@ -84,10 +84,9 @@ def _strategy_counts() -> dict[str, float]:
     from barnraise.core import metrics
 
     return {
-        sample.labels["strategy"]: sample.value
-        for family in metrics.collective_duration_seconds.collect()
-        for sample in family.samples
-        if sample.name.endswith("_count") and "all_reduce" in sample.labels.values()
+        sample.labels[1]: sample.value
+        for sample in metrics.registry.samples()
+        if sample.name == "barnraise_collective_duration_seconds_count" and sample.labels[0] == "all_reduce"
     }
 
 

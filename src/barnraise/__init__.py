@@ -19,6 +19,7 @@ __all__ = [
     "save_sharded",
     "sync_replicas",
     "wait_for_peers",
+    "watch",
 ]
 
 # Loaded at the first use and by name only: the command line starts without torch, and the packages that read
@@ -35,6 +36,7 @@ _HOMES = {
     "save_sharded": "barnraise.checkpoint.sharded",
     "sync_replicas": "barnraise.training.replica_sync",
     "wait_for_peers": "barnraise.worker.wait_for_peers",
+    "watch": "barnraise.display.notebook.live",
 }
 
 

@@ -67,9 +67,11 @@ FROZEN = {
     },
     "listen": {"--port", "--trust", "--until-idle"},
     "logs": {"run", "--rank", "--all", "-f", "--follow"},
+    "metrics": {"name", "--watch", *_JSON},
     "nodes": _JSON,
+    "open": {"--on", "--print", *_JSON},
     "pair": {"--guest", "--wait", "--no-wait", "--machines", "--yes", *_JSON},
-    "pause": {"--for", *_JSON},
+    "pause": {"machine", "--for", *_JSON},
     "plan": {
         *("--parameters", "--batch", "--tokens", "--flops-per-sample", "--seconds-per-sample", "--on"),
         *_PLANS,
@@ -89,8 +91,9 @@ FROZEN = {
     "queue results": {"jobs", "--wait"},
     "queue resume": {"jobs", *_JSON},
     "rename": {"name", *_JSON},
+    "report": {"run", "--into", "--price"},
     "resume": {"run", "--on", "--set", "--all", "--detach"},
-    "resume-machine": _JSON,
+    "resume-machine": {"machine", *_JSON},
     "runs compare": {"runs", *_JSON},
     "runs history": {"run", *_JSON},
     "run": _RUN,
@@ -105,6 +108,7 @@ FROZEN = {
     "uninstall": {"--yes", "--hard"},
     "unpair": {"node", "--yes", *_JSON},
     "up": {"--detach", "--psk-file", "--witness"},
+    "watch": {"run"},
 }
 GLOBAL_OPTIONS = {"--version"}
 

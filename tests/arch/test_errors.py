@@ -40,6 +40,7 @@ FROZEN = {
     "RunEnvironmentError": "run-environment",
     "RunError": "run",
     "ShippingError": "shipping",
+    "StepFailed": "step-failed",
     "StoreAway": "store-away",
     "TorchMissing": "torch-missing",
     "TransportError": "transport",

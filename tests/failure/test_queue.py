@@ -28,6 +28,8 @@ while not gate.exists() and not (marks / "go").exists():
     time.sleep(0.05)
 if seed == os.environ.get("FAILS", "13"):
     sys.exit(3)
+if seed == "14":
+    raise ValueError("no such label")
 Path("result.txt").write_text(seed)
 (marks / f"done-{seed}-{os.getpid()}").touch()
 """
@@ -184,6 +186,10 @@ def test_failed_jobs_are_tried_elsewhere_and_dependants_are_cancelled(
     (row,) = rows(all_up, 0, failing)
     assert (row.state, row.tries) == ("failed", 2)
     assert "exited with code 3" in row.why
+    raising = add(all_up, 0, folder, "--seed", "14", "--retries", "0", on="h1")
+    all_up.until(lambda: states(all_up, 2, raising) == {"failed": 1}, "a job that raises has failed")
+    (row,) = rows(all_up, 2, raising)
+    assert row.why == "ValueError: no such label (train.py:13), on h1", "the error and the machine, no rank"
     all_up.until(lambda: states(all_up, 0, bound) == {"done": 1}, "other jobs go on")
     (row,) = rows(all_up, 0, bound)
     assert row.machines == ("h2",)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from barnraise.agent.cluster.pairing_server import PairingServer
     from barnraise.agent.cluster.peer_store import PeerStore
     from barnraise.agent.limits.service import LimitsService
+    from barnraise.agent.metrics.service import MetricsService
 
 
 class AgentContext(Protocol):
@@ -43,6 +44,7 @@ class AgentContext(Protocol):
     kv: KvService
     journals: KvService
     limits: LimitsService
+    metrics: MetricsService
 
     @property
     def log(self) -> TrustLog:
@@ -83,3 +85,13 @@ class AgentContext(Protocol):
 
     def spawn(self, work: Coroutine[object, object, None] | Awaitable[None]) -> None:
         """Run work in the background until the agent stops."""
+
+
+class AnsweringContext(AgentContext, Protocol):
+    """Agent whose service passes requests on to its local interface."""
+
+    async def answer(self, request: bytes, run: str) -> bytes:
+        """Answer a request of a process on this machine."""
+
+    def find(self, text: str, *, exact: bool = False) -> NodeId:
+        """Return the machine with this name or id; raise MembershipError unless one matches."""

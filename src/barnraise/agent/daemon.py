@@ -34,14 +34,19 @@ from barnraise.agent.cluster.peer_store import PeerStore
 from barnraise.agent.diagnostics.reachability import ReachabilityProber
 from barnraise.agent.disk.cleaner import Cleaner
 from barnraise.agent.journal_storage import JournalStorage
+from barnraise.agent.limits.remote_pause import RemotePause
 from barnraise.agent.limits.service import LimitsService
+from barnraise.agent.metrics.service import MetricsService
+from barnraise.agent.page.service import PageService
 from barnraise.agent.power.suspend_events import watch_sleep
 from barnraise.agent.queue.service import QueueService
 from barnraise.agent.runs.service import RunService
+from barnraise.core import metrics
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import AgentError, MembershipError, ProtocolError
 from barnraise.core.flow.events import ChangeEvent
 from barnraise.core.logs.audit_log import AuditLog
+from barnraise.core.metrics import catalogue
 from barnraise.core.sanitize import is_printable, printable
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.private_file import private_directory
@@ -49,6 +54,7 @@ from barnraise.identity.trust import NAME_LENGTH, SignedEntry, TrustLog, check_n
 from barnraise.membership.consensus.paxos import BRANCH_BITS, founded
 from barnraise.membership.effects import Effect, LogNote, SaveState, SendMessage, ViewChanged
 from barnraise.membership.history import StoredHistory
+from barnraise.membership.messages import Heartbeat
 from barnraise.membership.node import TICK_S, MembershipNode
 from barnraise.membership.storage import MembershipStorage
 from barnraise.membership.view import PresentMember, first
@@ -139,7 +145,10 @@ class Agent:
         self.runs = RunService(self)
         self.queue = QueueService(self, self.runs)
         self.limits = LimitsService(self, lambda: bool(self.runs.executors), self._limits_changed)
+        self.remote_pause = RemotePause(self, self.runs.pause_effects)
         self.cleaner = Cleaner(self, self.runs)
+        self.metrics = MetricsService(self)
+        self.page = PageService(self)
         await self.listener.start()
         self.journals = await self._load_journals()
         if is_new:
@@ -151,7 +160,7 @@ class Agent:
         self.spawn(self._tick())
         self.runs.load()
         self.queue.load()
-        jobs = (*self.link_prober.jobs(), *self.runs.jobs(), *self.queue.jobs())
+        jobs = (*self.link_prober.jobs(), *self.runs.jobs(), *self.queue.jobs(), self.metrics.run)
         for job in (*jobs, self.kv.run, self.journals.run, self.limits.run, self.cleaner.watch_disk):
             self.spawn(job())
         self.spawn(watch_sleep(self.suspend, self.resume))
@@ -177,6 +186,7 @@ class Agent:
         has_peers = others and self.connections.linked() and not self._broken
         if has_peers:
             await self.runs.leave()
+        await self.page.stop()
         await self.runs.stop()
         if has_peers:
             await self._send_goodbye()
@@ -344,6 +354,7 @@ class Agent:
     def link_down(self, node: NodeId, why: str) -> None:
         """Dial a machine again whose last control connection is lost."""
         _log.debug("the link to %s is down: %s", self.name_of(node), why)
+        metrics.counter(catalogue.AGENT_LINK_LOSSES).inc()
         self.discovery.remember()
         self.runs.link_down(node)
         self.member.link_down(node.raw)
@@ -366,7 +377,10 @@ class Agent:
         if self.log.role(node) is None:
             raise ProtocolError(f"{node.short} is no longer in this cluster")
         if kind == protocol.MEMBERSHIP:
-            self._perform(self.member.receive(node.raw, protocol.decode_membership(body), self._loop.time()))
+            heard = protocol.decode_membership(body)
+            if isinstance(heard, Heartbeat):
+                metrics.counter(catalogue.HEARTBEATS, "received").inc()
+            self._perform(self.member.receive(node.raw, heard, self._loop.time()))
         elif kind == protocol.GREETING:
             self._on_hello(node, link, protocol.decode_hello(body))
         elif kind == protocol.BOARD:
@@ -377,6 +391,10 @@ class Agent:
             self.runs.received(node, kind, body)
         elif kind == protocol.QUEUE:
             self.queue.received(node, body)
+        elif kind == protocol.PAUSE:
+            self.remote_pause.received(node, body)
+        elif kind == protocol.OWNER:
+            self.page.received(node, body)
         elif kind == protocol.TRAIN:
             self.link_prober.received(node, body)
         elif kind == protocol.SURVEY:
@@ -467,6 +485,8 @@ class Agent:
                         self.stop_requested.set()
                         return
                 case SendMessage():
+                    if isinstance(effect.message, Heartbeat):
+                        metrics.counter(catalogue.HEARTBEATS, "sent").inc()
                     self.connections.send(NodeId(effect.to), protocol.encode_membership(effect.message))
                 case ViewChanged():
                     self._on_view(effect.why)

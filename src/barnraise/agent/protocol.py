@@ -21,6 +21,8 @@ SHIP = b"h"
 GUEST_BOARD = b"q"
 JOURNAL = b"j"
 QUEUE = b"a"
+PAUSE = b"p"
+OWNER = b"o"
 
 Address = Annotated[str, Meta(max_length=64)]
 T = TypeVar("T")

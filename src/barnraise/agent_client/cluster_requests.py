@@ -10,6 +10,7 @@ from msgspec import Meta
 from barnraise.agent_client.history_requests import HistoryAnswer, HistoryRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
 from barnraise.agent_client.machine_limits import MachineLimits
+from barnraise.agent_client.metrics.requests import MetricsReport, MetricsRequest, MetricsResponse
 from barnraise.agent_client.queue.requests import QueueAnswer, QueueRequest
 from barnraise.agent_client.run_requests import RunRequest, RunResponse
 from barnraise.core.decoding import decode
@@ -101,6 +102,23 @@ class LimitsRequest(msgspec.Struct, frozen=True, tag="limits?"):
     limits: MachineLimits | None = None
 
 
+class PauseMachineRequest(msgspec.Struct, frozen=True, tag="pause?"):
+    """Request to pause a machine of the cluster, or to let runs use it again.
+
+    ``machine``: its name or id. ``until``: Unix time at which the pause ends; 0: it has no end.
+    """
+
+    machine: Text
+    paused: bool
+    until: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+
+
+class OpenPageRequest(msgspec.Struct, frozen=True, tag="open?"):
+    """Request for a one-time link to the page. ``machine``: of another owner's machine; empty: this one."""
+
+    machine: Text = ""
+
+
 class ShutdownRequest(msgspec.Struct, frozen=True, tag="down?"):
     """Say goodbye and end."""
 
@@ -120,7 +138,11 @@ AgentRequest = (
     | LeaveRequest
     | CleanRequest
     | LimitsRequest
+    | PauseMachineRequest
+    | OpenPageRequest
     | ShutdownRequest
+    | MetricsReport
+    | MetricsRequest
 )
 
 # Workers send requests to the store through the same socket.
@@ -240,6 +262,13 @@ class LimitsResponse(msgspec.Struct, frozen=True, kw_only=True, tag="limits"):
     runs: tuple[tuple[str, str], ...] = ()
 
 
+class OpenPageResponse(msgspec.Struct, frozen=True, tag="open"):
+    """One-time link to the page of a machine."""
+
+    link: str
+    machine: str
+
+
 class OfferResponse(msgspec.Struct, frozen=True, tag="offer"):
     """A code, or what became of it. ``granted`` says what the other machine may do now."""
 
@@ -281,6 +310,8 @@ AgentResponse = (
     | CheckResponse
     | CleanResponse
     | LimitsResponse
+    | MetricsResponse
+    | OpenPageResponse
     | RunResponse
     | QueueAnswer
     | HistoryAnswer

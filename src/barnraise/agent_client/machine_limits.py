@@ -25,10 +25,12 @@ class MachineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on the use of this machine. Zero or empty means that there is no such limit.
 
     ``hours`` is such as ``22:30-07:00``: the only hours in which runs of other machines use this one.
+    ``paused_by``: name of the machine from which a person paused this one; empty: this machine itself.
     """
 
     paused: bool = False
     paused_until: Annotated[float, Meta(ge=0, le=1e12)] = 0.0  # Unix time; 0: until the user resumes it
+    paused_by: Annotated[str, Meta(max_length=64)] = ""
     hours: Annotated[str, Meta(max_length=32)] = ""
     battery: Wish = "wait"
     metered: Wish = "wait"

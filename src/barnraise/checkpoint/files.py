@@ -12,6 +12,7 @@ import logging
 import os
 import platform
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -24,8 +25,10 @@ from safetensors.torch import load_file, save_file
 from barnraise.artifacts.store.linked_files import entry_of
 from barnraise.checkpoint.serialization import FlatState, digest
 from barnraise.checkpoint.signer import CheckpointSigner
+from barnraise.core import metrics
 from barnraise.core.errors import BarnraiseError, RunError
 from barnraise.core.files import remove_tree, replace, sync_path
+from barnraise.core.metrics import catalogue
 from barnraise.runs.checkpoint_manifest import (
     MANIFEST,
     SEAL,
@@ -134,6 +137,7 @@ class Checkpoints:
 
     def _write(self, parts: FlatState, info: CheckpointInfo) -> None:
         draft = self._folder / f"{_DRAFT}{info.step:08}"
+        start = time.monotonic()
         try:
             for left in self._folder.glob(f"{_DRAFT}*"):  # of a killed process
                 remove_tree(left)
@@ -163,6 +167,8 @@ class Checkpoints:
             replace(draft, target)
             sync_path(self._folder)
             self._last = name
+            metrics.counter(catalogue.CHECKPOINTS).inc()
+            metrics.histogram(catalogue.CHECKPOINT_TIME).observe(time.monotonic() - start)
             for old in outdated_folders(modification_times(self._folder), keep=info.step):
                 remove_tree(self._folder / old)
         except (OSError, SafetensorError, BarnraiseError) as error:  # also raised when the disk is full

@@ -22,6 +22,7 @@ from barnraise.cli.completion import (
 )
 from barnraise.cli.help import SectionedGroup, misplaced_options
 from barnraise.cli.history.commands import runs_group
+from barnraise.cli.history.report_command import report_command
 from barnraise.cli.hub.commands import hub_group, invite_command
 from barnraise.cli.machine.commands import machine_commands
 from barnraise.cli.plan.options import planning_options, take_wishes
@@ -30,6 +31,7 @@ from barnraise.cli.queue.commands import queue_group
 from barnraise.cli.runs.evaluate import eval_command
 from barnraise.cli.runs.export import export_command
 from barnraise.cli.runs.options import RunCommandOptions, add_data, run_options, set_option, take_run_options
+from barnraise.cli.watch.command import watch_command
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.sanitize import printable
 
@@ -327,6 +329,22 @@ def _logs(run: str | None, rank: int | None, all: bool, follow: bool) -> int:
     return runs.logs(run=run or runs.newest_run(), rank=rank, all_ranks=all, follow=follow)
 
 
+@app.command("open")
+@click.option(
+    "--on", metavar="MACHINE", default="", help="Its page instead.", shell_complete=complete_machines
+)
+@_flag("--print", "Only print the link, and open no browser.")
+@_as_json
+def _open(on: str, print: bool, as_json: bool) -> int:
+    """Open the page of this machine, with its runs, in a browser.
+
+    The link works once, for two minutes. It leads to this machine only, also with --on.
+    """
+    from barnraise.cli.cluster import page
+
+    return page.open_page(on=on, only_print=print, as_json=as_json)
+
+
 @app.command("stop")
 @click.argument("run", required=False, shell_complete=complete_active_runs)
 @_flag("--hard", "Kill immediately, without ten seconds to save.")
@@ -570,6 +588,8 @@ for _command in (
     export_command,
     queue_group,
     runs_group,
+    report_command,
+    watch_command,
 ):
     app.add_command(_command)
 

@@ -9,6 +9,7 @@ import atexit
 import itertools
 import logging
 import os
+import secrets
 import select
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from barnraise.agent_client.metrics.reporter import start_reporter
 from barnraise.collectives import completion_thread
 from barnraise.collectives.algorithms.cost_model import CostTable
 from barnraise.collectives.failures import to_error, to_start_error
@@ -49,6 +51,8 @@ from barnraise.collectives.shm.segment import SharedSegment
 from barnraise.collectives.spawn import start_comm_process
 from barnraise.core import errors, metrics
 from barnraise.core.config import Settings, load_settings
+from barnraise.core.metrics import ProcessValues, Sample, catalogue
+from barnraise.core.metrics.catalogue import BY_SAMPLE_NAME
 
 log = logging.getLogger("barnraise.collectives")
 
@@ -67,6 +71,7 @@ class CommProcessClient:
     def __init__(self, run: str, generation: int, settings: Settings) -> None:
         self.settings = settings
         self.inherited = False  # True in a process forked from the owner
+        self.instance = secrets.token_bytes(8)
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
@@ -190,7 +195,7 @@ class CommProcessClient:
             known = group in self._groups
             self._groups.discard(group)
         if known:
-            metrics.groups_open.dec()
+            metrics.gauge(catalogue.GROUPS_OPEN).dec()
             self.send(CloseGroup(group))
 
     def close_group_later(self, group: int) -> None:
@@ -217,7 +222,7 @@ class CommProcessClient:
         assert isinstance(reply, GroupOpened)
         with self._lock:
             self._groups.add(reply.group)
-        metrics.groups_open.inc()
+        metrics.gauge(catalogue.GROUPS_OPEN).inc()
         return reply
 
     def statistics(self) -> Statistics:
@@ -396,7 +401,7 @@ class CommProcessClient:
             groups, self._groups = self._groups, set()
         if not self._closing:
             self._process.kill()
-        metrics.groups_open.dec(len(groups))
+        metrics.gauge(catalogue.GROUPS_OPEN).dec(len(groups))
         for event, _ in requests:
             event.set()
         for operation, done in operations.items():
@@ -416,7 +421,7 @@ def current_comm_process() -> CommProcessClient:
                 _current.close()
             run = os.environ.get("BARNRAISE_RUN", "default")
             _current = CommProcessClient(run, _generation(), load_settings())
-            metrics.links_open.set_function(_links_open)
+            start_reporter(reported_values)
         return _current
 
 
@@ -437,11 +442,17 @@ def statistics() -> dict[str, Any]:
     }
 
 
-def _links_open() -> float:
+def reported_values() -> ProcessValues | None:
+    """Return the metrics of the communication process; None if none runs or it does not answer."""
+    comm_process = _current
+    if comm_process is None or comm_process.lost is not None:
+        return None
     try:
-        return float(statistics()["counters"].get("links", 0.0))
+        values = comm_process.statistics().values
     except errors.CommProcessLost:
-        return 0.0
+        return None
+    samples = (Sample(name, (), value) for name, value in values.items() if name in BY_SAMPLE_NAME)
+    return ProcessValues("communication", comm_process.instance, tuple(samples))
 
 
 def _generation() -> int:

@@ -36,6 +36,7 @@ from barnraise.core import metrics
 from barnraise.core.config import CollectiveSettings
 from barnraise.core.errors import CollectiveError, UnsupportedOperation
 from barnraise.core.flow.log_once import first_time
+from barnraise.core.metrics import catalogue
 from barnraise.planning.inputs.levels import OPEN
 
 log = logging.getLogger("barnraise.collectives")
@@ -299,14 +300,14 @@ def _run_within(context: CopyContext, finish: Finish) -> None:
 @lru_cache(maxsize=256)
 def _counters(kind: str, algorithm: str) -> tuple[Histogram, Counter]:
     return (
-        metrics.collective_duration_seconds.labels(kind, algorithm),
-        metrics.collective_bytes_total.labels(kind, "both"),
+        metrics.histogram(catalogue.COLLECTIVE_TIME, kind, algorithm),
+        metrics.counter(catalogue.COLLECTIVE_BYTES, kind),
     )
 
 
 def _count(kind: str, algorithm: str, nbytes: int, work: BarnraiseWork) -> None:
     if work.error is not None:
-        metrics.collective_failures_total.labels(kind, work.error.code).inc()
+        metrics.counter(catalogue.COLLECTIVE_FAILURES, kind, work.error.code).inc()
     elif work.finished_at_ns is not None:
         duration, moved = _counters(kind, algorithm)
         duration.observe((work.finished_at_ns - work.submitted_at_ns) / 1e9)

@@ -83,6 +83,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace_s: Seconds = 10.0
     data_paths: tuple[Text, ...] = ()
     huggingface_cache: Text | None = None
+    energy_price: Text | None = None
 
 
 class ContributorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +102,18 @@ class HostingSettings(msgspec.Struct, frozen=True, kw_only=True):
     proxy_token: Annotated[str, Meta(min_length=16, max_length=200, pattern="^[A-Za-z0-9_-]+$")] | None = None
 
 
+class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the metrics that this machine serves to Prometheus."""
+
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+
+
+class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the page that the agent serves on this machine."""
+
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+
+
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Places of this machine's key and local sockets."""
 
@@ -117,6 +130,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     runs: RunSettings = RunSettings()
     contributing: ContributorSettings = ContributorSettings()
     hosting: HostingSettings = HostingSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    page: PageSettings = PageSettings()
     state: StateSettings = StateSettings()
 
 
@@ -144,6 +159,8 @@ _SECTIONS: Mapping[str, type[msgspec.Struct]] = {
     "runs": RunSettings,
     "contributing": ContributorSettings,
     "hosting": HostingSettings,
+    "metrics": MetricsSettings,
+    "page": PageSettings,
     "state": StateSettings,
 }
 _TYPES: Mapping[str, Any] = {

@@ -18,6 +18,7 @@ Each code has a page under ``docs/errors/`` (a test checks it), which ``barnrais
     ├── ShippingError
     ├── RunError
     │   └── RunEnvironmentError
+    ├── StepFailed
     ├── HubError
     │   ├── HubAway
     │   ├── StoreAway
@@ -160,6 +161,16 @@ class RunEnvironmentError(RunError):
 
     code = "run-environment"
     default_hint = "Install what is missing there, use `--env sync`, or leave the machine out with `--on`."
+
+
+class StepFailed(BarnraiseError):
+    """A step was applied only in part on this machine, so its worker must start again.
+
+    It is no RunError: a restart helps, because the new worker receives the state.
+    """
+
+    code = "step-failed"
+    default_hint = "Let the error of the step end the script. The restarted worker receives the state."
 
 
 class HubError(BarnraiseError):

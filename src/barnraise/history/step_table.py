@@ -64,6 +64,20 @@ class StepTable:
             for index, name in enumerate(PHASES)
         )
 
+    def phase_totals_s(self) -> dict[str, float]:
+        """Return the seconds of all steps by phase; ``waiting``: between steps; ``unknown``: no phases."""
+        totals: dict[str, int] = dict.fromkeys((*PHASES, "waiting", "unknown"), 0)
+        for batch in self._batches:
+            whole = sum(batch.ticks)
+            if len(batch.phases) == len(PHASES):
+                sums = [sum(column) for column in batch.phases]
+                for name, ticks in zip(PHASES, sums, strict=True):
+                    totals[name] += ticks
+                totals["waiting"] += max(0, whole - sum(sums))
+            else:
+                totals["unknown"] += whole
+        return {name: ticks / TICKS_PER_S for name, ticks in totals.items() if ticks}
+
     def rates(self, groups: Sequence[GroupStart]) -> tuple[RatePoint, ...]:
         """Return the speed over the steps, in at most 500 points, with the machines that trained."""
         rows = list(self._rows(self.first, None))

@@ -219,6 +219,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[CheckpointView, ...] = ()
     rolled_back: int = 0
     missing: int = 0
+    phase_totals_s: dict[str, float] = {}  # of all steps; "waiting": between them
 
     def curve(self, name: str = "") -> CurveView | None:
         """Return the curve of a logged value, or of the one that counts; None if there is none."""

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import barnraise
 from barnraise.agent_client.run_options import DataSet
 from barnraise.core.errors import RunError
+from barnraise.core.names import similar_names
 from barnraise.training import Session
 
 Model = TypeVar("Model")
@@ -84,6 +85,9 @@ def evaluate(run: Session, options: argparse.Namespace) -> dict[str, Any]:
             f"lm-evaluation-harness cannot be imported: there is no module {error.name}",
             hint="Add `lm_eval[hf]` to the environment of the folder, or install it on each machine.",
         ) from error
+    tasks = TaskManager(include_path=options.include_path)
+    names = options.tasks.split(",")
+    _check_tasks(names, tasks.all_tasks)
     run.map(str, [])  # the workers meet while the launcher's variables are there
     with _without_launcher():
         more = {"batch_size": options.batch_size, "device": str(run.device), **_model_folder(options)}
@@ -91,15 +95,26 @@ def evaluate(run: Session, options: argparse.Namespace) -> dict[str, Any]:
         model = get_model(options.kind).create_from_arg_string(options.model_args, more)
         results = simple_evaluate(
             share(run, model, requests_per_item=options.requests),
-            tasks=options.tasks.split(","),
+            tasks=names,
             num_fewshot=options.num_fewshot,
             limit=options.limit,
             log_samples=False,
-            task_manager=TaskManager(include_path=options.include_path),
+            task_manager=tasks,
         )
     if results is None:
         raise RunError("lm-evaluation-harness returned no results", hint="Report this.")
     return {name: results[name] for name in ("results", "versions", "n-shot", "n-samples") if name in results}
+
+
+def _check_tasks(names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise RunError if a task does not exist, before the model is loaded. A path of YAML is a task, too."""
+    for name in names:
+        if name not in known and not name.endswith((".yaml", ".yml")):
+            near = similar_names(name, known)
+            guess = f"Did you mean {near}?" if near else "List those that exist with: lm_eval ls tasks."
+            raise RunError(
+                f"there is no task {name!r}", hint=f"{guess} Tasks of your own need --include-path."
+            )
 
 
 def _check_model_arguments(text: str, more: Collection[str]) -> None:

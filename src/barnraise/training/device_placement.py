@@ -10,6 +10,9 @@ import torch
 from torch.optim import Optimizer
 from torch.utils import _pytree
 
+from barnraise.core import metrics
+from barnraise.core.metrics import catalogue
+
 
 def device_of_worker() -> torch.device:
     """Return the device that this worker should use."""
@@ -17,6 +20,18 @@ def device_of_worker() -> torch.device:
     if assigned:
         return torch.device(assigned)
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def count_device_memory(device: torch.device) -> None:
+    """Show the memory that torch has allocated on an accelerator in the metrics of this worker."""
+    if device.type == "cpu":
+        return
+    try:
+        torch.accelerator.memory_allocated(device)
+    except (RuntimeError, NotImplementedError, AttributeError):  # not every kind of device counts it
+        return
+    gauge = metrics.gauge(catalogue.TORCH_MEMORY, str(device))
+    gauge.set_function(lambda: float(torch.accelerator.memory_allocated(device)))
 
 
 def place_model(

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from barnraise.agent_client.metrics.reporter import start_reporter
 from barnraise.core.errors import ConfigError, HubError
 from barnraise.core.flow.console_log import install_console_log
 from barnraise.core.installation import install_hint
@@ -15,6 +16,7 @@ from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN, VARIABLE
 from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.autotune.tuner import SyncMode
+from barnraise.training.device_placement import count_device_memory, device_of_worker
 from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.group.manager import AgentGroupManager
@@ -47,6 +49,8 @@ def init(
     process that ``barnraise join --invite`` started, the hub decides how members synchronize.
     """
     install_console_log()
+    start_reporter()
+    count_device_memory(device_of_worker())
     if base not in ("equal", "may-differ"):
         raise ConfigError(f"there is no base {base!r}", hint="Take 'equal' or 'may-differ'.")
     place = WorkerId.from_environment()

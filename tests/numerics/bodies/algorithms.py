@@ -60,11 +60,8 @@ def _run(ctx: Context, inner: str, arguments: dict[str, Any]) -> Any:
 
 def _counted() -> dict[str, float]:
     """Return the number of all-reduces by algorithm."""
-    samples = [
-        sample for metric in metrics.collective_duration_seconds.collect() for sample in metric.samples
-    ]
     return {
-        sample.labels["strategy"]: sample.value
-        for sample in samples
-        if sample.name.endswith("_count") and sample.labels["kind"] == "all_reduce"
+        sample.labels[1]: sample.value
+        for sample in metrics.registry.samples()
+        if sample.name == "barnraise_collective_duration_seconds_count" and sample.labels[0] == "all_reduce"
     }

@@ -31,6 +31,7 @@ from barnraise.core.errors import (
 )
 from barnraise.core.flow import log_once
 from barnraise.core.installation import is_tested
+from barnraise.core.metrics.sample import value_of
 from tests.unit.collectives.fake_comm_process import FakeCommProcess
 
 SUM = dist.ReduceOp(dist.ReduceOp.SUM)
@@ -237,17 +238,13 @@ def test_point_to_point_reports_source_rank(comm_process: FakeCommProcess, submi
 
 
 def test_operations_update_metrics(comm_process: FakeCommProcess, submitter: Submitter) -> None:
-    def value(name: str, **labels: str) -> float:
-        return metrics.registry.get_sample_value(name, labels) or 0.0
-
     def figures() -> list[float]:
+        samples = metrics.registry.samples()
+        count = "barnraise_collective_duration_seconds_count"
         return [
-            value("barnraise_collective_bytes_total", kind="broadcast", direction="both"),
-            value("barnraise_collective_failures_total", kind="broadcast", code="peer-lost"),
-            sum(
-                value("barnraise_collective_duration_seconds_count", kind="broadcast", strategy=algorithm)
-                for algorithm in ("ring", "tree", "star", "doubling", "direct", "exchange")
-            ),
+            value_of(samples, "barnraise_collective_payload_bytes_total", "broadcast") or 0.0,
+            value_of(samples, "barnraise_collective_failures_total", "broadcast", "peer-lost") or 0.0,
+            sum(each.value for each in samples if each.name == count and each.labels[0] == "broadcast"),
         ]
 
     before = figures()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from barnraise.core.errors import RunError
-from barnraise.integrations.lm_eval import _check_model_arguments, evaluate, parse, share
+from barnraise.integrations.lm_eval import _check_model_arguments, _check_tasks, evaluate, parse, share
 from barnraise.training import Session
 from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.state.checkpoint_manager import CheckpointManager
@@ -74,6 +74,17 @@ def test_argument_that_a_worker_sets_is_refused_by_its_name() -> None:
     _check_model_arguments("dtype=float32,revision=main", ("pretrained", "device"))
     with pytest.raises(RunError, match="must not set pretrained"):
         _check_model_arguments("dtype=float32,pretrained=gpt2", ("pretrained", "device"))
+
+
+def test_unknown_task_is_refused_with_similar_names() -> None:
+    known = ["choose", "write"]
+    _check_tasks(["choose", "own/task.yaml"], known)
+    with pytest.raises(RunError, match="there is no task 'chose'") as caught:
+        _check_tasks(["write", "chose"], known)
+    assert caught.value.hint.startswith("Did you mean choose?")
+    with pytest.raises(RunError) as caught:
+        _check_tasks(["mmlu_of_mine"], known)
+    assert "--include-path" in caught.value.hint
 
 
 def test_workers_answer_each_request_once_and_get_all_answers() -> None:

@@ -14,7 +14,6 @@ from barnraise.agent.cluster.join import join
 from barnraise.agent.cluster.machine_names import name_clash, name_clashes
 from barnraise.agent.daemon import Agent
 from barnraise.agent.diagnostics import collect
-from barnraise.agent.limits.policy import choose_pause_action
 from barnraise.agent_client.cluster_requests import (
     AgentRequest,
     AgentResponse,
@@ -31,7 +30,9 @@ from barnraise.agent_client.cluster_requests import (
     NodeRow,
     OfferRequest,
     OfferResponse,
+    OpenPageRequest,
     PairRequest,
+    PauseMachineRequest,
     PeerLinkRow,
     PskRequest,
     RenameRequest,
@@ -48,6 +49,7 @@ from barnraise.agent_client.history_requests import HistoryRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest, KvResponse, Result
 from barnraise.agent_client.kv_messages import encode as encode_kv
 from barnraise.agent_client.machine_limits import MachineLimits
+from barnraise.agent_client.metrics.requests import MetricsReport, MetricsRequest
 from barnraise.agent_client.queue.requests import QueueRequest
 from barnraise.agent_client.run_requests import GraphRequest, RunRequest
 from barnraise.core.errors import AgentError, MembershipError
@@ -83,6 +85,9 @@ async def answer(agent: Agent, data: bytes, run: str) -> bytes:
                 KvResponse(await agent.runs.proxy.request(request.operation, request.patience_s))
             )
         return await agent.kv.answer(request)
+    if isinstance(request, MetricsReport):
+        agent.metrics.received(request)
+        return encode(RequestDone(""))
     if isinstance(request, HistoryRequest):
         return encode(await history_api.answer(agent, request))
     if isinstance(request, QueueRequest):
@@ -121,6 +126,8 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
     match request:
         case StatusRequest():
             return status(agent)
+        case MetricsRequest():
+            return await agent.metrics.answer()
         case PairRequest():
             _check_owner(agent, "pair another machine")
             agent.pairing.open_code(request.role)
@@ -162,6 +169,13 @@ async def _answer(agent: Agent, request: AgentRequest) -> AgentResponse:
             return await agent.cleaner.clean(request)
         case LimitsRequest():
             return _limits(agent, request.limits)
+        case PauseMachineRequest():
+            _check_owner(agent, "pause other machines")
+            node = agent.find(request.machine)
+            order = agent.remote_pause.order(node, paused=request.paused, until=request.until)
+            return RequestDone(await order)
+        case OpenPageRequest():
+            return await agent.page.open(request.machine)
         case LeaveRequest():
             agent.audit.write("cluster-left", subject=agent.cluster_name, by=_PERSON)
             agent.leaves_cluster = True
@@ -179,12 +193,8 @@ def _limits(agent: Agent, wanted: MachineLimits | None) -> LimitsResponse:
     service = agent.limits
     if wanted is not None:
         service.set(wanted)
-    runs = []
-    for run, executor in agent.runs.executors.items():
-        entry = executor.entry
-        if service.reason_against(entry.spec.by) and entry.record.ranks_of(agent.me.raw):
-            runs.append((run, choose_pause_action(entry.record, agent.me.raw).sentence))
-    return LimitsResponse(limits=service.limits, reason=service.shown_reason, runs=tuple(runs))
+    effects = agent.runs.pause_effects()
+    return LimitsResponse(limits=service.limits, reason=service.shown_reason, runs=effects)
 
 
 def _left_text(agent: Agent) -> str:

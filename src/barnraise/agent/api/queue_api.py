@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -45,6 +45,7 @@ from barnraise.runs.queue.scheduler import QueueDecision, decide
 from barnraise.runs.queue.spec import JobSpec, sign_job
 
 _TRIES = 20
+_MOST_STATES = 4  # of jobs that were not changed
 _MAX_RESPONSE = 960 << 10
 _SHORTER = (1000, 200, 60, 20)  # characters of a command or a reason
 _PERSON = "this machine's user"  # at the local interface
@@ -251,7 +252,22 @@ async def _change(agent: Agent, request: ChangeJobsRequest) -> RequestDone:
         agent.audit.write("run-stopped", subject=f"job {listed}", by=_PERSON, detail="cancelled")
     await _require_saved(agent, changed)
     done = {"cancel": "cancelled", "pause": "paused", "resume": "resumed", "clear": "cleared"}[request.action]
-    return RequestDone(f"{done} {counted(len(changed), 'job')}")
+    unchanged = [job for job in named if job.number not in changed]
+    return RequestDone(f"{done} {counted(len(changed), 'job')}{_states(unchanged)}")
+
+
+def _states(unchanged: Sequence[KnownJob]) -> str:
+    """Return why these jobs were not changed, as the end of a sentence."""
+    states = [
+        f"; job {job.number} is {'paused' if _is_waiting_paused(job) else job.record.state}"
+        for job in unchanged[:_MOST_STATES]
+    ]
+    more = len(unchanged) - len(states)
+    return "".join(states) + (f"; and {more} more" if more else "")
+
+
+def _is_waiting_paused(job: KnownJob) -> bool:
+    return job.record.is_paused and job.record.state == "waiting"
 
 
 async def _update(agent: Agent, number: int, change: Callable[[JobRecord], JobRecord | None]) -> bool:

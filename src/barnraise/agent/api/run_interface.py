@@ -11,6 +11,7 @@ from collections.abc import Collection
 from barnraise.agent_client.cluster_requests import AnyAgentRequest
 from barnraise.agent_client.history_requests import RecordRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
+from barnraise.agent_client.metrics.requests import MetricsReport
 from barnraise.agent_client.run_requests import (
     DroppedStepsRequest,
     FailingRequest,
@@ -34,6 +35,7 @@ _OWN = (
     SignRequest,
     NewestCheckpointRequest,
     RolesRequest,
+    MetricsReport,
 )
 _OWN_OR_EARLIER = SignersRequest, FetchCheckpointRequest
 

@@ -7,7 +7,7 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -50,7 +50,8 @@ from barnraise.agent_client.run_requests import (
 )
 from barnraise.artifacts import folder_limits
 from barnraise.core.errors import BarnraiseError, MembershipError, RunError
-from barnraise.environments.compatibility import describe
+from barnraise.core.names import list_names
+from barnraise.environments.compatibility import CompatibilityFinding, describe
 from barnraise.identity import NodeId
 from barnraise.runs.control.failures import root_failures, summarize
 from barnraise.runs.control.lifecycle import environment_findings, mark_provisional, request_stop
@@ -147,8 +148,7 @@ async def _resume(agent: Agent, request: ResumeRunRequest) -> RunStarted:
     if checkpoint is None:
         raise RunError(
             f"no connected machine has a checkpoint of run {entry.run}",
-            hint=f"Switch on those that saved, such as {', '.join(_row(agent, entry).machines)}; or start "
-            "again: barnraise run",
+            hint=_without_checkpoint(agent, entry),
         )
     await agent.runs.checkpoints.ensure_files(entry)
     nodes = await _choose_nodes(agent, request.on, earlier.options)
@@ -342,7 +342,7 @@ def _row(agent: Agent, entry: RunEntry, *, with_tails: bool = False) -> RunRow:
         generation=record.generation,
         version=record.version,
         sentence=outcome.sentence if outcome is not None else record.why,
-        machines=tuple(map(name, record.nodes or order.nodes)),
+        machines=tuple(map(name, _machines_of(record, order))),
         left_out=tuple(
             (name(excluded.node), excluded.why) for excluded in (*record.left_out, *record.paused)
         ),
@@ -355,6 +355,22 @@ def _row(agent: Agent, entry: RunEntry, *, with_tails: bool = False) -> RunRow:
         progress=training_progress(record, entry.reports),
         changes=record.changes,
     )
+
+
+def _without_checkpoint(agent: Agent, entry: RunEntry) -> str:
+    """Return what to do about a run whose checkpoint no machine that is here has."""
+    here = {agent.name_of(NodeId(member.node)) for member in agent.member.view.members}
+    absent = [name for name in _row(agent, entry).machines if name not in here]
+    if absent:
+        return f"Switch on {list_names(absent)}, where it may have saved one; or start again: barnraise run"
+    return "It ended before its first checkpoint: start again with barnraise run."
+
+
+def _machines_of(record: RunRecord, order: RunSpec) -> Sequence[bytes]:
+    """Return the machines of the group; after the end all that took part, as some finish before others."""
+    if record.phase != "ended":
+        return record.nodes or order.nodes
+    return [node for node in order.nodes if record.may_join(node)] or order.nodes
 
 
 def _failures(agent: Agent, record: RunRecord, *, with_tails: bool) -> tuple[FailureRow, ...]:
@@ -451,7 +467,14 @@ def _is_trusted(agent: Agent, node: bytes) -> bool:
 
 def _findings(agent: Agent, entry: RunEntry) -> tuple[str, ...]:
     findings = environment_findings(entry.spec, entry.reports, lambda raw: agent.name_of(NodeId(raw)))
-    return tuple(describe(findings)) if any(finding.level != "fine" for finding in findings) else ()
+    left_out = {agent.name_of(NodeId(excluded.node)) for excluded in entry.record.left_out}
+    return _shown_findings(findings, left_out)
+
+
+def _shown_findings(findings: Sequence[CompatibilityFinding], left_out: Collection[str]) -> tuple[str, ...]:
+    """Return the lines about the machines that take part; those left out are shown with their reason."""
+    shown = [finding for finding in findings if finding.node not in left_out]
+    return tuple(describe(shown)) if any(finding.level != "fine" for finding in shown) else ()
 
 
 # consent and results

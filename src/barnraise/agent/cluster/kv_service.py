@@ -24,7 +24,9 @@ from barnraise.agent_client.kv_messages import (
     WatchKey,
     encode,
 )
+from barnraise.core import metrics
 from barnraise.core.errors import MembershipError, ProtocolError
+from barnraise.core.metrics import catalogue
 from barnraise.identity import NodeId
 from barnraise.kvstore import (
     Effect,
@@ -75,6 +77,7 @@ class KvService:
         saved = None if disk is None else disk.load(agent.log.cluster)
         self._is_foreign = saved is None  # the disk has no replica, or one of another cluster
         self._replica = self._new(saved)
+        self._counted = self._replica.op_number
 
     def reset(self) -> None:
         """Start an empty replica for another cluster; its first save replaces the other contents."""
@@ -192,6 +195,7 @@ class KvService:
 
     def _perform(self, effects: list[Effect]) -> None:
         """Perform effects, but not before the state that they follow from is on the disk."""
+        self._count_commits()
         if self._fault is not None:
             return
         if self._saving is None:
@@ -201,6 +205,13 @@ class KvService:
         for effect in effects:
             if not isinstance(effect, ReplicaSend) or len(self._held) < _MAX_HELD:
                 self._held.append(effect)
+
+    def _count_commits(self) -> None:
+        """Count what was committed since the last call; another log may begin at a lower number."""
+        number = self._replica.op_number
+        if number > self._counted:
+            metrics.counter(catalogue.STORE_COMMITS, self._rules.noun).inc(number - self._counted)
+        self._counted = number
 
     def _save(self) -> None:
         """Start to save what the disk lacks; without such a change, perform what was held."""

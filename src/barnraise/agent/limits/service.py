@@ -81,7 +81,7 @@ class LimitsService:
             metered = await asyncio.to_thread(self._ask_metered)
         self._conditions = HostConditions(_now(), on_battery, metered)
         if is_expired(self.limits, _now().timestamp()):
-            self.limits = replace(self.limits, paused=False, paused_until=0.0)
+            self.limits = replace(self.limits, paused=False, paused_until=0.0, paused_by="")
             try:
                 save_limits(self._context.directory, self.limits)
             except OSError as error:  # the file's pause has ended as well

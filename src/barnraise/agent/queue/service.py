@@ -19,6 +19,7 @@ from barnraise.artifacts import FolderLimits, data_limits, folder_limits
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.flow.events import Wakeup
 from barnraise.identity import NodeId
+from barnraise.runs.control.failures import final_failure, summarize
 from barnraise.runs.control.worker_status import training_progress
 from barnraise.runs.queue.job import JobRecord, KnownJob
 from barnraise.runs.queue.scheduler import (
@@ -30,7 +31,7 @@ from barnraise.runs.queue.scheduler import (
     RunToStart,
     decide,
 )
-from barnraise.runs.record import NodeReport, attempt_spec, sign_attempt
+from barnraise.runs.record import NodeReport, RunRecord, attempt_spec, sign_attempt
 from barnraise.topology import Machine
 
 _TICK_S = 1.0
@@ -191,7 +192,7 @@ class QueueService:
             nodes=tuple(node for node in entry.spec.nodes if node not in left_out),
             device=entry.spec.device,
             code=outcome.code if is_over and outcome is not None else None,
-            sentence=outcome.sentence if outcome is not None else record.why,
+            sentence=self._sentence(record),
             progress=training_progress(record, entry.reports),
             is_collected=not holder or (report is not None and report.collected),
             results=_results_of(report),
@@ -202,6 +203,13 @@ class QueueService:
             is_stopped=outcome is not None and outcome.is_stop,
             ended_s=now - entry.seen_at,
         )
+
+    def _sentence(self, record: RunRecord) -> str:
+        """Return how a run ended: with the error of its script and the machine's name, if it failed."""
+        failed = final_failure(record)
+        if failed is not None and not failed.failure.signal:
+            return f"{summarize(failed.failure)}, on {self._context.name_of(NodeId(failed.node))}"
+        return record.outcome.sentence if record.outcome is not None else record.why
 
     async def _perform(self, decision: QueueDecision) -> None:
         for number, record in decision.changed.items():

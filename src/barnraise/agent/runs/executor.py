@@ -21,8 +21,10 @@ from barnraise.agent.runs.variables import VariableKeeper
 from barnraise.agent.runs.worker_group import WorkerGroup, WorkerGroupConfig, run_directory, run_folder
 from barnraise.agent_client.run_requests import FailingRequest, GroupRequest, ProgressRequest
 from barnraise.artifacts import ArtifactStore, drop_unchanged, folder_limits, pack_changes
+from barnraise.core import metrics
 from barnraise.core.errors import BarnraiseError, ShippingError
 from barnraise.core.flow.backoff import SteppedBackoff
+from barnraise.core.metrics import catalogue
 from barnraise.runs.record import (
     MAX_REPORTED_FAILURES,
     NodeReport,
@@ -72,6 +74,7 @@ class RunExecutor:
         self._exited: dict[tuple[int, int], WorkerState] = {}
         self._failures: dict[tuple[int, int], WorkerFailure] = {}
         self._groups: list[WorkerGroup] = []
+        self._has_launched = False
         self._elastic = self._leaving = False
         self._pause_began: float | None = None  # when this machine began to leave, because it is paused
         self._asked_to_exit: set[int] = set()  # starts of workers: how they exit says nothing about the run
@@ -317,6 +320,8 @@ class RunExecutor:
         self._groups.append(group)
         self._report("running")
         await group.launch()
+        metrics.counter(catalogue.WORKER_STARTS, "again" if self._has_launched else "new").inc(len(ranks))
+        self._has_launched = True
 
     def _record_for(self, places: Sequence[int]) -> RunRecord:
         """Return the record with slots for joining workers behind the others."""
@@ -385,6 +390,11 @@ class RunExecutor:
         """Return True if the group continues without this worker and the worker knows it."""
         key = (self._context.me.raw, state.local_rank, state.start)
         return state.broken_generation > 0 and key not in {slot.key for slot in self.entry.record.slots}
+
+    @property
+    def running_workers(self) -> int:
+        """Return the number of workers that run on this machine now."""
+        return sum(state.state != "ended" for group in self._groups for state in group.states.values())
 
     def detect_suspended(self) -> None:
         """Report workers that are suspended by a signal."""

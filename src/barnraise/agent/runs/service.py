@@ -15,6 +15,7 @@ from barnraise.agent.cluster.kv_proxy import KvProxy
 from barnraise.agent.containers.engine import remove_leftovers as remove_container_leftovers
 from barnraise.agent.context import AgentContext
 from barnraise.agent.history.service import HistoryService
+from barnraise.agent.limits.policy import choose_pause_action
 from barnraise.agent.runs import messages
 from barnraise.agent.runs.consent import end_agreement
 from barnraise.agent.runs.controller import RunController
@@ -164,6 +165,16 @@ class RunService:
         """Let this machine take part in its runs again, after `leave`."""
         for executor in self.executors.values():
             executor.rejoin()
+
+    def pause_effects(self) -> tuple[tuple[str, str], ...]:
+        """Return the runs that may not use this machine now, and what becomes of each."""
+        me, limits = self._context.me.raw, self._context.limits
+        entries = [executor.entry for executor in self.executors.values()]
+        return tuple(
+            (entry.run, choose_pause_action(entry.record, me).sentence)
+            for entry in entries
+            if limits.reason_against(entry.spec.by) and entry.record.ranks_of(me)
+        )
 
     def limits_changed(self) -> None:
         """Let every run follow the new limits of this machine."""

@@ -22,8 +22,10 @@ from barnraise.agent.supervisor.log_file import read_log
 from barnraise.agent_client.bootstrap import child_environment
 from barnraise.agent_client.machine_limits import MachineLimits
 from barnraise.agent_client.run_requests import FailingRequest, GroupRequest, ProgressRequest
+from barnraise.core import metrics
 from barnraise.core.config import Settings
 from barnraise.core.files import remove_tree
+from barnraise.core.metrics import catalogue
 from barnraise.core.sanitize import rewritten_text
 from barnraise.runs.control.failures import has_failed_by_itself
 from barnraise.runs.record import MAX_FAILURE_TAIL, RunRecord, RunSpec, WorkerFailure, WorkerState
@@ -339,6 +341,8 @@ class WorkerGroup:
             tail=tail,
             place=self._exit_count,
         )
+        outcome = "killed" if event.signal else "failed" if event.code else "finished"
+        metrics.counter(catalogue.WORKER_EXITS, outcome).inc()
         self._note_failure(event.rank)
         self._on_change()
 

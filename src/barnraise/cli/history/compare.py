@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import click
 
 from barnraise.cli.history.report import energy_text
-from barnraise.cli.history.source import HistorySource
 from barnraise.cli.tables import table
 from barnraise.core.errors import RunError
+from barnraise.display.source import HistorySource
 from barnraise.history.sentences import duration
 from barnraise.history.view import RunView
 

@@ -7,9 +7,9 @@ import time
 
 import click
 
-from barnraise.cli.history.source import HistorySource
 from barnraise.cli.tables import table
 from barnraise.core.errors import BarnraiseError
+from barnraise.display.source import HistorySource
 from barnraise.history.sentences import duration
 
 _SHOWN = 30

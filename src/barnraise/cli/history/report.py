@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from barnraise.cli.history.source import HistorySource
 from barnraise.cli.tables import table
 from barnraise.core.sanitize import printable
+from barnraise.display.source import HistorySource
 from barnraise.history.sentences import counted, duration
 from barnraise.history.view import RunView
 

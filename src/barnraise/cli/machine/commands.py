@@ -1,4 +1,4 @@
-"""Commands ``pause``, ``resume-machine`` and ``limit`` with their options. Light to import."""
+"""Commands ``pause``, ``resume-machine``, ``limit`` and ``metrics`` with their options. Light to import."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ from typing import Any
 
 import click
 
+from barnraise.cli.completion import complete_machines
+
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
 @click.command("pause")
+@click.argument("machine", required=False, shell_complete=complete_machines)
 @click.option("--for", "duration", metavar="TIME", help="How long, such as 2h or 30min (default: no end).")
 @_as_json
-def pause_command(duration: str | None, as_json: bool) -> int:
-    """Let no run use this machine. Sessions continue on the others, and nothing is lost."""
+def pause_command(machine: str | None, duration: str | None, as_json: bool) -> int:
+    """Let no run use MACHINE (default: this one). Sessions continue on the others, and nothing is lost."""
     from barnraise.cli.machine import limits
 
-    return limits.pause(duration=duration, as_json=as_json)
+    return limits.pause(machine=machine, duration=duration, as_json=as_json)
 
 
 @click.command("resume-machine")
+@click.argument("machine", required=False, shell_complete=complete_machines)
 @_as_json
-def resume_command(as_json: bool) -> int:
-    """Let runs use this machine again after `barnraise pause`."""
+def resume_command(machine: str | None, as_json: bool) -> int:
+    """Let runs use MACHINE (default: this one) again after `barnraise pause`."""
     from barnraise.cli.machine import limits
 
-    return limits.resume(as_json=as_json)
+    return limits.resume(machine=machine, as_json=as_json)
 
 
 @click.command("limit")
@@ -46,4 +50,15 @@ def limit_command(as_json: bool, **options: Any) -> int:
     return limits.limit(options, as_json=as_json)
 
 
-machine_commands = (pause_command, resume_command, limit_command)
+@click.command("metrics")
+@click.argument("name", default="")
+@click.option("--watch", is_flag=True, help="Print them again every two seconds.")
+@_as_json
+def metrics_command(name: str, *, watch: bool, as_json: bool) -> int:
+    """Show what this machine and its runs count: steps, times, bytes, devices. NAME: only these."""
+    from barnraise.cli.machine import metrics
+
+    return metrics.run(name, watch=watch, as_json=as_json)
+
+
+machine_commands = (pause_command, resume_command, limit_command, metrics_command)

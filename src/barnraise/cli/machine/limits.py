@@ -8,7 +8,12 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from barnraise.agent_client.cluster_requests import LimitsRequest, LimitsResponse
+from barnraise.agent_client.cluster_requests import (
+    LimitsRequest,
+    LimitsResponse,
+    PauseMachineRequest,
+    RequestDone,
+)
 from barnraise.agent_client.machine_limits import MachineLimits
 from barnraise.cli.agent_call import ask, ensure_agent, print_json
 from barnraise.cli.terminal import wrapped
@@ -21,8 +26,8 @@ _LONGEST_S = 366 * 86_400
 _LEAST_MEMORY = 256 << 20
 
 
-def pause(*, duration: str | None, as_json: bool) -> int:
-    """Let no run use this machine, for a time or until `resume-machine`."""
+def pause(*, machine: str | None, duration: str | None, as_json: bool) -> int:
+    """Let no run use a machine, for a time or until `resume-machine`. None: this machine."""
     seconds = parse_duration(duration) if duration else 0.0
     if duration and not 0 < seconds <= _LONGEST_S:
         raise ConfigError(
@@ -31,13 +36,22 @@ def pause(*, duration: str | None, as_json: bool) -> int:
         )
     ensure_agent()
     until = time.time() + seconds if seconds else 0.0
-    return _show(_change(paused=True, paused_until=until), as_json=as_json, is_pause=True)
+    if machine is not None:
+        return _say(ask_pause(machine, paused=True, until=until), as_json=as_json)
+    return _show(_change(paused=True, paused_until=until, paused_by=""), as_json=as_json, is_pause=True)
 
 
-def resume(*, as_json: bool) -> int:
-    """Let runs use this machine again after a pause."""
+def resume(*, machine: str | None, as_json: bool) -> int:
+    """Let runs use a machine again after a pause. None: this machine."""
     ensure_agent()
-    return _show(_change(paused=False, paused_until=0.0), as_json=as_json)
+    if machine is not None:
+        return _say(ask_pause(machine, paused=False), as_json=as_json)
+    return _show(_change(paused=False, paused_until=0.0, paused_by=""), as_json=as_json)
+
+
+def ask_pause(machine: str, *, paused: bool, until: float = 0.0) -> RequestDone:
+    """Pause a machine of the cluster, or let runs use it again; return what was done."""
+    return ask(PauseMachineRequest(machine, paused, until), RequestDone, offer_start=False)
 
 
 def limit(options: dict[str, Any], *, as_json: bool) -> int:
@@ -89,6 +103,14 @@ def _whole(text: str, option: str, largest: int) -> int:
 def _change(**changes: Any) -> LimitsResponse:
     current = ask(LimitsRequest(), LimitsResponse).limits
     return ask(LimitsRequest(replace(current, **changes)), LimitsResponse)
+
+
+def _say(done: RequestDone, *, as_json: bool) -> int:
+    if as_json:
+        print_json(done)
+    else:
+        click.echo(wrapped(done.sentence, indent="  "))
+    return 0
 
 
 def _show(response: LimitsResponse, *, as_json: bool, is_pause: bool = False) -> int:

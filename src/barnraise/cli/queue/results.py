@@ -44,6 +44,8 @@ def bring(jobs: Sequence[str], *, waits: bool) -> int:
             else:
                 code = 1
                 click.echo(f"barnraise: job {row.job} {row.state}: {printable(row.why)}", err=True)
+                if row.state == "failed" and row.run:
+                    click.echo(f"  -> Its output: barnraise logs {row.run}", err=True)
         left = [row for row in rows if row.job not in brought]
         if not left or not waits:
             break

@@ -75,7 +75,7 @@ def find_model(value: str) -> Path:
         return find_snapshot(cache, reference)[1]
     if not path.is_dir():
         raise RunError(
-            f"there is no folder of a model at {path.absolute()}",
+            f"there is no folder of a model at {path.resolve()}",
             hint="Name a folder, or the id of a model in this machine's Hugging Face cache.",
         )
     return path
@@ -91,7 +91,7 @@ def _read_model(text: str, store: ArtifactStore, settings: Settings) -> DataSet:
         return _from_cache(name, reference, store, settings)
     if not path.is_dir():
         raise RunError(
-            f"there is no folder of a model at {path.absolute()}",
+            f"there is no folder of a model at {path.resolve()}",
             hint="Name a folder, or the id of a model in this machine's Hugging Face cache: "
             "--model base=meta-llama/Llama-3.2-1B. If each machine has its own copy: --model NAME=@PATH.",
         )

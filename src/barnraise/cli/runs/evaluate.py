@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import click
 
+from barnraise.agent_client.run_options import DATA_NAME
 from barnraise.cli.completion import complete_machines
 from barnraise.cli.project_file import RunKeysCommand
 from barnraise.cli.runs.options import RunCommandOptions, run_options, set_option, take_run_options
 from barnraise.core.errors import RunError
+from barnraise.core.names import similar_names
 
 _MODULE = "barnraise.integrations.lm_eval"
 _MODEL = "model"  # its name in the run
+_KIND = "hf"
 _PASSED_ON = (
     *("kind", "model_args", "tasks", "include_path", "num_fewshot", "limit", "batch_size", "requests"),
     "output",
@@ -59,6 +64,10 @@ def eval_command(on: tuple[str, ...], model: str | None, **options: Any) -> int:
     from barnraise.cli.runs import run
 
     _check_model_arguments(options["model_args"] or "", has_model=model is not None)
+    kind = options["kind"] or _KIND
+    _check_model(model, has_arguments=bool(options["model_args"]) or kind != _KIND)
+    if options["include_path"] is not None:
+        options["include_path"] = _inside(options["include_path"])
     arguments = [_MODULE]
     for name in _PASSED_ON:
         value = options.pop(name)
@@ -69,9 +78,53 @@ def eval_command(on: tuple[str, ...], model: str | None, **options: Any) -> int:
     machines = tuple(name for text in on for name in text.split(",") if name)
     models = (f"{_MODEL}={model}",) if model is not None else ()
     variables = options["variables"]
-    return run.run(
-        "-m", arguments, chosen, RunCommandOptions(on=machines, models=models, variables=variables)
-    )
+    command = RunCommandOptions(on=machines, models=models, variables=variables, imports=_imports(kind))
+    return run.run("-m", arguments, chosen, command)
+
+
+def _imports(kind: str) -> tuple[str, ...]:
+    """Return what each machine must have; a machine that lacks it is left out, as in every run."""
+    return ("lm_eval", "torch", *(("transformers", "accelerate") if kind.startswith("hf") else ()))
+
+
+def _check_model(model: str | None, *, has_arguments: bool) -> None:
+    """Raise RunError unless the model is named and can be sent."""
+    from barnraise.cli.runs.data_sets import find_model
+
+    if model is None:
+        if has_arguments:
+            return
+        raise RunError("no model was named", hint="Name a folder or an id: barnraise eval --model ../merged")
+    name, separator, rest = model.partition("=")
+    if separator and re.fullmatch(DATA_NAME, name) and not Path(model).expanduser().exists():
+        raise RunError(
+            f"eval has one model, so --model {model} needs no name",
+            hint=f"Leave the name out: --model {rest}",
+        )
+    if model.startswith("@"):
+        return
+    folder = find_model(model)
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise RunError(
+            f"{model} is an adapter, and lm_eval needs a whole model",
+            hint="Write one first: barnraise export RUN ../merged --merged --base PATH|ID",
+        )
+
+
+def _inside(folder: str) -> str:
+    """Return the path of a folder with tasks, relative to the folder that is sent."""
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        near = similar_names(path.name, (each.name for each in Path.cwd().iterdir() if each.is_dir()))
+        guess = f"Did you mean {near}?" if near else "Name the folder that has the YAML files of the tasks."
+        raise RunError(f"there is no folder {folder} with tasks", hint=guess)
+    try:
+        return path.resolve().relative_to(Path.cwd().resolve()).as_posix()
+    except ValueError:
+        raise RunError(
+            f"{folder} is outside of the folder that is sent, {Path.cwd()}",
+            hint="Copy the tasks into this folder, or type the command in a folder that contains them.",
+        ) from None
 
 
 def _check_model_arguments(text: str, *, has_model: bool) -> None:

@@ -35,10 +35,16 @@ def final_failures(row: RunRow) -> list[FailureRow]:
 
 def final_line(row: RunRow) -> str:
     """Return the last line about a run: its result, or the error and the machines on which it happened."""
+    news = news_of(row)
+    return f"run {row.run}: {news}" if news == row.sentence else f"run {row.run} failed: {news}"
+
+
+def news_of(row: RunRow) -> str:
+    """Return how the run is, or the error that ended it and the machines on which it happened."""
     failures = final_failures(row)
     if not failures or failures[0].signal:
-        return f"run {row.run}: {row.sentence}"
-    return f"run {row.run} failed: {failures[0].summary}, on {_machines(row, failures)}"
+        return row.sentence
+    return f"{failures[0].summary}, on {_machines(row, failures)}"
 
 
 def is_traceback_shown(row: RunRow, *, all_output: bool) -> bool:

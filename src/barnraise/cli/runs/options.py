@@ -36,6 +36,7 @@ class RunCommandOptions:
     detach: bool = False
     dry_run: bool = False
     separate: bool = False
+    imports: tuple[str, ...] = ()  # of a module of ours, which is not in the folder
     wishes: PlanOptions = field(default_factory=PlanOptions)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from barnraise.agent_client.bootstrap import child_environment
+from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse
 from barnraise.agent_client.run_requests import (
     FetchCheckpointRequest,
     FetchCheckpointResponse,
@@ -28,7 +30,8 @@ from barnraise.cli.waiting import waiting
 from barnraise.core.command import runner
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunError, ShippingError
-from barnraise.core.units import format_size
+from barnraise.core.names import list_names
+from barnraise.core.units import counted, format_size
 
 _RESUME_S = 600.0  # what the run was started with may have to come first
 _BRING_S = 10.0
@@ -73,10 +76,13 @@ def export(run: str, target: Path, form: str = "model", base: Path | None = None
     done = runner(None, child_environment())(command)
     if done.returncode != 0:
         words = done.stderr.strip().splitlines()
-        raise _cannot(row, words[-1] if words else "no reason was given")
+        raise RunError(
+            f"run {row.run} cannot be exported: {words[-1] if words else 'no reason was given'}",
+            hint="Correct what the message names, or export into another folder.",
+        )
     facts = {"run": row.run, "command": row.command, "machines": row.machines, **json.loads(done.stdout)}
     (target / "run.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    steps = f"after {facts['steps']} steps of run {row.run}"
+    steps = f"after {counted(int(facts['steps']), 'step')} of run {row.run}"
     is_part = form == "model" and "base_tensors" in facts
     file, noun = _WRITTEN[form]
     noun = "the trained part of the model" if is_part else noun
@@ -125,8 +131,19 @@ def _bring(newest: NewestCheckpointResponse) -> None:
 
 
 def _cannot(row: RunRow, why: str) -> RunError:
-    machines = ", ".join(row.machines)
-    return RunError(
-        f"run {row.run} cannot be exported: {why}",
-        hint=f"It was trained on {machines}: switch on one of them, or look at `barnraise ps {row.run}`.",
-    )
+    """Return the error of a run without a checkpoint in reach, with what to do about it."""
+    nodes = ask(StatusRequest(), StatusResponse).nodes
+    here = {node.name for node in nodes if node.state in ("this", "here")}
+    absent = [name for name in row.machines if name not in here]
+    return RunError(f"run {row.run} cannot be exported: {why}", hint=_next_step(row, absent))
+
+
+def _next_step(row: RunRow, absent: Sequence[str]) -> str:
+    """Return what to do if no machine that is here has a checkpoint; ``absent``: machines of the run."""
+    if row.phase != "ended":
+        return "Try again later: a session saves its first checkpoint after 60 s, or after checkpoint_s."
+    if row.code == 0:
+        return f"It finished. What the script saved: barnraise attach {row.run}"
+    if absent:
+        return f"Switch on {list_names(absent)}, where it may have saved one."
+    return "It ended before its first checkpoint, so run it again. Sessions save one after checkpoint_s (60)."

@@ -49,6 +49,7 @@ from barnraise.cli.terminal import painted
 from barnraise.cli.waiting import waiting
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunEnvironmentError, RunError
+from barnraise.core.names import similar_names
 from barnraise.core.sanitize import coloured, printable
 from barnraise.core.units import counted, format_size
 from barnraise.environments.build_size import listed_packages
@@ -75,7 +76,7 @@ def run(script: str, arguments: Sequence[str], chosen: RunOptions, options: RunC
     with waiting(f"barnraise: reading the folder {folder.name}"):
         packed = pack(folder, store, folder_limits(settings))
     sources = python_sources(store, packed.manifest)
-    needs = needs_in(sources, command)
+    needs = ScriptImports(required=options.imports) if options.imports else needs_in(sources, command)
     if options.dry_run:
         _check_session(sources, script)
     elif not options.separate:
@@ -231,12 +232,12 @@ def split_command(script: str, arguments: Sequence[str], folder: Path | None) ->
         return (folder or Path.cwd()).resolve(), ["-m", *arguments]
     path = Path(script)
     if script.startswith("-") and not path.is_file():
-        raise RunError(
-            f"there is no option {script.partition('=')[0]} here",
-            hint="See the options with --help. Those of the script come after its name.",
-        )
+        raise RunError(f"there is no option {script.partition('=')[0]} here", hint=_option_hint(script))
     if not path.is_file():
-        raise RunError(f"there is no script {script}", hint="Give the path of a Python file in this folder.")
+        beside = (each.name for each in path.parent.glob("*.py")) if path.parent.is_dir() else ()
+        near = similar_names(path.name, beside)
+        guess = f"Did you mean {near}?" if near else "Give the path of a Python file in this folder."
+        raise RunError(f"there is no script {script}", hint=guess)
     root = (folder or Path.cwd()).resolve()
     try:
         inside = path.resolve().relative_to(root)
@@ -246,6 +247,15 @@ def split_command(script: str, arguments: Sequence[str], folder: Path | None) ->
             hint="Run it from its own folder, or name the folder with --folder.",
         ) from None
     return root, [inside.as_posix(), *arguments]
+
+
+def _option_hint(word: str) -> str:
+    """Return what to do about an option that the current command does not have."""
+    context = click.get_current_context(silent=True)
+    known = [name for param in context.command.params for name in param.opts] if context is not None else []
+    near = similar_names(word.partition("=")[0], [name for name in known if name.startswith("--")])
+    guess = f"Did you mean {near}? " if near else ""
+    return f"{guess}See the options with --help. Those of the script come after its name."
 
 
 def python_sources(store: ArtifactStore, manifest: FolderManifest) -> dict[str, bytes]:

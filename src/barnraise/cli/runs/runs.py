@@ -23,6 +23,7 @@ from barnraise.artifacts import ArtifactStore, store_directory
 from barnraise.cli.agent_call import ask, print_json
 from barnraise.cli.consent import ClusterReach, OfferedData, OfferedRun, agrees
 from barnraise.cli.runs import run as running
+from barnraise.cli.runs.failure_text import news_of
 from barnraise.cli.runs.progress.progress_line import final_parts, join_parts, progress_parts
 from barnraise.cli.runs.progress.status_view import StatusView
 from barnraise.cli.runs.run_view import RunOutput, watch
@@ -59,7 +60,7 @@ def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
         return 0
     lines = [("run", "state", "began", "machines", "command", "news")]
     lines += [
-        (row.run, _state(row), _ago(row.at), str(len(row.machines)), " ".join(row.command), row.sentence)
+        (row.run, _state(row), _ago(row.at), str(len(row.machines)), " ".join(row.command), news_of(row))
         for row in rows
     ]
     click.echo(table(lines, words=(4, 5)))

@@ -23,6 +23,7 @@ from barnraise.collectives.comm_process.links.handshakes import (
     HandshakeSecurity,
 )
 from barnraise.collectives.comm_process.peers import Clocks
+from barnraise.collectives.comm_process.traffic import TrafficTotals
 from barnraise.collectives.messages import (
     Alive,
     AskStatistics,
@@ -41,9 +42,11 @@ from barnraise.collectives.messages import (
     encode,
 )
 from barnraise.collectives.shm.segment import SharedSegment
+from barnraise.core import metrics
 from barnraise.core.config import Settings
 from barnraise.core.errors import BarnraiseError, ListenerError, ProtocolError
 from barnraise.core.flow.uplink_limiter import UplinkLimiter
+from barnraise.core.metrics import catalogue
 from barnraise.identity.node_id import NodeId
 from barnraise.transport.ipc.dial_request import BROKER_VARIABLE
 from barnraise.transport.ipc.messages import TrustUpdate
@@ -88,6 +91,7 @@ class CommProcess:
         self._leaving = False
         self._dialled: dict[bytes, GroupMember] = {}
         self._reports = ParallelStreamReports()
+        self._traffic = TrafficTotals()
         self._links_by_stream: dict[ParallelStream, StreamLink] = {}
         self._nodes: dict[Link, NodeId | None] = {}  # another machine must not take over a worker's id
         self._listener, self._engine, self._connections = self._register(run, generation)
@@ -284,6 +288,7 @@ class CommProcess:
         link = StreamLink(sock, self._engine)
         link.sends_on_lanes = not self._uplink.is_limited  # their threads do not wait for turns
         self._nodes[link] = connected.node
+        metrics.counter(catalogue.LINKS_OPENED).inc()
         self._selector.register(link.fileno(), selectors.EVENT_READ, link)
         self._readable_links.add(link)  # TLS may hold bytes already
         self._engine.link_up(worker, link, connected.node.raw if connected.node is not None else b"")
@@ -345,7 +350,10 @@ class CommProcess:
         self._blocked.discard(link)
         for stream in link.lanes:
             self._links_by_stream.pop(stream, None)
-        self._nodes.pop(link, None)
+        if link in self._nodes:
+            metrics.counter(catalogue.LINKS_LOST).inc()
+            self._traffic.close(link)
+            del self._nodes[link]
         self._engine.link_down(link)
 
     def _remove_closed_links(self) -> None:
@@ -414,21 +422,25 @@ class CommProcess:
         self._remove_closed_links()
 
     def _statistics(self, request: int) -> Statistics:
-        engine = self._engine
+        engine, process = self._engine, psutil.Process()
         links = list(engine.peers)
-        values = {
-            "links": float(len(links)),
-            "bytes_sent": float(sum(peer.link.bytes_out for peer in links)),
-            "bytes_received": float(sum(peer.link.bytes_in for peer in links)),
-            "operations": float(engine.operations),
-            "failures": float(engine.failures),
-            "descriptors": float(psutil.Process().num_fds() if sys.platform != "win32" else 0),
-            "cpu_seconds": time.process_time(),
-            "rss_bytes": float(psutil.Process().memory_info().rss),
+        streams = [peer.link for peer in links if isinstance(peer.link, StreamLink)]
+        sent, received, retransmits = self._traffic.sample(streams)
+        trips = [peer.round_trip_s for peer in links if peer.round_trip_s is not None]
+        values = {sample.name: sample.value for sample in metrics.registry.samples()}
+        values |= {
+            catalogue.LINKS_OPEN.name: float(len(links)),
+            catalogue.WIRE_SENT.name: float(sent),
+            catalogue.WIRE_RECEIVED.name: float(received),
+            catalogue.COMM_OPERATIONS.name: float(engine.operations),
+            catalogue.COMM_FAILURES.name: float(engine.failures),
+            catalogue.COMM_CPU.name: time.process_time(),
+            catalogue.COMM_MEMORY.name: float(process.memory_info().rss),
         }
-        for peer in links:
-            if peer.round_trip_s is not None:
-                values[f"round_trip_s.{peer.worker.hex()[:8]}"] = peer.round_trip_s
+        if sys.platform == "linux":
+            values[catalogue.RETRANSMITS.name] = float(retransmits)
+        if trips:
+            values[catalogue.LINK_ROUND_TRIP.name] = max(trips)
         return Statistics(request, values, tuple(peer.link.description for peer in links))
 
     def _say_goodbye(self) -> None:

@@ -12,6 +12,7 @@ from barnraise.core.sanitize import printable
 
 AuditEvent = Literal[
     "agent-started",
+    "asked-by-owner",
     "branch-opened",
     "cluster-joined",
     "cluster-left",
@@ -26,6 +27,7 @@ AuditEvent = Literal[
     "machine-admitted",
     "machine-removed",
     "member-expelled",
+    "page-opened",
     "psk-made",
     "run-ended",
     "run-started",

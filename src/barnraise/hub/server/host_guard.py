@@ -9,7 +9,6 @@ them.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from barnraise.core.errors import HubRefused
+from barnraise.core.host_header import host_name, is_loopback
 from barnraise.core.sanitize import printable
 from barnraise.hub.protocol.signatures import PROXY_HEADER
 
@@ -54,23 +54,6 @@ def refusal_of(headers: Headers, rule: ProxyRule) -> HubRefused | None:
         return None
     shown = printable(named[0][:_SHOWN]) if named else "no name"
     return HubRefused(421, "host", f"this hub is not known as {shown}", hint=_HOST_HINT)
-
-
-def host_name(value: str) -> str:
-    """Return the host of a ``Host`` header in small letters, without the port; empty if it has none."""
-    try:
-        name = urlsplit(f"//{value}").hostname or ""
-    except ValueError:
-        return ""
-    return name.rstrip(".").lower()
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether a host is a name or an address of this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def hosts_of(addresses: Iterable[str]) -> frozenset[str]:

@@ -73,7 +73,7 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
     left = [slot for slot in record.slots if slot not in alive]
     names = ", ".join(dict.fromkeys(facts.name(slot.node) for slot in (left or admitted)))
     finished = all(worker.succeeded for worker in workers if worker.slot in left)
-    departure = "has finished" if finished else "disappeared"
+    departure = "has finished" if finished else _loss([each for each in workers if each.slot in left], facts)
     verb = next(
         (_leave_reason(worker, facts) for worker in workers if worker.slot in left and worker.leave_reason),
         departure,
@@ -86,6 +86,15 @@ def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | N
     has_finished = bool(left) and verb == "has finished"
     what = "waiting for" if has_finished else "training continues on"
     return _regroup(record, slots, joining, f"{names} {verb if left else 'joined'}", what)
+
+
+def _loss(lost: Sequence[WorkerStatus], facts: ReconcileInput) -> str:
+    """Return what happened to the machines of lost workers; one that is here has lost only workers."""
+    if not all(worker.slot.node in facts.present for worker in lost):
+        return "disappeared"
+    signals = {worker.state.signal for worker in lost if worker.state is not None and worker.state.signal}
+    cause = f" (signal {signals.pop()})" if len(signals) == 1 else ""
+    return f"lost {'a worker' if len(lost) == 1 else 'workers'}{cause}"
 
 
 def _keep_one_machine(leaving: Sequence[WorkerStatus], facts: ReconcileInput) -> list[WorkerSlot]:

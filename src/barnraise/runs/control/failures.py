@@ -25,6 +25,9 @@ _TRACE = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 _RUN_FOLDER = "folder"  # the name of a run's working folder
 _MAX_SUMMARY = 300
+# Our errors say enough without their class and code.
+_OURS = re.compile(r"^barnraise\.core\.errors\.\w+: \[[a-z-]+\] ")
+_STEP_FAILED = "barnraise.core.errors.StepFailed: "  # an error of the script, which the script has caught
 # These texts appear in workers that only notice the failure of another one.
 FOLLOWERS = ("PeerLost", "peer-lost", "rank is lost", "DistBackendError", "Connection closed by peer")
 
@@ -66,13 +69,23 @@ def root_failures(failures: Sequence[RecordedFailure]) -> list[RecordedFailure]:
     return roots or list(failures[:1])
 
 
+def final_failure(record: RunRecord) -> RecordedFailure | None:
+    """Return the failure that ended the run: that of the worker in its outcome, else the last one."""
+    outcome = record.outcome
+    if outcome is None or outcome.code == 0 or outcome.is_stop or not record.failures:
+        return None
+    roots = root_failures(record.failures)
+    named = [item for item in roots if (item.failure.rank, item.node) == (outcome.rank, outcome.node)]
+    return (named or roots)[-1]
+
+
 def summarize(failure: WorkerFailure) -> str:
     """Return a failure in one line: the exception and the script's line, the signal, or the exit code."""
     if failure.signal:
         if "memory was exhausted" in failure.tail:
             return "out of memory: the system killed the worker"
         return f"killed by signal {failure.signal}"
-    exception = exception_line(failure.tail)
+    exception = _OURS.sub("", exception_line(failure.tail))
     if not exception:
         return f"exited with code {failure.code}"
     place = _script_line(failure.tail)
@@ -92,6 +105,8 @@ def has_failed_by_itself(tail: str) -> bool:
     Such a worker may be slow to exit. If it is killed meanwhile, it has still failed.
     """
     exception = exception_line(tail)
+    if exception.startswith(_STEP_FAILED):  # its hint follows
+        return True
     if not exception or exception.startswith("barnraise.") or any(text in tail for text in FOLLOWERS):
         return False
     return tail.rstrip().rpartition("\n")[2].strip() == exception

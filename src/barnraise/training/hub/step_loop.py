@@ -90,6 +90,7 @@ class HubStepLoop(StepLoop):
         if not self._client.is_due:
             super().finish_step()
             return
+        self.check_can_train()
         try:
             votes = self._exchange()
         except CollectiveError as error:

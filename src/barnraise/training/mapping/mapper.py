@@ -16,7 +16,9 @@ from typing import Any, NoReturn
 
 from blake3 import blake3
 
+from barnraise.core import metrics
 from barnraise.core.errors import BarnraiseError, CollectiveError, RunError
+from barnraise.core.metrics import catalogue
 from barnraise.runs.commit import NO_MAP, MapKey
 from barnraise.runs.sharding import micro_batch_seed
 from barnraise.training.data.loader import preserved_rng, seed_all
@@ -129,7 +131,7 @@ class Mapper:
         store = self.find_store(key, total, fingerprint)
         queue = ItemQueue()
         exchange = MapExchange(self._manager, key, queue, self.find_store, self._regrouper(queue))
-        if self._progress is not None:
+        if self._progress is not None and total:
             self._progress.start(exchange, total)
         self._set_key(key)
         try:
@@ -289,7 +291,9 @@ class _MapTask:
 
     def _compute(self, item: int) -> bytes:
         self._mapper.seed_item(self.key, item)
-        return encode_value(self._function(self.items[item]), f"the result of item {item}")
+        result = encode_value(self._function(self.items[item]), f"the result of item {item}")
+        metrics.counter(catalogue.ITEMS).inc()
+        return result
 
     def _raise_failed(self, failure: ItemFailure, where: str) -> NoReturn:
         raise RunError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from barnraise.agent_client.queue.requests import METRIC_VARIABLE
 from barnraise.core.sanitize import printable
@@ -27,6 +27,8 @@ from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import Logged, MetricsLog
 from barnraise.training.record.entry_writer import EntryWriter
 from barnraise.training.record.sinks import RecordSink
+from barnraise.training.record.step_counters import StepCounters
+from barnraise.training.record.step_trace import TracedStep, open_trace
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.steps.commit import StepCommitter
 from barnraise.training.steps.throughput import Throughput
@@ -58,6 +60,8 @@ class RunRecorder:
         self._metrics, self._throughput, self._batch = metrics, throughput, batch
         self._writer = EntryWriter(make_sink)
         self._last_commit = time.perf_counter()
+        self._counters = StepCounters()
+        self._trace = open_trace(os.environ.get("BARNRAISE_RUN", "alone"))
         self._last_sample = 0.0
         self._previous: StepRow | None = None  # the newest commit, whose values are not known yet
         self._generation = -1
@@ -77,6 +81,11 @@ class RunRecorder:
         first, end = steps.commit_range or (0, 0)
         seconds, self._last_commit = now - self._last_commit, now
         phases = self._throughput.phases.take(seconds)
+        self._count(end - first, seconds, phases)
+        if self._trace is not None:
+            samples = steps.computed_samples
+            step = TracedStep(manager.generation, end, at, seconds, phases, samples)
+            self._trace.add(step, manager.rank)
         if manager.generation != self._generation:
             self._note_group(at, first)
         row = StepRow(
@@ -97,6 +106,12 @@ class RunRecorder:
             if now - self._last_sample >= _SAMPLE_S:
                 self._last_sample = now
                 self._queue_speeds(at)
+
+    def _count(self, steps: int, seconds: float, phases: Sequence[float]) -> None:
+        """Count the commit in the metrics of this worker."""
+        self._counters.count(steps, self._steps.computed_samples, seconds, phases)
+        history = self._metrics.history
+        self._counters.set_state(self._manager.world, history[-1].get("loss") if history else None)
 
     def note_plan(self, choice: SyncChoice, nodes: Mapping[str, str]) -> None:
         """Queue a plan that rank 0 has chosen; ``nodes``: the id of each machine by its name."""

@@ -5,14 +5,16 @@ Members of the group and joining workers that replay committed steps run the sam
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from barnraise.checkpoint.serialization import FlatState
-from barnraise.core.errors import ProtocolError
+from barnraise.core.errors import ProtocolError, StepFailed
 from barnraise.history.entries import StateOrigin
 from barnraise.runs.sharding import MicroBatch
 from barnraise.training.data.iterable import IterableLoader
@@ -70,6 +72,22 @@ class StepContext(NamedTuple):
     scheduler_steps: list[Callable[..., Any]]
 
 
+class FailedCommit(NamedTuple):
+    """Commit that raised an error on this worker; the other workers have applied the step.
+
+    ``is_partial``: a part of the model or of an optimizer is changed, and the rest is not.
+    """
+
+    step: int
+    reason: str
+    is_partial: bool
+
+    def error(self) -> StepFailed:
+        """Return the error of a script that trains on."""
+        what = "was applied only in part" if self.is_partial else "has a callback that failed"
+        return StepFailed(f"step {self.step} {what} on this machine: {self.reason}")
+
+
 class StepCommitter:
     """Applies the result of a step to one worker's model, optimizers, schedulers and metrics.
 
@@ -87,7 +105,7 @@ class StepCommitter:
     ) -> None:
         self.done = 0
         self.clip: float | None = None
-        self.committed_samples = 0
+        self.committed_samples = self.computed_samples = 0  # the latter: those of this worker
         self.state_origin: StateOrigin = "kept"
         self.on_commit: list[Callable[[], None]] = []
         self.on_checkpoint: list[Callable[[], None]] = []  # called before the state is saved
@@ -102,6 +120,17 @@ class StepCommitter:
         self._trace = CommitTrace()
         self._norm_table = torch.zeros(0)  # batch norm statistics of the step, summed over workers
         self._state_window = b""  # hash of a part of the committed model
+        self._failed_commit: FailedCommit | None = None
+
+    def check_can_train(self) -> None:
+        """Raise StepFailed if a commit has failed here: the state may differ from that of other workers."""
+        if self._failed_commit is not None:
+            raise self._failed_commit.error()
+
+    def check_whole(self) -> None:
+        """Raise StepFailed if the model holds a step that was applied only in part."""
+        if self._failed_commit is not None and self._failed_commit.is_partial:
+            raise self._failed_commit.error()
 
     @property
     def overlaps(self) -> bool:
@@ -121,18 +150,32 @@ class StepCommitter:
         """Apply the result of the step: from here on it counts. ``votes`` is empty after a regroup."""
         batches, covered = self._batches_in_step(), self._state.covered
         self._recovery.note_commit(lambda: self._committed_step(batches))
-        self._compression.commit()
-        self._apply_update(self.clip, batches)
-        completed, self.committed_samples = self._progress.completed, self._progress.samples
-        if votes:
-            self._throughput.update([vote.speed for vote in votes], self._manager.rank)
-            self._metrics.update([vote.logged for vote in votes], self.done)
-        self._start_next_step()
+        with self._failing_at(self.done + 1, is_partial=True):
+            self._compression.commit()
+            self._apply_update(self.clip, batches)
+            completed, self.committed_samples = self._progress.completed, self._progress.samples
+            self.computed_samples = self._progress.own_samples
+            if votes:
+                self._throughput.update([vote.speed for vote in votes], self._manager.rank)
+                self._metrics.update([vote.logged for vote in votes], self.done)
+            self._start_next_step()
         self.commit_range = (covered, self._state.covered)
-        for callback in self.on_commit:
-            callback()
-        self.commit_range = None
+        with self._failing_at(self.done, is_partial=False):
+            for callback in self.on_commit:
+                callback()
         self._trace.write(self._state, self.done, completed)
+
+    @contextlib.contextmanager
+    def _failing_at(self, step: int, *, is_partial: bool) -> Iterator[None]:
+        """Note an error of this step, also Ctrl-C: a script that catches it must not repeat the step."""
+        try:
+            yield
+        except BaseException as error:
+            reason = "".join(traceback.format_exception_only(error)).strip()
+            self._failed_commit = FailedCommit(step, reason, is_partial)
+            raise
+        finally:
+            self.commit_range = None
 
     def _committed_step(self, batches: int) -> CommittedStep:
         """Return the result as joining workers replay it."""

@@ -49,6 +49,11 @@ class StepProgress:
         """Return the samples of the whole step, of all workers."""
         return sum(unit.size for unit in self.microbatches)
 
+    @property
+    def own_samples(self) -> int:
+        """Return the samples of the step that this worker has computed."""
+        return sum(unit.size for unit in self.microbatches if unit.number in self.completed)
+
     def add_microbatch(self, number: int) -> None:
         """Mark a micro-batch as completed."""
         (self.ahead if self.is_ahead else self.completed).add(number)

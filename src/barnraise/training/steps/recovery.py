@@ -7,12 +7,15 @@ is committed (``runs.commit``). Workers without the state then receive it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import msgspec
 
+from barnraise.core import metrics
 from barnraise.core.decoding import decode
 from barnraise.core.errors import CollectiveError
+from barnraise.core.metrics import catalogue
 from barnraise.runs.commit import NO_MAP, CommitDecision, MapKey, MemberState, decide_commit
 from barnraise.training.group.interface import GroupManager
 from barnraise.training.metrics import MetricsLog
@@ -63,7 +66,9 @@ class StepRecovery(StepCommitter):
 
         ``error``: why the last group failed. Raise RunError if no other group would do better.
         """
+        self.check_can_train()
         raise_if_permanent(error)
+        start = time.monotonic()
         if error is not None:
             log.info("the group failed at step %d: %s", self.done, error.message)
         self.assignment_epoch += 1
@@ -86,6 +91,8 @@ class StepRecovery(StepCommitter):
                 log.info("generation %d failed during setup: %s", generation, failure.message)
                 error = failure
                 continue
+            metrics.counter(catalogue.REGROUPS).inc()
+            metrics.histogram(catalogue.RECOVERY_TIME).observe(time.monotonic() - start)
             return
 
     def _decide_step(self) -> CommitDecision:
@@ -144,10 +151,13 @@ class StepRecovery(StepCommitter):
             receivers = [rank for rank in receivers if rank not in same]
         received = self._blocking_recovery.transfer(self.done, donors, receivers)
         if received is not None:
+            metrics.counter(catalogue.RECEIVED_STATES, "blocking").inc()
             self.done = self._state.load(received, manager.name_of(donors[0]))
         if decision.fresh:
             self._share_notes(donors[0])
         if self._needs_state:
+            if manager.rank in decision.recovered_live:
+                metrics.counter(catalogue.RECEIVED_STATES, "live").inc()
             self._reducer.clear()
             self.joined_late = bool(decision.donors)
         self._needs_state = False

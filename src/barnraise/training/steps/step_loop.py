@@ -108,11 +108,12 @@ class StepLoop(StepRecovery):
 
     def committed(self) -> contextlib.AbstractContextManager[None]:
         """Hold the committed parameters in the model for the duration of the context."""
+        self.check_whole()
         return self._local_sgd.committed()
 
     def state_digest(self) -> str:
         """Hash everything that a commit may change."""
-        with self._local_sgd.committed():
+        with self.committed():
             return digest(self._state.flatten(self.done)).hex()
 
     def add_microbatch(self, unit: MicroBatch, weight: float, *, is_whole: bool = True) -> None:
@@ -137,6 +138,7 @@ class StepLoop(StepRecovery):
         If workers may overlap, the all-reduce only starts here. If one is in flight already, wait for it and
         do not start another: the script may look at the result first.
         """
+        self.check_can_train()
         if self._in_flight is not None:
             self.wait_in_flight()
             return

@@ -17,7 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+from barnraise.core import metrics
 from barnraise.core.errors import BarnraiseError, HandshakeError, ProtocolError, TransportError
+from barnraise.core.metrics import catalogue
 from barnraise.identity import WorkerIdentity
 from barnraise.transport.addresses import show_address
 from barnraise.transport.control.agent_tls import TlsSession, explain
@@ -28,7 +30,13 @@ from barnraise.transport.control.framing import (
     encode_control,
     encode_opening,
 )
-from barnraise.transport.listener.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP, Preface
+from barnraise.transport.listener.preface import (
+    ROUTE_AGENT,
+    ROUTE_AGENT_BULK,
+    ROUTE_AGENT_SHIP,
+    ROUTE_NAMES,
+    Preface,
+)
 
 FLUSH_S = 0.2
 _DRAIN_S = 60.0
@@ -89,6 +97,9 @@ class ControlConnection:
         self._loop = asyncio.get_running_loop()
         self.heard_at = self._loop.time()  # when bytes last came, also those of half a message
         self._limits = LIMITS[self.route]
+        route = ROUTE_NAMES[self.route]
+        self._sent_bytes = metrics.counter(catalogue.AGENT_BYTES, route, "sent")
+        self._received_bytes = metrics.counter(catalogue.AGENT_BYTES, route, "received")
         self._session = meeting.session
         self._opening = encode_opening(meeting.preface, meeting.version)
         self._frames = ControlFrames(self._limits.message)
@@ -232,7 +243,9 @@ class ControlConnection:
         if transport is None or transport.is_closing():
             return
         while not self._paused and not transport.is_closing() and (piece := self._next_piece()):
-            transport.write(self._session.encrypt(piece))
+            data = self._session.encrypt(piece)
+            self._sent_bytes.inc(len(data))
+            transport.write(data)
         if self._waiting_bytes <= _DRAINED:
             self._drained.set()
         elif self.closed is None:
@@ -259,6 +272,7 @@ class ControlConnection:
         if self.closed is not None:
             return
         self.heard_at = self._loop.time()
+        self._received_bytes.inc(len(data))
         self._session.feed(data)
         self._digest()
 

@@ -17,6 +17,7 @@ _BUDGET = 2 << 20  # bytes one link may move before the others get their turn
 _WAKE_BYTES = 128 << 10  # inside a large payload the loop is woken for this much, not for every packet
 _RECORD_BYTES = 17 << 10  # so much of a payload may wait inside TLS, unseen by the socket
 _LANE_BYTES = 64 << 10  # smaller frames are not worth a thread's wake-up
+_TCP_INFO_BYTES = 256
 _UNSENT_LEAST = 256 << 10  # keep queues with us, where control frames can pass,
 _UNSENT_MOST = 4 << 20
 _UNSENT_S = 0.02  # but let the kernel hold what it sends while this process waits for a busy core
@@ -65,6 +66,17 @@ class StreamLink(Link):
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    @property
+    def total_bytes_out(self) -> int:
+        """Return the bytes sent on this link and its parallel streams."""
+        return self.bytes_out + sum(lane.bytes_out for lane in self.lanes)
+
+    def tcp_info(self) -> bytes:
+        """Return what Linux tells of the connection (struct tcp_info). Raise OSError if it tells nothing."""
+        if sys.platform != "linux":
+            raise OSError("only Linux tells it")
+        return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
 
     def send_bulk(self, header: FrameHeader, payload: memoryview, token: object) -> None:
         lanes = self.lanes if self.sends_on_lanes else []

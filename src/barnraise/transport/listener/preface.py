@@ -23,6 +23,7 @@ ROUTE_AGENT = 2  # heartbeats and decisions
 ROUTE_AGENT_BULK = 3  # everything large between agents, so that it never delays a heartbeat
 ROUTE_AGENT_SHIP = 4  # files of runs, so that they never delay what a training waits for
 AGENT_ROUTES = (ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP)
+ROUTE_NAMES = {ROUTE_AGENT: "control", ROUTE_AGENT_BULK: "bulk", ROUTE_AGENT_SHIP: "files"}
 
 TARGET_BYTES = 16
 ANY_AGENT = bytes(TARGET_BYTES)  # for the routes of agents: any agent

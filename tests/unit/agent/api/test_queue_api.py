@@ -161,7 +161,8 @@ def test_change_that_a_power_cut_could_undo_is_not_reported_as_done(monkeypatch:
         with pytest.raises(MembershipError, match="1 job changed, but a power cut could undo that"):
             await queue_api.answer(agent, cancel)
         registry.receive(OTHER, JobUpdate(registry.jobs[1].record))
-        assert await queue_api.answer(agent, cancel) == RequestDone("cancelled 0 jobs"), "it is done by now"
+        done = RequestDone("cancelled 0 jobs; job 1 is cancelled")
+        assert await queue_api.answer(agent, cancel) == done, "it is done by now"
 
     run(check)
 
@@ -174,7 +175,11 @@ def test_cancel_without_a_number_names_nothing_to_cancel() -> None:
         assert await queue_api.answer(agent, ChangeJobsRequest(action="cancel", jobs=(2,))) == RequestDone(
             "cancelled 1 job"
         )
-        assert [job.record.state for job in agent.queue.registry.jobs.values()] == ["waiting", "cancelled"]
+        again = await queue_api.answer(agent, ChangeJobsRequest(action="cancel", jobs=(1, 2)))
+        assert again == RequestDone("cancelled 1 job; job 2 is cancelled"), "why one was not changed"
+        again = await queue_api.answer(agent, ChangeJobsRequest(action="pause", jobs=(1,)))
+        assert again == RequestDone("paused 0 jobs; job 1 is cancelled")
+        assert [job.record.state for job in agent.queue.registry.jobs.values()] == ["cancelled"] * 2
 
     run(check)
 

@@ -27,6 +27,8 @@ Traceback (most recent call last):
 ValueError: no such label
 """
 
+STEP_FAILED = "barnraise.core.errors.StepFailed: [step-failed] step 2 was applied only in part"
+
 
 def _group(config: Any = None) -> WorkerGroup:
     slots = (WorkerSlot(NodeKey.generate().id.raw, 0, "cpu", 3),)
@@ -41,6 +43,7 @@ def _group(config: Any = None) -> WorkerGroup:
         ("epoch 1\n", []),
         (TRACE + "continues with the next epoch\n", []),
         (TRACE.replace("ValueError: no such label", "barnraise.core.errors.PeerLost: pc"), []),
+        (TRACE.replace("ValueError: no such label", f"{STEP_FAILED}\n  -> Let it end."), [(1, 0)]),
     ],
 )
 def test_evicted_worker_that_is_killed_has_failed_if_its_output_ends_with_an_exception(

@@ -71,3 +71,13 @@ def test_empty_queue_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     play(monkeypatch, [])
     assert results.bring((), waits=True) == 0
     assert "the queue is empty" in capsys.readouterr().err
+
+
+def test_failed_job_names_its_error_and_the_command_for_its_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, [row(1, "failed", why="ValueError: no label, on pc")])
+    assert results.bring((), waits=False) == 1
+    printed = capsys.readouterr().err
+    assert "job 1 failed: ValueError: no label, on pc" in printed
+    assert "barnraise logs train-q1-1" in printed

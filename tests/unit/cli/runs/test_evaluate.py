@@ -14,6 +14,17 @@ from barnraise.cli.runs import run
 from barnraise.core.errors import ConfigError, RunError
 
 
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return the current folder, with a model and tasks in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    return tmp_path
+
+
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the list of what is started from now on."""
     started: list[Any] = []
@@ -35,6 +46,7 @@ def test_machines_are_named_as_for_a_run(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (script, arguments) == ("-m", ["barnraise.integrations.lm_eval", "--tasks", "mine"])
     assert options.on == ("mac", "pc", "nas")
     assert options.models == ("model=./model",)
+    assert options.imports == ("lm_eval", "torch", "transformers", "accelerate")
 
 
 def test_options_stand_in_the_project_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -82,3 +94,33 @@ def test_model_that_each_machine_has_is_named_by_its_argument(monkeypatch: pytes
     words = ["eval", "--tasks", "mine", "--model-args", "pretrained=/models/llama,dtype=float32"]
     assert CliRunner().invoke(app, words).exit_code == 0
     assert started[0][1][1:3] == ["--model-args", "pretrained=/models/llama,dtype=float32"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (("--model", "./modle"), "there is no folder of a model at ", "Name a folder"),
+        (("--model", "base=./model"), "eval has one model", "Leave the name out: --model ./model"),
+        (("--model", "./adapter"), "./adapter is an adapter", "barnraise export RUN ../merged --merged"),
+        ((), "no model was named", "--model ../merged"),
+        (("--model", "./model", "--include-path", "taks"), "there is no folder taks", "Did you mean tasks?"),
+        (("--model", "./model", "--include-path", ".."), ".. is outside of the folder that is sent", "Copy"),
+    ],
+)
+def test_mistake_is_named_before_anything_is_sent(
+    words: tuple[str, ...], message: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = starts(monkeypatch)
+    result = CliRunner().invoke(app, ["eval", "--tasks", "mine", *words])
+    assert isinstance(result.exception, RunError)
+    assert result.exception.message.startswith(message)
+    assert hint in result.exception.hint
+    assert not started
+
+
+def test_folder_of_tasks_is_sent_by_its_relative_path(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    started = starts(monkeypatch)
+    words = ["eval", "--model", "./model", "--tasks", "mine", "--include-path", str(folder / "tasks")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert started[0][1][-2:] == ["--include-path", "tasks"]

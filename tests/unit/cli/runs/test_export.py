@@ -12,7 +12,9 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from barnraise.agent_client.run_requests import RunRow
 from barnraise.cli.runs.export import export_command
+from barnraise.cli.runs.resume import _next_step
 from barnraise.core.errors import RunError
 from tests.unit.cli.typed import Machine
 
@@ -78,6 +80,23 @@ def test_base_is_a_folder_or_an_id_of_the_cache(tmp_path: Path, monkeypatch: pyt
     result = CliRunner().invoke(export_command, ["train-8f3z", "out", "--merged", "--base", "./lama"])
     assert isinstance(result.exception, RunError)
     assert "there is no folder of a model at" in result.exception.message
+
+
+@pytest.mark.parametrize(
+    ("phase", "code", "hint"),
+    [
+        ("running", None, "Try again later"),
+        ("ended", 0, "barnraise attach train-8f3z"),
+        ("ended", 1, "Switch on nas"),
+    ],
+)
+def test_run_without_a_checkpoint_in_reach_says_what_to_do(phase: str, code: int | None, hint: str) -> None:
+    row = RunRow(
+        run="train-8f3z", title="", command=("train.py",), by="mac", at=0, phase=phase, generation=1,
+        version=1, sentence="", machines=("mac", "nas"), code=code,
+    )  # fmt: skip
+    assert hint in _next_step(row, ["nas"])
+    assert "nas" not in _next_step(row, []), "no machine that is here is to be switched on"
 
 
 @pytest.fixture(scope="module")

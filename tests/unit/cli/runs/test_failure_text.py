@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from barnraise.agent_client.run_requests import FailureRow, RunRow
-from barnraise.cli.runs.failure_text import failure_hint, final_line, is_traceback_shown, restarted_lines
+from barnraise.cli.runs.failure_text import (
+    failure_hint,
+    final_line,
+    is_traceback_shown,
+    news_of,
+    restarted_lines,
+)
 
 SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (train.py:13)"
 MACHINES = ("mac", "pc", "nas")
@@ -30,6 +36,11 @@ def test_final_line_names_the_error_once_with_its_machines(ranks: tuple[int, ...
     row = ended(*map(failure, ranks), rank=1)
     assert final_line(row) == f"run train-abcd failed: {SHAPES}, on {where}"
     assert restarted_lines(row) == []
+
+
+def test_news_of_a_failed_run_are_its_error_and_no_rank() -> None:
+    assert news_of(ended(failure(1), rank=1)) == f"{SHAPES}, on pc"
+    assert news_of(ended(failure(1), rank=1, code=0)) == "rank 1 on pc exited with code 1"
 
 
 def test_final_line_of_killed_worker_is_the_sentence_of_the_run() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from barnraise.agent_client.run_requests import FailureRow, RunRow
+from barnraise.cli.main import app
 from barnraise.cli.runs import run
+from barnraise.core.errors import RunError
 
 CRASH = FailureRow("pc", 1, "ValueError: no such label (train.py:31)", "Traceback ...")
 KILLED = FailureRow("nas", 2, "killed by signal 9", "", signal=9)
@@ -65,3 +68,18 @@ def test_path_outside_the_folder_gets_a_hint_unless_it_is_sent(
     else:
         assert f"train.py:3 names {pictures / 'cat.png'}, which the other machines may not have" in printed
         assert f"--data pictures={pictures}, and read it from" in printed
+
+
+def test_mistyped_script_and_option_get_a_suggestion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    for words, guess in (
+        (("run", "trian.py"), "Did you mean train.py?"),
+        (("run", "other/trian.py"), "Give the path of a Python file"),
+        (("run", "--modle", "base=x", "train.py"), "Did you mean --model"),
+        (("queue", "add", "--metirc", "loss", "train.py"), "Did you mean --metric"),
+        (("run", "--xyz", "train.py"), "See the options with --help."),
+    ):
+        result = CliRunner().invoke(app, words)
+        assert isinstance(result.exception, RunError), result.output
+        assert result.exception.hint.startswith(guess)

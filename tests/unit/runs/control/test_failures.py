@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from barnraise.identity import NodeKey
-from barnraise.runs.control.failures import merge_failures, root_failures, summarize
+from barnraise.runs.control.failures import final_failure, merge_failures, root_failures, summarize
 from barnraise.runs.record import (
     MAX_RECORDED_FAILURES,
     NodeReport,
@@ -112,3 +112,20 @@ def test_failures_that_follow_from_another_are_no_roots() -> None:
     assert root_failures([follower, root]) == [root]
     assert root_failures([follower]) == [follower], "else nothing would be shown"
     assert root_failures([]) == []
+
+
+def test_final_failure_is_the_one_that_the_outcome_names() -> None:
+    first, second = (RecordedFailure(node, failure(tail=f"{TRACE}")) for node in (A, B))
+    outcome = RunOutcome(code=1, sentence="", rank=1, node=A)
+    record = replace(RECORD, failures=(first, second), outcome=outcome)
+    assert final_failure(record) == first
+    assert final_failure(replace(record, outcome=replace(outcome, code=0))) is None
+    assert final_failure(replace(record, outcome=None)) is None
+    assert final_failure(replace(record, failures=())) is None
+
+
+def test_error_of_ours_is_summarized_without_its_class() -> None:
+    trace = TRACE.replace(
+        "ValueError: no such label", "barnraise.core.errors.RunError: [run] there is no task"
+    )
+    assert summarize(failure(tail=f"{trace}  -> Did you mean it?\n")).startswith("there is no task (")

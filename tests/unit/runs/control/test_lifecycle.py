@@ -566,6 +566,20 @@ def test_session_succeeds_when_the_last_worker_has_finished() -> None:
     assert (ended.phase, ended.outcome.code) == ("ended", 0)
 
 
+def test_killed_worker_of_a_machine_that_is_here_does_not_mean_that_the_machine_disappeared() -> None:
+    spec = order()
+    record = in_session(spec)
+    reports = {node: at_work(record, node) for node in (A, B)}
+    killed = {**reports, C: at_work(record, C, x=WorkerState(2, "ended", 0, 9))}
+    two = next_record(record, facts(spec, killed))
+    assert two is not None
+    assert two.why == "box lost a worker (signal 9); training continues on 2 machines"
+    both = {A: reports[A], B: at_work(record, B, x=WorkerState(1, "ended", 0, 9)), C: killed[C]}
+    alone = next_record(record, facts(spec, both))
+    assert alone is not None
+    assert alone.why == "pc, box lost workers (signal 9); training continues on 1 machine"
+
+
 def test_session_that_lost_a_machine_names_it_at_the_end() -> None:
     spec = order()
     record = in_session(spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,21 @@ def test_map_of_one_worker_returns_results_in_order() -> None:
     assert run.map(str, []) == []
     assert run.map(str.upper, {"b": 1, "a": 2}) == ["B", "A"]
     assert run.map(lambda item: item, "xy") == ["x", "y"]
+
+
+def test_empty_map_reports_no_progress() -> None:
+    """Workers meet by an empty map before an evaluation: "item 0 of 0" says nothing."""
+
+    def member(worker: ThreadWorker) -> list[int]:
+        totals: list[int] = []
+        run = session(worker)
+        progress: Any = SimpleNamespace(start=lambda exchange, total: totals.append(total))
+        run._mapper._progress = progress
+        assert run.map(str, []) == []
+        assert run.map(str, [1, 2]) == ["1", "2"]
+        return totals
+
+    assert run_workers(2, member) == [[2], [2]]
 
 
 def test_map_of_three_workers_equals_that_of_one() -> None:

@@ -1,0 +1,1 @@
+"""Cost of metrics: what counting adds to a step, and what a report costs a worker."""

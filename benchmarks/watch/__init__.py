@@ -1,0 +1,1 @@
+"""Cost of the screen of `barnraise watch`, on a real run."""

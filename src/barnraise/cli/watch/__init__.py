@@ -1,0 +1,1 @@
+"""``barnraise watch``: the screen of one run. Only ``screen`` and ``dialogs`` import Textual."""

@@ -1,0 +1,226 @@
+"""Parts of the screen, each drawn from the read model: machines, links, steps, events, plans. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+
+from barnraise.cli.runs.progress.progress_line import format_speed, format_time_left, format_value
+from barnraise.cli.tables import table
+from barnraise.cli.watch.lines import Line, Span, Style, fitted, line, wrapped
+from barnraise.cli.watch.snapshot import Snapshot
+from barnraise.core.units import format_duration, format_size
+from barnraise.history.sentences import because, duration
+from barnraise.history.view import EventView, LinkView, MachineView, PhaseView, PlanView, RunView
+
+OLD_SAMPLE_S = 60.0
+_BAR = 24
+_SHORT_BAR = 10
+_GIB = 2.0**30
+_MOST_LINKS = 12
+_STATE_STYLES: dict[str, Style] = {
+    "trains": "good",
+    "joining": "warning",
+    "paused": "warning",
+    "died": "error",
+    "evicted": "error",
+    "ended": "faint",
+}
+_LEVEL_SIGNS = {"info": " ", "warning": "!", "error": "X"}
+_LEVEL_STYLES: dict[str, Style] = {"info": "plain", "warning": "warning", "error": "error"}
+
+Clock = Callable[[float], str]
+
+
+def clock_time(at: float) -> str:
+    """Return a time of this day as ``14:03:20``, and an earlier one with its date."""
+    moment, now = datetime.fromtimestamp(at), datetime.now()
+    return f"{moment:%H:%M:%S}" if moment.date() == now.date() else f"{moment:%m-%d %H:%M}"
+
+
+def headline_lines(view: RunView, width: int) -> list[Line]:
+    """Return the headline of a run in at most three lines."""
+    style: Style = "error" if view.state == "failed" else "strong"
+    return wrapped(view.headline, width, style)[:3]
+
+
+def progress_line(view: RunView, width: int) -> Line:
+    """Return how far the run is: a bar, the step, the metric, the speed and the remaining time."""
+    unit = "items" if view.counts == "item" else "samples"
+    parts = []
+    if view.total_steps:
+        part = min(1.0, view.step / view.total_steps)
+        size = _BAR if width >= 120 else _SHORT_BAR
+        parts.append(f"{'█' * round(part * size)}{'░' * (size - round(part * size))} {100 * part:.0f} %")
+    total = f" of {view.total_steps:,}" if view.total_steps is not None else ""
+    parts.append(f"{view.counts} {view.step:,}{total}")
+    curve = view.curve()
+    if curve is not None and curve.newest is not None:
+        parts.append(f"{curve.name} {format_value(curve.newest)}")
+    if view.state != "running":
+        return fitted(line("  ".join([*parts, f"took {duration(view.elapsed_s)}"])), width)
+    if view.samples_per_s:
+        parts.append(f"{format_speed(view.samples_per_s)} {unit}/s")
+    if view.eta_s is not None:
+        parts.append(f"{format_time_left(view.eta_s)} left")
+    return fitted(line("  ".join(parts)), width)
+
+
+def machine_lines(snapshot: Snapshot, width: int, clock: Clock) -> list[Line]:
+    """Return the table of machines. Measurements that are old are replaced by their time."""
+    view = snapshot.view
+    head = ["machine", "state", "device", "memory", "temp", "power", "load", "own speed", "share"]
+    if width >= 110:
+        head.append("since")
+    rows = [_machine_row(machine, view, clock)[: len(head)] for machine in view.machines]
+    if not rows:
+        return []
+    used = [place for place in range(len(head)) if place < 2 or any(row[place] for row in rows)]
+    cells = [tuple(row[place] for place in used) for row in (head, *rows)]
+    texts = table(cells, words=[used.index(2)] if 2 in used else (), width=width).split("\n")
+    styles: list[Style] = ["faint", *(_STATE_STYLES.get(machine.state, "plain") for machine in view.machines)]
+    lines = [fitted(line(text, style), width) for text, style in zip(texts, styles, strict=True)]
+    for machine in view.machines:
+        reason = snapshot.user_pauses.get(machine.name, "")
+        if reason and machine.state != "paused":
+            lines += wrapped(f"{machine.name} is paused: {reason}", width, "warning", "  ")
+    return lines
+
+
+def _machine_row(machine: MachineView, view: RunView, clock: Clock) -> list[str]:
+    age = view.at - (machine.sampled_at or view.at)
+    is_old = view.state == "running" and age > OLD_SAMPLE_S and machine.state in ("trains", "joining")
+    measured = [
+        _memory(machine),
+        f"{machine.temperature_c:.0f} °C" if machine.temperature_c is not None else "",
+        f"{machine.power_w:.0f} W" if machine.power_w is not None else "",
+        f"{100 * machine.load:.0f} %" if machine.load is not None else "",
+        f"{format_speed(machine.samples_per_s)}/s" if machine.samples_per_s is not None else "",
+    ]
+    if machine.state in ("left", "died", "evicted", "refused"):
+        measured = [""] * len(measured)
+    elif is_old and machine.sampled_at is not None:
+        measured = [f"as of {clock(machine.sampled_at)}", "", "", "", ""]
+    return [
+        machine.name,
+        machine.state,
+        machine.device,
+        *measured,
+        f"{100 * machine.share:.0f} %" if machine.share else "",
+        clock(machine.since) if machine.since is not None else "",
+    ]
+
+
+def _memory(machine: MachineView) -> str:
+    if machine.used_bytes is None:
+        return format_size(machine.memory_bytes) if machine.memory_bytes else ""
+    if not machine.memory_bytes:
+        return format_size(machine.used_bytes)
+    return f"{machine.used_bytes / _GIB:.1f}/{machine.memory_bytes / _GIB:.0f} GiB"
+
+
+def link_lines(links: Sequence[LinkView], width: int) -> list[Line]:
+    """Return the links between machines, the slowest first. A link that is equal both ways takes one row."""
+    rows = []
+    seen: dict[tuple[str, str], tuple[str, str]] = {}
+    for link in sorted(links, key=lambda link: (link.mbps is None, link.mbps or 0.0)):
+        values = (
+            f"{format_speed(link.mbps)} Mbit/s" if link.mbps is not None else "",
+            f"{link.rtt_ms:.3g} ms" if link.rtt_ms is not None else "",
+        )
+        if seen.get((link.target_node, link.source_node)) != values:
+            seen[link.source_node, link.target_node] = values
+            rows.append((f"{link.source} - {link.target}", *values))
+    more = [line(f"and {len(rows) - _MOST_LINKS} faster ones", "faint")] if len(rows) > _MOST_LINKS else []
+    if not rows:
+        return []
+    texts = table(rows[:_MOST_LINKS], words=(0,), width=width).split("\n")
+    return [*(fitted(line(text), width) for text in texts), *more]
+
+
+def phase_lines(view: RunView, width: int) -> list[Line]:
+    """Return where the time of a step goes, beside what the plan predicted."""
+    shown = [phase for phase in view.phases if (phase.measured_s or 0) > 0 or (phase.predicted_s or 0) > 0]
+    if not shown:
+        return []
+    rows = [("", "measured", "predicted", "")]
+    longest = max(phase.measured_s or 0.0 for phase in shown) or 1.0
+    bar = _BAR if width >= 66 else _SHORT_BAR
+    rows += [(*_phase_row(phase), "█" * round((phase.measured_s or 0.0) / longest * bar)) for phase in shown]
+    if view.step_s is not None or view.predicted_step_s is not None:
+        rows.append(("whole step", _seconds(view.step_s), _seconds(view.predicted_step_s), ""))
+    texts = table(rows, width=width).split("\n")
+    return [fitted(line(text, "plain" if place else "faint"), width) for place, text in enumerate(texts)]
+
+
+def _phase_row(phase: PhaseView) -> tuple[str, str, str]:
+    return phase.name, _seconds(phase.measured_s), _seconds(phase.predicted_s)
+
+
+def _seconds(value: float | None) -> str:
+    return format_duration(value) if value is not None else "-"
+
+
+def event_lines(events: Iterable[EventView], width: int, clock: Clock) -> list[Line]:
+    """Return events in words, in the given order. ``!`` marks warnings and ``X`` errors."""
+    lines: list[Line] = []
+    for event in events:
+        start = f"{_LEVEL_SIGNS[event.level]} {clock(event.at)}  "
+        step = f" (step {event.step:,})" if event.step is not None and event.kind != "checkpoint" else ""
+        text = f"{start}{event.text}{step}"
+        style = _LEVEL_STYLES[event.level]
+        first, *rest = _hanging(text, width, len(start))
+        lines += [line(first, style), *(line(part, style) for part in rest)]
+    return lines
+
+
+def _hanging(text: str, width: int, indent: int) -> list[str]:
+    head, tail = text[:indent], text[indent:]
+    parts = ["".join(span.text for span in part) for part in wrapped(tail, max(20, width - indent))] or [""]
+    return [head + parts[0], *(" " * indent + part for part in parts[1:])]
+
+
+def plan_lines(plans: Sequence[PlanView], width: int) -> list[Line]:
+    """Return the plans, the newest first, with their reasons and what was measured under them."""
+    lines: list[Line] = []
+    for plan in reversed(plans):
+        lines += wrapped(
+            f"from step {plan.step:,}: {because(plan.sync or plan.name, plan.reason)}", width, indent="  "
+        )
+        facts = [
+            f"predicted {_seconds(plan.predicted_step_s)} a step",
+            f"measured {_seconds(plan.measured_step_s)}",
+        ]
+        shares = [f"{name} {share:.0f}" for name, share in plan.shares.items()]
+        facts += [f"samples of a step: {', '.join(shares)}"] if shares else []
+        lines += wrapped("  " + "; ".join(facts), width, "faint", "  ")
+    return lines
+
+
+def fact_lines(view: RunView, width: int) -> list[Line]:
+    """Return small facts: the newest checkpoint, steps that were lost, energy, and gaps of the record."""
+    facts = []
+    if view.checkpoints:
+        newest = view.checkpoints[-1]
+        size = f", {format_size(newest.size_bytes)}" if newest.size_bytes else ""
+        facts.append(f"newest checkpoint: step {newest.step:,} on {', '.join(newest.machines)}{size}")
+    if view.rolled_back:
+        facts.append(f"{view.rolled_back:,} computed steps do not count any more")
+    if view.energy_j:
+        facts.append(f"energy: {view.energy_j / 3.6e6:.2f} kWh, as far as it was measured")
+    if view.missing:
+        facts.append(f"{view.missing:,} committed steps are in no log that is known here")
+    return [row for fact in facts for row in wrapped(fact, width, "faint", "  ")]
+
+
+def title_line(view: RunView, width: int, clock: Clock) -> Line:
+    """Return which run this is."""
+    began = f"started{f' on {view.start.started_by}' if view.start.started_by else ''}"
+    when = f" {clock(view.started_at)}" if view.started_at is not None else ""
+    age = format_time_left(view.elapsed_s)
+    running = f", {age} ago" if view.state == "running" and view.started_at else ""
+    spans = (
+        Span(f"run {view.run}", "title"),
+        *line(f"  {view.start.title}  {began}{when}{running}", "faint"),
+    )
+    return fitted(spans, width)

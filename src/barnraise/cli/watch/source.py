@@ -1,0 +1,89 @@
+"""Source of the screen: asks this machine's agent for the record of a run, and for what the run does now."""
+
+from __future__ import annotations
+
+import time
+
+from msgspec.structs import replace
+
+from barnraise.agent_client.cluster_requests import NodeRow, StatusRequest, StatusResponse
+from barnraise.agent_client.run_requests import WatchRequest, WatchResponse
+from barnraise.cli.agent_call import ask
+from barnraise.cli.runs.progress.waiting_line import awaited
+from barnraise.cli.watch.record_reader import RecordReader
+from barnraise.cli.watch.row_view import run_state, view_of_row
+from barnraise.cli.watch.snapshot import Snapshot
+from barnraise.core.errors import RunError
+from barnraise.history.entries import Entry
+from barnraise.history.view import RunView
+from barnraise.history.view_builder import build_view
+
+_STATUS_S = 5.0  # between two looks at the cluster
+
+
+class RunSource:
+    """State of one run, asked of the agent of this machine. Its calls wait for the answers."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self._record: RecordReader | None = None
+        self._entries: tuple[Entry, ...] = ()
+        self._status: StatusResponse | None = None
+        self._status_at = float("-inf")
+
+    def look(self) -> Snapshot:
+        """Return the state of the run now; raise BarnraiseError if the agent does not answer."""
+        response = self._ask_run()
+        if response is not None:
+            self.run = response.row.run
+        if self._record is None:
+            self._record = RecordReader(self.run)
+        if self._record.update():
+            self._entries = self._record.entries()
+        now = time.monotonic()
+        if now - self._status_at >= _STATUS_S:
+            self._status = ask(StatusRequest(), StatusResponse, offer_start=False)
+            self._status_at = now
+        view = self._view(response)
+        return Snapshot(
+            view=view,
+            waits_for=_waits_for(response, view) if response is not None else "",
+            user_pauses=_pauses(view, self._status.nodes if self._status is not None else ()),
+        )
+
+    def _ask_run(self) -> WatchResponse | None:
+        """Return what the cluster knows of the run; None if only its record is left."""
+        try:
+            return ask(WatchRequest(run=self.run, wait_s=0.0), WatchResponse, offer_start=False)
+        except RunError:
+            if self._record is None:
+                self._record = RecordReader(self.run)
+                if not self._record.update():
+                    raise
+                self._entries = self._record.entries()
+            return None
+
+    def _view(self, response: WatchResponse | None) -> RunView:
+        now = time.time()
+        if not self._entries:
+            assert response is not None
+            return view_of_row(response, self._status, now)
+        view = build_view(self._entries, run=self.run, now=now)
+        if view.state == "running" and response is not None and response.row.phase == "ended":
+            words = response.row.sentence
+            state = run_state(response.row)
+            return replace(view, state=state, headline=words, outcome=words, eta_s=None)
+        return view
+
+
+def _waits_for(response: WatchResponse, view: RunView) -> str:
+    """Return what the run waits for; an empty text if it trains."""
+    if response.row.phase != "running" or view.step == view.first_step:
+        return awaited(response, has_output=True)
+    reasons = [f"{worker.name} waits for {worker.words}" for worker in response.workers if worker.words]
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def _pauses(view: RunView, nodes: tuple[NodeRow, ...]) -> dict[str, str]:
+    names = {machine.name for machine in view.machines}
+    return {node.name: node.paused for node in nodes if node.paused and node.name in names}

@@ -1,0 +1,1 @@
+"""Who may open the page: one-time links, sessions, and rules for requests of browsers."""
