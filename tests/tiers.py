@@ -92,8 +92,11 @@ TABLE = (
     Row("deep", "failure/test_watch.py"),
     Row("gate", "failure/test_queue.py", "test_jobs_run_one_per_device_*"),
     Row("deep", "failure/test_queue.py"),
+    Row("deep", "failure/test_page.py"),
     Row("gate", "failure/*"),
     # Whole programs, and real waits of many seconds.
+    Row("gate", "benchmarks/test_page.py", "test_update_with_many_machines_*"),
+    Row("deep", "benchmarks/test_page.py"),
     Row("gate", "benchmarks/test_hub_attacks.py", where={"attack": ("friend-sends-poison",)}),
     Row("deep", "benchmarks/test_hub_attacks.py"),
     Row("deep", "unit/cli/*test_self_test.py"),
