@@ -35,11 +35,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 import barnraise
 run = barnraise.init(checkpoint_s=1)
-print(sum(run.map(lambda x: x, range(8))))
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 loader = DataLoader(TensorDataset(torch.randn(256, 64)), batch_size=32)
 model, optimizer, batches = run.prepare(model, optimizer, loader)
+print(sum(run.map(lambda x: x, range(8))))
 for epoch in run.epochs(100_000):
     for batch in batches:
         for (x,) in batch:
@@ -59,7 +59,6 @@ NOT_HERE = {
     "barnraise_disk_used_bytes",  # measured now and then
 }
 DASHBOARD = ROOT / "docs" / "metrics" / "dashboard.json"
-# Panels of a dashboard with figures that only some machines have.
 _PATIENCE_S = 120.0
 
 
@@ -179,6 +178,8 @@ def test_prometheus_answers_every_expression_of_the_dashboard(
         stderr=(tmp_path / "log").open("wb"),
     )
     try:
+        training.until(lambda: _answers(port, "barnraise_recovery_seconds_count > 0"), "it scrapes")
+        _kill_worker(training, 1)  # figures of recoveries need one while Prometheus looks
         waiting = set(_expressions())
         assert len(waiting) > 20
         give_up = time.monotonic() + _PATIENCE_S
@@ -191,6 +192,14 @@ def test_prometheus_answers_every_expression_of_the_dashboard(
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(30)
+
+
+def test_loss_of_an_agent_is_counted(training: MeteredAgents) -> None:
+    before = training.value(0, "barnraise_agent_link_losses_total")
+    training.kill(1)
+    training.until(
+        lambda: training.value(0, "barnraise_agent_link_losses_total") > before, "the loss is counted", 60.0
+    )
 
 
 def _expressions() -> list[str]:
