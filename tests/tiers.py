@@ -34,8 +34,8 @@ class Row:
 
 TABLE = (
     # The record of runs: a day of steps, and twenty kills.
-    Row("deep", "unit/history/test_compaction.py", "test_record_of_a_day_*", {"steps_per_s": (10,)}),
-    Row("gate", "unit/history/test_compaction.py", "test_record_of_a_day_*"),
+    Row("deep", "unit/history/logs/test_compaction.py", "test_record_of_a_day_*", {"steps_per_s": (10,)}),
+    Row("gate", "unit/history/logs/test_compaction.py", "test_record_of_a_day_*"),
     Row("deep", "failure/test_record_kills.py"),
     Row("deep", "failure/test_metrics.py"),
     # The lab: a few tests of each kind; each one costs 5 to 60 s.
@@ -89,10 +89,14 @@ TABLE = (
     Row("gate", "failure/test_sweep.py", "test_sweep_survives_a_killed_worker_and_killed_agents"),
     Row("deep", "failure/test_sweep.py"),
     Row("deep", "failure/test_leaving.py", "test_thousand_group_rebuilds_leak_no_resources"),
+    Row("deep", "failure/test_watch.py"),
     Row("gate", "failure/test_queue.py", "test_jobs_run_one_per_device_*"),
     Row("deep", "failure/test_queue.py"),
+    Row("deep", "failure/test_page.py"),
     Row("gate", "failure/*"),
     # Whole programs, and real waits of many seconds.
+    Row("gate", "benchmarks/test_page.py", "test_update_with_many_machines_*"),
+    Row("deep", "benchmarks/test_page.py"),
     Row("gate", "benchmarks/test_hub_attacks.py", where={"attack": ("friend-sends-poison",)}),
     Row("deep", "benchmarks/test_hub_attacks.py"),
     Row("deep", "unit/cli/*test_self_test.py"),

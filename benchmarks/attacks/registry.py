@@ -25,6 +25,7 @@ Role = Literal[
     "hub's owner",
     "hub's proxy",
     "other local user",
+    "web page",
     "friend's script",
 ]
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -35,11 +36,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 import barnraise
 run = barnraise.init(checkpoint_s=1)
-print(sum(run.map(lambda x: x, range(8))))
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 loader = DataLoader(TensorDataset(torch.randn(256, 64)), batch_size=32)
 model, optimizer, batches = run.prepare(model, optimizer, loader)
+print(sum(run.map(lambda x: x, range(8))))
 for epoch in run.epochs(100_000):
     for batch in batches:
         for (x,) in batch:
@@ -59,7 +60,6 @@ NOT_HERE = {
     "barnraise_disk_used_bytes",  # measured now and then
 }
 DASHBOARD = ROOT / "docs" / "metrics" / "dashboard.json"
-# Panels of a dashboard with figures that only some machines have.
 _PATIENCE_S = 120.0
 
 
@@ -79,8 +79,13 @@ class MeteredAgents(LocalAgents):
     def scrape(self, place: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         """Return all samples of one machine, as Prometheus reads them."""
         url = f"http://127.0.0.1:{self.metric_ports[place]}/metrics"
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            text = answer.read().decode()
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                text = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise AssertionError(f"{error}\n{self.logs()}") from error
+            return {}  # it is busy
         return {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(text)
@@ -179,6 +184,8 @@ def test_prometheus_answers_every_expression_of_the_dashboard(
         stderr=(tmp_path / "log").open("wb"),
     )
     try:
+        training.until(lambda: _answers(port, "barnraise_recovery_seconds_count > 0"), "it scrapes")
+        _kill_worker(training, 1)  # figures of recoveries need one while Prometheus looks
         waiting = set(_expressions())
         assert len(waiting) > 20
         give_up = time.monotonic() + _PATIENCE_S
@@ -191,6 +198,14 @@ def test_prometheus_answers_every_expression_of_the_dashboard(
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(30)
+
+
+def test_loss_of_an_agent_is_counted(training: MeteredAgents) -> None:
+    before = training.value(0, "barnraise_agent_link_losses_total")
+    training.kill(1)
+    training.until(
+        lambda: training.value(0, "barnraise_agent_link_losses_total") > before, "the loss is counted", 60.0
+    )
 
 
 def _expressions() -> list[str]:

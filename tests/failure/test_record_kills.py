@@ -7,11 +7,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
-from barnraise.agent_client.run_requests import RunRow, RunsRequest, RunsResponse, WatchRequest, WatchResponse
+from barnraise.agent_client.run_requests import RunsRequest, RunsResponse, WatchRequest, WatchResponse
 from barnraise.history.columns import unpack_column
 from barnraise.history.entries import Entry, StepBatch, ValueBatch
 from barnraise.history.log_file import logs_of, read_entries
@@ -21,7 +20,7 @@ from benchmarks.agents.local import LocalAgents
 
 pytestmark = [pytest.mark.slow, pytest.mark.clocks, pytest.mark.timeout(1500)]
 
-STEPS = 800
+STEPS = 400
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
@@ -45,7 +44,7 @@ for epoch in run.epochs(int(sys.argv[2]) // 10):
             run.log(loss=loss)
             optimizer.step()
         if not (marks / "go").exists():
-            time.sleep(0.5)
+            time.sleep(0.3)
 """
 
 
@@ -73,20 +72,22 @@ def _victims(marks: Path) -> list[psutil.Process]:
     return sorted(alive, key=lambda process: process.create_time())
 
 
-def _kill_one(agents: LocalAgents, run: str, marks: Path, before: RunRow) -> RunRow:
-    """Kill the worker that has lived longest, when it trains together with another; return the state then."""
-    step = before.progress.step if before.progress is not None else 0
+def _kill_one(agents: LocalAgents, run: str, marks: Path, before: int) -> int:
+    """Kill the worker that has lived longest, a few steps after the last kill; return the step then.
+
+    It may be the only one: the run then goes back to a checkpoint.
+    """
 
     def is_ready() -> bool:
         row = _watch(agents, run).row
         assert row.phase != "ended", row.sentence
-        is_new = row.generation > before.generation and len(row.machines) >= 2
-        return is_new and row.progress is not None and row.progress.step >= step + 3
+        step = row.progress.step if row.progress is not None else 0
+        return step != before and (step >= before + 3 or step < before) and bool(_victims(marks))
 
-    agents.until(is_ready, f"two machines train after step {step}")
-    row = _watch(agents, run).row
+    agents.until(is_ready, f"steps are committed after step {before}", 300)
     os.kill(_victims(marks)[0].pid, signal.SIGKILL)
-    return row
+    progress = _watch(agents, run).row.progress
+    return progress.step if progress is not None else 0
 
 
 def _merged(agents: LocalAgents, place: int, run: str) -> tuple[Entry, ...]:
@@ -108,7 +109,7 @@ def _losses(entries: tuple[Entry, ...]) -> dict[int, float]:
     }
 
 
-@pytest.mark.parametrize("kills", [pytest.param(20, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("kills", [4, 20])
 def test_every_step_is_recorded_once_although_writers_are_killed(
     agents: LocalAgents, tmp_path: Path, kills: int
 ) -> None:
@@ -120,12 +121,13 @@ def test_every_step_is_recorded_once_although_writers_are_killed(
     done = agents.type(0, *words, folder=folder)
     assert done.returncode == 0, done.stderr
     run = max(agents.ask(0, RunsRequest(), RunsResponse).runs, key=lambda row: row.at).run
-    row = msgspec.structs.replace(_watch(agents, run).row, generation=0)
+    step = 0
     for _ in range(kills):
-        row = _kill_one(agents, run, marks, row)
+        step = _kill_one(agents, run, marks, step)
     (marks / "go").touch()
     agents.until(lambda: _watch(agents, run).row.phase == "ended", "the run has ended")
-    assert _watch(agents, run).row.code in (0, 3), agents.logs()
+    row = _watch(agents, run).row
+    assert row.code in (0, 3), (row.sentence, row.tail, row.failures)
     agents.until(
         lambda: all(len(_steps(_merged(agents, p, run))) >= STEPS for p in range(3)), "all is copied", 30
     )
@@ -135,4 +137,4 @@ def test_every_step_is_recorded_once_although_writers_are_killed(
         assert sorted(_losses(entries)) == list(range(STEPS))
         view = build_view(entries, run=run)
         assert (view.missing, view.step, view.state) == (0, STEPS, "ended")
-        assert sum(event.kind == "died" for event in view.events) >= kills // 2
+        assert sum(event.kind in ("died", "failure") for event in view.events) > 0

@@ -205,8 +205,10 @@ def test_example_digits_trains_at_a_hub(lab_hub: LabHub) -> None:
     members = lab_hub.members()
     assert members["anna"].samples > 0
     assert members["anna"].samples + members["owner"].samples >= 20 * 1024
-    losses = [float(text) for text in re.findall(r"epoch \d+ of 20: loss ([\d.]+)", anna.output())]
-    assert losses[-1] < losses[0]
+    # Anna may join when most of the training is done, so the first loss is the owner's.
+    first, *_ = re.findall(r"epoch \d+ of 20: loss ([\d.]+)", hub.output())
+    *_, last = re.findall(r"epoch \d+ of 20: loss ([\d.]+)", anna.output())
+    assert float(last) < float(first)
     (model,) = (lab_hub.project / "barnraise-runs").glob("*/digits.safetensors")
     model.rename(lab_hub.project / model.name)
     tested = lab_hub.lab.hosts[0].run(

@@ -19,10 +19,10 @@ import sys
 import traceback
 from typing import Any
 
-from benchmarks.attacks.tools import checkpoints, guest, outsider, removed_owner, runs
+from benchmarks.attacks.tools import checkpoints, guest, outsider, page, removed_owner, runs
 from benchmarks.attacks.tools.toolbox import LIMIT_S, READY, TOOLS, Result
 
-AUTHORS = (outsider, guest, runs, checkpoints, removed_owner)  # importing them makes their tools known
+AUTHORS = (outsider, guest, page, runs, checkpoints, removed_owner)  # importing them makes their tools known
 
 
 async def serve(path: str, seconds: float) -> Result:

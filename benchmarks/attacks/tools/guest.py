@@ -25,7 +25,13 @@ from barnraise.agent.diagnostics.reachability import (
     decode_dial_back,
     encode_dial_back,
 )
+from barnraise.agent.page.messages import OwnerRequest
+from barnraise.agent.page.messages import encode as encode_owner
+from barnraise.agent_client.cluster_requests import LimitsRequest
+from barnraise.agent_client.cluster_requests import encode as encode_request
 from barnraise.agent_client.kv_messages import LOBBY, Namespace, PushToQueue
+from barnraise.agent_client.machine_limits import MachineLimits
+from barnraise.agent_client.run_requests import RunsRequest, StopRunRequest
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import AdmitMember, RevokeMember, TrustLog, _signed, decode_entry, encode_entry
@@ -53,7 +59,7 @@ from barnraise.topology import LinkFacts
 from barnraise.transport.control.agent_tls import AGENT_RUN, AgentTls
 from barnraise.transport.control.dial import ControlConnection, DialOptions, dial_unopened
 from barnraise.transport.control.framing import ControlFrameKind, encode_control
-from barnraise.transport.listener.preface import ROUTE_AGENT, target_of
+from barnraise.transport.listener.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, target_of
 from benchmarks.attacks.tools.toolbox import READY, Result, tool
 
 _BEAT_S = 0.3
@@ -402,3 +408,29 @@ async def guest_scans(keep: str, agents: Agents, victim: str, ports: Sequence[in
 
 async def _together(works: Iterable[Awaitable[None]]) -> None:
     await asyncio.gather(*works)
+
+
+class AskingGuest(Guest):
+    """A guest that counts answers to its requests."""
+
+    told = 0
+
+    def _received(self, link: ControlConnection, message: bytes) -> None:
+        self.told += message[:1] == protocol.OWNER
+        super()._received(link, message)
+
+
+@tool
+async def guest_asks_as_owner(keep: str, agents: Agents, run: str) -> Result:
+    """Send requests that only owners' machines may send, each on a link of its own."""
+    guest = AskingGuest(keep, agents)
+    requests = (RunsRequest(), StopRunRequest(run, hard=True), LimitsRequest(MachineLimits(paused=True)))
+    sent = 0
+    for node in guest.agents:
+        for request in requests:
+            link = await guest.dial(node, ROUTE_AGENT_BULK)
+            link.send(encode_owner(OwnerRequest(sent, encode_request(request))))
+            sent += 1
+            await asyncio.sleep(1.0)
+            link.close("done")
+    return {"sent": sent, "told": guest.told}

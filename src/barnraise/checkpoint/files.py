@@ -63,7 +63,10 @@ class CheckpointInfo(NamedTuple):
 
 
 class Checkpoints:
-    """Checkpoints of one run in one folder. A background thread saves, one at a time."""
+    """Checkpoints of one run in one folder. A background thread saves, one at a time.
+
+    ``before_seal`` is called on that thread before a checkpoint becomes valid.
+    """
 
     def __init__(self, folder: Path, run: str, signer: CheckpointSigner) -> None:
         self.run = run
@@ -71,6 +74,7 @@ class Checkpoints:
         self._signer = signer
         self._writing: threading.Thread | None = None
         self._failure = ""
+        self.before_seal: Callable[[], None] = lambda: None
         self._last: str | None = None
 
     @property
@@ -154,6 +158,7 @@ class Checkpoints:
             )
             data = encode(manifest)
             (draft / MANIFEST).write_bytes(data)
+            self.before_seal()
             (draft / SEAL).write_bytes(encode(self._signer.sign(info.step, fingerprint(data))))
             for file in draft.iterdir():
                 sync_path(file)

@@ -20,6 +20,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "adapt",
             "plan",
             "ps",
+            "runs",
             "watch",
             "logs",
             "open",

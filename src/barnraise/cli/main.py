@@ -465,29 +465,6 @@ def _uninstall(yes: bool, hard: bool) -> int:
     return uninstall.run(yes=yes, hard=hard)
 
 
-@app.command("id")
-def _id() -> None:
-    """Print the id of this machine. Its key is made if missing; needs no agent."""
-    from barnraise.cli.machine import identity
-
-    identity.run()
-
-
-@app.group("identity")
-def _identity() -> None:
-    """Change this machine's key."""
-
-
-@_identity.command("rotate")
-@_flag("--yes", "Do not ask.")
-@_as_json
-def _identity_rotate(yes: bool, as_json: bool) -> int:
-    """Replace this machine's key in place; the cluster keeps its role and name."""
-    from barnraise.cli.machine import identity
-
-    return identity.rotate(yes=yes, as_json=as_json)
-
-
 @app.command("listen")
 @click.option("--port", type=int, help="TCP port to listen on (default: 52416).")
 @click.option(

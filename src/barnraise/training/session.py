@@ -254,7 +254,7 @@ class Session:
         if worker is not None:
             self._step_loop.on_commit.append(ProgressReporter(worker, self, self._data.batch))
         self._recorder.total_steps = lambda: self.total_steps
-        self._step_loop.on_commit.append(self._recorder)
+        self._recorder.attach(self._checkpoints)
         atexit.register(self._manager.close)
         atexit.register(self._step_loop.close)
         self._step_loop.join_next_group()

@@ -191,7 +191,8 @@ def test_example_diffusion_lora_trains_an_adapter(tmp_path: Path, monkeypatch: p
     assert re.search(r"^saved: the folder adapter, \d+% of all parameters", output, re.M)
     saved = load_file(tmp_path / "adapter" / "pytorch_lora_weights.safetensors")
     unet = frozen_unet()
-    unet.load_lora_adapter(str(tmp_path / "adapter"), prefix=None, adapter_name="default")
+    adapter = str(tmp_path / "adapter")
+    unet.load_lora_adapter(adapter, prefix=None, adapter_name="default", use_safetensors=True)
     loaded = {name: value for name, value in unet.state_dict().items() if ".lora_" in name}
     assert len(loaded) == len(saved) > 0
     for name, value in saved.items():

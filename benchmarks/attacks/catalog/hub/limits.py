@@ -156,9 +156,10 @@ def fill_uplink(scene: AttackedHubRun) -> str:
 )
 def crowd_out_joins(scene: AttackedHubRun) -> str:
     invite = scene.hub.invite()
+    is_over = asyncio.Event()  # a cancelled request may end as a refused one, so cancelling is not enough
 
     async def flood(stranger: Leaf, is_limited: asyncio.Event) -> None:
-        while True:
+        while not is_over.is_set():
             try:
                 await stranger.ask("GET", "/v1/run", RunDescription)
             except HubRefused:
@@ -171,6 +172,7 @@ def crowd_out_joins(scene: AttackedHubRun) -> str:
         await asyncio.wait_for(is_limited.wait(), _LIMITED_S)
 
     async def end(floods: list[asyncio.Task[None]]) -> None:
+        is_over.set()
         for task in floods:
             task.cancel()
         await asyncio.gather(*floods, return_exceptions=True)

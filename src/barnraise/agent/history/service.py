@@ -29,6 +29,7 @@ from barnraise.agent_client.history_requests import (
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.history.entries import (
+    CheckpointSaved,
     Entry,
     GroupStart,
     LogHead,
@@ -109,6 +110,12 @@ class HistoryService:
         if entry.has_ended:
             del self._known[run]
             self._disk.submit(lambda: self._close(run))
+
+    def on_checkpoint(self, run: str, step: int) -> None:
+        """Write that this machine has a checkpoint of one of its runs."""
+        if run in self._known:
+            self.record(run, [CheckpointSaved(time.time(), step, self._context.me.raw)])
+            self._disk.submit(lambda: self._writers[run].sync())
 
     def record(self, run: str, entries: Sequence[Entry]) -> None:
         """Append entries to this machine's log of a run, in the background."""

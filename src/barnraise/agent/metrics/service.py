@@ -12,7 +12,7 @@ from barnraise.agent.metrics.process_values import ProcessTable
 from barnraise.agent_client.metrics.requests import MAX_ANSWERED, MetricsReport, MetricsResponse
 from barnraise.core import metrics
 from barnraise.core.devices import DeviceSampler
-from barnraise.core.metrics import Sample
+from barnraise.core.metrics import Sample, catalogue
 
 if TYPE_CHECKING:
     from barnraise.agent.daemon import Agent
@@ -31,6 +31,7 @@ class MetricsService:
         self._table = ProcessTable()
         self._endpoint: MetricsEndpoint | None = None
         self.devices = DeviceSampler()
+        metrics.counter(catalogue.AGENT_LINK_LOSSES)  # shown from 0 on: `increase()` needs its first value
 
     async def run(self) -> None:
         """Open the endpoint if the settings ask for it, and forget runs that have ended, until cancelled."""

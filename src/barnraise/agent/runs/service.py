@@ -97,6 +97,7 @@ class RunService:
         self.checkpoints = CheckpointService(
             context, self.registry, self.artifacts, self.store, self._files_granted
         )
+        self.checkpoints.on_saved = self.history.on_checkpoint
         self.replicator = CheckpointReplicator(context, self.registry, self.checkpoints)
         self.executors: dict[str, RunExecutor] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -61,4 +61,34 @@ def metrics_command(name: str, *, watch: bool, as_json: bool) -> int:
     return metrics.run(name, watch=watch, as_json=as_json)
 
 
-machine_commands = (pause_command, resume_command, limit_command, metrics_command)
+@click.command("id")
+def id_command() -> None:
+    """Print the id of this machine. Its key is made if missing; needs no agent."""
+    from barnraise.cli.machine import identity
+
+    identity.run()
+
+
+@click.group("identity")
+def identity_group() -> None:
+    """Change this machine's key."""
+
+
+@identity_group.command("rotate")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_as_json
+def _identity_rotate(yes: bool, as_json: bool) -> int:
+    """Replace this machine's key in place; the cluster keeps its role and name."""
+    from barnraise.cli.machine import identity
+
+    return identity.rotate(yes=yes, as_json=as_json)
+
+
+machine_commands = (
+    pause_command,
+    resume_command,
+    limit_command,
+    metrics_command,
+    id_command,
+    identity_group,
+)

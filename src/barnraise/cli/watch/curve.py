@@ -53,18 +53,13 @@ class _Canvas:
             self.cells[cell] = self.cells.get(cell, 0) | _DOTS[x % 2][y % 4]
 
 
-def draw_curve(
-    curve: CurveView, marks: Iterable[CurveMark], width: int, height: int, last_step: int | None = None
-) -> list[Line]:
-    """Return the curve with its axes, a row of marks and a row of steps: ``height + 2`` lines.
-
-    ``last_step``: where the axis ends, such as the last step of the training.
-    """
+def draw_curve(curve: CurveView, marks: Iterable[CurveMark], width: int, height: int) -> list[Line]:
+    """Return the curve with its axes, a row of marks and a row of steps: ``height + 2`` lines."""
     points = [point for point in curve.points if math.isfinite(point.smooth)]
     if not points:
         return [line("no finite value yet", "faint")]
     room = width - _LABEL - 1
-    first, last = points[0].step, max(points[-1].step + points[-1].stride, last_step or 0)
+    first, last = points[0].step, points[-1].step + points[-1].stride
     low, high = _bounds(points)
     values, average = _Canvas(room, height), _Canvas(room, height)
 

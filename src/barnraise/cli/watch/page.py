@@ -23,6 +23,7 @@ from barnraise.history.view import RunView
 WIDE = 140
 _NARROW_CURVE, _WIDE_CURVE = 5, 12
 _FEWEST_POINTS = 2
+_FEWEST_LINES, _MOST_LINES = 2, 4  # of one event
 _FIRST_EVENTS, _MOST_EVENTS = 3, 100
 _GAP = 4
 
@@ -58,7 +59,7 @@ def _one_column(snapshot: Snapshot, width: int, clock: Clock) -> list[Line]:
     return [
         *_machines(snapshot, width, clock),
         *_curve(view, width, _NARROW_CURVE),
-        *section("Newest events", _events(view, width, clock, 0, _FIRST_EVENTS)),
+        *section("Newest events", _events(view, width, clock, 0, _FIRST_EVENTS, _FEWEST_LINES)),
         *_causes(view, width),
         *_facts(view, width),
         *section("Earlier events", _events(view, width, clock, _FIRST_EVENTS, _MOST_EVENTS)),
@@ -73,7 +74,7 @@ def _curve(view: RunView, width: int, height: int) -> list[Line]:
     curve = view.curve()
     if curve is None or len(curve.points) < _FEWEST_POINTS:
         return []
-    drawn = draw_curve(curve, view.marks, width, height, view.total_steps)
+    drawn = draw_curve(curve, view.marks, width, height)
     return section(curve.name.capitalize(), [*drawn, *wrapped(legend(view.marks), width, "faint")])
 
 
@@ -90,5 +91,7 @@ def _facts(view: RunView, width: int) -> list[Line]:
     return section("So far", fact_lines(view, width))
 
 
-def _events(view: RunView, width: int, clock: Clock, start: int, end: int) -> list[Line]:
-    return event_lines(list(reversed(view.events))[start:end], width, clock)
+def _events(
+    view: RunView, width: int, clock: Clock, start: int, end: int, most_lines: int = _MOST_LINES
+) -> list[Line]:
+    return event_lines(list(reversed(view.events))[start:end], width, clock, most_lines)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
-from barnraise.cli.runs.progress.progress_line import format_speed, format_time_left, format_value
+from barnraise.cli.runs.progress.progress_line import (
+    LinePart,
+    format_speed,
+    format_time_left,
+    format_value,
+    join_parts,
+)
 from barnraise.cli.tables import table
 from barnraise.cli.watch.lines import Line, Span, Style, fitted, line, wrapped
 from barnraise.cli.watch.snapshot import Snapshot
+from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration, format_size
 from barnraise.history.sentences import because, duration
 from barnraise.history.view import EventView, LinkView, MachineView, PhaseView, PlanView, RunView
@@ -45,25 +53,30 @@ def headline_lines(view: RunView, width: int) -> list[Line]:
 
 
 def progress_line(view: RunView, width: int) -> Line:
-    """Return how far the run is: a bar, the step, the metric, the speed and the remaining time."""
+    """Return how far the run is: a bar, the step, the metric, the speed and the remaining time.
+
+    Where that is too long, the speed is left out first.
+    """
     unit = "items" if view.counts == "item" else "samples"
     parts = []
     if view.total_steps:
         part = min(1.0, view.step / view.total_steps)
         size = _BAR if width >= 120 else _SHORT_BAR
-        parts.append(f"{'█' * round(part * size)}{'░' * (size - round(part * size))} {100 * part:.0f} %")
+        bar = "█" * round(part * size) + "░" * (size - round(part * size))
+        parts.append(LinePart(f"{bar} {100 * part:.0f} %", 2))
     total = f" of {view.total_steps:,}" if view.total_steps is not None else ""
-    parts.append(f"{view.counts} {view.step:,}{total}")
+    parts.append(LinePart(f"{view.counts} {view.step:,}{total}", 9))
     curve = view.curve()
     if curve is not None and curve.newest is not None:
-        parts.append(f"{curve.name} {format_value(curve.newest)}")
+        parts.append(LinePart(f"{curve.name} {format_value(curve.newest)}", 4))
     if view.state != "running":
-        return fitted(line("  ".join([*parts, f"took {duration(view.elapsed_s)}"])), width)
-    if view.samples_per_s:
-        parts.append(f"{format_speed(view.samples_per_s)} {unit}/s")
-    if view.eta_s is not None:
-        parts.append(f"{format_time_left(view.eta_s)} left")
-    return fitted(line("  ".join(parts)), width)
+        parts.append(LinePart(f"took {duration(view.elapsed_s)}", 5))
+    else:
+        if view.samples_per_s:
+            parts.append(LinePart(f"{format_speed(view.samples_per_s)} {unit}/s", 1))
+        if view.eta_s is not None:
+            parts.append(LinePart(f"{format_time_left(view.eta_s)} left", 5))
+    return line(join_parts(parts, width))
 
 
 def machine_lines(snapshot: Snapshot, width: int, clock: Clock) -> list[Line]:
@@ -120,21 +133,18 @@ def _memory(machine: MachineView) -> str:
 
 
 def link_lines(links: Sequence[LinkView], width: int) -> list[Line]:
-    """Return the links between machines, the slowest first. A link that is equal both ways takes one row."""
-    rows = []
-    seen: dict[tuple[str, str], tuple[str, str]] = {}
+    """Return the links between machines, the slowest first. Both directions share a row if they are alike."""
+    rows: dict[tuple[str, str], tuple[str, str, str]] = {}
     for link in sorted(links, key=lambda link: (link.mbps is None, link.mbps or 0.0)):
-        values = (
-            f"{format_speed(link.mbps)} Mbit/s" if link.mbps is not None else "",
-            f"{link.rtt_ms:.3g} ms" if link.rtt_ms is not None else "",
-        )
-        if seen.get((link.target_node, link.source_node)) != values:
-            seen[link.source_node, link.target_node] = values
-            rows.append((f"{link.source} - {link.target}", *values))
-    more = [line(f"and {len(rows) - _MOST_LINKS} faster ones", "faint")] if len(rows) > _MOST_LINKS else []
+        speed = f"{format_speed(link.mbps)} Mbit/s" if link.mbps is not None else ""
+        trip = f"{link.rtt_ms:.3g} ms" if link.rtt_ms is not None else ""
+        other = rows.get((link.target_node, link.source_node))
+        if other is None or other[1] != speed:
+            rows[link.source_node, link.target_node] = (f"{link.source} - {link.target}", speed, trip)
     if not rows:
         return []
-    texts = table(rows[:_MOST_LINKS], words=(0,), width=width).split("\n")
+    texts = table(list(rows.values())[:_MOST_LINKS], words=(0,), width=width).split("\n")
+    more = [line(f"and {len(rows) - _MOST_LINKS} faster ones", "faint")] if len(rows) > _MOST_LINKS else []
     return [*(fitted(line(text), width) for text in texts), *more]
 
 
@@ -147,8 +157,10 @@ def phase_lines(view: RunView, width: int) -> list[Line]:
     longest = max(phase.measured_s or 0.0 for phase in shown) or 1.0
     bar = _BAR if width >= 66 else _SHORT_BAR
     rows += [(*_phase_row(phase), "█" * round((phase.measured_s or 0.0) / longest * bar)) for phase in shown]
-    if view.step_s is not None or view.predicted_step_s is not None:
-        rows.append(("whole step", _seconds(view.step_s), _seconds(view.predicted_step_s), ""))
+    measured = [phase.measured_s for phase in view.phases if phase.measured_s is not None]
+    rows.append(
+        ("together", _seconds(sum(measured) if measured else None), _seconds(view.predicted_step_s), "")
+    )
     texts = table(rows, width=width).split("\n")
     return [fitted(line(text, "plain" if place else "faint"), width) for place, text in enumerate(texts)]
 
@@ -161,23 +173,28 @@ def _seconds(value: float | None) -> str:
     return format_duration(value) if value is not None else "-"
 
 
-def event_lines(events: Iterable[EventView], width: int, clock: Clock) -> list[Line]:
-    """Return events in words, in the given order. ``!`` marks warnings and ``X`` errors."""
+def event_lines(events: Iterable[EventView], width: int, clock: Clock, most_lines: int) -> list[Line]:
+    """Return events in words, in the given order. ``!`` marks warnings and ``X`` errors.
+
+    ``most_lines``: of one event; the rest of its text is left out.
+    """
     lines: list[Line] = []
     for event in events:
         start = f"{_LEVEL_SIGNS[event.level]} {clock(event.at)}  "
         step = f" (step {event.step:,})" if event.step is not None and event.kind != "checkpoint" else ""
         text = f"{start}{event.text}{step}"
         style = _LEVEL_STYLES[event.level]
-        first, *rest = _hanging(text, width, len(start))
+        first, *rest = _hanging(text, width, len(start), most_lines)
         lines += [line(first, style), *(line(part, style) for part in rest)]
     return lines
 
 
-def _hanging(text: str, width: int, indent: int) -> list[str]:
-    head, tail = text[:indent], text[indent:]
-    parts = ["".join(span.text for span in part) for part in wrapped(tail, max(20, width - indent))] or [""]
-    return [head + parts[0], *(" " * indent + part for part in parts[1:])]
+def _hanging(text: str, width: int, indent: int, most_lines: int) -> list[str]:
+    head, tail = text[:indent], printable(text[indent:])
+    parts = textwrap.wrap(
+        tail, max(20, width - indent), max_lines=most_lines, placeholder=" ...", break_on_hyphens=False
+    )
+    return [head + (parts[0] if parts else ""), *(" " * indent + part for part in parts[1:])]
 
 
 def plan_lines(plans: Sequence[PlanView], width: int) -> list[Line]:

@@ -15,6 +15,7 @@ from barnraise.history.view import RunView
 _LOOK_S = 1.0
 _PROGRESS_S = 10.0
 _WIDTH = 200
+_EVENT_LINES = 4
 
 
 class Source(Protocol):
@@ -41,7 +42,7 @@ class PlainOutput:
         if newest_entry_at(view) != self._newest_at:
             self._newest_at, self._news_at = newest_entry_at(view), now
         self._say_changed("_headline", view.headline)
-        for row in event_lines(view.events[self._events :], _WIDTH, clock_time):
+        for row in event_lines(view.events[self._events :], _WIDTH, clock_time, _EVENT_LINES):
             self._echo(text_of(row))
         self._events = len(view.events)
         self._say_changed("_waits_for", f"waiting: {snapshot.waits_for}" if snapshot.waits_for else "")

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from barnraise.agent_client.cluster_requests import NodeRow, StatusRequest, StatusResponse
 from barnraise.agent_client.run_requests import WatchRequest, WatchResponse
 from barnraise.cli.agent_call import ask
-from barnraise.cli.runs.progress.waiting_line import awaited
+from barnraise.cli.runs.progress.waiting_line import awaited, stall_reason
 from barnraise.cli.watch.record_reader import RecordReader
-from barnraise.cli.watch.row_view import run_state, view_of_row
 from barnraise.cli.watch.snapshot import Snapshot
 from barnraise.core.errors import RunError
+from barnraise.display.row_view import run_state, view_of_row
 from barnraise.history.entries import Entry
 from barnraise.history.view import RunView
 from barnraise.history.view_builder import build_view
@@ -80,8 +80,7 @@ def _waits_for(response: WatchResponse, view: RunView) -> str:
     """Return what the run waits for; an empty text if it trains."""
     if response.row.phase != "running" or view.step == view.first_step:
         return awaited(response, has_output=True)
-    reasons = [f"{worker.name} waits for {worker.words}" for worker in response.workers if worker.words]
-    return "; ".join(dict.fromkeys(reasons))
+    return stall_reason(response.workers)
 
 
 def _pauses(view: RunView, nodes: tuple[NodeRow, ...]) -> dict[str, str]:

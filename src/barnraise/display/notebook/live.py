@@ -25,7 +25,7 @@ def watch(run: str | None = None) -> RunDisplay:
     ``run``: its name, or the beginning of it; without it, the run whose record changed last. The picture
     follows the run until it ends. It stays in the notebook when the notebook is saved.
     """
-    _require_notebook()
+    require_notebook()
     source = HistorySource()
     name = source.find(run) if run is not None else source.newest()
     return RunDisplay(name)
@@ -114,7 +114,7 @@ class RunDisplay:
         return forms
 
 
-def _require_notebook() -> None:
+def require_notebook() -> None:
     """Raise RunError outside of a notebook, or without the packages of the extra."""
     try:
         import anywidget  # noqa: F401

@@ -31,8 +31,9 @@ _STYLE = f"""{chart_style(".br-run")}
 .br-run img {{ display: block; width: 100%; height: auto; }}
 .br-run .quiet {{ color: var(--br-quiet); font-size: 12px; }}
 .br-run table {{ border-collapse: collapse; width: 100%; font-size: 12px; margin: 6px 0; }}
-.br-run th, .br-run td {{ text-align: left; padding: 2px 8px 2px 0; border-bottom: 1px solid var(--br-line);
-  color: var(--br-ink); background: none; }}
+.br-run tr {{ background: none !important; }}
+.br-run th, .br-run td {{ text-align: left !important; padding: 2px 8px 2px 0;
+  border-bottom: 1px solid var(--br-line); color: var(--br-ink); background: none; }}
 """
 
 

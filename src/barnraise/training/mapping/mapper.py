@@ -30,6 +30,8 @@ from barnraise.training.mapping.exchange import MapExchange
 from barnraise.training.mapping.item_queue import LEFT, ItemFailure, ItemQueue
 from barnraise.training.mapping.result_store import MAX_ITEMS, ResultStore
 from barnraise.training.progress_report import ProgressReporter
+from barnraise.training.record.map_recorder import MapRecorder
+from barnraise.training.record.sinks import open_sink
 from barnraise.training.recovery.failure_notice import install_failure_notice
 from barnraise.training.recovery.failures import exit_without_state, raise_if_permanent
 from barnraise.training.steps.background_task import BackgroundTask
@@ -162,7 +164,9 @@ class Mapper:
         self._has_group = True
         if (worker := WorkerId.from_environment()) is not None:
             install_failure_notice(worker)
-            self._progress = _MapProgress(self._manager)
+            self._progress = _MapProgress(
+                self._manager, MapRecorder(lambda: open_sink(worker), self._manager)
+            )
             self._progress.reporter = ProgressReporter(worker, self._progress, 1, "item")
         atexit.register(self._manager.close)
         atexit.register(self._send_results_at_exit)
@@ -301,8 +305,8 @@ class _MapTask:
 class _MapProgress:
     """Progress of the maps of a session that does not train, as `ProgressReporter` reads it."""
 
-    def __init__(self, manager: GroupManager) -> None:
-        self._manager = manager
+    def __init__(self, manager: GroupManager, recorder: MapRecorder) -> None:
+        self._manager, self._recorder = manager, recorder
         self._exchange: MapExchange | None = None
         self.total_steps: int | None = None
         self.history: list[dict[str, float]] = []
@@ -320,11 +324,13 @@ class _MapProgress:
     def start(self, exchange: MapExchange, total: int) -> None:
         """Report the items of this map from now on."""
         self._exchange, self.total_steps = exchange, total
+        self._recorder.start(total)
         exchange.on_round = self._note
 
     def _note(self) -> None:
         if self.reporter is not None:
             self.reporter()
+        self._recorder.note(self.done)
         if self.done:
             self._manager.report_trained()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -183,6 +183,11 @@ class CheckpointManager:
             log.warning("resuming from %s", source)
             return best, state.load(parts, source, is_checkpoint=True)
         return best, candidates[best].step
+
+    def before_seal(self, callback: Callable[[], None]) -> None:
+        """Call a function, on another thread, before a checkpoint of this worker becomes valid."""
+        if self._locations is not None:
+            self._locations.checkpoints[0].before_seal = callback
 
     def wait_until_written(self) -> None:
         """Wait until a checkpoint that is being saved is on the disk."""

@@ -108,6 +108,7 @@ class StepCommitter:
         self.committed_samples = self.computed_samples = 0  # the latter: those of this worker
         self.state_origin: StateOrigin = "kept"
         self.on_commit: list[Callable[[], None]] = []
+        self.on_checkpoint: list[Callable[[], None]] = []  # called before the state is saved
         self.commit_range: tuple[int, int] | None = None  # batches before and after, during ``on_commit``
         self._manager, self._checkpoints, self._context = manager, checkpoints, context
         self._reducer, self._batch_norms, self._state = context.reducer, context.batch_norms, context.state
@@ -221,6 +222,8 @@ class StepCommitter:
         if self._bitwise_sync.mixed and (checkpoint_due or has_changed or self.done % ADOPT_EVERY == 0):
             self._bitwise_sync.adopt(group, self.done)
         if checkpoint_due:
+            for callback in self.on_checkpoint:
+                callback()
             savers = [rank for rank, vote in enumerate(votes) if vote.can_save]
             if self._state.sync.is_encoded:
                 parts = self._reducer.feedback_parts()

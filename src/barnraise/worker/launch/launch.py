@@ -8,10 +8,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -47,6 +47,7 @@ from barnraise.core.errors import AgentError, BarnraiseError, ListenerError, Run
 from barnraise.core.files import write_atomically
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size, parse_duration
+from barnraise.display.notebook.live import RunDisplay, require_notebook
 from barnraise.environments.build_size import listed_packages
 from barnraise.environments.script_imports import scan_imports
 from barnraise.worker.launch.remote_main import ARGUMENTS, RESULT, SCRIPT, encode_call
@@ -74,15 +75,15 @@ def launch(
     restarts: int = 0,
     folder: str | os.PathLike[str] | None = None,
     name: str | None = None,
-    show: bool = True,
+    show: bool | Literal["display"] = True,
     timeout: str | float | None = None,
     **kwargs: Any,
 ) -> R:
     """Call ``fn(*args, **kwargs)`` once on every device of the cluster; returns what it returned on rank 0.
 
-    Arguments and result are plain data, numpy arrays and tensors. ``folder`` is sent as well; ``show`` prints
-    rank 0's output; at ``timeout`` the run is stopped. RunError if it fails, with the first failing worker's
-    last output.
+    Arguments and result are plain data, numpy arrays and tensors. ``folder`` is sent as well. ``show`` prints
+    rank 0's output; ``"display"`` shows the live picture of a notebook instead. At ``timeout`` the run is
+    stopped. RunError if it fails, with the first failing worker's last output.
     """
     options: dict[str, object] = {"on": on, "per_node": per_node, "min_nodes": min_nodes, "wait": wait}
     options |= {"env": env, "engine": engine, "restarts": restarts, "folder": folder}
@@ -116,12 +117,16 @@ def launch(
         on=(on,) if isinstance(on, str) else tuple(on or ()),
     )
     _check_question(question)
-    view = _View(sys.stdout.write if show else None)
+    if show == "display":
+        require_notebook()
+    view = _View(sys.stdout.write if show is True else None)
     agent = _Agent(settings, view.say)
     started = agent.ask(question, RunStarted, question.options.wait_s + _ANSWER_S)
     size, where = format_size(manifest.size), ", ".join(started.nodes)
     view.say(f"run {started.run} of {fn.__name__} ({size}) on {where}")
-    row = _watch(agent, started.run, view, None if timeout is None else time.monotonic() + _seconds(timeout))
+    deadline = None if timeout is None else time.monotonic() + _seconds(timeout)
+    with RunDisplay(started.run) if show == "display" else nullcontext():
+        row = _watch(agent, started.run, view, deadline)
     result_file = _bring(agent, store, row, (home or Path.cwd()) / RESULTS / row.run, view)
     result: R = _result(store, row, result_file)
     view.say(f"run {row.run}: {row.sentence}")
@@ -145,6 +150,8 @@ def _check_call(
         raise RunError(
             f"{title} cannot be called so: {error}", hint=f"It takes {title}{signature}; give these."
         ) from error
+    if options["show"] not in (True, False, "display"):
+        raise RunError(f"show={options['show']!r} is not possible", hint='Give True, False or "display".')
     defaults = inspect.signature(launch).parameters
     for option, value in options.items():
         is_meant = value is not defaults[option].default and value != defaults[option].default

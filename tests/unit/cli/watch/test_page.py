@@ -50,7 +50,7 @@ def test_no_line_is_wider_than_the_terminal(width: int, step: int) -> None:
     assert max(map(columns_of, rows)) <= width
 
 
-def test_what_matters_most_fits_a_small_terminal() -> None:
+def test_most_important_lines_fit_a_small_terminal() -> None:
     top = picture(Snapshot(view(360)), 80).split("\n")[:23]
     text = "\n".join(top)
     assert "mac has died" in text

@@ -28,10 +28,10 @@ def time_left_s(progress: TrainingProgress) -> float | None:
     return max(0, progress.total - progress.step) / progress.steps_per_s
 
 
-def is_overdue(progress: TrainingProgress, silent_s: float) -> bool:
-    """Tell whether the next step takes much longer than the steps before it."""
+def is_overdue(progress: TrainingProgress, silent_s: float, patience_s: float = _SILENT_S) -> bool:
+    """Tell whether the next step takes much longer than the steps before it, and than ``patience_s``."""
     usual_s = 1 / progress.steps_per_s if progress.steps_per_s else 0.0
-    return progress.step != progress.total and silent_s > max(_SILENT_S, _SILENT_STEPS * usual_s)
+    return progress.step != progress.total and silent_s > max(patience_s, _SILENT_STEPS * usual_s)
 
 
 def format_time_left(seconds: float) -> str:
@@ -65,8 +65,19 @@ def format_speed(samples_per_s: float) -> str:
     return f"{samples_per_s:,.0f}" if samples_per_s >= 100 else f"{samples_per_s:.3g}"
 
 
-def progress_parts(progress: TrainingProgress, machines: int, silent_s: float = 0.0) -> list[LinePart]:
-    """Return the parts of the line, in order. ``silent_s``: seconds since the last known step."""
+def progress_parts(
+    progress: TrainingProgress,
+    machines: int,
+    silent_s: float = 0.0,
+    *,
+    reason: str = "",
+    patience_s: float = _SILENT_S,
+) -> list[LinePart]:
+    """Return the parts of the line, in order.
+
+    ``silent_s``: seconds since the last known step. ``reason``: what the workers wait for; it is shown once
+    the next step is overdue.
+    """
     total = f" of {progress.total:,}" if progress.total is not None else ""
     unit = "samples" if progress.counts == "step" else "items"
     parts = [LinePart(f"{progress.counts} {progress.step:,}{total}", 9)]
@@ -76,8 +87,9 @@ def progress_parts(progress: TrainingProgress, machines: int, silent_s: float = 
         parts.append(LinePart(f"{format_speed(progress.samples_per_s)} {unit}/s", 1))
     parts.append(LinePart(counted(machines, "machine"), 0))
     left = time_left_s(progress)
-    if is_overdue(progress, silent_s):
+    if is_overdue(progress, silent_s, patience_s):
         parts.append(LinePart(f"no {progress.counts} for {format_time_left(silent_s)}", 4))
+        parts += [LinePart(reason, 5)] if reason else []
     elif left is not None and progress.step != progress.total:
         parts.append(LinePart(f"{format_time_left(left)} left", 2))
     return parts

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from barnraise.agent_client.run_requests import TrainingProgress, WatchResponse
 from barnraise.cli.runs.progress.live_line import LiveLines, cut, is_live_terminal, terminal_columns
 from barnraise.cli.runs.progress.progress_line import is_overdue, join_parts, progress_parts
-from barnraise.cli.runs.progress.waiting_line import awaited, waiting_line
+from barnraise.cli.runs.progress.waiting_line import awaited, stall_reason, waiting_line
 from barnraise.cli.terminal import painted
 from barnraise.core.flow.wait_reporter import WaitReporter
 from barnraise.core.sanitize import printable
@@ -20,6 +20,7 @@ _MAX_PLAIN_S = 60.0
 _FIRST_WAIT_S = 2.0
 _PLAIN_WIDTH = 80
 _MAX_BARS = 8
+_LIVE_PATIENCE_S, _PLAIN_PATIENCE_S = 2.0, 10.0  # until a step counts as overdue
 _STALLED = "no step"
 
 
@@ -138,7 +139,12 @@ class StatusView:
             return ""
         if row.phase == "running" and self.progress is not None:
             silent_s = time.monotonic() - self.stepped_at
-            return join_parts(progress_parts(self.progress, len(row.machines), silent_s), width)
+            reason = stall_reason(response.workers)
+            patience_s = _PLAIN_PATIENCE_S if self.live is None else _LIVE_PATIENCE_S
+            parts = progress_parts(
+                self.progress, len(row.machines), silent_s, reason=reason, patience_s=patience_s
+            )
+            return join_parts(parts, width)
         text = awaited(response, has_output=self.has_output)
         return waiting_line(text, self._wait.waited_s, width) if text else ""
 

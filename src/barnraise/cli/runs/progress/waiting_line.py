@@ -49,6 +49,15 @@ def awaited(response: WatchResponse, *, has_output: bool) -> str:
     return _before_first_step(response.workers, has_output=has_output)
 
 
+def stall_reason(workers: Sequence[WorkerRow]) -> str:
+    """Return why a group that trains makes no step, as far as its workers report it; else an empty text."""
+    reasons = [f"{worker.name} waits for {worker.words}" for worker in workers if worker.words]
+    starting = [worker.name for worker in workers if not worker.has_session and worker.state != "ended"]
+    if starting and len(starting) < len(workers):
+        reasons.append(f"the script starts on {_names(starting)}")
+    return "; ".join(dict.fromkeys(reasons))
+
+
 def _before_first_step(workers: Sequence[WorkerRow], *, has_output: bool) -> str:
     starting = [worker.name for worker in workers if not worker.has_session and worker.state != "ended"]
     if len(starting) == len(workers):

@@ -119,3 +119,11 @@ def test_logged_value_is_short_and_may_be_nan(value: float, text: str) -> None:
 )
 def test_speed_has_few_digits(speed: float, text: str) -> None:
     assert format_speed(speed) == text
+
+
+def test_late_step_is_shown_sooner_on_a_live_line_and_with_its_reason() -> None:
+    parts = progress_parts(USUAL, 2, 4.0, reason="mac waits for the checkpoint", patience_s=2.0)
+    text = join_parts(parts, 200)
+    assert "no step for 4 s, mac waits for the checkpoint" in text
+    assert "no step" not in join_parts(progress_parts(USUAL, 2, 4.0, reason="mac waits"), 200)
+    assert "mac waits" in join_parts(parts, 60)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from barnraise.agent_client.run_requests import PartRow, RunRow, WatchResponse, WorkerRow
-from barnraise.cli.runs.progress.waiting_line import awaited, waiting_line
+from barnraise.cli.runs.progress.waiting_line import awaited, stall_reason, waiting_line
 
 
 def response(
@@ -67,3 +67,11 @@ def test_stopping_run_names_the_workers_that_are_left() -> None:
 def test_waiting_line_is_cut_before_the_seconds() -> None:
     assert waiting_line("receiving", 3.2, 20) == "receiving (4 s)"
     assert waiting_line("receiving the files", 3.2, 20) == "receiving t... (4 s)"
+
+
+def test_stalled_group_names_what_its_workers_wait_for() -> None:
+    assert stall_reason(workers(True, True)) == ""
+    assert stall_reason(workers(False, False)) == ""
+    assert stall_reason(workers(True, False)).startswith("the script starts on ")
+    reason = stall_reason(workers(True, True, words="the checkpoint, 3 of 40 MiB"))
+    assert "waits for the checkpoint, 3 of 40 MiB" in reason

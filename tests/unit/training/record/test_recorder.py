@@ -1,0 +1,143 @@
+"""Commits of a worker become rows, and their values follow one commit later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from barnraise.core.errors import AgentError
+from barnraise.history.columns import unpack_column
+from barnraise.history.entries import Entry, GroupStart, OwnValues, StepBatch, TrainingGoal, ValueBatch
+from barnraise.history.merge import merge
+from barnraise.training.group.single import SingleWorkerManager
+from barnraise.training.metrics import MetricsLog
+from barnraise.training.record.recorder import RunRecorder
+from barnraise.training.steps.throughput import Throughput
+
+
+class FakeSink:
+    node = b""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.fails = 0
+        self.is_closed = False
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise AgentError("the agent of this machine has stopped")
+        self.entries.extend(entries)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeSteps:
+    done, committed_samples, state_origin = 0, 12, "kept"
+    commit_range: tuple[int, int] | None = None
+
+
+class Worker:
+    """A recorder with the parts of a session that it reads."""
+
+    def __init__(self, rank: int = 0, machines: tuple[str, ...] = ("",)) -> None:
+        self.sink, self.steps, self.metrics = FakeSink(), FakeSteps(), MetricsLog()
+        self.throughput, self.manager = Throughput(), SingleWorkerManager()
+        self.manager.rank, self.manager.generation = rank, 1  # type: ignore[misc]
+        self.manager.machines = lambda: machines  # type: ignore[method-assign]
+        steps: Any = self.steps
+        self.recorder = RunRecorder(lambda: self.sink, self.manager, steps, self.metrics, self.throughput, 12)
+        self.recorder.total_steps = lambda: 30
+
+    def commit(self, loss: float, *, stride: int = 1, has_votes: bool = True) -> None:
+        """Train a step and commit it, as the step loop does."""
+        done = self.steps.done
+        covered = self.steps.commit_range[1] if self.steps.commit_range else 0
+        self.metrics.start_microbatch(done, 12)
+        self.metrics.log({"loss": loss})
+        votes = [dict(self.metrics.of_step(done - 1))]
+        self.steps.done = done + 1
+        if has_votes:
+            self.metrics.update(votes, self.steps.done)
+        self.steps.commit_range = (covered, covered + stride)
+        self.recorder()
+
+
+def _losses(entries: Sequence[Entry]) -> dict[int, float]:
+    return {
+        entry.first + row * entry.stride: value
+        for entry in merge([entries])
+        if isinstance(entry, ValueBatch)
+        for row, value in enumerate(unpack_column(entry.columns[0]))
+    }
+
+
+def test_all_steps_and_values_are_written_with_the_last_one() -> None:
+    worker = Worker()
+    for step in range(10):
+        worker.commit(float(step))
+    worker.recorder.close()
+    entries = worker.sink.entries
+    assert worker.sink.is_closed
+    assert _losses(entries) == {step: float(step) for step in range(10)}
+    assert sum(sum(e.samples) for e in entries if isinstance(e, StepBatch)) == 120
+    assert [e.step for e in entries if isinstance(e, GroupStart)] == [0]
+    assert [e.total for e in entries if isinstance(e, TrainingGoal)] == [30]
+
+
+def test_rows_are_written_again_after_the_agent_did_not_answer() -> None:
+    worker = Worker()
+    worker.sink.fails = 2
+    for step in range(5):
+        worker.commit(float(step))
+    worker.recorder._writer.flush()
+    worker.recorder._writer.flush()
+    worker.recorder._writer.flush()
+    worker.recorder.close()
+    steps = [e for e in merge([worker.sink.entries]) if isinstance(e, StepBatch)]
+    assert [step for e in steps for step in range(e.first, e.end)] == list(range(5))
+
+
+def test_second_worker_of_a_machine_writes_only_its_own_values() -> None:
+    worker = Worker(rank=1, machines=("", ""))
+    for step in range(5):
+        worker.commit(float(step))
+    worker.recorder.close()
+    assert {type(entry) for entry in worker.sink.entries} == {OwnValues}
+
+
+def test_values_without_votes_are_written_as_own_ones() -> None:
+    worker = Worker()
+    worker.commit(1.0)
+    worker.commit(2.0, has_votes=False)  # the group broke, and the step counts all the same
+    worker.manager.generation = 2  # type: ignore[misc]
+    worker.commit(3.0)
+    worker.recorder.close()
+    assert _losses(worker.sink.entries) == {0: 1.0, 1: 2.0, 2: 3.0}
+
+
+def test_rounds_of_local_steps_are_rows_of_several_steps() -> None:
+    worker = Worker()
+    for step in range(3):
+        worker.commit(float(step), stride=4)
+    worker.recorder.close()
+    steps = [entry for entry in worker.sink.entries if isinstance(entry, StepBatch)]
+    assert [(entry.first, entry.stride) for entry in steps] == [(0, 4)]
+    assert _losses(worker.sink.entries)[4] == 1.0
+
+
+def test_phases_of_a_step_add_up_to_its_time() -> None:
+    worker = Worker()
+    worker.commit(1.0)
+    with worker.throughput.phases.measure("communication"):
+        time.sleep(0.02)
+    worker.commit(2.0)
+    worker.recorder.close()
+    steps = [entry for entry in worker.sink.entries if isinstance(entry, StepBatch)]
+    ticks, communication = steps[-1].ticks[-1], steps[-1].phases[2][-1]
+    assert communication >= 200
+    assert sum(column[-1] for column in steps[-1].phases) == pytest.approx(ticks, abs=3)
