@@ -34,8 +34,8 @@ class Row:
 
 TABLE = (
     # The record of runs: a day of steps, and twenty kills.
-    Row("deep", "unit/history/test_compaction.py", "test_record_of_a_day_*", {"steps_per_s": (10,)}),
-    Row("gate", "unit/history/test_compaction.py", "test_record_of_a_day_*"),
+    Row("deep", "unit/history/logs/test_compaction.py", "test_record_of_a_day_*", {"steps_per_s": (10,)}),
+    Row("gate", "unit/history/logs/test_compaction.py", "test_record_of_a_day_*"),
     Row("deep", "failure/test_record_kills.py"),
     Row("deep", "failure/test_metrics.py"),
     # The lab: a few tests of each kind; each one costs 5 to 60 s.

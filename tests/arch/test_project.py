@@ -50,13 +50,15 @@ def test_changelog_names_this_version() -> None:
 # A word after "pip install" is an option, a local path, or the name of a distribution.
 _PIP_INSTALL = re.compile(r"pip3? install((?: +(?:\"[^\"\n]+\"|'[^'\n]+'|[^\s`'\"),;]+))+)")
 _OTHER_DISTRIBUTIONS = {
+    "anywidget",
     "diffusers",
     "flwr",
+    "ipython",
     "lightning-fabric",
     "lm_eval",
     "numpy",
-    "opentelemetry-api",
     "only_on_the_mac",
+    "opentelemetry-api",
     "opentelemetry-sdk",
     "optuna",
     "peft",

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -78,8 +79,13 @@ class MeteredAgents(LocalAgents):
     def scrape(self, place: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         """Return all samples of one machine, as Prometheus reads them."""
         url = f"http://127.0.0.1:{self.metric_ports[place]}/metrics"
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            text = answer.read().decode()
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                text = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise AssertionError(f"{error}\n{self.logs()}") from error
+            return {}  # it is busy
         return {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(text)

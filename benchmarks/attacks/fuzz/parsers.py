@@ -128,6 +128,7 @@ OWN_DATA = {
     "barnraise.hub.protocol.vector_file:encode_vector": "numbers of this process",
     "barnraise.identity.node_id:NodeId.__str__": "a key of 32 bytes",
     "barnraise.membership.storage:_records": "the agent's own database",
+    "barnraise.page.access.local_users:_shown": "an address of this machine",
     "barnraise.topology.probe:_load": "a private file",
     "barnraise.topology.probe:run_probe": "a child process",
     "barnraise.training.group.process_group:TrainingGroup._gather_rows": "its own message, padded",

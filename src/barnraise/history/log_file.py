@@ -17,9 +17,9 @@ import msgspec
 
 from barnraise.core.errors import ProtocolError
 from barnraise.core.files import BINARY, discard, replace, sync, write_all, write_atomically
-from barnraise.history.compaction import compact
 from barnraise.history.entries import Entry, LogHead
 from barnraise.history.log_format import MAX_BODY, decode_frames, encode_frames, first_frame, whole_frames
+from barnraise.history.logs.compaction import compact
 
 MAX_LOG_BYTES = 5 << 20
 MAX_PART = 2 * MAX_BODY  # bytes of a log that are read at once; they hold a whole frame

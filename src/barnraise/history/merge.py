@@ -13,7 +13,6 @@ from collections.abc import Hashable, Iterable, Sequence
 import msgspec
 
 from barnraise.history.columns import pack_column
-from barnraise.history.cuts import cut_steps, cut_values
 from barnraise.history.entries import (
     CheckpointSaved,
     Entry,
@@ -31,6 +30,7 @@ from barnraise.history.entries import (
     TrainingGoal,
     ValueBatch,
 )
+from barnraise.history.logs.cuts import cut_steps, cut_values
 
 _Group = tuple[bool, int]  # agreed, and the generation
 _NO_BOUND = 10**12

@@ -28,10 +28,10 @@ from barnraise.agent_client.cluster_requests import (
 from barnraise.agent_client.run_requests import StopRunRequest
 from barnraise.core.errors import BarnraiseError, ProtocolError
 from barnraise.display.charts.theme import CHART_STYLE
+from barnraise.display.comparison import differing, facts_of
 from barnraise.page.access.guard import MOST_BODY, SECURITY_HEADERS, Refusal, refuse_request
 from barnraise.page.access.sessions import LONGEST_S, PageSessions, is_same
-from barnraise.page.content.chart_data import comparison_data
-from barnraise.page.content.comparison import MOST_RUNS, common_metric, compare
+from barnraise.page.content.chart_data import common_metric, comparison_data
 from barnraise.page.content.log_search import search_logs
 from barnraise.page.render import render, render_parts
 from barnraise.page.source import PageHost, PageSource
@@ -46,6 +46,7 @@ _FILES = {
 }
 _OPEN_HINT = "Open the page with: barnraise open"
 _MOST_ROWS = 500
+_MOST_COMPARED = 8
 _BODY_S = 10.0
 
 
@@ -203,22 +204,25 @@ class PageApp:
 
     async def _compare(self, request: Request) -> Response:
         source = self._source(request)
-        runs = request.query_params.getlist("run")[:MOST_RUNS]
+        runs = request.query_params.getlist("run")[:_MOST_COMPARED]
         views = [await source.view(run) for run in runs]
+        facts = [facts_of(view) for view in views]
         return self._page(
             "compare.html",
             request,
             source,
             page="compare",
             views=views,
-            rows=compare(views),
+            names=list(dict.fromkeys(name for fact in facts for name in fact)),
+            facts=facts,
+            differing=differing(facts),
             metric=common_metric(views),
             query=urlencode([("run", run) for run in runs]),
         )
 
     async def _curves(self, request: Request) -> Response:
         source = self._source(request)
-        views = [await source.view(run) for run in request.query_params.getlist("run")[:MOST_RUNS]]
+        views = [await source.view(run) for run in request.query_params.getlist("run")[:_MOST_COMPARED]]
         return Response(comparison_data(views, common_metric(views)), media_type="application/json")
 
     async def _logs(self, request: Request) -> Response:

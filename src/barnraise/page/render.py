@@ -19,10 +19,10 @@ from barnraise.display.charts.bars import draw_phases
 from barnraise.display.charts.elements import Element, markup
 from barnraise.display.charts.network import draw_network
 from barnraise.display.charts.timeline import draw_timeline
+from barnraise.display.row_view import run_state
 from barnraise.history.sentences import counted, duration
 from barnraise.history.view import RunView
 from barnraise.page.content.chart_data import chart_data
-from barnraise.page.content.row_view import state_of
 from barnraise.page.updates import CHART
 
 UNKNOWN = "–"
@@ -117,7 +117,7 @@ def _printable(value: object) -> object:
 
 def _run_state(row: RunRow) -> str:
     """Return the state of a run in one word: its phase, or how it ended."""
-    return row.phase if row.phase != "ended" else state_of(row)
+    return row.phase if row.phase != "ended" else run_state(row)
 
 
 def _amount(value: float | None) -> str:

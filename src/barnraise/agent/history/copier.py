@@ -27,8 +27,8 @@ from barnraise.agent.runs.messages import (
     encode,
 )
 from barnraise.core.errors import BarnraiseError
-from barnraise.history.copy_plan import HeldLog, logs_to_copy
 from barnraise.history.log_file import LogPart, RunLogCopy, log_path, logs_of, read_head, read_part
+from barnraise.history.logs.copy_plan import HeldLog, logs_to_copy
 from barnraise.identity import NodeId
 
 _EVERY_S = 2.0

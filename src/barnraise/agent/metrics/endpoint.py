@@ -35,7 +35,10 @@ def respond(environment: Environment, start: StartResponse, collect: Callable[[]
     elif environment["REQUEST_METHOD"] not in ("GET", "HEAD"):
         status, body = "405 Method Not Allowed", b"Use GET.\n"
     else:
-        status, body = "200 OK", collect()
+        try:
+            status, body = "200 OK", collect()
+        except TimeoutError:  # the machine is overloaded; Prometheus asks again
+            status, body = "503 Service Unavailable", b"The agent is busy.\n"
     kind = CONTENT_TYPE_LATEST if status.startswith("200") else "text/plain; charset=utf-8"
     headers = [
         ("Content-Type", kind),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import msgspec
 
 from barnraise.agent.context import AnsweringContext
 from barnraise.agent.page.messages import decode
@@ -18,7 +21,7 @@ from barnraise.agent_client.cluster_requests import (
     decode_response,
 )
 from barnraise.agent_client.cluster_requests import encode as encode_request
-from barnraise.agent_client.history_requests import HistoryRequest
+from barnraise.agent_client.history_requests import HistoryRequest, KeptLog
 from barnraise.agent_client.run_requests import (
     RunRequest,
     RunRow,
@@ -27,10 +30,10 @@ from barnraise.agent_client.run_requests import (
     WatchRequest,
     WatchResponse,
 )
-from barnraise.core.errors import AgentError
+from barnraise.core.errors import AgentError, RunError
+from barnraise.display.row_view import run_state, view_of_row
 from barnraise.history.view import RunView
 from barnraise.identity import NodeId
-from barnraise.page.content.row_view import row_of_log, view_of_row
 from barnraise.page.records import RunRecords
 
 if TYPE_CHECKING:
@@ -57,15 +60,27 @@ class MachineSource:
         """Return the runs that the machine knows or has a record of, the newest last."""
         rows = (await self.ask(RunsRequest(), RunsResponse)).runs
         known = {row.run for row in rows}
-        recorded = [row_of_log(log) for log in await self._records.listed() if log.run not in known]
+        recorded = [_row_of_log(log) for log in await self._records.listed() if log.run not in known]
         return sorted([*rows, *recorded], key=lambda row: row.at)
 
     async def view(self, run: str) -> RunView:
         """Return the state of a run; raise RunError if the machine does not know it."""
         view = await self._records.view(run)
-        if view is not None:
+        if view is not None and view.state != "running":
             return view
-        return view_of_row(await self.ask(WatchRequest(run=run, wait_s=0.0), WatchResponse))
+        try:
+            response = await self.ask(WatchRequest(run=run, wait_s=0.0), WatchResponse)
+        except RunError:
+            if view is None:
+                raise
+            return view  # only its record is left
+        if view is None:
+            return view_of_row(response, await self.ask(StatusRequest(), StatusResponse), time.time())
+        if response.row.phase != "ended":
+            return view
+        words = response.row.sentence  # its machines could not write the end
+        state = run_state(response.row)
+        return msgspec.structs.replace(view, state=state, headline=words, outcome=words, eta_s=None)
 
     async def ask(self, request: AgentRequest | RunRequest | HistoryRequest, expected: type[T]) -> T:
         """Return the response of the machine's agent; raise its error if it refuses."""
@@ -147,3 +162,19 @@ class PageService:
     @staticmethod
     def _place(node: NodeId) -> str:
         return node.raw.hex()[:_ID_DIGITS]
+
+
+def _row_of_log(log: KeptLog) -> RunRow:
+    """Return the line of a run of which only the record is left."""
+    return RunRow(
+        run=log.run,
+        title="",
+        command=(),
+        by="",
+        at=log.changed_at,
+        phase="recorded",
+        generation=0,
+        version=0,
+        sentence="only its record is kept",
+        machines=(),
+    )

@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from barnraise.agent import protocol
 from barnraise.agent_client.run_options import Digest
-from barnraise.history.copy_plan import MAX_LOG, HeldLog
 from barnraise.history.log_file import MAX_PART
+from barnraise.history.logs.copy_plan import MAX_LOG, HeldLog
 from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, Step
 from barnraise.runs.record import Node, NodeReport, RunId, RunRecord, Version, Words
 from barnraise.runs.variables import VariableValues

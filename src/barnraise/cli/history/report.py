@@ -10,6 +10,7 @@ import msgspec
 
 from barnraise.cli.tables import table
 from barnraise.core.sanitize import printable
+from barnraise.display.comparison import energy_text
 from barnraise.display.source import HistorySource
 from barnraise.history.sentences import counted, duration
 from barnraise.history.view import RunView
@@ -77,13 +78,6 @@ def summary(view: RunView) -> Iterator[tuple[str, str]]:
         yield "rolled back", f"{counted(view.rolled_back, 'step')} that do not count"
     if view.missing:
         yield "missing", f"{counted(view.missing, 'step')} that no known log has"
-
-
-def energy_text(joules: float | None) -> str:
-    """Return an energy in kWh, or Wh if it is small."""
-    if joules is None:
-        return "-"
-    return f"{joules / 3.6e6:.3g} kWh" if joules >= 3.6e5 else f"{joules / 3600:.3g} Wh"
 
 
 def _ms(seconds: float | None) -> str:

@@ -11,9 +11,9 @@ from barnraise.agent_client.run_requests import WatchRequest, WatchResponse
 from barnraise.cli.agent_call import ask
 from barnraise.cli.runs.progress.waiting_line import awaited, stall_reason
 from barnraise.cli.watch.record_reader import RecordReader
-from barnraise.cli.watch.row_view import run_state, view_of_row
 from barnraise.cli.watch.snapshot import Snapshot
 from barnraise.core.errors import RunError
+from barnraise.display.row_view import run_state, view_of_row
 from barnraise.history.entries import Entry
 from barnraise.history.view import RunView
 from barnraise.history.view_builder import build_view

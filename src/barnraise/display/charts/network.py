@@ -72,12 +72,12 @@ def _both_directions(view: RunView, places: dict[str, _Place]) -> list[LinkView]
 def _link(link: LinkView, places: dict[str, _Place], fastest: float, box: float) -> Iterator[Element]:
     (x1, y1), (x2, y2) = places[link.source_node], places[link.target_node]
     is_slow = link.mbps is not None and link.mbps < fastest * _SLOW_PART
-    speed = f"{short_number(link.mbps)} Mbit/s" if link.mbps is not None else "speed not measured"
-    delay = f", {short_number(link.rtt_ms)} ms" if link.rtt_ms is not None else ""
-    title = element("title", f"{link.source} to {link.target}: {speed}{delay}")
+    known = [f"{short_number(link.mbps)} Mbit/s"] if link.mbps is not None else []
+    known += [f"{short_number(link.rtt_ms)} ms"] if link.rtt_ms is not None else []
+    words = ", ".join(known) or "not measured"
+    title = element("title", f"{link.source} to {link.target}: {words}")
     kind = "br-link br-slow" if is_slow else "br-link"
     yield element("line", title, x1=x1, y1=y1, x2=x2, y2=y2, class_=kind, stroke_width=1.5)
-    words = f"{speed}{delay}"
     room = abs(x1 - x2) - box - 20 if abs(y1 - y2) < _HIGH else box
     if len(places) <= _MOST_LABELLED and text_width(words) < room:
         yield text((x1 + x2) / 2, (y1 + y2) / 2 + 4, words, "br-quiet br-halo", "middle")

@@ -20,7 +20,8 @@ class MachineSpan:
 def machine_spans(view: RunView) -> dict[str, tuple[MachineSpan, ...]]:
     """Return the times of each machine, by node; they do not overlap.
 
-    A machine without an earlier event trains from the first step on.
+    A machine without an earlier event trains from the first step on. In a session without a step, only events
+    say that a machine trains.
     """
     if view.started_at is None:
         return {}
@@ -28,18 +29,21 @@ def machine_spans(view: RunView) -> dict[str, tuple[MachineSpan, ...]]:
     for event in view.events:
         if event.kind in CHANGE_STATES:
             by_node[event.node].append(event)
+    prepares = view.start.is_session and not view.rates
     first = view.rates[0].at if view.rates else view.started_at
     end = max(view.started_at, view.ended_at if view.ended_at is not None else view.at)
     return {
-        machine.node: _spans(by_node[machine.node], max(view.started_at, min(first, end)), end)
+        machine.node: _spans(
+            by_node[machine.node], max(view.started_at, min(first, end)), end, is_there=not prepares
+        )
         for machine in view.machines
     }
 
 
-def _spans(events: list[EventView], first: float, end: float) -> tuple[MachineSpan, ...]:
+def _spans(events: list[EventView], first: float, end: float, *, is_there: bool) -> tuple[MachineSpan, ...]:
     spans: list[MachineSpan] = []
     comes_later = bool(events) and events[0].kind in ("joining", "joined", "refused")
-    state: MachineState | None = None if comes_later else "trains"
+    state: MachineState | None = "trains" if is_there and not comes_later else None
     start = first
     for event in events:
         at = min(max(event.at, start), end)

@@ -58,6 +58,8 @@ def step_sentences(view: RunView) -> list[str]:
     """Return which steps and samples count, and what was lost."""
     noun = view.counts
     held = view.step - view.first_step - view.missing
+    if view.step == view.first_step:
+        return [f"No {noun} was committed.", *_recoveries(view)]
     sentences = [f"{counted(view.step - view.first_step, noun)} count, each exactly once."]
     if view.first_step:
         source = f" of run {view.start.resumes}" if view.start.resumes else ""
@@ -89,7 +91,7 @@ def _recoveries(view: RunView) -> list[str]:
             f"{counted(view.rolled_back, view.counts)} were computed and then dropped: "
             "training went back to an earlier state. Their samples do not count."
         )
-    else:
+    elif view.step > view.first_step:
         sentences.append(f"No committed {view.counts} was lost.")
     if losses or failures:
         sentences.append(

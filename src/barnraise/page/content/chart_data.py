@@ -41,6 +41,11 @@ def comparison_data(views: Sequence[RunView], name: str) -> str:
     return json.dumps({"runs": runs}, separators=(",", ":"), allow_nan=False)
 
 
+def common_metric(views: Sequence[RunView]) -> str:
+    """Return the value whose curves are compared: the one that counts in the first run that has one."""
+    return next((view.metric for view in views if view.metric), "")
+
+
 def _columns(curve: CurveView) -> dict[str, Any]:
     return {
         "name": printable(curve.name, limit=_NAME),

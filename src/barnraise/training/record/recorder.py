@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from barnraise.agent_client.queue.requests import METRIC_VARIABLE
 from barnraise.core.sanitize import printable

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from barnraise.agent.metrics import endpoint as endpoint_module
 from barnraise.agent.metrics.endpoint import MetricsEndpoint
 
 TEXT = b"# HELP barnraise_runs Runs.\n# TYPE barnraise_runs gauge\nbarnraise_runs 1.0\n"
@@ -51,6 +52,23 @@ def test_a_page_that_leads_its_name_here_reads_nothing(host: str) -> None:
     status, body = serve(lambda endpoint: ask(endpoint.port, host=host))  # type: ignore[misc]
     assert status == 421
     assert b"barnraise_runs" not in body
+
+
+def test_an_agent_that_is_too_busy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_module, "_REQUEST_S", 0.1)
+
+    async def collect() -> bytes:
+        await asyncio.sleep(1)
+        return TEXT
+
+    async def main() -> tuple[int, bytes]:
+        endpoint = MetricsEndpoint(0, collect)
+        try:
+            return await asyncio.to_thread(ask, endpoint.port)
+        finally:
+            await endpoint.close()
+
+    assert asyncio.run(main())[0] == 503
 
 
 def test_other_paths_and_methods_are_refused() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 from barnraise.display.charts.bars import draw_phases, draw_stacks
@@ -79,6 +80,13 @@ def test_spans_follow_the_events() -> None:
         assert all(before.end == after.start for before, after in pairwise(each))
         assert START < each[0].start < START + 60, "preparation is not training"
         assert each[-1].end == VIEW.ended_at
+
+
+def test_session_without_a_step_does_not_claim_to_train() -> None:
+    view = build_view(example_run(0))
+    assert set(machine_spans(view).values()) == {()}
+    plain = msgspec.structs.replace(view, start=msgspec.structs.replace(view.start, is_session=False))
+    assert [span.state for span in machine_spans(plain)[DESK.hex()]] == ["trains"]
 
 
 def test_timeline_says_states_in_words() -> None:

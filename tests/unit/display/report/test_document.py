@@ -117,6 +117,10 @@ def test_missing_and_dropped_steps_are_named() -> None:
     assert "597 × 192 = 114,624, as many" in text
 
 
+def test_run_without_a_step_says_so() -> None:
+    assert step_sentences(build_view(example_run(0)))[0] == "No step was committed."
+
+
 def test_wrong_number_of_samples_is_not_hidden() -> None:
     view = msgspec.structs.replace(VIEW, samples=VIEW.samples + 1)
     assert "600 × 192 = 115,200, not 115,201" in " ".join(step_sentences(view))

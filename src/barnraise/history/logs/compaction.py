@@ -13,7 +13,6 @@ from typing import TypeVar
 import msgspec
 
 from barnraise.history.columns import pack_column, unpack_column
-from barnraise.history.cuts import cut_steps, cut_values
 from barnraise.history.entries import (
     MOST_ROWS,
     TICKS_PER_S,
@@ -30,6 +29,7 @@ from barnraise.history.entries import (
     ValueBatch,
 )
 from barnraise.history.log_format import encode_frames
+from barnraise.history.logs.cuts import cut_steps, cut_values
 
 _MOST_ROUNDS = 64
 _KEPT = LogHead, MachineFacts, RunStart, RunEnd, TrainingGoal, GroupStart

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from barnraise.history.columns import pack_column
-from barnraise.history.compaction import compact
 from barnraise.history.curves import build_curves
 from barnraise.history.entries import Entry, LogHead, MachineSample, StepBatch, ValueBatch
 from barnraise.history.log_file import RunLogWriter, log_path, read_entries
+from barnraise.history.logs.compaction import compact
 from barnraise.history.merge import merge
 from tests.unit.history.example_run import DESK, RUN
 
