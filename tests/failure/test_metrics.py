@@ -173,16 +173,14 @@ def test_prometheus_answers_every_expression_of_the_dashboard(
         f"  - job_name: barnraise\n    static_configs: [{{targets: [{targets}]}}]\n"
     )
     port = _free_port()
-    server = subprocess.Popen(
-        [
-            "prometheus",
-            f"--config.file={config}",
-            f"--storage.tsdb.path={tmp_path / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=(tmp_path / "log").open("wb"),
-    )
+    command = [
+        "prometheus",
+        f"--config.file={config}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
     try:
         training.until(lambda: _answers(port, "barnraise_recovery_seconds_count > 0"), "it scrapes")
         _kill_worker(training, 1)  # figures of recoveries need one while Prometheus looks
