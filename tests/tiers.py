@@ -103,6 +103,7 @@ TABLE = (
     Row("deep", "unit/integrations/test_session_trainer_run.py"),
     Row("deep", "unit/display/notebook/test_live.py", "test_display_follows_a_run_*"),
     Row("deep", "unit/display/notebook/test_live.py", "test_closed_display_*"),
+    Row("deep", "unit/display/notebook/test_widget.py"),
     Row("deep", "unit/agent/containers/test_run.py", "test_containers_do_not_outlive_run"),
     Row("deep", "arch/test_lanes.py", where={"case": ("a thread stays behind",)}),
     Row("deep", "unit/environments/test_builder.py", "test_package_on_the_index_of_torch_*"),

@@ -91,7 +91,7 @@ def test_owner_sees_and_pauses_other_machine(agents: LocalAgents) -> None:
             assert answer.status_code == 303, answer.text
             assert agents.ask(1, LimitsRequest(), LimitsResponse).limits.paused is is_paused
         log = agents.type(1, "audit", folder=agents.root)
-        assert "asked-by-owner" in log.stdout
+        assert "asked by owner" in log.stdout
 
 
 def test_guest_is_not_asked_and_asks_nobody(agents: LocalAgents) -> None:

@@ -35,7 +35,7 @@ T = TypeVar("T", HistoryListResponse, HistoryPartResponse)
 
 
 class HistorySource:
-    """Records of runs. A damaged log is left out, with a warning, if there are others."""
+    """Records of the runs that this machine knows. If there are others, a damaged log is left out."""
 
     def __init__(self) -> None:
         self._state = state_directory(load_settings())

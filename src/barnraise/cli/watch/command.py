@@ -22,7 +22,8 @@ def watch_command(run: str | None) -> int:
     from barnraise.cli.terminal import is_terminal
     from barnraise.cli.watch.source import RunSource
 
-    is_screen = is_terminal(sys.stdin) and is_terminal(sys.stdout)
+    # Textual draws on standard error.
+    is_screen = all(map(is_terminal, (sys.stdin, sys.stdout, sys.stderr)))
     if is_screen and find_spec("textual") is None:
         raise BarnraiseError(
             "the screen of a run needs the package textual, which is not installed",

@@ -52,7 +52,7 @@ def machines_section(view: RunView) -> Element:
     ]
     more = len(changes) - len(rows)
     return section(
-        "Who trained when",
+        "Times of the machines",
         figure(lambda width: draw_timeline(view, width=width), "Time since the start of the run."),
         table(("time", "step", "what happened"), rows) if rows else _plain("No machine came or went."),
         _plain(f"{more:,} more changes are not shown.") if more > 0 else None,

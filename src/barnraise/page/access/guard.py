@@ -14,6 +14,7 @@ from barnraise.core.host_header import host_name, is_loopback
 
 MOST_BODY = 8 << 10
 MOST_PATH = 4 << 10
+MOST_HEADERS = 16 << 10
 SECURITY_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -21,7 +22,8 @@ SECURITY_HEADERS = {
     ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    # Not no-referrer: browsers would then send forms of this page with the origin null.
+    "referrer-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
@@ -50,6 +52,8 @@ def refuse_request(method: str, target_bytes: int, headers: Headers, *, opens: b
         return Refusal(405, "This method is not supported.")
     if target_bytes > MOST_PATH:
         return Refusal(414, "The address is too long.")
+    if sum(len(name) + len(value) for name, value in headers.raw) > MOST_HEADERS:
+        return Refusal(431, "The headers are too large.")
     if method != "POST":
         return _refuse_read(headers, f"http://{hosts[0]}", opens=opens)
     return _refuse_change(headers, f"http://{hosts[0]}", opens=opens)

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from barnraise.agent_client.run_requests import TrainingProgress
 from barnraise.cli.watch.plain import PlainOutput
-from barnraise.cli.watch.row_view import view_of_row
 from barnraise.cli.watch.snapshot import Freshness, Snapshot, newest_entry_at
+from barnraise.display.row_view import view_of_row
 from barnraise.history.view_builder import build_view
 from tests.unit.cli.runs.progress.test_waiting_line import response, workers
 from tests.unit.history.example_run import RUN, example_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.datastructures import Headers
 
-from barnraise.page.access.guard import MOST_BODY, MOST_PATH, refuse_request
+from barnraise.page.access.guard import MOST_BODY, MOST_HEADERS, MOST_PATH, refuse_request
 
 HOST = "127.0.0.1:9000"
 FORM = {
@@ -82,6 +82,7 @@ def test_change_without_origin_is_refused() -> None:
 
 def test_sizes_and_methods_are_bounded() -> None:
     assert _status("GET", {"host": HOST}, size=MOST_PATH + 1) == 414
+    assert _status("GET", {"host": HOST, "x-long": "a" * MOST_HEADERS}) == 431
     assert _status("GET", {"host": HOST, "content-length": "1"}) == 413
     assert _status("DELETE", {"host": HOST}) == 405
     assert _status("OPTIONS", {"host": HOST}) == 405
