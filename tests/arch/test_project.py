@@ -58,6 +58,7 @@ _OTHER_DISTRIBUTIONS = {
     "lm_eval",
     "numpy",
     "only_on_the_mac",
+    "tensorboard",
     "opentelemetry-api",
     "opentelemetry-sdk",
     "optuna",

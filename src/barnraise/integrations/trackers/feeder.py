@@ -37,7 +37,7 @@ class Tracker(Protocol):
         """Write events of the run."""
 
     def close(self) -> None:
-        """Bring all to the disk and let another feeder go on."""
+        """Close the files and let another feeder go on."""
 
 
 def open_tracker(target: str, run: str) -> Tracker:

@@ -58,7 +58,7 @@ class RunNote(NamedTuple):
 
 
 class RunContent(NamedTuple):
-    """What the record of a run says now. ``start``: the first step that a group trained."""
+    """Content of the record of a run now. ``start``: the first step that a group trained."""
 
     steps: Sequence[StepValues]
     notes: Sequence[RunNote]

@@ -33,7 +33,7 @@ class NextWrites(NamedTuple):
 
 @dataclass
 class Written:
-    """What a tracker holds. ``next``: the step after the last one; ``groups``: by their first steps."""
+    """Content of a tracker. ``next``: the step after the last one; ``groups``: by their first steps."""
 
     next: int | None = None
     groups: list[tuple[int, int]] = field(default_factory=list)

@@ -93,7 +93,7 @@ class TensorBoardTracker:
         self._note_file.flush()
 
     def close(self) -> None:
-        """Bring all to the disk and let another feeder go on."""
+        """Close the files and let another feeder go on."""
         self._steps.close()
         self._note_file.close()
         self._lock.release()

@@ -54,20 +54,20 @@ def test_each_step_is_due_once() -> None:
 
 def test_step_waits_for_the_steps_before_it() -> None:
     feed = Feed()
-    mine, other = [group(1, 0), *steps(1, 0, 3), *steps(1, 6, 2)], steps(1, 3, 3)
-    assert feed.look(mine) == [0, 1, 2]
-    assert feed.look(mine, at=29) == []
-    assert feed.look(mine, other, at=29.5) == [3, 4, 5, 6, 7]
+    log, other = [group(1, 0), *steps(1, 0, 3), *steps(1, 6, 2)], steps(1, 3, 3)
+    assert feed.look(log) == [0, 1, 2]
+    assert feed.look(log, at=29) == []
+    assert feed.look(log, other, at=29.5) == [3, 4, 5, 6, 7]
 
 
 def test_missing_steps_are_skipped_in_the_end_and_named_if_they_arrive() -> None:
     feed = Feed()
-    mine, other = [group(1, 0), *steps(1, 0, 3), *steps(1, 6, 2)], steps(1, 3, 3)
-    feed.look(mine)
-    assert feed.look(mine, at=31) == [6, 7]
-    assert feed.look(mine, other, at=32) == []
+    log, other = [group(1, 0), *steps(1, 0, 3), *steps(1, 6, 2)], steps(1, 3, 3)
+    feed.look(log)
+    assert feed.look(log, at=31) == [6, 7]
+    assert feed.look(log, other, at=32) == []
     assert feed.late == [f"step {step} arrived too late" for step in (3, 4, 5)]
-    feed.look(mine, other, at=33)
+    feed.look(log, other, at=33)
     assert len(feed.late) == 3, "a late step is named once"
 
 
@@ -83,19 +83,19 @@ def test_newest_step_waits_for_its_values() -> None:
 def test_own_sums_wait_for_the_other_worker() -> None:
     feed = Feed()
     bare = StepBatch(1, 3, 103.0, (1000,), (8,))
-    mine = [group(1, 0, A, B), *steps(1, 0, 3), bare, OwnValues(1, 3, 0, ("loss",), (1.0,), (1.0,))]
-    assert feed.look(mine) == [0, 1, 2]
-    assert feed.look(mine, [OwnValues(1, 3, 1, ("loss",), (3.0,), (1.0,))], at=5) == [3]
+    log = [group(1, 0, A, B), *steps(1, 0, 3), bare, OwnValues(1, 3, 0, ("loss",), (1.0,), (1.0,))]
+    assert feed.look(log) == [0, 1, 2]
+    assert feed.look(log, [OwnValues(1, 3, 1, ("loss",), (3.0,), (1.0,))], at=5) == [3]
     assert feed.rows[3] == 2.0
 
 
 def test_value_that_changes_after_the_wait_is_named() -> None:
     feed = Feed()
     bare = StepBatch(1, 3, 103.0, (1000,), (8,))
-    mine = [group(1, 0, A, B), *steps(1, 0, 3), bare, OwnValues(1, 3, 0, ("loss",), (1.0,), (1.0,))]
-    feed.look(mine)
-    assert feed.look(mine, at=31) == [3]
-    feed.look(mine, [OwnValues(1, 3, 1, ("loss",), (3.0,), (1.0,))], at=40)
+    log = [group(1, 0, A, B), *steps(1, 0, 3), bare, OwnValues(1, 3, 0, ("loss",), (1.0,), (1.0,))]
+    feed.look(log)
+    assert feed.look(log, at=31) == [3]
+    feed.look(log, [OwnValues(1, 3, 1, ("loss",), (3.0,), (1.0,))], at=40)
     assert feed.late == ["loss of step 3 arrived too late: 2"]
 
 
@@ -110,7 +110,7 @@ def test_rollback_writes_the_steps_of_the_newer_group_again() -> None:
     assert feed.look(log, at=2) == []
 
 
-def test_note_has_one_key_whatever_the_reason() -> None:
+def test_note_keeps_its_key_if_the_reason_changes() -> None:
     from barnraise.history.entries import MembershipChange
 
     first = run_content([[MembershipChange(5.0, B, "died", "", 3, 2)]], "r").notes

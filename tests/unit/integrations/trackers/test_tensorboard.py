@@ -110,7 +110,7 @@ def test_one_feeder_at_a_time(tmp_path: Path) -> None:
 
 
 def until_files(folder: Path, count: int) -> None:
-    """Wait until so many feeders have begun a file."""
+    """Wait until ``count`` feeders have begun a file."""
     deadline = time.monotonic() + 60
     while len(list(folder.glob("events.out.tfevents.*"))) < count:
         assert time.monotonic() < deadline, "no feeder has begun a file"
