@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import barnraise
 
 SIZE = 16
-LAYERS = ["to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2"]  # of the UNet, which get thin matrices
+# Layers of the UNet that get thin matrices. Without a text, its attention to one (attn2) learns nothing.
+LAYERS = ["attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "conv1", "conv2"]
 
 
 def frozen_unet():

@@ -166,7 +166,7 @@ class LocalAgents:
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody uses now."""
+    """Return a port of loopback that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -51,7 +51,7 @@ class Arm:
         self.screen_cpu: list[float] = []
 
     def measure(self) -> None:
-        """Train once."""
+        """Train once, and keep the median time of a step."""
         into = self._folder / f"times-{time.monotonic_ns()}.json"
         options = {
             "INTO": str(into),
@@ -91,7 +91,7 @@ def measure_steps(pairs: int, steps: int) -> tuple[Arm, Arm]:
     """Return the bare and the watched runs, measured in turn."""
     with MeasuredAgents(2) as agents, tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        source = REPOSITORY / "benchmarks" / "programs" / "watched.py"
+        source = REPOSITORY / "benchmarks" / "overhead" / "watched.py"
         (folder / "watched.py").write_text(source.read_text())
         agents.form()
         bare = Arm(agents, folder, steps, is_watched=False)

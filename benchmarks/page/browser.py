@@ -27,7 +27,7 @@ def find_chromium() -> str | None:
 
 
 class BrowserPage:
-    """One tab. ``requests``: addresses that it asked for; ``problems``: errors of its console."""
+    """Tab of a real browser. ``requests``: addresses that it asked for; ``problems``: errors of its console."""
 
     def __init__(self, line: aiohttp.ClientWebSocketResponse) -> None:
         self._line = line
@@ -67,7 +67,7 @@ class BrowserPage:
             await asyncio.sleep(0.05)
 
     async def press(self, key: str, code: int) -> None:
-        """Press and release a key."""
+        """Send a key press and its release."""
         for kind in ("keyDown", "keyUp"):
             more = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
             await self.call(
@@ -114,7 +114,7 @@ class BrowserPage:
                     )
 
     async def close(self) -> None:
-        """Stop to read."""
+        """Stop reading what the browser sends."""
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
 

@@ -20,7 +20,7 @@ from barnraise.agent_client.cluster_requests import (
     LimitsResponse,
     RequestDone,
 )
-from barnraise.agent_client.history_requests import HistoryRequest
+from barnraise.agent_client.history.requests import HistoryRequest
 from barnraise.agent_client.machine_limits import MachineLimits
 from barnraise.agent_client.run_requests import (
     LogChunk,
@@ -49,7 +49,7 @@ PLACE = "0123456789abcdef"
 
 
 def invented_entries(machines: int = 3, last: int = STEPS_SHOWN) -> list[Entry]:
-    """Return the entries of the example run with so many machines."""
+    """Return the entries of the example run with more machines."""
     extra = [bytes([0, number]) * 16 for number in range(len(NAMES), machines)]
     entries = example_run(last)
     for number, node in enumerate(extra, len(NAMES)):
@@ -70,7 +70,7 @@ def invented_entries(machines: int = 3, last: int = STEPS_SHOWN) -> list[Entry]:
 
 
 def invented_rows(count: int) -> list[RunRow]:
-    """Return so many runs as `RunsRequest` lists them; the last one is the example."""
+    """Return ``count`` runs as `RunsRequest` lists them; the last one is the example."""
     rows = [
         RunRow(
             run=f"train-{number:04d}",
@@ -111,7 +111,7 @@ class InventedMachine:
     asked: list[AgentRequest | RunRequest | HistoryRequest] = field(default_factory=list)
 
     async def runs(self) -> Sequence[RunRow]:
-        """Return the runs."""
+        """Return the rows of all runs."""
         return self.rows
 
     async def view(self, run: str) -> RunView:

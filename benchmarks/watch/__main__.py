@@ -62,7 +62,7 @@ class Terminal:
             self.bytes += len(data)
 
     def close(self) -> int:
-        """Press q, and return the exit code."""
+        """Send the key q, and return the exit code."""
         os.write(self._main, b"q")
         return self.process.wait(30.0)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from barnraise.agent_client.history_requests import HistoryAnswer, HistoryRequest
+from barnraise.agent_client.history.requests import HistoryAnswer, HistoryRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
 from barnraise.agent_client.machine_limits import MachineLimits
 from barnraise.agent_client.metrics.requests import MetricsReport, MetricsRequest, MetricsResponse

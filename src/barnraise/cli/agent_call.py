@@ -13,7 +13,7 @@ import msgspec
 from barnraise.agent_client.bootstrap import standing_of, start_agent
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import AgentRequest, AgentResponse, decode_response, encode
-from barnraise.agent_client.history_requests import HistoryRequest
+from barnraise.agent_client.history.requests import HistoryRequest
 from barnraise.agent_client.queue.requests import QueueRequest
 from barnraise.agent_client.run_requests import RunRequest
 from barnraise.cli.terminal import is_terminal

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import decode_response, encode
-from barnraise.agent_client.history_requests import (
+from barnraise.agent_client.history.requests import (
     HistoryListRequest,
     HistoryListResponse,
     HistoryPartRequest,
@@ -22,7 +22,7 @@ from barnraise.core.errors import BarnraiseError, ListenerError, ProtocolError, 
 from barnraise.core.names import NamedItem, match_name
 from barnraise.core.sanitize import printable
 from barnraise.history.entries import Entry
-from barnraise.history.log_file import LogPart, history_directory, logs_of, read_part
+from barnraise.history.log_file import RecordPart, history_directory, logs_of, read_part
 from barnraise.history.log_format import decode_frames
 from barnraise.history.merge import merge
 from barnraise.history.view import RunView
@@ -107,11 +107,11 @@ class HistorySource:
             if len(data) >= part.size or not part.data:
                 return data
 
-    def _part(self, run: str, node: bytes, identity: bytes, offset: int) -> LogPart:
+    def _part(self, run: str, node: bytes, identity: bytes, offset: int) -> RecordPart:
         if self._client is None:
             return read_part(logs_of(self._state, run)[node], identity, offset)
         response = self._ask(HistoryPartRequest(run, node, identity, offset), HistoryPartResponse)
-        return LogPart(response.identity, response.offset, response.data, response.size)
+        return RecordPart(response.identity, response.offset, response.data, response.size)
 
     def _ask(self, request: HistoryRequest, expected: type[T]) -> T:
         assert self._client is not None

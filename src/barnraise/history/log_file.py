@@ -28,7 +28,7 @@ _ALONE = "alone"  # name of the log of a machine without a key
 _HEAD_BYTES = 4096
 
 
-class LogPart(NamedTuple):
+class RecordPart(NamedTuple):
     """Bytes of a log from an offset on; ``size``: of the log now."""
 
     identity: bytes
@@ -80,7 +80,7 @@ def read_identity(path: Path) -> bytes:
     return head.identity if head is not None else b""
 
 
-def read_part(path: Path, identity: bytes, offset: int, max_bytes: int = MAX_PART) -> LogPart:
+def read_part(path: Path, identity: bytes, offset: int, max_bytes: int = MAX_PART) -> RecordPart:
     """Return whole frames of a log from an offset on; an unfinished last frame is left out.
 
     The part starts at the beginning if the log is not the one with this identity, or has fewer bytes.
@@ -91,7 +91,7 @@ def read_part(path: Path, identity: bytes, offset: int, max_bytes: int = MAX_PAR
         start = offset if identity == own_identity and offset <= size else 0
         file.seek(start)
         data = file.read(min(max_bytes, MAX_PART))
-    return LogPart(own_identity, start, data[: whole_frames(data)], size)
+    return RecordPart(own_identity, start, data[: whole_frames(data)], size)
 
 
 class RunLogWriter:
@@ -126,7 +126,7 @@ class RunLogWriter:
         return self._size
 
     def sync(self) -> None:
-        """Bring what was appended to the disk."""
+        """Write to the disk what was appended."""
         sync(self._file)
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class RunLogCopy:
             self.size = _truncate_to_frames(path)
             self.identity = read_identity(path)
 
-    def add(self, part: LogPart) -> bool:
+    def add(self, part: RecordPart) -> bool:
         """Append a part that was read at ``size``; return True if more of the log is left to read.
 
         A part from the beginning starts the copy again, because the log was replaced or has shrunk. Raise
@@ -201,7 +201,7 @@ class RunLogCopy:
             self._target = self._path
         return not is_complete
 
-    def _start(self, part: LogPart) -> None:
+    def _start(self, part: RecordPart) -> None:
         head = decode_frames(part.data[: first_frame(part.data)]).head
         if head is None or (head.run, head.node, head.identity) != (self._run, self._node, part.identity):
             raise ProtocolError("a copied log does not begin with the head of its run and machine")

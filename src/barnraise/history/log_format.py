@@ -1,7 +1,7 @@
 """Log of a run's entries in bytes: frames with a length and a checksum. Pure.
 
-A frame is the length of its body and the CRC-32 of it (four bytes each, little-endian), then the body: a
-list of entries in MessagePack. The first frame holds the head only. Bytes after the last whole frame are the
+A frame has the length of its body, the CRC-32 of the body (four bytes each, little-endian), and the body.
+A body is a list of entries in MessagePack. The first frame holds the head only. Bytes after the last whole frame are the
 rest of an interrupted write, and do not count.
 """
 

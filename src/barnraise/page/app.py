@@ -29,7 +29,7 @@ from barnraise.agent_client.run_requests import StopRunRequest
 from barnraise.core.errors import BarnraiseError, ProtocolError
 from barnraise.display.charts.theme import CHART_STYLE
 from barnraise.display.comparison import differing, facts_of
-from barnraise.page.access.guard import MOST_BODY, SECURITY_HEADERS, Refusal, refuse_request
+from barnraise.page.access.guard import MOST_BODY, SECURITY_HEADERS, RequestRefusal, refuse_request
 from barnraise.page.access.sessions import LONGEST_S, PageSessions, is_same
 from barnraise.page.content.chart_data import common_metric, comparison_data
 from barnraise.page.content.log_search import search_logs
@@ -95,7 +95,7 @@ class PageApp:
         app: ASGIApp = self._routes if refusal is None else _refused(refusal)
         await app(scope, receive, send_guarded)
 
-    def _refuse(self, scope: Scope) -> Refusal | None:
+    def _refuse(self, scope: Scope) -> RequestRefusal | None:
         headers, path = Headers(scope=scope), str(scope["path"])
         opens = path.startswith(f"{self.path}/open/")
         target_bytes = len(scope.get("raw_path") or b"") + len(scope["query_string"])
@@ -104,7 +104,7 @@ class PageApp:
             return refusal
         token = self.sessions.token_of(Request(scope).cookies.get(self._cookie, ""))
         if token is None or not path.startswith(f"{self.path}/"):
-            return Refusal(403, "This page is open to its owner only.")
+            return RequestRefusal(403, "This page is open to its owner only.")
         scope["state"] = {"token": token}
         return None
 
@@ -301,7 +301,7 @@ def _below(path: str, route: Route) -> Route:
     return Route(path + route.path, route.endpoint, methods=list(route.methods or ()))
 
 
-def _refused(refusal: Refusal) -> Response:
+def _refused(refusal: RequestRefusal) -> Response:
     answer = _message(refusal.status, refusal.sentence, _OPEN_HINT)
     answer.headers["connection"] = "close"
     return answer

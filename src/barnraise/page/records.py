@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from barnraise.agent_client.cluster_requests import AgentResponse
-from barnraise.agent_client.history_requests import (
+from barnraise.agent_client.history.requests import (
     HistoryListRequest,
     HistoryListResponse,
     HistoryPartRequest,
@@ -40,7 +40,7 @@ class RecordAsker(Protocol):
 
 @dataclass
 class _ReadLog:
-    """What was read of one machine's log."""
+    """Part of one machine's log that was read."""
 
     identity: bytes = b""
     offset: int = 0

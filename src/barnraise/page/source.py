@@ -1,4 +1,4 @@
-"""What the page asks of a machine: its runs, their records, and requests of the local interface."""
+"""Requests of the page to a machine: its runs, their records, and requests of the local interface."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from barnraise.agent_client.cluster_requests import AgentRequest, AgentResponse
-from barnraise.agent_client.history_requests import HistoryRequest
+from barnraise.agent_client.history.requests import HistoryRequest
 from barnraise.agent_client.run_requests import RunRequest, RunRow
 from barnraise.history.view import RunView
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 
 from barnraise.agent_client.cluster_requests import AgentResponse
-from barnraise.agent_client.history_requests import (
+from barnraise.agent_client.history.requests import (
     HistoryListRequest,
     HistoryListResponse,
     HistoryPartRequest,

@@ -45,7 +45,7 @@ from barnraise.agent_client.cluster_requests import (
     decode_request,
     encode,
 )
-from barnraise.agent_client.history_requests import HistoryRequest
+from barnraise.agent_client.history.requests import HistoryRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest, KvResponse, Result
 from barnraise.agent_client.kv_messages import encode as encode_kv
 from barnraise.agent_client.machine_limits import MachineLimits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from barnraise.agent.daemon import Agent
 from barnraise.agent_client.cluster_requests import AgentResponse, RequestDone
-from barnraise.agent_client.history_requests import (
+from barnraise.agent_client.history.requests import (
     HistoryListRequest,
     HistoryPartRequest,
     HistoryRequest,

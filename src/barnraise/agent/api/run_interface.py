@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from barnraise.agent_client.cluster_requests import AnyAgentRequest
-from barnraise.agent_client.history_requests import RecordRequest
+from barnraise.agent_client.history.requests import RecordRequest
 from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
 from barnraise.agent_client.metrics.requests import MetricsReport
 from barnraise.agent_client.run_requests import (

@@ -27,7 +27,7 @@ from barnraise.agent.runs.messages import (
     encode,
 )
 from barnraise.core.errors import BarnraiseError
-from barnraise.history.log_file import LogPart, RunLogCopy, log_path, logs_of, read_head, read_part
+from barnraise.history.log_file import RecordPart, RunLogCopy, log_path, logs_of, read_head, read_part
 from barnraise.history.logs.copy_plan import HeldLog, logs_to_copy
 from barnraise.identity import NodeId
 
@@ -124,7 +124,7 @@ class HistoryCopier:
                 LogPartRequest, run=log.run, node=log.node, identity=copy.identity, offset=copy.size
             )
             response = await self._calls.ask(node, make, LogPartResponse, _ANSWER_S)
-            part = LogPart(response.identity, response.offset, response.data, response.size)
+            part = RecordPart(response.identity, response.offset, response.data, response.size)
             if not response.identity or not await self._disk.run(partial(copy.add, part)):
                 return
 
@@ -160,10 +160,10 @@ class HistoryCopier:
                 held.append(HeldLog(log.run, log.node, head.identity, head.at, log.size))
         return held
 
-    def _part_of(self, request: LogPartRequest) -> LogPart:
+    def _part_of(self, request: LogPartRequest) -> RecordPart:
         path = logs_of(self._context.directory, request.run).get(request.node)
         if path is None or not self._is_of_cluster(path):
-            return LogPart(b"", 0, b"", 0)
+            return RecordPart(b"", 0, b"", 0)
         return read_part(path, request.identity, request.offset)
 
     def _is_of_cluster(self, path: Path) -> bool:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
 
-from barnraise.agent_client.history_requests import KeptLog
+from barnraise.agent_client.history.requests import KeptLog
 from barnraise.core.files import remove_tree
 from barnraise.history.log_file import history_directory, logs_of
 

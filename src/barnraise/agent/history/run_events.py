@@ -1,6 +1,6 @@
 """Entries of a run's record that follow from a change of the run. Pure.
 
-Every machine of a run writes the same events, so that they survive whichever machine dies.
+Every machine of a run writes the same events, so that they survive the death of any other.
 """
 
 from __future__ import annotations

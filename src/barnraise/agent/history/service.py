@@ -1,7 +1,7 @@
 """Keeper of the records of runs: writes this machine's logs, and serves all logs to local processes.
 
-All disk work runs in one thread, in order. A log stays after the run has ended and its folder is cleaned; the
-oldest runs are removed when all records together exceed the setting ``runs.history_bytes``.
+All disk work runs in one thread, in order. A log stays after the run has ended and its folder is cleaned.
+The oldest runs are removed when all records together exceed the setting ``runs.history_bytes``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from barnraise.agent.history.kept_logs import kept_logs, remove_oldest
 from barnraise.agent.history.machine_sampler import MachineSampler
 from barnraise.agent.history.run_events import change_entries, machine_entry, start_entries
 from barnraise.agent.runs.registry import RunEntry, RunRegistry
-from barnraise.agent_client.history_requests import (
+from barnraise.agent_client.history.requests import (
     MOST_LOGS,
     HistoryListRequest,
     HistoryListResponse,
@@ -82,7 +82,7 @@ class HistoryService:
         return self.sampler.run, self._sync, self.copier.run
 
     async def stop(self) -> None:
-        """Bring all logs to the disk and close them."""
+        """Close all logs, after all of them are on the disk."""
         await self._disk.run(self._close_all)
         self._disk.close()
 
@@ -192,7 +192,7 @@ class HistoryService:
             self._close(run)
 
     async def _sync(self) -> None:
-        """Bring the logs to the disk at intervals, and remove the oldest runs."""
+        """Write the logs to the disk at intervals, and remove the oldest runs."""
 
         def sync() -> None:
             for writer in self._writers.values():

@@ -36,12 +36,12 @@ def pause_reason(limits: MachineLimits, conditions: HostConditions, *, is_own_ru
     """
     now = conditions.now
     if limits.paused and (not limits.paused_until or now.timestamp() < limits.paused_until):
-        who = f"a person at {limits.paused_by}" if limits.paused_by else "its user"
+        person = f"a person at {limits.paused_by}" if limits.paused_by else "its user"
         if not limits.paused_until:
-            return f"{who} paused it"
+            return f"{person} paused it"
         until = datetime.fromtimestamp(limits.paused_until, now.tzinfo)
         day = "" if until.date() == now.date() else f"{until:%Y-%m-%d} "
-        return f"{who} paused it until {day}{until:%H:%M}"
+        return f"{person} paused it until {day}{until:%H:%M}"
     if is_own_run:
         return ""
     hours = DailyHours.parse(limits.hours, "--hours")

@@ -58,7 +58,7 @@ class RemotePause:
         return f"{name}: {printable(answer.sentence)}"
 
     def received(self, node: NodeId, body: memoryview) -> None:
-        """Obey an order of another owner's machine, or take the answer to one of ours."""
+        """Execute an order of another owner's machine, or take the answer to one of ours."""
         message = messages.decode(body)
         if isinstance(message, PauseOrder):
             self._context.send_bulk(node, messages.encode(self._obey(node, message)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from barnraise import __version__
-from barnraise.core.devices import MachineSample
+from barnraise.core.devices import DeviceSamples
 from barnraise.core.metrics import Sample, Series, catalogue
 from barnraise.transport.listener.preface import AGENT_ROUTES, ROUTE_NAMES
 
@@ -24,7 +24,7 @@ def agent_samples(agent: Agent, now: float) -> list[Sample]:
     return [Sample(series.name, labels, float(value)) for series, labels, value in found]
 
 
-def device_samples(machine: MachineSample) -> list[Sample]:
+def device_samples(machine: DeviceSamples) -> list[Sample]:
     """Return the values of all devices; what a device cannot tell has no value."""
     found: list[Sample] = []
 

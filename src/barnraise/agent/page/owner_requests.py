@@ -22,7 +22,7 @@ from barnraise.agent_client.cluster_requests import (
     decode_response,
 )
 from barnraise.agent_client.cluster_requests import encode as encode_request
-from barnraise.agent_client.history_requests import HistoryListRequest, HistoryPartRequest, HistoryRequest
+from barnraise.agent_client.history.requests import HistoryListRequest, HistoryPartRequest, HistoryRequest
 from barnraise.agent_client.run_requests import RunRequest, RunsRequest, StopRunRequest, WatchRequest
 from barnraise.core import errors
 from barnraise.core.errors import AgentError, BarnraiseError, ProtocolError, TransportError

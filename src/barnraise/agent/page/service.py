@@ -21,7 +21,7 @@ from barnraise.agent_client.cluster_requests import (
     decode_response,
 )
 from barnraise.agent_client.cluster_requests import encode as encode_request
-from barnraise.agent_client.history_requests import HistoryRequest, KeptLog
+from barnraise.agent_client.history.requests import HistoryRequest, KeptLog
 from barnraise.agent_client.run_requests import (
     RunRequest,
     RunRow,

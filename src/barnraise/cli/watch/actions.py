@@ -1,4 +1,4 @@
-"""What a person does from the screen: stop the run, pause a machine, read output. Calls wait for answers."""
+"""Actions of a person on the screen: stop the run, pause a machine, read output. Calls wait for answers."""
 
 from __future__ import annotations
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from barnraise.cli.watch.lines import line, text_of
 from barnraise.cli.watch.panels import clock_time, event_lines, progress_line
-from barnraise.cli.watch.snapshot import Freshness, Snapshot, newest_entry_at
+from barnraise.cli.watch.snapshot import Freshness, Snapshot, SnapshotSource, newest_entry_at
 from barnraise.core.errors import BarnraiseError
 from barnraise.history.view import RunView
 
@@ -16,12 +15,6 @@ _LOOK_S = 1.0
 _PROGRESS_S = 10.0
 _WIDTH = 200
 _EVENT_LINES = 4
-
-
-class Source(Protocol):
-    """Where the lines come from."""
-
-    def look(self) -> Snapshot: ...
 
 
 class PlainOutput:
@@ -52,7 +45,7 @@ class PlainOutput:
         self._say_stale(view, "")
 
     def failed(self, view: RunView, error: str) -> None:
-        """Say that no answer came, once it is late."""
+        """Print that no answer came, once it is late."""
         self._say_stale(view, error)
 
     def _say_stale(self, view: RunView, error: str) -> None:
@@ -73,7 +66,7 @@ class PlainOutput:
         setattr(self, name, text)
 
 
-def follow(source: Source, first: Snapshot, echo: Callable[[str], None]) -> RunView:
+def follow(source: SnapshotSource, first: Snapshot, echo: Callable[[str], None]) -> RunView:
     """Print lines until the run has ended; return its last state."""
     output = PlainOutput(echo)
     snapshot = first

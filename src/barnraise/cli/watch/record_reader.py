@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from barnraise.agent_client.history_requests import (
+from barnraise.agent_client.history.requests import (
     HistoryListRequest,
     HistoryListResponse,
     HistoryPartRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style as RichStyle
@@ -21,7 +21,7 @@ from barnraise.cli.watch.actions import Actions
 from barnraise.cli.watch.dialogs import HelpScreen, LogScreen, MachineScreen, QuestionScreen
 from barnraise.cli.watch.lines import Line, Style
 from barnraise.cli.watch.page import page_lines
-from barnraise.cli.watch.snapshot import Freshness, Snapshot, newest_entry_at
+from barnraise.cli.watch.snapshot import Freshness, Snapshot, SnapshotSource, newest_entry_at
 from barnraise.core.errors import BarnraiseError
 
 _LOOK_S = 1.0
@@ -37,14 +37,6 @@ _STYLES: dict[Style, RichStyle] = {
     "error": RichStyle(color="red", bold=True),
     "curve": RichStyle(color="cyan", bold=True),
 }
-
-
-class Source(Protocol):
-    """Where the screen gets the state of the run from."""
-
-    def look(self) -> Snapshot:
-        """Return the state now; raise BarnraiseError if that is not possible."""
-        ...
 
 
 class PageView(ScrollView, can_focus=True):
@@ -98,7 +90,11 @@ class WatchApp(App[None]):
     ]
 
     def __init__(
-        self, source: Source, actions: Actions, first: Snapshot, clock: Callable[[], float] = time.monotonic
+        self,
+        source: SnapshotSource,
+        actions: Actions,
+        first: Snapshot,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(ansi_color=True)
         self.snapshot = first

@@ -1,9 +1,10 @@
-"""What is known of a run at one moment, and since when nothing new came. Pure."""
+"""State of a run at one moment, and how old its news is. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from barnraise.history.sentences import duration
 from barnraise.history.view import RunView
@@ -24,6 +25,14 @@ class Snapshot:
     view: RunView
     waits_for: str = ""
     user_pauses: Mapping[str, str] = field(default_factory=dict)
+
+
+class SnapshotSource(Protocol):
+    """Source of a display: the newest state of one run."""
+
+    def look(self) -> Snapshot:
+        """Return the state now; raise BarnraiseError if that is not possible."""
+        ...
 
 
 @dataclass(frozen=True)

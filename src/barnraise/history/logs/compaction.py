@@ -1,7 +1,7 @@
 """Compaction of a log that has become too large: fewer frames, then coarser old steps. Pure.
 
-Events are kept. The older half of the rows is put into rows of twice as many steps, until the log is small
-enough; a row keeps the mean of each value, and its smallest and largest one.
+Events are kept. The older half of the rows becomes rows of twice as many steps, until the log is small
+enough. A row keeps the mean of each value, and its smallest and largest one.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def logs_to_copy(
 ) -> list[HeldLog]:
     """Return the logs to copy from ``sender``: its own ones, and copies of machines that are not linked.
 
-    The writer's log counts whatever it is. Of two copies, the one of the later file is better, and of the
+    The writer's log always counts. Of two copies, the one of the later file is better, and of the
     same file the longer one. Nothing replaces a log that this machine writes.
     """
     wanted = []

@@ -1,1 +1,1 @@
-"""Who may open the page: one-time links, sessions, and rules for requests of browsers."""
+"""Access to the page: one-time links, sessions, and rules for requests of browsers."""

@@ -15,7 +15,7 @@ _ESTABLISHED = "01"
 
 
 def is_of_other_user(source: tuple[str, int], target: tuple[str, int]) -> bool:
-    """Tell whether the end ``source`` of a connection belongs to another user, who is not root."""
+    """Tell whether the end ``source`` of a connection belongs to another user, except root."""
     if sys.platform != "linux":
         return False
     try:

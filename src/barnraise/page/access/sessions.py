@@ -88,7 +88,7 @@ class PageSessions:
         return session.token
 
     def close(self, cookie: str) -> None:
-        """End a session."""
+        """Close the session of a cookie."""
         self._sessions.pop(_digest(cookie), None)
 
     def _forget_old(self) -> None:

@@ -1,1 +1,1 @@
-"""What the page shows besides its templates: drawings, data of charts, comparisons and found lines."""
+"""Contents of the page besides its templates: drawings, data of charts, comparisons and found lines."""

@@ -17,7 +17,7 @@ import torch
 
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import encode
-from barnraise.agent_client.history_requests import RecordRequest
+from barnraise.agent_client.history.requests import RecordRequest
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import BarnraiseError
 from barnraise.history.entries import Entry, LogHead, MachineFacts, RunEnd, RunStart
@@ -32,7 +32,7 @@ _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
 
 class RecordSink(Protocol):
-    """Destination of entries. Only the recorder's thread uses it, and `close` after it has ended."""
+    """Destination of a worker's entries. Only the recorder's thread uses it, and `close` after it has ended."""
 
     @property
     def node(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Pauses over the control links: owners may, guests may not, and the paused machine says who did it."""
+"""Pauses over the control links: owners may, guests may not, and the paused machine names the person's machine."""
 
 from __future__ import annotations
 

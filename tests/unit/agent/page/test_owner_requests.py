@@ -1,4 +1,4 @@
-"""Requests between owners' agents: which are answered, and for whom."""
+"""Requests between owners' agents: the rules that answer or reject them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from barnraise.agent_client.cluster_requests import (
     StatusRequest,
     UnpairRequest,
 )
-from barnraise.agent_client.history_requests import HistoryListRequest, HistoryPartRequest, RecordRequest
+from barnraise.agent_client.history.requests import HistoryListRequest, HistoryPartRequest, RecordRequest
 from barnraise.agent_client.run_requests import (
     AcceptRunRequest,
     RunsRequest,

@@ -1,4 +1,4 @@
-"""What the screen shows of a run whose record is not on this machine, and since when nothing came."""
+"""Source of the screen for a run whose record is not on this machine, and the age of its news."""
 
 from __future__ import annotations
 

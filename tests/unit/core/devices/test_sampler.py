@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from barnraise.core.devices import BatterySample, DeviceSample, DeviceSampler, MachineSample
+from barnraise.core.devices import BatterySample, DeviceSample, DeviceSampler, DeviceSamples
 from barnraise.core.devices.nvidia import NvidiaCards
 from tests.unit.core.devices.test_nvidia import RecordedLibrary
 
@@ -73,9 +73,9 @@ def test_power_of_the_machine_is_that_of_its_battery_or_of_its_devices() -> None
         DeviceSample(name=f"cuda:{i}", kind="cuda", power_w=power)
         for i, power in enumerate((40.0, None, 2.0))
     )
-    assert MachineSample(at=0.0, devices=devices).power_w == 42.0
-    assert MachineSample(at=0.0, devices=devices[1:2]).power_w is None
-    assert MachineSample(at=0.0, devices=devices, battery=BatterySample(power_w=60.0)).power_w == 60.0
+    assert DeviceSamples(at=0.0, devices=devices).power_w == 42.0
+    assert DeviceSamples(at=0.0, devices=devices[1:2]).power_w is None
+    assert DeviceSamples(at=0.0, devices=devices, battery=BatterySample(power_w=60.0)).power_w == 60.0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which logs a machine copies from another one."""
+"""Choice of the logs that a machine copies from another one."""
 
 from __future__ import annotations
 

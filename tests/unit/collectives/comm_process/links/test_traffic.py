@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from barnraise.collectives.comm_process.traffic import TrafficTotals, retransmits
+from barnraise.collectives.comm_process.links.traffic import TrafficTotals, retransmits
 from barnraise.transport.links.frames import FrameHeader, FrameKind
 from barnraise.transport.links.link import Link
 from barnraise.transport.links.stream import StreamLink
