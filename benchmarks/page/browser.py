@@ -27,7 +27,7 @@ def find_chromium() -> str | None:
 
 
 class BrowserPage:
-    """Tab of a real browser. ``requests``: addresses that it asked for; ``problems``: errors of its console."""
+    """Tab of a browser. ``requests``: addresses that it asked for; ``problems``: errors of its console."""
 
     def __init__(self, line: aiohttp.ClientWebSocketResponse) -> None:
         self._line = line

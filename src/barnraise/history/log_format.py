@@ -1,8 +1,8 @@
 """Log of a run's entries in bytes: frames with a length and a checksum. Pure.
 
 A frame has the length of its body, the CRC-32 of the body (four bytes each, little-endian), and the body.
-A body is a list of entries in MessagePack. The first frame holds the head only. Bytes after the last whole frame are the
-rest of an interrupted write, and do not count.
+A body is a list of entries in MessagePack. The first frame holds the head only.
+Bytes after the last whole frame are the rest of an interrupted write, and do not count.
 """
 
 from __future__ import annotations

@@ -32,7 +32,10 @@ _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
 
 class RecordSink(Protocol):
-    """Destination of a worker's entries. Only the recorder's thread uses it, and `close` after it has ended."""
+    """Destination of entries of a worker.
+
+    Only the recorder's thread uses it, and `close` after that thread has ended.
+    """
 
     @property
     def node(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Pauses over the control links: owners may, guests may not, and the paused machine names the person's machine."""
+"""Pauses over the control links: owners may, guests may not, and the paused machine names the origin."""
 
 from __future__ import annotations
 
