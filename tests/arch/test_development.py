@@ -16,7 +16,11 @@ from tests.arch.test_project import PROJECT
 from tests.tiers import TABLE, WAITING
 
 # Those whose module has another name than the distribution.
-MODULES = {"http-message-signatures": "http_message_signatures", "pillow": "PIL"}
+MODULES = {
+    "http-message-signatures": "http_message_signatures",
+    "opentelemetry-sdk": "opentelemetry",
+    "pillow": "PIL",
+}
 # A comparison runs these in an environment of its own.
 OF_COMPARISONS = {"flwr", "torchft"}
 OF_EVALUATIONS = {"tokenizers", "transformers"}  # with lm_eval, which is too large for the checks

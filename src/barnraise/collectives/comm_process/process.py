@@ -22,8 +22,8 @@ from barnraise.collectives.comm_process.links.handshakes import (
     EstablishedLink,
     HandshakeSecurity,
 )
+from barnraise.collectives.comm_process.links.traffic import TrafficTotals
 from barnraise.collectives.comm_process.peers import Clocks
-from barnraise.collectives.comm_process.traffic import TrafficTotals
 from barnraise.collectives.messages import (
     Alive,
     AskStatistics,
