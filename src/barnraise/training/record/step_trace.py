@@ -113,17 +113,19 @@ class StepTrace:
         """
         from opentelemetry import trace
         from opentelemetry.context import Context
+        from opentelemetry.sdk.trace.sampling import Decision
 
         ids = trace_ids(self._run, step.generation, step.step)
         end = int(step.end_s * _NS)
         start = end - int(step.seconds * _NS)
-        facts = {"barnraise.run": self._run, "barnraise.step": step.step}
+        facts: dict[str, str | int] = {"barnraise.run": self._run, "barnraise.step": step.step}
         if rank == 0:
             self._ids.first = ids
             self._tracer.start_span("step", context=Context(), attributes=facts, start_time=start).end(end)
             self._ids.first = None
         decision = self.provider.sampler.should_sample(None, ids[0], "step").decision
-        flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if decision.is_sampled() else 0)
+        is_sampled = decision is Decision.RECORD_AND_SAMPLE
+        flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if is_sampled else trace.TraceFlags.DEFAULT)
         first = trace.NonRecordingSpan(trace.SpanContext(*ids, is_remote=True, trace_flags=flags))
         own = self._tracer.start_span(
             self._machine,
